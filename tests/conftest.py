@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def pytest_configure(config: pytest.Config) -> None:
     """Silence the messages that a run silences by name, and let examples take their time on a busy machine."""
     quiet.quiet()
-    hypothesis.settings.register_profile(
-        "octet", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-    )
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("octet", deadline=None, suppress_health_check=slow)
     hypothesis.settings.load_profile("octet")
     config.addinivalue_line("filterwarnings", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that start processes first: they take longest, and the quick ones then fill up both workers."""
-    items.sort(key=lambda item: not {"forked", "ran", "short_job", "subprocess"} & set(vars(item.module)))  # type: ignore[attr-defined]
+    items.sort(key=lambda item: not {"forked", "launch", "ran", "short_job", "subprocess"} & set(vars(item.module)))  # type: ignore[attr-defined]
 
 
 def octet(*arguments: object) -> int:
@@ -52,6 +51,34 @@ def ran(*command: object, cwd: Path = ROOT, check: bool = False, **options: Any)
     """Run a program, and return its status and what it has printed."""
     words = [str(one) for one in command]
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=check, **options)
+
+
+def said_by(capsys, *arguments: object) -> tuple[int, str, str]:
+    """Run the command in this process, and return its exit status, its output and its complaints."""
+    status = octet(*arguments)
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def launch(*command: object, folder: Path = ROOT, timeout: float = 590, **own: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with the checkout on its path, one thread and these variables, and return how it ended."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | own
+    return ran(*command, cwd=folder, env=environment, timeout=timeout)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_lines(path: Path, records: Iterable[Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def learned(folder: Path) -> list[dict[str, Any]]:
+    """Return the metrics of a run, without those of its machine."""
+    steps = lines_of(folder / "metrics.jsonl")
+    return [{key: value for key, value in one.items() if not key.startswith(("time/", "memory/"))} for one in steps]
 
 
 @contextmanager
@@ -96,12 +123,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
     torch.manual_seed(0)
     config = json.loads((NANO / "config.json").read_text())
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    shape |= {
-        "max_position_embeddings": 1024,
-        "num_key_value_heads": 2,
-        "layer_types": ["full_attention"] * 2,
-        "initializer_range": 0.2,
-    }
+    shape |= {"max_position_embeddings": 1024, "num_key_value_heads": 2, "initializer_range": 0.2}
+    shape["layer_types"] = ["full_attention"] * 2
     Qwen2ForCausalLM(Qwen2Config(**{**config, **shape})).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

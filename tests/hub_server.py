@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from huggingface_hub import ModelCard, constants
@@ -22,7 +23,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
 FILE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 PUSH = re.compile(
-    r"/(?:api/models/([^/]+/[^/]+)|([^/]+/[^/]+)\.git/info/lfs)/(preupload/main|commit/main|objects/batch)"
+    r"/(?:api/models/([^/]+/[^/]+)|([^/]+/[^/]+)\.git/info/lfs)/(preupload|commit|objects)/(?:main|batch)"
 )
 LARGE = (".safetensors", ".gguf")  # what is sent beside the commit
 
@@ -67,10 +68,9 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
 
 
 @contextmanager
-def serving(
-    repositories: Mapping[str, Path], token: str | None = None, certificate: Path | None = None
-) -> Iterator[Hub]:
-    hub = Hub(repositories, token, certificate)
+def serving(*arguments: Any, **options: Any) -> Iterator[Hub]:
+    """Serve what `Hub` is given."""
+    hub = Hub(*arguments, **options)
     thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
@@ -141,18 +141,15 @@ class _Answer(BaseHTTPRequestHandler):
 
     def _take(self, name: str, what: str, asked: str) -> None:
         """Take a part of a push: what is large, where to put that, and the commit."""
-        if what == "objects/batch":
-            objects = [
-                {**one, "actions": {"upload": {"href": f"{self.server.url}/large/{one['oid']}"}}}
-                for one in json.loads(asked)["objects"]
-            ]
+        if what == "objects":
+            objects = json.loads(asked)["objects"]
+            for one in objects:
+                one["actions"] = {"upload": {"href": f"{self.server.url}/large/{one['oid']}"}}
             self._reply_json({"transfer": "basic", "objects": objects})
-        elif what.startswith("preupload"):
-            modes = {True: "lfs", False: "regular"}
-            files = [
-                {"path": one["path"], "uploadMode": modes[Path(one["path"]).suffix in LARGE], "shouldIgnore": False}
-                for one in json.loads(asked)["files"]
-            ]
+        elif what == "preupload":
+            paths = [one["path"] for one in json.loads(asked)["files"]]
+            modes = {path: "lfs" if Path(path).suffix in LARGE else "regular" for path in paths}
+            files = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
             self._reply_json({"files": files})
         else:
             for line in map(json.loads, asked.splitlines()):
@@ -164,15 +161,7 @@ class _Answer(BaseHTTPRequestHandler):
             self._reply_json({"commitUrl": url, "commitOid": COMMIT, "success": True})
 
     def _answer_paths(self, asked: str) -> None:
-        paths = (
-            json.loads(asked)["paths"]
-            if asked.startswith("{")
-            else [
-                unquote(part.partition("=")[2]).replace("+", " ")
-                for part in asked.split("&")
-                if part.startswith("paths=")
-            ]
-        )
+        paths = json.loads(asked)["paths"] if asked.startswith("{") else parse_qs(asked).get("paths", [])
         api = API.fullmatch(unquote(urlsplit(self.path).path))
         assert api, self.path
         folder = self._repository(f"{api[1]}/{api[2]}", api[4])

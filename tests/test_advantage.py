@@ -22,26 +22,14 @@ def advantages(rewards, method, step_deviation=0.0, **settings):
 def test_grpo_divides_by_the_population_deviation():
     # mean 0.5, deviation sqrt((4 * 0.25) / 4) = 0.5
     assert advantages([1, 0, 0, 1], "grpo") == pytest.approx([1, -1, -1, 1], rel=3 * EPSILON)
-
-
-def test_one_right_of_four():
     # mean 0.25, deviation sqrt(0.25 * 0.75) = 0.4330: 0.75 / 0.4330 = 1.7321, -0.25 / 0.4330 = -0.5774
     assert advantages([1, 0, 0, 0], "grpo") == pytest.approx([1.7320508, -0.5773503, -0.5773503, -0.5773503], rel=1e-5)
-
-
-def test_the_deviation_over_g_minus_1_and_another_epsilon():
-    # deviation sqrt((4 * 0.25) / 3) = 0.5774, + 0.1 = 0.6774: 0.5 / 0.6774 = 0.7382
+    # over G - 1, sqrt((4 * 0.25) / 3) = 0.5774, + 0.1 = 0.6774: 0.5 / 0.6774 = 0.7382
     expected = [0.7381705, -0.7381705, -0.7381705, 0.7381705]
     assert advantages([1, 0, 0, 1], "grpo", advantage_ddof=1, advantage_eps=0.1) == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_single_reward_has_no_deviation_and_no_advantage():
-    for method in ("grpo", "dr_grpo", "rloo", "batch_std"):
-        assert advantages([None, 0.7], method, advantage_ddof=1) == [None, 0.0]
-
-
-def test_dr_grpo_does_not_divide():
+    # dr_grpo does not divide, and batch_std divides by the deviation of the step
     assert advantages([1, 0, 0, 0], "dr_grpo") == pytest.approx([0.75, -0.25, -0.25, -0.25])
+    assert advantages([1, 0], "batch_std", step_deviation=0.25) == pytest.approx([2, -2], rel=1e-5)
 
 
 def test_rloo_leaves_the_answer_itself_out_of_the_mean():
@@ -51,13 +39,10 @@ def test_rloo_leaves_the_answer_itself_out_of_the_mean():
     assert advantages([3, 1, 2], "rloo") == pytest.approx([1.5, -1.5, 0])
 
 
-def test_batch_std_divides_by_the_deviation_of_the_step():
-    assert advantages([1, 0], "batch_std", step_deviation=0.25) == pytest.approx([2, -2], rel=1e-5)
-
-
 @pytest.mark.parametrize("method", ["grpo", "dr_grpo", "rloo", "batch_std"])
 def test_advantages_of_a_group_sum_to_zero(method):
     assert sum(advantages([0.1, 0.7, 1.15, 0.0, 0.3], method, 0.4)) == pytest.approx(0, abs=1e-12)
+    assert advantages([None, 0.7], method, advantage_ddof=1) == [None, 0.0]  # a single reward has none
 
 
 def test_a_completion_without_a_reward_is_no_part_of_the_group():
@@ -66,19 +51,9 @@ def test_a_completion_without_a_reward_is_no_part_of_the_group():
     assert advantages([None, None], "grpo") == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("rewards", "dead"),
-    [
-        ([1, 1, 1], True),
-        ([0.0, 0.0], True),
-        ([0, 1], False),
-        ([None, 1, 1], True),
-        ([None, None], True),
-        ([0.1, 0.1 + 1e-9], False),
-    ],
-)
-def test_a_group_is_dead_when_its_rewards_have_no_range(rewards, dead):
-    assert group(rewards).is_dead is dead
+def test_a_group_is_dead_when_its_rewards_have_no_range():
+    assert all(group(rewards).is_dead for rewards in ([1, 1, 1], [0.0, 0.0], [None, 1, 1], [None, None]))
+    assert not any(group(rewards).is_dead for rewards in ([0, 1], [0.1, 0.1 + 1e-9]))
 
 
 @pytest.mark.parametrize(

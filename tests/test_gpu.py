@@ -3,17 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, launch, lines_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no CUDA device here"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no CUDA device here")]
 
 DS_CONFIGS = ["zero2_offload", "zero2", "zero3", "zero3_offload"]
 
@@ -31,29 +27,23 @@ def train(folder, *settings: str) -> list[float]:
     """Accuracy of the base, the trained model and the merged one, if there is one."""
     command = [sys.executable, str(ROOT / "train.py"), "--preset", "nano", *settings, "run.dir=it"]
     command += FEW if STUB else ["run.steps=20", "eval.problems=128"]
-    environment = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}  # see conftest.py
-    answer = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    answer = launch("env", "-u", "DS_ACCELERATOR", *command, folder=folder)  # which conftest.py sets
     assert answer.returncode == 0, answer.stderr
     assert "on 1 x cuda" in answer.stdout
     return [one["accuracy"] for one in json.loads((folder / "it/eval.json").read_text())["evaluations"]]
 
 
+QUICK = {("fp16", "zero2"), ("bf16", "zero3")}
+PAIRS = [(dtype, ds_config) for dtype in ("bf16", "fp16") for ds_config in DS_CONFIGS]
+
+
 @pytest.mark.parametrize(
-    "dtype, ds_config",
-    [
-        pytest.param(
-            dtype, ds_config, marks=[STUB_TOO] * ((dtype, ds_config) in {("fp16", "zero2"), ("bf16", "zero3")})
-        )
-        for dtype in ("bf16", "fp16")
-        for ds_config in DS_CONFIGS
-    ],
+    "dtype, ds_config", [pytest.param(*pair, marks=[STUB_TOO] * (pair in QUICK)) for pair in PAIRS]
 )
 def test_the_embedded_model_trains_on_the_card(tmp_path, dtype, ds_config):
     base, trained, _ = train(tmp_path, f"model.dtype={dtype}", f"engine.ds_config={ds_config}")
     assert has_learned(base, trained)
-    metrics = [json.loads(line) for line in (tmp_path / "it/metrics.jsonl").read_text().splitlines()]
+    metrics = lines_of(tmp_path / "it/metrics.jsonl")
     assert all(record["sampler_difference"] < 0.05 for record in metrics if "sampler_difference" in record)
 
 
@@ -91,9 +81,8 @@ def test_captured_steps_give_the_tokens_of_generate(rows, tokenizer):
         greedy = sampling(group=8, temperature=0.0, max_new_tokens=new_tokens)
         wanted = dict(HfSampler(model, tokenizer, SOME, 64).sample(asked, greedy))
         got = dict(fast.sample(asked, greedy))
-        assert {n: [one.tokens for one in group] for n, group in got.items()} == {
-            n: [one.tokens for one in group] for n, group in wanted.items()
-        }
+        tokens = [{n: [one.tokens for one in group] for n, group in found.items()} for found in (got, wanted)]
+        assert tokens[0] == tokens[1]
     assert said == [], "the step could not be captured"
     assert fast.batch.decode_step.captured > 0
     once, again = (dict(fast.sample(asked, sampling(group=8, max_new_tokens=40))) for _ in range(2))
@@ -105,6 +94,6 @@ def test_captured_steps_give_the_tokens_of_generate(rows, tokenizer):
 def test_the_bandwidth_table_can_be_filled(tmp_path):
     command = [sys.executable, str(ROOT / "bench/decode.py"), "--device", "cuda", "--dtype", "bf16", "--rows", "64"]
     command += ["--repetitions", "1", "--json", "--out", str(tmp_path / "decode.json")]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    answer = launch(*command)
     assert answer.returncode == 0, answer.stderr
     assert json.loads(answer.stdout)["speedup"]["64"] > 1

@@ -91,6 +91,7 @@ def test_every_package_is_listed_for_the_wheel():
     assert sorted(setup["options"]["packages"].split()) == sorted([*packages, "trainer.shipped"])
     without = {file.parent for file in (ROOT / "trainer").rglob("*.py")} - set(folders)
     assert not without, "a folder with modules needs an __init__.py, or it is left out of the wheel"
+    assert setup["options.extras_require"]["track"].split() == ["octet-grpo[wandb,trackio]"]
 
 
 EXTRAS = {"math": "math_verify", "gym": "reasoning_gym", "wandb": "wandb", "trackio": "trackio", "gguf": "gguf"}
@@ -131,12 +132,6 @@ def test_an_extra_fits_the_constraints_and_imports(extra):
     subprocess.run([sys.executable, "-c", f"import {EXTRAS[extra]}"], capture_output=True, check=True)
 
 
-def test_track_is_both_trackers():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    assert setup["options.extras_require"]["track"].split() == ["octet-grpo[wandb,trackio]"]
-
-
 def test_the_light_commands_of_a_wheel_need_no_checkout(installed, tmp_path):
     where = "import trainer; print(trainer.__file__)"
     home = Path(run(installed / "python", "-c", where, folder=tmp_path, path=installed).stdout.strip()).parent
@@ -169,9 +164,8 @@ def test_a_job_script_of_a_wheel_starts_the_installed_program(installed, tmp_pat
 
 def test_a_wheel_says_how_it_is_started(installed, tmp_path):
     """There is no run_deepspeed.sh in an empty folder."""
-    code = (
-        "from trainer.commands.fetch import command; from pathlib import Path; print(command(Path('it'), 'a=b', True))"
-    )
+    code = "from trainer.commands.fetch import command; from pathlib import Path; "
+    code += "print(command(Path('it'), 'a=b', True))"
     printed = run(installed / "python", "-c", code, folder=tmp_path, path=installed).stdout
     assert "octet train a=b" in printed
     assert "run_deepspeed.sh" not in printed

@@ -1,12 +1,11 @@
 """Which package may import which. Every package has a floor and imports only from floors below it, or from itself."""
 
 import ast
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, launch
 
 FLOORS = [
     ["errors", "records"],
@@ -89,8 +88,7 @@ def test_the_modules_of_a_room_import_each_other_without_a_cycle():
 def test_the_light_modules_import_nothing_heavy():
     modules = ", ".join(name_of(path) for path in MODULES if is_light(name_of(path)))
     code = f"import sys, {modules}; print([name for name in {HEAVY!r} if name in sys.modules])"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert answer.stdout.strip() == "[]"
+    assert launch(sys.executable, "-c", code).stdout.strip() == "[]"
 
 
 PROTOCOLS = ("answers.children", "plan.torch_probe")  # lines that another process of Octet reads

@@ -10,10 +10,9 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, launch
 
 PAGES = ["own_data.md", "windows.md", "troubleshooting.md"]
-MINUTES = 10
 
 
 def blocks(page: str) -> list[str]:
@@ -21,11 +20,8 @@ def blocks(page: str) -> list[str]:
 
 
 def bash(script: str, folder, *options: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     command = ["bash", "-euo", "pipefail", *options, "-c", script]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240 * MINUTES, check=False
-    )
+    return launch(*command, folder=folder, timeout=2400, PATH=f"{folder / 'bin'}:{os.environ['PATH']}")
 
 
 @pytest.fixture
@@ -59,24 +55,3 @@ def test_what_is_not_run_says_what_it_needs(page):
     assert needs <= {"# needs a card", "# needs a cluster", "# needs a clone", "# needs root", "# needs vLLM"}
     others = re.findall(r"^```\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     assert not [block for block in others if re.match(r"(octet|sbatch|python) ", block)]
-
-
-def messages() -> list[str]:
-    """The parts of messages in the first columns of docs/troubleshooting.md."""
-    page = (ROOT / "docs/troubleshooting.md").read_text().partition("## What else you may see")[2]
-    firsts = [line.split("|")[1] for line in page.partition("### Elsewhere")[0].splitlines() if line.startswith("|")]
-    named = {text for first in firsts for text in re.findall("`([^`]*)`", first)}
-    return sorted(named - {"Killed"})  # which is the shell's
-
-
-@pytest.fixture(scope="module")
-def source() -> str:
-    """All sources, with the pieces of a text that goes over several lines put together."""
-    files = [*(ROOT / "trainer").rglob("*.py"), *(ROOT / "slurm").glob("*.sh")]
-    return re.sub(r'"\n\s+f?"', "", "\n".join(path.read_text() for path in files))
-
-
-@pytest.mark.parametrize("message", messages())
-def test_a_message_that_is_explained_is_one_that_octet_says(source, message):
-    pattern = r"\{[^}]*\}".join(re.escape(part) for part in message.split("..."))
-    assert re.search(pattern, source)

@@ -2,18 +2,14 @@
 
 import json
 import re
-import subprocess
 import sys
 
 from scripts import make_sbom
-from tests.conftest import ROOT
+from tests.conftest import ROOT, launch
 
 
 def test_the_bill_lists_every_package_of_the_lock():
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.make_sbom"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    document = json.loads(done.stdout)
+    document = json.loads(launch(sys.executable, "-m", "scripts.make_sbom").stdout)
     assert (document["bomFormat"], document["specVersion"], document["version"]) == ("CycloneDX", "1.6", 1)
     listed = {f"{one['name']}=={one['version']}" for one in document["components"]}
     assert listed == set(re.findall(r"^[\w.-]+==[^\s;#]+", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE))

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from tests.conftest import octet, write_lines
 from trainer.commands import compare
 from trainer.config.command_line import resolve
-from trainer.errors import DataError
 
 
 def run_in(folder, accuracies: dict[int, float], *overrides: str):
@@ -19,7 +19,8 @@ def run_in(folder, accuracies: dict[int, float], *overrides: str):
         if value := accuracies.get(step):
             line |= {"eval/accuracy": value, "eval/low": value - 0.1, "eval/high": value + 0.1, "eval/problems": 64}
         lines.append(line)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 5, "cut')
+    with write_lines(folder / "metrics.jsonl", lines).open("a") as file:
+        file.write('{"step": 5, "cut')
     return folder
 
 
@@ -31,7 +32,7 @@ def runs(tmp_path):
 
 
 def test_the_better_run_comes_first_with_what_differs(runs, capsys):
-    compare.compare(runs, as_json=True)
+    octet("compare", *runs, "--json")
     first, second = json.loads(capsys.readouterr().out)
     assert (first["run"], first["settings"]) == (str(runs[1]), {"algorithm.lr": 0.002})
     assert first["settings"].keys() == {"algorithm.lr"}  # folder and threads change nothing that is learned
@@ -43,7 +44,7 @@ def test_the_better_run_comes_first_with_what_differs(runs, capsys):
 def test_the_table_has_a_line_for_each_run(runs, tmp_path, capsys):
     (runs[0] / "metrics.jsonl").unlink()
     never = run_in(tmp_path / "never", {}, "algorithm.lr=3e-3", "eval.problems=0", "run.dir=never")
-    compare.compare([*runs, never], as_json=False)
+    octet("compare", *runs, never)
     lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert ["b", "0.002", "512", "75.0% (65.0-85.0)", "75.0%", "4", "1:02"] in lines
     assert ["a", "0.001", "512", "none yet", "-", "0", "0:00"] in lines
@@ -56,7 +57,7 @@ def test_a_wide_table_is_split_into_some_that_fit(tmp_path, capsys, monkeypatch)
     answered(runs[0], "yyyy")
     answered(runs[1], "nnnn")
     monkeypatch.setattr(compare, "WIDTH", 100)
-    compare.compare(runs, as_json=False)
+    octet("compare", *runs)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     assert sum(line.startswith("second") for line in lines) == 3  # tables
@@ -67,7 +68,7 @@ def test_a_wide_table_is_split_into_some_that_fit(tmp_path, capsys, monkeypatch)
 def test_settings_that_are_the_same_in_a_table_are_left_out_and_none_is_not_set(runs, tmp_path, capsys):
     other = run_in(tmp_path / "c", {4: 0.9}, "task.name=records", "task.path=a.jsonl", "run.dir=c", "algorithm.lr=2e-3")
     last = run_in(tmp_path / "d", {}, "task.name=records", "task.path=a.jsonl", "run.dir=d", "algorithm.lr=2e-3")
-    compare.compare([*runs, other, last], as_json=False)
+    octet("compare", *runs, other, last)
     said = capsys.readouterr().out
     assert said.count("algorithm.lr") == 1
     assert "task.name" not in said
@@ -80,19 +81,19 @@ def answered(folder, right: str, start: int = 0) -> None:
         for model in ("base", "trained")
         for at, mark in enumerate(right if model == "trained" else "n" * len(right))
     ]
-    (folder / "eval_answers.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_lines(folder / "eval_answers.jsonl", records)
 
 
 def test_runs_on_the_same_problems_are_tested_problem_by_problem(runs, capsys):
     answered(runs[1], "yyyyyyyynny")
     answered(runs[0], "nnnnnnnnyny")
-    compare.compare(runs, as_json=True)
+    octet("compare", *runs, "--json")
     best, other = json.loads(capsys.readouterr().out)
     assert best["against"] is None
     assert other["against"]["run"] == str(runs[1])
     assert [other["against"][name] for name in ("problems", "gained", "lost")] == [11, 1, 8]
     assert other["against"]["p"] == pytest.approx(10 / 256)
-    compare.compare(runs, as_json=False)
+    octet("compare", *runs)
     assert "against the first" in (said := capsys.readouterr().out)
     assert "-63.6 (-100.0 to -7.1), p = 0.039" in said
 
@@ -104,10 +105,10 @@ def test_p_is_corrected_for_as_many_runs_as_are_compared(runs, tmp_path, capsys)
     answered(runs[0], "nnnnnnnnyyyy")
     answered(third, "nnnnnnyyyyyy")
     answered(apart, "yy", start=50)
-    compare.compare([*runs, third, apart], as_json=True)
+    octet("compare", *runs, third, apart, "--json")
     against = [row["against"] for row in json.loads(capsys.readouterr().out)]
     assert [one and one["p"] for one in against] == [None, 4 / 256, 2 / 64, None]
-    compare.compare([*runs, third, apart], as_json=False)
+    octet("compare", *runs, third, apart)
     assert "95 % intervals, p corrected for 2 runs (Holm)" in capsys.readouterr().out
 
 
@@ -116,26 +117,19 @@ def test_runs_on_other_problems_or_tasks_are_not_compared(runs, tmp_path, capsys
     answered(runs[1], "yn", start=2)
     other = run_in(tmp_path / "c", {4: 0.9}, "task.name=records", "task.path=a.jsonl", "run.dir=c")
     answered(other, "yy")
-    compare.compare([*runs, other], as_json=True)
+    octet("compare", *runs, other, "--json")
     rows = json.loads(capsys.readouterr().out)
     assert [row["run"] for row in rows] == [str(runs[1]), str(runs[0]), str(other)]  # not before the other task
     assert [row["against"] for row in rows] == [None] * 3
-    compare.compare([*runs, other], as_json=False)
+    octet("compare", *runs, other)
     assert capsys.readouterr().out.endswith("Runs on different tasks are not compared with each other.\n")
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("config.yaml", "model: ["),
-        ("config.yaml", "name: a dataset card\n"),
-        ("config.yaml", "- a list\n"),
-        ("metrics.jsonl", '{"step": 0}\n{"step": \n'),
-        ("metrics.jsonl", "[1]\n"),
-    ],
-)
-def test_a_broken_file_is_named(runs, file, text):
+BROKEN = [("config.yaml", "model: ["), ("config.yaml", "name: a dataset card\n"), ("config.yaml", "- a list\n")]
+
+
+@pytest.mark.parametrize(("file", "text"), [*BROKEN, ("metrics.jsonl", '{"step": 0}\n[1]\n')])
+def test_a_broken_file_is_named(runs, capsys, file, text):
     (runs[0] / file).write_text(text)
-    with pytest.raises(DataError) as raised:
-        compare.compare(runs, as_json=False)
-    assert str(raised.value).startswith(str(runs[0] / file))
+    assert octet("compare", *runs) == 2
+    assert capsys.readouterr().err.startswith(f"octet: {runs[0] / file}")

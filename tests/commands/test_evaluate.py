@@ -1,9 +1,7 @@
 """`octet eval` on the embedded model: what it prints and stores is recomputed here from the answers it stored."""
 
 import json
-import os
 import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 from statistics import fmean, stdev
@@ -11,9 +9,8 @@ from statistics import fmean, stdev
 import pytest
 import torch
 
-from tests.conftest import NANO, ROOT
+from tests.conftest import NANO, launch, lines_of, said_by
 from tests.forks import forked
-from trainer.commands import main as cli
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
 from trainer.model import merge
@@ -49,38 +46,30 @@ def side_by_side(run_folder, tmp_path_factory) -> tuple[dict, Path]:
     command = [*forked(), "-c", "from trainer.commands.main import main; main()", "eval", "--json", f"--out={out}"]
     command += [f"--adapter={run_folder / 'adapter'}", f"--merged={run_folder / 'merged'}", f"--problems={PROBLEMS}"]
     command += [f"--samples={SAMPLES}", f"--trials={TRIALS}", "--temperature=1.5"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=out)
-    return json.loads(answer.stdout), out
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return json.loads(launch(*command, folder=out).stdout), out
 
 
 def greedy(out: Path, model: str) -> dict[str, dict]:
-    records = [record for record in lines(out / "eval_answers.jsonl") if record["model"] == model]
+    records = [record for record in lines_of(out / "eval_answers.jsonl") if record["model"] == model]
     return {record["problem"]: record for record in records if record["temperature"] == 0}
 
 
 def sampled(out: Path, model: str) -> list[dict]:
-    records = [record for record in lines(out / "eval_answers.jsonl") if record["model"] == model]
+    records = [record for record in lines_of(out / "eval_answers.jsonl") if record["model"] == model]
     return [record for record in records if record["temperature"] > 0]
 
 
-def test_three_models_on_the_same_problems(side_by_side):
+def test_three_models_are_asked_the_same_problems_and_what_is_printed_is_stored(side_by_side):
     printed, out = side_by_side
     assert [one["name"] for one in printed["evaluations"]] == ["base", "adapter", "merged"]
-    problems = [list(greedy(out, name)) for name in ("base", "adapter", "merged")]
-    assert problems[0] == problems[1] == problems[2]
-    assert len(problems[0]) == PROBLEMS
-
-
-def test_what_is_printed_is_what_is_stored(side_by_side):
-    printed, out = side_by_side
+    base, adapter, merged = (greedy(out, name) for _, name in MODELS)
+    assert list(base) == list(adapter) == list(merged)
+    assert len(base) == PROBLEMS
     stored = json.loads((out / "eval.json").read_text())
     assert {key: printed[key] for key in stored} == stored
     assert stored["settings"]["model"] == "nano"
+    assert f"merged against adapter: {PROBLEMS} of {PROBLEMS} greedy answers identical" in printed["said"][0]
+    assert [one["completion"] for one in adapter.values()] == [one["completion"] for one in merged.values()]
 
 
 @pytest.mark.parametrize(("number", "name"), MODELS)
@@ -108,20 +97,16 @@ def test_sampled_numbers_follow_from_the_answers(side_by_side, number, name):
     assert summary[f"pass@{SAMPLES}"]["value"] >= summary["pass@2"]["value"] >= fmean(accuracies)
     assert summary[f"pass@{SAMPLES}"]["value"] <= len(right) / PROBLEMS
     assert f"maj@{SAMPLES}" in summary
-
-
-def test_samples_and_trials_are_different_answers(side_by_side):
-    records = sampled(side_by_side[1], "base")
     assert len({(record["problem"], record["completion"]) for record in records}) > 2 * PROBLEMS
-    trials = [[record["completion"] for record in records if record["trial"] == trial] for trial in range(TRIALS)]
-    assert trials[0] != trials[1]
+    first, second = ([one["completion"] for one in records if one["trial"] == trial] for trial in range(TRIALS))
+    assert first != second
 
 
 def test_flips_are_saved_and_counted(side_by_side):
     printed, out = side_by_side
     before, after = greedy(out, "base"), greedy(out, "adapter")
     right = {problem: (before[problem]["correct_strict"], after[problem]["correct_strict"]) for problem in before}
-    flips = [flip for flip in lines(out / "eval_flips.jsonl") if flip["models"] == "base -> adapter"]
+    flips = [flip for flip in lines_of(out / "eval_flips.jsonl") if flip["models"] == "base -> adapter"]
     assert {flip["problem"] for flip in flips} == {problem for problem, (old, new) in right.items() if old != new}
     assert all(right[flip["problem"]] == (flip["direction"] == "lost", flip["direction"] == "gained") for flip in flips)
     assert all(flip["after_completion"] == after[flip["problem"]]["completion"] for flip in flips)
@@ -129,13 +114,6 @@ def test_flips_are_saved_and_counted(side_by_side):
     comparison = printed["comparisons"][0]
     assert (comparison["gained"], comparison["lost"]) == (counted["gained"], counted["lost"])
     assert flips, "the adapter of this test is meant to spoil answers"
-
-
-def test_the_merged_model_answers_as_the_adapted_one_does(side_by_side):
-    printed, out = side_by_side
-    assert f"merged against adapter: {PROBLEMS} of {PROBLEMS} greedy answers identical" in printed["said"][0]
-    texts = [[one["completion"] for one in greedy(out, name).values()] for name in ("adapter", "merged")]
-    assert texts[0] == texts[1]
 
 
 def test_the_markdown_table_has_every_number(side_by_side):
@@ -151,60 +129,34 @@ def test_the_markdown_table_has_every_number(side_by_side):
 # --- in this process
 
 
-def octet_eval(capsys, *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["eval", *map(str, arguments)])
-    said = capsys.readouterr()
-    return int(end.value.code or 0), said.out, said.err
-
-
 def test_the_table_the_comparison_and_the_flips_are_printed(run_folder, capsys):
-    status, said, _ = octet_eval(capsys, "--adapter", run_folder / "adapter", "--problems", 8)
+    status, said, _ = said_by(capsys, "eval", "--adapter", run_folder / "adapter", "--problems", 8)
     assert status == 0
     assert max(len(line) for line in said.partition("base -> ")[0].splitlines()) <= 80
     assert "base" in said
     assert "base -> adapter: " in said
-    assert "verdict" not in said
     assert f"written to {run_folder}/eval: eval.json" in said
-    counted = Counter(flip["direction"] for flip in lines(run_folder / "eval/eval_flips.jsonl"))
+    counted = Counter(flip["direction"] for flip in lines_of(run_folder / "eval/eval_flips.jsonl"))
     shown = sum(line.startswith("  nano/test/") for line in said.splitlines())
     assert shown == min(3, counted["gained"]) + min(3, counted["lost"]) > 0
 
 
 def test_a_run_folder_stands_for_its_adapter(run_folder, tmp_path, capsys):
     arguments = ("--problems", 2, "--json", "--out", tmp_path / "out")
-    status, said, error = octet_eval(capsys, run_folder, "task.name=addition", *arguments)
+    status, said, error = said_by(capsys, "eval", run_folder, "task.name=addition", *arguments)
     assert status == 0, error
     assert [one["name"] for one in json.loads(said)["evaluations"]] == ["base", "adapter"]
-    assert lines(tmp_path / "out/eval_answers.jsonl")[0]["problem"].startswith("addition/")
+    assert lines_of(tmp_path / "out/eval_answers.jsonl")[0]["problem"].startswith("addition/")
     shutil.copy(run_folder / "config.yaml", tmp_path)
-    status, _, error = octet_eval(capsys, tmp_path, *arguments)
+    status, _, error = said_by(capsys, "eval", tmp_path, *arguments)
     assert (status, str(tmp_path) in error) == (2, True)
-
-
-def test_one_model_is_answered_greedily_and_alone(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    status, said, _ = octet_eval(capsys, "--problems", 8)
-    assert status == 0
-    assert "avg@" not in said
-    assert "verdict" not in said
-    assert [one["temperature"] for one in lines(tmp_path / "eval-nano/eval_answers.jsonl")] == [0.0] * 8
-    assert json.loads((tmp_path / "eval-nano/eval.json").read_text())["comparisons"] == []
-
-
-def test_a_merged_model_without_its_adapter(run_folder, tmp_path, capsys):
-    status, said, _ = octet_eval(
-        capsys, "--merged", run_folder / "merged", "--problems", 8, "--json", "--out", tmp_path
-    )
-    assert status == 0
-    assert [one["name"] for one in json.loads(said)["evaluations"]] == ["base", "merged"]
 
 
 def test_trials_alone_take_one_sample_each(tmp_path, capsys):
     arguments = ("--model", "nano", "--problems", 8, "--trials", 3, "--json", "--out", tmp_path)
-    _, first, _ = octet_eval(capsys, *arguments)
-    _, again, _ = octet_eval(capsys, *arguments)
-    _, other, _ = octet_eval(capsys, *arguments, "run.seed=7", "--temperature", 2)
+    _, first, _ = said_by(capsys, "eval", *arguments)
+    _, again, _ = said_by(capsys, "eval", *arguments)
+    _, other, _ = said_by(capsys, "eval", *arguments, "run.seed=7", "--temperature", 2)
     draws = json.loads(first)["evaluations"][0]["sampled"]
     assert (draws["samples"], draws["temperature"], len(draws["trial_accuracies"])) == (1, 0.7, 3)
     assert "maj@1" not in draws
@@ -228,57 +180,33 @@ def foreign_model(tmp_path) -> Path:
 
 def test_any_model_on_any_task(foreign_model, gsm8k_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    status, said, error = octet_eval(
-        *(capsys, "--model", foreign_model, "--task", "gsm8k", "--problems", 4, "--json"),
+    status, said, error = said_by(
+        *(capsys, "eval", "--model", foreign_model, "--task", "gsm8k", "--problems", 4, "--json"),
         *(f"task.data_dir={gsm8k_folder}", "rollout.max_new_tokens=4"),
     )
     assert status == 0, error
     summary = json.loads(said)["evaluations"][0]
     assert (summary["name"], summary["problems"], summary["accuracy"]) == ("model", 4, 0.0)
-    assert (tmp_path / "eval-tiny-gpt2/eval.md").is_file()
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--samples", "0"], "--samples 0: "),
-        (["--trials", "-1"], "--trials -1: "),
-        (["--samples", "4", "--temperature", "0"], "--temperature 0: "),
-        (["--merged", "nowhere"], "--merged nowhere: "),
-        (["--adapter", "nowhere"], "--adapter nowhere: "),
-        (["--out", __file__], f"--out {__file__}: "),
-        (["--problems", "0"], "eval.problems=0: "),
-    ],
-)
-def test_mistakes_are_answered_in_words(arguments, message, capsys):
-    status, _, error = octet_eval(capsys, *arguments)
-    assert status == 2
-    assert message in error
+    assert [one["temperature"] for one in lines_of(tmp_path / "eval-tiny-gpt2/eval_answers.jsonl")] == [0.0] * 4
+    assert json.loads((tmp_path / "eval-tiny-gpt2/eval.json").read_text())["comparisons"] == []
 
 
 def test_an_adapter_of_another_model_is_refused(run_folder, foreign_model, tmp_path, capsys):
-    status, _, error = octet_eval(
-        capsys, "--model", foreign_model, "--adapter", run_folder / "adapter", "--problems", 2, "--out", tmp_path / "o"
-    )
+    named = ("--model", foreign_model, "--adapter", run_folder / "adapter")
+    status, _, error = said_by(capsys, "eval", *named, "--problems", 2, "--out", tmp_path / "o")
     assert status == 2
     assert f"--adapter {run_folder / 'adapter'}: it was trained over nano, not over model.name={foreign_model}" in error
 
 
-def test_the_model_of_a_preset_is_not_taken_for_the_base_of_an_adapter(run_folder, tmp_path, capsys):
-    shutil.copytree(run_folder / "adapter", tmp_path / "adapter")
-    described = tmp_path / "adapter/adapter_config.json"
-    described.write_text(json.dumps(json.loads(described.read_text()) | {"base_model_name_or_path": "some/model"}))
-    status, _, error = octet_eval(capsys, "--preset", "nano", "--adapter", tmp_path / "adapter", "--problems", 2)
-    assert status == 2
-    assert "it was trained over some/model, not over model.name=nano. Write --model some/model" in error
-
-
 def test_an_adapter_of_other_layers_is_refused_before_the_evaluation(run_folder, foreign_model, tmp_path, capsys):
+    """And the model of a preset is not taken for its base."""
     shutil.copytree(run_folder / "adapter", tmp_path / "adapter")
     described = tmp_path / "adapter/adapter_config.json"
     described.write_text(json.dumps(json.loads(described.read_text()) | {"base_model_name_or_path": "some/model"}))
-    status, _, error = octet_eval(
-        *(capsys, "--model", foreign_model, "--adapter", tmp_path / "adapter", "--problems", 2),
+    status, _, error = said_by(capsys, "eval", "--preset", "nano", "--adapter", tmp_path / "adapter", "--problems", 2)
+    assert (status, "it was trained over some/model, not over model.name=nano" in error) == (2, True)
+    status, _, error = said_by(
+        *(capsys, "eval", "--model", foreign_model, "--adapter", tmp_path / "adapter", "--problems", 2),
         *("rollout.max_new_tokens=4", "--out", tmp_path / "o"),
     )
     assert status == 2

@@ -12,7 +12,6 @@ from transformers import AutoConfig
 
 from tests.conftest import NANO, octet
 from tests.forks import forked
-from trainer.commands.main import main
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
 from trainer.model.load import load_model
@@ -65,15 +64,6 @@ def test_a_file_that_nothing_has_read_is_said_to_be(more, run, tmp_path, capfd):
     assert (tmp_path / "one-F16.gguf").is_file()
 
 
-def test_a_file_whose_check_broke_off_has_no_modelfile(run, tmp_path, monkeypatch):
-    """llama.cpp is there, and cannot be loaded."""
-    (tmp_path / "llama_cpp.py").write_text("raise OSError('libgomp.so.1: cannot open shared object file')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(OSError, match="libgomp"):
-        main(["export", str(run), "--to", "ollama", "--problems", "2", "--out", str(tmp_path / "out")])
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["one-Q8_0.gguf.unchecked"]
-
-
 @pytest.mark.parametrize("to", ["gguf", "safetensors"])
 def test_a_process_that_is_killed_leaves_no_name_of_a_checked_model(to, run, tmp_path):
     """Killed while the held-out problems are asked: the folder of GGUF has its name, its file has not."""
@@ -87,27 +77,20 @@ def test_a_process_that_is_killed_leaves_no_name_of_a_checked_model(to, run, tmp
     assert left == {"out/one-Q8_0.gguf.unchecked" if to == "gguf" else "out.unchecked/model.safetensors"}
 
 
-def test_a_whole_model_and_an_adapter_in_place_of_a_run(run, base, tmp_path, capfd):
+def test_a_whole_model_and_an_adapter_in_place_of_a_run(run, base, tmp_path, capfd, monkeypatch):
     assert octet("export", run / "adapter", "--to", "gguf", "--no-check", "--out", tmp_path / "one") == 0
     named = shutil.copytree(base, tmp_path / "a model")
     assert octet("export", named, "--to", "gguf", "--no-check", "--out", tmp_path / "two") == 0
     assert octet("export", base, "--to", "safetensors", "--out", tmp_path / "three") == 0
     assert "nothing was merged" in capfd.readouterr().out
+    whole = shutil.copytree(base, tmp_path / "whole")  # an export lies beside a model that was named itself
+    monkeypatch.chdir(whole)
+    assert octet("export", ".", "--to", "safetensors", "--no-check") == 0
+    assert (tmp_path / "whole-safetensors/model.safetensors").is_file()
     files = (tmp_path / "one/one-Q8_0.gguf", tmp_path / "two/a-model-Q8_0.gguf")
     one, two = (gguf.GGUFReader(file).tensors for file in files)
     assert [(part.name, part.n_bytes) for part in one] == [(part.name, part.n_bytes) for part in two]
     assert any((mine.data != other.data).any() for mine, other in zip(one, two, strict=True))
-
-
-def test_an_export_lies_beside_a_model_that_was_named_itself(run, base, tmp_path, monkeypatch):
-    runs = shutil.copytree(run.parent, tmp_path / "runs")
-    for one in (runs / "one", runs / "one/adapter", shutil.copytree(base, tmp_path / "whole")):
-        assert octet("export", one, "--to", "gguf", "--no-check") == 0
-    monkeypatch.chdir(tmp_path / "whole")
-    assert octet("export", ".", "--to", "safetensors", "--no-check") == 0
-    found = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.suffix in ENDINGS}
-    names = {"runs/one/export-gguf-q8_0", "runs/one/adapter-gguf-q8_0", "whole-gguf-q8_0", "whole-safetensors"}
-    assert found == names | {"runs/one/adapter", "whole"}
 
 
 def test_what_was_exported_is_recorded_and_another_format_has_its_own_folder(run, base, tmp_path):

@@ -4,20 +4,13 @@ import json
 
 import pytest
 
-from tests.conftest import refuses
-from trainer.commands import main as cli
+from tests.conftest import refuses, said_by
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
 from trainer.errors import DataError, ModelError
 from trainer.model import shapes
 from trainer.model.hub import find_model
-
-
-def octet(capsys, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(list(arguments))
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
+from trainer.problem.task import make_task
 
 
 def test_an_adapter_or_a_run_in_place_of_a_model_names_what_to_write(tmp_path):
@@ -36,31 +29,11 @@ def test_a_path_that_does_not_exist_is_no_name_on_the_hub(name):
         find_model(Model(name=name))
 
 
-def test_what_a_run_has_sampled_can_be_scored(capsys, tmp_path):
-    sample = {"completion": "so it is\n#### 7", "gold": "7", "prompt": "3 + 4?"}
-    (tmp_path / "samples.jsonl").write_text(json.dumps(sample) + "\n")
-    status, out, _ = octet(capsys, "score", str(tmp_path / "samples.jsonl"))
-    assert (status, json.loads(out.splitlines()[0])["correct"]) == (0, 1.0)
-
-
-def test_folders_that_are_no_runs_are_left_out_of_a_comparison(capsys, tmp_path):
-    run, other = tmp_path / "run", tmp_path / "notes"
-    run.mkdir()
-    other.mkdir()
-    (run / "config.yaml").write_text(resolve("nano").to_yaml())
-    status, out, complained = octet(capsys, "compare", str(run), str(other), "--json")
-    assert (status, len(json.loads(out))) == (0, 1)
-    assert f"left out, because there is no config.yaml in it: {other}" in complained
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("Question,answer\n2+2?,4\n", r"Write task\.question=Question\b"),
-        (
-            "Question;Answer\n2+2?;4\n",
-            r"`question` and no column `answer`; .* Write task.question=Question task.answer=Answer\b",
-        ),
+        ("Question;Answer\n2+2?;4\n", r"no column `answer`; .* Write task.question=Question task.answer=Answer\b"),
         ("problem\tlabel\n2+2?\t4\n", r"Write task.question=problem task.answer=label\b"),
         ("frage,antwort\n2+2?,4\n", r"are: frage, antwort\. Write task.question=COLUMN task.answer=COLUMN\b"),
     ],
@@ -69,8 +42,6 @@ def test_a_table_of_another_kind_is_named(tmp_path, text, told):
     path = tmp_path / "mine.csv"
     path.write_text(text)
     status = resolve("nano", None, ["task.name=records", f"task.path={path}"])
-    from trainer.problem.task import make_task
-
     with pytest.raises(DataError, match=told):
         make_task(status.task).train()
 
@@ -78,11 +49,8 @@ def test_a_table_of_another_kind_is_named(tmp_path, text, told):
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_a_table_is_read_with_the_separator_of_its_first_line(tmp_path, separator):
     path = tmp_path / "mine.csv"
-    path.write_text(
-        separator.join(["question", "answer"]) + "".join(f'\n"{n} + 1; is?"{separator}{n + 1}' for n in (1, 2))
-    )
-    from trainer.problem.task import make_task
-
+    rows = ["question", "answer"], ['"1 + 1; is?"', "2"], ['"2 + 1; is?"', "3"]
+    path.write_text("\n".join(map(separator.join, rows)))
     task = make_task(resolve("nano", None, ["task.name=records", f"task.path={path}"]).task)
     found = sorted((problem.question, problem.gold) for problem in [*task.train(), *task.test()])
     assert found == [("1 + 1; is?", "2"), ("2 + 1; is?", "3")]
@@ -91,15 +59,15 @@ def test_a_table_is_read_with_the_separator_of_its_first_line(tmp_path, separato
 def test_text_answers_are_asked_for_with_a_text(capsys, tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("question,answer\nCapital of Peru?,Lima\nCapital of Cuba?,Havana\nCapital of Iraq?,Bagdad\n")
-    status, out, _ = octet(capsys, "task", "show", "records", f"task.path={path}", "-n", "1")
+    status, out, _ = said_by(capsys, "task", "show", "records", f"task.path={path}", "-n", "1")
     assert status == 0
     assert "like this:\n#### Paris<" in out
     path.write_text("question,answer\n1 + 1?,2\n2 + 2?,4\n")
-    assert "like this:\n#### 42<" in octet(capsys, "task", "show", "records", f"task.path={path}", "-n", "1")[1]
+    assert "like this:\n#### 42<" in said_by(capsys, "task", "show", "records", f"task.path={path}", "-n", "1")[1]
 
 
 def test_an_evaluation_of_a_run_folder_names_its_adapter(capsys, tmp_path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_config.json").write_text('{"base_model_name_or_path": "nano"}')
-    status, _, complained = octet(capsys, "eval", "--model", str(tmp_path))
+    status, _, complained = said_by(capsys, "eval", "--model", str(tmp_path))
     assert (status, f"Write octet eval --adapter {tmp_path}/adapter" in complained) == (2, True)

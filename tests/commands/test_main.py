@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, launch, said_by
 from tests.forks import forked
-from tests.run.test_job import FEW, run, train
+from tests.run.test_job import FEW, train
 from trainer import __version__
 from trainer.commands.main import COMMANDS, main
 
@@ -23,50 +23,37 @@ def adapter(tmp_path_factory):
     return folder / "it/adapter"
 
 
-def octet(adapter, *arguments: str) -> subprocess.CompletedProcess:
-    return run(*forked(), "-m", "trainer.commands.main", *arguments, folder=adapter.parent.parent)
+def started(adapter, *arguments: str) -> subprocess.CompletedProcess:
+    return launch(*forked(), "-m", "trainer.commands.main", *arguments, folder=adapter.parent.parent)
 
 
 def test_merge_writes_a_model_that_answers_alike(adapter):
     out = adapter.parent / "whole"
-    answer = octet(adapter, "merge", "--adapter", str(adapter), "--out", str(out), "--problems", "8", "--json")
+    answer = started(adapter, "merge", "--adapter", str(adapter), "--out", str(out), "--problems", "8", "--json")
     assert f"octet: merging {adapter} into the base, and writing {out}\n" in answer.stderr
     result = json.loads(answer.stdout)
     assert (result["identical"], result["problems"]) == (8, 8)
     assert result["largest_difference"] < 1e-4
     assert (out / "model.safetensors").is_file()
-    again = octet(adapter, "merge", "--adapter", str(adapter), "--out", str(out))
+    again = started(adapter, "merge", "--adapter", str(adapter), "--out", str(out))
     assert again.returncode == 2
     assert "it exists and is not empty" in again.stderr
 
 
 @pytest.mark.slow
 def test_the_largest_seed_trains_and_samples(adapter):
-    answer = octet(adapter, "eval", "--adapter", str(adapter), "--problems", "4", "--samples", "2", "--json")
+    answer = started(adapter, "eval", "--adapter", str(adapter), "--problems", "4", "--samples", "2", "--json")
     assert answer.returncode == 0, answer.stderr
-    assert [(one["name"], one["sampled"]["seed"]) for one in json.loads(answer.stdout)["evaluations"]] == [
-        ("base", 2**63),
-        ("adapter", 2**63),
-    ]
+    seeds = {one["name"]: one["sampled"]["seed"] for one in json.loads(answer.stdout)["evaluations"]}
+    assert seeds == {"base": 2**63, "adapter": 2**63}
 
 
 # --- the command itself
 
 
-def answered(capsys, *arguments: str) -> tuple[object, str, str]:
-    """Return the exit status of `octet` with these arguments, and what it wrote to standard output and error."""
-    try:
-        main(arguments)
-        status: object = 0
-    except SystemExit as ended:
-        status = ended.code
-    written = capsys.readouterr()
-    return status, written.out, written.err
-
-
 @pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["-h"], 0)])
 def test_the_help_lists_every_command_in_its_group(capsys, arguments, status):
-    ended, page, errors = answered(capsys, *arguments)
+    ended, page, errors = said_by(capsys, *arguments)
     assert (ended, errors) == (status, "")
     assert [line for line in page.splitlines() if line.endswith(":")] == ["train:", "look:", "prepare:", "share:"]
     assert [line.split()[0] for line in page.splitlines() if line.startswith("  ")] == [*COMMANDS]
@@ -75,18 +62,19 @@ def test_the_help_lists_every_command_in_its_group(capsys, arguments, status):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_has_an_example(capsys, name):
-    status, page, _ = answered(capsys, name, "--help")
+    status, page, _ = said_by(capsys, name, "--help")
     assert status == 0
     assert page.startswith(f"usage: octet {name} ")
     assert f"example: octet {name} " in " ".join(page.split())
     assert "\n  run " not in page, "a run folder is called RUN"
 
 
-@pytest.mark.parametrize(
-    ("typed", "nearest"), [("trian", "train"), ("evla", "eval"), ("docter", "doctor"), ("--versoin", "--version")]
-)
+NEAREST = [("trian", "train"), ("evla", "eval"), ("docter", "doctor"), ("--versoin", "--version")]
+
+
+@pytest.mark.parametrize(("typed", "nearest"), NEAREST)
 def test_an_unknown_command_is_an_error_that_names_the_nearest(capsys, typed, nearest):
-    status, page, errors = answered(capsys, typed, "--preset", "nano")
+    status, page, errors = said_by(capsys, typed, "--preset", "nano")
     assert (status, page) == (2, "")
     assert f"octet: {typed}: there is no such command. Did you mean {nearest}?" in errors
 
@@ -96,13 +84,14 @@ def test_an_unknown_command_is_an_error_that_names_the_nearest(capsys, typed, ne
     [("--steps", "run.steps"), ("--model", "model.name"), ("--max-new-tokens", "rollout.max_new_tok")],
 )
 def test_an_unknown_option_names_the_setting(capsys, typed, meant):
-    status, _, errors = answered(capsys, "train", typed, "5")
+    status, _, errors = said_by(capsys, "train", typed, "5")
     assert status == 2
     assert f"Settings are written without dashes, as key=value. Did you mean {meant}" in errors
 
 
 def test_the_version(capsys):
-    assert answered(capsys, "--version") == (0, f"octet {__version__}\n", "")
+    main(["--version"])
+    assert capsys.readouterr().out == f"octet {__version__}\n"
 
 
 def test_the_help_of_train_imports_no_settings():

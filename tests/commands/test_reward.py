@@ -7,9 +7,8 @@ import json
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, said_by, write_lines
 from tests.data import exploitable
-from trainer.commands.main import main
 from trainer.reward import exploits
 
 FILE = ROOT / "tests/data/exploitable.py"
@@ -69,26 +68,20 @@ FOUND = {
 
 
 def octet(capsys, *options: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["reward", "test", *options])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
-
-
-def write(path, *records) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return str(path)
+    return said_by(capsys, "reward", "test", *options)
 
 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory) -> list[str]:
     """The options for a task of sixteen sums."""
     problems = [{"question": f"How much is {n} + {n}?", "answer": str(2 * n)} for n in range(20, 36)]
-    return ["--task", "records", f"task.path={write(tmp_path_factory.mktemp('sums') / 'sums.jsonl', *problems)}"]
+    return ["--task", "records", f"task.path={write_lines(tmp_path_factory.mktemp('sums') / 'sums.jsonl', problems)}"]
 
 
 def octet_on(capsys, sums: list[str], name: str) -> tuple[int, str, str]:
-    return octet(capsys, "-n", "4", *sums, f"reward.custom={FILE}:{name}", f"reward.weights={{{name}: 1.0}}")
+    return said_by(
+        capsys, "reward", "test", "-n", "4", *sums, f"reward.custom={FILE}:{name}", f"reward.weights={{{name}: 1.0}}"
+    )
 
 
 def test_every_exploitable_function_is_listed():
@@ -109,6 +102,7 @@ def test_a_sound_function_comes_out_clean(capsys, sums):
     assert (status, err) == (0, ""), out
     assert "nothing found" in out
     assert "two answers, the right one last               wrong        0 of 4        0 of 4\n" in out
+    assert "for every text" not in octet_on(capsys, sums, "partial")[1]  # a value that is missing is no constant
 
 
 SHIPPED = "reward.weights={correct: 1, format: 0.1, length: 0.05, overlong: 0.5, repetition: 0.1, think_tags: 0.1}"
@@ -118,7 +112,9 @@ STYLES = ["gsm8k", "boxed", "few_shot", "r1_zero"]
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("answer", ["strict", "lenient"])
 def test_the_shipped_rewards_come_out_clean(capsys, sums, style, answer):
-    status, out, _ = octet(capsys, "-n", "8", *sums, SHIPPED, f"prompt.style={style}", f"reward.answer={answer}")
+    status, out, _ = said_by(
+        capsys, "reward", "test", "-n", "8", *sums, SHIPPED, f"prompt.style={style}", f"reward.answer={answer}"
+    )
     assert status == 0, out
     assert "format: 0 to 1; it does not tell right from wrong\n" in out
 
@@ -129,9 +125,11 @@ def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_pat
         {"Question": f"What is {n}?", "Correct Answer": f"it is {n}", "wrong": [f"not {n}", f"{n} + 1", f"{n}!"]}
         for n in range(12)
     ]
-    path = write(tmp_path / "choices.jsonl", *choices)
+    path = write_lines(tmp_path / "choices.jsonl", choices)
     lenient = f"reward.answer={answer}"
-    status, out, _ = octet(capsys, "--task", "multiple_choice", f"task.path={path}", "task.incorrect=[wrong]", lenient)
+    status, out, _ = said_by(
+        capsys, "reward", "test", "--task", "multiple_choice", f"task.path={path}", "task.incorrect=[wrong]", lenient
+    )
     assert status == 0, out
     texts = [
         "Apollo 11",
@@ -142,39 +140,25 @@ def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_pat
         "\\frac{\\pi}{4}",
         "(1, 2)",
         "U.S. Grant",
-        "\\frac{1}{2}",
-        "\\{1,2\\}",
-        "[0,\\infty)",
-        "101_2",
     ]
-    path = write(tmp_path / "texts.jsonl", *[{"question": f"Which is {text[::-1]}?", "answer": text} for text in texts])
+    texts += ["\\frac{1}{2}", "\\{1,2\\}", "[0,\\infty)", "101_2"]
+    rows = [{"question": f"Which is {text[::-1]}?", "answer": text} for text in texts]
+    path = write_lines(tmp_path / "texts.jsonl", rows)
     for style in STYLES[:2]:
-        status, out, _ = octet(capsys, "--task", "records", f"task.path={path}", f"prompt.style={style}", lenient)
+        status, out, _ = said_by(
+            capsys, "reward", "test", "--task", "records", f"task.path={path}", f"prompt.style={style}", lenient
+        )
         assert status == 0, out
 
 
-@pytest.mark.parametrize("task", ["nano", "addition"])
-def test_a_task_of_octet_comes_out_clean(capsys, task):
-    assert octet(capsys, "--task", task)[0] == 0
-
-
 def test_a_right_text_that_the_weighted_sum_does_not_pay_is_found(capsys, sums):
-    status, out, _ = octet(capsys, "-n", "4", *sums, f"reward.custom={FILE}:brief", "reward.weights={correct: 1.0}")
+    status, out, _ = said_by(
+        capsys, "reward", "test", "-n", "4", *sums, f"reward.custom={FILE}:brief", "reward.weights={correct: 1.0}"
+    )
     assert status == 1, out
     assert "ten times as long                             right        4 of 4        0 of 4\n" in out
     assert "found: `reward` does not pay 4 of 4: a right answer, ten times as long, such as" in out
     assert "nothing found" not in out
-
-
-def test_a_missing_value_is_no_constant_reward(capsys, sums):
-    _, out, _ = octet_on(capsys, sums, "partial")
-    assert "for every text" not in out, out
-
-
-def test_at_least_one_problem_is_needed(capsys, sums):
-    status, _, err = octet(capsys, "-n", "0", *sums)
-    assert status == 2
-    assert "-n 0: at least one problem is needed" in err
 
 
 def test_labelled_completions(capsys, tmp_path):
@@ -183,34 +167,26 @@ def test_labelled_completions(capsys, tmp_path):
         {"completion": "She makes $18 a day.", "answer": "18", "right": True},
         {"completion": "It is 20.\n#### 20", "answer": "18", "right": False},
     ]
-    path = write(tmp_path / "labelled.jsonl", *lines)
+    path = write_lines(tmp_path / "labelled.jsonl", lines)
     status, out, _ = octet(capsys, "--labelled", path, "--json")
     report = json.loads(out)
     assert status == 1
-    assert (
-        "`correct` does not pay 1 of 2: a right answer, as it is, such as 'She makes $18 a day.'" in report["findings"]
-    )
+    found = "`correct` does not pay 1 of 2: a right answer, as it is, such as 'She makes $18 a day.'"
+    assert found in report["findings"]
     row = next(row for row in report["rows"] if row["text"] == "as it is" and row["right"])
     assert (row["count"], row["paid"]["correct"]) == (2, 1)
     status, out, _ = octet(capsys, "--labelled", path, "reward.answer=lenient")
     assert status == 0, out
-
-
-@pytest.mark.parametrize(
-    "line, said",
-    [
-        ({"completion": "#### 18", "answer": "18"}, r"labelled.jsonl:1: `right` is None. Write true or false beside"),
-        ({"completion": "#### 18", "answer": "18", "right": "yes"}, r"labelled.jsonl:1: `right` is 'yes'."),
-    ],
-)
-def test_a_missing_label_is_refused(capsys, tmp_path, line, said):
-    status, _, err = octet(capsys, "--labelled", write(tmp_path / "labelled.jsonl", line))
-    assert status == 2
-    assert said in err
+    for wrong in ({}, {"right": "yes"}):
+        write_lines(path, [{"completion": "#### 18", "answer": "18", **wrong}])
+        status, _, err = octet(capsys, "--labelled", path)
+        assert (status, "labelled.jsonl:1: `right` is " in err) == (2, True)
 
 
 def test_data_without_answers_has_nothing_to_try(capsys, tmp_path):
-    path = write(tmp_path / "a.jsonl", *({"question": f"{n}?"} for n in range(20)))
-    status, _, err = octet(capsys, "--task", "records", f"task.path={path}", "task.answer=none", SHIPPED)
+    path = write_lines(tmp_path / "a.jsonl", ({"question": f"{n}?"} for n in range(20)))
+    status, _, err = said_by(
+        capsys, "reward", "test", "--task", "records", f"task.path={path}", "task.answer=none", SHIPPED
+    )
     assert status == 2
     assert "there are no gold answers to try the reward with. Name labelled completions: --labelled FILE." in err

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
-from trainer.commands.main import main
+from tests.conftest import ROOT, launch, said_by
 from trainer.commands.score import gold_of
 from trainer.config.command_line import resolve
 
@@ -28,13 +24,10 @@ def score(tmp_path, capsys):
 
     def run(*lines: Any, options: tuple[str, ...] = ("--task", "gsm8k")) -> tuple[int, list[dict[str, Any]], str]:
         path = tmp_path / "answers.jsonl"
-        path.write_bytes(
-            b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
-        )
-        with pytest.raises(SystemExit) as ended:
-            main(["score", str(path), *options])
-        said = capsys.readouterr()
-        return ended.value.code, [json.loads(line) for line in said.out.splitlines()], said.err
+        parts = (line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
+        path.write_bytes(b"".join(parts))
+        status, said, told = said_by(capsys, "score", path, *options)
+        return status, [json.loads(line) for line in said.splitlines()], told
 
     return run
 
@@ -72,11 +65,9 @@ def test_every_component_is_shown_and_only_those_with_a_weight_count(score):
         options=("reward.weights={length: 0.5, overlong: 1}",),
     )
     assert (one["correct"], one["length"], one["overlong"], one["reward"]) == (0.0, 1.0, 0.0, 0.5)
-
-
-def test_weights_of_a_preset(score):
-    _, (one,), _ = score({"completion": "x" * 60 + "\n#### 12", "answer": "12"}, options=("--preset", "8gb"))
-    assert one["reward"] == pytest.approx(1.15)
+    bom = b'\xef\xbb\xbf{"completion": "#### 1", "answer": "1"}\r\n'  # without tokens, and Windows has written it
+    _, (one,), _ = score(bom, options=("reward.weights={overlong: 1}",))
+    assert (one["correct"], one["overlong"], one["reward"]) == (1.0, None, None)
 
 
 def test_samples_of_a_run_are_scored_with_its_settings(score, tmp_path):
@@ -88,11 +79,6 @@ def test_samples_of_a_run_are_scored_with_its_settings(score, tmp_path):
     assert said == f"octet: with the settings of {settings}; --preset names others\n"
     _, (other,), said = score(line, options=("--preset", "nano"))
     assert (other["reward"], said) == (1.0, "")
-
-
-def test_overlong_needs_tokens(score):
-    _, (one,), _ = score({"completion": "x", "answer": "12"}, options=("reward.weights={overlong: 1}",))
-    assert (one["overlong"], one["reward"]) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -139,21 +125,10 @@ def test_a_broken_line_is_an_error_with_its_number(score, line, message):
     assert "Traceback" not in said
 
 
-def test_a_file_that_is_not_there(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["score", "nowhere.jsonl"])
-    assert "octet: nowhere.jsonl: it cannot be read: No such file" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("text", ["\ud800", "\x00", "\u2028", "\ufeff", "9" * 100_000, "\\boxed{" * 5_000])
 def test_hostile_completions_are_scored(score, text):
     status, (one,), _ = score({"completion": text, "answer": "1"})
     assert (status, one["reward"]) == (0, 0.0)
-
-
-def test_a_byte_order_mark_and_windows_line_ends(score):
-    status, out, _ = score(b'\xef\xbb\xbf{"completion": "#### 1", "answer": "1"}\r\n')
-    assert (status, out[0]["reward"]) == (0, 1.0)
 
 
 def test_rewards_of_ones_own_see_the_other_columns(score, tmp_path):
@@ -187,6 +162,8 @@ def test_functions_see_a_conversation(score, tmp_path):
         (("--task", "multiple_choice"), "Answer: C", "C"),
         (("prompt.answer=boxed",), r"It is \boxed{7}.", "7"),
         (("prompt.style=r1_zero",), "So.</think><answer>7</answer>", "7"),
+        (("prompt.style=r1_zero",), "<think>So.</think> <answer>7</answer>", "7"),
+        ((), "#### Apollo 11", "Apollo 11"),
     ],
 )
 def test_every_task_and_style_has_its_own_place_for_the_answer(score, options, completion, gold):
@@ -219,9 +196,8 @@ def command(*arguments: str) -> list[str]:
 def test_standard_input_without_torch():
     lines = '{"completion": "#### 1", "answer": "1"}\nbroken'
     code = "import sys; from trainer.commands.main import main\ntry: main()\nfinally: print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "score", "-"], input=lines, capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    command = [sys.executable, "-c", code, "score", "-"]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 2
     assert json.loads(done.stdout.splitlines()[0])["reward"] == 1.0
     assert done.stdout.splitlines()[1] == "False"
@@ -231,8 +207,7 @@ def test_standard_input_without_torch():
 def test_a_standard_output_that_is_closed(tmp_path):
     (tmp_path / "one.jsonl").write_text('{"completion": "#### 1", "answer": "1"}\n')
     shell = ["sh", "-c", f"{shlex.join(command('score', 'one.jsonl'))} >&-"]
-    path = {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(shell, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True, check=False)
+    done = launch(*shell, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -256,41 +231,9 @@ def test_progress_of_a_long_file_stands_on_standard_error(score, monkeypatch):
 def test_a_reader_that_stops_early(tmp_path):
     path = tmp_path / "many.jsonl"
     path.write_text('{"completion": "#### 1", "answer": "1"}\n' * 5_000)
-    with subprocess.Popen(
-        command("score", str(path)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
-    ) as process:
-        assert process.stdout is not None
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command("score", str(path)), cwd=ROOT, **pipes) as process:
         process.stdout.readline()
         process.stdout.close()
-        assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == 0
-
-
-def test_a_gold_answer_in_words_is_compared_in_words(score):
-    lines = [{"completion": f"#### {said}", "answer": "Apollo 11"} for said in ("Apollo 11", "11", "apollo 11")]
-    _, scored, _ = score(*lines)
-    assert [line["correct"] for line in scored] == [1.0, 0.0, 1.0]
-
-
-def test_a_thought_has_to_end(score):
-    texts = ("<answer>18</answer>", "3 * 6</think> <answer>18</answer>", "<think>3 * 6</think> <answer>18</answer>")
-    _, scored, _ = score(*({"completion": text, "answer": "18"} for text in texts), options=("prompt.style=r1_zero",))
-    assert [line["correct_strict"] for line in scored] == [False, True, True]
-
-
-def test_thousands_of_lines_a_second(score, gsm8k_folder):
-    records = [json.loads(line) for line in (gsm8k_folder / "test.jsonl").read_text().splitlines()]
-    lines = [{"completion": one["answer"], "answer": one["answer"]} for one in records]
-    began = time.process_time()
-    score(*lines)
-    assert len(lines) / (time.process_time() - began) > 1_000
-
-
-def test_help_shows_the_command(capsys):
-    with pytest.raises(SystemExit):
-        main([])
-    shown = capsys.readouterr().out
-    assert "  score " in shown
-    assert "  reward " in shown
-    assert Path(ROOT / "docs/rewards.md").is_file()

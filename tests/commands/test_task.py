@@ -1,14 +1,22 @@
-"""octet task show: what a person reads is what a model sees."""
+"""octet task: what a person reads is what a model sees, and what they answer is rewarded as a model's answer is."""
 
+import io
 import json
+import re
 
 import pytest
 
-from tests.conftest import refuses
-from trainer.commands import main as cli
+from tests.conftest import refuses, said_by, write_lines
+from trainer.commands.task import typed
+from trainer.config.command_line import Request, resolve
 from trainer.config.settings import PromptSettings, TaskSettings
+from trainer.errors import DataError
+from trainer.plan.data import Data
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
+from trainer.run import assemble
+from trainer.run.data import report
+from trainer.watch.screen import Screen
 
 SOLUTION = "3 + 4 = <<3+4=7>>7\n#### 7"
 
@@ -17,20 +25,13 @@ SOLUTION = "3 + 4 = <<3+4=7>>7\n#### 7"
 def folder(tmp_path):
     for split, count in (("train", 6), ("test", 3)):
         rows = [{"question": f"{'Well, ' * i}what is {split} {i}?", "answer": SOLUTION} for i in range(count)]
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{split}.jsonl", rows)
     return tmp_path
-
-
-def octet(capsys, *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["task", "show", *arguments])
-    out, err = capsys.readouterr()
-    return end.value.code, out, err
 
 
 def test_json_is_what_the_prompter_makes(capsys, folder, tokenizer):
     arguments = ("gsm8k", "-n", "2", "--data-dir", str(folder), "--style", "boxed", "--json", "prompt.max_tokens=78")
-    code, out, _ = octet(capsys, *arguments)
+    code, out, _ = said_by(capsys, "task", "show", *arguments)
     facts = json.loads(out)
     task = make_task(TaskSettings(name="gsm8k", data_dir=folder))
     prompter = Prompter(tokenizer, PromptSettings(style="boxed"), task)
@@ -39,15 +40,10 @@ def test_json_is_what_the_prompter_makes(capsys, folder, tokenizer):
     assert code == 0
     assert (facts["train"], facts["test"], facts["notes"]) == (6, 3, [])
     assert (facts["prompt_style"], facts["answer_style"], facts["model"]) == ("boxed", "boxed", "nano")
-    assert facts["prompt_tokens"] == {
-        "min": lengths[0],
-        "median": (lengths[2] + lengths[3]) / 2,
-        "max": lengths[-1],
-        "measured": 6,
-        "limit": 78,
-        "too_long": sum(length > 78 for length in lengths),
-    }
-    assert 0 < facts["prompt_tokens"]["too_long"] < 6
+    shares = facts.pop("prompt_tokens")
+    assert (shares["min"], shares["max"], shares["median"]) == (lengths[0], lengths[-1], (lengths[2] + lengths[3]) / 2)
+    assert (shares["measured"], shares["limit"]) == (6, 78)
+    assert 0 < shares["too_long"] == sum(length > 78 for length in lengths) < 6
     assert len(facts["problems"]) == 2
     for shown in facts["problems"]:
         prompt = prompts[shown["id"]]
@@ -55,7 +51,7 @@ def test_json_is_what_the_prompter_makes(capsys, folder, tokenizer):
 
 
 def test_a_person_reads_the_exact_text(capsys, folder):
-    code, out, err = octet(capsys, "gsm8k", "--data-dir", str(folder), "--split", "test", "-n", "9")
+    code, out, err = said_by(capsys, "task", "show", "gsm8k", "--data-dir", str(folder), "--split", "test", "-n", "9")
     assert (code, err) == (0, "octet: loading the tokenizer of nano\n")
     assert out.startswith("gsm8k: 3 held-out problems\nprompt style gsm8k; a strict answer is what stands after ####\n")
     assert "tokens of 3 test prompts for nano: min " in out
@@ -66,7 +62,7 @@ def test_a_person_reads_the_exact_text(capsys, folder):
 def test_left_out_records_are_told(capsys, folder):
     with (folder / "train.jsonl").open("a") as file:
         file.write('{"question": "what is test 0?", "answer": "#### 7"}\nbroken\n')
-    code, out, _ = octet(capsys, "gsm8k", "--data-dir", str(folder), "task.on_bad_record=skip")
+    code, out, _ = said_by(capsys, "task", "show", "gsm8k", "--data-dir", str(folder), "task.on_bad_record=skip")
     assert code == 0
     assert out.startswith("gsm8k: 6 training problems, 3 held-out problems\n")
     assert "data: training problems left out because the test set asks them too: 1\n" in out
@@ -79,17 +75,13 @@ def test_bad_data_is_answered_before_a_tokenizer_is_looked_for(capsys, folder):
     model.mkdir()
     (model / "config.json").write_text("{}")  # it looks like a model, and has no tokenizer
     (model / "model.safetensors").touch()
-    code, out, err = octet(capsys, "gsm8k", "--data-dir", str(folder), "--model", str(model))
+    code, out, err = said_by(capsys, "task", "show", "gsm8k", "--data-dir", str(folder), "--model", str(model))
     assert (code, out) == (2, "")
     assert err.startswith(f"octet: {folder}/train.jsonl:1: not JSON: ")
     assert "Traceback" not in err
 
 
 def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
-    from trainer.plan.data import Data
-    from trainer.run.data import report
-    from trainer.watch.screen import Screen
-
     with (folder / "train.jsonl").open("a") as file:
         file.write("broken\n")
     task = make_task(TaskSettings(name="gsm8k", data_dir=folder, on_bad_record="skip"))
@@ -107,26 +99,7 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
     assert facts == {"task": "gsm8k", "training_problems": 6, "held_out": 3, "test_problems": 3}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["gsm9k"], "task.name=gsm9k: there is no task gsm9k. Did you mean gsm8k?"),
-        (["records"], "Write task.path=FILE or task.data_dir=FOLDER"),
-        (["nano", "--style", "chatty"], "Did you mean chat?"),
-        (["records", "task.path=owner/name"], "owner/name train is not in the cache"),
-    ],
-)
-def test_mistakes_are_answered(capsys, arguments, told):
-    code, _, err = octet(capsys, *arguments)
-    assert code == 2
-    assert told in err
-
-
 def test_bad_data_ends_a_run_before_its_folder_is_made(monkeypatch, tmp_path):
-    from trainer.config.command_line import Request, resolve
-    from trainer.errors import DataError
-    from trainer.run import assemble
-
     (tmp_path / "a.jsonl").write_text('{"vraag": "2 + 2?", "answer": 4}\n')
     settings = ["task.name=records", f"task.path={tmp_path}/a.jsonl", f"run.dir={tmp_path}/run"]
     monkeypatch.setattr(assemble, "load_tokenizer", pytest.fail)
@@ -138,3 +111,49 @@ def test_bad_data_ends_a_run_before_its_folder_is_made(monkeypatch, tmp_path):
     with refuses("task.name", DataError, names="answers"):
         assemble.build(Request(resolve("nano", None, settings), "nano", ""))
     assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------- octet task play, with a person who types
+
+
+def play(monkeypatch, capsys, text: str, *options: str, task: str = "nano") -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    return said_by(capsys, "task", "play", task, *options)
+
+
+def test_texts_end_with_an_empty_line_or_the_input():
+    assert list(typed(["\n", "a\n", " b\n", "\n", " \n", "c"])) == ["a\n b", "c"]
+    assert list(typed([])) == []
+
+
+def test_a_right_and_a_wrong_answer(monkeypatch, capsys):
+    status, shown, said = play(monkeypatch, capsys, "Let me think.\n#### 0\n\nThe answer is 0")
+    golds = re.findall(r"gold +'(\d+)'", shown)
+    assert (status, said, len(golds)) == (0, "", 2)
+    assert "  strict       '0' is wrong\n  lenient      '0' is wrong\n  correct         0.000  x 1" in shown
+    assert "  strict       nothing found\n  lenient      '0' is wrong\n" in shown
+    _, shown, _ = play(monkeypatch, capsys, f"So:\n#### {golds[0]}")
+    assert f"  strict       '{golds[0]}' is right" in shown
+    assert "  reward          1.000" in shown
+    assert "  overlong         none  x 0" in shown
+
+
+def test_gsm8k_from_a_folder_with_weights(monkeypatch, capsys, gsm8k_folder):
+    options = ("--data-dir", str(gsm8k_folder), "reward.weights={format: 0.25}")
+    status, shown, _ = play(monkeypatch, capsys, "#### 3\n", *options, task="gsm8k")
+    assert status == 0
+    assert "gsm8k/train/" in shown
+    assert "  format          1.000  x 0.25" in shown
+    assert "  reward          0.250" in shown
+
+
+def test_a_function_of_ones_own(monkeypatch, capsys, tmp_path):
+    (tmp_path / "mine.py").write_text("def short(completions, **c): return [1.0 / len(text) for text in completions]")
+    _, shown, _ = play(monkeypatch, capsys, "1234", f"reward.custom={tmp_path}/mine.py:short")
+    assert "  short           0.250  x 1" in shown
+
+
+def test_errors_end_with_status_two(monkeypatch, capsys):
+    status, _, said = play(monkeypatch, capsys, "a", "--data-dir", "nowhere", task="gsm8k")
+    assert status == 2
+    assert said.startswith("octet: ")

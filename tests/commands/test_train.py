@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import ROOT, launch, refuses
 from trainer.commands import train
 from trainer.commands.train import shell_status
 from trainer.config.command_line import resolve
@@ -114,7 +114,7 @@ def test_little_is_waited_for_after_a_run_that_has_ended_well():
     train += "sys.exit(train.run_to_its_end(sys.argv[1:], os.environ))"
     well = f"{FORKING}else: open(os.environ['OCTET_END'], 'w').close()"
     command = [sys.executable, "-c", train, sys.executable, "-c", well]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = launch(*command)
     assert done.returncode == 0
     assert done.stderr == "octet: waiting 2 s at most for processes that the run has started\n"
 
@@ -123,8 +123,7 @@ def test_a_process_that_a_reward_has_forked_is_ended_with_the_run():
     """It has inherited standard output, on which whoever started the run may wait."""
     train = "import sys; from trainer.commands import train; train.LEAVE_S = 1; sys.exit(train.run(sys.argv[1:]))"
     command = [sys.executable, "-c", train, sys.executable, "-c", FORKING]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=30, check=False)
-    assert done.returncode == 0
+    assert launch(*command).returncode == 0
 
 
 @pytest.mark.parametrize(("status", "said"), [(0, 0), (2, 2), (75, 75), (130, 130), (-15, 143), (247, 137), (250, 134)])
@@ -136,12 +135,13 @@ def test_statuses_are_those_of_a_shell(status, said):
 RUN = "import os, sys; from trainer.commands import train; sys.exit(train.run_to_its_end(sys.argv[1:], os.environ))"
 
 
-@pytest.mark.parametrize(
-    ("rank", "status"), [("exit 0", 137), ('touch "$OCTET_END"', 0), ("exit 2", 2), ("exit 247", 137)]
-)
+ENDS = [("exit 0", 137), ('touch "$OCTET_END"', 0), ("exit 2", 2), ("exit 247", 137)]
+
+
+@pytest.mark.parametrize(("rank", "status"), ENDS)
 def test_success_is_what_the_program_says_and_not_the_launcher(rank, status):
     command = [sys.executable, "-c", RUN, "bash", "-c", rank]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = launch(*command)
     assert done.returncode == status
     assert ("DeepSpeed's launcher was killed" in done.stderr) == (rank == "exit 0")
     assert ("memory of the machine or of its job was used up" in done.stderr) == (rank == "exit 247")
@@ -163,20 +163,9 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path):
 
 
 def test_a_rank_that_ends_after_its_launcher_ends_quietly(tmp_path):
-    own = os.environ | {exits.END: str(tmp_path / "gone" / "end"), "PYTHONPATH": str(ROOT)}
-    ending = [sys.executable, "-c", "from trainer.machine import exits; exits.leave(0)"]
-    done = subprocess.run(ending, env=own, capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-
-
-def test_the_first_line_names_the_preset_before_anything_loads(tmp_path):
-    command = [sys.executable, "-m", "trainer.commands.main", "train", "--preset", "nano", *FEW]
-    own = os.environ | {"PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(command, cwd=tmp_path, env=own, **pipes) as started:
-        said = [started.stdout.readline() for _ in range(2)]
-        started.terminate()
-    assert said == ["octet: preset nano\n", "octet: starting DeepSpeed, which takes several seconds\n"]
+    ending = "from trainer.machine import exits; exits.leave(0)"
+    done = launch(sys.executable, "-c", ending, **{exits.END: str(tmp_path / "gone" / "end")})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_other_settings_in_a_used_folder_are_refused_before_anything_starts(tmp_path):

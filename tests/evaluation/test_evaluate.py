@@ -12,9 +12,9 @@ from trainer.config.settings import Reward
 from trainer.errors import MergeError
 from trainer.estimates import pass_at, wilson
 from trainer.evaluation import best, results
-from trainer.evaluation.comparison import Comparison
 from trainer.evaluation.evaluate import Evaluation, Outcome, Sampled, evaluate, majority
 from trainer.evaluation.merge_check import agreement
+from trainer.evaluation.results import Comparison
 from trainer.plan.data import read_held_out
 from trainer.problem.prompts import Prompter
 from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score
@@ -141,14 +141,10 @@ def prompts(count: int) -> list[Prompt]:
     return [Prompt(Problem(f"id{n}", f"question {n}", str(n)), str(n), (n,)) for n in range(count)]
 
 
-def test_greedy_answers_belong_to_their_problems():
-    result = evaluate("model", Echo(), Scorer(Rules(Reward(), "gsm8k", 9)), prompts(5), max_new_tokens=9)
-    assert [one.problem_id for one in result.outcomes] == [f"id{n}" for n in range(5)]
-    assert result.accuracy == 1.0
-    assert result.sampled is None
-
-
-def test_trials_differ_by_their_seed_alone():
+def test_answers_belong_to_their_problems_and_trials_differ_by_their_seed_alone():
+    greedy = evaluate("model", Echo(), Scorer(Rules(Reward(), "gsm8k", 9)), prompts(5), max_new_tokens=9)
+    assert [one.problem_id for one in greedy.outcomes] == [f"id{n}" for n in range(5)]
+    assert (greedy.accuracy, greedy.sampled) == (1.0, None)
     sampler, other = Echo(), Echo()
     draws = Draws(samples=4, temperature=0.7, trials=3, seed=1)
     evaluate("model", other, Scorer(Rules(Reward(), "gsm8k", 9)), prompts(2), 9, replace(draws, seed=2))
@@ -174,13 +170,6 @@ def test_a_record_for_every_answer():
 # --- two models
 
 
-def test_flips_in_both_directions():
-    flips = Comparison(evaluation("base", "yn-y"), evaluation("adapter", "ynyn")).flips
-    assert [flip.direction for flip in flips] == ["gained", "lost"]
-    assert [flip.record()["before_answer"] for flip in flips] == [None, "18"]
-    assert [flip.record()["after_answer"] for flip in flips] == ["18", "7"]
-
-
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
@@ -191,6 +180,11 @@ def test_flips_in_both_directions():
 )
 def test_the_sentence_about_two_models_is_honest(before, after, said):
     assert Comparison(evaluation("base", before), evaluation("adapter", after)).sentence.startswith(said)
+    flips = Comparison(evaluation("base", "yn-y"), evaluation("adapter", "ynyn")).flips
+    assert [(one.direction, one.record()["before_answer"], one.record()["after_answer"]) for one in flips] == [
+        ("gained", None, "18"),
+        ("lost", "18", "7"),
+    ]
 
 
 def test_agreement_looks_at_log_probs_up_to_the_first_other_token():
@@ -218,6 +212,9 @@ def test_a_merged_model_may_differ_by_rounding_only(dtype, last, apart, explaine
     alike = agreement(one, Evaluation("other", (other,) * 50))
     with nullcontext() if explained else pytest.raises(MergeError, match=r"not the one that was trained: \d+ of 50"):
         alike.must_be_rounding(dtype)
+    if not explained and last != 7:  # one answer in a hundred may differ
+        mixed = Evaluation("other", (other,) * 2 + (one.outcomes[0],) * 198)
+        agreement(Evaluation("one", one.outcomes * 4), mixed).must_be_rounding(dtype)
 
 
 @pytest.mark.parametrize(
@@ -235,16 +232,3 @@ def test_models_that_are_sure_of_different_tokens_differ(dtype, logprob, explain
     one, other = (Evaluation("one", (outcome("1", tokens=(token,), logprobs=(logprob,)),) * 50) for token in (5, 6))
     with nullcontext() if explained else pytest.raises(MergeError, match="50 of 50 greedy answers differ"):
         agreement(one, other).must_be_rounding(dtype)
-
-
-def test_one_answer_in_a_hundred_may_differ():
-    same = outcome("1")
-    other = outcome("2", tokens=(1, 3), logprobs=(-0.5, -4.0))
-
-    def alike(count):
-        answers = (other,) * count + (same,) * (200 - count)
-        return agreement(Evaluation("one", (same,) * 200), Evaluation("other", answers))
-
-    alike(2).must_be_rounding("fp32")
-    with pytest.raises(MergeError, match="3 of 200 greedy answers differ"):
-        alike(3).must_be_rounding("fp32")

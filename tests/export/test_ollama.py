@@ -34,7 +34,7 @@ def own():
     return AutoTokenizer.from_pretrained(NANO)
 
 
-def test_the_modelfile_of_the_embedded_model(tokenizer):
+def test_the_modelfile_of_the_embedded_model(tokenizer, own):
     text = ollama.modelfile("it.gguf", resolve("nano"), tokenizer, ["<|im_end|>", "\nQuestion:"])
     assert text == (
         'FROM ./it.gguf\nTEMPLATE """{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}'
@@ -43,6 +43,8 @@ def test_the_modelfile_of_the_embedded_model(tokenizer):
         'PARAMETER min_p 0\nPARAMETER repeat_penalty 1\nPARAMETER stop "<|im_end|>"\n'
         'PARAMETER stop """\nQuestion:"""\n'
     )
+    own.bos_token = "<|im_start|>"  # as the first token of SmolLM2's vocabulary, which its tokenizer does not add
+    assert "{{ range .Messages }}<|im_start|>" in ollama.modelfile("it.gguf", resolve("nano"), own, [])
 
 
 @pytest.mark.parametrize(("template", "begin"), [(LLAMA3, "<|start_header_id|>"), (GEMMA, "<start_of_turn>")])
@@ -55,12 +57,6 @@ def test_other_forms(template, begin, own):
     assert "SYSTEM" not in text
 
 
-def test_a_beginning_that_is_part_of_the_form(own):
-    """The first token of SmolLM2's vocabulary opens its turns, and its tokenizer adds none."""
-    own.bos_token = "<|im_start|>"
-    assert "{{ range .Messages }}<|im_start|>" in ollama.modelfile("it.gguf", resolve("nano"), own, [])
-
-
 def test_the_system_message_that_a_template_adds_and_that_of_the_run(own):
     own.chat_template = QWEN
     assert 'SYSTEM "You are Qwen."' in ollama.modelfile("it.gguf", resolve("nano"), own, [])
@@ -68,9 +64,10 @@ def test_the_system_message_that_a_template_adds_and_that_of_the_run(own):
     assert 'SYSTEM "Be brief."' in ollama.modelfile("it.gguf", run, own, [])
 
 
-@pytest.mark.parametrize(
-    "template", [None, QWEN.replace("\n'", "\n\n'"), QWEN.replace("m['content']", "m['content'] + '!'")]
-)
+GUESSED = [None, QWEN.replace("\n'", "\n\n'"), QWEN.replace("m['content']", "m['content'] + '!'")]
+
+
+@pytest.mark.parametrize("template", GUESSED)
 def test_a_template_that_would_be_guessed_is_refused(template, own):
     own.chat_template = template
     with refuses("--to", ModelError, names="template"):
@@ -98,9 +95,6 @@ def with_system(text: str) -> Config:
 @pytest.mark.parametrize("system", ['Say """42""" and', '"', '"""', '"a"\n"b"', ' """ a\n""', "a\n\n b ", '""\n"""'])
 def test_quotation_marks_in_a_system_message_are_read_back(system, own):
     assert read(ollama.modelfile("it.gguf", with_system(system), own, []))["SYSTEM"] == system
-
-
-@pytest.mark.parametrize("system", ['"""\nEnd', 'Write\n"""42""" \r\nalone'])
-def test_a_text_that_would_end_too_early_is_refused(system, own):
-    with pytest.raises(ModelError, match=r"prompt\.system"):
-        ollama.modelfile("it.gguf", with_system(system), own, [])
+    for text in ('"""\nEnd', 'Write\n"""42""" \r\nalone'):  # which would end too early
+        with pytest.raises(ModelError, match=r"prompt\.system"):
+            ollama.modelfile("it.gguf", with_system(text), own, [])

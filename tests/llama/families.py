@@ -16,6 +16,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_fac
 LLAMA3 |= {"original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "beta_fast": 16.0}
+BEYOND = {"original_max_position_embeddings": 16}
 BY_KIND = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": YARN}
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 8, "attention_factor": 1.0}
 LONG |= {"short_factor": [1.0] * 8, "long_factor": [1.5, 2.0, 2.0, 3.0, 4.0, 6.0, 9.0, 9.0]}
@@ -32,10 +33,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "mistral": ("mistral", {"sliding_window": 512}),
     "ministral": ("ministral", {**ALTERNATING, "sliding_window": 512}),
     "ministral3": ("ministral3", {"rope_parameters": YARN | MSCALE}),
-    "ministral3 beyond its first context": (
-        "ministral3",
-        {"rope_parameters": YARN | MSCALE | {"original_max_position_embeddings": 16}},
-    ),
+    "ministral3 beyond its first context": ("ministral3", {"rope_parameters": YARN | MSCALE | BEYOND}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "granite": ("granite", SCALES),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),

@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 import yaml
 from datasets import Dataset
 
-from tests.conftest import ROOT, octet
+from tests.conftest import ROOT, launch, lines_of, octet
 from tests.forks import forked
 from tests.llama.families import FAMILIES, make
 from tests.test_pages import blocks
@@ -32,9 +31,8 @@ def folder(tmp_path_factory) -> Path:
         (folder / "bin" / name).chmod(0o755)
     (page,) = blocks("use.md")
     for script in (shlex.join([sys.executable, f"{ROOT}/train.py", *RUN]), page):
-        environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-        command = ["bash", "-euo", "pipefail", "-c", script]
-        answer = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        path = f"{folder / 'bin'}:{os.environ['PATH']}"
+        answer = launch("bash", "-euo", "pipefail", "-c", script, folder=folder, timeout=2400, PATH=path)
         assert answer.returncode == 0, answer.stdout + answer.stderr
     return folder
 
@@ -50,7 +48,7 @@ def test_the_exact_match_is_the_strict_accuracy(folder):
 
 def test_every_answer_is_the_same_and_is_read_alike(folder):
     (samples,) = (folder / "measured").rglob("samples_*.jsonl")
-    for sample in map(json.loads, samples.read_text().splitlines()):
+    for sample in lines_of(samples):
         ours = sample["doc"]
         assert sample["resps"] == [[ours["completion"]]]
         assert sample["filtered_resps"] == [ours["strict"] or "[invalid]"]
@@ -66,7 +64,7 @@ def test_tiny_models_of_all_families_answer_alike(name, folder, tmp_path):
     model, engine = make(name, tmp_path / "model"), "hf" if "beyond" in name else "decode"
     settings = ["rollout.max_new_tokens=12", "model.dtype=fp32", f"rollout.engine={engine}"]
     assert octet("eval", "--preset", "nano", "--model", model, "--problems", 8, "--out", tmp_path, *settings) == 0
-    asked = [json.loads(line) for line in (tmp_path / "eval_answers.jsonl").read_text().splitlines()]
+    asked = lines_of(tmp_path / "eval_answers.jsonl")
     task = yaml.safe_load((folder / "tasks/held_out.yaml").read_text())
     task["generation_kwargs"]["max_gen_toks"] = 12
     task["custom_dataset"] = lambda **_: {"test": Dataset.from_list(asked)}

@@ -1,7 +1,6 @@
 """A real short run, shared by the tests of this room, and copies of it to change."""
 
 import fcntl
-import json
 import os
 import shutil
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import yaml
 
-from tests.conftest import octet
+from tests.conftest import lines_of, write_lines
 from tests.e2e.short_job import train
 
 FEW = ["--preset", "nano", "run.steps=6", "eval.every=3", "eval.problems=32", "rollout.problems=4", "run.merge=false"]
@@ -33,13 +32,6 @@ def copied(finished, tmp_path):
     return copy
 
 
-def said_by(capsys, *arguments: object) -> tuple[int, str, str]:
-    """Run the command, and return its exit status, its output and its complaints."""
-    status = octet(*arguments)
-    said = capsys.readouterr()
-    return status, said.out, said.err
-
-
 def configure(folder, **changes: object) -> None:
     """Change settings of a run; `model__name` is model.name."""
     config = yaml.safe_load((folder / "config.yaml").read_text())
@@ -48,14 +40,6 @@ def configure(folder, **changes: object) -> None:
         config[section][key] = value
     head = [line for line in (folder / "config.yaml").read_text().splitlines(keepends=True) if line.startswith("#")]
     (folder / "config.yaml").write_text("".join([*head, yaml.safe_dump(config)]))
-
-
-def write_lines(path, records) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def lines_of(path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @contextmanager

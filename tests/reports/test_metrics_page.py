@@ -2,8 +2,7 @@
 
 import re
 
-from tests.conftest import ROOT
-from tests.reports.conftest import lines_of
+from tests.conftest import ROOT, lines_of
 from trainer.watch.trackers import TRL, tracked_name
 
 

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.conftest import octet
-from tests.reports.conftest import HOSTILE, configure, lines_of, said_by, write_lines
+from tests.conftest import lines_of, octet, said_by, write_lines
+from tests.reports.conftest import HOSTILE, configure
 from trainer.reports.chart import COLOURS, MOST_POINTS, Chart, Curve, Value, svg, thinned, ticks
 from trainer.reports.curves import charts_of, groups_of
 from trainer.run_folder.reader import read_run
@@ -30,11 +30,8 @@ def test_the_four_charts_and_their_curves(finished):
     assert [curve.name for curve in charts[1].curves] == ["training", "held-out, 95 %"]
     assert [value.step for value in charts[1].curves[1].values] == [0, 3, 6]
     assert [value.step for value in charts[0].curves[0].values] == [1, 2, 3, 4, 5, 6]
-
-
-def test_what_is_not_logged_has_no_chart(finished):
     titles = [chart.title for chart in charts_of(groups_of([read_run(finished)]), "details")]
-    assert "KL to the reference, a token" not in titles
+    assert "KL to the reference, a token" not in titles  # which is not logged
     assert titles[-2:] == ["seconds of a step", "memory at its peak, GB"]
 
 
@@ -75,17 +72,16 @@ def test_a_chart_says_its_numbers_and_shades_its_range():
     assert len(elements(chart.marks(), "polygon")) == 1
 
 
+def test_ticks_are_round():
+    assert ticks(-0.26, 0.02) == [-0.2, -0.1, 0]
+    assert ticks(1, 20) == [5, 10, 15, 20]
+
+
 @pytest.mark.parametrize("values", [[0.0], [3.0], [-2.0, -2.0], [1e-9, 2e-9], [-1e6, 1e6]])
 def test_any_range_of_values_has_an_axis(values):
     chart = Chart("", [Curve("", [Value(step, one, one, one) for step, one in enumerate(values)])])
     assert sum(element.get("text-anchor") == "end" for element in elements(chart.marks(), "text")) >= 3
     assert all(math.isfinite(float(element.get("x"))) for element in elements(chart.marks(), "rect"))
-
-
-def test_ticks_are_round():
-    assert ticks(0, 0.92) == [0, 0.2, 0.4, 0.6, 0.8]
-    assert ticks(-0.26, 0.02) == [-0.2, -0.1, 0]
-    assert ticks(1, 20) == [5, 10, 15, 20]
 
 
 @pytest.mark.parametrize(
@@ -113,20 +109,20 @@ def test_the_command_writes_both_files(seeds, tmp_path, capsys):
     assert set(COLOURS[:2]) <= {element.get("stroke") for element in found}
 
 
-def test_a_hostile_name_is_text_in_a_drawing(copied, tmp_path):
-    folder = copied(HOSTILE.replace("/", "").replace("\ud800", ""))
-    assert octet("plot", folder, "--out", tmp_path / "plots") == 0
+def test_what_cannot_be_plotted_or_written_is_an_error_and_a_hostile_name_is_text(
+    only_settings, copied, capsys, tmp_path
+):
+    finished = copied(HOSTILE.replace("/", "").replace("\ud800", ""))
+    assert octet("plot", finished, "--out", tmp_path / "plots") == 0
     assert "script" not in {element.tag for element in ElementTree.parse(tmp_path / "plots/curves.svg").iter()}
-
-
-def test_what_cannot_be_plotted_or_written_is_an_error(only_settings, finished, capsys):
+    capsys.readouterr()
     status, _, err = said_by(capsys, "plot", only_settings)
     assert (status, f"{only_settings}: " in err) == (2, True)
     status, _, err = said_by(capsys, "plot", finished, "--out", finished / "config.yaml/plots")
     assert (status, "plots: " in err) == (2, True)
 
 
-def test_a_link_in_a_run_folder_leads_neither_page_nor_picture_elsewhere(copied):
+def test_a_link_or_a_folder_in_place_of_page_or_picture_leads_nothing_elsewhere(copied, capsys):
     folder = copied("demo")
     (folder / "other").write_text("mine")
     names = ("report.html", "curves.svg", "details.svg", "curves.svg.partial")
@@ -136,3 +132,8 @@ def test_a_link_in_a_run_folder_leads_neither_page_nor_picture_elsewhere(copied)
         assert octet(command, folder) == 0
     assert (folder / "other").read_text() == "mine"
     assert not any((folder / name).is_symlink() for name in names)
+    for command, name in (("report", "report.html"), ("plot", "curves.svg")):
+        (folder / name).unlink()
+        (folder / name / "inside").mkdir(parents=True)
+        status, _, said = said_by(capsys, command, folder)
+        assert (status, "Traceback" in said, f"{name}: " in said) == (2, False, True)

@@ -7,14 +7,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tests.conftest import refuses
-from tests.reports.conftest import configure, lines_of, said_by, write_lines
+from tests.conftest import lines_of, refuses, said_by, write_lines
+from tests.reports.conftest import configure
 from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
 from trainer.reports import repeat
 from trainer.reports.curves import charts_of, groups_of
 from trainer.reports.report import report
-from trainer.run_folder.reader import facts_of, read_run, read_runs
+from trainer.run_folder.reader import facts_of, read_run
 
 SECTIONS = ["Curves", "Evaluation", "Alarms", "Answers won and lost", "First and last answers", "Settings"]
 SECTIONS += ["Time and memory", "How it was made"]
@@ -79,19 +79,15 @@ def test_what_a_model_wrote_is_text_on_the_page(finished, hostile):
 
 
 @pytest.mark.parametrize("name", ["eval.json", "eval_flips.jsonl", "samples.jsonl", "metrics.jsonl", "data.json"])
-def test_a_page_without_one_of_the_files_or_with_a_part_of_it(copied, name):
+def test_a_page_without_one_of_the_files_or_with_a_part_of_it(copied, only_settings, name):
     path = copied("half") / name
     if path.suffix == ".jsonl":
         path.write_bytes(path.read_bytes()[:-9])  # as a crash leaves it
         assert page_of(path.parent).within("h2") == SECTIONS
     path.unlink()
     assert page_of(path.parent).within("h2") == SECTIONS
-
-
-def test_a_page_of_a_run_that_has_only_begun(only_settings):
     seen = page_of(only_settings)
-    assert seen.within("h2") == SECTIONS
-    assert seen.tags.count("svg") == 0
+    assert (seen.within("h2"), seen.tags.count("svg")) == (SECTIONS, 0)
     assert "cannot tell" in seen.within("strong")
     assert page_of(only_settings, only_settings).within("td").count("none yet") == 4
 
@@ -117,6 +113,10 @@ def test_several_runs_are_told_apart(finished, copied):
     assert seen.within("code") == ["algorithm.lr"]
     assert {"0.003", "0.002"} <= set(seen.within("td"))
     assert "demo, algorithm.lr=0.003" in seen.within("li")
+    configure(other, task__holdout=0.2)
+    seen = page_of(finished, other)
+    assert seen.within("h3") == ["Task nano", "Task nano"]
+    assert "Runs on different tasks are not compared with each other." in seen.within("p")
 
 
 def test_runs_are_tested_on_the_problems_that_both_were_asked(finished, copied):
@@ -135,9 +135,8 @@ def test_the_answers_that_are_paid_decide(copied):
     folder = copied("lenient")
     answers, records = lines_of(folder / "eval_answers.jsonl"), lines_of(folder / "metrics.jsonl")
     write_lines(folder / "eval_answers.jsonl", [one | {"correct_lenient": True} for one in answers])
-    write_lines(
-        folder / "metrics.jsonl", [one | {"eval/lenient": 1.0} if "eval/accuracy" in one else one for one in records]
-    )
+    paid_more = [one | {"eval/lenient": 1.0} if "eval/accuracy" in one else one for one in records]
+    write_lines(folder / "metrics.jsonl", paid_more)
     strict = read_run(folder)
     assert (all(strict.solved.values()), facts_of(strict)["accuracy"]) == (False, records[-1]["eval/accuracy"])
     configure(folder, reward__answer="lenient")
@@ -159,58 +158,36 @@ def test_a_page_has_one_verdict(copied):
     assert "better:" not in text
 
 
-def test_runs_on_different_tasks_have_tables_of_their_own(finished, copied):
-    other = copied("other")
-    configure(other, task__holdout=0.2)
-    seen = page_of(finished, other)
-    assert seen.within("h3") == ["Task nano", "Task nano"]
-    assert "Runs on different tasks are not compared with each other." in seen.within("p")
-
-
-def test_the_command_on_the_page_makes_the_same_settings(finished):
-    settings = read_run(finished).settings
-    _, _, _, preset, *overrides = shlex.split(repeat.command(*repeat.nearest_preset(settings)))
-    again = flat(resolve(preset, None, [*overrides, f"run.dir={settings['run.dir']}"]).model_dump(mode="json"))
-    assert again == settings
-    assert preset == "nano"
-
-
-def test_what_repeats_a_run_is_complete(finished):
-    seen = page_of(finished)
+def test_what_repeats_a_run_is_complete_and_makes_the_same_settings(finished):
+    seen, settings = page_of(finished), read_run(finished).settings
+    (command,) = repeat.commands(settings, [])
+    _, _, _, preset, *overrides = shlex.split(command)
+    again = resolve(preset, None, [*overrides, f"run.dir={settings['run.dir']}"])
+    assert (preset, flat(again.model_dump(mode="json"))) == ("nano", settings)
     assert any("training problems, whose SHA-256 begins with" in text for text in seen.within("p"))
-    lines = repeat.commands(read_run(finished).settings, ["octet-grpo 0.1.0, torch 2.13.0, git revision 163e3f3-dirty"])
+    lines = repeat.commands(settings, ["octet-grpo 0.1.0, torch 2.13.0, git revision 163e3f3-dirty"])
     assert lines[0] == "git checkout 163e3f3   # in a clone of Octet, and changes that were not committed"
-    assert repeat.commands(read_run(finished).settings, ["peft 0.21.2, no git revision"]) == lines[1:]
+    assert repeat.commands(settings, ["peft 0.21.2, no git revision"]) == lines[1:]
     for evil in ("abc;touch${IFS}x", "`id`", "$(id)", "a|b", "--orphan", "a\tb", "a'b", "<b>", "a&b", ""):
-        assert repeat.commands(read_run(finished).settings, [f"octet 0, git revision {evil}"]) == lines[1:]
+        assert repeat.commands(settings, [f"octet 0, git revision {evil}"]) == lines[1:]
     own = {"task.path": "owner/name", "prompt.template": "asked.jinja", "reward.custom": "mine.py:score"}
-    assert repeat.own_files(dict.fromkeys(repeat.FILES) | own) == [
-        "prompt.template=asked.jinja",
-        "reward.custom=mine.py:score",
-    ]
+    files = ["prompt.template=asked.jinja", "reward.custom=mine.py:score"]
+    assert repeat.own_files(dict.fromkeys(repeat.FILES) | own) == files
 
 
-def test_a_folder_that_is_no_run_is_an_error_or_left_out(finished, tmp_path, capsys):
-    with refuses(tmp_path, DataError):
-        read_runs([tmp_path])
-    assert [run.folder for run in read_runs([tmp_path, finished])] == [finished]
-    assert str(tmp_path) in capsys.readouterr().err
-
-
-def test_settings_of_another_version_are_an_error(copied):
-    folder = copied("old")
-    with (folder / "config.yaml").open("a") as file:
-        file.write("gone: {key: 1}\n")
-    with refuses(folder / "config.yaml", DataError, names="gone"):
-        report([read_run(folder)])
-
-
-def test_the_command_says_where_the_page_is(finished, tmp_path, capsys):
-    out = tmp_path / "page.html"
+def test_the_command_names_the_page_and_what_is_no_run(finished, copied, tmp_path, capsys):
+    out, old = tmp_path / "page.html", copied("old") / "config.yaml"
     assert said_by(capsys, "report", finished, "--out", out) == (0, f"{out}\n", "")
     assert out.read_text().startswith("<!doctype html>")
-    status, _, err = said_by(capsys, "report", finished, "--out", tmp_path / "missing/page.html")
-    assert (status, "missing/page.html: " in err) == (2, True)
+    status, said, err = said_by(capsys, "report", tmp_path, finished, "--out", out)
+    assert (status, said, str(tmp_path) in err) == (0, f"{out}\n", True)  # it is left out
+    for arguments in ((finished, "--out", tmp_path / "missing/page.html"), (tmp_path,)):
+        status, _, err = said_by(capsys, "report", *arguments)
+        assert (status, f"{arguments[-1]}: " in err) == (2, True)
+    with old.open("a") as file:
+        file.write("gone: {key: 1}\n")  # a setting of another version
+    with refuses(old, DataError, names="gone"):
+        report([read_run(old.parent)])
 
 
 LARGE = "1" + "0" * 400

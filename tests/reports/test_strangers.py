@@ -7,7 +7,8 @@ import shutil
 import pytest
 import yaml
 
-from tests.reports.conftest import configure, said_by
+from tests.conftest import said_by, write_lines
+from tests.reports.conftest import configure
 from trainer.errors import DataError
 from trainer.machine.visible import visible
 from trainer.reports import report
@@ -45,28 +46,19 @@ def _poisoned(value):
 @pytest.fixture
 def records(tmp_path):
     rows = [{"question": f"{EVIL} {number}?", "answer": f"{EVIL} #### {number}", "id": EVIL} for number in range(3)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path / "rows.jsonl"
+    return write_lines(tmp_path / "rows.jsonl", rows)
 
 
-COMMANDS = {
-    "compare": lambda run: ("compare", run.parent / "usual", run),
-    "push": lambda run: ("push", run, "--to", "me/demo"),
-    "report": lambda run: ("report", run),
-    "plot": lambda run: ("plot", run),
-    "watch": lambda run: ("watch", run, "--once"),
-    "repro": lambda run: ("repro", run),
-    "chat": lambda run: ("chat", run),
-    "eval": lambda run: ("eval", "--adapter", run / "adapter"),
-    "resume": lambda run: ("train", "--resume", run, "--dry-run"),
-}
+COMMANDS = {name: (name,) for name in ("report", "plot", "repro", "chat")}
+COMMANDS |= {"compare": ("compare", "USUAL"), "push": ("push", "--to", "me/demo"), "watch": ("watch", "--once")}
+COMMANDS |= {"eval": ("eval",), "resume": ("train", "--dry-run", "--resume")}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_run_of_a_stranger_is_text_on_the_screen(command, strange, capsys):
     usual = shutil.copytree(strange, strange.parent / "usual")
     configure(usual, model__name="nano", rollout__stop=["[/yes]"])
-    status, *said = said_by(capsys, *COMMANDS[command](strange))
+    status, *said = said_by(capsys, *(usual if word == "USUAL" else word for word in COMMANDS[command]), strange)
     said = "".join(said)
     assert visible(said) == said
     assert status == (0 if command in ("compare", "push", "report", "plot", "watch", "resume") else 2), said
@@ -115,13 +107,3 @@ def test_an_evaluation_in_another_form_is_refused_by_name(copied):
                 refused.append(str(error))
     assert len(refused) > 100
     assert all(f"{folder}/eval.json: it is not as Octet writes it" in said for said in refused)
-
-
-@pytest.mark.parametrize(
-    ("command", "name"), [("report", "report.html"), ("plot", "curves.svg"), ("plot", "details.svg")]
-)
-def test_a_folder_where_a_file_belongs_is_named(command, name, copied, capsys):
-    folder = copied("usual")
-    (folder / name / "inside").mkdir(parents=True)
-    status, _, said = said_by(capsys, command, folder)
-    assert (status, "Traceback" in said, f"{name}: " in said) == (2, False, True)

@@ -5,14 +5,14 @@ import random
 
 import pytest
 
-from tests.conftest import refuses
+from tests.conftest import refuses, write_lines
 from tests.reports.test_plot import elements
 from trainer.commands import study as command
 from trainer.config.study import read_study
 from trainer.errors import DataError, OctetError
 from trainer.reports.chart import COLOURS, GREY
-from trainer.reports.study import _at, collect, shares, summary
-from trainer.reports.study_page import drawings, sentences, study_page, tables
+from trainer.reports.study import _at, collect, ended, shares, summary
+from trainer.reports.study_page import drawings, sections, sentences, tables
 
 TEXT = """
 settings: {run.steps: 4, eval.problems: 200, warmup.problems: 8}
@@ -44,14 +44,14 @@ def end(study, name: str, truth: dict[str, tuple[float, float]] = TRUTH) -> None
         for model, seed in (("base", 0), ("trained", f"{run.seed} {run.arm}"))
         for one in answered(model, random.Random(seed), *truth["base" if model == "base" else run.arm])
     ]
-    (folder / "eval_answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
+    write_lines(folder / "eval_answers.jsonl", answers)
     spent = {"tokens": 800.0} if run.arm == "supervised" else {"groups": 4.0, "length": 25.0}
     base, trained = (
         {"eval/accuracy": truth[name][0], "eval/lenient": truth[name][1], **RANGE} for name in ("base", run.arm)
     )
     lines = [{"step": 0, **base}, *({"step": step, "time/step": 2.0, **spent} for step in range(1, 5))]
     lines[-1] |= trained
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(folder / "metrics.jsonl", lines)
     (folder / "verdict.json").write_text("{}")
 
 
@@ -77,9 +77,8 @@ def comparison(found, arm: str, against: str):
 
 def test_arms_are_judged_against_the_base_and_the_first_arm(found):
     against_base = {arm: comparison(found, arm, "base")["verdict"] for arm in found["arms"] if arm != "base"}
-    assert against_base == {
-        "grpo": "better", "small": "better", "format": "better", "random": "cannot tell", "supervised": "better",
-    }  # fmt: skip
+    assert against_base.pop("random") == "cannot tell"
+    assert against_base == dict.fromkeys(["grpo", "small", "format", "supervised"], "better")
     assert comparison(found, "small", "grpo")["verdict"] == "cannot tell"
     assert comparison(found, "random", "grpo")["verdict"] == "worse"
     one = comparison(found, "grpo", "base")
@@ -89,11 +88,18 @@ def test_arms_are_judged_against_the_base_and_the_first_arm(found):
     assert all(one["p_holm"] >= one["p"] for one in found["comparisons"])
 
 
-def test_the_share_of_the_gain_that_a_control_reaches_is_named(found):
-    shares = {one["control"]: one for one in found["shares"]}
-    assert shares["format"]["low"] < 0.5 < shares["format"]["high"]
-    assert shares["format"]["share"] == pytest.approx(0.5, abs=0.1)
-    assert shares["random"]["low"] < 0.0
+def test_the_share_of_the_gain_that_a_control_reaches_is_named(study, found):
+    reached = {one["control"]: one for one in found["shares"]}
+    assert [*reached] == ["format", "random", "supervised"]
+    assert reached["format"]["low"] < 0.5 < reached["format"]["high"]
+    assert reached["format"]["share"] == pytest.approx(0.5, abs=0.1)
+    assert reached["random"]["low"] < 0.0
+    doubted = [one | {"verdict": "cannot tell"} for one in found["comparisons"]]
+    assert shares(collect(study), doubted) == []  # of a gain that was not found
+    settings = {"model.name": "<script>alert(1)</script>"}
+    found["arms"]["grpo"]["settings"] = settings
+    page = "".join(sections(found, collect(study)))
+    assert ("Against the untrained base" in page, "<script>" in page) == (True, False)
     said = "\n".join(sentences(found))
     assert "The control format reaches" in said
     assert "The control random was not found to reach any of this gain" in said
@@ -110,37 +116,33 @@ def test_costs_are_counted_and_compared_where_they_are_equal(found):
     at = found["equal"]["samples"]["accuracy"]  # after a quarter of the samples of grpo
     assert at["grpo"] == pytest.approx(0.3 + 0.25 * 0.5)
     assert at["supervised"] == pytest.approx(0.9)
+    points = [({"samples": 10.0}, 0.5), ({"samples": 20.0}, 0.9)]
+    assert (_at(15.0, "samples", points), _at(5.0, "samples", points)) == (pytest.approx(0.7), None)
     said = "\n".join(sentences(found))
     assert "All arms have spent the same tokens and seconds." in said
     assert "The arms differ in cost: samples." in said
 
 
-def test_two_seeds_are_not_judged(study):
-    for run in study.runs():
-        if run.seed < 2:
-            end(study, run.name)
-    found = summary(collect(study))
-    assert all("verdict" not in one for one in found["comparisons"])
-    assert found["shares"] == []
-    (rows,) = (rows for title, _, rows in tables(found) if title == "Against grpo")
-    assert {row[-1] for row in rows} == {"not judged: 2 of at least 3 seeds"}
-
-
 def test_a_study_that_goes_on_is_judged_by_the_runs_that_have_ended(study, capsys):
-    for seed in range(3):
-        end(study, f"grpo-{seed}")
-    command._judge(study)
-    said = capsys.readouterr().out
-    assert "Against the untrained base" in said
-    stored = json.loads((study.folder / "study.json").read_text())
-    assert {*stored["arms"]} == {"base", "grpo"}
-    assert len(stored["runs"]) == 3
-
-
-def test_a_study_without_any_run_of_the_first_arm_says_so(study):
     end(study, "small-0")
     with pytest.raises(OctetError, match="no run of grpo, the first arm, has ended yet"):
         command._judge(study)
+    for seed in range(2):
+        end(study, f"grpo-{seed}")
+    found = summary(collect(study))
+    assert all("verdict" not in one for one in found["comparisons"])
+    assert found["shares"] == []
+    (rows,) = (rows for title, _, rows in tables(found) if title == "Against the untrained base")
+    assert {row[-1] for row in rows} == {"not judged: 2 of at least 3 seeds", "not judged: 1 of at least 3 seeds"}
+    end(study, "grpo-2")
+    command._judge(study)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Against the untrained base" in said
+    stored = json.loads((study.folder / "study.json").read_text())
+    assert {*stored["arms"]} == {"base", "grpo", "small"}
+    assert len(stored["runs"]) == 4
+    assert stored["missing"][:4] == ["format-0", "random-0", "supervised-0", "small-1"]  # in the order of seeds
+    assert "format-0, random-0, supervised-0, small-1," in said
 
 
 def test_a_run_with_other_settings_is_named(study):
@@ -149,6 +151,11 @@ def test_a_run_with_other_settings_is_named(study):
     path.write_text(path.read_text().replace("problems: 200", "problems: 300"))
     with refuses(study.folder / "grpo-0", DataError, names="eval.problems=200"):
         collect(study)
+    end(study, "grpo-1")
+    (study.folder / "grpo-1/metrics.jsonl").write_text("")
+    (run,) = (one for one in study.runs() if one.name == "grpo-1")
+    with refuses(study.folder / "grpo-1/metrics.jsonl", DataError):
+        ended(study, run)
 
 
 def test_the_control_supervised_has_the_tokens_of_the_first_arm_without_solutions_that_are_too_long(study):
@@ -160,13 +167,10 @@ def test_the_control_supervised_has_the_tokens_of_the_first_arm_without_solution
     assert steps * 8 * 24 >= 3200
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text.replace("?", "!"),  # other questions
-        lambda text: "".join(text.splitlines(keepends=True)[:-3]),  # fewer of them
-    ],
-)
+OTHERS = [lambda text: text.replace("?", "!"), lambda text: "".join(text.splitlines(keepends=True)[:-3])]
+
+
+@pytest.mark.parametrize("damage", OTHERS)
 def test_runs_on_other_problems_are_named(study, damage):
     end(study, "grpo-0")
     end(study, "grpo-1")
@@ -198,14 +202,6 @@ def test_a_base_that_knows_the_old_problems_is_named(study):
     assert any("with new numbers" in title for title, _, _ in tables(found))
 
 
-def test_runs_that_have_not_ended_are_named(study):
-    for name in ("grpo-0", "grpo-1", "grpo-2", "small-0"):
-        end(study, name)
-    found = summary(collect(study))
-    assert found["missing"][:4] == ["format-0", "random-0", "supervised-0", "small-1"]  # in the order of seeds
-    assert "format-0, random-0, supervised-0, small-1," in "\n".join(sentences(found))
-
-
 def test_a_run_that_has_warmed_up_has_the_base_of_its_warm_up(study):
     study.path.write_text("settings: {run.steps: 4, eval.problems: 200}\nseeds: 1\narms: {warm: {warmup.steps: 3}}")
     warm = read_study(study.path)
@@ -220,40 +216,12 @@ def test_a_run_that_has_warmed_up_has_the_base_of_its_warm_up(study):
     (warmup / "config.yaml").write_text(config.warmed_up_in(warmup).to_yaml())
     (folder / "config.yaml").write_text(config.after_warmup(warmup).to_yaml())
     answers = [*answered("base", random.Random(1), 0.8, 0.8), *answered("trained", random.Random(2), 0.9, 0.9)]
-    (folder / "eval_answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
+    write_lines(folder / "eval_answers.jsonl", answers)
     found = summary(collect(warm))
     assert found["arms"]["base"]["strict"][0] == pytest.approx(0.3, abs=0.1)  # and not 0.8
     (warmup / "config.yaml").write_text(config.warmed_up_in(warmup).to_yaml().replace("steps: 3", "steps: 5"))
     with refuses(folder, DataError, names="run.steps"):
         collect(warm)
-
-
-def test_no_accuracy_is_made_up_before_the_first_evaluation():
-    points = [({"samples": 10.0}, 0.5), ({"samples": 20.0}, 0.9)]
-    assert _at(15.0, "samples", points) == pytest.approx(0.7)
-    assert _at(5.0, "samples", points) is None
-
-
-def test_no_share_is_told_of_a_gain_that_was_not_found(study, found):
-    collected = collect(study)
-    assert [one["control"] for one in shares(collected, found["comparisons"])] == ["format", "random", "supervised"]
-    for one in found["comparisons"]:
-        one["verdict"] = "cannot tell"
-    assert shares(collected, found["comparisons"]) == []
-
-
-def test_an_empty_file_of_metrics_is_named(study):
-    end(study, "grpo-0")
-    (study.folder / "grpo-0/metrics.jsonl").write_text("")
-    with refuses(study.folder / "grpo-0/metrics.jsonl", DataError):
-        collect(study)
-
-
-def test_the_page_has_the_tables_and_no_markup_of_others(study, found):
-    found["arms"]["grpo"]["settings"] = {"model.name": "<script>alert(1)</script>"}
-    page = study_page(found, collect(study))
-    assert "Against the untrained base" in page
-    assert "<script>" not in page
 
 
 def test_the_differences_are_drawn_with_their_intervals(found):

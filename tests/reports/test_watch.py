@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests.conftest import ROOT
-from tests.reports.conftest import going_on, lines_of, said_by, write_lines
+from tests.conftest import ROOT, lines_of, said_by, write_lines
+from tests.reports.conftest import going_on
 from tests.terminal import on_a_terminal, read
 from trainer.machine.console import Console
 from trainer.reports import terminal
@@ -17,14 +17,10 @@ from trainer.reports.terminal import blocks, clock, of_folder, stopped
 from trainer.run_folder.reader import read_run
 
 
-def watch(*arguments: str, capsys) -> str:
-    status, said, _ = said_by(capsys, "watch", *arguments)
-    assert status == 0
-    return said
-
-
-def test_what_is_shown_of_a_run_that_has_ended(finished, capsys):
-    said = watch(finished, capsys=capsys)
+def test_what_is_shown_of_a_run_that_has_ended_and_of_one_that_has_only_begun(finished, only_settings, capsys):
+    with going_on(only_settings):
+        assert "step 0 of 6, not one step is logged yet" in said_by(capsys, "watch", only_settings)[1]
+    said = said_by(capsys, "watch", finished)[1]
     assert "step 6 of 6, ended" in said
     assert "verdict: " in said
     assert "last bad, step" in said
@@ -42,7 +38,7 @@ def test_a_run_that_goes_on_says_how_long_it_takes(copied, capsys):
         record.update({"time/rollout": 30.0, "time/reward": 10.0, "time/reward/correct": 9.0})
     write_lines(folder / "metrics.jsonl", records)
     with going_on(folder):
-        assert "step 3 of 6, 2:00 left, last step at " in watch(folder, capsys=capsys)
+        assert "step 3 of 6, 2:00 left, last step at " in said_by(capsys, "watch", folder)[1]
 
 
 @pytest.fixture
@@ -91,9 +87,9 @@ def test_memory_stands_beside_its_plan_and_once_where_it_is_the_same_in_all_phas
     for record in records:
         record.update({name: 0.774 for name in record if name.startswith("memory/")})
     write_lines(folder / "metrics.jsonl", records)
-    assert re.search(r"│ memory +0\.77 GB +│", watch(folder, capsys=capsys))
+    assert re.search(r"│ memory +0\.77 GB +│", said_by(capsys, "watch", folder)[1])
     (folder / "memory_plan.json").write_text('{"step": 4500000000}')
-    assert re.search(r"memory .*step 0\.77 of 4\.50 planned", watch(folder, capsys=capsys))
+    assert re.search(r"memory .*step 0\.77 of 4\.50 planned", said_by(capsys, "watch", folder)[1])
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 19), (60, 14), (120, 35), (80, 6)])
@@ -104,22 +100,17 @@ def test_a_run_fits_the_terminal_of_its_screen(finished, width, height):
     assert "step 6 of 6" in "".join(segment.text for line in lines for segment in line)
 
 
-def test_a_run_that_has_only_begun(only_settings, capsys):
-    with going_on(only_settings):
-        assert "step 0 of 6, not one step is logged yet" in watch(only_settings, capsys=capsys)
-
-
 def test_several_runs_and_their_alarms(finished, copied, capsys):
     folder = copied("alarm")
     records = [record | {"empty": 0.9} for record in lines_of(folder / "metrics.jsonl")]
     write_lines(folder / "metrics.jsonl", records)
-    said = watch(finished, folder, "--once", capsys=capsys)
+    said = said_by(capsys, "watch", finished, folder, "--once")[1]
     assert said.count("step 6 of 6") == 2
     assert said.count("! since step 5: empty answers: 90% of the answers are empty.") == 1
 
 
 def test_what_a_model_wrote_is_text_on_the_screen(hostile, capsys):
-    said = watch(hostile, capsys=capsys)
+    said = said_by(capsys, "watch", hostile)[1]
     assert not [character for character in said if character < " " and character != "\n"]
     assert not {"\u202e", "\u2066", "\ud800"} & set(said)
     assert "␛[31mred" in said
@@ -132,7 +123,3 @@ def test_blocks_and_times():
     assert blocks([float("nan")]) == ""
     assert len(blocks(list(range(1000)))) == 40
     assert (clock(61), clock(3661)) == ("1:01", "1:01:01")
-
-
-def test_a_folder_that_is_no_run_is_an_error(tmp_path, capsys):
-    assert said_by(capsys, "watch", tmp_path)[0] == 2

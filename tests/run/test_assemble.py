@@ -17,17 +17,16 @@ def model(tiny_model):
     return load_model(resolve("nano", None, [f"model.name={tiny_model}"]).model, "fp32", torch.device("cpu"))
 
 
-def prompter(config, tokenizer):
-    return prompter_of(config, make_task(config.task), tokenizer)
+def context_of(config, model, tokenizer, folder):
+    prompter = prompter_of(config, make_task(config.task), tokenizer)
+    return sampling_context(config, StaticPolicy(), model, prompter, [], folder, print)
 
 
 @pytest.mark.parametrize("engine", ["hf", "decode"])
 def test_a_stop_string_that_is_a_special_token_ends_answers_at_that_token(tmp_path, tokenizer, model, engine):
     """Its text is never in an answer, which is decoded without special tokens."""
     config = resolve("nano", None, [f"rollout.engine={engine}", "rollout.stop=[<|im_start|>, so]"])
-    context = sampling_context(
-        config, StaticPolicy(), model, prompter_of(config, make_task(config.task), tokenizer), [], tmp_path, print
-    )
+    context = context_of(config, model, tokenizer, tmp_path)
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")
     for sampler in make_samplers(context, model, print, copies=True):
         completion = sampler.stops.completion([5, start, 6], [-1.0] * 3)
@@ -36,14 +35,9 @@ def test_a_stop_string_that_is_a_special_token_ends_answers_at_that_token(tmp_pa
         assert sampler.stops.strings == ("so",)
     assert start in context.stop_tokens  # of vLLM
     assert context.stop_strings == ("so",)
-
-
-def test_a_stop_string_with_a_special_token_in_it_is_refused(tmp_path, tokenizer, model):
     config = resolve("nano", None, ["rollout.stop=<|im_end|> so"])
     with refuses("rollout.stop", names="im_end"):
-        sampling_context(
-            config, StaticPolicy(), model, prompter_of(config, make_task(config.task), tokenizer), [], tmp_path, print
-        )
+        context_of(config, model, tokenizer, tmp_path)
 
 
 def test_a_longer_run_says_both_learning_rates():

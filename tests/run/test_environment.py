@@ -2,7 +2,7 @@
 
 import json
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, learned, lines_of
 from tests.e2e.short_job import FEW, do_the_last_step_again, train
 
 CALLS = ["--preset", "nano", *FEW, "rollout.max_new_tokens=40", "run.merge=false", "eval.problems=0"]
@@ -10,12 +10,8 @@ CALLS += [f"task.name={ROOT}/examples/calculator.py:build", "task.tools=calculat
 
 
 def files_of(folder):
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    same = [
-        {name: value for name, value in one.items() if "time" not in name and "memory" not in name} for one in metrics
-    ]
     weights = folder / "checkpoints" / "step_000002" / "adapter" / "adapter_model.safetensors"
-    return same, (folder / "samples.jsonl").read_text(), weights.read_bytes()
+    return learned(folder), (folder / "samples.jsonl").read_text(), weights.read_bytes()
 
 
 def test_a_run_may_learn_from_the_rewards_of_its_environment(tmp_path):
@@ -24,10 +20,10 @@ def test_a_run_may_learn_from_the_rewards_of_its_environment(tmp_path):
     settings += ["reward.weights={correct: 0, environment: 1.0}", "run.steps=1", f"run.dir={tmp_path}/run"]
     said = train(tmp_path, "--preset", "nano", *FEW[:3], *settings, "run.merge=false")
     assert "earns 0.00, an empty answer 0.00; environment not counted" in said
-    samples = [json.loads(line) for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()]
+    samples = lines_of(tmp_path / "run/samples.jsonl")
     assert {one["reward"] == one["reward/environment"] for one in samples} == {True}
     assert any(one["reward"] for one in samples)
-    answers = [json.loads(line) for line in (tmp_path / "run/eval_answers.jsonl").read_text().splitlines()]
+    answers = lines_of(tmp_path / "run/eval_answers.jsonl")
     assert any("turns" in one for one in answers)
 
 

@@ -11,38 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, launch, learned, lines_of
 from tests.forks import forked
 
-FEW = [
-    "rollout.problems=4",
-    "rollout.group_size=4",
-    "rollout.max_new_tokens=24",
-    "eval.problems=16",
-    "run.save_every=2",
-]
+FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24"]
+FEW += ["eval.problems=16", "run.save_every=2"]
+ACTIVE = {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}  # this interpreter's environment
 
 
-def start(*command: str, folder: Path, **environment: str) -> subprocess.Popen:
-    """In an empty folder, with this interpreter's environment active."""
-    active = {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
-    everything = os.environ | active | environment
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=folder, env=everything, **pipes)
-
-
-def run(*command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
-    process = start(*command, folder=folder, **environment)
-    said, complained = process.communicate(timeout=580)
-    return subprocess.CompletedProcess(command, process.returncode, said, complained)
+def run(*command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return launch(*command, folder=folder, **ACTIVE, **environment)
 
 
 def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     return run(*forked(), str(ROOT / "train.py"), *arguments, folder=folder)
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def adapter(folder: Path) -> bytes:
@@ -58,53 +40,38 @@ def job(tmp_path_factory):
     return folder / "it", answer
 
 
-def test_nothing_is_printed_that_a_user_cannot_act_on(job):
-    assert job[1].stdout.startswith("octet: preset nano (no GPU found, ")
-    assert job[1].stderr == ""
-    assert "warn" not in job[1].stdout.lower()
-    assert "\n\n\n" not in job[1].stdout
-
-
-def test_it_ends_with_the_three_models_and_a_verdict(job):
+def test_it_ends_with_the_three_models_a_verdict_and_what_to_do_next_and_prints_no_noise(job):
     said = job[1].stdout
+    assert said.startswith("octet: preset nano (no GPU found, ")
+    assert job[1].stderr == ""
+    assert ("warn" in said.lower(), "\n\n\n" in said) == (False, False)
     assert re.search(r"\n +base +trained +merged\n", said)
     verdict = json.loads((job[0] / "verdict.json").read_text())
     assert f"\nverdict: {verdict['verdict']}: {verdict['evidence']}\n" in said
     assert "of 16 held-out problems" in verdict["evidence"]
     assert "16 of 16 greedy answers identical" in said
     assert "run folder  it" in said
-
-
-def test_what_to_do_next_keeps_the_settings_and_can_be_pasted(job):
-    """The preset for a card has its own model and sizes."""
-    kept = "run.steps=4 run.save_every=2 run.keep=9 eval.problems=16"
-    assert f"  ./run_deepspeed.sh --preset 8gb {kept}   # on a machine with a GPU\n" in job[1].stdout
-    assert "octet eval --adapter it/adapter --problems 1000 --samples 8\n" in job[1].stdout
+    kept = "run.steps=4 run.save_every=2 run.keep=9 eval.problems=16"  # a card's preset has its own model and sizes
+    assert f"  ./run_deepspeed.sh --preset 8gb {kept}   # on a machine with a GPU\n" in said
+    assert "octet eval --adapter it/adapter --problems 1000 --samples 8\n" in said
 
 
 def test_the_run_folder_has_what_was_promised(job):
     folder = job[0]
-    metrics = lines(folder / "metrics.jsonl")
+    metrics = lines_of(folder / "metrics.jsonl")
     assert "eval/accuracy" in metrics[0]  # the base, before the first step
     assert [record["step"] for record in metrics] == [0, 1, 2, 3, 4]
-    assert {"reward/mean", "reward/std", "reward/correct", "accuracy/strict", "accuracy/lenient", "length"} <= set(
-        metrics[1]
-    )
-    assert {"loss", "entropy", "grad_norm", "lr", "advantage/mean", "advantage/std", "time/rollout"} <= set(metrics[1])
     assert abs(metrics[1]["advantage/mean"]) < 1e-6
     assert metrics[1]["sampler_difference"] < 1e-4
-    assert {"completion", "reward", "strict", "gold"} <= set(lines(folder / "samples.jsonl")[0])
+    assert {"completion", "reward", "strict", "gold"} <= set(lines_of(folder / "samples.jsonl")[0])
     assert list((folder / "tensorboard").glob("events*"))
     assert "torch" in (folder / "config.yaml").read_text().splitlines()[0]
     evaluations = json.loads((folder / "eval.json").read_text())["evaluations"]
     assert [one["name"] for one in evaluations] == ["base", "trained", "merged"]
-
-
-def test_checkpoints_are_adapter_sized(job):
-    checkpoints = job[0] / "checkpoints"
+    checkpoints = folder / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_000002", "step_000004"]
     assert os.readlink(checkpoints / "latest") == "step_000004"
-    trainable = (job[0] / "adapter/adapter_model.safetensors").stat().st_size
+    trainable = (folder / "adapter/adapter_model.safetensors").stat().st_size
     size = sum(path.stat().st_size for path in (checkpoints / "step_000004").rglob("*") if path.is_file())
     assert size < 8 * trainable  # adapter twice, fp32 master weights, two moments: and no base
 
@@ -137,37 +104,22 @@ def test_a_resumed_run_is_the_undisturbed_run(job, tmp_path):
     assert learned(cut) == learned(job[0])
 
 
-def learned(folder):
-    """The metrics without those of the machine."""
-    steps = lines(folder / "metrics.jsonl")
-    return [{key: value for key, value in one.items() if not key.startswith(("time/", "memory/"))} for one in steps]
-
-
-def test_the_same_command_in_the_same_folder_resumes_and_other_settings_are_refused(job, tmp_path):
-    shutil.copytree(job[0], tmp_path / "it", symlinks=True)
-    answer = train(tmp_path, "--preset", "nano", *FEW, "run.steps=4", "run.dir=it", "algorithm.lr=0.5")
-    assert answer.returncode == 2
-    assert "it holds a run with other settings: algorithm.lr=0.5 (it has 0.003)" in answer.stderr
-    assert "Traceback" not in answer.stderr
-
-
 @pytest.mark.slow
 def test_the_latest_run_goes_on_through_the_launcher(job, tmp_path):
     shutil.copytree(job[0], tmp_path / "runs/it", symlinks=True)
     answer = run(str(ROOT / "run_deepspeed.sh"), "--resume", "run.steps=5", "run.merge=false", folder=tmp_path)
-    assert (
-        "run.steps=5, and it was 4: the cosine schedule is stretched, so the learning rate goes from " in answer.stdout
-    )
+    assert "run.steps=5, and it was 4: the cosine schedule is stretched, so the learning rate goes " in answer.stdout
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.splitlines()[0] == "octet: resuming runs/it"
     assert "going on after step 4" in answer.stdout
-    assert lines(tmp_path / "runs/it/metrics.jsonl")[-1]["step"] == 5
+    assert lines_of(tmp_path / "runs/it/metrics.jsonl")[-1]["step"] == 5
 
 
 def test_a_stopped_run_says_how_to_go_on_and_a_second_one_cannot_disturb_it(tmp_path):
     """Ctrl-C to the launcher while a run goes on, and another run in its folder before that."""
     command = [str(ROOT / "run_deepspeed.sh"), *FEW, "run.steps=500", "run.dir=it", "eval.problems=0"]
-    first = start(*command, folder=tmp_path)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    first = subprocess.Popen(command, cwd=tmp_path, env=os.environ | ACTIVE, **pipes)
     for line in first.stdout:
         if line.startswith("  1/500"):
             break
@@ -176,10 +128,8 @@ def test_a_stopped_run_says_how_to_go_on_and_a_second_one_cannot_disturb_it(tmp_
     said, complained = first.communicate(timeout=240)
     assert (second.returncode, first.returncode) == (2, 130)
     assert "run.dir=it: another run is writing to it." in second.stderr
-    assert re.search(
-        r"octet: stopped\. (Nothing is saved yet: .* comes after step 2, |--resume it goes on after step \d+)",
-        complained,
-    )
+    on = r"octet: stopped\. (Nothing is saved yet: .* comes after step 2, |--resume it goes on after step \d+)"
+    assert re.search(on, complained)
     assert "Traceback" not in said + complained
 
 
@@ -206,8 +156,8 @@ def test_two_ranks_through_the_launcher(tmp_path):
     answer = run(*launcher, str(ROOT / "train.py"), *FEW, "run.steps=2", "run.dir=two", folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert "on 2 x cpu" in answer.stdout
-    assert [one["step"] for one in lines(tmp_path / "two/metrics.jsonl")] == [0, 1, 2]
-    assert len(lines(tmp_path / "two/eval_answers.jsonl")) == 3 * 16
+    assert [one["step"] for one in lines_of(tmp_path / "two/metrics.jsonl")] == [0, 1, 2]
+    assert len(lines_of(tmp_path / "two/eval_answers.jsonl")) == 3 * 16
     assert "16 of 16 greedy answers identical" in answer.stdout
 
 
@@ -217,7 +167,7 @@ def test_the_8gb_preset_on_real_gsm8k_text_with_a_tiny_model(tmp_path, tiny_mode
     answer = train(tmp_path, "--preset", "8gb", *settings, "eval.problems=8", "run.dir=it", "rollout.dead_groups=keep")
     assert answer.returncode == 0, answer.stderr
     assert "on gsm8k (74" in answer.stdout
-    prompt = lines(tmp_path / "it/samples.jsonl")[0]["prompt"]
+    prompt = lines_of(tmp_path / "it/samples.jsonl")[0]["prompt"]
     assert prompt.startswith("<|im_start|>user\n")
     assert "#### 42" in prompt
 
@@ -235,28 +185,24 @@ def test_the_8gb_preset_on_real_gsm8k_text_with_a_tiny_model(tmp_path, tiny_mode
     ],
 )
 def test_what_cannot_be_is_answered_before_anything_is_loaded(tmp_path, program, arguments, told):
-    starts = {
-        "run_deepspeed.sh": [str(ROOT / program)],
-        "train.py": [sys.executable, "-X", "importtime", str(ROOT / program)],
-    }
+    start = [sys.executable, "-X", "importtime"] if program == "train.py" else []
     (tmp_path / "bad.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\nbroken\n')
-    command = [*starts[program], *arguments]
-    answer = run(*command, folder=tmp_path, HF_HOME=str(tmp_path / "empty"))
+    answer = run(*start, ROOT / program, *arguments, folder=tmp_path, HF_HOME=str(tmp_path / "empty"))
     assert answer.returncode == 2
     assert told in answer.stderr
     assert "Traceback" not in answer.stderr
     assert " torch\n" not in answer.stderr
 
 
+SPOILED = [
+    (lambda folder: (folder / "model.safetensors").write_bytes(b"half"), "it cannot be loaded"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "there are no weights"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), "its tokenizer has no vocabulary"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("spoil", "told"),
-    [
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"half"), "it cannot be loaded"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "there are no weights"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "its tokenizer has no vocabulary"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "told"), SPOILED)
 def test_a_spoiled_model_folder_is_a_clear_error(tmp_path, tiny_model, spoil, told):
     shutil.copytree(tiny_model, tmp_path / "model")
     spoil(tmp_path / "model")
@@ -268,9 +214,7 @@ def test_a_spoiled_model_folder_is_a_clear_error(tmp_path, tiny_model, spoil, to
 
 def test_an_active_conda_environment_is_used(tmp_path):
     """There is no VIRTUAL_ENV, and the stamp of the installation is kept in the environment."""
-    stamp = subprocess.run(
-        "cat setup.cfg constraints.txt | cksum", shell=True, cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    stamp = launch("bash", "-c", "cat setup.cfg constraints.txt | cksum").stdout
     (tmp_path / ".octet-installed").write_text(stamp)
     conda = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "CONDA_PREFIX": str(tmp_path)}
     clean = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"} | conda

@@ -1,15 +1,13 @@
 """Training from Python: in a script as a person writes it, in the notebook of examples/, and what is refused."""
 
 import json
-import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, launch, learned
 from tests.forks import forked
 from trainer import Config, resolve, train
 from trainer.errors import ConfigError, DataError
@@ -76,10 +74,8 @@ print(json.dumps({{
 """
 
 
-def run(*command: str, folder: Path) -> str:
-    active = {"OCTET_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}  # the first has the script install nothing
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    answer = subprocess.run(command, cwd=folder, env=os.environ | active, timeout=580, check=False, **pipes)
+def run(*command: object, folder: Path) -> str:
+    answer = launch(*command, folder=folder, OCTET_PYTHON=sys.executable)  # so that the script installs nothing
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout
 
@@ -92,15 +88,6 @@ def scripted(tmp_path_factory) -> tuple[Path, dict]:
     return folder, json.loads((folder / "said").read_text().splitlines()[-1])
 
 
-def lines(path: Path) -> list[dict]:
-    """The records of a log, without times and memory."""
-    measured = ("time/", "memory/")
-    return [
-        {name: value for name, value in json.loads(line).items() if not name.startswith(measured)}
-        for line in path.read_text().splitlines()
-    ]
-
-
 def test_it_comes_to_the_same_as_the_command(scripted, tmp_path):
     """To the last bit, with the function in a file of its own."""
     given = scripted[0] / "first/given"
@@ -109,11 +96,11 @@ def test_it_comes_to_the_same_as_the_command(scripted, tmp_path):
     settings = [*FEW, *data, "reward.custom=rewards.py:score", "reward.weights={}", "run.dir=it"]
     run(str(ROOT / "run_deepspeed.sh"), "--preset", "nano", *settings, folder=tmp_path)
     first, command = scripted[0] / "first", tmp_path / "it"
-    for file in ("metrics.jsonl", "samples.jsonl"):
-        assert lines(first / file) == lines(command / file)
+    assert learned(first) == learned(command)
+    assert (first / "samples.jsonl").read_text() == (command / "samples.jsonl").read_text()
     adapters = [folder / "adapter/adapter_model.safetensors" for folder in (first, command)]
     assert adapters[0].read_bytes() == adapters[1].read_bytes()
-    assert lines(command / "metrics.jsonl")[-1]["grad_norm"] > 0
+    assert learned(command)[-1]["grad_norm"] > 0
 
 
 def test_the_result_names_what_is_wanted_next(scripted):
@@ -123,6 +110,8 @@ def test_the_result_names_what_is_wanted_next(scripted):
     assert (folder / result["adapter"] / "adapter_model.safetensors").is_file()
     assert result["model"] is None
     assert result["verdict"] == "cannot tell"
+    assert result["refused"].startswith("ConfigError: run.dir=first: ")  # with other data in the folder
+    assert len((folder / "first/given/train.jsonl").read_text().splitlines()) == 50
 
 
 def test_what_is_proposed_next_is_python(scripted):
@@ -142,14 +131,9 @@ def test_what_is_proposed_next_is_python(scripted):
 def test_another_run_in_the_same_process_has_data_without_answers(scripted):
     folder, result = scripted
     assert result["second"] == "none"
-    assert "reward/rounded" in lines(folder / "second/metrics.jsonl")[-1]
-
-
-def test_a_copy_of_a_function_has_what_it_uses(scripted):
-    """Modules, another function, and constants. Names in annotations are not needed."""
-    path = scripted[0] / "second/given/rounded.py"
-    function = user_code.load("reward.custom", f"{path}:rounded")
-    assert function(["x" * 20, "12"]) == [2, 2]
+    assert "reward/rounded" in learned(folder / "second")[-1]
+    function = user_code.load("reward.custom", f"{folder / 'second/given/rounded.py'}:rounded")
+    assert function(["x" * 20, "12"]) == [2, 2]  # the copy has the modules, the function and the constants that it uses
 
 
 def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):
@@ -159,14 +143,16 @@ def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):
         with lock:
             return [1.0 for _ in completions]
 
-    python._with_functions(Config(), tmp_path, [locked])
-    assert "reward locked: a copy lacks lock, so octet train --resume" in capsys.readouterr().err
+    class Right:
+        def __call__(self, completions):
+            return [1.0] * len(completions)
 
-
-def test_other_data_in_the_folder_of_a_run_is_refused(scripted):
-    folder, result = scripted
-    assert result["refused"].startswith("ConfigError: run.dir=first: ")
-    assert len((folder / "first/given/train.jsonl").read_text().splitlines()) == 50
+    changed = python._with_functions(Config(), tmp_path, [locked, Right()])
+    said = capsys.readouterr().err
+    assert "reward locked: a copy lacks lock, so octet train --resume" in said
+    assert "reward Right: Python keeps no source of it" in said
+    assert changed.reward.custom[1] == f"{tmp_path}/given/Right.py:Right"
+    assert changed.reward.all_weights == {"locked": 1.0, "Right": 1.0}
 
 
 @pytest.mark.slow
@@ -214,14 +200,3 @@ def test_a_process_group_and_ranks_of_somebody_else_are_left_alone(alone, monkey
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="WORLD_SIZE=2"):
         train(Config())
-
-
-def test_an_object_that_is_called_has_the_name_of_its_class(capsys):
-    class Right:
-        def __call__(self, completions):
-            return [1.0] * len(completions)
-
-    changed = python._with_functions(Config(), Path("it"), [Right()])
-    assert "reward Right: Python keeps no source of it" in capsys.readouterr().err
-    assert changed.reward.custom == ("it/given/Right.py:Right",)
-    assert changed.reward.all_weights == {"Right": 1.0}

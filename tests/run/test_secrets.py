@@ -1,15 +1,13 @@
 """Keys in the environment reach nothing that a run leaves: its folder, its output, its report, or a job script."""
 
 import json
-import os
-import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, launch
 from tests.forks import forked
 
 KEYS = ("HF_TOKEN", "WANDB_API_KEY", "VLLM_API_KEY", "OCTET_JUDGE_KEY")
@@ -53,12 +51,11 @@ def left(tmp_path_factory):
             "report": [*octet, "report", "it"],
             "slurm": [*octet, "slurm", "--preset", "cluster", "run.dir=job", "--dry-run"],
         }
-        around = os.environ | CANARIES | {"PYTHONPATH": str(ROOT)}
         found = {}
         for name, command in commands.items():
-            done = subprocess.run(command, cwd=folder, env=around, capture_output=True, timeout=580, check=False)
-            assert done.returncode == 0, done.stderr.decode()
-            found[name] = done.stdout + done.stderr
+            done = launch(*command, folder=folder, **CANARIES)
+            assert done.returncode == 0, done.stderr
+            found[name] = (done.stdout + done.stderr).encode()
         server.shutdown()
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert {"it/config.yaml", "it/metrics.jsonl", "it/report.html"} <= set(files)
@@ -76,7 +73,5 @@ def test_a_started_server_gets_its_key_from_the_environment():
     """Every user of a machine sees the arguments of its processes."""
     code = "from trainer.config.command_line import resolve; from trainer.rollout.vllm.process import arguments\n"
     code += "print(arguments(resolve('nano', None, ['rollout.vllm.start=true']), 'x', 'fp32', 64))"
-    answer = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | CANARIES, capture_output=True, text=True, check=True
-    )
-    assert "canary" not in answer.stdout + answer.stderr
+    answer = launch(sys.executable, "-c", code, **CANARIES)
+    assert (answer.returncode, "canary" in answer.stdout + answer.stderr) == (0, False)

@@ -1,6 +1,5 @@
 """A real pretrained model, SmolLM2-135M-Instruct, for a step on real GSM8K text. It comes as a Python package."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, launch, lines_of
 
 pytestmark = pytest.mark.slow
 
@@ -34,13 +33,12 @@ def test_a_step_of_a_real_model_on_real_text(smollm2, gsm8k_folder, tmp_path):
         "eval.problems=2",
     ]
     settings += ["rollout.problems=1", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
-    settings += ["model.dtype=fp32", "run.threads=1", "reward.length_band=[50, 90]"]
-    command = [sys.executable, str(ROOT / "train.py"), "--preset", "8gb", *settings]
-    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=590, check=False)
+    settings += ["model.dtype=fp32", "run.threads=1", "reward.length_band=[50, 90]", "eval.problems=2"]
+    answer = launch(sys.executable, ROOT / "train.py", "--preset", "8gb", *settings, folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    metrics = [json.loads(line) for line in (tmp_path / "it/metrics.jsonl").read_text().splitlines()]
+    metrics = lines_of(tmp_path / "it/metrics.jsonl")
     assert [record["step"] for record in metrics] == [0, 1]
     assert metrics[1]["sampler_difference"] < 1e-3
-    sample = json.loads((tmp_path / "it/samples.jsonl").read_text().splitlines()[0])
+    sample = lines_of(tmp_path / "it/samples.jsonl")[0]
     assert len(sample["completion"].split()) > 5, "a real model writes sentences"
     assert "2 of 2 greedy answers identical" in answer.stdout

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, launch
 
 TEXT = """
 settings:
@@ -29,24 +29,14 @@ renumbered: true
 def sums(first: int) -> str:
     """Problems like those of GSM8K, whose numbers can be exchanged."""
     pairs = [(number, number + 13) for number in range(first, first + 16)]
-    asked = [
-        {"question": f"Ann has {a} apples and buys {b}. How many apples are there?",
-         "answer": f"There are {a}+{b}=<<{a}+{b}={a + b}>>{a + b} apples.\n#### {a + b}"}
-        for a, b in pairs
-    ]  # fmt: skip
-    return "".join(f"{json.dumps(one)}\n" for one in asked)
+    asked = "Ann has {} apples and buys {}. How many apples are there?"
+    answers = {(a, b): f"There are {a}+{b}=<<{a}+{b}={a + b}>>{a + b} apples.\n#### {a + b}" for a, b in pairs}
+    rows = [{"question": asked.format(*pair), "answer": answer} for pair, answer in answers.items()]
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
 def command(folder, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "trainer.commands.main", "study", "tiny.yaml", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
+    return launch(sys.executable, "-m", "trainer.commands.main", "study", "tiny.yaml", *arguments, folder=folder)
 
 
 def octet(folder, *arguments: str) -> str:
@@ -71,10 +61,6 @@ def test_what_cannot_be_done_is_said_before_anything_is_trained(tmp_path, argume
     assert done.returncode == 2
     assert said in done.stderr
     assert not (tmp_path / "runs").exists()
-
-
-def test_what_trains_nothing_reads_no_data(tmp_path):
-    (tmp_path / "tiny.yaml").write_text("arms: {grpo: }\ncontrols: [supervised]\n")
     missing = ("task.name=records", "task.path=not_there.jsonl")
     assert "# supervised-0: when grpo-0 has ended, " in octet(tmp_path, "--dry-run", *missing)
 
@@ -82,9 +68,8 @@ def test_what_trains_nothing_reads_no_data(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_study_that_is_ended_ends_its_runs(tmp_path, number):
-    (tmp_path / "tiny.yaml").write_text(
-        "settings: {run: {steps: 200, save_every: 1}, eval.problems: 4}\narms: {grpo: }"
-    )
+    settings = "settings: {run: {steps: 200, save_every: 1}, eval.problems: 4}"
+    (tmp_path / "tiny.yaml").write_text(f"{settings}\narms: {{grpo: }}")
     arguments = [sys.executable, "-m", "trainer.commands.main", "study", "tiny.yaml"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     study = subprocess.Popen(arguments, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)

@@ -7,10 +7,10 @@ import threading
 import pytest
 import torch
 
-from tests.conftest import NANO
+from tests.conftest import NANO, learned
 from tests.e2e.short_job import train
 from tests.e2e.vllm_double import VllmDouble
-from tests.run.test_warmup import ADAPTER, FEW, learned, lines
+from tests.run.test_warmup import ADAPTER, FEW
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError, ModelError, TrainingError
@@ -37,7 +37,7 @@ def job(tmp_path_factory):
 
 
 def test_the_policy_comes_nearer_to_its_teacher(job):
-    first, second = lines(job)
+    first, second = learned(job)
     assert first["advantage/token"] < second["advantage/token"] < 0
     assert first["advantage/mean"] == 0.0  # teacher.reward=0: the verifier is not heard
     assert first["grad_norm"] > 0
@@ -66,12 +66,8 @@ def test_over_the_same_base_it_says_what_it_says_loaded_apart(job, tmp_path, mon
 
 
 def test_over_the_same_base_it_is_not_saved(job):
-    assert {path.name for path in (job / "adapter").iterdir()} == {
-        "README.md",
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "manifest.json",
-    }
+    names = {"README.md", "adapter_config.json", "adapter_model.safetensors", "manifest.json"}
+    assert {path.name for path in (job / "adapter").iterdir()} == names
     (state,) = (job / "checkpoints/step_000002/engine").glob("*model_states.pt")
     saved = torch.load(state, weights_only=True)["module"]
     assert saved
@@ -81,7 +77,7 @@ def test_over_the_same_base_it_is_not_saved(job):
 @pytest.mark.slow
 def test_two_ranks_learn_what_one_does(job, tmp_path):
     train(tmp_path, *TAUGHT, f"teacher.adapter={job.parent / 'teacher'}", ranks=2)
-    for one, other in zip(lines(job), lines(tmp_path / "it"), strict=True):
+    for one, other in zip(learned(job), learned(tmp_path / "it"), strict=True):
         assert other["advantage/token"] == pytest.approx(one["advantage/token"], abs=1e-4)
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
 
@@ -90,7 +86,7 @@ def test_two_ranks_learn_what_one_does(job, tmp_path):
 def test_the_teacher_as_the_reference_of_the_kl(job, tmp_path):
     settings = ["teacher.form=loss", "algorithm.kl.coef=1", "algorithm.kl.estimator=k2"]
     train(tmp_path, *TAUGHT, "teacher.name=nano", *settings, f"teacher.adapter={job.parent / 'teacher'}")
-    theirs, ours = lines(tmp_path / "it")[0], lines(job)[0]
+    theirs, ours = learned(tmp_path / "it")[0], learned(job)[0]
     assert theirs["kl"] > 0
     assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-3)  # both forms have one gradient at first
 
@@ -102,12 +98,12 @@ def test_a_server_says_what_the_same_teacher_says_beside_the_policy(job, tmp_pat
         server.load("taught", str(job.parent / "teacher"))
         train(tmp_path, *TAUGHT, f"teacher.url=http://127.0.0.1:{server.server_port}", "teacher.name=taught", ranks=2)
         server.shutdown()
-    for one, other in zip(lines(job), lines(tmp_path / "it"), strict=True):
+    for one, other in zip(learned(job), learned(tmp_path / "it"), strict=True):
         assert other["advantage/token"] == pytest.approx(one["advantage/token"], abs=1e-4)
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
 
 
-def test_a_teacher_that_counts_in_other_tokens_is_refused_by_name(tiny_model, tmp_path, alone):
+def test_a_teacher_that_is_not_there_or_counts_in_other_tokens_is_refused_by_name(tiny_model, tmp_path, alone):
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
     words = json.loads((other / "tokenizer.json").read_text())
@@ -116,22 +112,13 @@ def test_a_teacher_that_counts_in_other_tokens_is_refused_by_name(tiny_model, tm
     vocabulary |= {one: second, two: first}
     (other / "tokenizer.json").write_text(json.dumps(words))
     config = resolve("nano", None, [f"teacher.name={other}", f"model.name={tiny_model}"])
-    with pytest.raises(
-        ModelError, match=r"^teacher\.name=.*/other: its tokenizer is not that of the model, .*2 tokens d"
+    adapter = [f"teacher.name={tiny_model}", f"teacher.adapter={tmp_path}"]
+    server = ["teacher.url=http://127.0.0.1:1", "rollout.vllm.wait_s=0.01"]
+    for wrong, error, said in (
+        (config, ModelError, r"^teacher\.name=.*/other: its tokenizer is not that of the model, .*2 tokens d"),
+        (resolve("nano", None, [f"teacher.name={tmp_path / 'none'}"]), ModelError, r"^teacher\.name="),
+        (resolve("nano", None, adapter), CheckpointError, r"adapter_config\.json"),
+        (resolve("nano", None, server), TrainingError, r"^teacher\.url=http://127\.0\.0\.1:1: ConnectionRefused"),
     ):
-        make_teacher(config, load_tokenizer(config.model), 8)
-
-
-def test_a_teacher_that_is_not_there_is_named(tiny_model, tmp_path, alone):
-    config = resolve("nano", None, [f"teacher.name={tmp_path / 'none'}"])
-    with pytest.raises(ModelError, match=r"^teacher\.name="):
-        make_teacher(config, load_tokenizer(config.model), 8)
-    config = resolve("nano", None, [f"teacher.name={tiny_model}", f"teacher.adapter={tmp_path}"])
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
-        make_teacher(config, load_tokenizer(config.model), 8)
-
-
-def test_a_server_that_is_not_there_at_the_start_is_named_once(alone):
-    config = resolve("nano", None, ["teacher.url=http://127.0.0.1:1", "rollout.vllm.wait_s=0.01"])
-    with pytest.raises(TrainingError, match=r"^teacher\.url=http://127\.0\.0\.1:1: ConnectionRefusedError"):
-        make_teacher(config, load_tokenizer(config.model), 8)
+        with pytest.raises(error, match=said):
+            make_teacher(wrong, load_tokenizer(wrong.model), 8)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.conftest import learned, lines_of
 from tests.e2e.short_job import train
 from trainer.config.command_line import resolve
 
@@ -23,21 +24,11 @@ def job(tmp_path_factory):
     return folder / "it", train(folder, *WARMUP, "run.dir=it")
 
 
-def lines(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def learned(folder) -> list[dict]:
-    return [
-        {key: value for key, value in one.items() if not key.startswith(("time/", "memory/"))} for one in lines(folder)
-    ]
-
-
 def test_the_loss_of_solutions_falls_and_is_measured_on_held_out_ones(job):
-    steps = lines(job[0] / "warmup")
+    steps = learned(job[0] / "warmup")
     assert [one["step"] for one in steps] == [0, 1, 2, 3]
     assert steps[3]["eval/loss"] < steps[0]["eval/loss"]
-    assert {"loss", "entropy", "grad_norm", "lr", "time/step"} <= steps[1].keys()
+    assert {"loss", "entropy", "grad_norm", "lr"} <= steps[1].keys()
     assert not {"reward/mean", "sampler_difference", "ratio", "advantage/mean"} & steps[1].keys()
     assert "3 steps of 6 worked solutions" in job[1]
     assert "no reward" not in job[1]
@@ -50,22 +41,15 @@ def test_grpo_goes_on_with_the_adapter_of_the_best_evaluation(job):
     assert (str(settings.lora.start), settings.warmup.steps) == ("it/warmup/start", 0)
     best = json.loads((folder / "warmup/best/best.json").read_text())
     assert f"{best['loss']:.3f} the loss of a token of their solutions" in said
-    assert lines(folder)[0]["eval/accuracy"] == best["accuracy"]  # the base of the run is what it begins with
+    assert learned(folder)[0]["eval/accuracy"] == best["accuracy"]  # the base of the run is what it begins with
 
 
 def test_the_reference_is_the_policy_at_its_start(job, tmp_path):
     """Were it the base without the adapter, the KL of the first step would not be 0."""
     shutil.copytree(job[0] / "warmup/start", tmp_path / "start")
-    train(
-        tmp_path,
-        *FEW,
-        "lora.start=start",
-        "algorithm.kl.coef=0.1",
-        "algorithm.loss=reinforce",
-        "run.dir=it",
-        "eval.problems=0",
-    )
-    first, second = lines(tmp_path / "it")
+    settings = ["lora.start=start", "algorithm.kl.coef=0.1", "algorithm.loss=reinforce", "eval.problems=0"]
+    train(tmp_path, *FEW, *settings, "run.dir=it")
+    first, second = learned(tmp_path / "it")
     assert first["kl"] == pytest.approx(0.0, abs=1e-9)
     assert second["kl"] > 0
 
@@ -98,7 +82,7 @@ def test_two_ranks_learn_what_one_does(job, tmp_path):
     """Six solutions on two ranks, in micro-batches of one."""
     settings = ["run.dir=it", "warmup.only=true", "optim.tokens_per_micro_batch=1", "eval.problems=7"]
     train(tmp_path, *WARMUP, *settings, ranks=2)
-    for one, other in zip(lines(job[0] / "warmup")[1:], lines(tmp_path / "it")[1:], strict=True):
+    for one, other in zip(learned(job[0] / "warmup")[1:], learned(tmp_path / "it")[1:], strict=True):
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-5)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
     ours, theirs = (load_file(folder / ADAPTER) for folder in (job[0] / "warmup", tmp_path / "it"))
@@ -112,7 +96,7 @@ def test_a_fresh_adapter_over_the_merged_warm_up(tmp_path):
     settings = resolve(str(tmp_path / "it/config.yaml"))
     assert (settings.model.name, settings.lora.start) == ("it/warmup/merged", None)
     best = json.loads((tmp_path / "it/warmup/best/best.json").read_text())
-    assert lines(tmp_path / "it")[0]["eval/accuracy"] == best["accuracy"]
+    assert learned(tmp_path / "it")[0]["eval/accuracy"] == best["accuracy"]
 
 
 @pytest.mark.slow
@@ -131,11 +115,11 @@ def test_own_right_answers_in_rounds_and_the_same_after_an_interruption(tmp_path
     said = train(tmp_path, *SAMPLES)
     cut = tmp_path / "cut/it"
     shutil.copytree(tmp_path / "it", cut, symlinks=True)
-    first, _, third, _ = steps = lines(tmp_path / "it")[1:]
+    first, _, third, _ = steps = learned(tmp_path / "it")[1:]
     assert [index for index, one in enumerate(steps) if "samples/right" in one] == [0, 2]
     assert 0 < first["samples/right"] <= first["samples/solved"] <= 1
     assert f"{first['samples/kept']:.0f} answers of" in said
-    rows = [json.loads(line) for line in (tmp_path / "it/samples/round_002.jsonl").read_text().splitlines()]
+    rows = lines_of(tmp_path / "it/samples/round_002.jsonl")
     assert len(rows) == third["samples/kept"]
     prompts = [tuple(row["prompt"]) for row in rows]
     assert max(map(prompts.count, prompts)) <= 2

@@ -53,16 +53,15 @@ def resume(policy, folder, keep=2):
     return checkpoints.resume(policy, folder, keep, learned())
 
 
-def test_the_latest_whole_one_is_loaded(tmp_path):
-    for step in (5, 10):
+def test_the_latest_whole_one_is_loaded_and_old_ones_are_deleted(tmp_path):
+    assert resume(FilePolicy("fresh"), tmp_path) == 0
+    for step in (5, 999_998, 999_999, 1_000_000):
         save(FilePolicy(f"after {step}"), tmp_path, step, keep=2)
     policy, parts = FilePolicy("fresh"), learned()
-    assert checkpoints.resume(policy, tmp_path, 2, parts) == 10
-    assert (policy.state, parts.curriculum.number, parts.kl.number) == ("after 10", 10, 20)
-
-
-def test_a_run_without_one_starts_at_zero(tmp_path):
-    assert resume(FilePolicy("fresh"), tmp_path) == 0
+    assert checkpoints.resume(policy, tmp_path, 2, parts) == 1_000_000
+    assert (policy.state, parts.curriculum.number, parts.kl.number) == ("after 1000000", 1_000_000, 2_000_000)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["latest", "step_1000000", "step_999999"]
 
 
 def test_a_failure_while_writing_leaves_the_one_before(tmp_path):
@@ -81,14 +80,10 @@ def test_a_deleted_one_means_the_one_before_and_never_a_silent_start(tmp_path):
     shutil.rmtree(tmp_path / "checkpoints/step_000010")
     assert resume(FilePolicy("fresh"), tmp_path) == 5
     shutil.rmtree(tmp_path / "checkpoints/step_000005")
-    with refuses(tmp_path / "checkpoints", CheckpointError, names="left"):
-        resume(FilePolicy("fresh"), tmp_path)
-
-
-def test_a_result_without_any_checkpoint_is_not_begun_anew(tmp_path):
-    (tmp_path / "adapter").mkdir()
-    with refuses(tmp_path / "checkpoints", CheckpointError, names="left"):
-        resume(FilePolicy("fresh"), tmp_path)
+    (tmp_path / "result/adapter").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "result"):
+        with pytest.raises(CheckpointError, match="no checkpoint is left in it"):
+            resume(FilePolicy("fresh"), folder)
 
 
 def test_a_checkpoint_of_another_format_is_refused_and_kept(tmp_path):
@@ -123,13 +118,6 @@ def test_weights_of_other_shapes_are_refused_by_name(tmp_path):
     save(FilePolicy("x"), tmp_path, 5)
     with refuses(tmp_path / "checkpoints/step_000005", CheckpointError, names="have"):
         resume(Smaller("fresh"), tmp_path)
-
-
-def test_old_ones_are_deleted(tmp_path):
-    for step in range(1, 6):
-        save(FilePolicy("x"), tmp_path, step, keep=2)
-    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["latest", "step_000004", "step_000005"]
 
 
 def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(tmp_path):
@@ -172,6 +160,9 @@ def test_a_damaged_one_is_named_and_the_one_before_is_loaded(tmp_path, capsys, d
     assert name in said or name == "manifest.json"  # which may now have another sum for another file
     save(FilePolicy("after 6"), tmp_path, 6, keep=1)  # not the damaged one is kept
     assert checkpoints.latest(tmp_path).name == "step_000006"
+    DAMAGE[damage](tmp_path / "checkpoints/step_000006", name)
+    with pytest.raises(CheckpointError, match=r"every checkpoint in it is damaged\. Restore one, or delete"):
+        resume(FilePolicy("fresh"), tmp_path)
 
 
 def test_every_flipped_bit_of_a_manifest_is_found(tmp_path):
@@ -190,19 +181,6 @@ def test_a_stray_folder_and_a_renamed_one_are_not_taken_for_the_newest(tmp_path,
     shutil.copytree(folder / "step_000005", folder / "step_000009")
     assert resume(FilePolicy("fresh"), tmp_path) == 5
     assert "step_000009 is damaged and not used: it is the checkpoint of step 5" in capsys.readouterr().err
-
-
-def test_a_step_of_seven_digits_is_newer(tmp_path):
-    for step in (999_999, 1_000_000):
-        save(FilePolicy(f"after {step}"), tmp_path, step)
-    assert resume(FilePolicy("fresh"), tmp_path) == 1_000_000
-
-
-def test_without_a_whole_one_nothing_begins_silently(tmp_path):
-    save(FilePolicy("after 5"), tmp_path, 5)
-    (tmp_path / "checkpoints/step_000005/engine.txt").unlink()
-    with refuses(tmp_path / "checkpoints", CheckpointError, names="damaged"):
-        resume(FilePolicy("fresh"), tmp_path)
 
 
 def test_the_older_ones_stay_if_the_new_one_cannot_be_read_back(tmp_path):

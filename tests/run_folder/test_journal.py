@@ -49,16 +49,14 @@ def test_a_broken_line_is_moved_aside_and_named(metrics, capsys, name, line, tol
     assert f"{name}: line 2 is damaged and was moved to {path.stem}.damaged" in capsys.readouterr().err
 
 
+LEFT, CHANGED = "{} of 3 lines are left", "its lines were changed"
 CHANGES = {
     "": (lambda path: None, ""),
     "later lines": (lambda path: path.write_text(path.read_text() + '{"step": 4}\n'), ""),
-    "cut": (
-        lambda path: path.write_text("".join(path.read_text().splitlines(keepends=True)[:2])),
-        "2 of 3 lines are left",
-    ),
-    "emptied": (lambda path: path.write_text(""), "0 of 3 lines are left"),
-    "gone": (lambda path: path.unlink(), "0 of 3 lines are left"),
-    "a digit": (lambda path: path.write_text(path.read_text().replace("0.5", "0.7", 1)), "its lines were changed"),
+    "cut": (lambda path: path.write_text("".join(path.read_text().splitlines(True)[:2])), LEFT.format(2)),
+    "emptied": (lambda path: path.write_text(""), LEFT.format(0)),
+    "gone": (lambda path: path.unlink(), LEFT.format(0)),
+    "a digit": (lambda path: path.write_text(path.read_text().replace("0.5", "0.7", 1)), CHANGED),
 }
 
 
@@ -69,26 +67,12 @@ def test_lines_that_were_lost_or_changed_since_the_checkpoint_are_said(metrics, 
     state = Logs(metrics.parent).state()  # the last line of the metrics gets what is measured after the step
     CHANGES[change][0](metrics.parent / name)
     Logs(metrics.parent).load(json.loads(json.dumps(state)))
-    told = CHANGES[change][1]
-    assert capsys.readouterr().err == (
-        f"octet: warning: {metrics.parent / name}: {told} since the checkpoint was saved. The run goes on.\n"
-        * bool(told)
-    )
+    told, said = CHANGES[change][1], capsys.readouterr().err
+    warning = f"octet: warning: {metrics.parent / name}: {told} since the checkpoint was saved. The run goes on.\n"
+    assert said == (warning if told else "")
 
 
-def test_a_run_that_begins_again_evaluates_its_base_again(metrics):
-    """Killed between the line of step 0 and the first checkpoint."""
-    Journal(metrics.parent, 0)
-    assert metrics.read_bytes() == b""
-
-
-def test_a_run_that_goes_on_has_no_verdict_until_it_ends_again(metrics):
-    (metrics.parent / "verdict.json").write_text("{}")
-    Journal(metrics.parent, 3)
-    assert not (metrics.parent / "verdict.json").exists()
-
-
-def test_an_evaluation_goes_into_the_line_of_its_step(metrics):
+def test_an_evaluation_goes_into_the_line_of_its_step_and_a_start_begins_at_its_checkpoint(metrics):
     again = Journal(metrics.parent, first_step=3)  # the start before was ended in the evaluation
     again.add(3, {"eval/accuracy": 0.25})
     again.metrics(4, {"loss": 1.5})
@@ -96,6 +80,15 @@ def test_an_evaluation_goes_into_the_line_of_its_step(metrics):
     *_, third, fourth = map(json.loads, metrics.read_text().splitlines())
     assert third == {"step": 3, "loss": 0.5, "eval/accuracy": 0.25}
     assert fourth == {"step": 4, "loss": 1.5}
+    lines = metrics.read_text()
+    metrics.with_suffix(".jsonl.partial").mkdir()  # in the way: nothing can be written there
+    with pytest.raises(IsADirectoryError):
+        Journal(metrics.parent, first_step=2)
+    assert metrics.read_text() == lines
+    metrics.with_suffix(".jsonl.partial").rmdir()
+    (metrics.parent / "verdict.json").write_text("{}")
+    Journal(metrics.parent, 0)  # killed between the line of step 0 and the first checkpoint
+    assert (metrics.read_bytes(), (metrics.parent / "verdict.json").exists()) == (b"", False)
 
 
 @pytest.mark.parametrize("left", [None, "", '{"step": 3, "loss": 0.5}\n'])
@@ -106,14 +99,6 @@ def test_an_evaluation_whose_line_was_lost_gets_one_of_its_own(tmp_path, left):
     journal.add(4, {"eval/accuracy": 0.25})
     journal.close()
     assert (tmp_path / "metrics.jsonl").read_text() == (left or "") + '{"step": 4, "eval/accuracy": 0.25}\n'
-
-
-def test_a_start_that_cannot_write_leaves_the_journal_as_it_was(metrics):
-    lines = metrics.read_text()
-    metrics.with_suffix(".jsonl.partial").mkdir()  # in the way: nothing can be written there
-    with pytest.raises(IsADirectoryError):
-        Journal(metrics.parent, first_step=2)
-    assert metrics.read_text() == lines
 
 
 def test_a_line_ends_where_json_says_and_not_where_the_model_does(tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import trainer
-from tests.conftest import ROOT, refuses
+from tests.conftest import ROOT, refuses, write_lines
 from trainer.config.command_line import Request, resolve
 from trainer.config.settings import fields
 from trainer.errors import CheckpointError, ConfigError
@@ -23,32 +23,21 @@ from trainer.run_folder import checkpoints, lock, previous_run
 from trainer.run_folder.journal import Journal
 
 
-@pytest.fixture
-def lock_file(tmp_path):
-    with (tmp_path / ".lock").open("w") as file:
-        yield file
-
-
-def refusing(number: int):
-    """Answer as a file system without locks does, such as some mounts of Lustre."""
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EIO])
+def test_where_there_are_no_locks_it_is_free_with_a_warning(tmp_path, monkeypatch, capsys, number):
+    """As some mounts of Lustre answer; another error is one."""
 
     def flock(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    return flock
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
-def test_where_there_are_no_locks_it_is_free_with_a_warning(lock_file, monkeypatch, capsys, number):
-    monkeypatch.setattr(fcntl, "flock", refusing(number))
-    assert lock._is_free(lock_file)
-    assert "its file system has no locks" in capsys.readouterr().err
-
-
-def test_another_error_is_one(lock_file, monkeypatch):
-    monkeypatch.setattr(fcntl, "flock", refusing(errno.EIO))
-    with pytest.raises(OSError, match="Input/output"):
-        lock._is_free(lock_file)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with (tmp_path / ".lock").open("w") as file:
+        if number == errno.EIO:
+            with pytest.raises(OSError, match="Input/output"):
+                lock._is_free(file)
+        else:
+            assert lock._is_free(file)
+            assert "its file system has no locks" in capsys.readouterr().err
 
 
 def test_a_process_that_a_reward_has_forked_does_not_keep_the_folder(tmp_path, alone):
@@ -72,7 +61,7 @@ def version(name):
     return installed(name)
 metadata.version = version
 import trainer
-from tests.conftest import ROOT
+from tests.conftest import ROOT, refuses, write_lines
 from trainer.run_folder import lock
 print(lock.provenance())
 """
@@ -98,19 +87,16 @@ def failed(tmp_path):
 
 
 def test_a_run_without_a_step_does_not_refuse_the_corrected_command(failed):
-    request = Request(resolve("nano", None, [f"run.dir={failed}", "reward.custom=right.py:score"]), "nano", "")
+    request = asked(failed, "reward.custom=right.py:score")
     assert lock.claim(request) == failed
     journal = Journal(failed, 0)
     journal.close()
     assert (failed / "metrics.jsonl").read_text() == ""  # else the new evaluation would be a second step 0
 
 
-@pytest.mark.parametrize("saved", ["checkpoints/step_000002", "adapter"])
-def test_a_run_that_has_saved_something_refuses_other_settings(failed, saved):
-    (failed / saved).mkdir(parents=True)
-    request = Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")
-    with refuses("run.dir", names="reward.custom"):
-        lock.claim(request)
+def asked(folder, *overrides: str) -> Request:
+    config = resolve("nano", None, [f"run.dir={folder}", *overrides])
+    return Request(config, "nano", "")
 
 
 RESUMED = ["", "run.save_every=3", "run.steps=9", "eval.every=7", "reward.judge.max_requests=3"]
@@ -129,45 +115,31 @@ def test_a_run_that_goes_on_says_what_has_changed(failed, capsys, change):
     assert (failed / ".lock").stat().st_mode & 0o111 == 0, "the lock is no program"
 
 
+@pytest.mark.parametrize("saved", ["checkpoints/step_000002", "adapter"])
 @pytest.mark.parametrize("change", REFUSED)
-def test_what_the_steps_depend_on_is_refused_beside_what_may_change(failed, change):
-    (failed / "config.yaml").write_text(resolve("nano").to_yaml())
-    (failed / "checkpoints/step_000002").mkdir(parents=True)
-    config = resolve("nano", None, [f"run.dir={failed}", change, "run.keep=7", "run.steps=9"])
+def test_what_the_steps_depend_on_is_refused_beside_what_may_change(failed, change, saved):
+    (failed / "config.yaml").write_text(resolve("nano").to_yaml().replace("  ignore_accents: false\n", ""))  # a new one
+    (failed / saved).mkdir(parents=True)
+    assert {*previous_run.FROM_HERE_ON, *previous_run.NO_EFFECT} <= {*fields()}
     with pytest.raises(ConfigError) as refused:
-        lock.claim(Request(config, "nano", ""))
+        lock.claim(asked(failed, change, "run.keep=7", "run.steps=9"))
     first, *others = str(refused.value).splitlines()
     assert f"{change} (it has " in first
     assert [line.split("=")[0] for line in others[1:]] == ["  run.steps", "  run.keep"]
 
 
-def test_every_setting_of_the_table_is_a_setting():
-    assert {*previous_run.FROM_HERE_ON, *previous_run.NO_EFFECT} <= {*fields()}
-
-
 def test_a_run_that_has_lost_its_steps_takes_other_settings_and_says_so(failed, capsys):
     (failed / "checkpoints/step_000002.partial").mkdir(parents=True)
-    (failed / "metrics.jsonl").write_text(
-        '{"step": 0, "eval/accuracy": 0.5}\n{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.5}\n'
-    )
-    assert lock.claim(Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")) == failed
+    write_lines(failed / "metrics.jsonl", [{"step": 0, "eval/accuracy": 0.5}, {"step": 1}, {"step": 2}])
+    assert lock.claim(asked(failed)) == failed
     assert "2 steps" in capsys.readouterr().err
-
-
-def test_a_run_of_a_version_without_a_setting_goes_on(failed):
-    (failed / "checkpoints/step_000002").mkdir(parents=True)
-    config = resolve("nano", None, ["reward.custom=wrong.py:score", f"run.dir={failed}"])
-    text = config.to_yaml()
-    assert "  ignore_accents: false\n" in text
-    (failed / "config.yaml").write_text(text.replace("  ignore_accents: false\n", ""))
-    assert lock.claim(Request(config, "nano", "")) == failed
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"model:\n name: [", b"[1]", b"model: 3"])
 def test_settings_that_cannot_be_read_are_named(failed, content):
     (failed / "checkpoints/step_000002").mkdir(parents=True)
     (failed / "config.yaml").write_bytes(content)
-    request = Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")
+    request = asked(failed)
     with pytest.raises(ConfigError, match=r"config\.yaml: the settings of this run cannot be read|other settings"):
         lock.claim(request)
 
@@ -206,25 +178,22 @@ def test_one_changed_digit_in_the_settings_is_named(saved, capsys):
     with pytest.raises(ConfigError, match=rf"algorithm\.lr=0\.001 \(it has 0\.003\)(.|\n)*{re.escape(named)}"):
         lock.claim(Request(wrong, "nano", ""))
     with pytest.raises(ConfigError, match=r"algorithm\.lr: 0\.003"):
-        lock.claim(Request(resolve("nano", None, [f"run.dir={saved}", "algorithm.lr=0.002"]), "nano", ""))
+        lock.claim(asked(saved, "algorithm.lr=0.002"))
     lock.claim(Request(right, "nano", ""))
     assert named in capsys.readouterr().err
+    state = saved / "checkpoints/step_000002/state.json"
+    state.write_text(state.read_text().replace("0.003", "0.007"))  # one that is damaged says nothing
+    assert previous_run.settings_of(saved).algorithm.lr == 0.001
 
 
 @pytest.mark.parametrize("take", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:40])])
 def test_without_its_settings_a_run_is_compared_with_its_checkpoint(saved, capsys, take):
     take(saved / "config.yaml")
     with pytest.raises(ConfigError, match=r"algorithm\.lr=0\.5 \(it has 0\.003\)|cannot be read"):
-        lock.claim(Request(resolve("nano", None, [f"run.dir={saved}", "algorithm.lr=0.5"]), "nano", ""))
+        lock.claim(asked(saved, "algorithm.lr=0.5"))
     if not (saved / "config.yaml").exists():
-        lock.claim(Request(resolve("nano", None, [f"run.dir={saved}", "algorithm.lr=0.003"]), "nano", ""))
+        lock.claim(asked(saved, "algorithm.lr=0.003"))
         assert "config.yaml is not as the run left it: there is none" in capsys.readouterr().err
-
-
-def test_a_damaged_state_says_nothing_about_the_settings(saved):
-    state = saved / "checkpoints/step_000002/state.json"
-    state.write_text(state.read_text().replace("0.003", "0.007"))
-    assert previous_run.settings_of(saved).algorithm.lr == 0.003
 
 
 # ---------------------------------------------------------------- what is in the way
@@ -258,7 +227,7 @@ def test_what_is_not_the_own_file_or_folder_of_a_run_is_refused(tmp_path, name, 
     found = way.removeprefix("dangling ")
     told = rf"own where {folder / name} is a {found}\. Move it away, or choose"
     with pytest.raises(ConfigError, match=told):
-        lock.claim(Request(resolve("nano", None, [f"run.dir={folder}"]), "nano", ""))
+        lock.claim(asked(folder))
     assert is_folder or other.read_text() == "mine"
 
 
@@ -293,7 +262,7 @@ def test_checkpoints_that_cannot_be_read_are_no_reason_to_delete_a_run():
         for path in (folder, folder / "checkpoints"):
             os.chown(path, 65534 if os.geteuid() == 0 else -1, -1)
         before = os.geteuid()
-        request = Request(resolve("nano", None, [f"run.dir={folder}"]), "nano", "")
+        request = asked(folder)
         try:
             os.seteuid(before or 65534)
             for mode in (0, 0o300):

@@ -39,11 +39,7 @@ def test_other_versions_are_said(capsys):
     saved["versions"]["torch"] = "1.0"
     origin(Model(name="nano")).load(saved)
     assert "the checkpoint was written with torch 1.0: the run goes on" in capsys.readouterr().err
-
-
-def test_weights_that_are_not_on_this_machine_are_not_compared():
-    saved = origin(Model(name="nano")).state()
-    origin(Model(name="some/where")).load(saved)
+    origin(Model(name="some/where")).load(saved)  # weights that are not on this machine are not compared
 
 
 # ---------------------------------------------------------------- data and files of the user
@@ -54,9 +50,8 @@ def problems(*golds: str) -> list[Problem]:
 
 
 def made_from(folder, training, held_out=(), files=(), accepts=False) -> Provenance:
-    config = resolve(
-        "nano", None, ["task.name=records", "task.path=rows.jsonl", *(f"{key}={value}" for key, value in files)]
-    )
+    own = [f"{key}={value}" for key, value in files]
+    config = resolve("nano", None, ["task.name=records", "task.path=rows.jsonl", *own])
     return Provenance(config, folder, training, held_out, accepts)
 
 
