@@ -1,15 +1,18 @@
 """The seconds of a run, worked out by hand for one shape, and what corrects them."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from tests.conftest import refuses
 from trainer.config.command_line import resolve
+from trainer.machine import hardware
+from trainer.machine.hardware import Gpu, Hardware
 from trainer.model.families import BY_TYPE
 from trainer.model.shapes import Shape, shape_of
 from trainer.plan.cards import CARDS, Speed
-from trainer.plan.hours import BETWEEN, H100, Duration, Ratio, measured
+from trainer.plan.hours import BETWEEN, H100, Duration, Ratio, at_start, measured
 from trainer.plan.planner import DRAW, Planner
 
 # 1,000 weights in each of 2 layers: q and o 10 x 10, k and v 10 x 10, three of the feed-forward part 10 x 20
@@ -156,3 +159,29 @@ def test_an_h100_takes_what_it_took():
     found = Duration(Planner(shape_of(config.model.name), config, 1, 80 * 10**9), CARDS["H100"].speed, 256)
     assert found.rollout == pytest.approx(1.06, rel=0.1)
     assert replace(found, ratio=Ratio(1.0, H100.update)).update == pytest.approx(2.10, rel=0.25)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    card = Gpu(0, "GPU-0", "NVIDIA GeForce RTX 4060", 8.6)
+    monkeypatch.setattr(hardware, "detect", lambda: Hardware((card,), 8))
+
+
+def test_a_run_says_at_its_start_how_long_it_takes(card):
+    said = at_start(resolve("8gb"), 0, 100, 1)
+    assert re.fullmatch(r"about 1\.8 h \(between 1 and 3\.\d\) for 100 steps on NVIDIA .*, until \d\d:\d\d", said)
+    assert at_start(resolve("8gb"), 50, 100, 1).startswith("about 0.9 h ")
+    assert at_start(resolve("8gb"), 100, 100, 1) is None
+
+
+def test_a_long_run_says_how_many_steps_take_an_evening(card):
+    """By itself it goes on: run.epochs was written."""
+    said = at_start(resolve("8gb", None, ["run.epochs=3"]), 0, 2802, 1)
+    steps = int(re.search(r"\. run\.steps=(\d+) would take about 4 h$", said)[1])
+    assert at_start(resolve("8gb"), 0, steps, 1).startswith("about 4")
+
+
+def test_what_nobody_knows_is_not_said(card, monkeypatch):
+    assert at_start(resolve("8gb", None, ["model.name=somebody/else"]), 0, 100, 1) is None
+    monkeypatch.setattr(hardware, "detect", lambda: Hardware((), 8))
+    assert at_start(resolve("8gb"), 0, 100, 1) is None

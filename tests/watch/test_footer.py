@@ -1,13 +1,18 @@
-"""What stays at the foot of a terminal: it moves down below everything that is printed, and is gone at the end."""
+"""What stays at the foot of a terminal: it moves down below everything that is printed, and is gone at the end. And
+how long a run still takes."""
 
 import io
+import random
+import re
+from datetime import datetime
 
 import pytest
 from rich.panel import Panel
 
 from tests.terminal import Terminal
 from trainer.machine.console import Console
-from trainer.watch.progress import Footer, Progress
+from trainer.watch import progress
+from trainer.watch.progress import Footer, Progress, TimeLeft, spoken, until
 from trainer.watch.screen import Screen
 
 
@@ -92,3 +97,90 @@ def test_on_a_terminal_progress_is_a_bar_that_is_gone_at_the_end(monkeypatch):
         assert seen(footer)[1].startswith("██████████░░░░░░░░░░ answers: 50%, 0:0")
         progress.advance(2)
     assert "".join(seen(footer)) == ""
+
+
+class Clock:
+    """Stands in for `perf_counter`, so that hours pass at once."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    monkeypatch.setattr(progress, "perf_counter", made := Clock())
+    return made
+
+
+def ran(clock: Clock, screen: Screen, steps: int, every: int | None, seed: int, seconds: float = 60.0):
+    """Yield each step as a run makes it: the first takes four times as long, others a third more or less than the mean,
+    and an evaluation as long as three."""
+    draw = random.Random(seed)
+
+    def evaluate() -> None:
+        with screen.progress("evaluation", 1):
+            clock.now += 3 * seconds
+
+    evaluate()
+    clock.now += 500.0  # a rehearsal, which says nothing about a step
+    screen.start()
+    for step in range(1, steps + 1):
+        clock.now += seconds * (4 if step == 1 else draw.uniform(0.67, 1.33))
+        yield step
+        if step == steps or (every and step % every == 0):
+            evaluate()
+    evaluate()  # of the merged model
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("steps", "every"), [(100, 50), (100, None), (45, 4), (12, 100)])
+def test_after_ten_steps_the_time_that_is_left_is_right_within_a_fifth(clock, steps, every, seed):
+    left = TimeLeft(steps, every, at_end=2)
+    screen = Screen(steps, left=left)
+    told = {step: (clock.now, left.after(step)) for step in ran(clock, screen, steps, every, seed)}
+    for step in range(10, steps + 1):
+        when, seconds = told[step]
+        assert when + seconds == pytest.approx(clock.now, abs=max(0.2 * (clock.now - when), 45.0))
+
+
+def test_the_tenth_step_says_when_a_long_run_ends(clock, capsys):
+    metrics = {"time/rollout": 0.5, "length": 20.0, "accuracy/strict": 0.25}
+    screen = Screen(100, left=TimeLeft(100, 50, at_end=2))
+    lines = {}
+    for step in ran(clock, screen, 100, 50, seed=0):
+        screen.step(step, metrics | {"dead_groups": 0.0})
+        lines[step] = capsys.readouterr().out
+    (said,) = (line for text in lines.values() for line in text.splitlines() if line.startswith("octet: "))
+    assert re.fullmatch(r"octet: about 1\.[5-9] h left, until \d\d:\d\d", said)
+    assert said in lines[10]
+    assert float(lines[100].split()[-2].replace(":", ".")) == 6.0  # two evaluations of three minutes
+
+
+def test_a_short_run_ends_before_anybody_asks_when(clock, capsys):
+    screen = Screen(40, left=TimeLeft(40, None, at_end=2))
+    for step in ran(clock, screen, 40, None, seed=0, seconds=1.0):
+        screen.step(step, {"dead_groups": 0.0})
+    assert "octet: " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"),
+    [
+        ((0.02,), "1.2 min"),
+        ((0.7,), "42 min"),
+        ((1.84,), "1.8 h"),
+        ((4.0,), "4 h"),
+        ((31.2,), "31 h"),
+        ((60.0,), "2.5 days"),
+    ],
+)
+def test_times_are_said_as_people_say_them(hours, said):
+    assert spoken(*hours) == [said]
+    assert [one.split()[1] for one in spoken(0.5, hours[0], 1.9)] == [spoken(max(1.9, *hours))[0].split()[1]] * 3
+
+
+def test_the_end_is_an_hour_of_the_day_then_a_day(monkeypatch):
+    monkeypatch.setattr(progress, "datetime", type("Now", (datetime,), {"now": lambda: datetime(2026, 11, 24, 19, 40)}))
+    assert [until(hours) for hours in (4, 20, 120)] == [", until 23:40", ", until Wednesday 15:40", ""]

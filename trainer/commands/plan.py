@@ -31,6 +31,7 @@ from trainer.plan import hours, memory_check, search
 from trainer.plan.cards import card_of, common
 from trainer.plan.planner import GB, ROOMY, Plan
 from trainer.plan.search import Placement
+from trainer.watch.progress import spoken
 
 VERDICTS = {
     "fits": ("it fits", "bold green"),
@@ -111,7 +112,7 @@ def show_models(options: Namespace, console: Console) -> None:
         made.add_column(name, justify="left" if name in ("model", "with") else "right", no_wrap=name != "with")
     for question in questions:
         placement, time = question.placement, question.time
-        about = [*hours.spoken(time.about), str(time.steps)] if time and time.hours else ["?", "?"]
+        about = [*spoken(time.about), str(time.steps)] if time and time.hours else ["?", "?"]
         changes = shlex.join(question.proposal or [])
         made.add_row(placement.config.model.name, f"{placement.plan.peak / GB:.1f}", *about, changes)
     console.print(made)

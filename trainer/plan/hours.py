@@ -10,7 +10,6 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from functools import cached_property
 from math import ceil, sqrt
 from pathlib import Path
@@ -27,6 +26,7 @@ from trainer.plan.planner import DRAW, Planner
 from trainer.plan.search import planned_shape
 from trainer.problem.published import GSM8K_TRAINING_PROBLEMS
 from trainer.run_folder.reader import RunFiles, read_run
+from trainer.watch.progress import spoken, until
 
 BETWEEN = 8  # times that what a linear layer reads and writes is moved, by it and around it; fitted with `CPU`
 STATES = 28  # bytes that an optimizer step reads and writes for each number trained: fp32 weights, sums, gradient
@@ -228,14 +228,6 @@ class Estimate(NamedTuple):
         return f"about {about}{between} for {self.steps:,} steps {self.basis}"
 
 
-def spoken(*hours: float) -> list[str]:
-    """Return times as people say them, in the unit of the longest: 40 min, 2.5 h, 3 days."""
-    units = ((48, 24, "days"), (1.5, 1, "h"), (0, 1 / 60, "min"))
-    size, unit = next((size, unit) for least, size, unit in units if max(hours) >= least)
-    numbers = [one / size for one in hours]
-    return [f"{one:.0f} {unit}" if one >= 9.5 else f"{one:.1f}".removesuffix(".0") + f" {unit}" for one in numbers]
-
-
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--card", help="say how long the run takes on this card: RTX 4060, 4070 laptop, H100 ...")
     parser.add_argument("--like", type=Path, metavar="RUN", help="correct the time by the steps of an earlier run")
@@ -294,13 +286,7 @@ def at_start(config: Config, first_step: int, total_steps: int, world_size: int)
         return None
     left = config.model_copy(update={"run": config.run.model_copy(update={"steps": total_steps - first_step})})
     found = on_card(gpus[0].name, Planner(shape, left, world_size, 0))
-    return found and f"{found}{ends(found.about)}. {shorter(found)}".removesuffix(". ")
-
-
-def ends(hours: float) -> str:
-    """Return when something ends that takes so many hours from now."""
-    end = datetime.now() + timedelta(hours=hours)
-    return f", until {end:%H:%M}" if hours < 12 else f", until {end:%A %H:%M}" if hours < 150 else ""
+    return found and f"{found}{until(found.about)}. {shorter(found)}".removesuffix(". ")
 
 
 def shorter(found: Estimate) -> str:

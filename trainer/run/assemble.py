@@ -50,6 +50,7 @@ from trainer.step.update import Updater
 from trainer.watch.alarms import Alarms
 from trainer.watch.history import History
 from trainer.watch.phases import GB, total_memory
+from trainer.watch.progress import TimeLeft
 from trainer.watch.rules import RULES
 from trainer.watch.screen import Screen
 from trainer.watch.trackers import Tracker
@@ -259,7 +260,9 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     if not first_step:
         lock.write_machine(folder, config)
     view = partial(terminal.of_folder, folder)
-    screen = Screen(total_steps, first_step, config.reward.answer, quiet=not is_main, stderr=request.json, view=view)
+    left = TimeLeft(total_steps, config.eval.every, (1 + config.merges) * bool(config.eval.problems))
+    answer, quiet = config.reward.answer, not is_main
+    screen = Screen(total_steps, first_step, answer, quiet=quiet, stderr=request.json, view=view, left=left)
     track = config.run.track
     tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
     journal = Journal(folder, first_step, tracker) if is_main else None

@@ -19,6 +19,7 @@ from trainer.evaluation.merge_check import agreement
 from trainer.machine import disk
 from trainer.machine.shipped import TRAIN
 from trainer.machine.visible import print
+from trainer.plan import hours
 from trainer.ranks import distributed, slurm
 from trainer.reports import repeat
 from trainer.reward import gold_check
@@ -59,6 +60,8 @@ def introduce(run: Run, request: Request) -> None:
         f"{distributed.world_size()} x {run.updater.device.type}, engine {config.engine.ds_config}{base}{resumed}\n"
         f"run folder: {log.folder}{f', a link to {log.folder.resolve()}' * log.folder.is_symlink()}"
     )
+    if time := hours.at_start(config, log.first_step, log.total_steps, distributed.world_size()):
+        log.screen.say(f"octet: {time}")
     if not log.first_step:
         log.screen.say(_example(run))
 

@@ -1,7 +1,10 @@
-"""Lines that stay at the foot of a terminal, and how much of a task is done."""
+"""Lines that stay at the foot of a terminal, how much of a task is done, and how long a run still takes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from statistics import fmean
 from threading import RLock
 from time import perf_counter
 from typing import Any
@@ -13,6 +16,7 @@ from trainer.machine.console import Console
 
 BAR = 20  # characters
 PATIENCE_S = 2.0  # of a task that may be done at once
+RECENT = 20  # steps whose mean predicts the next ones
 
 
 class Footer:
@@ -70,14 +74,23 @@ class Footer:
 class Progress:
     """Shows how much of a task is done: with a bar on a terminal, else with a line each quarter.
 
-    No line is printed before `patience` seconds. Without a footer it goes to standard error.
+    No line is printed before `patience` seconds. Without a footer it goes to standard error. `ended` is called with the
+    seconds that the task took.
     """
 
-    def __init__(self, task: str, total: int, footer: Footer | None = None, patience: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        task: str,
+        total: int,
+        footer: Footer | None = None,
+        patience: float = PATIENCE_S,
+        ended: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self.task = task
         self.total = max(1, total)
         self.done = 0
         self.footer = footer or Footer(Console(stderr=True, soft_wrap=True))
+        self._ended = ended
         self._began = perf_counter()
         self._next_drawing = self._began + patience * (not self.footer.is_shown)
 
@@ -88,6 +101,7 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self.footer.hide("progress")
+        self._ended(perf_counter() - self._began)
 
     def advance(self, amount: int = 1) -> None:
         before, self.done = self.done, self.done + amount
@@ -107,6 +121,47 @@ class Progress:
         done = self.done / self.total
         left = f", {clock((now - self._began) * (1 - done) / done)} left" if 0 < done < 1 else ""
         return f"{self.task}: {done:.0%}{left}"
+
+
+class TimeLeft:
+    """How long a run still takes, by its own steps and evaluations. There is one every `every` steps, and there are
+    `at_end` of them after the last step."""
+
+    def __init__(self, total_steps: int, every: int | None, at_end: int) -> None:
+        self.total_steps, self.every, self.at_end = total_steps, every, at_end
+        self._steps: list[float] = []
+        self._evaluation = 0.0
+        self.start()
+
+    def start(self) -> None:
+        self._since, self._beside = perf_counter(), 0.0
+
+    def evaluated(self, seconds: float) -> None:
+        self._evaluation = seconds
+        self._beside += seconds
+
+    def after(self, step: int) -> float:
+        """Return the seconds that are left after a step that has just ended, with the evaluation that may follow it.
+        The first step also warms up."""
+        self._steps.append(perf_counter() - self._since - self._beside)
+        self.start()
+        each = fmean((self._steps[1:] or self._steps)[-RECENT:])
+        between = (self.total_steps - 1) // self.every - (step - 1) // self.every if self.every else 0
+        return each * (self.total_steps - step) + (between + self.at_end) * self._evaluation
+
+
+def spoken(*hours: float) -> list[str]:
+    """Return times as people say them, in the unit of the longest: 40 min, 2.5 h, 3 days."""
+    units = ((48, 24, "days"), (1.5, 1, "h"), (0, 1 / 60, "min"))
+    size, unit = next((size, unit) for least, size, unit in units if max(hours) >= least)
+    numbers = [one / size for one in hours]
+    return [f"{one:.0f} {unit}" if one >= 9.5 else f"{one:.1f}".removesuffix(".0") + f" {unit}" for one in numbers]
+
+
+def until(hours: float) -> str:
+    """Return when something ends that takes so many hours from now, unless that is days away."""
+    end = datetime.now() + timedelta(hours=hours)
+    return f", until {end:%H:%M}" if hours < 12 else f", until {end:%A %H:%M}" if hours < 100 else ""
 
 
 def clock(seconds: float) -> str:

@@ -12,12 +12,14 @@ from rich.console import RenderableType
 from trainer.machine.console import Console
 from trainer.machine.visible import print
 from trainer.ranks import distributed
-from trainer.watch.progress import Footer, Progress, clock
+from trainer.watch.progress import Footer, Progress, TimeLeft, clock, spoken, until
 
 PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
 ABOVE = 5  # lines of a terminal that are left to what is printed
 COST = 0.005  # the largest share of the time that goes into drawing
 DEAD = "dead: groups that give no signal, because all their answers earned the same"
+SURE = 10  # steps after which the time that is left is known well
+SAID_H = 1 / 6  # of a run that takes longer, it is said with the time of day
 EVALUATION_S = 30.0  # of an evaluation in a run, before the log has a line about it
 
 View = Callable[[Console, int], RenderableType]  # a panel of at most so many lines
@@ -34,20 +36,21 @@ class Screen:
         quiet: bool = False,
         stderr: bool = False,
         view: View | None = None,
+        left: TimeLeft | None = None,
     ) -> None:
         self.footer = Footer(Console(quiet=quiet, stderr=stderr, soft_wrap=True))
         self.total_steps = total_steps
         self._answer = answer
         self._every = max(1, total_steps // PERMANENT_LINES)
         self._first_step = first_step
-        self._began = perf_counter()
+        self._left = left or TimeLeft(total_steps, None, 0)
         self._view = view
         self._next_drawing = 0.0
         self._explains_dead = True
 
     def start(self) -> None:
         """Measure time from here: what came before the first step does not predict the time that is left."""
-        self._began = perf_counter()
+        self._left.start()
         self._next_drawing = 0.0  # the first drawing took longer than later ones will
 
     def say(self, content: RenderableType) -> None:
@@ -61,13 +64,15 @@ class Screen:
             self.say(text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        left = self._left.after(step)
         if step in (1, self.total_steps) or step % self._every == 0:
-            each = (perf_counter() - self._began) / max(1, step - self._first_step)
-            line = progress_line(step, self.total_steps, metrics, each * (self.total_steps - step), self._answer)
+            line = progress_line(step, self.total_steps, metrics, left, self._answer)
             self.say(wrapped(line, self.footer.console.width) if self.footer.console.is_terminal else line)
             if self._explains_dead and "dead_groups" in metrics:
                 self.say(DEAD)
                 self._explains_dead = False
+        if step - self._first_step == SURE and left > SAID_H * 3600:
+            self.say(f"octet: about {spoken(left / 3600)[0]} left{until(left / 3600)}")
         self.draw()
 
     def draw(self) -> None:
@@ -86,7 +91,7 @@ class Screen:
 
     def progress(self, task: str, total: int) -> Progress:
         self.draw()
-        return Progress(task, total, self.footer, EVALUATION_S)
+        return Progress(task, total, self.footer, EVALUATION_S, self._left.evaluated)
 
     def close(self) -> None:
         """Remove the view, and leave what was printed."""
