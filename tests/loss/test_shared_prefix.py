@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import row
+from tests.rollout.test_decoder import FAMILIES, family
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora
 from trainer.loss import shared_prefix
@@ -31,6 +32,11 @@ ROWS = [
     answer((5, 6, 9), 50, 2, advantage=-2.0),
     row(1, 1, 2.0, first=60),
 ]
+# Longer than the windows of the families that have one.
+LONG = [
+    answer(tuple(range(3, 16)), *range(20, 34)),
+    answer(tuple(range(3, 16)), *range(20, 29), *range(50, 60), advantage=-1.0),
+]
 
 
 def test_the_tree_by_hand():
@@ -52,21 +58,17 @@ def test_the_layout_by_hand():
     assert layout.source_N.tolist() == [0, 1, 2, 5]  # of 2 places of the prompt and 2 x 2 of answers
 
 
-FAMILIES = {"qwen2": {}, "qwen3": {}, "llama": {}, "mistral": {"sliding_window": None}, "gemma": {}}
-FAMILIES |= {"lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}}
+GEMMA2 = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+GEMMA2 |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
 
-def tiny(family: str, dtype=torch.float32, **options):
-    config = AutoConfig.for_model(
-        family, vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, pad_token_id=0, **options,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=dtype)
+def tiny(kind: str, dtype=torch.float32, **options):
+    return family(kind, **options).to(dtype)
 
 
-def adapted(family: str, checkpointing: bool):
-    model = tiny(family, **FAMILIES[family])
+def adapted(kind: str, checkpointing: bool):
+    model = tiny(kind)
     if checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     model = add_adapter(model, Lora(targets="all", r=4))
@@ -78,7 +80,7 @@ def adapted(family: str, checkpointing: bool):
 
 
 def pass_over(module):
-    batch = to_tensors(ROWS, pad_token=0)
+    batch = to_tensors([*ROWS, *LONG], pad_token=0)
     module.zero_grad()
     scores = module(batch)
     (scores.logprobs_BT.sum(dim=1) * batch.advantages_B + scores.entropy_BT.sum(dim=1)).sum().backward()
@@ -87,10 +89,13 @@ def pass_over(module):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_values_and_gradients_are_those_of_padded_rows(family, checkpointing):
-    plain = LogProbs(adapted(family, checkpointing), 0.7, train_entropy=True, flat=False)
-    flat = LogProbs(adapted(family, checkpointing), 0.7, train_entropy=True)
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_values_and_gradients_are_those_of_padded_rows(kind, checkpointing):
+    """In fp64, where layers differ by rounding in fp32 alone: random weights of Gemma 4 enlarge that tenfold."""
+    plain, flat = (
+        LogProbs(adapted(kind, checkpointing).double(), 0.7, train_entropy=True, flat=is_flat)
+        for is_flat in (False, True)
+    )
     assert (plain.is_flat, flat.is_flat) == (False, True)
     for expected, found in zip(pass_over(plain), pass_over(flat), strict=True):
         largest = max(1.0, float(expected.abs().max()))  # these sums are not divided by anything
@@ -124,21 +129,13 @@ def test_sampling_is_not_disturbed():
     assert torch.equal(*answers)
 
 
-QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-
-
-GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-
-
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: tiny("mistral", sliding_window=8),
-        lambda: tiny("qwen2", **QWEN_WINDOW),
-        lambda: tiny("gemma2"),
+        lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", **GEMMA2)),
         lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **GPT2)),
     ],
-    ids=["mistral", "qwen2", "gemma2", "a family that does not hand the layout on"],
+    ids=["gemma2", "a family that does not hand the layout on"],
 )
 def test_attention_that_knows_no_layout_stays_as_it_is(make):
     model = make()

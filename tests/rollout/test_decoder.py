@@ -41,6 +41,14 @@ TWO_ROPES = {
 WINDOWED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.0}
 LFM2 = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+QWEN3_5 = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16, "linear_num_key_heads": 2}
+QWEN3_5 |= {"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
+GEMMA4 = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "head_dim": 8}
+GEMMA4 |= {"global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 480}
+SHARING = {"layer_types": GEMMA4["layer_types"] * 2, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+SHARING |= {"use_double_wide_mlp": True, "final_logit_softcapping": 5.0}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8}
+ALIKE = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
 # By name: the type of the model, and where it differs from the shape of all.
 FAMILIES = {
     "qwen2": ("qwen2", {}),
@@ -48,6 +56,7 @@ FAMILIES = {
     "llama": ("llama", BIASED),
     "llama3": ("llama", {"rope_parameters": LLAMA3, "num_key_value_heads": 4}),
     "mistral": ("mistral", {"sliding_window": None}),
+    "windowed qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
     "windowed mistral": ("mistral", {"sliding_window": 8}),
     "ministral": ("ministral", WINDOWED | {"head_dim": 8}),
     "ministral3": ("ministral3", {"sliding_window": 8}),
@@ -61,6 +70,9 @@ FAMILIES = {
     "olmo3": ("olmo3", WINDOWED),
     "lfm2": ("lfm2", LFM2),
     "lfm2 with biases": ("lfm2", LFM2 | {"conv_bias": True, "conv_L_cache": 4}),
+    "qwen3.5": ("qwen3_5_text", QWEN3_5),
+    "gemma4": ("gemma4_text", GEMMA4 | SHARING),
+    "gemma4 with keys as values": ("gemma4_text", GEMMA4 | ALIKE),
     "seed_oss": ("seed_oss", {"head_dim": 8, "residual_dropout": 0.0, "attention_dropout": 0.0}),
 }
 PLAIN = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
@@ -77,6 +89,9 @@ def family(name="qwen2", **changed):
     for parameter in built.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
+    for part, buffer in built.named_buffers():
+        if part.endswith("layer_scalar"):
+            buffer.fill_(0.7)
     return built
 
 
@@ -575,13 +590,11 @@ def other(kind, **shape):
 
 
 GPT2 = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 480, "n_positions": 64, "eos_token_id": 2}
-QWEN3_5 = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-QWEN3_5 |= {"num_key_value_heads": 2, "vocab_size": 480, "layer_types": ["linear_attention", "full_attention"]}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 UNSUPPORTED = {
     "unknown family": (lambda: other("gpt2", **GPT2), "GPT2LMHeadModel is not one of"),
     "window": (lambda: family("llama", sliding_window=8), "a sliding window of 8 tokens"),
-    "linear attention": (lambda: other("qwen3_5_text", **QWEN3_5), "1 x linear_attention"),
+    "experts": (lambda: family("gemma4 with keys as values", **GEMMA4_EXPERTS), "mixtures of experts"),
     "rope": (lambda: family(rope_parameters=DYNAMIC), "its rope_type is dynamic"),
     "adapter": (lambda: peft.get_peft_model(family(), peft.IA3Config(task_type="CAUSAL_LM")), "IA3, not LoRA"),
     "embedding": (lambda: adapted(family("llama"), target_modules=["embed_tokens", "q_proj"]), "input embedding"),

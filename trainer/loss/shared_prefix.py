@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from trainer.batch.pack import to_tensors
-from trainer.model.families import MIXERS
+from trainer.model.families import ATTENTIONS, BY_CLASS, MIXERS, Family
 from trainer.model.load import needs_repeated_keys
 from trainer.records import TrainingBatch, TrainingRow
 
@@ -32,9 +32,20 @@ class Layout(NamedTuple):
     answers_AC: Tensor
     keys_AK: Tensor  # what an answer looks at: its prompt, then itself
     mask_ACK: Tensor  # bool: this query may see this key
+    prompt_A: Tensor  # tokens of the prompt of an answer
     source_N: Tensor  # which of the places of all prompts, then of all answers, computes a token of the line
     place_BT: Tensor  # the places of whole rows
     line_N: Tensor  # which of the tokens of all rows computes a token of the line
+
+    def mask(self, window: int | None) -> Tensor:
+        """Return the mask of answers, in which no query sees a key from before its window."""
+        prompt, longest = self.prompts_PT.shape[1], self.answers_AC.shape[1]
+        if window is None or prompt + longest <= window:
+            return self.mask_ACK
+        query_AC = self.prompt_A[:, None] + torch.arange(longest, device=self.prompt_A.device)
+        key_AT = torch.arange(prompt, device=self.prompt_A.device).expand(len(query_AC), -1)
+        key_AK = torch.cat([key_AT, query_AC], dim=1)
+        return self.mask_ACK & (key_AK[:, None] > query_AC[:, :, None] - window)
 
     def rows(self, line_1HND: Tensor, index: Tensor) -> Tensor:
         """Lay the line out in rows."""
@@ -68,6 +79,7 @@ def layout_of(batch: TrainingBatch) -> Layout:
         answers_AC,
         keys_AK=torch.cat([prompts_PT[own_prompt_B[answers]], answers_AC], dim=1),
         mask_ACK=_answer_mask(in_prompt_PT[own_prompt_B[answers]], longest),
+        prompt_A=prompt_B[answers],
         source_N=torch.where(in_answer_N, of_answer_N, of_prompt_N),
         place_BT=tree.place_BT,
         line_N=tree.line_N,
@@ -100,10 +112,10 @@ def make_flat(model: Any) -> bool:
     if below == FLAT:
         return True
     config = model.config.get_text_config()
-    if below != BELOW or _has_unknown_layers(config):
+    if below != BELOW or _has_unknown_layers(config, BY_CLASS.get(type(model).__name__)):
         return False
     model.set_attn_implementation(FLAT)
-    mixers = [getattr(block, MIXERS[kind]) for block, kind in with_a_state(model)]
+    mixers = layers_with_a_state(model)
     hooks = [mixer.register_forward_pre_hook(_to_rows, with_kwargs=True) for mixer in mixers]
     hooks += [mixer.register_forward_hook(_to_line, with_kwargs=True) for mixer in mixers]
     if _is_exact(model):
@@ -114,18 +126,21 @@ def make_flat(model: Any) -> bool:
     return False
 
 
-def with_a_state(model: Any) -> list[tuple[Any, str]]:
-    """Return the blocks whose layer is no attention, with its kind."""
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
-    return [(block, kind) for block, kind in zip(model.get_decoder().layers, kinds) if kind in MIXERS]
+def layers_with_a_state(model: Any) -> list[Any]:
+    """Return the layers that mix positions and are no attention."""
+    kinds, blocks = getattr(model.config.get_text_config(), "layer_types", None), model.get_decoder()
+    blocks = zip(kinds or (), getattr(blocks, "layers", ()))
+    return [part for kind, block in blocks if (part := getattr(block, MIXERS.get(kind, ""), None)) is not None]
 
 
-def _has_unknown_layers(config: Any) -> bool:
-    """Return True for attention with a window, which needs a mask. Qwen2 names a window that it does not use."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
-        return not set(kinds) <= {"full_attention", *MIXERS}
-    return bool(getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None))
+def _has_unknown_layers(config: Any, family: Family | None) -> bool:
+    """Return True for layers of another kind, and for a window in a family that may not hand it on to its attention."""
+    knows_windows = family is not None and family.decodes
+    if kinds := getattr(config, "layer_types", None):
+        return not set(kinds) <= {"full_attention", *MIXERS, *(ATTENTIONS if knows_windows else ())}
+    return not knows_windows and bool(
+        getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    )
 
 
 def _to_rows(mixer: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -152,7 +167,7 @@ def _is_exact(model: Any) -> bool:
     expected_EH = rows_BTH.flatten(0, 1)[batch.tree.edge_E].float()
     try:
         found_EH = last_hidden(backbone, batch).float()
-    except (TypeError, RuntimeError, IndexError):  # it does not hand the layout on to its attention
+    except (TypeError, RuntimeError, LookupError):  # it does not hand the layout on to its attention
         return False
     return bool((found_EH - expected_EH).abs().max() <= 0.02 * expected_EH.abs().max())  # bf16 rounds to 0.4 %
 
@@ -172,12 +187,13 @@ def _attention(
     prompts = (layout.rows(part, layout.prompts_PT) for part in (query, key, value))
     asking = layout.rows(query, layout.answers_AC)
     looked_at = (layout.rows(part, layout.keys_AK) for part in (key, value))
-    mask = None
-    if needs_repeated_keys(query.device, query.dtype):  # transformers repeats them only beside a mask
-        width = layout.prompts_PT.shape[1]
+    mask, width, window = None, layout.prompts_PT.shape[1], options.get("sliding_window")
+    before = width if window is None else window  # tokens that a query of a prompt sees
+    if before < width or needs_repeated_keys(query.device, query.dtype):  # transformers repeats them only beside a mask
         mask = torch.ones(1, 1, width, width, dtype=torch.bool, device=query.device).tril()
+        mask = mask.triu(1 - before)
     seen, _ = plain(module, *prompts, mask, **options)
-    said, _ = plain(module, asking, *looked_at, layout.mask_ACK[:, None], **options)
+    said, _ = plain(module, asking, *looked_at, layout.mask(window)[:, None], **options)
     return layout.line(seen, said), None
 
 

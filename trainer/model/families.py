@@ -12,7 +12,7 @@ from typing import Literal
 
 STRETCHES = ("default", "linear", "yarn")  # of the rotary angles, which llama.cpp knows in all families
 ATTENTIONS = ("full_attention", "sliding_attention")  # kinds of layers, and the name in a block of each other kind:
-MIXERS = {"conv": "conv"}
+MIXERS = {"conv": "conv", "linear_attention": "linear_attn"}
 ALL_STRETCHES = (*STRETCHES, "llama3", "longrope")  # these with a tensor of factors, which few families read
 
 
@@ -30,6 +30,7 @@ class Family:
     norms: Literal["before", "after", "both"] = "before"  # where the norms of attention and feed-forward layers are
     query_norms: Literal["none", "each", "all"] = "none"  # norms of queries and keys: of each head, or of all together
     adds_one: bool = False  # norms are stored less 1
+    is_gated: bool = False  # q makes a gate for the output of each head, too
     names: tuple[tuple[str, str], ...] = ()  # of the parts that are not named as in Llama
 
     # the forward pass
@@ -101,6 +102,8 @@ ROWS = (
         windows="some layers",
         arch="gemma3",
     ),
+    Family("Gemma4", "gemma4_text", plans=False, is_tied=True, norms="both", query_norms="each", windows="some layers"),
+    Family("Qwen3_5", "qwen3_5_text", plans=False, query_norms="each", adds_one=True, is_gated=True),
     Family("Lfm2", "lfm2", plans=False, is_tied=True, query_norms="each", names=LFM2_NAMES),
 )
 BY_CLASS = {row.class_name: row for row in ROWS}

@@ -52,13 +52,13 @@ def attention_saves(shape: Shape, work: Work, item: int) -> float:
     """Return the bytes of queries, keys, values and output. Answers have a mask, so heads that share keys get a copy of
     them each."""
     sums = FLOAT * shape.heads * (work.prompt_places + work.answer_places)
+    keys = shape.queries if shape.windowed else shape.keys  # a window needs a mask
     if work.is_flat:
-        prompts = work.prompt_places * 2 * (shape.queries + shape.keys)
+        prompts = work.prompt_places * 2 * (shape.queries + keys)
         answers = (work.answer_places + work.key_places) * 2 * shape.queries
         return (prompts + answers + work.pairs) * item + sums
     if work.keeps_scores:  # before and after a cap, and the softmax in fp32 and in the model's precision
         return work.tokens * 4 * shape.queries * item + work.pairs * shape.heads * (FLOAT + 2 * item)
-    keys = shape.queries if shape.windowed else shape.keys
     return work.tokens * 2 * (shape.queries + keys) * item + sums
 
 

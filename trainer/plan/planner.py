@@ -442,7 +442,8 @@ class Planner:
         """The largest micro-batch: answers of full length to prompts of full length, up to the budget."""
         model, optim = self.config.model, self.config.optim
         budget = optim.tokens_per_micro_batch
-        if optim.layout == "flat" and model.attention in ("auto", "sdpa") and not self.shape.windowed:
+        knows_layers = self.shape.family.decodes or not self.shape.windowed
+        if optim.layout == "flat" and model.attention in ("auto", "sdpa") and knows_layers:
             group = 1 if self.config.is_warmup else self.config.rollout.group_size
             return Work.flat(budget, self.trained_rows, group, self.prompt, self.completion)
         rows = min(self.trained_rows, max(1, budget // (self.prompt + self.completion - 1)))

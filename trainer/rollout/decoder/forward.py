@@ -24,9 +24,17 @@ from trainer.rollout.decoder.layers.attention import Attention, has_kinds_of_rop
 from trainer.rollout.decoder.layers.block import Block
 from trainer.rollout.decoder.layers.norm import Norm
 from trainer.rollout.decoder.layers.passes import Angles, Cache, Pass, Prompts, Step
+from trainer.rollout.decoder.layers.per_layer import LayerInputs
 from trainer.rollout.decoder.weights import Projection, copy_what_fits
 
-ROPES = ("default", "linear", "llama3", "yarn", "longrope")  # other types change the angles with the length
+ROPES = (
+    "default",
+    "linear",
+    "llama3",
+    "yarn",
+    "longrope",
+    "proportional",
+)  # other types change the angles with the length
 
 
 class Forward:
@@ -47,6 +55,10 @@ class Forward:
         self.dtype, self.device = last_norm.weight.dtype, last_norm.weight.device
         self.repeats_keys = needs_repeated_keys(self.device, self.dtype)
         self.projections = [projection for layer in self.layers for projection in layer.projections] + [self.head]
+        has_inputs = getattr(self.decoder, "hidden_size_per_layer_input", None)  # Gemma 4
+        self.layer_inputs = LayerInputs(self.decoder) if has_inputs else None
+        if self.layer_inputs:
+            self.projections.append(self.layer_inputs.projection)
         if copies:
             copy_what_fits(self.projections, self.device)
 
@@ -84,7 +96,8 @@ class Forward:
     def refresh(self) -> None:
         """Read the present weights, which may have been updated or swapped."""
         self.embedding_VH = self.decoder.embed_tokens.weight
-        for norm in (self.last_norm, *(norm for layer in self.layers for norm in layer.norms)):
+        norms = [self.last_norm, *(norm for layer in self.layers for norm in layer.norms)]
+        for norm in norms + ([self.layer_inputs.norm] if self.layer_inputs else []):
             norm.refresh()
         for projection in self.projections:
             projection.refresh()
@@ -99,8 +112,11 @@ class Forward:
         positions_N = torch.arange(width, device=self.device).repeat(prompts)
         masks = {window: self._window_mask(window, width) for window in self.windows}
         angles = self._angles_at(positions_N)
-        at = Prompts(width, lengths_P, groups_P, rows, cache, angles, masks, self.repeats_keys)
-        hidden_NH = self._run(self.embed(tokens_PT.flatten()), at)
+        hidden_NH, inputs_LNp = self.embed(tokens_PT.flatten()), None
+        if self.layer_inputs:
+            inputs_LNp = self.layer_inputs(tokens_PT.flatten(), hidden_NH)
+        at = Prompts(width, lengths_P, groups_P, rows, cache, angles, masks, inputs_LNp, {}, self.repeats_keys)
+        hidden_NH = self._run(hidden_NH, at)
         last_P = torch.arange(prompts, device=self.device) * width + lengths_P - 1
         return self.finish(self.head(self.last_norm(hidden_NH[last_P])))
 
@@ -111,12 +127,21 @@ class Forward:
         ones_TT = torch.ones(width, width, dtype=torch.bool, device=self.device)
         return ones_TT.tril().triu(1 - window)
 
-    def step(self, hidden_BH: Tensor, places_B: Tensor, running_B: Tensor, mask_BT: Tensor, cache: Cache) -> Tensor:
+    def step(
+        self,
+        tokens_B: Tensor,
+        hidden_BH: Tensor,
+        places_B: Tensor,
+        running_B: Tensor,
+        mask_BT: Tensor,
+        cache: Cache,
+    ) -> Tensor:
         """Return the logits after one more token of each row. `hidden_BH` are the embeddings of these tokens, which are
         overwritten; `mask_BT` is 0 where a row may attend, else -inf."""
         masks = {window: self._within(window, mask_BT, places_B)[:, None, None] for window in self.windows}
         slots = cache.slots(places_B, mask_BT.shape[1])
-        at = Step(running_B, cache, slots, self._angles_at(places_B), masks)
+        inputs_LNp = self.layer_inputs(tokens_B, hidden_BH) if self.layer_inputs else None
+        at = Step(running_B, cache, slots, self._angles_at(places_B), masks, inputs_LNp)
         return self.finish(self.head(self.last_norm(self._run(hidden_BH, at))))
 
     def _within(self, window: int | None, mask_BT: Tensor, places_B: Tensor) -> Tensor:
@@ -170,7 +195,9 @@ def _reasons(model: Any) -> Iterator[str]:
     has_windows = any(hasattr(getattr(block, "self_attn", None), "sliding_window") for block in blocks)
     if window and BY_CLASS[name].windows != "every layer" and not has_windows:
         yield f"its configuration names a sliding window of {window} tokens, which {name} does not have"
-    if getattr(config, "use_bidirectional_attention", None):
+    if getattr(config, "enable_moe_block", False):
+        yield "its feed-forward layers are mixtures of experts"
+    if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):  # text is causal then
         yield "its attention also looks ahead"
     if getattr(model, "peft_type", "LORA") != "LORA":
         yield f"its adapter is {model.peft_type.value}, not LoRA"

@@ -157,9 +157,10 @@ class Batch:
     def _step(self, rows: int, width: int) -> None:
         active, places_B = slice(0, rows), self.places_R[:rows]
         self.mask_RT[active].scatter_(1, places_B[:, None], 0.0)
-        hidden_BH = self.hidden_RH[active] if self.forward.embeds_on_host else self.forward.embed(self.tokens_R[active])
+        tokens_B = self.tokens_R[active]
+        hidden_BH = self.hidden_RH[active] if self.forward.embeds_on_host else self.forward.embed(tokens_B)
         mask_BT, running_B = self.mask_RT[active, :width], self.running_R[active]
-        logits_BV = self.forward.step(hidden_BH, places_B, running_B, mask_BT, self.cache)
+        logits_BV = self.forward.step(tokens_B, hidden_BH, places_B, running_B, mask_BT, self.cache)
         places_B += self.running_R[active]  # a row that ends now stops at the place of its last token
         self._sample(logits_BV, active, width)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,7 +20,8 @@ class Attention:
         self.query_heads = config.num_attention_heads
         self.kv_heads = self.query_heads // module.num_key_value_groups
         heads = ("qkv_proj",) if family.is_joined else ("q_proj", "k_proj", "v_proj")
-        self.qkv = Projection([getattr(module, name) for name in heads])
+        made = [getattr(module, name, None) for name in heads]
+        self.qkv = Projection([layer for layer in made if layer is not None])
         self.out = Projection([getattr(module, family.part("o_proj"))])
         self.projections = [self.qkv, self.out]
         of_all = config.sliding_window if family.windows == "every layer" else None
@@ -27,27 +29,47 @@ class Attention:
         self.kind = config.layer_types[index] if has_kinds_of_rope(config) else ""
         self.rotates = getattr(module, "use_rope", True)  # SmolLM3 has layers without positions
         made = [getattr(module, family.part(name), None) for name in ("q_norm", "k_norm")]
-        self.of_queries, self.of_keys = [norm if norm is None else Norm(norm, family.adds_one) for norm in made]
-        self.norms = [norm for norm in (self.of_queries, self.of_keys) if norm]
-        self.keeps = [Keys(2 * self.kv_heads, self.head_size)]
+        self.head_norms = [norm if norm is None else Norm(norm, family.adds_one) for norm in made]
+        self.norms = [norm for norm in self.head_norms if norm]
+        # Gemma 4: values may be the keys, they have a norm without weights, and layers may use those of an earlier one
+        self.values_are_keys = hasattr(module, "v_proj") and module.v_proj is None
+        self.value_epsilon = module.v_norm.eps if hasattr(module, "v_norm") else None
+        self.lends = getattr(module, "store_full_length_kv", False)
+        self.source, self.own_heads = index, self.kv_heads
+        if getattr(module, "is_kv_shared_layer", False):
+            before = config.layer_types[: -config.num_kv_shared_layers]
+            self.source, self.own_heads = max(i for i, kind in enumerate(before) if kind == module.layer_type), 0
+        self.keeps = [Keys(2 * self.own_heads, self.head_size)] if self.own_heads else []
+        self.is_gated = family.is_gated
 
     def __call__(self, hidden_NH: Tensor, at: Pass) -> Tensor:
         heads_NhD = self.qkv(hidden_NH).view(len(hidden_NH), -1, self.head_size)
-        parts = heads_NhD.split([self.query_heads, self.kv_heads, self.kv_heads], dim=1)
-        for part_NhD, norm in zip(parts, (self.of_queries, self.of_keys)):
+        if self.is_gated:  # each head of queries is followed by a gate
+            gates, end = heads_NhD[:, 1 : 2 * self.query_heads : 2], 2 * self.query_heads
+            heads_NhD = torch.cat((heads_NhD[:, :end:2], heads_NhD[:, end:]), dim=1)
+        if self.values_are_keys:
+            heads_NhD = torch.cat((heads_NhD, heads_NhD[:, self.query_heads :]), dim=1)
+        queries, keys, values = heads_NhD.split([self.query_heads, self.own_heads, self.own_heads], dim=1)
+        for part_NhD, norm in zip((queries, keys), self.head_norms, strict=True):
             if norm is not None:  # of each head, or of all heads together
                 part_NhD.copy_(norm(part_NhD.reshape(len(part_NhD), -1, len(norm.weight))).view_as(part_NhD))
+        if self.value_epsilon is not None:
+            values.copy_(F.rms_norm(values, values.shape[-1:], None, self.value_epsilon))
         if self.rotates:
-            _rotate(heads_NhD[:, : self.query_heads + self.kv_heads], *at.angles[self.kind])
-        return self.out(self._within(heads_NhD, at) if isinstance(at, Prompts) else self._behind(heads_NhD, at))
+            _rotate(heads_NhD[:, : self.query_heads + self.own_heads], *at.angles[self.kind])
+        output_NO = self._within(heads_NhD, at) if isinstance(at, Prompts) else self._behind(heads_NhD, at)
+        return self.out(output_NO * gates.flatten(1).sigmoid() if self.is_gated else output_NO)
 
     def _within(self, heads_NhD: Tensor, at: Prompts) -> Tensor:
         """Attend within each prompt, and keep its keys and values."""
         prompts = len(at.lengths_P)
         heads_PhTD = heads_NhD.view(prompts, at.width, -1, self.head_size).transpose(1, 2)
-        queries, keys_values = heads_PhTD.split([self.query_heads, 2 * self.kv_heads], dim=1)
-        (kept_RKTD,) = at.cache.of_layer[self.index]
-        kept_RKTD[at.rows, :, : at.width] = keys_values.repeat_interleave(at.groups_P, dim=0)
+        queries, keys_values = heads_PhTD.split([self.query_heads, 2 * self.own_heads], dim=1)
+        for kept_RKTD in at.cache.of_layer[self.index]:
+            kept_RKTD[at.rows, :, : at.width] = keys_values.repeat_interleave(at.groups_P, dim=0)
+        if self.lends:
+            at.lent[self.index] = keys_values
+        keys_values = at.lent.get(self.source, keys_values)
         keys, values = keys_values.chunk(2, dim=1)
         if at.repeats_keys:
             keys, values = (part.repeat_interleave(self.query_heads // self.kv_heads, 1) for part in (keys, values))
@@ -65,8 +87,9 @@ class Attention:
 
     def _behind(self, heads_BhD: Tensor, at: Step) -> Tensor:
         """Add a token to each row, and attend to the row up to there."""
-        slots = at.slots[self.index]
-        slots.all_SD.index_copy_(0, slots.new_N, heads_BhD[:, self.query_heads :].flatten(0, 1))
+        slots = at.slots[self.source]
+        if self.own_heads:
+            slots.all_SD.index_copy_(0, slots.new_N, heads_BhD[:, self.query_heads :].flatten(0, 1))
         # query heads that share keys take the axis of several query positions
         shared = heads_BhD[:, : self.query_heads].reshape(len(heads_BhD), self.kv_heads, -1, self.head_size)
         output = F.scaled_dot_product_attention(

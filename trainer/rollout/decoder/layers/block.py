@@ -9,12 +9,14 @@ from torch.nn import functional as F
 
 from trainer.model.families import MIXERS, Family
 from trainer.rollout.decoder.layers.attention import Attention
+from trainer.rollout.decoder.layers.gated_delta import GatedDelta
 from trainer.rollout.decoder.layers.norm import Norm, normed
 from trainer.rollout.decoder.layers.passes import Pass
+from trainer.rollout.decoder.layers.per_layer import LayerInput
 from trainer.rollout.decoder.layers.short_convolution import ShortConvolution
 from trainer.rollout.decoder.weights import Projection
 
-KINDS: dict[str, Any] = {"conv": ShortConvolution}  # the others are attention
+KINDS: dict[str, Any] = {"conv": ShortConvolution, "linear_attention": GatedDelta}  # the others are attention
 # The names of the norms before and after attention, then before and after the feed-forward layers.
 NORMS = {
     "before": ("input_layernorm", "", "post_attention_layernorm", ""),
@@ -44,6 +46,11 @@ class Block:
         norms = [norm if norm is None else Norm(norm, family.adds_one) for norm in made]
         self.before_mixer, self.after_mixer, self.before_mlp, self.after_mlp = norms
         self.norms = [norm for norm in norms if norm] + self.mixer.norms
+        self.scale = getattr(block, "layer_scalar", None)  # Gemma 4
+        self.input = LayerInput(block, index) if getattr(block, "hidden_size_per_layer_input", None) else None
+        if self.input:
+            self.projections += [self.input.gate, self.input.out]
+            self.norms.append(self.input.norm)
 
     def __call__(self, hidden_NH: Tensor, at: Pass) -> None:
         """Overwrite the hidden states with those behind the block."""
@@ -52,3 +59,7 @@ class Block:
         gate, up = self.gate_up(normed(hidden_NH, self.before_mlp)).chunk(2, dim=-1)
         fed_NH = normed(self.down(self.activation(gate).mul_(up)), self.after_mlp)
         hidden_NH.add_(fed_NH, alpha=self.residual_scale)
+        if self.input and at.inputs_LNp is not None:
+            hidden_NH.add_(self.input(hidden_NH, at.inputs_LNp))
+        if self.scale is not None:
+            hidden_NH.mul_(self.scale)

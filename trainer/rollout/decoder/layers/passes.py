@@ -109,6 +109,8 @@ class Prompts(NamedTuple):
     cache: Cache
     angles: Angles
     masks: dict[int | None, Tensor | None]  # by the window
+    inputs_LNp: Tensor | None  # what each layer adds of its own embeddings
+    lent: dict[int, Tensor]  # keys and values of layers that later ones use
     repeats_keys: bool  # for cards whose quick kernels want as many heads of keys as of queries
 
     def keep(self, layer: int, number: int, state_P: Tensor) -> None:
@@ -126,6 +128,7 @@ class Step(NamedTuple):
     slots: dict[int, Slots]
     angles: Angles
     masks: dict[int | None, Tensor]  # 0 where a row may attend, else -inf
+    inputs_LNp: Tensor | None
 
     def state(self, layer: int, number: int) -> Tensor:
         return self.cache.of_layer[layer][number][: len(self.running_B)]
