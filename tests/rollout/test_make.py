@@ -83,7 +83,7 @@ def test_a_plan_counts_the_vllm_that_auto_will_take(installed, capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["plan", "--preset", "8gb", "--vram", "24"])
     shown = capsys.readouterr().out
-    assert "32 sampled by vLLM in this process" in shown
+    assert "16 sampled by vLLM in this process" in shown
     assert "sleeping vLLM" in shown
 
 

@@ -57,7 +57,7 @@ CASES = {
     "reward against accuracy": run(**{"reward/mean": rising(0.2, 0.6), "accuracy/lenient": rising(0.5, 0.2)}),
     "accuracy falls": run(**{"accuracy/lenient": rising(0.6, 0.05)}),
     "held-out accuracy falls": run(evaluated=(0.5, 0.6, 0.4), **{"reward/mean": rising(0.4, 0.6)}),
-    "plateau": run(steps=100, **{"reward/std": 0.5}),
+    "plateau": run("run.steps=400", steps=100, **{"reward/std": 0.5}),
     "entropy collapse": run(entropy=lambda step: 0.5 if step < 8 else 0.005),
     "entropy explosion": run(entropy=rising(0.5, 5.0)),
     "far from the reference": run(kl=0.9),
@@ -139,7 +139,9 @@ def test_one_update_that_makes_the_adapter_another_one_is_enough():
 
 @pytest.mark.parametrize("fall", [0.4, 0.1])
 def test_a_reward_that_falls_is_no_plateau(fall):
-    falling = run(steps=100, **{"reward/std": 0.5, "reward/mean": lambda step: 0.4 - fall * step / 100})
+    falling = run(
+        "run.steps=400", steps=100, **{"reward/std": 0.5, "reward/mean": lambda step: 0.4 - fall * step / 100}
+    )
     assert "plateau" not in {finding.name for finding in diagnose(falling)}
 
 
