@@ -72,6 +72,8 @@ def test_a_key_is_nowhere(left, name):
 def test_a_started_server_gets_its_key_from_the_environment():
     """Every user of a machine sees the arguments of its processes."""
     code = "from trainer.config.command_line import resolve; from trainer.rollout.vllm.process import arguments\n"
-    code += "print(arguments(resolve('nano', None, ['rollout.vllm.start=true']), 'x', 'fp32', 64))"
+    code += "from trainer.rollout.collect import SamplingContext, StaticPolicy\n"
+    code += "config = resolve('nano', None, ['rollout.vllm.start=true'])\n"
+    code += "print(arguments(SamplingContext(config, StaticPolicy(), 'nano', 'fp32', 64, None, [2], None, print)))"
     answer = launch(sys.executable, "-c", code, **CANARIES)
-    assert (answer.returncode, "canary" in answer.stdout + answer.stderr) == (0, False)
+    assert (answer.returncode, "canary" in answer.stdout + answer.stderr) == (0, False), answer.stderr
