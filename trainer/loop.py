@@ -36,9 +36,8 @@ from trainer.rollout.collect import Rollouts
 from trainer.run_folder import run_log
 from trainer.run_folder.run_log import RunLog
 from trainer.step.update import Updater
-from trainer.watch.health import Health
 from trainer.watch.phases import Phases
-from trainer.watch.step_metrics import metrics_of_updates
+from trainer.watch.step_metrics import Health, metrics_of_updates
 from trainer.watch.tally import Tally
 
 TAUGHT = ("loss", "entropy")  # what is logged of the rows of a warm-up; the rest compares them with a sampler

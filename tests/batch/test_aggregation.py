@@ -37,24 +37,21 @@ def config(aggregation: str):
     return resolve("nano", None, [f"algorithm.aggregation={aggregation}", *sizes])
 
 
-def step_loss(aggregation: str, budget: int) -> float:
+@pytest.mark.parametrize("budget", [1, 12, 1000])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_against_the_reference_for_any_micro_batches(aggregation, budget):
     """The losses of the tokens travel as log-probs, so that packing and padding sort them as it sorts rows."""
     rows = []
     for place, group in enumerate(LOSSES):
         weights = AGGREGATIONS[aggregation].weights_G([len(answer) for answer in group])
         for answer, weight in zip(group, weights, strict=True):
             rows.append(TrainingRow([5] * 3, [6] * len(answer), answer, 0.0, 0.0, weight, place=place))
-    settings = config(aggregation)
-    (minibatch,) = minibatches(rows, TrainingRow([5], [6], [0.0], 0.0, weight=0.0), settings, Packer(budget, 0))
+    idle = TrainingRow([5], [6], [0.0], 0.0, weight=0.0)
+    (minibatch,) = minibatches(rows, idle, config(aggregation), Packer(budget, 0))
     assert minibatch.tokens == 8
-    return float(sum(total(batch.sampled_logprobs_BT, batch, minibatch.divisor) for batch in minibatch.batches))
-
-
-@pytest.mark.parametrize("budget", [1, 12, 1000])
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_against_the_reference_for_any_micro_batches(aggregation, budget):
+    found = sum(total(batch.sampled_logprobs_BT, batch, minibatch.divisor) for batch in minibatch.batches)
     expected = by_hand(aggregation, constant=2 * 2 * 10)  # problems x answers x the longest they could be
-    assert step_loss(aggregation, budget) == pytest.approx(expected, rel=1e-6)
+    assert float(found) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_constant_divisor_knows_nothing_of_what_was_sampled():

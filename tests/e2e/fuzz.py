@@ -41,7 +41,7 @@ from trainer.config.command_line import PRESETS, resolve
 from trainer.config.settings import Config, fields
 from trainer.errors import OctetError
 from trainer.evaluation.best import EvaluationHistory
-from trainer.loss.kl import Coefficient
+from trainer.loss.objectives import Coefficient
 from trainer.machine.http_client import NoReply
 from trainer.model import hub, lora, shapes
 from trainer.model.load import load_tokenizer

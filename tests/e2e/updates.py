@@ -23,7 +23,7 @@ from trainer.batch.pack import Packer, minibatches
 from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
-from trainer.loss.kl import Coefficient
+from trainer.loss.objectives import Coefficient
 from trainer.machine import quiet
 from trainer.model.ends import causal_lm_of
 from trainer.ranks import distributed

@@ -13,8 +13,8 @@ from trainer.batch.pack import Packer, minibatches
 from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
-from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
+from trainer.loss.objectives import Coefficient
 from trainer.records import MeasuredBatch
 from trainer.step.update import Updater, backward
 from trainer.watch.tally import Tally

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.config.settings import Kl
-from trainer.loss.kl import ESTIMATORS, Coefficient
+from trainer.loss.objectives import ESTIMATORS, Coefficient
 
 POLICY, REFERENCE = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.2, 0.6]).double()
 

@@ -12,8 +12,7 @@ from trainer.advantage import ADVANTAGES
 from trainer.batch.aggregation import AGGREGATIONS
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Algorithm, Correction, Kl
-from trainer.loss.kl import ESTIMATORS
-from trainer.loss.objectives import LOSSES, PolicyTerms, correction, mismatch, objective, total
+from trainer.loss.objectives import ESTIMATORS, LOSSES, PolicyTerms, correction, mismatch, objective, total
 from trainer.records import Scores
 
 SETTINGS = Algorithm(clip_low=0.2, clip_high=0.3)

@@ -24,8 +24,8 @@ from trainer.batch.pack import Packer, idle_row, minibatches, rows
 from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
-from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
+from trainer.loss.objectives import Coefficient
 from trainer.records import Completion, MeasuredBatch, PreparedBatch, ScoredGroup
 from trainer.step.update import Updater, backward
 from trainer.watch.tally import Tally

@@ -16,7 +16,7 @@ from trainer.batch.pack import Packer, minibatches
 from trainer.batch.shrinker import Shrinker
 from trainer.config.settings import Lora, Model
 from trainer.errors import ConfigError, ModelError
-from trainer.loss.kl import Coefficient
+from trainer.loss.objectives import Coefficient
 from trainer.model import lora, merge
 from trainer.model.load import load_model
 from trainer.step.update import Updater, backward, optimizer_step

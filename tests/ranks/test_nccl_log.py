@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.ranks import nccl_log
+from trainer.ranks.watchdog import NCCL_PARTS, NcclLog
 
 INFO = "node2:41:90 [0] NCCL INFO NET/Socket : Using [0]ib0:10.0.0.2<0>"
 WARN = "node2:41:90 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : Got async event : port error"
@@ -18,7 +18,7 @@ def log(monkeypatch, tmp_path):
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"):
         monkeypatch.setenv(name, "to be deleted at the end")
         monkeypatch.delenv(name)
-    yield (log := nccl_log.NcclLog())
+    yield (log := NcclLog())
     log.stop()
 
 
@@ -31,7 +31,7 @@ def write(*lines: str) -> Path:
 
 def test_its_last_words_are_shown_with_the_warnings_first(log, tmp_path):
     log.start()
-    assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"]) == ("INFO", nccl_log.PARTS)
+    assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"]) == ("INFO", NCCL_PARTS)
     infos = [f"{INFO} {number}" for number in range(20)]
     file = write(*infos[:10], WARN, *infos[10:])
     head, *shown = log.excerpt().splitlines()

@@ -13,7 +13,7 @@ from trainer.batch import pack
 from trainer.batch.pack import Packer
 from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import resolve
-from trainer.loss.kl import Coefficient
+from trainer.loss.objectives import Coefficient
 from trainer.step.update import Updater
 from trainer.watch.tally import Tally
 

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from math import exp, log
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +13,9 @@ from tests.conftest import group, row
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Algorithm, Correction
 from trainer.loss.metrics import tally_batch
-from trainer.records import Scores
-from trainer.watch.health import Health
+from trainer.records import Scores, Update
 from trainer.watch.screen import Screen, progress_line, wrapped
-from trainer.watch.step_metrics import metrics_of_updates, tally_groups
+from trainer.watch.step_metrics import Health, metrics_of_updates, tally_groups
 from trainer.watch.tally import Max, Min, Tally
 
 
@@ -83,7 +83,7 @@ def test_a_batch_without_weight_is_not_logged():
 
 
 def test_several_updates_of_a_step_in_one_line():
-    updates = [Update(0.5, lr=1e-3), Update(7.0, skipped=True), Update(1.5, lr=2e-3)]
+    updates = [updated(0.5), updated(7.0, skipped=True), updated(1.5, lr=2e-3)]
     expected = {"lr": 2e-3, "skipped": 1.0, "grad_norm": 1.0, "gradreg/first_norm": 1.0}
     assert metrics_of_updates(updates) == expected
     assert metrics_of_updates([]) == {}
@@ -100,36 +100,25 @@ def test_groups_become_reward_accuracy_and_length():
     assert means["dead_groups"] == 0.5
 
 
-class Update:
-    def __init__(self, grad_norm=1.0, skipped=False, lr=1e-3):
-        self.grad_norm, self.lr, self.skipped = grad_norm, lr, skipped
-        self.measured = {"gradreg/first_norm": grad_norm}
-
-
-class Policy:
-    bad_updates_allowed = 3
-
-    def __init__(self, *fingerprints):
-        self.fingerprints = iter(fingerprints)
-
-    def fingerprint(self):
-        return next(self.fingerprints)
+def updated(norm: float = 1.0, skipped: bool = False, lr: float = 1e-3) -> Update:
+    return Update(norm, lr, skipped, {"gradreg/first_norm": norm})
 
 
 def health(tmp_path, *fingerprints, fresh=True):
-    return Health(tmp_path, Policy(*fingerprints), fresh)
+    policy = SimpleNamespace(bad_updates_allowed=3, fingerprint=iter(fingerprints).__next__)
+    return Health(tmp_path, policy, fresh)
 
 
 def test_the_first_update_alone_is_looked_at(tmp_path):
-    assert health(tmp_path, 1.0, 1.0).of(1, [Update()], [])["unchanged"]
+    assert health(tmp_path, 1.0, 1.0).of(1, [updated()], [])["unchanged"]
     watch = health(tmp_path, 1.0, 2.0)  # a third look would raise StopIteration
-    assert [watch.of(step, [Update()], []).get("unchanged") for step in (1, 2)] == [False, None]
-    assert "unchanged" not in health(tmp_path, fresh=False).of(2801, [Update()], [])  # at the end of its schedule
+    assert [watch.of(step, [updated()], []).get("unchanged") for step in (1, 2)] == [False, None]
+    assert "unchanged" not in health(tmp_path, fresh=False).of(2801, [updated()], [])  # at the end of its schedule
 
 
 def test_batches_whose_gradient_is_not_finite_are_kept_and_counted(tmp_path):
     watch, rows = health(tmp_path, 1.0, 2.0), [row(2, 3, 1.0)]
-    bad, good = Update(skipped=True), Update()
+    bad, good = updated(skipped=True), updated()
     counts = [watch.of(step, updates, rows)["bad_updates"] for step, updates in enumerate(([bad], [], [bad], [good]))]
     assert counts == [1, 1, 2, 0]
     kept = json.loads((tmp_path / "bad_update_step_000002_rank_0.json").read_text())

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from trainer.batch.pack import Packer, to_tensors
 from trainer.config.settings import Config, Teacher
-from trainer.loss.kl import ESTIMATORS
+from trainer.loss.objectives import ESTIMATORS
 from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.records import PreparedBatch, ScoredGroup, TrainingBatch, TrainingRow

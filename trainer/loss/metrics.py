@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.settings import Algorithm
-from trainer.loss.kl import ESTIMATORS
-from trainer.loss.objectives import correction, mean_over_row, mismatch
+from trainer.loss.objectives import ESTIMATORS, correction, mean_over_row, mismatch
 from trainer.records import MeasuredBatch, Scores
 from trainer.watch.tally import Max, Std, Tally
 

@@ -135,6 +135,7 @@ class Rollouts:
     ) -> list[ScoredGroup]:
         """Return the scored groups of a step; with `samples_ahead`, start sampling those of the next step."""
         begun = self.under_way.pop(step, None)
+        assert not self.under_way, "what was begun is what comes next"
         groups, measured = begun.result() if begun else self._sampled(self.sampler, prompts, step)
         tally.merge(measured)
         self._observe(groups)

@@ -21,8 +21,8 @@ from trainer.errors import ConfigError, ModelError
 from trainer.evaluation.best import EvaluationHistory, Evaluator
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.loss.before_update import TeacherLogprobs
-from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
+from trainer.loss.objectives import Coefficient
 from trainer.model import hub
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stage, stop_tokens
 from trainer.model.lora import load_adapter

@@ -2,7 +2,7 @@
 
 A rule returns what it has seen, or None. Most look at the last `RECENT` steps, so one bad step raises no alarm. They
 read metrics alone, and so say the same during a run and afterwards; the few that end a run also read what
-`health.py` measures. To add a rule, write its function here and a case in `tests/watch/test_rules.py`.
+`step_metrics.py` measures. To add a rule, write its function here and a case in `tests/watch/test_rules.py`.
 """
 
 from __future__ import annotations
