@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,22 @@ def learned(folder: Path) -> list[dict[str, Any]]:
     """Return the metrics of a run, without those of its machine."""
     steps = lines_of(folder / "metrics.jsonl")
     return [{key: value for key, value in one.items() if not key.startswith(("time/", "memory/"))} for one in steps]
+
+
+def until(is_so: Callable[[], object], seconds: float = 60, say: Callable[[], str] = str) -> None:
+    """Wait for something that happens in another process."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s\n{say()}"
+        time.sleep(0.05)
+
+
+def is_running(process: int) -> bool:
+    """Return False for a process that has ended, also for one that nobody has asked after."""
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -75,40 +75,30 @@ def test_any_micro_batching_has_one_gradient(model, budget, flat):
     torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-5)
 
 
+ONE_PIECE, SEVEN_TOKENS = 10**9, 4 * 301 * 7
+
+
 @pytest.mark.parametrize("head", [{}, {"scale": 0.3}, {"cap": 2.0}, {"scale": 3.0, "cap": 4.0}])
 @pytest.mark.parametrize("train_entropy", [False, True])
-def test_a_frozen_head_gives_the_gradients_of_a_trained_one(monkeypatch, head, train_entropy):
-    """Worked out with the values against found by autograd."""
-    monkeypatch.setattr(logprobs, "CHUNK_BYTES", 4 * 301 * 7)
+def test_chunks_and_a_frozen_head_change_neither_values_nor_gradients(monkeypatch, head, train_entropy):
+    """Autograd, in one piece and in chunks, against the gradients of a frozen head, which come with the values."""
     torch.manual_seed(0)
     layer, targets = nn.Linear(16, 301), torch.randint(0, 301, (50,))
-    results = []
-    for trained in (True, False):
-        layer.requires_grad_(trained)
+    results, weights = [], []
+    for trained, size in ((True, ONE_PIECE), (True, SEVEN_TOKENS), (False, SEVEN_TOKENS)):
+        monkeypatch.setattr(logprobs, "CHUNK_BYTES", size)
+        layer.requires_grad_(trained).zero_grad()
         hidden = torch.linspace(-3, 3, 50 * 16).reshape(50, 16).requires_grad_()
         values, entropy = chunked(Head(layer, **head), hidden, targets, 0.7, train_entropy)
         assert entropy.requires_grad is train_entropy
         entropies = entropy if train_entropy else entropy.detach()
         (values * torch.arange(50) + entropies * torch.arange(50).flip(0)).sum().backward()
         results.append((values, entropy, hidden.grad))
-    for autograd, at_once in zip(*results, strict=True):
-        torch.testing.assert_close(at_once, autograd, atol=1e-5, rtol=1e-5)
-
-
-def test_chunks_change_neither_values_nor_gradients(monkeypatch):
-    torch.manual_seed(0)
-    head = nn.Linear(16, 301, bias=False)
-    targets = torch.randint(0, 301, (50,))
-    results = []
-    for chunk_bytes in (10**9, 4 * 301 * 7):  # all at once; seven tokens at a time
-        monkeypatch.setattr(logprobs, "CHUNK_BYTES", chunk_bytes)
-        hidden = torch.linspace(-1, 1, 50 * 16).reshape(50, 16).requires_grad_()
-        head.zero_grad()
-        values, entropy = chunked(Head(head), hidden, targets, 0.7, train_entropy=True)
-        (values * torch.arange(50) + entropy * torch.arange(50).flip(0)).sum().backward()
-        results.append((values, entropy, hidden.grad, head.weight.grad.clone()))
-    for once, in_chunks in zip(*results, strict=True):
-        torch.testing.assert_close(once, in_chunks, atol=1e-5, rtol=1e-5)
+        weights += [layer.weight.grad.clone()] if trained else []
+    for whole, in_chunks, at_once in zip(*results, strict=True):
+        torch.testing.assert_close(in_chunks, whole, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(at_once, in_chunks, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(*weights, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("trained", [True, False])

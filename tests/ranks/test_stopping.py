@@ -2,6 +2,7 @@
 
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,14 +31,9 @@ def ends_in(seconds: float, monkeypatch) -> stopping.Stopping:
     return stopping.Stopping()
 
 
-def test_without_a_job_a_run_goes_on():
-    assert not stopping.Stopping().is_due()
-    assert stopping.Stopping().limit == ""
-
-
 def test_a_signal_stops_it_with_a_status_of_its_own(signalled):
     run = stopping.Stopping()
-    assert not run.is_due()
+    assert (run.is_due(), run.limit) == (False, "")  # there is no job
     signalled()
     assert run.is_due()
     with pytest.raises(Interrupted, match="stopped after step 7, which is saved: SIGUSR1 was received") as caught:
@@ -64,23 +60,15 @@ def test_a_step_that_takes_long_stops_it_earlier(monkeypatch):
     assert [run.is_due() for _ in range(3)] == [False, False, True]
 
 
-class Clock:
-    """A monotonic clock that goes on when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = time.monotonic()
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(stopping, "monotonic", found := Clock())
+    """A monotonic clock that goes on when it is told to."""
+    found = SimpleNamespace(now=time.monotonic())
+    monkeypatch.setattr(stopping, "monotonic", lambda: found.now)
     return found
 
 
-def evaluate(run: stopping.Stopping, clock: Clock, seconds: float) -> None:
+def evaluate(run: stopping.Stopping, clock: SimpleNamespace, seconds: float) -> None:
     with run.evaluating(1):
         clock.now += seconds
 
@@ -168,12 +156,7 @@ def test_between_evaluations_a_signal_waits_for_the_step(signalled):
     assert run.is_due()
 
 
-def test_a_start_that_made_no_step_is_not_ended_in_the_middle(signalled):
-    run = stopping.Stopping()
-    with run.evaluating(2), run.exporting(), run.merging():
-        signalled()
-
-
-def test_a_start_that_made_no_step_merges_all_the_same(monkeypatch):
-    with ends_in(1, monkeypatch).merging():
-        pass
+def test_a_start_that_made_no_step_is_not_ended_in_the_middle(signalled, monkeypatch):
+    for run in (stopping.Stopping(), ends_in(1, monkeypatch)):
+        with run.evaluating(2), run.exporting(), run.merging():
+            signalled()

@@ -72,12 +72,9 @@ def test_dead_groups_are_refilled_until_as_many_are_live():
     assert len(groups) == 6  # the dead ones are still seen by the log
 
 
-def test_refilling_has_a_bound():
+def test_refilling_has_a_bound_and_none_where_all_are_live():
     asked = []
     groups = refill([group([0, 0])], lambda number, *_: asked.append(number) or [group([1, 1])], rounds=3)
     assert asked == [1, 2, 3]
     assert all(one.is_dead for one in groups)
-
-
-def test_nothing_is_refilled_where_all_are_live():
     assert refill([group([1, 0])], lambda *_: pytest.fail("not asked"), rounds=3) == [group([1, 0])]

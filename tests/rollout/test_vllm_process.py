@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import refuses
+from tests.conftest import is_running, refuses, until
 from tests.run_on_ranks import on_two_ranks
 from trainer.commands import eval as eval_command
 from trainer.config.command_line import resolve
@@ -27,7 +27,6 @@ from trainer.rollout import make
 from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.vllm import check, process, server
 from trainer.rollout.vllm.key_check import KeyCheck
-from trainer.rollout.vllm.supervisor import GRACE_S
 
 
 def vllm_of(*overrides: str):
@@ -250,7 +249,7 @@ def note(tmp_path, monkeypatch) -> Path:
 
 
 def numbers_in(note: Path) -> list[int]:
-    wait_for(lambda: note.is_file() and note.read_text().endswith("\n"))
+    until(lambda: note.is_file() and note.read_text().endswith("\n"))
     return [int(number) for number in note.read_text().split()]
 
 
@@ -260,17 +259,17 @@ def test_a_killed_trainer_leaves_no_server_behind(note):
     for number in processes:
         os.kill(number, signal.SIGUSR1)  # as Slurm does before the time is up; the run needs its server to the end
     time.sleep(0.2)
-    assert all(map(is_alive, processes))
+    assert all(map(is_running, processes))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    wait_for(lambda: not any(map(is_alive, processes)))
+    until(lambda: not any(map(is_running, processes)))
 
 
 def test_a_server_is_asked_to_leave_and_its_children_go_with_it(tmp_path, note):
     started = process._start([sys.executable, "-c", SERVER], [], tmp_path / "log")
     processes = numbers_in(note)
     started.stop()
-    wait_for(lambda: not any(map(is_alive, processes)))
+    until(lambda: not any(map(is_running, processes)))
 
 
 STUBBORN = """
@@ -290,22 +289,9 @@ while True:
 
 def test_a_server_that_waits_for_its_clients_is_asked_twice(tmp_path, note):
     started = process._start([sys.executable, "-c", STUBBORN], [], tmp_path / "log")
-    wait_for(note.is_file)
+    until(note.is_file)
     started.stop()
     assert note.read_text() == "asked 2 times", "one that is ended with SIGKILL says nothing"
-
-
-def is_alive(number: int) -> bool:
-    """Dead children that nobody has asked after do not count."""
-    stat = Path(f"/proc/{number}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + GRACE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_the_plan_gives_vllm_its_share_of_the_card():

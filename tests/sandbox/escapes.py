@@ -9,26 +9,12 @@ from __future__ import annotations
 
 import platform
 
-PAIRS = {  # of system calls that libc has no function for: x86-64, 64-bit Arm
-    "ADD_KEY": (248, 217),
-    "BPF": (321, 280),
-    "CLOCK_GETRES": (229, 114),
-    "CLOCK_GETTIME": (228, 113),
-    "CLOCK_NANOSLEEP": (230, 115),
-    "CLONE3": (435, 435),
-    "IO_URING_SETUP": (425, 425),
-    "MEMFD_CREATE": (319, 279),
-    "OPENAT2": (437, 437),
-    "PERF_EVENT_OPEN": (298, 241),
-    "PIDFD_GETFD": (438, 438),
-    "PIDFD_OPEN": (434, 434),
-    "PIDFD_SEND_SIGNAL": (424, 424),
-    "PROCESS_VM_READV": (310, 270),
-    "RT_SIGQUEUEINFO": (129, 138),
-    "TGKILL": (234, 131),
-    "TRUNCATE": (76, 45),
-    "USERFAULTFD": (323, 282),
-}
+# Of system calls that libc has no function for: x86-64, 64-bit Arm.
+PAIRS = {"ADD_KEY": (248, 217), "BPF": (321, 280), "CLOCK_GETRES": (229, 114), "CLOCK_GETTIME": (228, 113)}
+PAIRS |= {"CLOCK_NANOSLEEP": (230, 115), "CLONE3": (435, 435), "IO_URING_SETUP": (425, 425)}
+PAIRS |= {"MEMFD_CREATE": (319, 279), "OPENAT2": (437, 437), "PERF_EVENT_OPEN": (298, 241), "PIDFD_GETFD": (438, 438)}
+PAIRS |= {"PIDFD_OPEN": (434, 434), "PIDFD_SEND_SIGNAL": (424, 424), "PROCESS_VM_READV": (310, 270)}
+PAIRS |= {"RT_SIGQUEUEINFO": (129, 138), "TGKILL": (234, 131), "TRUNCATE": (76, 45), "USERFAULTFD": (323, 282)}
 NUMBERS = {name: pair[platform.machine() == "aarch64"] for name, pair in PAIRS.items()}
 
 PRELUDE = """

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import ran
+from tests.conftest import is_running, ran, until
 from tests.sandbox.lacking import python_without
 from trainer.sandbox import syscalls
 from trainer.sandbox.kernel import FOLDER, Limits
@@ -114,10 +114,7 @@ def test_no_file_stays_open(sandbox):
     for _ in range(5):
         sandbox.run("print(1)", b"")
         sandbox.judge("def f(): pass", "assert f() is None", "f")
-    deadline = time.monotonic() + 20
-    while opened() > before and time.monotonic() < deadline:  # what has sent its result is still ending
-        time.sleep(0.05)
-    assert opened() <= before
+    until(lambda: opened() <= before, 20)  # what has sent its result is still ending
 
 
 def test_the_memory_of_one_program_holds_nothing_of_those_before(sandbox):
@@ -159,7 +156,7 @@ def test_the_kernel_says_that_a_program_is_held_in(sleeping):
 
 def test_a_program_ends_with_the_process_that_has_started_it(sandbox, sleeping):
     os.kill(sandbox._process.pid, signal.SIGKILL)
-    assert_ended([sleeping[0]])
+    assert_ended([int(sleeping[0])])
 
 
 def test_the_process_that_starts_programs_is_started_again(sandbox):
@@ -181,7 +178,7 @@ def test_every_process_of_a_command_ends_with_the_process_that_starts_commands()
             time.sleep(0.05)
         sandbox._starting.acquire()  # or it is started again, and runs the command once more
         started.kill()
-        assert_ended([str(one.pid) for one in sleeps])
+        assert_ended([one.pid for one in sleeps])
 
 
 def test_a_program_cannot_write_to_its_input(sandbox, namespaces):
@@ -201,23 +198,13 @@ def test_everything_ends_with_the_trainer():
         "os.kill(os.getpid(), 9)"
     )
     done = ran(sys.executable, "-c", code)
-    processes = done.stdout.split()
+    processes = [int(number) for number in done.stdout.split()]
     assert len(processes) == 2
     assert_ended(processes)
 
 
-def assert_ended(processes: list[str]) -> None:
-    deadline = time.monotonic() + 20
-    while any(map(is_running, processes)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_running, processes))
-
-
-def is_running(process: str) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
+def assert_ended(processes: list[int]) -> None:
+    until(lambda: not any(map(is_running, processes)), 20)
 
 
 @pytest.mark.parametrize("call, part", [("UNSHARE", "namespaces"), ("LANDLOCK_CREATE_RULESET", "landlock")])

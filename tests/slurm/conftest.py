@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
-from tests.slurm.lab import Lab, until, why_not
+from tests.conftest import ROOT, until
+from tests.slurm.lab import Lab, why_not
 
 # A run of the embedded model that takes seconds; two ranks have two problems each.
 SMALL = ["--preset", "nano", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24"]

@@ -12,11 +12,12 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.conftest import ran, until
 
 PACKAGES = ("munge", "slurmctld", "slurmd", "slurm-client")
 NODES = ("node1", "node2")
@@ -156,15 +157,7 @@ class Lab:
         self, *command: str, folder: Path | None = None, timeout: float = CLIENT_S, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """One client of Slurm, which may not hang."""
-        return subprocess.run(
-            command,
-            env=self.environment | variables,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        return ran(*command, env=self.environment | variables, cwd=folder, timeout=timeout)
 
     def state(self, job: str) -> str:
         """RUNNING, COMPLETED ..., with the exit status of the script."""
@@ -209,13 +202,6 @@ class Lab:
         host = socket.gethostname().partition(".")[0]
         conf = CONF.format(host=host, port=port, folder=self.folder, nodes=nodes)
         (self.folder / "slurm.conf").write_text(conf.lstrip())
-
-
-def until(is_so: Callable[[], bool], seconds: float, say: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s\n{say()}"
-        time.sleep(0.2)
 
 
 def _link(path: str) -> str:

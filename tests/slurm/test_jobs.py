@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, ran
+from tests.conftest import ROOT, ran, until
 from tests.slurm.conftest import ENDED, SMALL, Job
-from tests.slurm.lab import NODES, until
+from tests.slurm.lab import NODES
 
 pytestmark = pytest.mark.slurm
 

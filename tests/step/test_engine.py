@@ -52,6 +52,7 @@ CLIPPED = {f"clipped at {norm}": (*FULL, f"optim.max_grad_norm={norm}") for norm
 EIGHT_BITS = {"adamw_8bit": ("optim.name=adamw_8bit", "engine.ds_config=zero2")}
 
 
+ADVANTAGES = torch.tensor([one.advantage for one in ROWS for _ in one.completion])  # of each token
 DEALT_SLOWLY = (" rows", " even")  # in the slow tests: the default ones have pieces, uneven and idle
 
 
@@ -190,11 +191,6 @@ def test_kl_is_zero_until_something_has_moved(one_rank):
     assert 0.0 < second < third
 
 
-@pytest.fixture
-def plain(tiny_model):
-    return without_engine(tiny_model)
-
-
 def without_engine(tiny_model, *chosen: str):
     """The same model, what is trained of it, and its settings."""
     config = settings(str(tiny_model), Case("plain", [4], settings=chosen))
@@ -215,7 +211,7 @@ def test_the_engine_equals_plain_pytorch(one_rank, tiny_model, case):
     norms = []
     for _ in range(UPDATES):
         optimizer.zero_grad()
-        sum_of_losses(model, config.rollout.temperature).backward()
+        (-(completion_logprobs(model, config.rollout.temperature) * ADVANTAGES).mean()).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(trainable, config.optim.max_grad_norm)))
         optimizer.step()
     adapter = {name: value.flatten().tolist() for name, value in model.named_parameters() if value.requires_grad}
@@ -236,9 +232,9 @@ def groups(model, config) -> list[dict]:
     ]
 
 
-def test_gradient_regularisation_equals_plain_pytorch(one_rank, two_ranks, plain):
+def test_gradient_regularisation_equals_plain_pytorch(one_rank, two_ranks, tiny_model):
     """Two gradients of the ratio by autograd, the second with the weights moved by hand; the first update's norm."""
-    model, trainable, config = plain
+    model, trainable, config = without_engine(tiny_model)
     old = completion_logprobs(model, config.rollout.temperature).detach()
     first = gradient_of_ratio(model, trainable, config, old)
     with torch.no_grad():
@@ -255,17 +251,11 @@ def test_gradient_regularisation_equals_plain_pytorch(one_rank, two_ranks, plain
 
 def gradient_of_ratio(model, trainable, config, old) -> list[torch.Tensor]:
     ratio = (completion_logprobs(model, config.rollout.temperature) - old).exp()
-    advantages = torch.tensor([one.advantage for one in ROWS for _ in one.completion])
-    return list(torch.autograd.grad(-(ratio * advantages).mean(), trainable))
+    return list(torch.autograd.grad(-(ratio * ADVANTAGES).mean(), trainable))
 
 
 def norm_of(parts) -> float:
     return float(torch.cat([part.flatten() for part in parts]).norm())
-
-
-def sum_of_losses(model, temperature: float) -> torch.Tensor:
-    advantages = torch.tensor([one.advantage for one in ROWS for _ in one.completion])
-    return -(completion_logprobs(model, temperature) * advantages).mean()
 
 
 def completion_logprobs(model, temperature: float) -> torch.Tensor:

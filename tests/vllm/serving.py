@@ -31,15 +31,10 @@ ARGUMENTS = [*BASIC, "--enable-lora", "--max-lora-rank", "16"]
 PROCESSED = ["--logprobs-mode", "processed_logprobs", "--max-loras", "2"]
 # The servers' vLLM; by default that of this environment. Another one shows whether another version works.
 PYTHON = os.environ.get("OCTET_VLLM_PYTHON", sys.executable)
-QUICK = {  # one process, no compiler, one thread, a small cache
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_CI_ENV": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TORCHDYNAMO_DISABLE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+# one process, no compiler, one thread, a small cache
+QUICK = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+QUICK |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+QUICK |= {"VLLM_NO_USAGE_STATS": "1"}
 ALLOWED = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
 
 

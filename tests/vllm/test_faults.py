@@ -89,12 +89,8 @@ def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, mode
         train_all(run)
         assert apart(run) < 1e-4
         prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 64, 0)
-        local = HfSampler(
-            run.updater.policy.model,
-            run.rollouts.sampler.context.tokenizer,
-            run.rollouts.sampler.context.stop_tokens,
-            8,
-        )
+        context = run.rollouts.sampler.context
+        local = HfSampler(run.updater.policy.model, context.tokenizer, context.stop_tokens, 8)
         served, expected = (dict(one.sample(prompts, greedy)) for one in (run.rollouts.sampler, local))
     assert preemptions(servers.small) > 4
     assert {i: group[0].tokens for i, group in served.items()} == {i: g[0].tokens for i, g in expected.items()}
@@ -120,8 +116,7 @@ def test_a_context_that_the_whole_cache_does_not_hold_is_the_end_of_the_log(tmp_
     started = ["rollout.vllm.start=true", f"rollout.vllm.python={PYTHON}"]
     started += ["rollout.vllm.arguments=--block-size,32,--num-gpu-blocks-override,3"]
     config, said = resolve("nano", None, started), []
-    run = SamplingContext(
-        config, StaticPolicy(), str(NANO), "fp32", 128, load_tokenizer(config.model), [2], tmp_path, said.append
-    )
+    of_nano = (str(NANO), "fp32", 128, load_tokenizer(config.model), [2])
+    run = SamplingContext(config, StaticPolicy(), *of_nano, tmp_path, said.append)
     with pytest.raises(TrainingError, match=r"vLLM has ended \(status 1\).*\nValueError: To serve .* KV cache"):
         connect(run)

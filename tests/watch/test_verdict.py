@@ -53,17 +53,11 @@ def steps(rise: float, count: int = 60, right: float = 0.0) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("records", "kind", "number"),
-    [
-        (steps(0.3), LEARNED, "+0.1"),
-        (steps(0.0), NOT_LEARNED, "20 steps"),
-        (steps(-0.3), NOT_LEARNED, "-0.2"),
-        (steps(0.3, right=-0.3), NOT_LEARNED, "-2"),
-        (steps(0.3, count=20), CANNOT_TELL, "30"),
-        ([], CANNOT_TELL, "30"),
-    ],
-)
+OF_REWARDS = [(steps(0.3), LEARNED, "+0.1"), (steps(0.0), NOT_LEARNED, "20 steps"), (steps(-0.3), NOT_LEARNED, "-0.2")]
+OF_REWARDS += [(steps(0.3, right=-0.3), NOT_LEARNED, "-2"), (steps(0.3, count=20), CANNOT_TELL, "30")]
+
+
+@pytest.mark.parametrize(("records", "kind", "number"), [*OF_REWARDS, ([], CANNOT_TELL, "30")])
 def test_the_verdict_of_the_rewards(records, kind, number):
     verdict = verdict_of({}, records, STRICT)
     assert (verdict.kind, number in verdict.evidence) == (kind, True)
