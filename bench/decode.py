@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from machine import describe
 from trainer.config.settings import Lora, Model, PromptSettings, TaskSettings
@@ -60,7 +60,20 @@ def qwen25_15b() -> Qwen2Config:
     return Qwen2Config(**shape, rope_theta=1e6, tie_word_embeddings=True)
 
 
+def small(kind: str, **own: Any) -> Any:
+    """Return a shape of a few million weights."""
+    shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 8}
+    shape |= {"num_key_value_heads": 2, "vocab_size": 8192, "tie_word_embeddings": True, "bos_token_id": None}
+    return AutoConfig.for_model(kind, **shape, pad_token_id=0, eos_token_id=2, **own)
+
+
+DELTA = {"linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
+INPUTS = {"global_head_dim": 64, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 8192}
+CONVOLUTIONS = {"layer_types": ["conv", "conv", "full_attention", "conv"] * 2, "block_auto_adjust_ff_dim": False}
 SHAPES = {
+    "lfm2-small": Shape(small("lfm2", **CONVOLUTIONS), prompt_tokens=48, new_tokens=32),
+    "qwen3.5-small": Shape(small("qwen3_5_text", head_dim=32, **DELTA), prompt_tokens=48, new_tokens=32),
+    "gemma4-small": Shape(small("gemma4_text", head_dim=32, **INPUTS), prompt_tokens=48, new_tokens=32),
     "smollm2-135m-shape": Shape(smollm2_135m(), prompt_tokens=48, new_tokens=16),
     "qwen2.5-1.5b-shape": Shape(qwen25_15b(), prompt_tokens=256, new_tokens=512),
 }
