@@ -158,6 +158,17 @@ def test_both_samplers_write_the_same_over_turns(tokenizer, temperature, strings
     assert sum(len(of.turns) > 1 for of in answers_in(one)) > 8
 
 
+@pytest.mark.parametrize("steps_per_check", [1, 8])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3.5", "gemma4"])
+def test_layers_of_other_kinds_go_on_behind_a_reply(name, steps_per_check, tokenizer, monkeypatch):
+    """A state cannot be taken back to a string that ended a turn some steps ago."""
+    monkeypatch.setitem(STEPS_PER_CHECK, "cpu", steps_per_check)
+    model, turns = adapted(family(name)), turns_of(tokenizer, environments(lambda problem: Counts(4)))
+    one, other = (sample(kind, model, turns, rows=7, strings=("e", "ou", "\n")) for kind in (HfSampler, DecodeSampler))
+    assert tokens_of(one) == tokens_of(other)
+    assert sum(len(of.turns) > 1 for of in answers_in(one)) > 8
+
+
 @BOTH
 @pytest.mark.parametrize("flat", [True, False])
 def test_logprobs_of_sampler_and_trainer_agree_over_turns(kind, flat, tokenizer):

@@ -66,7 +66,9 @@ class Batch:
         self.continues_V[torch.tensor(known, dtype=torch.long, device=device)] = False
         self.uniform_RN = torch.zeros(rows, new_tokens + 1, dtype=torch.double, device=device)
         self.decode_step = DecodeStep(device, say)
-        self.steps_per_check = STEPS_PER_CHECK.get(device.type, 1)
+        # a state cannot be taken back to a stop string that the host finds some steps later
+        looks_back = self.cache.states_LR and turns.environments and self.stops.strings
+        self.steps_per_check = 1 if looks_back else STEPS_PER_CHECK.get(device.type, 1)
 
     @property
     def bytes(self) -> int:
