@@ -77,14 +77,7 @@ def test_spare_problems_are_others_and_follow_from_the_seed_too(name):
     assert not set(spare) & set(ids(one.draw(2)))
     assert spare == ids(same.spare(2, 1)) != ids(one.spare(2, 2))
 
-
-def test_spare_problems_are_as_easy_as_the_others_of_their_step():
-    easy = EasyFirst(PROBLEMS, 10, 0, total_steps=100)
-    assert max(problem.extra["level"] for problem in easy.spare(0, 1)) <= 9
-
-
-def test_with_no_other_problems_the_same_ones_come_again():
-    assert len(Curriculum(PROBLEMS[:5], 5, 0, 10).spare(0, 1)) == 5
+    assert len(CURRICULA[name](PROBLEMS[:5], 5, 0, 10).spare(0, 1)) == 5  # the same ones, as there are no others
 
 
 # --- difficulty
@@ -97,11 +90,8 @@ def test_easy_problems_come_first_and_from_half_of_the_run_on_all():
     assert all(hardest[step] <= 10 + 30 * step / 50 for step in range(50))
     later = Counter(problem.extra["level"] // 10 for step in range(50, 100) for problem in easy.draw(step))
     assert all(80 < later[quarter] < 170 for quarter in range(4))
-
-
-def test_a_step_never_repeats_a_problem_while_there_are_others():
-    easy = EasyFirst(PROBLEMS, 60, 0, total_steps=100)
-    assert len(set(ids(easy.draw(0)))) == 60
+    assert max(problem.extra["level"] for problem in easy.spare(0, 1)) <= 9
+    assert len(set(ids(EasyFirst(PROBLEMS, 60, 0, total_steps=100).draw(0)))) == 60  # more than the easiest quarter
 
 
 @pytest.mark.parametrize(
@@ -120,7 +110,7 @@ def test_how_hard_a_problem_is(extras, solutions, expected):
 
 @pytest.mark.parametrize("extra", [{}, {"level": "hard"}, {"level": 3}])
 def test_nothing_to_tell_easy_from_hard_is_answered(extra):
-    with refuses("task.curriculum", names="solve_rate"):
+    with refuses("task.curriculum"):
         EasyFirst([Problem("p", "q", "1", "", extra)] * 3, 2, 0, 10)
 
 
@@ -136,14 +126,10 @@ def test_problems_solved_always_or_never_are_drawn_a_tenth_as_often():
     assert 0.68 < drawn[3] / drawn[2] < 0.88  # 0.1 + 0.9 * 0.75
 
 
-def test_problems_never_seen_weigh_as_much_as_the_best():
+def test_problems_never_seen_weigh_as_much_as_the_best_and_the_newest_groups_count_most():
     learned = BySolveRate(PROBLEMS, 4, 0, 10)
     learned.observe([("p/1", 0.5), ("p/2", 0.0)])
-    assert (learned.weight("p/0"), learned.weight("p/1")) == (1.0, 1.0)
-    assert learned.weight("p/2") == pytest.approx(0.1)
-
-
-def test_the_solve_rate_runs_with_the_newest_groups():
+    assert [learned.weight(f"p/{index}") for index in range(3)] == pytest.approx([1.0, 1.0, 0.1])
     learned = BySolveRate(PROBLEMS, 4, 0, 10)
     for rate in (1.0, 0.0, 0.0):
         learned.observe([("p/1", rate)])
@@ -158,10 +144,8 @@ def test_rates_believe_the_parse_that_the_reward_believes():
 
 def test_without_gold_answers_the_rate_is_the_mean_reward_between_the_worst_and_the_best():
     def rewarded(problem, *rewards):
-        return replace(group(problem, *[False] * len(rewards)), scores=tuple(scored(reward) for reward in rewards))
-
-    def scored(reward):
-        return Score(reward, {}, None, None, False, False)
+        scores = tuple(Score(reward, {}, None, None, False, False) for reward in rewards)
+        return replace(group(problem, *[False] * len(rewards)), scores=scores)
 
     groups = [rewarded(PROBLEMS[0], -2.0, 8.0), rewarded(PROBLEMS[1], 8.0, None), rewarded(PROBLEMS[2], 3.0, -2.0)]
     groups += [rewarded(PROBLEMS[3], None)]
@@ -170,29 +154,19 @@ def test_without_gold_answers_the_rate_is_the_mean_reward_between_the_worst_and_
     assert solve_rates(outcomes(groups[1:2], "reward"), scales=True) == [("p/1", 0.0)]  # all alike: nothing to learn
 
 
-def outcome(problem: Problem, step: int) -> float:
-    """How a made-up model does, which gets better."""
-    return (int(problem.id[2:]) * 7 + step) % 9 / 8
-
-
 def steps(curriculum: Curriculum, first: int, last: int) -> list[list[str]]:
+    """Draw for a made-up model that gets better."""
     drawn = []
     for step in range(first, last):
-        problems = curriculum.draw(step)
-        drawn.append(ids(problems))
-        curriculum.observe([(problem.id, outcome(problem, step)) for problem in problems])
+        drawn.append(ids(curriculum.draw(step)))
+        curriculum.observe([(name, (int(name[2:]) * 7 + step) % 9 / 8) for name in drawn[-1]])
     return drawn
 
 
 @pytest.mark.parametrize("name", CURRICULA)
 def test_a_resumed_run_draws_what_the_undisturbed_one_drew(name):
-    def fresh() -> Curriculum:
-        return CURRICULA[name](PROBLEMS, 8, 5, 40)
-
-    undisturbed = steps(fresh(), 0, 40)
-    first = fresh()
-    begun = steps(first, 0, 17)
-    resumed = fresh()
+    whole, first, resumed = (CURRICULA[name](PROBLEMS, 8, 5, 40) for _ in range(3))
+    undisturbed, begun = steps(whole, 0, 40), steps(first, 0, 17)
     resumed.load(json.loads(json.dumps(first.state())))
     assert begun + steps(resumed, 17, 40) == undisturbed
     assert resumed.state() == first.state() or name == "solve_rate"

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import refuses
 from trainer.config.command_line import resolve
 from trainer.config.settings import PromptSettings, TaskSettings
-from trainer.errors import ConfigError, DataError
+from trainer.errors import DataError
 from trainer.machine import user_code
 from trainer.problem.adapters import OpenEnv, Verifiers
 from trainer.problem.environment import Environments, environments_of
@@ -144,13 +144,9 @@ def test_a_question_that_does_not_come_is_not_waited_for(tokenizer):
     may_end.set()
 
 
-def test_half_a_character_is_no_question(tokenizer):
-    environments = replying(("x", True, 0.0), asked="half \ud800")
-    assert "half ?" in Prompter(tokenizer, PromptSettings(), NanoTask(), environments).prompt(PROBLEM).text
-
-
-def test_a_reply_may_have_the_mark_of_a_turn_in_it(tokenizer):
-    found = Prompter(tokenizer, PromptSettings(), NanoTask(), replying(("x", True, 0.0)))
+def test_half_a_character_is_no_question_and_a_reply_may_have_the_mark_of_a_turn_in_it(tokenizer):
+    found = Prompter(tokenizer, PromptSettings(), NanoTask(), replying(("x", True, 0.0), asked="half \ud800"))
+    assert "half ?" in found.prompt(PROBLEM).text
     assert "one OCTET-TURN two OCTET-TURN-<" in found.reply(PROBLEM, "one OCTET-TURN two OCTET-TURN-")
 
 
@@ -163,14 +159,14 @@ def test_a_mixture_has_the_environments_of_its_parts(guessing):
 
 
 def test_what_does_not_go_together_is_refused(guessing, tokenizer):
-    with refuses("task.tools", names="environment"):
+    with refuses("task.tools", names="guessing"):
         environments_of(make_task(guessing), guessing.model_copy(update={"tools": ("calculator",)}))
-    with refuses("task.calls", names="template"):
+    with refuses("task.calls"):
         prompter(tokenizer, tools=("calculator",), calls="template")
-    with refuses("prompt.style", names="task.tools"):
+    with refuses("prompt.style", names="task.tools=calculator"):
         prompter(tokenizer, tools=("calculator",), style="r1_zero")
     config = resolve("nano", None, ["reward.weights={environment: 1.0}"])
-    with refuses("reward.weights.environment", names="nothing"):
+    with refuses("reward.weights.environment"):
         prompter_of(config, NanoTask(), tokenizer)
 
 
@@ -178,9 +174,8 @@ def test_the_prompt_says_how_to_call_a_tool(tokenizer):
     fenced = prompter(tokenizer, tools=("calculator",)).prompt(PROBLEM).text
     assert "How much is 3 * 14?\n\nYou may call tools." in fenced
     assert "```calculator\n12 * (3 + 4)\n```" in fenced
-    chat = Problem(
-        "p", "q", "42", messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "q"})
-    )
+    talk = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "q"})
+    chat = Problem("p", "q", "42", messages=talk)
     assert "user\nq\n\nYou may call tools." in prompter(tokenizer, tools=("calculator",)).prompt(chat).text
     own = prompter(tokenizer, HERMES, tools=("calculator",)).prompt(PROBLEM).text
     assert '"name": "calculator"' in own
@@ -193,13 +188,10 @@ def test_the_prompt_says_how_to_call_a_tool(tokenizer):
 def test_a_reply_stands_in_the_template_as_it_would_in_the_conversation(tokenizer):
     asked = prompter(tokenizer, HERMES, tools=("calculator",))
     said = asked.reply(PROBLEM, "42")
-    assert (
-        said == "<|im_end|>\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n" in said
     messages = [*asked.messages(PROBLEM), {"role": "assistant", "content": "wait"}, {"role": "tool", "content": "42"}]
-    whole = asked.tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, tools=list(asked.environments.schemas)
-    )
+    options = {"tokenize": False, "add_generation_prompt": True, "tools": list(asked.environments.schemas)}
+    whole = asked.tokenizer.apply_chat_template(messages, **options)
     assert asked.prompt(PROBLEM).text + "wait" + said == whole
     begun = Problem("p", "q", "42", messages=({"role": "user", "content": "q"}, {"role": "assistant", "content": "I"}))
     assert asked.reply(begun, "42") == said
@@ -210,10 +202,8 @@ def test_a_reply_stands_in_the_template_as_it_would_in_the_conversation(tokenize
 
 
 def test_a_template_that_writes_earlier_turns_again_is_refused_with_what_works(tokenizer):
-    with pytest.raises(ConfigError) as refused:
+    with refuses("task.tools", names="prompt.template='{keep_thinking: true}'"):
         prompter(tokenizer, FORGETS, tools=("calculator",))
-    assert "task.tools=calculator: the chat template of some/model writes a turn" in str(refused.value)
-    assert "Write prompt.template='{keep_thinking: true}'." in str(refused.value)
     with refuses("task.tools", names="Qwen2.5"):
         prompter(tokenizer, FORGETS.replace("keep_thinking", "false"), tools=("calculator",))
 
@@ -237,9 +227,8 @@ class Echo:
         return SimpleNamespace(observation={"text": "ready"}, reward=None, done=False)
 
     def step(self, action):
-        return SimpleNamespace(
-            observation={"text": action["message"].upper()}, reward=1.0, done=action["message"] == "bye"
-        )
+        said = action["message"]
+        return SimpleNamespace(observation={"text": said.upper()}, reward=1.0, done=said == "bye")
 
     def close(self):
         self.closed = True

@@ -37,11 +37,8 @@ def test_the_answer_stands_where_the_prompt_asks_for_it(style, solution, text):
     assert taught(Problem("p", "q", "3", solution), style) == text
 
 
-def test_a_solution_closes_the_thought_that_the_prompt_has_opened():
+def test_a_solution_closes_an_open_thought_and_one_without_a_gold_answer_is_taught_as_it_is():
     assert taught(PROBLEM, "tags", in_thought=True) == "2 + 1 = 3\n</think>\n<answer>3</answer>"
-
-
-def test_what_has_no_gold_answer_is_taught_as_it_is():
     assert taught(Problem("p", "q", "", "Good morning!"), "gsm8k") == "Good morning!"
 
 
@@ -64,10 +61,6 @@ def test_a_row_is_the_prompt_and_the_answer_up_to_the_token_that_ends_a_turn(tok
     assert row.prompt == prompt.tokens
     assert tokenizer.decode(row.completion) == f"2 + 1 = 3\n#### 3{IM_END}"
     assert (row.advantage, row.weight, set(row.logprobs), len(row.logprobs)) == (1.0, 1.0, {0.0}, len(row.completion))
-
-
-def test_only_the_tokens_of_the_answer_are_trained_on(tokenizer):
-    prompt, row = written(tokenizer)
     batch = to_tensors([row], tokenizer.pad_token_id)
     assert batch.targets_BT[batch.mask_BT].tolist() == list(row.completion)
     assert int((~batch.mask_BT).sum()) == len(prompt.tokens) - 1
@@ -139,7 +132,7 @@ def test_what_would_be_taught_without_its_answer_is_left_out(tokenizer, solution
 def test_no_solution_at_all_is_an_error_that_names_the_setting():
     task = make_task(TaskSettings(name="nano"))
     must_have_solutions(task, [Problem("p", "q", "3"), PROBLEM])
-    with refuses("task.name", DataError, names="task.solution"):
+    with refuses("task.name", DataError, names="task.solution=COLUMN"):
         must_have_solutions(task, [Problem("p", "q", "3")])
 
 
@@ -153,16 +146,11 @@ def records(tmp_path, *rows, **settings):
 ASKS, SAYS = {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": " Good morning! "}
 
 
-def test_the_last_message_of_a_conversation_can_be_the_solution(tmp_path):
-    (problem,) = records(tmp_path, {"messages": [ASKS, SAYS]}, question="messages", solution="messages", answer="none")
+def test_the_last_message_of_a_conversation_or_a_column_of_messages_can_be_the_solution(tmp_path):
+    in_one = {"question": "messages", "solution": "messages", "answer": "none"}
+    (problem,) = records(tmp_path, {"messages": [ASKS, SAYS]}, **in_one)
     assert (problem.messages, problem.solution, problem.gold) == ((ASKS,), "Good morning!", "")
-
-
-def test_a_column_of_messages_can_be_the_solution(tmp_path):
     (problem,) = records(tmp_path, {"prompt": [ASKS], "completion": [SAYS], "answer": "7"}, solution="completion")
     assert (problem.messages, problem.solution, problem.gold) == ((ASKS,), "Good morning!", "7")
-
-
-def test_a_conversation_in_which_nobody_answers_teaches_nothing(tmp_path):
-    with pytest.raises(DataError, match="no conversation that ends with a message of the role `assistant`"):
-        records(tmp_path, {"messages": [ASKS]}, question="messages", solution="messages", answer="none")
+    with pytest.raises(DataError, match=r"data\.jsonl:1: .* role `assistant`"):
+        records(tmp_path, {"messages": [ASKS]}, **in_one)

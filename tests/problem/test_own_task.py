@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from statistics import fmean
 
 import pytest
 
@@ -59,18 +60,13 @@ def build(settings):
 
 
 def test_records_of_a_function_become_problems_and_a_tenth_is_held_out(written):
-    config = configured(setting := written(SUMS))
+    config = configured(written(SUMS))
     task = make_task(config.task)
     train, test = training_problems(task, config.task, 0), evaluation_problems(task, 99)
     assert (len(train), len(test), task.name) == (36, 4, "mine")
-    assert {problem.gold for problem in [*train, *test]} == {str(n) for n in range(1, 41)}
+    assert sorted(int(problem.gold) for problem in [*train, *test]) == list(range(1, 41))
     assert all(problem.extra["n"] + 1 == int(problem.gold) for problem in train)
-    assert not {one.question for one in train} & {one.question for one in test}
     assert graded(config, train[0], f"#### {train[0].gold}", "#### x")[0][0] == 1.0
-    assert setting.endswith("mine.py:build")
-
-
-def test_the_held_out_records_may_be_its_own(written):
     task = task_of(written(SUMS + "\nSums.test = lambda self: [{'question': '1 + 1?', 'answer': 2}]\n"))
     assert [problem.gold for problem in task.test()] == ["2"]
     assert len(task.train()) == 39  # without the question that is held out
@@ -91,19 +87,10 @@ def build""",
 def test_it_may_read_and_score_answers_in_its_own_way(written):
     config = configured(written(READS))
     problem = make_task(config.task).train()[0]
-    assert graded(config, problem, "x = right", "x = nearly", "x = ", "wrong") == [
-        (1.0, "right", True, True),
-        (0.4, "nearly", False, False),
-        (0.0, None, False, False),
-        (0.0, "wrong", False, False),
-    ]
-
-
-def test_with_a_score_of_its_own_records_need_no_answers(written):
-    text = READS.replace('"answer": n + 1, ', "")
-    assert task_of(written(text)).train()[0].gold == ""
-    with pytest.raises(DataError, match=r"train\(\)\[0\]: there is no column `answer`"):
-        task_of(written(SUMS.replace('"answer": n + 1, ', ""))).train()
+    right, nearly, nothing, wrong = graded(config, problem, "x = right", "x = nearly", "x = ", "wrong")
+    assert (right, nearly) == ((1.0, "right", True, True), (0.4, "nearly", False, False))
+    assert (nothing, wrong) == ((0.0, None, False, False), (0.0, "wrong", False, False))
+    assert task_of(written(READS.replace('"answer": n + 1, ', ""))).train()[0].gold == ""  # which it does not need
 
 
 @pytest.mark.parametrize(
@@ -115,6 +102,7 @@ def test_with_a_score_of_its_own_records_need_no_answers(written):
         ("raise SystemExit(0)", "cannot be imported: SystemExit: 0"),
         ("def build(settings):\n  raise KeyError('x')", "line 2"),
         (SUMS.replace("n + 1, ", "[n], "), r"`answer` is a list"),
+        (SUMS.replace('"answer": n + 1, ', ""), r"train\(\)\[0\]: there is no column `answer`"),
         (SUMS.replace("return [", "return [7] + ["), r"train\(\)\[0\]: 7 is no record"),
         (SUMS.replace("return [", "return 1 / 0 + ["), "train.*: ZeroDivisionError"),
         (SUMS.replace("range(40)", "[1, 1]"), "again; expected each one once"),
@@ -140,24 +128,23 @@ def test_an_answer_may_be_any_kind_of_number(written, answer):
     assert float(problem.gold) == problem.extra["n"] + 1
 
 
-@pytest.mark.parametrize("result", ["2.0", "-0.5", "None", "'1'", "float('nan')", "10**400"])
-def test_what_a_score_cannot_be_is_said(written, result):
-    config = configured(written(READS.replace('{"right": 1.0, "nearly": 0.4}.get(answer, 0.0)', result)))
-    with pytest.raises(DataError, match=r"score\(\) of 'x', an answer to mine/train/0, returned .* from 0 to 1"):
+SCORE, READ = '{"right": 1.0, "nearly": 0.4}.get(answer, 0.0)', 'text.rpartition("=")[2].strip() or None'
+
+
+@pytest.mark.parametrize(
+    ("own", "result", "told"),
+    [
+        *((SCORE, result, r"score\(\) of 'x', .* returned .* from 0 to 1") for result in
+          ("2.0", "-0.5", "None", "'1'", "float('nan')", "10**400")),
+        *((READ, result, r"read\(\) of '= x', .* returned .* text, or None") for result in ("5", "['5']")),
+        (READ, "text.nothing", r"read\(\) of '= x', .* raised AttributeError.*mine.py, line"),
+    ],
+)  # fmt: skip
+def test_what_an_answer_and_a_score_cannot_be_is_said(written, own, result, told):
+    config = configured(written(READS.replace(own, result)))
+    with pytest.raises(DataError, match=told) as error:
         graded(config, make_task(config.task).train()[0], "= x")
-
-
-@pytest.mark.parametrize("result", ["5", "['5']"])
-def test_what_an_answer_cannot_be_is_said(written, result):
-    config = configured(written(READS.replace('text.rpartition("=")[2].strip() or None', result)))
-    with pytest.raises(DataError, match=r"read\(\) of '= x', an answer to mine/train/0, returned .* text, or None"):
-        graded(config, make_task(config.task).train()[0], "= x")
-
-
-def test_an_error_in_its_reading_names_the_problem_and_the_line(written):
-    config = configured(written(READS.replace("return text.", "return text.nothing.")))
-    with pytest.raises(DataError, match=r"read\(\) of .* mine/train/0, raised AttributeError.*mine.py, line"):
-        graded(config, make_task(config.task).train()[0], "x = right")
+    assert "an answer to mine/train/0" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -179,11 +166,8 @@ def test_the_example_is_a_task():
     config = configured(f"task.name={ROOT}/examples/task.py:build")
     problem = make_task(config.task).train()[0]
     near = str(int(problem.gold) + 2)
-    assert [one[0] for one in graded(config, problem, f"#### {problem.gold}", f"#### {near}", "none")] == [
-        1.0,
-        0.48,
-        0.0,
-    ]
+    worths = [one[0] for one in graded(config, problem, f"#### {problem.gold}", f"#### {near}", "none")]
+    assert worths == [1.0, 0.48, 0.0]
 
 
 # --- reasoning_gym
@@ -204,14 +188,8 @@ def test_a_generator_makes_problems_and_scores_answers():
     assert not asked & {normalised(problem.question) for problem in test}
     assert train == make_task(config.task).train()
     gold = train[0].gold
-    right, near, unmarked, thought = graded(
-        config,
-        train[0],
-        f"<answer>{gold}</answer>",
-        f"<answer>{gold} or so</answer>",
-        gold,
-        f"<think><answer>{gold}</answer>",
-    )
+    marked = [f"<answer>{gold}</answer>", f"<answer>{gold} or so</answer>", gold, f"<think><answer>{gold}</answer>"]
+    right, near, unmarked, thought = graded(config, train[0], *marked)
     assert right == (1.0, gold, True, True)
     assert 0 < near[0] < 1  # the generator's own opinion
     assert not near[2]
@@ -234,11 +212,10 @@ def test_later_passes_have_other_problems(name):
 
 def test_levels_of_difficulty_are_for_a_curriculum():
     task = task_of("task.name=reasoning_gym:chain_sum", "task.gym={size: 40}", "task.curriculum=difficulty")
-    levels = [problem.extra["difficulty"] for problem in task.train()]
-    assert set(levels) == {0, 1, 2, 3}
-    hardest = [problem.question for problem in task.train() if problem.extra["difficulty"] == 3]
-    easiest = [problem.question for problem in task.train() if problem.extra["difficulty"] == 0]
-    assert sum(map(len, hardest)) / len(hardest) > sum(map(len, easiest)) / len(easiest)
+    lengths = {level: [] for level in range(4)}
+    for problem in task.train():
+        lengths[problem.extra["difficulty"]].append(len(problem.question))
+    assert fmean(lengths[3]) > fmean(lengths[0])
 
 
 @pytest.mark.parametrize("gym", ["{max_trms: 3}", "{min_terms: 9, max_terms: 2}", "{size: 0}", "{size: x}"])
@@ -294,32 +271,21 @@ FILE = """
 class Task:
     def __init__(self, worth):
         self.worth = worth
-
     def train(self):
         return [{"question": f"What is {self.worth} + {n}?", "answer": str(n)} for n in range(20)]
-
     def score(self, problem, answer):
         return self.worth
-
     def environment(self, problem):
         return Game(self.worth)
-
-
 class Game:
     def __init__(self, worth):
         self.worth = worth
-
     def reset(self, problem):
         return None
-
     def step(self, text):
         return "", True, self.worth
-
-
 def easy(settings):
     return Task(0.75)
-
-
 def hard(settings):
     return Task(0.25)
 """
@@ -383,7 +349,6 @@ def test_rewards_and_accuracy_are_counted_by_part():
         (["task.mix={mix: 1}"], "a part is another task"),
         (["task.mix={gsm9k: 1}"], "Did you mean gsm8k"),
         (["task.mix={gsm8k: 1, math: 1}", "task.data_dir=."], "2 read data"),
-        (["task.gym={size: 9}"], "reasoning_gym:GENERATOR"),
     ],
 )
 def test_mixtures_that_cannot_be(settings, said):

@@ -1,7 +1,6 @@
 """The exact text that a model sees, in each style, with a chat template and without."""
 
 import copy
-import json
 
 import pytest
 import yaml
@@ -52,20 +51,14 @@ def test_every_style_can_be_named():
     assert set(PROMPT_STYLES) == {"auto", *STYLES}
 
 
-def test_tokens_are_those_of_the_text(tokenizer):
-    prompt = prompter(tokenizer).prompt(PROBLEM)
-    assert tokenizer.decode(prompt.tokens) == prompt.text
-    assert list(prompt.tokens) == tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
-
-
-def test_chat_is_the_question_in_the_template_of_the_model(tokenizer):
-    assert text(tokenizer, style="chat") == ("<|im_start|>user\nWhat is {a} + 1?<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_a_system_message_comes_first(tokenizer):
-    assert text(tokenizer, style="chat", system="Be {brief}.").startswith(
-        "<|im_start|>system\nBe {brief}.<|im_end|>\n<|im_start|>user\nWhat"
+def test_chat_is_the_question_in_the_template_of_the_model_behind_a_system_message(tokenizer):
+    asked = "<|im_start|>user\nWhat is {a} + 1?<|im_end|>\n<|im_start|>assistant\n"
+    assert text(tokenizer, style="chat") == asked
+    assert (
+        text(tokenizer, style="chat", system="Be {brief}.") == f"<|im_start|>system\nBe {{brief}}.<|im_end|>\n{asked}"
     )
+    prompt = prompter(tokenizer).prompt(PROBLEM)
+    assert list(prompt.tokens) == tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +152,7 @@ def test_an_example_ends_with_a_strict_answer(style):
 
 
 def test_too_few_examples_are_answered(tokenizer):
-    with refuses("prompt.shots", names="training"):
+    with refuses("prompt.shots", names=9):
         prompter(tokenizer, style="few_shot", shots=9)
 
 
@@ -175,20 +168,14 @@ def test_a_template_file_keeps_its_braces(tokenizer, tmp_path):
     )
     assert asks.answer_style == "tags"
     assert prompter(tokenizer, style=str(path)).answer_style == "gsm8k"  # the task's
-
-
-def test_a_question_that_looks_like_a_template_stays_as_it_is(tokenizer):
     assert "user\nWhat is {question}?\n" in text(tokenizer, Problem("p", "What is {question}?", "1"))
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [(b"Answer this.", r"there is no \{question\} in it"), (b"\xff {question}", "it cannot be read .*utf-8")],
-)
-def test_a_template_that_cannot_be_used_is_answered(tokenizer, tmp_path, content, told):
+@pytest.mark.parametrize(("content", "names"), [(b"Answer this.", "{question}"), (b"\xff {question}", "utf-8")])
+def test_a_template_that_cannot_be_used_is_answered(tokenizer, tmp_path, content, names):
     path = tmp_path / "mine.txt"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"prompt.style={path}: {told}"):
+    with refuses("prompt.style", names=names):
         prompter(tokenizer, style=str(path))
 
 
@@ -216,30 +203,22 @@ def test_the_model_goes_on_with_a_turn_that_the_data_begins(tokenizer):
     assert plain == "Question: 1 + 2?\nAnswer: Let me see:"
 
 
-def test_a_template_that_refuses_the_messages_is_answered(tokenizer):
-    import copy
-
-    strict = copy.deepcopy(tokenizer)
-    strict.chat_template = "{{ raise_exception('System role not supported') }}"
-    with refuses("p/1", DataError, names="supported"):
-        text(strict, system="Be brief.")
-
-
 @pytest.mark.parametrize(
     ("template", "told"),
     [
+        ("{{ raise_exception('System role not supported') }}", "System role not supported"),
         ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "it did not end within 0.2 s"),
         ("{{ 1 // 0 }}", "integer division or modulo by zero"),
         ("{% for a in range(10 ** 9) %}{% endfor %}", "Range too big"),
         ("{{ messages.x.y }}", "has no attribute"),
     ],
 )
-def test_a_template_that_does_not_end_or_fails_is_answered(tokenizer, monkeypatch, template, told):
+def test_a_template_that_does_not_end_or_refuses_the_messages_is_answered(tokenizer, monkeypatch, template, told):
     monkeypatch.setattr(prompts, "TEMPLATE_S", 0.2)
     endless = copy.deepcopy(tokenizer)
     endless.chat_template = template
-    with pytest.raises(DataError, match=f"refuses the messages .*{told}"):
-        text(endless)
+    with pytest.raises(DataError, match=rf"p/1: .* refuses the messages \(system, user\): .*{told}"):
+        text(endless, system="Be brief.")
 
 
 # --- length
@@ -252,16 +231,8 @@ def test_prompts_that_are_too_long_are_left_out(tokenizer):
     assert kept == [one for one in problems if len(asks.prompt(one).tokens) <= 60] == problems[:2]
     long_talk = talk(("user", "word " * 100))  # its `question` is short
     assert asks.fitting([problems[0], long_talk]) == problems[:1]
-    with refuses("prompt.max_tokens", DataError, names="60"):
+    with refuses("prompt.max_tokens", DataError):
         asks.fitting(problems[2:])
-
-
-def test_records_of_a_file_reach_the_prompt(tokenizer, tmp_path):
-    path = tmp_path / "a.jsonl"
-    record = {"prompt": [{"role": "user", "content": "1 + 2?"}], "answer": 3}
-    path.write_text(json.dumps(record))
-    problem = make_task(TaskSettings(name="records", path=str(path), holdout=1.0)).test()[0]
-    assert text(tokenizer, problem) == "<|im_start|>user\n1 + 2?<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,9 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
 from trainer.plan import downloads
-from trainer.problem.prompts import solved
 from trainer.problem.published import shuffled
 from trainer.problem.sources import LARGE, File, HubSet
 from trainer.problem.task import evaluation_problems, make_task, normalised, training_problems
-from trainer.records import Problem
 
 GPQA = {
     "Question": "Which gas do plants take in?",
@@ -80,20 +78,17 @@ def test_math_takes_the_last_box_with_its_braces(tmp_path):
     solution = "First \\boxed{1}, no: $\\boxed{\\frac{\\sqrt{3}}{2}}$."
     record = {"problem": "x?", "solution": solution, "level": "Level 5", "type": "Algebra"}
     problem = read(write(tmp_path / "a.jsonl", record), "math")[0]
-    assert problem.gold == "\\frac{\\sqrt{3}}{2}"
-    assert problem.solution == solution
+    assert (problem.gold, problem.solution) == ("\\frac{\\sqrt{3}}{2}", solution)
     assert (problem.extra["level"], problem.extra["subject"]) == (5, "Algebra")
-
-
-def test_math_500_has_an_answer_column(tmp_path):
-    record = {"problem": "x?", "solution": "\\boxed{9}", "answer": "\\left( 3, \\frac{\\pi}{2} \\right)", "level": 2}
-    problem = read(write(tmp_path / "a.jsonl", record), "math")[0]
+    with_answer = {
+        "problem": "x?",
+        "solution": "\\boxed{9}",
+        "answer": "\\left( 3, \\frac{\\pi}{2} \\right)",
+        "level": 2,
+    }
+    problem = read(write(tmp_path / "a.jsonl", with_answer), "math")[0]  # as in MATH-500
     assert (problem.gold, problem.extra["level"]) == ("\\left( 3, \\frac{\\pi}{2} \\right)", 2)
-
-
-def test_math_asks_for_a_box_and_for_symbolic_equality():
-    task = task_of("math")
-    assert (task.prompt_style, task.answer_style, task.symbolic) == ("boxed", "boxed", True)
+    assert (task_of("math").prompt_style, task_of("math").symbolic) == ("boxed", True)
 
 
 # --- multiple choice
@@ -102,19 +97,14 @@ def test_math_asks_for_a_box_and_for_symbolic_equality():
 def test_multiple_choice_names_the_letter_of_the_right_choice(tmp_path):
     problem = read(write(tmp_path / "a.jsonl", GPQA), "multiple_choice")[0]
     listed = dict(line.split(") ") for line in problem.question.splitlines()[2:])
-    assert set(listed.values()) == {"carbon dioxide", "helium", "neon", "argon"}
-    assert list(listed) == ["A", "B", "C", "D"]
+    assert (list(listed), sorted(listed.values())) == (list("ABCD"), ["argon", "carbon dioxide", "helium", "neon"])
     assert listed[problem.gold] == "carbon dioxide"
-    assert problem.solution == GPQA["Explanation"]
-    assert problem.extra["Subdomain"] == "Botany"
+    assert (problem.solution, problem.extra["Subdomain"]) == (GPQA["Explanation"], "Botany")
 
 
-def test_the_right_choice_is_under_every_letter_alike():
+def test_the_order_of_choices_follows_from_the_problem_alone_and_favours_no_letter():
     first = Counter(shuffled(f"question {i}", ["right", "wrong", "false", "not"]).index("right") for i in range(2000))
     assert all(420 < first[place] < 580 for place in range(4))
-
-
-def test_the_order_of_choices_follows_from_the_problem_alone():
     assert shuffled("q", ["a", "b", "c", "d"]) == shuffled("q", ["d", "b", "a", "c"])
     code = "from trainer.problem.published import shuffled; print(*shuffled('q', ['a', 'b', 'c', 'd']))"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -139,26 +129,6 @@ def test_columns_of_choices_can_be_named_and_may_hold_lists(tmp_path):
 
 
 # --- records
-
-
-def test_a_conversation_with_half_a_character_is_a_bad_record(tmp_path):
-    said = [{"role": "user", "content": "hi \ud800"}]
-    path = write(tmp_path / "a.jsonl", {"prompt": said, "answer": "1"})
-    with pytest.raises(DataError, match=r"a\.jsonl:1: `prompt` holds half a character"):
-        read(path)
-
-
-def test_a_conversation_comes_before_the_question_beside_it(tmp_path):
-    """TRL's data sets keep the columns they were made from."""
-    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
-    path = write(tmp_path / "a.jsonl", {"question": "Two and two?", "prompt": said, "answer": "4"})
-    assert [message["content"] for message in read(path)[0].messages] == ["Be brief.", "2 + 2?"]
-
-
-def test_a_box_that_does_not_close_is_no_gold_answer(tmp_path):
-    path = write(tmp_path / "a.jsonl", {"problem": "p?", "solution": "\\boxed{1}", "answer": "\\boxed{"})
-    with pytest.raises(DataError, match=r"a\.jsonl:1: `answer` is .* expected a closed"):
-        read(path, "math")
 
 
 def test_the_same_records_come_out_of_every_format(tmp_path):
@@ -203,39 +173,26 @@ def test_a_long_value_of_a_csv_file_is_one_value(tmp_path):
 
 @pytest.mark.parametrize("digits", [15, 309, 399])
 def test_an_answer_may_be_a_whole_number_of_any_size(tmp_path, digits):
-    (tmp_path / "a.jsonl").write_text(
-        f'{{"question": "How large?", "answer": {"7" * digits}, "level": 1{"0" * 400}}}\n'
-    )
-    (problem,) = read(tmp_path / "a.jsonl")
+    line = f'{{"question": "How large?", "answer": {"7" * digits}, "level": 1{"0" * 400}}}'
+    (problem,) = read(write(tmp_path / "a.jsonl", line))
     assert (problem.gold, problem.extra["level"]) == ("7" * digits, 10**400)
 
 
 def test_a_worked_answer_gives_gold_and_solution(tmp_path):
-    path = write(
-        tmp_path / "a.jsonl",
-        word_problem("a?", "3 + 4 = 7\n#### 7"),
-        word_problem("b?", "so \\boxed{\\frac{1}{2}}"),
-        word_problem("c?", 2.5),
-    )
-    assert [problem.gold for problem in read(path)] == ["7", "\\frac{1}{2}", "2.5"]
-    assert [problem.solution for problem in read(path)] == ["3 + 4 = 7\n#### 7", "so \\boxed{\\frac{1}{2}}", ""]
+    answers = {"a?": "3 + 4 = 7\n#### 7", "b?": "so \\boxed{\\frac{1}{2}}", "c?": 2.5}
+    problems = read(write(tmp_path / "a.jsonl", *(word_problem(*one) for one in answers.items())))
+    assert [problem.gold for problem in problems] == ["7", "\\frac{1}{2}", "2.5"]
+    assert [problem.solution for problem in problems] == [answers["a?"], answers["b?"], ""]
 
 
-def test_a_conversation_is_kept_as_it_is(tmp_path):
+def test_a_conversation_is_kept_as_it_is_and_makes_the_question(tmp_path):
     talk = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": " 2 + 2? "}]
-    problem = read(write(tmp_path / "a.jsonl", {"prompt": talk, "answer": "4", "topic": "sums"}))[0]
-    assert list(problem.messages) == talk
-    assert problem.question == "2 + 2?"
-    assert problem.extra == {"answer": "4", "topic": "sums"}
-
-
-def test_turns_of_a_conversation_make_its_question(tmp_path):
-    def talk(first):
-        said = [("user", first), ("assistant", "yes"), ("user", "why?")]
-        return {"prompt": [{"role": role, "content": content} for role, content in said], "answer": "1"}
-
-    problems = read(write(tmp_path / "a.jsonl", talk("is 2 even?"), talk("is 4 even?")))
-    assert problems[1].question == "is 4 even?\n\nyes\n\nwhy?"
+    more = [*talk, {"role": "assistant", "content": "4"}, {"role": "user", "content": "why?"}]
+    records = [{"prompt": turns, "answer": "4", "question": "from TRL's data sets"} for turns in (talk, more)]
+    one, several = read(write(tmp_path / "a.jsonl", *records))
+    assert (list(one.messages), one.question) == (talk, "2 + 2?")
+    assert one.extra == {"answer": "4", "question": "from TRL's data sets"}
+    assert several.question == "2 + 2?\n\n4\n\nwhy?"
 
 
 def test_data_without_an_answer_is_for_custom_rewards(tmp_path):
@@ -283,7 +240,7 @@ def test_a_folder_with_a_test_set_alone_can_be_evaluated(tmp_path):
         task.train()
 
 
-def test_the_seed_orders_and_the_limit_cuts(tmp_path):
+def test_the_seed_orders_and_the_limit_cuts_and_something_has_to_be_left(tmp_path):
     path = str(write(tmp_path / "a.jsonl", *many(100)))
     task = task_of("records", path=path)
     whole = training_problems(task, task.settings, seed=1)
@@ -291,23 +248,15 @@ def test_the_seed_orders_and_the_limit_cuts(tmp_path):
     assert sorted(problem.id for problem in whole) == sorted(problem.id for problem in task.train())
     assert training_problems(task, task.settings, seed=2) != whole
     assert evaluation_problems(task, 5) == evaluation_problems(task, 10)[:5]
-
-
-def test_nothing_left_to_train_on_is_an_error(tmp_path):
-    task = task_of("records", path=str(write(tmp_path / "a.jsonl", *many(3))), holdout=1.0)
-    with refuses("task.name", DataError, names="training"):
-        training_problems(task, task.settings, seed=0)
+    with refuses("task.name", DataError):
+        training_problems(task_of("records", path=path, holdout=1.0), task.settings, seed=0)
 
 
 # --- bad data
 
 GOOD = word_problem("good?")
 BAD_LINES = [
-    (
-        "gsm8k",
-        {"question": "a?"},
-        "there is no column `answer`; the columns are: question. Write task.answer=COLUMN",
-    ),
+    ("gsm8k", {"question": "a?"}, "there is no column `answer`; .* question. Write task.answer=COLUMN"),
     ("gsm8k", word_problem("  "), "`question` is empty; expected text"),
     ("gsm8k", word_problem(None), "`question` is empty; expected text"),
     ("gsm8k", word_problem(["a?"]), r"`question` is a list: \['a\?'\]; expected text"),
@@ -329,35 +278,27 @@ BAD_LINES = [
     ("records", word_problem("a?", "so\n#### "), "there is no answer behind the mark"),
     ("records", {"prompt": [{"role": "user"}], "answer": "1"}, "`prompt` is .*; expected text, or a conversation"),
     ("records", {"prompt": [], "answer": "1"}, "`prompt` is .*; expected text, or a conversation"),
-    (
-        "records",
-        {"prompt": [{"role": "system", "content": "x"}], "answer": "1"},
-        "nobody asks in `prompt`; expected a message",
-    ),
+    ("records", {"prompt": [{"role": "system", "content": "x"}], "answer": "1"}, "nobody asks in `prompt`"),
+    ("records", {"prompt": [{"role": "user", "content": "\ud800"}], "answer": "1"}, "`prompt` holds half a character"),
     (
         "records",
         {"vraag": "a?", "answer": "1"},
-        "there is no column `question`; the columns are: vraag, answer. Write task.q",
+        "there is no column `question`; .* vraag, answer. Write task.question=",
     ),
+    ("math", {"problem": "p?", "solution": "\\boxed{1}", "answer": "\\boxed{"}, "`answer` is .* expected a closed"),
 ]
 GOOD_LINES = {"math": {"problem": "good?", "answer": "1"}, "multiple_choice": GPQA | {"Question": "good?"}}
 
 
 @pytest.mark.parametrize(("name", "bad", "told"), BAD_LINES)
-def test_a_bad_record_is_named_with_its_line(tmp_path, name, bad, told):
+def test_a_bad_record_is_named_with_its_line_or_left_out_and_counted(tmp_path, name, bad, told):
     path = write(tmp_path / "a.jsonl", GOOD_LINES.get(name, GOOD), "", bad)
-    with pytest.raises(DataError, match=rf"a\.jsonl:3: {told}") as error:
+    with pytest.raises(DataError, match=rf"a\.jsonl:3: {told}.*task.on_bad_record=skip"):
         read(path, name)
-    assert "task.on_bad_record=skip leaves such records out" in str(error.value)
-
-
-@pytest.mark.parametrize(("name", "bad", "told"), BAD_LINES)
-def test_or_it_is_left_out_and_counted(tmp_path, name, bad, told):
-    path = write(tmp_path / "a.jsonl", GOOD_LINES.get(name, GOOD), bad)
     task = task_of(name, path=str(path), holdout=1.0, on_bad_record="skip")
     assert [problem.id for problem in task.test()] == [f"{name}/held-out/0"]
     assert len(task.test()) == len(task.skipped) == 1
-    assert task.notes()[-1].startswith(f"bad records left out: 1; the first: {path}:2: ")
+    assert task.notes()[-1].startswith(f"bad records left out: 1; the first: {path}:3: ")
 
 
 BAD_FILES = [
@@ -430,10 +371,7 @@ def test_a_published_set_may_ask_twice(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *named, **split: rows)
     task = task_of("gsm8k", path="owner/name", holdout=1.0)
     assert len(task.test()) == 2
-    assert task.notes() == [
-        "bad records left out: 1; the first: owner/name train[1]: the question of owner/name train[0] again; "
-        "expected each one once."
-    ]
+    assert task.notes()[0].startswith("bad records left out: 1; the first: owner/name train[1]: ")
 
 
 def test_a_hub_that_cannot_be_reached_is_answered(tmp_path, monkeypatch):
@@ -445,12 +383,8 @@ def test_a_hub_that_cannot_be_reached_is_answered(tmp_path, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     task = task_of("records", path="owner/name", subset="main", test_split="test")
-    with pytest.raises(
-        DataError, match=r"owner/name test: .*ConnectionError|owner/name train: .*ConnectionError"
-    ) as told:
+    with refuses("owner/name train", DataError, names="ConnectionError: Couldn't reach 'owner/name' on the Hub)"):
         task.train()
-    assert "long story" not in str(told.value)
-    assert "task.data_dir=FOLDER" in str(told.value)
 
 
 @pytest.mark.parametrize(
@@ -472,30 +406,21 @@ def test_a_missing_data_set_is_answered_before_anything_heavy(tmp_path, monkeypa
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     with refuses("task.name", DataError, names="DigitalLearningGmbH/MATH-lighteval"):
         downloads.check(resolve("nano", None, ["task.name=math"]))
-    for name in (
-        "DigitalLearningGmbH___math-lighteval/default/0.0.0/0a/math-train.arrow",
-        "HuggingFaceH4___math-500/default/0.0.0/0b/math-test.arrow",
-    ):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).touch()
+    for name in ("DigitalLearningGmbH___math-lighteval/default/0.0.0/0a", "HuggingFaceH4___math-500/default/0.0.0/0b"):
+        (tmp_path / name).mkdir(parents=True)
+        for split in ("train", "test"):
+            (tmp_path / name / f"math-{split}.arrow").touch()
     downloads.check(resolve("nano", None, ["task.name=math"]))
 
 
 def test_a_tenth_of_the_sums_is_held_out_and_all_are_right():
     task = task_of("addition")
     train, test = ({problem.question: problem for problem in part} for part in (task.train(), task.test()))
-    assert len(train) + len(test) == 8100
-    assert not {*train} & {*test}
-    assert 700 < len(test) < 900
+    assert (len({*train, *test}), 700 < len(test) < 900) == (8100, True)
     assert train["What is 22 + 40? Reply with the number only."].gold == "62"
     for name, problem in [*train.items(), *test.items()]:
         left, right = map(int, name.removeprefix("What is ").partition("?")[0].split(" + "))
         assert problem.gold == problem.solution == str(left + right)
-
-
-def test_an_answer_that_stands_alone_is_written_without_a_mark():
-    problem = Problem("", "What is 22 + 40?", "62", "22 + 40 = 62")
-    assert solved(problem, "alone") == "62"
 
 
 @pytest.mark.parametrize("size", [LARGE, LARGE + 1])

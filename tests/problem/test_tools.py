@@ -12,36 +12,16 @@ from trainer.problem.tools import ToolCalls, calculated, continued, tools_of
 @pytest.mark.parametrize(
     ("expression", "value"),
     [
-        ("3 * 14", "42"),
-        ("12 * (3 + 4) - 2", "82"),
-        ("1/3 + 1/6", "0.5"),
-        ("1 / 3", "0.3333333333"),
-        ("7 // 2 + 7 % 2", "4"),
-        ("2 ** 10", "1024"),
-        ("2^3", "8"),
-        ("-5 + +3", "-2"),
-        ("1,234 × 2", "2468"),
-        ("0.1 + 0.2", "0.3"),
-        ("007 + 1", "8"),
-        ("1.50 * 2 =", "3"),
-        ("1.05 * 200", "210"),
-        ("0.05", "0.05"),
-        ("100.007 + 1", "101.007"),
-        ("3 x 4 + 2", "14"),
-        ("$1,200 / 3", "400"),
-        (r"2 \times 3 \cdot 4", "24"),
-        ("2**31", "2147483648"),
-        ("2**99", "633825300114114700748351602688"),
-        ("(-2)**31 + 1", "-2147483647"),
-        ("1.05**25", "3.386354941"),
-        ("1000*1.07**20", "3869.684462"),
-        ("10**9 * 1.07**50", "29457025063"),
-        ("1000 / 1.07**-20 // 1", "3869"),
-        ("1.0001**36500", "38.46764553"),
-        ("1/7/11/13/17/19/23/29/31/37/41/43*10**12", "0.002293093884"),
-        ("0 * -(1.07**20)", "0"),
+        ("3 * 14", "42"), ("12 * (3 + 4) - 2", "82"), ("1/3 + 1/6", "0.5"), ("1 / 3", "0.3333333333"),
+        ("7 // 2 + 7 % 2", "4"), ("2 ** 10", "1024"), ("2^3", "8"), ("-5 + +3", "-2"), ("1,234 × 2", "2468"),
+        ("0.1 + 0.2", "0.3"), ("007 + 1", "8"), ("1.50 * 2 =", "3"), ("1.05 * 200", "210"), ("0.05", "0.05"),
+        ("100.007 + 1", "101.007"), ("3 x 4 + 2", "14"), ("$1,200 / 3", "400"), (r"2 \times 3 \cdot 4", "24"),
+        ("2**31", "2147483648"), ("2**99", "633825300114114700748351602688"), ("(-2)**31 + 1", "-2147483647"),
+        ("1.05**25", "3.386354941"), ("1000*1.07**20", "3869.684462"), ("10**9 * 1.07**50", "29457025063"),
+        ("1000 / 1.07**-20 // 1", "3869"), ("1.0001**36500", "38.46764553"),
+        ("1/7/11/13/17/19/23/29/31/37/41/43*10**12", "0.002293093884"), ("0 * -(1.07**20)", "0"),
     ],
-)
+)  # fmt: skip
 def test_the_calculator_is_exact(expression, value):
     assert calculated(expression) == value
 
@@ -65,29 +45,14 @@ def test_what_is_no_arithmetic_is_an_error_and_at_once(hostile):
 @pytest.mark.parametrize(
     ("text", "goes_on"),
     [
-        ("3 * 14 =", " 42"),
-        ("She has 3 * 14 =", " 42"),
-        ("\n42 - 2 =", " 40"),
-        ("3 * 14 = 42\n40 + 1 =", " 41"),
-        ("x =", ""),
-        ("1 / 0 =", ""),
-        ("so =", ""),
-        ("1,200 * 3 =", " 3600"),
-        ("That is $4 * 1.05 =", " 4.2"),
-        ("2.5 × 3 =", " 7.5"),
-        ("3 x 4 + 2 =", " 14"),
-        (r"So 3 \times 4 =", " 12"),
-        ("12 / 4 = 3 * 7 =", " 21"),
-        ("(2 + 3) * -4 =", " -20"),
+        ("3 * 14 =", " 42"), ("She has 3 * 14 =", " 42"), ("\n42 - 2 =", " 40"), ("3 * 14 = 42\n40 + 1 =", " 41"),
+        ("1,200 * 3 =", " 3600"), ("That is $4 * 1.05 =", " 4.2"), ("2.5 × 3 =", " 7.5"), ("3 x 4 + 2 =", " 14"),
+        (r"So 3 \times 4 =", " 12"), ("12 / 4 = 3 * 7 =", " 21"), ("(2 + 3) * -4 =", " -20"),
         # what cannot be read has no value, and its last number is not one
-        ("3x4 =", ""),
-        ("20% of 50 =", ""),
-        ("x2 + 1 =", ""),
-        ("3 apples * 4 =", ""),
-        ("2² + 1 =", ""),
-        ("9 + " + "1 + " * 120 + "1 =", ""),
+        ("x =", ""), ("1 / 0 =", ""), ("so =", ""), ("3x4 =", ""), ("20% of 50 =", ""), ("x2 + 1 =", ""),
+        ("3 apples * 4 =", ""), ("2² + 1 =", ""), ("9 + " + "1 + " * 120 + "1 =", ""),
     ],
-)
+)  # fmt: skip
 def test_an_inline_calculator_goes_on_behind_an_expression(text, goes_on):
     assert continued(text) == goes_on
     assert ToolCalls(tools_of(["calculator"]), "inline").step(text) == (goes_on, False, 0.0)
@@ -143,6 +108,9 @@ def test_calls_in_fenced_blocks():
     assert environment.step("I ask.\n```calculator\n3 * 14") == ("42", False, 0.0)
     assert environment.step("```java\n3 * 14\n```") == ("", True, 0.0)
     assert environment.step("<think>```calculator\n3 * 14\n``` or so") == ("", True, 0.0)
+    said, done, _ = environment.step("```calculator\n1 + 1\n```\n" * 10)
+    assert said.splitlines() == ["2"] * 8 + ["Error: only 8 calls of a turn are answered."]
+    assert not done
 
 
 def test_python_runs_in_the_sandbox():
@@ -158,12 +126,6 @@ def test_python_runs_in_the_sandbox():
     assert ran("print(open('/etc/passwd').read())").startswith("PermissionError")
     assert ran("import os; os._exit(3)") == "Error: it ended with status 3."
     assert ran("print('x' * 10**7)").endswith("Error: it printed too much.")
-
-
-def test_a_turn_with_too_many_calls_is_told_so():
-    said, done, _ = ToolCalls(tools_of(["calculator"]), "fenced").step("```calculator\n1 + 1\n```\n" * 10)
-    assert said.splitlines() == ["2"] * 8 + ["Error: only 8 calls of a turn are answered."]
-    assert not done
 
 
 def test_a_program_that_hangs_is_ended(monkeypatch):

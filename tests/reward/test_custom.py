@@ -81,21 +81,13 @@ def test_functions_for_chats_run_unchanged(mine, setting, messages, prompt):
     assert [score.components["score"] for score in scores] == [1.0, 0.0]
     assert seen_by(scorer)["prompts"] == [prompt] * 2
 
-
-def test_texts_even_where_the_data_has_messages(mine):
-    scorer = mine(SEEN, "reward.custom_format=text")
-    scorer.score(Prompt(replace(PROBLEM, messages=tuple(CHAT)), "text", ()), [answer("a")])
-    assert (seen_by(scorer)["prompts"], seen_by(scorer)["completions"]) == (["text"], ["a"])
+    texts = mine(SEEN, "reward.custom_format=text")
+    texts.score(Prompt(replace(PROBLEM, messages=tuple(CHAT)), "text", ()), [answer("a")])
+    assert (seen_by(texts)["prompts"], seen_by(texts)["completions"]) == (["text"], ["a"])
 
 
 def test_it_gets_only_what_it_asks_for(mine):
     assert grades(mine("def score(completions, *, gold):\n    return [float(len(one)) for one in gold]"), "a") == [2.0]
-
-
-def test_a_column_that_is_not_there_is_named(mine):
-    scorer = mine("def score(completions, ground_truth, level): return [0.0]")
-    with pytest.raises(RewardError, match=r"asks for `ground_truth`, which is no column .* There are: answer, comple"):
-        scores_of(scorer, "a")
 
 
 @pytest.mark.parametrize(
@@ -142,11 +134,13 @@ def test_numbers_of_any_kind(mine, returned, grade):
         ("[float('nan'), 1]", r"returned nan, which is no number.* completion 'first'"),
         ("[1, float('inf')]", r"returned inf, which is no number"),
         ("[1, [2]]", r"returned \[2\], which is no number"),
+        ("[ground_truth]", r"asks for `ground_truth`, which is no column .* There are: answer, comple"),
     ],
 )
 def test_anything_else_is_an_error(mine, returned, message):
+    asked = "ground_truth, level" if "ground" in returned else "**c"
     with pytest.raises(RewardError, match=message):
-        scores_of(mine(f"def score(completions, **c): return {returned}"), "first", "second")
+        scores_of(mine(f"def score(completions, {asked}): return {returned}"), "first", "second")
 
 
 DIVIDES = """
@@ -199,11 +193,12 @@ def test_what_a_function_prints_is_no_result(mine, capsys):
     assert said.err.split() == ["loaded", "scored"]
 
 
-def test_a_limit_that_a_function_sets_is_its_own(mine):
+def test_a_limit_that_a_function_sets_is_its_own_and_what_is_new_in_the_environment_stays(mine, monkeypatch):
+    monkeypatch.delenv("OCTET_OF_A_REWARD", raising=False)
     limit = sys.getrecursionlimit()
-    scorer = mine("import sys\ndef score(completions):\n    sys.setrecursionlimit(30)\n    return [1]")
-    assert grades(scorer, "a") == [1]
-    assert sys.getrecursionlimit() == limit
+    change = "    sys.setrecursionlimit(30)\n    os.environ['OCTET_OF_A_REWARD'] = '1'\n"
+    assert grades(mine(f"import os, sys\ndef score(completions):\n{change}    return [1]"), "a") == [1]
+    assert (sys.getrecursionlimit(), os.environ["OCTET_OF_A_REWARD"]) == (limit, "1")
 
 
 IMPORTS = "import os, signal, sys, threading, time, warnings, torch\n"
@@ -244,27 +239,17 @@ def python(code: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, **given)
 
 
-@pytest.mark.parametrize(
-    "body, told",
-    [
-        (  # the first call imports torch, and the second would find it as the first has left it
-            "def score(completions):\n    import torch\n    torch.set_default_dtype(torch.float64)\n    return [1.0]\n",
-            "after the call it is torch.float64 for the whole process. Sample: problem",
-        ),
-        (
-            "import torch\ntorch.set_default_dtype(torch.float64)\ndef score(): pass",
-            "mine.py:score: the file cannot be imported: RuntimeError: torch.get_default_dtype() was",
-        ),
-    ],
-)
+@pytest.mark.parametrize("body, told", [
+    # the first call imports torch, and the second would find it as the first has left it
+    ("def score(completions):\n    import torch\n    torch.set_default_dtype(torch.float64)\n    return [1.0]\n",
+     "after the call it is torch.float64 for the whole process. Sample: problem"),
+    ("import torch\ntorch.set_default_dtype(torch.float64)\ndef score(): pass",
+     "mine.py:score: the file cannot be imported: RuntimeError: torch.get_default_dtype() was"),
+])  # fmt: skip
 def test_a_setting_of_torch_that_is_changed_while_torch_is_imported_is_named(tmp_path, body, told):
     (tmp_path / "mine.py").write_text(body)
-    assert (
-        told
-        in python(
-            f"from tests.rewarding import *; scores_of(scorer_of('reward.custom={tmp_path}/mine.py:score'), 'a')"
-        ).stderr
-    )
+    scoring = f"scores_of(scorer_of('reward.custom={tmp_path}/mine.py:score'), 'a')"
+    assert told in python(f"from tests.rewarding import *; {scoring}").stderr
 
 
 RESTORED = [
@@ -310,13 +295,6 @@ def test_a_change_of_the_process_is_put_back(tmp_path, changes):
     assert done.stderr.count("said") == len(changes)
 
 
-def test_what_is_new_in_the_environment_stays(mine, monkeypatch):
-    monkeypatch.delenv("OCTET_OF_A_REWARD", raising=False)
-    scorer = mine("import os\nos.environ['OCTET_OF_A_REWARD'] = '1'\ndef score(completions): return [1.0]")
-    assert grades(scorer, "a") == [1.0]
-    assert os.environ["OCTET_OF_A_REWARD"] == "1"
-
-
 @pytest.mark.parametrize(
     "body",
     ["def score(completions, **d): time.sleep(30)", "async def score(completions, **d): await asyncio.sleep(30)"],
@@ -345,7 +323,6 @@ def test_code_that_never_lets_go_of_the_interpreter_ends_the_process(tmp_path):
         ("def score(:", r"cannot be imported: SyntaxError: .*\(my_rewards.py, line 1\)"),
         ("\nimport no_such_module", r"ModuleNotFoundError: .*\(my_rewards.py, line 2: `import no_such_module`\)"),
         ("score = 3", r"there is no function `score` in it. There are: none"),
-        ("raise SystemExit", r"cannot be imported: SystemExit"),
     ],
 )
 def test_a_file_that_cannot_be_used(mine, body, message):
@@ -377,9 +354,7 @@ def test_the_rehearsal_finds_a_bad_function(mine):
 )
 def test_completions_of_the_other_form_are_recognised(mine, body, format_, told):
     scorer = mine(body, f"reward.custom_format={format_}")
-    with pytest.raises(
-        RewardError, match=rf"raised .*\. It works .* form: write reward\.custom_format={told}\. Sample"
-    ):
+    with pytest.raises(RewardError, match=rf"raised .* write reward\.custom_format={told}\. Sample"):
         scorer.rehearse(PROMPT, worked(PROBLEM))
 
 
@@ -407,15 +382,11 @@ def test_a_run_tries_its_rewards_before_torch_is_imported(tmp_path, name, told):
     """Importing torch takes seconds; `-X importtime` lists what was imported."""
     (tmp_path / "mine.py").write_text("def score(completions, **c): return [1.0]")
     command = [sys.executable, "-X", "importtime", str(ROOT / "train.py"), "--preset", "nano"]
-    done = subprocess.run(
-        [*command, f"reward.custom={name}:score"], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
-    assert done.returncode == 2
-    assert told in done.stderr
+    command.append(f"reward.custom={name}:score")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, told in done.stderr, (tmp_path / "runs").exists()) == (2, True, False)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "pydantic" in imported
-    assert "torch" not in imported
-    assert not (tmp_path / "runs").exists()
+    assert {"pydantic", "torch"} & imported == {"pydantic"}
 
 
 def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch):
@@ -431,15 +402,6 @@ def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(assemble, "load_model", lambda *arguments: pytest.fail("the model was loaded"))
     with pytest.raises(RewardError, match=r"ValueError: bad \(mine.py, line 1"):
         assemble.build(Request(config, "nano", ""))
-
-
-def test_a_file_that_is_not_there_is_known_before_anything_is_launched(monkeypatch):
-    from trainer.commands import train
-
-    monkeypatch.setattr(sys, "argv", ["launch", "--preset", "nano", "reward.custom=nowhere.py:score"])
-    monkeypatch.setattr(train.os, "execvp", lambda *arguments: pytest.fail("deepspeed was launched"))
-    with pytest.raises(ConfigError, match=r"reward.custom=nowhere.py:score: there is no file"):
-        train.main()
 
 
 HELPERS = {  # what a file imports, and the helpers in its folder and in that of another file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -29,7 +30,7 @@ def check(folder, answers: list[str], *overrides: str) -> None:
     ("style", "stop"), [("r1_zero", "</think>"), ("r1_zero", "<answer>"), ("gsm8k", "####"), ("boxed", "boxed")]
 )
 def test_a_stop_string_that_cuts_every_answer_off_is_refused(tmp_path, style, stop):
-    with refuses("rollout.stop", names="answer"):
+    with refuses("rollout.stop"):
         check(tmp_path, ["18"], f"prompt.style={style}", f"rollout.stop=['{stop}']")
     check(tmp_path, ["18"], f"prompt.style={style}", "rollout.stop=['Question:']")
 
@@ -48,12 +49,7 @@ def test_every_kind_of_gold_answer_can_be_earned(tmp_path, style, reward):
 @pytest.mark.parametrize(
     "answer, overrides, said",
     [
-        (
-            "two\nlines",
-            [],
-            r"1 of 3 gold answers cannot be earned. Written as '#### ...', .*: records/held-out/2: 'two",
-        ),
-        ("two\nlines", [], r"Write prompt.style=boxed, under which they are"),
+        ("two\nlines", [], r"1 of 3 gold .* '#### ...', .*: records/held-out/2: 'two.* Write prompt.style=boxed"),
         ("Paris", ["prompt.style=letter"], "3 of 3 gold answers .*'Answer: ...'.* Write prompt.style=gsm8k"),
         (PARAGRAPH, [], "in at most 400 characters. .* reward.weights.correct=0 and eval.problems=0"),
         (PARAGRAPH, ["reward.weights={length: 1}"], "1 of 3"),  # the evaluation compares
@@ -71,34 +67,27 @@ def test_nothing_is_refused_where_nothing_is_compared(tmp_path):
 
 def test_of_many_a_sample_is_checked(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(gold_check, "MOST", 20)
-    monkeypatch.setattr(gold_check, "SAMPLE", 10)
+    for name, count in {"MOST": 20, "SAMPLE": 10}.items():
+        monkeypatch.setattr(gold_check, name, count)
     monkeypatch.setattr(gold_check, "is_earned", lambda problem, rules: seen.append(problem.id) or True)
-    check(tmp_path, [str(index) for index in range(30)], "run.seed=1")
-    check(tmp_path, [str(index) for index in range(30)], "run.seed=1")
-    assert len(set(seen)) == 10
-    assert seen[:10] == seen[10:]
+    for _ in range(2):
+        check(tmp_path, [str(index) for index in range(30)], "run.seed=1")
+    assert (len(set(seen)), seen[:10]) == (10, seen[10:])
 
 
-def test_a_run_refuses_before_torch_is_imported(tmp_path):
+RUN = [str(ROOT / "train.py"), "--preset", "nano", "task.name=records"]
+COMMANDS = {"train": RUN, **{name: ["-m", "trainer.commands.main", *name.split()] for name in (
+    "task show records", "task play records", "eval --task records")}}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_refuses_before_torch_is_imported(tmp_path, command):
     (tmp_path / "a.jsonl").write_text("".join(f'{{"question": "{n}?", "answer": "two\\nlines"}}\n' for n in range(9)))
-    command = [sys.executable, "-X", "importtime", str(ROOT / "train.py"), "--preset", "nano", "task.name=records"]
-    done = subprocess.run([*command, "task.path=a.jsonl"], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (done.returncode, " torch\n" in done.stderr) == (2, False)
-    assert "9 of 9 gold answers cannot be earned" in done.stderr
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_command_refuses_before_a_model_loads(tmp_path):
-    lines = [json.dumps({"question": f"question {index}", "answer": "two\nlines"}) for index in range(3)]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    for command in (["task", "show", "records"], ["task", "play", "records"], ["eval", "--task", "records"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "trainer.commands.main", *command, f"task.path={tmp_path}/a.jsonl"],
-            capture_output=True, text=True, check=False, cwd=ROOT, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        assert done.returncode == 2, done
-        assert "gold answers cannot be earned. Written as '#### ...'" in done.stderr
+    program = [sys.executable, "-X", "importtime", *COMMANDS[command], "task.path=a.jsonl"]
+    options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "stdin": subprocess.DEVNULL}
+    done = subprocess.run(program, capture_output=True, text=True, check=False, **options)
+    assert (done.returncode, " torch\n" in done.stderr, (tmp_path / "runs").exists()) == (2, False, False), done
+    assert "gold answers cannot be earned. Written as '#### ...'" in done.stderr
 
 
 def test_all_of_gsm8k_can_be_earned(gsm8k_folder):

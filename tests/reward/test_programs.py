@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import refuses
+from tests.conftest import octet, refuses
 from tests.rewarding import answer, scorer_of
 from tests.sandbox.lacking import python_without
 from trainer.answers.find import fenced, program
-from trainer.commands.main import main
 from trainer.config.command_line import resolve
 from trainer.config.settings import Code
 from trainer.errors import ConfigError, DataError
@@ -27,6 +26,7 @@ HUMANEVAL = "METADATA = {}\n\ndef check(candidate):\n    assert candidate(3) == 
 RIGHT = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```"
 PARTLY = "```python\ndef double(x):\n    return 6\n```"
 READS = "```\nprint(2 * int(input()))\n```"
+HALF, FUNCTIONAL = "def half(x): return x // 2", [{"input": "[3]", "output": "[3, 3]", "testtype": "functional"}]
 PAIRS = [{"input": "3\n", "output": "6\n"}, {"input": "4\n", "output": "8"}]
 
 
@@ -63,24 +63,12 @@ def score(scorer: Scorer, text: str, tests: Any, **columns: Any) -> Score:
         (RIGHT, json.dumps(MBPP), {}),
         (RIGHT, HUMANEVAL, {"entry_point": "double"}),
         (RIGHT, f"{HUMANEVAL}\ncheck(double)", {}),
-        (
-            RIGHT,
-            ["assert double(half(8)) == 8"],
-            {"test_setup_code": "def half(x): return x // 2", "entry_point": "double"},
-        ),
+        (RIGHT, ["assert double(half(8)) == 8"], {"test_setup_code": HALF, "entry_point": "double"}),
         (RIGHT, ["assert double(math.pi) == math.tau"], {"test_imports": ["import math"]}),
         (RIGHT, [{"input": [3], "output": 6}, {"input": ["a"], "output": "aa"}], {"entry_point": "double"}),
         (RIGHT, {"fn_name": "double", "inputs": [[3], [4]], "outputs": [6, 8]}, {}),
-        (
-            RIGHT,
-            json.dumps([{"input": "[3]", "output": "[3, 3]", "testtype": "functional"}]),
-            {"metadata": '{"func_name": "double"}'},
-        ),
-        (
-            RIGHT,
-            [{"input": "[3]", "output": "[3, 3]", "testtype": "functional"}],
-            {"metadata": {"func_name": "double"}},
-        ),
+        (RIGHT, json.dumps(FUNCTIONAL), {"metadata": '{"func_name": "double"}'}),
+        (RIGHT, FUNCTIONAL, {"metadata": {"func_name": "double"}}),
         (RIGHT, ["assert double(10**5000) == 2 * 10**5000", "assert double(-(10**5000)) < 0"], {}),
         (READS, PAIRS, {}),
         (READS, json.dumps(PAIRS), {}),
@@ -101,13 +89,10 @@ def test_the_share_of_the_tests_that_pass(sharing, text, tests, share):
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "I do not know.",
-        "```python\n```",
-        "```python\ndef double(x: return\n```",
+        "", "I do not know.", "```python\n```", "```python\ndef double(x: return\n```",
         "```\nimport os; os._exit(0)\n```",
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("tests", [MBPP, PAIRS])
 def test_an_answer_without_a_program_that_works_is_worth_nothing(sharing, text, tests):
     assert score(sharing, text, tests).reward == 0.0
@@ -120,16 +105,13 @@ def test_tests_say_what_is_correct(scorer):
     assert [grader.name for grader in scorer.verifier().graders] == ["code"]
 
 
-def test_a_program_that_hangs_is_counted():
-    scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.seconds=0.5")
-    assert score(scorer, "```\nwhile True: pass\n```", PAIRS).reward == 0.0
-    assert scorer.drain()["code/timeouts"] == (1.0, 1.0)
-    close(scorer)
-
-
-def test_the_time_is_for_all_tests_of_an_answer():
-    scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.seconds=2", "reward.code.score=share")
-    assert score(scorer, "```\nimport time; time.sleep(1.2); print(2 * int(input()))\n```", PAIRS).reward <= 0.5
+@pytest.mark.parametrize(
+    "body, seconds, most",
+    [("while True: pass", 0.5, 0.0), ("import time; time.sleep(1.2); print(2 * int(input()))", 2, 0.5)],
+)
+def test_a_program_that_hangs_is_counted_and_the_time_is_for_all_tests_of_an_answer(body, seconds, most):
+    scorer = scorer_of("reward.weights={code: 1.0}", f"reward.code.seconds={seconds}", "reward.code.score=share")
+    assert score(scorer, f"```\n{body}\n```", PAIRS).reward <= most
     assert scorer.drain()["code/timeouts"] == (1.0, 1.0)
     close(scorer)
 
@@ -140,7 +122,7 @@ def test_a_command_runs_other_languages(tmp_path):
     except ConfigError as error:
         pytest.skip(str(error))
     assert score(scorer, "```sh\nread x; echo $((2 * x)) | cat\n```", PAIRS).reward == 1.0
-    with refuses("p/1", DataError, names="reward.code.command"):
+    with refuses("p/1", DataError, names="reward.code.command=sh program"):
         score(scorer, RIGHT, MBPP)
     close(scorer)
 
@@ -158,24 +140,16 @@ def test_a_command_runs_other_languages(tmp_path):
 )
 def test_the_last_block_is_the_program(text, block):
     assert fenced(text) == block
-
-
-def test_without_a_block_all_that_is_said_is_the_program():
     assert program("<think>hm</think>print(1)") == "print(1)"
 
 
 @pytest.mark.parametrize(
     "output, expected, same",
     [
-        ("6\n", "6", True),
-        ("6  \n7\n\n", "6\n7", True),
-        ("6\r\n7", "6\n7", True),
-        ("6\n\n7", "6\n7", False),
-        (" 6", "6", False),
-        ("6.0", "6", False),
-        ("", "", True),
+        ("6\n", "6", True), ("6  \n7\n\n", "6\n7", True), ("6\r\n7", "6\n7", True), ("6\n\n7", "6\n7", False),
+        (" 6", "6", False), ("6.0", "6", False), ("", "", True),
     ],
-)
+)  # fmt: skip
 def test_lines_are_compared_exactly_but_for_their_ends(output, expected, same):
     assert same_text(output.encode(), expected.encode()) is same
 
@@ -207,11 +181,6 @@ def test_tests_that_cannot_be_run_are_refused_by_name(tests, columns, told):
     assert str(error.value).endswith("Name another column: reward.code.tests=COLUMN.")
 
 
-def test_a_column_that_is_missing_is_said_with_those_that_are_there():
-    with refuses("p/1", DataError, names="test_list"):
-        read_tests(Problem("p/1", "", "", extra={"test_list": MBPP, "code": ""}), Code())
-
-
 def test_tests_of_all_problems_are_read_before_a_run(tmp_path):
     records = [{"question": "Double it.", "tests": MBPP}, {"question": "Halve it."}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -220,6 +189,8 @@ def test_tests_of_all_problems_are_read_before_a_run(tmp_path):
     task = make_task(config.task)
     with refuses("records/held-out/1", DataError, names="column"):
         gold_check.check(config, task, task.test())
+    with refuses("p/1", DataError, names="test_list, code"):
+        read_tests(Problem("p/1", "", "", extra={"test_list": MBPP, "code": ""}), Code())
 
 
 def test_a_fault_of_the_tests_is_found_before_a_run(scorer):
@@ -231,37 +202,26 @@ def test_a_fault_of_the_tests_is_found_before_a_run(scorer):
 def test_a_machine_that_cannot_hold_programs_in_refuses_them(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", python_without("LANDLOCK_CREATE_RULESET", tmp_path))
     overrides = ["reward.weights={code: 1.0}"]
-    with refuses("reward.weights.code", names="machine"):
-        make.check(resolve(None, None, overrides))
-    with refuses("reward.weights.code", names="machine"):
-        scorer_of(*overrides)
+    for make_one in (lambda: make.check(resolve(None, None, overrides)), lambda: scorer_of(*overrides)):
+        with refuses("reward.weights.code", names="without Landl"):
+            make_one()
     make.check(resolve(None, None, [*overrides, "reward.code.unsafe=true"]))
     monkeypatch.setattr(sys, "executable", python_without("UNSHARE", tmp_path))
-    with refuses("reward.code.command", names="program"):
+    with refuses("reward.code.command"):
         make.check(resolve(None, None, [*overrides, "reward.code.command=sh program", "reward.code.unsafe=true"]))
 
 
-def test_octet_score_needs_tests_in_place_of_an_answer(tmp_path, capsys):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"completion": RIGHT, "tests": MBPP}) + "\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["score", str(tmp_path / "a.jsonl"), "reward.weights={code: 1.0}"])
-    assert ended.value.code in (0, None)
-    assert json.loads(capsys.readouterr().out)["code"] == 1.0
-
-
-def test_two_problems_of_one_name_have_their_own_tests(tmp_path, capsys):
+def test_octet_score_needs_tests_in_place_of_an_answer_and_two_of_one_name_have_their_own(tmp_path, capsys):
     records = [{"id": "a", "completion": RIGHT, "tests": f"assert double(1) == {number}"} for number in (3, 2)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    with pytest.raises(SystemExit):
-        main(["score", str(tmp_path / "a.jsonl"), "reward.weights={code: 1.0}"])
+    assert octet("score", tmp_path / "a.jsonl", "reward.weights={code: 1.0}") == 0
     assert [json.loads(line)["code"] for line in capsys.readouterr().out.splitlines()] == [0.0, 1.0]
 
 
 def test_octet_reward_test_takes_labelled_programs(tmp_path, capsys):
     records = [{"completion": text, "right": text == RIGHT, "tests": MBPP} for text in (RIGHT, PARTLY)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    with pytest.raises(SystemExit) as ended:
-        main(["reward", "test", "--labelled", str(tmp_path / "a.jsonl"), "reward.weights={code: 1.0}"])
+    status = octet("reward", "test", "--labelled", tmp_path / "a.jsonl", "reward.weights={code: 1.0}")
     told = capsys.readouterr().out
-    assert ended.value.code in (0, None), told
+    assert status == 0, told
     assert "nothing found: every right text is paid and no wrong one" in told

@@ -95,12 +95,9 @@ def test_accents_are_an_option(setting, worth):
     assert scorer.score(prompt, [answer("#### Brasilia")]).scores[0].reward == worth
 
 
-def test_text_is_compared_as_text():
+def test_text_is_compared_as_text_and_letters_may_be_small_in_the_data():
     apollo = replace(PROMPT, problem=replace(PROBLEM, gold="Apollo 11"))
     assert [value("correct", text, prompt=apollo) for text in ("#### Apollo 11", "#### 11")] == [1.0, 0.0]
-
-
-def test_letters_may_be_small_in_the_data():
     small = replace(PROMPT, problem=replace(PROBLEM, gold="c"))
     assert value("correct", "Answer: C", "prompt.style=letter", prompt=small) == 1.0
 
@@ -113,39 +110,29 @@ def test_overlong_falls_over_the_buffer(tokens, expected):
 def test_overlong_with_a_buffer_of_its_own():
     settings = ("rollout.max_new_tokens=100", "reward.overlong_buffer=50")
     assert value("overlong", "x", *settings, tokens=75) == pytest.approx(-0.5)
-    with refuses("reward.overlong_buffer", names="101"):
+    with refuses("reward.overlong_buffer", names=20):
         value("overlong", "x", "rollout.max_new_tokens=100", "reward.overlong_buffer=101")
 
 
-def test_overlong_counts_what_an_environment_said_as_the_limit_does():
+def test_overlong_counts_what_an_environment_said_as_the_limit_does_and_knows_nothing_without_tokens():
     rules = Rules(resolve("nano").reward, "gsm8k", 100)
     told = Completion((1,) * 100, (0.0,) * 100, "x", True, written=(True,) * 50 + (False,) * 49 + (True,))
     assert COMPONENTS["overlong"](read(PROMPT, told, rules), rules) == -1.0
-
-
-def test_overlong_knows_nothing_of_a_text_without_tokens():
     assert value("overlong", "some text", tokens=0) is None
     assert value("overlong", "", tokens=0) == 0.0
 
 
-def test_correct_can_believe_the_lenient_parse():
+def test_settings_of_correct_length_and_repetition():
     assert value("correct", "The answer is 12.", "reward.answer=lenient") == 1.0
-
-
-def test_settings_of_length_and_repetition():
     assert value("length", "xx", "reward.length_band=[1, 2]") == 1.0
     assert value("repetition", "a a", "reward.repetition_words=1") == pytest.approx(-0.5)
 
 
-def test_the_reward_is_the_weighted_sum():
+def test_the_reward_is_the_weighted_sum_of_which_a_missing_part_leaves_nothing_unless_it_does_not_count():
     scorer = scorer_of("reward.weights={correct: 1.0, format: 0.1, length: 0.05}")
     right, wrong = scores_of(scorer, "x" * 60 + "\n#### 12", "#### 13")
-    assert right.reward == pytest.approx(1.15)
-    assert wrong.reward == pytest.approx(0.1)
+    assert (right.reward, wrong.reward) == (pytest.approx(1.15), pytest.approx(0.1))
     assert wrong.components == {"correct": 0.0, "format": 1.0, "length": 0.0}
-
-
-def test_a_missing_part_takes_the_reward_away_unless_it_does_not_count():
     bare = [(PROMPT, answer("#### 12", tokens=0))]
     assert scorer_of("reward.weights={correct: 1, overlong: 1}").scores(bare)[0].reward is None
     assert scorer_of("reward.weights={correct: 1, overlong: 0}").scores(bare)[0].reward == 1.0
@@ -195,7 +182,7 @@ def test_a_hang_scores_nothing_and_is_counted():
 
 def test_symbolic_without_math_verify_says_what_to_install(monkeypatch):
     monkeypatch.setattr(symbolic.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'octet-grpo\[math\]', or write reward.symbolic=false"):
+    with pytest.raises(ConfigError, match=r"octet-grpo\[math\].* reward.symbolic=false"):
         scorer_of("reward.symbolic=true")
 
 
@@ -209,9 +196,6 @@ def test_seconds_of_each_reward_are_measured_and_then_forgotten():
     assert {"time/reward/answers", "time/reward/correct", "time/reward/format"} == set(measured)
     assert all(0 < seconds < 1 and weight == 1 for seconds, weight in measured.values())
     assert scorer.drain() == {}
-
-
-def test_a_meter_keeps_totals_and_shares_apart():
     meter = Meter()
     for missing in (True, False, False, False):
         meter.add("missing", missing, 1)
@@ -242,15 +226,11 @@ class Echo:
         yield from ((index, [answer("#### 12")] * sampling.group) for index in range(len(prompts)))
 
 
-def test_several_groups_are_scored_at_once_where_a_grader_wants_it():
+def test_several_groups_are_scored_at_once_where_a_grader_wants_it_and_a_verifier_asks_nobody():
     scorer = Scorer(scorer_of().rules, [Meeting()])
     groups = collect(Echo(), scorer, [PROMPT] * 4, Sampling(2, 1.0, 8, 0))
     assert [score.components["meeting"] for group in groups for score in group.scores] == [1.0] * 8
-
-
-def test_a_verifier_asks_nobody():
-    verifier = Scorer(scorer_of().rules, [Meeting()]).verifier()
-    assert scores_of(verifier, "#### 12")[0].components == {"correct": 1.0}
+    assert scores_of(scorer.verifier(), "#### 12")[0].components == {"correct": 1.0}
 
 
 def test_evaluation_in_the_loop_uses_the_verifier(monkeypatch):
