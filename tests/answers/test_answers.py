@@ -96,18 +96,9 @@ DRESSES = [
 ]  # fmt: skip
 MINUSES = ["-", "\u2212", "\u2013", "- ", "minus ", "negative "]
 MONEY = [
-    "{}${}",
-    "${}{}",
-    "\\${}{}",
-    "$\\${}{}$",
-    "{}\\${}",
-    "€{}{}",
-    "{}£ {}",
-    "{}US${}",
-    "USD {}{}",
-    "**${}{}** in all",
+    "{}${}", "${}{}", "\\${}{}", "$\\${}{}$", "{}\\${}", "€{}{}", "{}£ {}", "{}US${}", "USD {}{}", "**${}{}** in all",
     "{}{}€",
-]
+]  # fmt: skip
 
 
 def grouped(value: int, comma: str) -> str:
@@ -141,13 +132,8 @@ def test_a_decimal_in_any_dress_is_read_back(value: int, places: int, dress: str
 
 
 FRACTIONS = [
-    "{}/{}",
-    "{} / {}",
-    "\\frac{{{}}}{{{}}}",
-    "\\dfrac{{{}}}{{{}}}",
-    "\\tfrac {{{}}} {{{}}}",
-    "\\cfrac{{{}}}{{{}}}",
-]
+    "{}/{}", "{} / {}", "\\frac{{{}}}{{{}}}", "\\dfrac{{{}}}{{{}}}", "\\tfrac {{{}}} {{{}}}", "\\cfrac{{{}}}{{{}}}",
+]  # fmt: skip
 
 
 @given(INTEGERS, st.integers(1, 10**9), st.sampled_from(FRACTIONS), st.sampled_from(["-", "\u2212", "- "]))

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[SymbolicPool]:
-    with SymbolicPool(deadline_s=20.0) as pool:
+    with closing(SymbolicPool(deadline_s=20.0)) as pool:
         yield pool
 
 
@@ -63,45 +64,21 @@ def is_gone(pid: int) -> bool:
 @pytest.mark.parametrize(
     "answer, gold",
     [
-        ("x+1", "1+x"),
-        ("\\frac{1}{2}", "0.5"),
-        ("(x+1)^2", "x^2+2x+1"),
-        ("\\sqrt{8}", "2\\sqrt{2}"),
-        ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}"),
-        ("x/2", "\\frac{x}{2}"),
-        ("2^{10}", "1024"),
+        ("x+1", "1+x"), ("\\frac{1}{2}", "0.5"), ("(x+1)^2", "x^2+2x+1"), ("\\sqrt{8}", "2\\sqrt{2}"),
+        ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}"), ("x/2", "\\frac{x}{2}"), ("2^{10}", "1024"),
         ("\\sin^2 x + \\cos^2 x", "1"),
         ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix}1\\\\\\frac{4}{2}\\end{pmatrix}"),
-        ("[1, 2^2)", "[1, 4)"),
-        ("x > 5", "(5, \\infty)"),
-        ("x+1\n", "1\n+x"),
-        ("2A+a", "a+2A"),
-        ("\\log_2 8", "3"),
-        ("x=2,y=3", "(2,3)"),
-        ("\\{x+1,2\\}", "\\{2,1+x\\}"),
-        ("i^2", "-1"),
-        ("2+i", "i+2"),
-        ("0.\\overline{3}", "1/3"),
-        ("xy", "yx"),
-        ("x=2\\sqrt2=\\sqrt8", "\\sqrt8"),
-        ("y=1+x", "x+1"),
-        ("x+y", "z=y+x"),
-        ("f'(x)=2x+1", "f'(x)=1+2x"),
-        ("\\Delta + \\delta", "\\delta + \\Delta"),
-        ("\\frac\\pi2", "\\frac{\\pi}{2}"),
-        ("\\large x+1", "1+x"),
-        ("5m+x", "x+5m"),
-        ("\\sqrt{2}\\text{ m}", "\\sqrt2"),
-        ("\\sqrt8 cm", "2\\sqrt2"),
-        ("3+2i", "2i+3"),
-        ("\\angle CBA", "\\angle ABC"),
-        ("5x-6=x^2", "x^2-5x+6=0"),
-        ("y-2x=3", "y=2x+3"),
-        ("\\theta=\\frac{2\\pi}{8}", "\\frac{\\pi}{4}"),
-        ("\\sqrt8 \\approx 2.83", "2\\sqrt2"),
+        ("[1, 2^2)", "[1, 4)"), ("x > 5", "(5, \\infty)"), ("x+1\n", "1\n+x"), ("2A+a", "a+2A"), ("\\log_2 8", "3"),
+        ("x=2,y=3", "(2,3)"), ("\\{x+1,2\\}", "\\{2,1+x\\}"), ("i^2", "-1"), ("2+i", "i+2"),
+        ("0.\\overline{3}", "1/3"), ("xy", "yx"), ("x=2\\sqrt2=\\sqrt8", "\\sqrt8"), ("y=1+x", "x+1"),
+        ("x+y", "z=y+x"), ("f'(x)=2x+1", "f'(x)=1+2x"), ("\\Delta + \\delta", "\\delta + \\Delta"),
+        ("\\frac\\pi2", "\\frac{\\pi}{2}"), ("\\large x+1", "1+x"), ("5m+x", "x+5m"),
+        ("\\sqrt{2}\\text{ m}", "\\sqrt2"), ("\\sqrt8 cm", "2\\sqrt2"), ("3+2i", "2i+3"),
+        ("\\angle CBA", "\\angle ABC"), ("5x-6=x^2", "x^2-5x+6=0"), ("y-2x=3", "y=2x+3"),
+        ("\\theta=\\frac{2\\pi}{8}", "\\frac{\\pi}{4}"), ("\\sqrt8 \\approx 2.83", "2\\sqrt2"),
         ("x=\\frac{\\sqrt2}{2}\\approx 0.707", "\\frac{1}{\\sqrt2}"),
     ],
-)
+)  # fmt: skip
 def test_equal_mathematics(shared: SymbolicPool, answer: str, gold: str) -> None:
     assert shared.equal(answer, gold)
 
@@ -109,62 +86,21 @@ def test_equal_mathematics(shared: SymbolicPool, answer: str, gold: str) -> None
 @pytest.mark.parametrize(
     "answer, gold",
     [
-        ("x+1", "x+2"),
-        ("x", "y"),
-        ("\\sqrt{2}", "2"),
-        ("1.414214", "\\sqrt{2}"),
-        ("[1, 4]", "[1, 4)"),
-        ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix} 2 \\\\ 1 \\end{pmatrix}"),
-        ("101_3", "101_2"),
-        ("101_2", "101"),
-        ("\\{1,2\\}", "(1,2)"),
-        ("1,2", "(1,2)"),
-        ("18 \\quad 20", "38"),
-        ("18 20", "38"),
-        ("2A", "2a"),
-        ("2A+a", "A+2a"),
-        ("18{20}", "38"),
-        ("{18}{20}", "38"),
-        ("\\Delta", "\\delta"),
-        ("2\\Delta x", "2\\delta x"),
-        ("f'(x)", "f(x)"),
-        ("f''(x)", "f'(x)"),
-        ("\\sqrt2=\\sqrt3", "\\sqrt3"),
-        ("x+1=x+2", "x+2"),
-        ("x+2", "x+1=x+2"),
-        ("x^2+y^2=2\\pi", "2\\pi"),
-        ("x=y", "x"),
-        ("2x=18", "18"),
-        *((f"5{letter}", "5") for letter in "mgshltdc"),
-        ("5ab", "5"),
-        ("x=5m", "5"),
-        ("x+5m", "x+5"),
-        ("\\sqrt{2}g", "\\sqrt2"),
-        ("\\sqrt{2}\\quad\\sqrt3", "\\sqrt6"),
-        ("\\angle ABC", "\\angle ACB"),
-        ("\\triangle ABC", "\\triangle BAC"),
-        ("A^TB", "B^TA"),
-        ("A^{-1}B", "BA^{-1}"),
-        ("0", "x^2-5x+6=0"),
-        ("2x=4", "x=4"),
-        ("a^2=4", "a=4"),
-        ("x=\\sqrt2", "y=\\sqrt2"),
-        ("x^2=2\\pi", "2\\pi"),
-        ("3:2", "1.5"),
-        ("4:6", "2:3"),
-        ("3:30", "1:10"),
-        ("6\\colon 4", "3\\colon 2"),
-        ("x:y", "\\frac{x}{y}"),
-        ("\\frac{7}{2}\\text{ p.m.}", "3.5\\text{ a.m.}"),
-        ("7 a.m.", "7 p.m."),
-        ("on", "no"),
-        ("n", "N"),
-        ("\\frac{1}{0}", "0"),
-        ("\\frac{", "\\frac{1}{2}x"),
-        ("\\ud800^2", "x^2"),
-        ("", "x^2"),
+        ("x+1", "x+2"), ("x", "y"), ("\\sqrt{2}", "2"), ("1.414214", "\\sqrt{2}"), ("[1, 4]", "[1, 4)"),
+        ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix} 2 \\\\ 1 \\end{pmatrix}"), ("101_3", "101_2"),
+        ("101_2", "101"), ("\\{1,2\\}", "(1,2)"), ("1,2", "(1,2)"), ("18 \\quad 20", "38"), ("18 20", "38"),
+        ("2A", "2a"), ("2A+a", "A+2a"), ("18{20}", "38"), ("{18}{20}", "38"), ("\\Delta", "\\delta"),
+        ("2\\Delta x", "2\\delta x"), ("f'(x)", "f(x)"), ("f''(x)", "f'(x)"), ("\\sqrt2=\\sqrt3", "\\sqrt3"),
+        ("x+1=x+2", "x+2"), ("x+2", "x+1=x+2"), ("x^2+y^2=2\\pi", "2\\pi"), ("x=y", "x"), ("2x=18", "18"),
+        *((f"5{letter}", "5") for letter in "mgshltdc"), ("5ab", "5"), ("x=5m", "5"), ("x+5m", "x+5"),
+        ("\\sqrt{2}g", "\\sqrt2"), ("\\sqrt{2}\\quad\\sqrt3", "\\sqrt6"), ("\\angle ABC", "\\angle ACB"),
+        ("\\triangle ABC", "\\triangle BAC"), ("A^TB", "B^TA"), ("A^{-1}B", "BA^{-1}"), ("0", "x^2-5x+6=0"),
+        ("2x=4", "x=4"), ("a^2=4", "a=4"), ("x=\\sqrt2", "y=\\sqrt2"), ("x^2=2\\pi", "2\\pi"), ("3:2", "1.5"),
+        ("4:6", "2:3"), ("3:30", "1:10"), ("6\\colon 4", "3\\colon 2"), ("x:y", "\\frac{x}{y}"),
+        ("\\frac{7}{2}\\text{ p.m.}", "3.5\\text{ a.m.}"), ("7 a.m.", "7 p.m."), ("on", "no"), ("n", "N"),
+        ("\\frac{1}{0}", "0"), ("\\frac{", "\\frac{1}{2}x"), ("\\ud800^2", "x^2"), ("", "x^2"),
     ],
-)
+)  # fmt: skip
 def test_different_mathematics(shared: SymbolicPool, answer: str, gold: str) -> None:
     assert not shared.equal(answer, gold)
 
@@ -184,21 +120,17 @@ def test_text_is_data_and_never_code(shared: SymbolicPool, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "answer, gold",
     [
-        ("18", "19"),
-        ("0.333333", "\\frac{1}{3}"),
-        ("C", "D"),
-        ("yes", "no"),
-        ("5 apples and 3 left", "5"),
+        ("18", "19"), ("0.333333", "\\frac{1}{3}"), ("C", "D"), ("yes", "no"), ("5 apples and 3 left", "5"),
         ("x" * 500, "x+1"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_mathematics_or_already_decided_is_not_asked(answer: str, gold: str) -> None:
     assert not is_worth_asking(answer, gold)
 
 
 def test_no_child_is_started_before_one_is_needed() -> None:
     before = children()
-    with SymbolicPool(workers=3) as pool:
+    with closing(SymbolicPool(workers=3)) as pool:
         assert pool.equal("0.5", "\\frac{1}{2}")
         assert not pool.equal("18", "19")
         assert children() == before
@@ -213,7 +145,7 @@ def test_no_child_is_started_before_one_is_needed() -> None:
 
 def test_a_hang_costs_one_deadline_scores_false_and_the_pool_goes_on() -> None:
     before = children()
-    with SymbolicPool(deadline_s=8.0) as pool:
+    with closing(SymbolicPool(deadline_s=8.0)) as pool:
         assert pool.equal("x+1", "1+x")
         (first,) = children() - before
         assert not pool.equal(HANGS, "1")
@@ -226,7 +158,7 @@ def test_a_hang_costs_one_deadline_scores_false_and_the_pool_goes_on() -> None:
 
 def test_what_a_comparison_came_to_is_remembered_but_not_that_a_child_died() -> None:
     before = children()
-    with SymbolicPool(deadline_s=8.0) as pool:
+    with closing(SymbolicPool(deadline_s=8.0)) as pool:
         assert not any(pool.equal(HANGS, "1") for _ in range(4))
         assert pool.hangs == 1
         for text in ("x+1", "1+x"):
@@ -235,11 +167,12 @@ def test_what_a_comparison_came_to_is_remembered_but_not_that_a_child_died() -> 
         os.kill(child, signal.SIGKILL)
         wait_until(lambda: is_gone(child))
         assert pool.equal("x+1", "1+x")
-        assert [pool.equal("x+2", "2+x"), pool.equal("x+2", "2+x")] == [False, True]
+        assert [pool.equal("x+2", "2+x"), pool.equal("x+2", "2+x")] == [False, True]  # another child
+        assert (pool.hangs, pool.children.failures) == (1, 1)
 
 
 def test_a_hang_in_one_child_does_not_hold_up_the_other() -> None:
-    with SymbolicPool(workers=2, deadline_s=8.0) as pool:
+    with closing(SymbolicPool(workers=2, deadline_s=8.0)) as pool:
         hanging = threading.Thread(target=pool.equal, args=(HANGS, "1"))
         hanging.start()
         assert pool.equal("x+1", "1+x")
@@ -251,7 +184,7 @@ def test_a_hang_in_one_child_does_not_hold_up_the_other() -> None:
 def test_the_signal_of_a_cluster_is_not_for_children() -> None:
     """Slurm sends it to every process of a run. A child that died of it would call a right answer wrong."""
     before = children()
-    with SymbolicPool() as pool:
+    with closing(SymbolicPool()) as pool:
         assert pool.equal("x+1", "1+x")
         (child,) = children() - before
         os.kill(child, signal.SIGUSR1)
@@ -262,7 +195,7 @@ def test_the_signal_of_a_cluster_is_not_for_children() -> None:
 def test_a_child_killed_in_the_middle_of_a_call_is_counted_and_replaced() -> None:
     before = children()
     results = []
-    with SymbolicPool(deadline_s=30.0) as pool:
+    with closing(SymbolicPool(deadline_s=30.0)) as pool:
         assert pool.equal("x+1", "1+x")
         (child,) = children() - before
         asking = threading.Thread(target=lambda: results.append(pool.equal(HANGS, "1")))
@@ -272,18 +205,6 @@ def test_a_child_killed_in_the_middle_of_a_call_is_counted_and_replaced() -> Non
         asking.join(timeout=60)
         assert results == [False]
         assert (pool.hangs, pool.children.failures) == (0, 1)
-        assert pool.equal("x+2", "2+x")
-
-
-def test_a_child_that_died_between_calls_is_counted_and_replaced() -> None:
-    before = children()
-    with SymbolicPool() as pool:
-        assert pool.equal("x+1", "1+x")
-        (child,) = children() - before
-        os.kill(child, signal.SIGKILL)
-        wait_until(lambda: is_gone(child))
-        assert not pool.equal("x+2", "2+x")
-        assert pool.children.failures == 1
         assert pool.equal("x+2", "2+x")
 
 
@@ -321,7 +242,7 @@ def test_no_child_outlives_its_parent(way: str) -> None:
 
 def test_a_child_has_neither_torch_nor_a_gpu(shared: SymbolicPool) -> None:
     before = children()
-    with SymbolicPool() as pool:
+    with closing(SymbolicPool()) as pool:
         assert pool.equal("x+1", "1+x")
         (child,) = children() - before
         libraries = Path(f"/proc/{child}/maps").read_text()

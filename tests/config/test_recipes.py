@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -57,9 +56,11 @@ def test_a_recipe_goes_over_every_preset(recipe, preset, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", NAMES)
-def test_a_recipe_leaves_the_hardware_to_the_preset(recipe):
+def test_a_recipe_leaves_the_hardware_to_the_preset_and_says_where_it_comes_from(recipe):
     assert {*fields()} >= HARDWARE
     assert not HARDWARE & layer(recipe).keys()
+    head = (RECIPES / f"{recipe}.yaml").read_text().partition("\n")[0]
+    assert any(source in head for source in ("arXiv 2", "Write-up", "Williams")), head
 
 
 SHAPED = ("format", "length", "overlong", "repetition", "think_tags", "judge")
@@ -80,30 +81,18 @@ IDLE += ["task.name=records task.path=x task.answer=none", "rollout.dead_by=rewa
 @pytest.mark.parametrize("settings", IDLE)
 def test_what_a_preset_says_of_dead_groups_gives_way_where_it_can_do_nothing(settings):
     assert resolve("8gb", None, settings.split()).rollout.dead_by == ("reward" if settings else "correct")
-
-
-def test_a_program_that_passes_its_tests_is_right_without_a_gold_answer():
-    settings = ["task.name=records", "task.path=x", "task.answer=none", "reward.weights={code: 1}"]
+    settings = [
+        "task.name=records",
+        "task.path=x",
+        "task.answer=none",
+        "reward.weights={code: 1}",
+    ]  # tests say what is right
     assert resolve("8gb", None, settings).rollout.dead_by == "correct"
 
 
-@pytest.mark.parametrize("recipe", NAMES)
-def test_a_recipe_says_where_it_comes_from(recipe):
-    head = (RECIPES / f"{recipe}.yaml").read_text().partition("\n")[0]
-    assert any(source in head for source in ("arXiv 2", "Write-up", "Williams")), head
-
-
 def test_the_command_line_takes_a_recipe_and_still_wins():
-    command = [
-        sys.executable,
-        "train.py",
-        "--preset",
-        "8gb",
-        "--recipe",
-        "dapo",
-        "--dry-run",
-        "algorithm.clip_high=0.3",
-    ]
+    options = ["--preset", "8gb", "--recipe", "dapo", "--dry-run", "algorithm.clip_high=0.3"]
+    command = [sys.executable, "train.py", *options]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=240).stdout
     settings = yaml.safe_load(printed)
     assert (settings["algorithm"]["clip_high"], settings["rollout"]["dead_groups"]) == (0.3, "refill")
@@ -114,35 +103,17 @@ SOME = ("dapo", "full_finetune", "star")
 STARTED = [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
-@pytest.fixture(scope="module")
-def started(tmp_path_factory):
-    """Two steps of a recipe, by its name, from the first line of the command to its last: each is made once."""
-    folder = tmp_path_factory.mktemp("recipes")
-
-    def start(recipe: str) -> Path:
-        if not (folder / recipe).exists():
-            train(folder, "--preset", "nano", "--recipe", recipe, *small(recipe), f"run.dir={recipe}")
-        return folder / recipe
-
-    return start
-
-
 @pytest.mark.parametrize("recipe", STARTED)
-def test_a_recipe_trains_the_embedded_model(recipe, started):
-    folder = started(recipe)
+def test_a_recipe_trains_the_embedded_model_and_what_it_asks_for_is_measured(recipe, tmp_path):
+    train(tmp_path, "--preset", "nano", "--recipe", recipe, *small(recipe), f"run.dir={recipe}")
+    folder = tmp_path / recipe
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert all(math.isfinite(value) for step in steps for value in step.values())
     assert all(step["grad_norm"] > 0 and step["skipped"] == 0 for step in steps[1:])
     assert (folder / "warmup/verdict.json").is_file() == (resolved(recipe).warmup.steps > 0)
     assert (folder / "verdict.json").is_file()
-
-
-@pytest.mark.parametrize("recipe", STARTED)
-def test_what_a_recipe_asks_for_is_measured(recipe, started):
-    """A setting without an effect on a run is not in its log either."""
-    algorithm = resolved(recipe).algorithm
-    step = json.loads((started(recipe) / "metrics.jsonl").read_text().splitlines()[-1])
+    algorithm, step = resolved(recipe).algorithm, steps[-1]  # a setting without an effect is not in the log either
     assert ("kl" in step) == ("kl_coef" in step) == (algorithm.kl.coef > 0)
     assert ("gradreg/first_norm" in step) == (algorithm.gradreg.strength > 0)
     assert (step["ratio/max"] > 1 + 1e-4) == (algorithm.minibatches * algorithm.epochs > 1)

@@ -12,15 +12,8 @@ import yaml
 from scripts import make_configuration_page
 from tests.conftest import ROOT, refuses
 from trainer.config import command_line, ds_config
-from trainer.config.command_line import (
-    PRESETS,
-    RECIPES,
-    argument_parser,
-    choose_preset,
-    names_in,
-    parse_command_line,
-    resolve,
-)
+from trainer.config.arguments import PRESETS, RECIPES, argument_parser, names_in
+from trainer.config.command_line import choose_preset, parse_command_line, resolve
 from trainer.config.settings import Algorithm, fields, is_section
 from trainer.errors import ConfigError
 from trainer.machine.hardware import Gpu, Hardware
@@ -35,11 +28,8 @@ def test_later_layers_win(tmp_path):
     assert settings.algorithm.clip_high == 0.28  # command line over recipe
 
 
-def test_numbers_without_a_dot_are_numbers():
+def test_numbers_need_no_dot_and_a_home_folder_is_found_behind_an_equals_sign():
     assert resolve("8gb", None, ["algorithm.lr=2e-5"]).algorithm.lr == 2e-5
-
-
-def test_a_home_folder_is_found_behind_an_equals_sign():
     assert resolve("nano", None, ["task.name=gsm8k", "task.data_dir=~/x"]).task.data_dir == Path.home() / "x"
 
 
@@ -52,10 +42,11 @@ def test_one_weight_can_be_changed_and_the_others_stay():
     assert resolve("nano", "dapo").reward.weights == {"correct": 1.0, "overlong": 0.5}
 
 
-def test_steps_displace_the_epochs_of_the_preset():
+def test_steps_displace_the_epochs_of_the_preset_and_epochs_become_steps():
     settings = resolve("8gb", None, ["run.steps=7"])
     assert (settings.run.steps, settings.run.epochs) == (7, None)
     assert settings.total_steps(train_problems=1000) == 7
+    assert resolve("8gb", None, ["run.epochs=2", "rollout.problems=8"]).total_steps(train_problems=100) == 25
 
 
 @pytest.mark.parametrize(
@@ -84,14 +75,10 @@ def test_spaces_around_a_value_are_left_out_unless_it_is_quoted():
     assert resolve("8gb", None, [" reward.weights.format= 0"]).reward.weights["format"] == 0
 
 
-def test_epochs_become_steps():
-    settings = resolve("8gb", None, ["run.epochs=2", "rollout.problems=8"])
-    assert settings.total_steps(train_problems=100) == 25
-
-
-def test_a_resolved_configuration_is_frozen():
+def test_a_resolved_configuration_is_frozen_and_its_yaml_plain():
     with pytest.raises(ValueError, match="frozen"):
         resolve("nano").run.seed = 3
+    assert yaml.safe_load(resolve("nano").to_yaml())["model"]["name"] == "nano"
 
 
 @pytest.mark.parametrize(
@@ -113,11 +100,8 @@ def test_the_hardware_chooses_and_says_why(machine, preset):
     assert str(machine) in why
 
 
-def test_what_the_user_names_needs_no_reason():
+def test_options_and_settings_may_be_mixed_and_what_the_user_names_needs_no_reason():
     assert parse_command_line(["--preset", "8gb"]).reason == ""
-
-
-def test_options_and_settings_may_be_mixed():
     request = parse_command_line(["run.seed=3", "--preset", "nano", "--dry-run", "run.steps=2", "--local_rank=0"])
     assert (request.config.run.seed, request.config.run.steps, request.dry_run) == (3, 2, True)
 
@@ -175,9 +159,6 @@ def test_a_ds_config_must_not_set_what_has_another_home(tmp_path, key):
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}, key: 1}))
     with refuses("engine.ds_config", names=ds_config.ELSEWHERE[key]):
         ds_config.read(str(path))
-
-
-def test_an_unknown_ds_config_names_the_real_ones():
     with refuses("engine.ds_config", names="zero2_offload"):
         ds_config.read("zero9")
 
@@ -222,10 +203,6 @@ def test_help_names_the_presets_and_the_recipes():
     told = " ".join(argument_parser().format_help().split())
     assert "8gb, 8gb-4b, cluster, nano" in told
     assert "on top: cispo, dapo, distill, dr_grpo" in told
-
-
-def test_yaml_of_a_run_is_plain():
-    assert yaml.safe_load(resolve("nano").to_yaml())["model"]["name"] == "nano"
 
 
 WARMUPS = ["", "warmup.from=samples warmup.rounds=2", "warmup.then=merged", "warmup.every=2 warmup.patience=1"]

@@ -72,28 +72,19 @@ def test_the_verifier_is_mixed_in_by_its_weight(policy, settings, worth):
     torch.testing.assert_close(mixed, alone + 2 * verified, atol=1e-6, rtol=1e-5)
 
 
-def test_no_group_is_dead_to_a_teacher():
-    assert not resolve("nano", None, DISTILL).drops_dead_groups
-    assert resolve("nano").drops_dead_groups
-
-
 @pytest.mark.parametrize(
     ("settings", "shares"),
     [
-        (["teacher.name=null"], True),
-        ([], True),
-        (["model.quantize=nf4"], False),
-        (["model.quantize=nf4", "teacher.quantize=nf4"], True),
-        (["teacher.name=other"], False),
-        (["teacher.revision=old"], False),
-        (["lora.enabled=false"], False),
-        (["lora.init=pissa"], False),
+        (["teacher.name=null"], True), ([], True), (["model.quantize=nf4"], False),
+        (["model.quantize=nf4", "teacher.quantize=nf4"], True), (["teacher.name=other"], False),
+        (["teacher.revision=old"], False), (["lora.enabled=false"], False), (["lora.init=pissa"], False),
     ],
-)
+)  # fmt: skip
 def test_an_adapter_shares_the_base_that_it_is_of(settings, shares):
     config = resolve("nano", None, [*DISTILL, "teacher.adapter=x", *settings])
     assert config.shares_base is shares
     assert (config.teacher_model is None) is shares
+    assert not config.drops_dead_groups  # no group is dead to a teacher
 
 
 def test_after_a_warm_up_that_is_merged_the_teacher_keeps_its_base(tmp_path):

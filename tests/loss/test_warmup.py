@@ -66,8 +66,12 @@ def assert_same(found: dict, expected: dict) -> None:
 
 
 def test_loss_and_gradient_are_those_of_torchs_cross_entropy(model):
+    assert_learned_from(model, of_torch(model))
+
+
+def of_torch(model) -> torch.Tensor:
     inputs, labels = padded()
-    assert_learned_from(model, cross_entropy(model(inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()))
+    return cross_entropy(model(inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
 def assert_learned_from(model, loss: torch.Tensor) -> None:
@@ -82,10 +86,7 @@ def assert_learned_from(model, loss: torch.Tensor) -> None:
 def test_the_loss_of_held_out_solutions_is_that_of_the_tokens_that_the_model_writes(model):
     measured = SimpleNamespace(measure=LogProbs(model, 1.0, flat=False))
     updater = Updater(measured, SETTINGS, "cpu", Packer(30, 0, flat=False), shrinker=None, kl=None)
-    inputs, labels = padded()
-    with torch.no_grad():
-        expected = cross_entropy(model(inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-    assert updater.held_out_loss(ROWS) == pytest.approx(expected.item(), rel=1e-6)
+    assert updater.held_out_loss(ROWS) == pytest.approx(of_torch(model).item(), rel=1e-6)
 
 
 def test_trls_sft_trainer_has_the_same_loss_and_gradient(model, tmp_path):

@@ -67,16 +67,13 @@ def test_problems_are_the_same_on_every_machine():
         assert hashlib.sha256(text.encode()).hexdigest()[:16] == "a9e4c2be57e503f8"
 
 
-def test_another_seed_gives_other_problems_and_keeps_the_split():
-    other = NanoTask(seed=1)
-    assert other.train()[0].question != train()[0].question
-    assert not {p.question for p in other.train()} & {p.question for p in held_out()}
-
-
-def test_no_question_twice_and_none_in_both_splits():
+def test_no_question_twice_and_none_in_both_splits_whatever_the_seed():
     questions = [p.question for p in train() + held_out()]
     assert len(held_out()) >= 1024
     assert len(set(questions)) == len(questions)
+    other = NanoTask(seed=1)
+    assert other.train()[0].question != train()[0].question
+    assert not {p.question for p in other.train()} & {p.question for p in held_out()}
 
 
 @pytest.mark.parametrize("split", [train, held_out])
@@ -111,12 +108,8 @@ def test_every_gold_is_the_result_of_its_own_working():
 # --- tokenizer
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_tokenizer_gives_the_text_back(text):
-    assert tokenizer().decode(tokenizer()(text)["input_ids"]) == text
-
-
-def test_loaded_tokenizer_agrees_with_its_own_file():
+def test_tokenizer_gives_the_text_back_and_agrees_with_its_own_file():
+    assert [tokenizer().decode(tokenizer()(text)["input_ids"]) for text in TEXTS] == TEXTS
     raw = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     texts = TEXTS + [p.question + "\n" + p.solution for p in held_out()] + [chat(TEXTS[0])]
     assert tokenizer()(texts)["input_ids"] == [encoding.ids for encoding in raw.encode_batch(texts)]
@@ -131,14 +124,11 @@ def test_special_tokens():
     assert tokenizer().tokenize("2026 + 7") == ["2", "0", "2", "6", "Ġ+", "Ġ", "7"], "every digit is one token"
 
 
-def test_chat_template_is_chatml():
+def test_chat_template_is_chatml_and_every_worked_solution_fits_into_the_new_tokens():
     messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "#### 4"}]
     closed = tokenizer().apply_chat_template(messages, tokenize=False)
     assert closed == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n#### 4<|im_end|>\n"
     assert chat("2 + 2?") == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_every_worked_solution_fits_into_the_new_tokens():
     texts = [p.solution + "<|im_end|>" for p in train()]
     assert max(len(ids) for ids in tokenizer()(texts)["input_ids"]) <= MAX_NEW_TOKENS
 
@@ -182,12 +172,9 @@ def model():
     return AutoModelForCausalLM.from_pretrained(FOLDER).eval()
 
 
-def test_model_has_the_documented_size():
+def test_model_has_the_documented_size_answers_better_than_chance_and_leaves_room():
     assert sum(p.numel() for p in model().parameters()) == PARAMETERS
     assert f"{PARAMETERS:,}" in (FOLDER / "README.md").read_text()
-
-
-def test_model_answers_better_than_chance_and_leaves_room():
     problems = held_out()[:96]
     inputs = tokenizer()([chat(p.question) for p in problems], return_tensors="pt", padding=True, padding_side="left")
     with torch.inference_mode():

@@ -17,13 +17,10 @@ from trainer.errors import CheckpointError, MergeError
 from trainer.model import lora, merge
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9]])
+PATTERNS = {"rank_pattern": {"q_proj": 4, "layers.1.self_attn.v_proj": 2}, "alpha_pattern": {"q_proj": 32}}
 KINDS = {
     "targets": {"target_modules": ["q_proj", "down_proj"]},
-    "patterns": {
-        "target_modules": ["q_proj", "v_proj"],
-        "rank_pattern": {"q_proj": 4, "layers.1.self_attn.v_proj": 2},
-        "alpha_pattern": {"q_proj": 32},
-    },
+    "patterns": {"target_modules": ["q_proj", "v_proj"], **PATTERNS},
     "output": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},  # of a tied model
     "norm": {"target_modules": ["q_proj"], "modules_to_save": ["norm"]},
     "layers": {"target_modules": ["o_proj"], "layers_to_transform": [1], "layers_pattern": "layers"},

@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.conftest import octet
 from tests.e2e import short_job
 from tests.model.test_variants import advance, assert_close, logits, make_policy, read
 from tests.plan.test_levers import KINDS, base
 from tests.rollout.test_decoder import SOME, assert_greedy_is_generate, move_adapter, prompts, sample
 from trainer.batch.pack import to_tensors
-from trainer.commands import main as cli
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora
 from trainer.loss.logprobs import LogProbs
@@ -160,10 +160,8 @@ def test_the_adapter_is_merged_into_the_clean_base(tiny_model, tmp_path, kind):
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
-    said = short_job.train(
-        folder, "--preset", "nano", *short_job.FEW, "model.quantize=nf4", "run.dir=it", "eval.problems=8"
-    )
-    return folder / "it", said
+    own = ("model.quantize=nf4", "run.dir=it", "eval.problems=8")
+    return folder / "it", short_job.train(folder, "--preset", "nano", *short_job.FEW, *own)
 
 
 def test_a_job_over_a_4_bit_base_says_what_it_compares(job):
@@ -182,11 +180,8 @@ def test_an_adapter_is_evaluated_over_the_clean_base_unless_another_is_asked_for
 ):
     """The run evaluated its adapter over 4 bits, and merged it into the clean base."""
     monkeypatch.chdir(job[0].parent)
-    with pytest.raises(SystemExit) as status:
-        cli.main(["eval", "--adapter", "it/adapter", "--out", str(tmp_path / "out"), "--json", *chosen])
-    assert status.value.code == 0
-    lengths = answers(tmp_path / "out", "adapter")
-    assert lengths == answers(job[0], alike)
+    assert octet("eval", "--adapter", "it/adapter", "--out", tmp_path / "out", "--json", *chosen) == 0
+    assert answers(tmp_path / "out", "adapter") == answers(job[0], alike)
     capsys.readouterr()
 
 

@@ -103,10 +103,10 @@ def test_the_base_is_the_model_before_the_first_update(tiny_model, more):
     assert (logits(policy.model) - trained).abs().max() > 0.01, "and it goes on learning"
 
 
-@pytest.mark.parametrize(
-    "more",
-    [ADAPTERS["pissa"], ADAPTERS["pissa_dora"], ADAPTERS["dora"], "lora.plus_ratio=8", FULL, EIGHT_BIT],
-)
+RESUMED = [ADAPTERS["pissa"], ADAPTERS["pissa_dora"], ADAPTERS["dora"], "lora.plus_ratio=8", FULL, EIGHT_BIT]
+
+
+@pytest.mark.parametrize("more", RESUMED)
 def test_a_resumed_run_is_the_undisturbed_run(tiny_model, tmp_path, more):
     undisturbed = advance(make_policy(tiny_model, more), 0, 1, 2)
     advance(make_policy(tiny_model, more), 0, 1).save(tmp_path)
@@ -173,7 +173,10 @@ def test_a_machine_that_finds_another_principal_part_resumes_with_the_first(tiny
         assert_close(logits(resumed.model), original)
 
 
-def test_dora_trains_the_length_of_each_row(tiny_model):
+def test_dora_trains_the_length_of_each_row_and_rslora_scales_by_the_root_of_the_rank(tiny_model):
+    for rslora, scale in ((False, 8 / 16), (True, 8 / 4)):
+        model = lora.add_adapter(read(tiny_model), Lora(r=16, alpha=8, rslora=rslora))
+        assert model.base_model.model.model.layers[0].self_attn.q_proj.scaling == {"default": scale}
     names = lora.trainable(lora.add_adapter(read(tiny_model), Lora(dora=True)))
     layers = {name.partition(".lora_")[0] for name in names}
     assert {f"{layer}.lora_magnitude_vector.default.weight" for layer in layers} <= set(names)
@@ -199,12 +202,6 @@ def test_in_bf16_the_principal_part_loses_nothing(tiny_model, init):
             whole = weights[name.removeprefix("base_model.model.")].float()
             error = (rest + layer.float().get_delta_weight("default") - whole).abs()
             assert (error <= rest.abs() * 2**-8 + 1e-6).all(), name
-
-
-def test_rslora_scales_by_the_root_of_the_rank(tiny_model):
-    for rslora, scale in ((False, 8 / 16), (True, 8 / 4)):
-        model = lora.add_adapter(read(tiny_model), Lora(r=16, alpha=8, rslora=rslora))
-        assert model.base_model.model.model.layers[0].self_attn.q_proj.scaling == {"default": scale}
 
 
 def test_a_fresh_whole_model_is_its_own_base_and_later_its_weights_are_read_again(tiny_model, tmp_path):

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from importlib import import_module
 from queue import LifoQueue
 from typing import Any
@@ -81,14 +81,11 @@ class ChildPool:
             self._children.put(child)
         answer = json.loads(reply) if reply else None
         if answer is None:
-            self._count(hang=reply is None, death=reply == "")
+            with self._counting:
+                self.hangs += reply is None
+                self.failures += reply is not None
+                self.deaths += reply == ""
         return answer
-
-    def _count(self, hang: bool, death: bool) -> None:
-        with self._counting:
-            self.hangs += hang
-            self.failures += not hang
-            self.deaths += death
 
 
 class _Child:
@@ -107,10 +104,8 @@ class _Child:
         )
         if self._read(START_S) != json.dumps(READY):
             self.kill()
-            raise RewardError(
-                f"the process of {function} did not start. To see why, run: "
-                f"{sys.executable} -c 'from {__name__} import serve; serve(\"{function}\", 1)'"
-            )
+            by_hand = f"{sys.executable} -c 'from {__name__} import serve; serve(\"{function}\", 1)'"
+            raise RewardError(f"the process of {function} did not start. To see why, run: {by_hand}")
 
     def ask(self, request: Any) -> str | None:
         """Return the reply: empty if the child died, None if it took too long."""
@@ -149,7 +144,10 @@ def serve(function: str, alarm_s: float) -> None:
     """Answer requests from standard input until it closes."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints must not be taken for a reply
-    _limit_memory()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends the process, and no handler can swallow that
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to every process; only ranks act on it
     module, _, name = function.partition(":")
@@ -157,22 +155,9 @@ def serve(function: str, alarm_s: float) -> None:
     print(json.dumps(READY), file=replies)
     for request in iter(sys.stdin.buffer.readline, b""):
         signal.setitimer(signal.ITIMER_REAL, alarm_s)
-        reply = _reply(answer, json.loads(request))
+        try:
+            reply = answer(json.loads(request))
+        except NONSENSE:
+            reply = None
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(reply), file=replies)
-
-
-def _reply(answer: Callable[[Any], Any], request: Any) -> Any:
-    try:
-        return answer(request)
-    except NONSENSE:
-        return None
-
-
-def _limit_memory() -> None:
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

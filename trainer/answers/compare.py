@@ -30,9 +30,8 @@ def equal(answer: str, gold: str) -> bool:
     """Return True if two answers are the same as exact numbers, lists of numbers, choices, or text."""
     if answer.strip() == gold.strip():
         return True
-    if max(len(answer), len(gold)) > LONGEST_ANSWER or (
-        "=" in answer and "=" in gold and _are_named_apart(answer, gold)
-    ):
+    has_names = "=" in answer and "=" in gold
+    if max(len(answer), len(gold)) > LONGEST_ANSWER or (has_names and _are_named_apart(answer, gold)):
         return False
     bare = [_bare(text) for text in (answer, gold)]
     if PICTURE.search(gold) or not any(map(_LETTER_OR_DIGIT.search, bare)):
@@ -64,10 +63,8 @@ def without_accents(text: str) -> str:
 
 def _are_named_apart(answer: str, gold: str) -> bool:
     """Return True if both have labels and not one in common: for `y = 2` and `x = 2`, but not for `x = y = 2`."""
-    names = [
-        {name for item in _split(text, _SEPARATOR) or [text] for name in _names(item)}
-        for text in (clean(answer), clean(gold))
-    ]
+    texts = (clean(answer), clean(gold))
+    names = [{name for item in _split(text, _SEPARATOR) or [text] for name in _names(item)} for text in texts]
     return all(names) and names[0].isdisjoint(names[1])
 
 

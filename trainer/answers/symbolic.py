@@ -1,8 +1,8 @@
 r"""Symbolic equality for MATH, through math-verify in child processes that can be killed.
 
-    with SymbolicPool(workers=2, deadline_s=5.0) as pool:
-        pool.equal("x+1", "1+x")          # True
-        pool.equal("9^{9^{9^9}}", "1")    # False after five seconds; pool.hangs is 1
+    pool = SymbolicPool(workers=2, deadline_s=5.0)
+    pool.equal("x+1", "1+x")          # True
+    pool.equal("9^{9^{9^9}}", "1")    # False after five seconds; pool.hangs is 1
 
 math-verify may compute forever on what a model wrote (`99999999!`), and its own time limit is a signal handler, which
 only the main thread may set and which any `except Exception` below it can swallow. So it runs in a child process
@@ -16,7 +16,6 @@ import importlib.util
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from types import TracebackType
 
 from trainer.answers import compare, notation, number
 from trainer.answers.children import ChildPool
@@ -51,18 +50,10 @@ class SymbolicPool:
 
     def __init__(self, workers: int = 1, deadline_s: float = 5.0) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            raise ConfigError(
-                "symbolic comparison needs math-verify, which is not installed. Run: pip install 'octet-grpo[math]', "
-                "or write reward.symbolic=false."
-            )
+            reason = "symbolic comparison needs math-verify, which is not installed"
+            raise ConfigError(f"{reason}. Run: pip install 'octet-grpo[math]', or write reward.symbolic=false.")
         self.children = ChildPool(f"{__name__}:comparer", workers, deadline_s)
         self._verdict = lru_cache(maxsize=4_096)(self._asked)  # answers of a group are often the same, and so is a hang
-
-    def __enter__(self) -> SymbolicPool:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         self.children.close()
@@ -157,14 +148,11 @@ def comparer() -> Callable[[tuple[str, str]], bool]:
 
     def same(pair: tuple[str, str]) -> bool:
         answer, gold = pair
-        return bool(
-            verify(
-                read(gold),
-                read(answer),
-                float_rounding=DECIMALS,
-                allow_set_relation_comp=True,  # x > 5 is (5, oo)
-                timeout_seconds=None,
-            )
-        )
+        options = {
+            "float_rounding": DECIMALS,
+            "allow_set_relation_comp": True,
+            "timeout_seconds": None,
+        }  # x > 5 is (5, oo)
+        return bool(verify(read(gold), read(answer), **options))
 
     return same

@@ -271,7 +271,7 @@ def _quoted(revision: str | None) -> str:
 
 def _get(path: str) -> Any:
     """Return the hub's answer in JSON. Raise Refused, ServerError or Unreachable, at the latest after the deadline."""
-    if is_offline():
+    if constants.is_offline_mode():
         raise Unreachable("HF_HUB_OFFLINE forbids asking the hub")
     if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):  # pip reads it; huggingface_hub reads only the other two
         os.environ.setdefault("SSL_CERT_DIR" if os.path.isdir(bundle) else "SSL_CERT_FILE", bundle)
@@ -297,13 +297,9 @@ def _get(path: str) -> Any:
     raise kind(f"{response.status_code} {response.reason_phrase}")
 
 
-def is_offline() -> bool:
-    return constants.is_offline_mode()
-
-
 def stay_offline(reason: Unreachable) -> None:
     """Stop this process and its children from asking the hub, and say so once on each machine."""
-    if not is_offline():
+    if not constants.is_offline_mode():
         os.environ["HF_HUB_OFFLINE"] = "1"
         constants.HF_HUB_OFFLINE = True
         if os.environ.get("LOCAL_RANK", "0") == "0":

@@ -43,15 +43,8 @@ def add_adapter(model: Any, settings: Lora) -> Any:
         head = model.get_output_embeddings()
         linear = {name: part for name, part in linear.items() if part is not head}
         wanted = sorted(name for name in linear if name.rpartition(".")[2] not in experts)
-    options = peft.LoraConfig(
-        r=settings.r,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=wanted,
-        use_rslora=settings.rslora,
-        use_dora=settings.dora,
-        task_type="CAUSAL_LM",
-    )
+    shape = {"r": settings.r, "lora_alpha": settings.alpha, "use_rslora": settings.rslora, "use_dora": settings.dora}
+    options = peft.LoraConfig(target_modules=wanted, lora_dropout=settings.dropout, task_type="CAUSAL_LM", **shape)
     _refuse_unknown_targets(model, settings)
     try:
         with _without_tying_warnings():

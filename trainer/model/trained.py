@@ -117,9 +117,7 @@ class WholeModel(Trained):
     """All parameters are trained. The original weights are not kept in memory, but read again when needed."""
 
     def __init__(self, model: Any, settings: Model, dtype: str) -> None:
-        self.model = model
-        self.settings = settings
-        self.dtype = dtype
+        self.model, self.settings, self.dtype = model, settings, dtype
 
     @contextmanager
     def as_base(self, updates: int) -> Iterator[None]:

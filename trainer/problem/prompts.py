@@ -96,9 +96,7 @@ class Prompter:
     def __init__(
         self, tokenizer: Any, settings: PromptSettings, task: Task, environments: Environments | None = None
     ) -> None:
-        self.tokenizer = tokenizer
-        self.environments = environments
-        self.settings = settings
+        self.tokenizer, self.environments, self.settings = tokenizer, environments, settings
         self.max_tokens = settings.max_tokens
         self.style, self._style = _style(settings, task)
         is_own = self.style == "gsm8k" and task.name == "records"

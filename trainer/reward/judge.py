@@ -97,10 +97,8 @@ class Judge:
     name = "judge"
 
     def __init__(self, settings: JudgeSettings, folder: Path | None = None) -> None:
-        self.settings = settings
-        self.rubric = load_rubric(settings.rubric)
-        self.client = Client(settings, folder)
-        self.parallel = settings.concurrency
+        self.settings, self.rubric = settings, load_rubric(settings.rubric)
+        self.client, self.parallel = Client(settings, folder), settings.concurrency
         self._threads = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="judge")
 
     @property

@@ -68,9 +68,7 @@ class Scorer:
     """Scores answers by the weighted sum of the named rewards. It may be called from several threads."""
 
     def __init__(self, rules: Rules, graders: Sequence[Grader] = (), symbolic: SymbolicPool | None = None) -> None:
-        self.rules = rules
-        self.graders = graders
-        self.symbolic = symbolic
+        self.rules, self.graders, self.symbolic = rules, graders, symbolic
         self.meter = Meter()
         self.weights = rules.settings.all_weights
         self.built_in = [name for name in self.weights if name in COMPONENTS]

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.base import Section, one_or_many
@@ -25,8 +25,21 @@ BUILT_IN = {
 }
 
 
+def known_task(name: str) -> str:
+    """Return the name of a task. Raise ValueError if there is no such task; a user's file is looked for later."""
+    kind, _, part = name.partition(":")
+    own = kind.endswith(".py") and part.isidentifier()
+    if own or (name in BUILT_IN and name != "reasoning_gym") or (kind == "reasoning_gym" and part.isidentifier()):
+        return name
+    known = [*BUILT_IN][:-2]
+    raise ValueError(
+        f"there is no task {name}.{did_you_mean(name, known)} Known: {', '.join(known)}, reasoning_gym:GENERATOR, and "
+        "your own, FILE.py:FUNCTION"
+    )
+
+
 class TaskSettings(Section):
-    name: str = "nano"
+    name: Annotated[str, AfterValidator(known_task)] = "nano"
     """`nano`, `addition`, `gsm8k`, `gsm8k-renumbered`, `math`, `multiple_choice`, `records`, `reasoning_gym:GENERATOR`,
     or `FILE.py:FUNCTION`, a task of your own; see docs/tasks.md."""
     mix: dict[str, float] = Field({})
@@ -77,11 +90,6 @@ class TaskSettings(Section):
     def _mix_is_a_name(cls, values: Any) -> Any:
         return {**values, "name": "mix"} if isinstance(values, dict) and values.get("mix") else values
 
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return known_task(name)
-
     @field_validator("mix")
     @classmethod
     def _known_parts(cls, mix: dict[str, float]) -> dict[str, float]:
@@ -95,19 +103,6 @@ class TaskSettings(Section):
         """Return the settings that name the problems of a file or a data set, and its columns."""
         names = ("data_dir", "path", "question", "answer", "solution")
         return [name for name in names if getattr(self, name) is not None]
-
-
-def known_task(name: str) -> str:
-    """Return the name of a task. Raise ValueError if there is no such task; a user's file is looked for later."""
-    kind, _, part = name.partition(":")
-    own = kind.endswith(".py") and part.isidentifier()
-    if own or (name in BUILT_IN and name != "reasoning_gym") or (kind == "reasoning_gym" and part.isidentifier()):
-        return name
-    known = [*BUILT_IN][:-2]
-    raise ValueError(
-        f"there is no task {name}.{did_you_mean(name, known)} Known: {', '.join(known)}, reasoning_gym:GENERATOR, and "
-        "your own, FILE.py:FUNCTION"
-    )
 
 
 PROMPT_STYLES = ("auto", "chat", "r1_zero", "gsm8k", "boxed", "tags", "letter", "few_shot")

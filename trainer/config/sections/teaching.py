@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from trainer.config.sections.base import Section, base_address, may_have_a_key
 
@@ -54,7 +54,7 @@ class Teacher(Section):
     name: str | None = None
     """A model on the hub or a local folder whose log-probs of the sampled answers are learned from, with the tokenizer
     of `model.name`. With `teacher.url`, the name of a model at that server; by default its base."""
-    url: str | None = None
+    url: Annotated[str, AfterValidator(base_address)] | None = None
     """A running vLLM server as teacher, such as `http://127.0.0.1:8000`. `rollout.vllm.wait_s` and
     `rollout.vllm.timeout_s` apply to it, too."""
     revision: str | None = None
@@ -75,11 +75,6 @@ class Teacher(Section):
     @property
     def is_there(self) -> bool:
         return any(one is not None for one in (self.name, self.url, self.adapter))
-
-    @field_validator("url")
-    @classmethod
-    def _base_address(cls, value: str | None) -> str | None:
-        return value and base_address(value)
 
     @model_validator(mode="after")
     def _no_secret_in_the_settings(self) -> Teacher:
