@@ -333,8 +333,8 @@ def test_ranks_share_the_budget_and_a_resumed_run_goes_on_with_it(server, tmp_pa
         assert len(server.requests) == 7
     more = judge(server.url, "reward.judge.max_requests=9", folder=tmp_path)
     assert [grade is None for grade in grades(more, *"abc")].count(False) == 2
-    tokens = [judge(server.url, "reward.judge.max_tokens=1050", folder=tmp_path) for _ in range(2)]
-    assert [grades(one, *"abcd").count(None) for one in tokens] == [0, 4]
+    tokens = [judge(server.url, "reward.judge.max_tokens=950", folder=tmp_path) for _ in range(2)]
+    assert [grades(one, "a").count(None) for one in tokens] == [0, 1]  # 100 tokens each
 
 
 def test_a_budget_that_is_spent_on_failures_does_not_hide_them(server):
