@@ -66,7 +66,7 @@ def run(options: Namespace) -> None:
         return
     if options.to is None:
         raise ConfigError("--to", "it names the folder to fill", "Write --to DIR")
-    if hub.is_offline():
+    if constants.is_offline_mode():
         raise ConfigError("HF_HUB_OFFLINE=1", "nothing can be fetched with it", "Unset it")
     preset = options.preset or choose_preset(hardware.detect())[0]
     config = resolve(preset, options.recipe, options.overrides)
