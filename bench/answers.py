@@ -4,8 +4,6 @@ Every solution of GSM8K is written as a model would, in four ways; one score is 
 One core, median of several repetitions. GSM8K is read from $OCTET_GSM8K, or from ../shared/gsm8k beside the project.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

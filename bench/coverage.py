@@ -7,8 +7,6 @@ A problem has a difficulty, and each arm its own deviation from it for each prob
 and problem, all normal in logits. The truth is the mean difference over all seeds and problems.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ Useful tokens are those that a completion keeps. The two take turns, so that wha
 medians. Each run is written to bench/results/decode.json under the name of its model, device and type.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The figures of the documentation, from what was measured; bench/report.py writes them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

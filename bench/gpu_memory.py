@@ -10,8 +10,6 @@ neither memory nor speed depends on them, and answers run to their full length. 
 same shape, rows and lengths.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ What is foretold is for the mean length of the answers that a case had, and for 
 The constants of `plan/hours.py` were fitted to the calibration and five cases that are not here.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ that it comes out of until the last tensor on it is gone. What a kernel allocate
 its end is not seen.
 """
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

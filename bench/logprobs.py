@@ -7,8 +7,6 @@ under LoRA. Each pass runs in a process of its own, because a peak never falls: 
 resident before the pass. Time is that of the processor, so that other people on the machine do not count.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """What a measurement was made on: part of every file in bench/results/."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -9,8 +9,6 @@ arithmetic on large tensors is left out. Weights are zeros in a sparse file. A c
 give away, at most.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """bench/results/memory.md: what `octet plan` says, beside what was allocated and how long it took."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

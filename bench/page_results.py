@@ -1,7 +1,5 @@
 """bench/results/learning.md: what was learned, and how certain that is where a study says it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """bench/results/scaling.md: what a second rank brings, and what would saturate first on many cards."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from page_results import RESULTS, markdown, on, read

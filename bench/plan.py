@@ -8,8 +8,6 @@ CPU. `live.py` counts the tensors that are alive. It does not see what a kernel 
 the CUDA allocator, nor captured steps: these parts of a plan are left out of the comparison.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

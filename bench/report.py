@@ -1,7 +1,5 @@
 """The tables in bench/results/ and the figures in docs/, from what was measured: python bench/report.py"""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ with three assertions, which takes two processes; the first beside one that hang
 fresh interpreter without any walls, which is what the warm process saves. CPU time is that of all processes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ and sending.
 All kinds take turns, so that whatever else the machine does hits all of them; medians over the rounds.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

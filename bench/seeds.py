@@ -3,8 +3,6 @@
 python bench/seeds.py --seeds 5 [--json]        writes bench/results/seeds.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -7,8 +7,6 @@ The environment is the one that `bash tests/run.sh vllm` makes, the folder that 
 makes the same few steps with one thread; the numbers are medians over them, without the first and the last.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ looked at from outside. `ahead` samples from a server (tests/e2e/vllm_double.py)
 second and of the last quarter of the steps; the first quarter is warm-up.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

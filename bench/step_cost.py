@@ -7,8 +7,6 @@ first. The limit of a phase is the time that its matrix products (or, in samplin
 that takes longer) would take at the speed of a large product and of a copy, which are measured before and after.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

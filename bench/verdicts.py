@@ -3,8 +3,6 @@
 python bench/verdicts.py            reads bench/results/studies/controls.json, writes bench/results/verdicts.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import Counter

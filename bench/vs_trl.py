@@ -11,8 +11,6 @@ of each process; accuracy is greedy, on the same held-out problems, by the same 
 after every five steps, which shows when each side reaches --target; saving the adapters for that is not timed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ A room is a folder or a file of `trainer/`, or a folder beside it. An arrow is a
 other.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

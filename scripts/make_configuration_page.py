@@ -4,8 +4,6 @@ python -m scripts.make_configuration_page > docs/configuration.md
 python -m scripts.make_configuration_page --schema > docs/config.schema.json
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -9,8 +9,6 @@ A beginner with bad habits, so that reinforcement learning has something to find
 One thread is faster than two for a model of this size; the whole takes about twenty minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -6,8 +6,6 @@ python -m scripts.make_reliability_page --run > bench/results/reliability.md    
 `bash tests/chaos.sh 100 0 bench/results/chaos.json` and `python bench/soak.py` make the other results.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ python -m scripts.make_troubleshooting_page > docs/troubleshooting.md
 python -m scripts.make_troubleshooting_page --runs > bench/results/alarms.md
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -5,8 +5,6 @@
 A real pretrained model where only Python packages can be had, for tests and benchmarks. It needs `gguf`.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """What tests share: a tiny random model, the shipped tokenizer, a process group of one, real GSM8K if it is here."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

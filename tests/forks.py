@@ -10,8 +10,6 @@ Where a variable that the libraries read while they are imported differs from th
 program itself. A test about starting, imports or the launcher takes `sys.executable` anyway.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A hub on this machine: folders, served over HTTP in the protocol that huggingface_hub and datasets speak."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What the tests of rewards share: a scorer from settings, and answers to score."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from trainer.config.command_line import resolve

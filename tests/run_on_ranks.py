@@ -1,7 +1,5 @@
 """A few ranks of a program on this machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

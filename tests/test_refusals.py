@@ -3,8 +3,6 @@
 `python -m tests.test_refusals` writes the sentences anew, after one was changed on purpose; `git diff` shows them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

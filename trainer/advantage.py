@@ -5,8 +5,6 @@ deviation is that of the population (ddof 0) and has 1e-6 added, unless `algorit
 `algorithm.advantage_eps` say otherwise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Statistics: shares, intervals, pass@k, the paired test, Holm's correction, Student's t, and the arms of a study."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from math import comb, fsum, sqrt

@@ -1,7 +1,5 @@
 """The policy, as the loop and its parts see it. `step/engine.py` has the one that is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finding and comparing answers: a table of cases, round trips of numbers, all of GSM8K, hostile text."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What is said around an answer does not change whether it is right. A second, different answer beside it does."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from hypothesis import given, settings

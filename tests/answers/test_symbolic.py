@@ -1,7 +1,5 @@
 """Symbolic equality in killable children: real mathematics, real hangs, real kills."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

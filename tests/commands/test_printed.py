@@ -1,7 +1,5 @@
 """The command lines that README.md and docs/ print: each is read, its settings hold, and each training starts."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`octet reward test`: the shipped rewards come out clean, and known exploitable functions are found."""
 
-from __future__ import annotations
-
 import inspect
 import json
 

@@ -1,7 +1,5 @@
 """`octet score`: what goes in, what comes out, and what is said about a broken line."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Any value of any setting, and any bytes of a file, is taken or is one short error."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The fused attention kernels of CUDA, in plain tensor operations: the CPU does not have them by these names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Tests that run over the stub of a card: `bash tests/run.sh cuda` makes their environment."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

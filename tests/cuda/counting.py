@@ -1,8 +1,6 @@
 """Count what a decode step and an update of the embedded model ask of a card: `tests/cuda/python.sh -m
 tests.cuda.counting > tests/cuda/counts.json` writes the table that tests/cuda/test_counts.py holds the code to."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ the same addresses. What has no counterpart on the CPU fails, and so does a kern
 In a capture nothing is computed. A replay computes the recorded operations in their order, at the addresses they had.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Imported at the start of every Python of the CUDA environment: switches the emulation on once torch is imported."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

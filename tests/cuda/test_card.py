@@ -1,7 +1,5 @@
 """bench/card.sh, end to end: its parts run, and a second call goes on where the first stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Cards of several kinds: capability and memory, the attention kernels that torch chooses, and what may be missing."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cuda.conftest import answer, on_card

@@ -1,7 +1,5 @@
 """A decode step and an update ask no more of the card than they did."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The emulation is honest: what would fail on a card fails here, and what cannot be computed is not passed over."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes

@@ -1,7 +1,5 @@
 """What an operation costs: bytes, arithmetic and launches, as counted from its tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The real program on the stub: the numbers of the CPU, with graphs captured and nothing left out."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -7,8 +7,6 @@ is short and matters: a log line, a file of a checkpoint, a rename, a link, a de
 the number of kills and faults of each kind of run.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

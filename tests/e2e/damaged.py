@@ -6,8 +6,6 @@ A run of five steps is stopped in its last one, or has ended. What follows has t
 be said by name, or to be refused by name. It may neither hang, nor end with a traceback, nor write through a link.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -6,8 +6,6 @@ Each start meets a fault of its own, says what it is, and ends with status 2; th
 undisturbed run. Another run has a slow disk, and a clock that goes back by a day with each line of its log.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import shutil

@@ -5,8 +5,6 @@
 Each run has 20 steps through the real engine, with the decoder of a run where nothing else is said.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

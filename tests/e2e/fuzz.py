@@ -7,8 +7,6 @@ a fault is an exception that is not ours, a message that is long or has control 
 long. From LARGE inputs on, the counts are written into bench/results.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -3,8 +3,6 @@
 python -m tests.e2e.interrupted FOLDER
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -8,8 +8,6 @@ these are wrong, so that rank 1 has nothing to train on. The output layer takes 
 need it a different number of times.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Sequence

@@ -7,8 +7,6 @@ RESULTS is a JSON file with a row for each run; a later call goes on behind them
 from all by the seed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import random

@@ -1,7 +1,5 @@
 """What two steps of each recipe with the embedded model need: less of everything that a write-up says about size."""
 
-from __future__ import annotations
-
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 

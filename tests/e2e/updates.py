@@ -5,8 +5,6 @@
 A case says how many of the four groups each rank gets. All cases train on the same eight rows, however they are dealt.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ Equal requests get equal answers, whatever is asked beside them, so whole runs c
 (tests/vllm/) batches requests as they come, and its sums are rounded differently each time.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Write tests/golden/one_step.json anew: `python -m tests.golden.remake`. Read test_engine.HOW_TO_DECIDE first."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Tiny random models of the families that GGUF files are written of, with the shipped tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

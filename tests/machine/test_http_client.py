@@ -1,7 +1,5 @@
 """An exchange over an encrypted connection; those without encryption are tried in tests/reward/test_judge.py."""
 
-from __future__ import annotations
-
 import http.server
 import shutil
 import ssl

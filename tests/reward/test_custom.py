@@ -1,7 +1,5 @@
 """Functions of a user: called as TRL calls them, and never believed blindly."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

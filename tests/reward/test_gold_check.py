@@ -1,7 +1,5 @@
 """Before a run: every gold answer, written as asked, is paid. What nobody can give is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The judge against a real HTTP server that answers well, badly, slowly, or not at all."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket

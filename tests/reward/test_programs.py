@@ -1,7 +1,5 @@
 """The reward `code`: programs in answers are run against the tests of their problems."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """The built-in rewards, their weighted sum, and what is measured beside them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -3,8 +3,6 @@
 What a real vLLM does is in tests/vllm/.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ $VICTIM (which has the secret in its environment), the servers $TCP, $UDP, $UNIX
 process writes later. $OWN is the folder that the program is in.
 """
 
-from __future__ import annotations
-
 import platform
 
 # Of system calls that libc has no function for: x86-64, 64-bit Arm.

@@ -1,7 +1,5 @@
 """A Python on which some system calls fail, as in a container that forbids them or on a kernel without them."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs that try to get out of the sandbox do not, and each of them succeeds where there is none."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Programs run, end, and do not disturb each other; what holds them in is really there."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -4,8 +4,6 @@ Debian's packages, without systemd and without a file under /etc, /run or /var. 
 namespace of its own, so that its host is called node1 or node2 and these names have an address.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

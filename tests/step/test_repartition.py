@@ -1,7 +1,5 @@
 """A run that a number of ranks has saved goes on with another number."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `OCTET_VLLM_PYTHON=vllm-env/bin/python bash tests/run.sh vllm` has servers of another environment, and with it of
 another version, answer the same tests; those with the engine in the trainer's process are skipped."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec

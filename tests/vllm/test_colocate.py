@@ -1,7 +1,5 @@
 """rollout.engine=vllm_colocate: the real vLLM and the real DeepSpeed engine in one process."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Real servers with little memory, another model, or arguments that cannot work."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """rollout.engine=vllm_server against the real vLLM."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """teacher.url against the real vLLM."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Calculate an expression of numbers exactly. Of Python only the parser is used, and every number stays short."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable

@@ -12,8 +12,6 @@ It ends when its input closes, and therefore when the parent dies; if it is comp
 it a second after the deadline.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Read the letter of a choice. A text that offers two of them, or takes its own back, offers none."""
 
-from __future__ import annotations
-
 import re
 
 from trainer.answers.notation import DECORATION, clean

@@ -4,8 +4,6 @@ r"""Compare two answers. Standard library only; what a model wrote is never eval
 Where more than one reading is possible, docs/tasks.md says which one is taken; tests/data/answers.yaml has the cases.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Hashable

@@ -4,8 +4,6 @@ A label is `x`, `f(3)`, `\theta`, `\angle ABC`, `Total cost` or `(x, y)`. `2x`, 
 `2x = 18` does not say that the answer is 18, and is compared as a whole.
 """
 
-from __future__ import annotations
-
 import re
 
 _EQUALS = re.compile(r"(?<![<>!:=\\])=(?![=>])(?![^()=]*\))|\\in(?![A-Za-z])")  # but not the one of P(X = 2)

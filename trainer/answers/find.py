@@ -15,8 +15,6 @@ A number is picked out of the words around it (`phrase.py`) only if the gold ans
 given. Otherwise the answer is all that stands there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Bring the many ways to write mathematics to one notation in ASCII."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

@@ -1,7 +1,5 @@
 """Read one exact number from a text."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from functools import lru_cache

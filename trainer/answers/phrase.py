@@ -5,8 +5,6 @@ harmless context (`in 3 days`). There is an answer if the numbers that are left 
 if working (`6 x 3`) comes to the same, and if the words around it state it (`words.py`): `hardly 18` offers nothing.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Part what a model says from its thinking, and cut it off at the stop token."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

@@ -10,8 +10,6 @@ only the main thread may set and which any `except Exception` below it can swall
 calls Python's `eval`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Callable

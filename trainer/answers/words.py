@@ -5,8 +5,6 @@ says what is a statement. Verbs and the small words of English are listed; any o
 a word that nobody has thought of refuses a number, unless it stands where a noun may stand.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

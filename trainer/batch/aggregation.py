@@ -12,8 +12,6 @@ however the answers are dealt out over micro-batches and ranks.
 problem, which never crosses a rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

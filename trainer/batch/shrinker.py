@@ -4,8 +4,6 @@ The result is the same up to rounding, because a micro-batch is only a share of 
 ran out is forgotten: a backward pass that broke off has left a part of its gradient behind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`octet chat`: a question to the models of a run, answered by each of them."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`octet compare`: a table of the runs of a sweep, from the files in their folders."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence

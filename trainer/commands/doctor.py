@@ -4,8 +4,6 @@ The light checks are those that every run makes at its start (plan/preflight.py)
 torch. Exit status: 0 when nothing stands in the way, 1 when something does.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -3,8 +3,6 @@
 Nothing here imports torch, so a mistake is answered at once.
 """
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 from math import inf

@@ -1,7 +1,5 @@
 """`octet export`: write the model of a run for the programs that people run models with, and compare its answers."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path

@@ -10,8 +10,6 @@ With HF_HOME=DIR the same settings run there, and the adapter names its base by 
 on one machine only. The same command continues with an incomplete folder.
 """
 
-from __future__ import annotations
-
 import configparser
 import os
 import platform

@@ -4,8 +4,6 @@ Every command has a module of its own in this folder, with `add_arguments(parser
 only when it is asked for.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """`octet merge`: write the model with an adapter merged in, and compare its answers with the adapted model's."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

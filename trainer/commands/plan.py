@@ -4,8 +4,6 @@ larger or must be smaller, and the hours of `plan/hours.py`. With a card and no 
 Exit status: 0 when it fits or may fit, 1 when it does not.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """`octet plot`: the curves of runs as SVG, from the files in their folders."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

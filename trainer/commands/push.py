@@ -1,7 +1,5 @@
 """`octet push`: send the adapter, the merged model or an export of a run to the hub, with a card made from the run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentParser, Namespace

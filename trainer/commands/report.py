@@ -1,7 +1,5 @@
 """`octet report`: a page about a run, or about several, from the files in their folders."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

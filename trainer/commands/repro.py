@@ -1,7 +1,5 @@
 """`octet repro`: train the first steps of a run again in a scratch folder, and compare."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace

@@ -5,8 +5,6 @@ to be paid. The exit status is 1 if a wrong text is paid or keeps much of what a
 paid, or if a reward is not deterministic, bounded and quick.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

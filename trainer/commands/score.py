@@ -10,8 +10,6 @@ out   strict, lenient                  what was parsed, as text or null
       reward                           the weighted sum, or null where a part with a weight is null
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ The script is one of `slurm/*.sbatch` with the options of this job: those of the
 `slurm/site.env`, then the defaults of the script. Submitted again by hand, it continues the same run.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

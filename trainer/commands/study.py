@@ -3,8 +3,6 @@
 A run that has ended is not repeated, and one that was interrupted goes on, so the same command continues a study.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import signal

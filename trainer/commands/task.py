@@ -3,8 +3,6 @@
 A person who answers in place of the model sees at once if a reward is wrong.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import random

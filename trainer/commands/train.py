@@ -5,8 +5,6 @@ The settings are checked first, so that a typo or a model that cannot be found i
 after torch has been imported three times.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

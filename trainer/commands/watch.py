@@ -1,7 +1,5 @@
 """`octet watch`: runs on the screen, while they go on or afterwards. It only reads the files in their folders."""
 
-from __future__ import annotations
-
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The options of `octet train` and `train.py`. It imports next to nothing, so that `--help` answers at once."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

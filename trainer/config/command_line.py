@@ -5,8 +5,6 @@
 A later layer wins. The result is validated and frozen.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

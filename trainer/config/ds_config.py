@@ -1,7 +1,5 @@
 """`ds_configs/*.json`: memory and precision of the engine, and nothing that the configuration sets already."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Mapping

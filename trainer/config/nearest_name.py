@@ -1,7 +1,5 @@
 """The real name of a setting that does not exist."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 

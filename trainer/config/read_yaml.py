@@ -1,7 +1,5 @@
 """Read YAML that a person, or an accident, has written: whatever it is, it is a value or one short error."""
 
-from __future__ import annotations
-
 from datetime import date
 from math import inf
 from typing import Any

@@ -1,7 +1,5 @@
 """What settings do not go together, as one table. A setting that is wrong by itself is refused by its section."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf
 from typing import Any

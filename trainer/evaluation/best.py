@@ -7,8 +7,6 @@ The evaluations are read back from `metrics.jsonl` and `best.json`, so a resumed
 uninterrupted one would.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 `docs/evaluation.md` explains each number.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass

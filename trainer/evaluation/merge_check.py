@@ -1,7 +1,5 @@
 """Check that two models are the same up to rounding, as a merged model is: by their answers and log-probs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import exp, inf, log1p
 from statistics import fmean

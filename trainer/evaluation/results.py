@@ -1,7 +1,5 @@
 """Compare evaluations of the same problems, write them into four files (see `FILES`), and format what is printed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Writes a model as one GGUF file, the format of llama.cpp, Ollama and LM Studio, weight by weight."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,6 @@
 """llama.cpp reads a GGUF file and answers problems, through the package llama-cpp-python; and compares what it computes
 with what transformers computes with the numbers in the file."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack

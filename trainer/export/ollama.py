@@ -1,7 +1,5 @@
 """Writes the Modelfile with which Ollama runs a GGUF file as the run did: template, stop tokens, sampling."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

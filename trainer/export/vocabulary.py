@@ -4,8 +4,6 @@ llama.cpp's converter finds that name by a hash of how a tokenizer splits a cert
 that it knows. Here it follows from the rules in tokenizer.json, so it is also found for a vocabulary of one's own.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

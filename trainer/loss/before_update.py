@@ -15,8 +15,6 @@ policy to the teacher, estimated from the sampled token, is log pi - log pi_teac
                 GKD with beta = 1 (Agarwal et al. 2024), from one token instead of the whole vocabulary
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil

@@ -7,8 +7,6 @@ well: a vector of the hidden size for each token is all that the backward pass n
 too, the backward pass computes the logits of a chunk again instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any

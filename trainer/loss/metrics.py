@@ -1,7 +1,5 @@
 """loss: the metrics of a training pass, token by token."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

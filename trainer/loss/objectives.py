@@ -11,8 +11,6 @@ The KL says how far the policy has moved from a reference. It is estimated from 
     k3   exp(-d) + d - 1     unbiased, never negative, little noise; its gradient is that of the KL from pi_ref to pi
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

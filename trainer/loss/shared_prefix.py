@@ -9,8 +9,6 @@ their prompt, calls the model's own attention, and puts the result back into the
 would mix, read each row from its beginning: two hooks lay their input out and put their output back.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

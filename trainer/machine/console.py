@@ -1,7 +1,5 @@
 """A console on which every text is shown as it is: nothing in it is markup, and nothing in it acts on the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Write so that a crash leaves nothing half written, and give one clear error when the disk fills up."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

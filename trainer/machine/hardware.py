@@ -1,7 +1,5 @@
 """What this machine has. No torch is imported, so that the configuration is complete before anything heavy loads."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """One HTTP exchange with a server that may be slow, busy, wrong or unreachable."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

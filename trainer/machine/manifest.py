@@ -2,8 +2,6 @@
 accidental damage; they are no protection against somebody who writes into the folder, because that includes the
 manifest."""
 
-from __future__ import annotations
-
 import json
 import stat
 import zlib

@@ -1,7 +1,5 @@
 """What to do when memory runs out."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Filters for messages of libraries that a user cannot act on. Call quiet() before the libraries are imported."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

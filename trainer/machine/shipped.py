@@ -1,7 +1,5 @@
 """Where the files are that come with Octet's modules: job scripts, DeepSpeed settings, train.py, pinned versions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]

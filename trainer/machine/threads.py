@@ -1,8 +1,6 @@
 """Daemon threads, for which the program does not wait at its end. It joins the threads of a ThreadPoolExecutor, so that
 Ctrl-C would take effect only after the timeout of a server that does not answer."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future

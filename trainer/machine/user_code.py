@@ -1,8 +1,6 @@
 """Load and call code of the user, which may raise anything, print, or try to end the process; and a time limit for code
 that comes with a model, such as a chat template, which may not end."""
 
-from __future__ import annotations
-
 import faulthandler
 import importlib.util
 import inspect

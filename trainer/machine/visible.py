@@ -1,7 +1,5 @@
 """Text of others (a model, a data set, a run folder) made harmless to look at: it acts on no page and no terminal."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import os

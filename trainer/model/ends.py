@@ -4,8 +4,6 @@ Those of a frozen base may be kept in CPU memory and in 8 bits: they are 2.2 of 
 model whose output layer is its embedding needs the weight on the card anyway.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

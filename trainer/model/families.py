@@ -5,8 +5,6 @@ layers of a block, `rollout/decoder/` the forward pass, and `export/` how llama.
 a row here; layers of a new kind also need their forward pass in `rollout/decoder/`, and their bytes in `plan/`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

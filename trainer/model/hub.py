@@ -5,8 +5,6 @@ run, because each library would wait for its own timeout. `octet fetch` brings s
 internet.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@
 belongs to the machine and is not a setting of the run; run folders record the model's own name.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

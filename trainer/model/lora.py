@@ -4,8 +4,6 @@ PiSSA changes the base, too: it moves the principal part of each weight into the
 adapter of the original base all the same: the difference that was learned, B A - B0 A0 = [B, -B0] [A; A0].
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ The weights are read, merged and written one after the other: memory is needed f
 model. Only a base whose files have other names or shapes than its layers is loaded as a whole.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

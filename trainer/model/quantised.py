@@ -4,8 +4,6 @@ The layers between the embedding and the output layer are quantised one by one w
 is never in memory in 16 bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

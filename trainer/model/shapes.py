@@ -4,8 +4,6 @@ Shapes of common models are shipped, so that a plan needs no network. Others com
 the hub, which is one small file.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 """What is trained, an adapter or the whole model: how to compute with its base or with other earlier values, and
 how to write it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """What cards do in a second, and their memory, by the names that nvidia-smi and people give them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import NamedTuple

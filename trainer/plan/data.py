@@ -1,7 +1,5 @@
 """Read, filter and check the data of a run, before anything heavy is imported."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from trainer.config.settings import Config

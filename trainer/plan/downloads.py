@@ -1,7 +1,5 @@
 """Check that the model and the data are available, in seconds, before anything heavy is imported."""
 
-from __future__ import annotations
-
 import glob
 import os
 from pathlib import Path

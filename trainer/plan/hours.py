@@ -5,8 +5,6 @@ beside that, however few tokens go through it. `--like RUN` corrects this by the
 in an earlier run.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

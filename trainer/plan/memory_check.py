@@ -1,7 +1,5 @@
 """Refuse a run that cannot fit this machine before anything is downloaded, and warn where memory will be short."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Whether a run can start on this machine, checked before anything heavy is imported, and which cards are whose: those
 of the policy, and those of the vLLM servers of the run."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Try torch and bitsandbytes, and print what was found as JSON. `octet doctor` starts it beside its own checks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

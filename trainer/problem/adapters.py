@@ -3,8 +3,6 @@
 A method `environment` of a task may return `OpenEnv(client, action)` or `Verifiers(env)`; see docs/environments.md.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

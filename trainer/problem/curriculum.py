@@ -9,8 +9,6 @@ A task that makes up its problems has others in each pass. The first two depend 
 third learns, and keeps what it has learned in its `state`.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 import re

@@ -7,8 +7,6 @@ Every answer has an environment of its own. A task of a user's file makes one in
 `task.tools` gives one to any task.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math

@@ -4,8 +4,6 @@ text or a conversation.
 All columns but the question's go into `Problem.extra` under their own names, where a custom reward finds them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ The model's chat template is applied to all of them but `r1_zero`; a model witho
 conversation from the data set is passed on unchanged.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The published data sets: GSM8K, MATH, and GPQA with its multiple choice. A file of yours may take their place."""
 
-from __future__ import annotations
-
 import random
 import re
 from typing import ClassVar

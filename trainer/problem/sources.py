@@ -1,7 +1,5 @@
 """Read records from a file (.jsonl, .csv, .parquet) or a data set on the hub. Each record carries its place."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

@@ -9,8 +9,6 @@
 A turn without a call ends the answer.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

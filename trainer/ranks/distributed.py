@@ -1,7 +1,5 @@
 """The process group: ranks, devices and collectives. In a single process the collectives return at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

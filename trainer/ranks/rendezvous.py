@@ -4,8 +4,6 @@ Before any weights load, every rank writes its host into a small store (`stores.
 all-reduce. `watchdog.py` names the rank that is missing when a collective fails later.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """This process and its job as Slurm describes them. Without Slurm the functions return empty values. No torch here."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

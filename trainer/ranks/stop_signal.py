@@ -1,7 +1,5 @@
 """SIGUSR1, which `#SBATCH --signal=USR1@120` sends before the time limit; see stopping.py. No torch here."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

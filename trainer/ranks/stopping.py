@@ -6,8 +6,6 @@ take longer than the time that is left after the signal. Everything is saved bef
 the run at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf

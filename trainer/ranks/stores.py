@@ -4,8 +4,6 @@ The files are in a folder that only this user can enter, and reading them needs 
 does not return while rank 0 is stopped, or cannot be reached, so all calls are made `within` a time limit.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -11,8 +11,6 @@ collective has failed, nothing is done about a rank that is slow. NCCL's own wat
 collective of NCCL, and no error of it could be caught here: such a wait is reported by NCCL only.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import operator
 import os

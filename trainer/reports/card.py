@@ -1,7 +1,5 @@
 """The model card of a run: what the model is, how good it is and how that was measured, and how to reproduce it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The curves of runs, and the files that `octet plot` writes. Runs that differ in their seed alone become one curve."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean

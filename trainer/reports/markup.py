@@ -1,7 +1,5 @@
 """HTML and SVG in which every text is escaped: only what `tag` has made is markup."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256

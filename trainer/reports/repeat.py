@@ -1,7 +1,5 @@
 """Which preset a run is nearest to, where it differs, and the command that repeats it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A page about a run, or about several: one HTML file that loads nothing and runs no script."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple

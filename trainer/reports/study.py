@@ -4,8 +4,6 @@ The accuracy is that of the greedy answers to the held-out problems that every r
 the statistics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

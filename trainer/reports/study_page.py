@@ -1,7 +1,5 @@
 """A study as tables on the screen, and as a page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean

@@ -3,8 +3,6 @@
 `octet watch` shows it for any run, and a run shows it of itself below what it prints.
 """
 
-from __future__ import annotations
-
 import fcntl
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@
 `COMPONENTS` and in `REWARDS` of `trainer/config/sections/reward.py`; `reward.weights` does the rest.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ interpreter, such as a regular expression with catastrophic backtracking, cannot
 with a traceback.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dis
 import inspect

@@ -1,7 +1,5 @@
 """Check before a run that right answers can be paid: a gold answer, written as asked for, has to be correct."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ predict, and the grader is told that it is data. The grader may reply anything, 
 the criteria, each with a number from 0 to 1, is retried. A missing grade is None, never 0, and is counted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

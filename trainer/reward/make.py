@@ -1,7 +1,5 @@
 """Make the scorer that the settings describe."""
 
-from __future__ import annotations
-
 import atexit
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A gain that a placebo reaches as well is no effect of the reward; see docs/studies.md.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -11,8 +11,6 @@ What a program should print is compared here, and never given to the sandbox. Te
 in the sandbox as well, in another process than the program; see `trainer/sandbox/inside.py`.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import json

@@ -5,8 +5,6 @@ rows beside the answer, or on a retry, so any number of ranks samples the same a
 that was lost is the same when it is sampled again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 

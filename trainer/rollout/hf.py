@@ -1,7 +1,5 @@
 """rollout with `model.generate`: slow, but the reference that every faster sampler is tested against."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The limits of a sampler: the context of the model and the memory of the card."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Chooses the sampler that a configuration asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec

@@ -5,8 +5,6 @@
 They are kept because the policy that sampled them moves on: a run that is resumed within a round reads them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict

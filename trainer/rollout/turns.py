@@ -7,8 +7,6 @@ What an environment says is tokenised once, and is never decoded or trained on.
 Tokens that the model wrote go on as they were sampled. Environments reply in threads, beside the sampling.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """From the configuration to a run. This is the only file that knows every concrete piece."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Ask the models of a run, and show their answers, one below the other, while they are written."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """The data of a run as its model sees them: prompts, and which are drawn when."""
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import json

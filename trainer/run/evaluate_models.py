@@ -1,7 +1,5 @@
 """Evaluate or merge models outside of a run: the work of `octet eval` and `octet merge`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Write a GGUF file, and compare its answers: the work of `octet export --to gguf` and `--to ollama`."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from argparse import Namespace

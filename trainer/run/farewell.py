@@ -1,7 +1,5 @@
 """What a run prints at its start and at its end."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator, Mapping

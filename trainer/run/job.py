@@ -1,7 +1,5 @@
 """The whole job: train, evaluate, and report."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Run the largest possible step before the first one, so that what does not fit shows now and not at step 600."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from trainer.config.settings import Config

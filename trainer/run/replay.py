@@ -1,7 +1,5 @@
 """Train the first steps of a run again, and find the first difference and its likely cause."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Check that the sampler has the policy that is trained: score some tokens with both before the first step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

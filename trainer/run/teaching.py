@@ -1,7 +1,5 @@
 """What a warm-up teaches, and what the run that follows begins with."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

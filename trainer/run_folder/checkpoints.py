@@ -11,8 +11,6 @@ it has been read back. Problems and random numbers of a step follow from the see
 is no cursor and no generator state to keep.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

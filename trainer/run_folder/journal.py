@@ -1,7 +1,5 @@
 """The records of a run: `metrics.jsonl`, `samples.jsonl` and TensorBoard. Only rank 0 writes them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Mapping

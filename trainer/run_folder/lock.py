@@ -1,7 +1,5 @@
 """Claim a run folder for one run at a time, and refuse one that holds a run with other settings."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """What an earlier run has left in a run folder: its settings, and whether a run can go on from it. No torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a checkpoint was made from: settings, data, the base model, files of the user, and versions of packages."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

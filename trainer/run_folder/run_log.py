@@ -1,7 +1,5 @@
 """What a run leaves behind, step by step: log lines, samples, checkpoints, and what a person sees meanwhile."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

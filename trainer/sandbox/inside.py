@@ -10,8 +10,6 @@ and no object of it, but only plain values, gets to where results are compared:
 The verdict goes through a third pipe, which the function does not have.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import json

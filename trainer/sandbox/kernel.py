@@ -3,8 +3,6 @@
 Nothing here needs root.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

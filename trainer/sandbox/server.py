@@ -4,8 +4,6 @@ It sees neither programs nor tests, nor what they write: it hands on the open fi
 program is in the memory of the next. It ends a process at its deadline or when it is told to, and says how it ended.
 """
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import importlib

@@ -4,8 +4,6 @@ A list of what is allowed needs no change when a kernel gets new system calls. T
 64-bit Arm; None stands for a call that Arm does not have.
 """
 
-from __future__ import annotations
-
 import errno
 import struct
 from collections.abc import Iterable

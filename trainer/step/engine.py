@@ -1,7 +1,5 @@
 """step: the policy inside a DeepSpeed ZeRO engine."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

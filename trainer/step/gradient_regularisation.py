@@ -8,8 +8,6 @@ norms are of all parameters, as in the code of the authors. A gradient comes in 
 in for a model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """step: the optimizer, which parameters learn at which rate, and the learning rate over a run."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ ZeRO-1 and ZeRO-2 lay what is trained end to end and cut it into as many parts a
 part and says which parameters lie where in it. DeepSpeed itself loads a checkpoint with the same number of ranks only.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path

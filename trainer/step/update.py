@@ -1,7 +1,5 @@
 """step: one update of the policy, from the rows of a step to the optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Alarms: what the rules have seen in a run, and when."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The metrics of a run as the rules of `rules.py` look at them: while it goes on, or afterwards from metrics.jsonl."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -3,8 +3,6 @@
 Memory is what torch has allocated on a GPU, and the resident memory of the process on a CPU.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ read metrics alone, and so say the same during a run and afterwards; the few tha
 `step_metrics.py` measures. To add a rule, write its function here and a case in `tests/watch/test_rules.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from math import sqrt

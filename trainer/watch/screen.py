@@ -1,7 +1,5 @@
 """Show the progress of a run or a task: a screen that is kept up to date on a terminal, lines in a log file."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from textwrap import fill

@@ -1,7 +1,5 @@
 """What is counted of the groups and updates of a step, and of updates that show whether the run is healthy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict

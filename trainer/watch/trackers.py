@@ -1,7 +1,5 @@
 """The names of metrics in TensorBoard, wandb and trackio, and a run that is tracked by one of the latter two."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping

@@ -3,8 +3,6 @@
 Like the rules in `rules.py`, it needs only what a run writes, so a page says the same as the run did at its end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple

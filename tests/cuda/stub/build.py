@@ -8,8 +8,6 @@ generated: a function of cuBLAS and the like succeeds without doing anything, an
 supported.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The functions of the stub's own that Python calls, and its counters."""
 
-from __future__ import annotations
-
 import ctypes
 
 NAMES = (

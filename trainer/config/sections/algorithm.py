@@ -1,7 +1,5 @@
 """The section `algorithm`: the objective. docs/objectives.md has a table of all of them."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

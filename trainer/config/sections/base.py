@@ -1,7 +1,5 @@
 """What every section of the configuration has in common."""
 
-from __future__ import annotations
-
 import urllib.parse
 from pathlib import Path
 from typing import Annotated, Any, get_args

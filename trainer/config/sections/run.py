@@ -1,7 +1,5 @@
 """The sections `optim`, `engine`, `run` and `eval`: the optimizer, the engine, and the course of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

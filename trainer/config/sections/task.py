@@ -1,7 +1,5 @@
 """The sections `task` and `prompt`: the problems, and how a model is asked."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """A decode step on a CUDA device: captured as a graph for each of a few sizes, then replayed without Python."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

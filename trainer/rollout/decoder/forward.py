@@ -6,8 +6,6 @@ h query, key and value heads together, D size of a head, N tokens of all rows, O
 convolution.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The rows of a batch that is being decoded: what they hold on the device, and which answers are in them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Container, Sequence
 from typing import NamedTuple

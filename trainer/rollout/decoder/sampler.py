@@ -15,8 +15,6 @@ An answer on its way from a prompt to a completion:
     Completion   the whole answer                               records.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from operator import ge
 from typing import Any

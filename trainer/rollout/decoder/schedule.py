@@ -1,7 +1,5 @@
 """Which prompts are read next, and which answers are complete."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import groupby

@@ -6,8 +6,6 @@ it and out of it again at every step would let it drift. Layers that cannot be c
 directly.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks a vLLM, in this environment or at a server, before the first step of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any

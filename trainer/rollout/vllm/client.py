@@ -1,7 +1,5 @@
 """An HTTP client for one vLLM server, and how it retries."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading

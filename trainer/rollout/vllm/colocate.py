@@ -4,8 +4,6 @@ The base is on the card twice, once to sample and once to train. Each rank has i
 of that rank; all engines read the same adapter from disk.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator, Sequence

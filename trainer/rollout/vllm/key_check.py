@@ -4,8 +4,6 @@ routes beside that load weights.
 vLLM imports a copy of this file in its own environment, so it imports nothing of Octet.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What vLLM is told, and servers on this machine: one for every `tensor_parallel` devices, which end with the run."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

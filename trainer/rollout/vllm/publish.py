@@ -5,8 +5,6 @@ again, it answers with status 200 and the tokens of the old policy. So every ver
 and nothing here can reuse either.
 """
 
-from __future__ import annotations
-
 import secrets
 import shutil
 from contextlib import suppress

@@ -6,8 +6,6 @@ run ends. If a server is away, the run waits for it; if it comes back without th
 again.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import threading

@@ -5,8 +5,6 @@ its parent; when that has gone, or when it gets a signal itself, it ends the ser
 has started. It imports nothing of Octet, because it runs in a fresh interpreter that should start at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ The prompt of a request is the token ids of a prompt and its answer. vLLM gives 
 temperature of 1, whatever the request says, and writes one more token, which is not used.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 vLLM imports a copy of this file in its own environment, so it imports nothing of Octet.
 """
 
-from __future__ import annotations
-
 from inspect import signature
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention: rotary positions, full or in a sliding window, over the keys and values of each row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

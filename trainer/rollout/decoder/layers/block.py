@@ -1,7 +1,5 @@
 """A block: a layer that looks at other tokens, and one that does not, with their norms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 A token fades the matrix, reads from it what its key has stored, and writes the difference to its value.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

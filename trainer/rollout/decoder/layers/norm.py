@@ -1,7 +1,5 @@
 """RMS norms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

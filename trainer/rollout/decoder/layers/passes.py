@@ -1,7 +1,5 @@
 """What a pass through the layers computes once for all of them, and what the layers keep of each row."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Inputs of each layer, as in small models of Gemma 4: every layer has an embedding of the tokens of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

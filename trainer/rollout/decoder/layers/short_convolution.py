@@ -1,7 +1,5 @@
 """Gated short convolutions, as in LFM2: each token sees the few before it, which are all that a row keeps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
