@@ -1,4 +1,4 @@
-"""Statistics: shares, intervals, pass@k, the paired test, Holm's correction, Student's t, and the arms of a study."""
+"""Statistics: shares, intervals, pass@k, paired tests, Holm's correction, Student's t, and the arms of a study."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,7 +18,7 @@ Table = Sequence[Sequence[float]]  # a row for each seed, with a number for each
 
 
 class Share(NamedTuple):
-    """A share and its 95 % interval."""
+    """A share, or another mean, and its 95 % interval."""
 
     value: float
     low: float
@@ -86,6 +86,25 @@ def paired_difference(gained: int, lost: int, problems: int) -> Share:
     if is_significant != (half < abs(middle)):
         half = abs(middle) * (0.999 if is_significant else 1.001)
     return Share((gained - lost) / problems, max(-1.0, middle - half), min(1.0, middle + half))
+
+
+def mean_of(values: Sequence[float], least_error: float = 0.0) -> tuple[Share, float]:
+    """Return the mean of a number for each problem with Student's interval, and p of the hypothesis that it is 0."""
+    mean, freedom = fmean(values), max(1, len(values) - 1)
+    error = max(least_error, stdev(values) / sqrt(len(values)) if len(values) > 1 else abs(mean))
+    half = error * quantile((1 + CONFIDENCE) / 2, freedom)
+    return Share(mean, mean - half, mean + half), two_sided(mean / error, freedom) if error else float(not mean)
+
+
+def paired_rewards(changes: Sequence[float]) -> tuple[float, Share]:
+    """Return p of the paired t test of the rewards of the same problems, by their changes, and the mean change.
+
+    The error is at least what one problem with the largest change, among others without any, would give: a few
+    problems that happen to rise by the same say little about others.
+    """
+    moved = changes or [0.0]
+    mean, p = mean_of(moved, max(map(abs, moved)) / len(moved))
+    return p, mean
 
 
 def corrected(ps: Sequence[float]) -> list[float]:

@@ -36,6 +36,7 @@ from trainer.rollout.collect import Rollouts
 from trainer.run_folder import run_log
 from trainer.run_folder.run_log import RunLog
 from trainer.step.update import Updater
+from trainer.watch.measure import measure_of
 from trainer.watch.phases import Phases
 from trainer.watch.step_metrics import Health, metrics_of_updates
 from trainer.watch.tally import Tally
@@ -70,7 +71,7 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
         with phases("step"):
             updates = updater.update(scored, step, tally)
         measured = health.of(done, updates, rows)
-        metrics = run_log.metrics_of(groups, updates, tally, phases)
+        metrics = run_log.metrics_of(groups, updates, tally, phases, measure_of(config))
         metrics |= updater.adapt_kl(metrics)
         log.step(done, groups, metrics, measured)
 
@@ -128,7 +129,7 @@ def evaluate(evaluator: Evaluator, log: RunLog, step: int) -> None:
             evaluation = evaluator.evaluate(f"step {step}")
         is_best = evaluator.keep_if_best(step, evaluation)
         log.evaluation(step, metrics_of(evaluation) | phases.metrics())
-    headline = describe(evaluation, log.config.reward.answer)
+    headline = describe(evaluation)
     log.screen.say(f"after step {step}: {headline}{', the best so far' if is_best else ''}")
 
 

@@ -20,6 +20,7 @@ from trainer.evaluation.evaluate import Evaluation
 from trainer.model.load import load_model
 from trainer.model.lora import fingerprint, load_adapter
 from trainer.run import farewell
+from trainer.watch.measure import LENIENT, STRICT
 
 KEPT = ("best/best.json", "best/adapter_model.safetensors", "metrics.jsonl")
 LEVELS = {0: "nnnn", 1: "ynnn", 2: "yynn", 3: "yyyn", 4: "yyyy"}  # answers with so many right
@@ -93,8 +94,8 @@ def test_the_metric_decides(tmp_path):
         run = course(tmp_path, metric=metric)
         assert run.add(1, Evaluation("", tuple(strict_better)))
         assert run.add(2, Evaluation("", tuple(lenient_better))) == better
-    seen = Evaluation("", (right, in_no_format))
-    assert [describe(seen, paid).partition("%")[0] for paid in ("strict", "lenient")] == ["50.0", "100.0"]
+    seen = [Evaluation("", (right, in_no_format), measure=measure) for measure in (STRICT, LENIENT)]
+    assert [describe(one).partition("%")[0] for one in seen] == ["50.0", "100.0"]
 
 
 def test_the_best_adapter_replaces_the_one_before(tmp_path):

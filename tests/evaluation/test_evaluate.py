@@ -115,7 +115,7 @@ def test_avg_maj_and_pass_of_one_trial():
 
 def test_trials_are_pooled_by_problem_but_vote_apart():
     two = sampled(["yyn", "nnn"], ["nnn", "nny"], samples=3)
-    assert two.accuracies == pytest.approx([2 / 6, 1 / 6])
+    assert two.means() == pytest.approx([2 / 6, 1 / 6])
     summary = two.summary()
     assert (summary["mean"], summary["deviation"]) == pytest.approx((0.25, 0.117851), abs=1e-6)
     assert summary["maj@3"]["value"] == pytest.approx((1 + 0 + 0 + 0) / 4)

@@ -125,7 +125,7 @@ def test_runs_are_tested_on_the_problems_that_both_were_asked(finished, copied):
     for one in answers:
         one["correct_strict"] = False
     write_lines(other / "eval_answers.jsonl", answers)
-    solved = sum(read_run(finished).solved.values())
+    solved = sum(read_run(finished).worth.values())
     seen = page_of(finished, other)
     assert "against demo, points" in seen.within("th")
     assert any(text.startswith(f"{-100 * solved / 32:+.1f} (") for text in seen.within("td"))
@@ -138,10 +138,10 @@ def test_the_answers_that_are_paid_decide(copied):
     paid_more = [one | {"eval/lenient": 1.0} if "eval/accuracy" in one else one for one in records]
     write_lines(folder / "metrics.jsonl", paid_more)
     strict = read_run(folder)
-    assert (all(strict.solved.values()), facts_of(strict)["accuracy"]) == (False, records[-1]["eval/accuracy"])
+    assert (all(strict.worth.values()), facts_of(strict)["accuracy"]) == (False, records[-1]["eval/accuracy"])
     configure(folder, reward__answer="lenient")
     paid = read_run(folder)
-    assert (all(paid.solved.values()), facts_of(paid)["accuracy"]) == (True, 1.0)
+    assert (all(paid.worth.values()), facts_of(paid)["accuracy"]) == (True, 1.0)
     assert facts_of(paid)["interval"] == pytest.approx([0.893, 1.0], abs=1e-3)
     assert charts_of(groups_of([paid]), "curves")[1].curves[1].values[-1].middle == 1.0
 

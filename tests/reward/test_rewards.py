@@ -20,6 +20,7 @@ from trainer.records import Completion, Prompt, Sampling
 from trainer.reward.built_in import COMPONENTS, Rules, read
 from trainer.reward.scorer import Meter, Scorer
 from trainer.rollout.collect import collect
+from trainer.watch.measure import REWARD, STRICT
 
 PHRASE = "one two three four "
 
@@ -231,12 +232,14 @@ def test_several_groups_are_scored_at_once_where_a_grader_wants_it_and_a_verifie
     assert scores_of(scorer.verifier(), "#### 12")[0].components == {"correct": 1.0}
 
 
-def test_evaluation_in_the_loop_uses_the_verifier(monkeypatch):
+def test_evaluation_in_the_loop_asks_graders_only_where_the_reward_is_what_is_measured(monkeypatch):
     from trainer.evaluation import best
 
     monkeypatch.setattr(best, "evaluate", lambda name, sampler, scorer, *_, **__: scorer)
     scorer, policy = Scorer(scorer_of().rules, [Meeting()]), SimpleNamespace(gathered=nullcontext)
-    assert best.Evaluator(policy, None, scorer, [], 8, None, None).evaluate("step 1").graders == ()
+    for measure, graders in ((STRICT, ()), (REWARD, scorer.graders)):
+        history = SimpleNamespace(measure=measure)
+        assert best.Evaluator(policy, None, scorer, [], 8, history, None).evaluate("step 1").graders == graders
 
 
 class Counting:

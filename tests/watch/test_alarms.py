@@ -9,7 +9,7 @@ from trainer.config.command_line import resolve
 from trainer.errors import EndedByAlarm, TrainingError
 from trainer.run_folder.reader import facts_of, read_run
 from trainer.watch.alarms import MOST_LOOKS, Alarms, alarms_of, interval, lasting
-from trainer.watch.history import EARLY, EVALUATED, LATE, History, kept
+from trainer.watch.history import EARLY, LATE, History, kept
 
 METRICS = ["truncated", "empty", "entropy", "length", "accuracy/lenient", "accuracy/strict", "reward/mean"]
 METRICS += ["reward/std", "grad_norm", "update_size", "lr", "time/rollout", "groups", "dead_groups", "kl"]
@@ -53,7 +53,7 @@ def test_a_run_that_cannot_go_on_is_ended_on_every_rank(metrics, rule):
 
 
 def test_the_rules_see_the_first_and_the_last_steps_and_evaluations():
-    records = [{"step": step} | ({EVALUATED: step % 100} if step % 50 == 0 else {}) for step in range(501)]
+    records = [{"step": step} | ({"eval/accuracy": step % 100} if step % 50 == 0 else {}) for step in range(501)]
     assert kept(records[:31]) == records[:31]
     assert [one["step"] for one in kept(records)] == [*range(EARLY), 150, 250, 350, 400, *range(501 - LATE, 501)]
     window = []
@@ -96,7 +96,9 @@ def test_the_work_grows_with_the_steps_and_not_with_their_square(use, tmp_path):
         (tmp_path / "config.yaml").write_text(resolve("nano", None, [f"run.steps={steps}"]).to_yaml())
         run = read_run(tmp_path)
         run.__dict__["metrics"] = [
-            Counted({name: draw.random() for name in [*METRICS, EVALUATED, "eval/low", "eval/high"]} | {"step": step})
+            Counted(
+                {name: draw.random() for name in [*METRICS, "eval/accuracy", "eval/low", "eval/high"]} | {"step": step}
+            )
             for step in range(steps + 1)
         ]
         Counted.looks = 0
@@ -106,6 +108,6 @@ def test_the_work_grows_with_the_steps_and_not_with_their_square(use, tmp_path):
 
 
 def test_an_empty_run_has_no_alarm():
-    for records in ([], [{"step": 0, EVALUATED: 0.5}]):
+    for records in ([], [{"step": 0, "eval/accuracy": 0.5}]):
         history = History(SILENT.config, records)
         assert (alarms_of(history), lasting(history)) == ([], [])

@@ -13,12 +13,13 @@ from rich.table import Table
 from trainer.machine.console import Console
 from trainer.machine.visible import print
 from trainer.reports.report import Pair, ranked, shown
-from trainer.run_folder.reader import RunFiles, differing, facts_of, names_of, percent, read_runs
+from trainer.run_folder.reader import RunFiles, differing, facts_of, names_of, read_runs
+from trainer.watch.measure import REWARD, STRICT
 from trainer.watch.progress import clock
 
 WIDTH = 500  # characters of a line where there is no screen
 GAP = 3  # characters between columns
-MEASURED = ("accuracy", "best", "steps", "training", "against the first")
+MEASURED = ("best", "steps", "training", "against the first")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -64,7 +65,7 @@ def tables(rows: Sequence[dict[str, Any]], names: Mapping[str, str], width: int)
             shown.append(others.pop(0))
         table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         for head, _ in shown:
-            table.add_column(head, justify="right" if head in MEASURED else "left")
+            table.add_column(head, justify="right" if head in (STRICT.name, REWARD.name, *MEASURED) else "left")
         for cells in zip(*(cells for _, cells in shown), strict=True):
             table.add_row(*cells)
         yield table
@@ -81,10 +82,12 @@ def _columns(rows: Sequence[dict[str, Any]], names: Mapping[str, str]) -> dict[s
     differ = [key for key in settings[0] if len({str(one[key]) for one in settings}) > 1]
     columns = {"run": [names[row["run"]] for row in rows]}
     columns |= {key: [shown(one[key]) for one in settings] for key in differ}
+    measure = REWARD if REWARD.name in rows[0] else STRICT
+    found = [(row[measure.name], row["interval"], "none yet" if row["evaluates"] else "-") for row in rows]
+    columns[measure.name] = [measure.text(value, span) if span else missing for value, span, missing in found]
     results = [
         (
-            percent(row["accuracy"], row["interval"]) if row["interval"] else "none yet" if row["evaluates"] else "-",
-            "-" if row["best"] is None else f"{row['best']:.1%}",
+            "-" if row["best"] is None else measure.text(row["best"]),
             str(row["steps"]),
             clock(row["training_s"]),
             row["against"]["said"] if row["against"] else "",

@@ -1,7 +1,7 @@
 """The evaluations of a run: of its base, after some of its steps, which was the best, and whether accuracy still rises.
 
     <run folder>/best/            the adapter (or model) with the highest `eval.metric` so far
-                      best.json   its step and accuracy
+                      best.json   its step and accuracy or reward
 
 The evaluations are read back from `metrics.jsonl` and `best.json`, so a resumed run goes on as an
 uninterrupted one would.
@@ -26,9 +26,7 @@ from trainer.records import Prompt
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler
 from trainer.run_folder.journal import read_records
-from trainer.run_folder.reader import percent
-
-NOTED = {"step", "accuracy", "lenient", "problems"}  # in every best.json
+from trainer.watch.measure import STRICT, Measure, percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +39,31 @@ class EvaluationHistory:
     """The evaluations after the steps of a run. That of the base model is not a candidate for the best."""
 
     def __init__(
-        self, folder: Path, settings: Eval, problems: int, first_step: int, total_steps: int, run: str = ""
+        self,
+        folder: Path,
+        settings: Eval,
+        problems: int,
+        first_step: int,
+        total_steps: int,
+        run: str = "",
+        measure: Measure = STRICT,
     ) -> None:
         self.folder = folder
         self.settings = settings
+        self.measure = measure
+        self.metric = "reward" if measure.is_reward and settings.metric != "loss" else settings.metric
         self.problems = problems
         self.total_steps = total_steps
         self.run = run  # what tells its best.json from that of another run
-        read = (_evaluated(folder, first_step), *_kept(folder, run)) if distributed.is_main() else ([], None, "")
+        named, is_main = measure.noted, distributed.is_main()
+        read = (_evaluated(folder, first_step, named), *_kept(folder, run, named)) if is_main else ([], None, "")
         records, kept, wrong = distributed.gather(read)[0]
         self.kept: dict[str, Any] | None = kept  # the content of best.json, which describes what is beside it
         by_step = {record["step"]: record for record in records}
         if kept and (kept["step"] < first_step or kept["step"] in by_step):  # else it is evaluated again
             by_step[kept["step"]] = {name if name == "step" else f"eval/{name}": value for name, value in kept.items()}
         self.milestones = [
-            Milestone(step, _worth(record, settings.metric))
+            Milestone(step, _worth(record, self.metric))
             for step, record in sorted(by_step.items())
             if record["eval/problems"] == problems
         ]
@@ -77,7 +85,7 @@ class EvaluationHistory:
         """Add an evaluation, and return True if it is a new best that has to be kept.
 
         An equal value is not a new best. A finished run without comparable evaluations keeps its earlier best."""
-        best, value = self.best, _worth(metrics_of(evaluation), self.settings.metric)
+        best, value = self.best, _worth(metrics_of(evaluation), self.metric)
         self.milestones.append(Milestone(step, value))
         self.last = evaluation
         is_better = value > best.value if best else not self.spares_best
@@ -98,7 +106,10 @@ class EvaluationHistory:
     def keep(self, export: Callable[[Path], None]) -> None:
         """Export what was evaluated last into `best/`, completely or not at all. Called on rank 0 only."""
         assert self.last is not None, "keep() follows an evaluation"
-        shares = {"accuracy": self.last.strict.value, "lenient": self.last.lenient.value}
+        shares: dict[str, Any] = {"accuracy": self.last.strict.value, "lenient": self.last.lenient.value}
+        if self.measure.is_reward:
+            value, *interval = self.last.result
+            shares = {"reward": value, "interval": interval}
         note: dict[str, Any] = {"step": self.milestones[-1].step, **shares, "problems": self.problems, "run": self.run}
         note |= {} if self.last.loss is None else {"loss": self.last.loss}
         note |= {"left_out": self.last.left_out} if self.last.left_out else {}
@@ -126,9 +137,10 @@ class Evaluator:
     def evaluate(self, name: str) -> Evaluation:
         """Return the evaluation of the policy as it is. Every rank calls it."""
         with self.policy.gathered():
-            scorer, left_out = self.scorer.verifier(), self.left_out
+            measure, left_out = self.history.measure, self.left_out
+            scorer = self.scorer if measure.is_reward else self.scorer.verifier()
             new_tokens, progress = self.max_new_tokens, self.progress
-            found = evaluate(name, self.sampler, scorer, self.held_out, new_tokens, None, progress, left_out)
+            found = evaluate(name, self.sampler, scorer, self.held_out, new_tokens, None, progress, left_out, measure)
             return replace(found, loss=self.loss()) if self.loss else found
 
     def keep_if_best(self, step: int, evaluation: Evaluation) -> bool:
@@ -141,11 +153,14 @@ class Evaluator:
         return is_best
 
 
-def describe(evaluation: Evaluation, answer: str = "strict") -> str:
+def describe(evaluation: Evaluation) -> str:
     """Return the headline of an evaluation. The accuracy that `reward.answer` pays for comes first."""
     loss = "" if evaluation.loss is None else f", {evaluation.loss:.3f} the loss of a token of their solutions"
+    if (measure := evaluation.measure).is_reward:
+        value, *interval = evaluation.result
+        return f"mean reward {measure.text(value, interval)} on {evaluation.asked}{loss}"
     strict, count = percent(evaluation.strict.value, evaluation.strict[1:]), f"of {evaluation.asked} correct"
-    if answer == "strict":
+    if measure is STRICT:
         return f"{strict} {count}{loss}"
     lenient = percent(evaluation.lenient.value, evaluation.lenient[1:])
     return f"{lenient} {count} in any format, {strict} in the one asked for{loss}"
@@ -153,11 +168,13 @@ def describe(evaluation: Evaluation, answer: str = "strict") -> str:
 
 def metrics_of(evaluation: Evaluation) -> dict[str, float]:
     """Return what is written into `metrics.jsonl`."""
-    strict, lenient, left_out = evaluation.strict, evaluation.lenient, evaluation.left_out
+    left_out = evaluation.left_out
     found: dict[str, float] = {"eval/left_out": left_out} if left_out else {}
     found |= {} if evaluation.loss is None else {"eval/loss": evaluation.loss}
-    found |= {"eval/accuracy": strict.value, "eval/lenient": lenient.value, "eval/low": strict.low}
-    found |= {"eval/high": strict.high, "eval/problems": len(evaluation.outcomes)}
+    value, low, high = evaluation.result
+    rated = {"eval/accuracy": value, "eval/lenient": evaluation.lenient.value}
+    found |= {"eval/reward": value} if evaluation.measure.is_reward else rated
+    found |= {"eval/low": low, "eval/high": high, "eval/problems": len(evaluation.outcomes)}
     return found | {f"eval/part/{name}": share.value for name, share in evaluation.parts.items()}
 
 
@@ -165,7 +182,7 @@ def _worth(metrics: Mapping[str, float], metric: str) -> float:
     return -metrics["eval/loss"] if metric == "loss" else metrics[f"eval/{metric}"]
 
 
-def _kept(folder: Path, run: str) -> tuple[dict[str, Any] | None, str]:
+def _kept(folder: Path, run: str, named: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
     """Return the content of best.json, or what is wrong with `best/`, which is then moved aside."""
     best = folder / "best"
     if not best.exists():
@@ -176,7 +193,7 @@ def _kept(folder: Path, run: str) -> tuple[dict[str, Any] | None, str]:
     if not wrong or was_whole:
         with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
             kept = dict(disk.parsed((best / "best.json").read_bytes()))
-            if kept["run"] == run and kept.keys() >= NOTED:
+            if kept["run"] == run and kept.keys() >= {"step", "problems", *named}:
                 if was_whole:
                     manifest.seal(best)
                 return kept, ""
@@ -187,9 +204,9 @@ def _kept(folder: Path, run: str) -> tuple[dict[str, Any] | None, str]:
     return None, f"{best} is {why} and was moved to {aside.name}"
 
 
-def _evaluated(folder: Path, first_step: int) -> list[dict[str, Any]]:
+def _evaluated(folder: Path, first_step: int, named: Sequence[str]) -> list[dict[str, Any]]:
     """Return the lines of steps 1 to `first_step` that contain an evaluation. A damaged one is made again."""
-    names = ("eval/problems", "eval/accuracy", "eval/lenient")
+    names = ["eval/problems", *(f"eval/{name}" for name in named)]
     records = read_records(folder / "metrics.jsonl")
     whole = [record for record in records if all(type(record.get(name)) in (int, float) for name in names)]
     return [record for record in whole if 0 < record["step"] <= first_step]

@@ -5,18 +5,20 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from statistics import fmean, stdev
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from trainer.answers import compare
+from trainer.errors import RewardError
 from trainer.estimates import Share, pass_at, share_of
 from trainer.ranks import distributed
 from trainer.records import Completion, Draws, Prompt, Sampling, Score
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler, collect
+from trainer.watch.measure import STRICT, Measure
 from trainer.watch.progress import Progress
 
 ShowProgress = Callable[[str, int], Progress]  # of a task with so many parts
@@ -41,11 +43,13 @@ class Outcome:
             return "correct"
         return "wrong answer" if self.score.strict is not None else "no answer"
 
-    def record(self) -> dict[str, Any]:
+    def record(self, measure: Measure) -> dict[str, Any]:
         asked = {"problem": self.problem_id, "question": self.question, "gold": self.gold}
         score, answer = self.score, self.completion
         read: dict[str, Any] = {"category": self.category, "strict": score.strict, "lenient": score.lenient}
         read |= {"correct_strict": score.correct_strict, "correct_lenient": score.correct_lenient}
+        if measure.is_reward:
+            read = {"reward": score.reward, **{f"reward/{name}": part for name, part in score.components.items()}}
         size = {"truncated": answer.truncated, "tokens": answer.length}
         return {**asked, "completion": answer.text, **read, **size, **answer.transcript}
 
@@ -61,14 +65,17 @@ class Sampled:
     def by_problem(self) -> list[list[Outcome]]:
         return [[outcome for group in groups for outcome in group] for groups in zip(*self.trials, strict=True)]
 
-    @property
-    def accuracies(self) -> list[float]:
-        return [fmean(outcome.score.correct_strict for group in trial for outcome in group) for trial in self.trials]
+    def means(self, measure: Measure = STRICT) -> list[float]:
+        """Return the mean accuracy or reward of each trial."""
+        return [fmean(measure.values(one.score for group in trial for one in group)) for trial in self.trials]
 
-    def shares(self) -> dict[str, Share]:
-        """Return avg@k, maj@k and pass@k by name, each a mean over problems with its interval."""
+    def shares(self, measure: Measure = STRICT) -> dict[str, Share]:
+        """Return avg@k, maj@k and pass@k by name, each a mean over problems with its interval. A reward has avg@k."""
         k, problems = self.draws.samples, self.by_problem
         each = len(problems[0])
+        if measure.is_reward:
+            graded = [values for group in problems if (values := measure.values(one.score for one in group))]
+            return {f"avg@{k}": measure.mean([*map(fmean, graded)])}
         strict = [fmean(outcome.score.correct_strict for outcome in group) for group in problems]
         lenient = [fmean(outcome.score.correct_lenient for outcome in group) for group in problems]
         shares = {f"avg@{k}": share_of(strict, each), f"avg@{k} lenient": share_of(lenient, each)}
@@ -82,11 +89,12 @@ class Sampled:
             shares[f"pass@{j}"] = share_of([pass_at(j, each, correct) for correct in right], each / j)
         return shares
 
-    def summary(self) -> dict[str, Any]:
-        spread = {"trial_accuracies": self.accuracies, "mean": fmean(self.accuracies)}
-        spread |= {"deviation": stdev(self.accuracies)} if len(self.trials) > 1 else {}
-        shares = {name: _as_json(share) for name, share in self.shares().items()}
-        described = describe([outcome for group in self.by_problem for outcome in group])
+    def summary(self, measure: Measure = STRICT) -> dict[str, Any]:
+        means = self.means(measure)
+        spread = {"trial_rewards" if measure.is_reward else "trial_accuracies": means, "mean": fmean(means)}
+        spread |= {"deviation": stdev(means)} if len(means) > 1 else {}
+        shares = {name: _as_json(share) for name, share in self.shares(measure).items()}
+        described = describe([outcome for group in self.by_problem for outcome in group], measure)
         return {**asdict(self.draws), **shares, **spread, **described}
 
 
@@ -102,6 +110,7 @@ class Evaluation:
     sampled: Sampled | None = None
     left_out: int = 0
     loss: float | None = None  # of a token of held-out solutions, in a warm-up
+    measure: Measure = STRICT
 
     @property
     def asked(self) -> str:
@@ -129,29 +138,45 @@ class Evaluation:
         return share_of(self.correct_lenient)
 
     @property
+    def values(self) -> list[float]:
+        return self.measure.reported.values(outcome.score for outcome in self.outcomes)
+
+    @property
+    def result(self) -> Share:
+        """Return the mean reward, if that is what is measured, and the accuracy in the requested format otherwise."""
+        return self.measure.reported.mean(self.values)
+
+    @property
     def parts(self) -> dict[str, Share]:
-        """Return the accuracy in each part of a mixture of tasks."""
-        right: dict[str, list[bool]] = defaultdict(list)
+        """Return the result in each part of a mixture of tasks."""
+        found: dict[str, list[float]] = defaultdict(list)
+        measure = self.measure.reported
         for one in self.outcomes:
-            right[one.part].append(one.score.correct_strict)
-        return {name: share_of(right[name]) for name in sorted(right) if name}
+            found[one.part] += measure.values([one.score])
+        return {name: measure.mean(found[name]) for name in sorted(found) if name and found[name]}
 
     def summary(self) -> dict[str, Any]:
         """Return what is printed and stored; `records` has the single answers."""
         found = {"name": self.name, "problems": len(self.outcomes), "left_out": self.left_out}
-        found |= {"accuracy": self.accuracy, "interval": list(self.strict[1:])}
-        found |= {"lenient_accuracy": self.lenient.value, "lenient_interval": list(self.lenient[1:])}
+        (value, *interval), measure = self.result, self.measure
+        if measure.is_reward:
+            found |= {"reward": value, "interval": interval, "deviation": pstdev(self.values)}
+        else:
+            found |= {"accuracy": value, "interval": interval}
+            found |= {"lenient_accuracy": self.lenient.value, "lenient_interval": list(self.lenient[1:])}
         found |= {} if self.loss is None else {"loss": self.loss}
         found |= {"parts": {name: _as_json(share) for name, share in self.parts.items()}} if self.parts else {}
-        return found | describe(self.outcomes) | ({"sampled": self.sampled.summary()} if self.sampled else {})
+        sampled = {"sampled": self.sampled.summary(measure)} if self.sampled else {}
+        return found | describe(self.outcomes, measure) | sampled
 
     def records(self) -> list[dict[str, Any]]:
         """Return every answer. Greedy answers have temperature 0; sampled ones are numbered within their trial."""
-        records = [{"model": self.name, "temperature": 0.0, **outcome.record()} for outcome in self.outcomes]
+        name, measure = self.name, self.measure
+        records = [{"model": name, "temperature": 0.0, **outcome.record(measure)} for outcome in self.outcomes]
         if self.sampled:
-            temperature = self.sampled.draws.temperature
+            heat = self.sampled.draws.temperature
             records += [
-                {"model": self.name, "temperature": temperature, "trial": trial, "sample": sample, **outcome.record()}
+                {"model": name, "temperature": heat, "trial": trial, "sample": sample, **outcome.record(measure)}
                 for trial, groups in enumerate(self.sampled.trials)
                 for group in groups
                 for sample, outcome in enumerate(group)
@@ -159,13 +184,14 @@ class Evaluation:
         return records
 
 
-def describe(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def describe(outcomes: Sequence[Outcome], measure: Measure) -> dict[str, Any]:
     """Return the three categories as counts and shares, the share of truncated answers, and the mean length."""
     counts = {name: sum(outcome.category == name for outcome in outcomes) for name in CATEGORIES}
     shares = {name: count / len(outcomes) for name, count in counts.items()}
     truncated = fmean(outcome.completion.truncated for outcome in outcomes)
     length = fmean(outcome.completion.length for outcome in outcomes)
-    return {"categories": counts, "category_shares": shares, "truncated": truncated, "mean_tokens": length}
+    categories = {} if measure.is_reward else {"categories": counts, "category_shares": shares}
+    return {**categories, "truncated": truncated, "mean_tokens": length}
 
 
 def majority(outcomes: Sequence[Outcome]) -> Outcome | None:
@@ -190,6 +216,7 @@ def evaluate(
     draws: Draws | None = None,
     progress: ShowProgress | None = None,
     left_out: int = 0,
+    measure: Measure = STRICT,
 ) -> Evaluation:
     """Evaluate greedy answers, and sampled ones if `draws` are given. Every rank gets the whole result."""
 
@@ -200,15 +227,18 @@ def evaluate(
             return _answered(Reporting(sampler, shown.advance), scorer, prompts, sampling)
 
     greedy = answered("greedy answers to", Sampling(1, temperature=0.0, max_new_tokens=max_new_tokens, seed=0))
-    outcomes = tuple(outcome for (outcome,) in greedy)
+    found = Evaluation(name, tuple(outcome for (outcome,) in greedy), left_out=left_out, measure=measure)
+    if not found.values:
+        remedy = "Repair the judge or the function, or write eval.problems=0"
+        raise RewardError(f"evaluation of {name}", "no held-out answer has a reward", remedy).of_all()
     if draws is None:
-        return Evaluation(name, outcomes, left_out=left_out)
+        return found
     what = f"{draws.samples} sampled answers to each of"
     trials = [
         answered(what, Sampling(draws.samples, draws.temperature, max_new_tokens, draws.seed * 1_009 + trial))
         for trial in range(draws.trials)
     ]
-    return Evaluation(name, outcomes, Sampled(draws, tuple(trials)), left_out)
+    return replace(found, sampled=Sampled(draws, tuple(trials)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from trainer.config.settings import Config
-from trainer.estimates import SIGNIFICANT, mcnemar, paired_difference
+from trainer.estimates import SIGNIFICANT, Share, mcnemar
 from trainer.evaluation.evaluate import Evaluation, Outcome
 from trainer.machine import disk
 from trainer.run_folder.reader import table_rows
+from trainer.watch.measure import STRICT, Measure, number
 from trainer.watch.verdict import evidence_of
 
 SHOWN_FLIPS = 3  # of each direction; all of them are in eval_flips.jsonl
@@ -24,16 +25,18 @@ FILES = "eval.json, eval.md, eval_answers.jsonl, eval_flips.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A problem that only one of two models solves."""
+    """A problem that only one of two models solves, or whose answers do not earn the same."""
 
     direction: str  # gained or lost
     before: Outcome
     after: Outcome
+    measure: Measure = STRICT
 
     def record(self) -> dict[str, Any]:
         asked = {"problem": self.before.problem_id, "question": self.before.question, "gold": self.before.gold}
         sides = {"before": self.before, "after": self.after}
-        answers = {f"{side}_answer": outcome.score.strict for side, outcome in sides.items()}
+        name, read = ("reward", "reward") if self.measure.is_reward else ("answer", "strict")
+        answers = {f"{side}_{name}": getattr(outcome.score, read) for side, outcome in sides.items()}
         completions = {f"{side}_completion": outcome.completion.text for side, outcome in sides.items()}
         return {"direction": self.direction, **asked, **answers, **completions}
 
@@ -48,30 +51,42 @@ class Comparison:
         return f"{self.before.name} -> {self.after.name}"
 
     @property
-    def test(self) -> tuple[int, int, float]:
-        """Return the problems gained, the problems lost, and p of the exact McNemar test."""
-        return mcnemar(self.before.correct, self.after.correct)
+    def measure(self) -> Measure:
+        return self.before.measure.reported
+
+    @property
+    def both(self) -> list[tuple[Outcome, Outcome, float, float]]:
+        """Return the answers of the two models to each problem with what is measured of them, if both have it."""
+        pairs, name = zip(self.before.outcomes, self.after.outcomes, strict=True), self.measure.of_answer
+        measured = [(old, new, getattr(old.score, name), getattr(new.score, name)) for old, new in pairs]
+        return [one for one in measured if None not in one]
+
+    @property
+    def test(self) -> tuple[int, int, float, Share]:
+        """Return the problems gained, the problems lost, p of the paired test, and the difference."""
+        return self.measure.compared([one for *_, one, _ in self.both], [one for *_, one in self.both])
 
     @property
     def flips(self) -> list[Flip]:
-        return [
-            Flip("gained" if new.score.correct_strict else "lost", old, new)
-            for old, new in zip(self.before.outcomes, self.after.outcomes, strict=True)
-            if old.score.correct_strict != new.score.correct_strict
-        ]
+        """Return the problems with a difference, the largest first."""
+        both = sorted(self.both, key=lambda one: -abs(one[3] - one[2]))
+        return [Flip("gained" if b > a else "lost", old, new, self.measure) for old, new, a, b in both if a != b]
 
     @property
     def sentence(self) -> str:
         """Return whether the second model is better, worse, or within the noise of so few problems, and why."""
-        gained, lost, p = self.test
-        problems = len(self.before.outcomes)
-        difference = paired_difference(gained, lost, problems)
-        kind = "within the noise" if p >= SIGNIFICANT else "better" if gained > lost else "worse"
-        return f"{kind}: {evidence_of(self.before.accuracy, self.after.accuracy, problems, difference, p)}"
+        before, after = self.before, self.after
+        *_, p, difference = self.test
+        kind = "within the noise" if p >= SIGNIFICANT else "better" if difference.value > 0 else "worse"
+        values = (before.result.value, after.result.value, len(before.outcomes))
+        return f"{kind}: {evidence_of(*values, difference, p, self.measure)}"
 
     def summary(self) -> dict[str, Any]:
-        gained, lost, p = self.test
+        gained, lost, p, (value, *interval) = self.test
         named = {"before": self.before.name, "after": self.after.name}
+        if self.measure.is_reward:
+            moved = {"gained": gained, "lost": lost, "difference": value, "interval": interval}
+            return {**named, **moved, "p": p, "sentence": self.sentence}
         in_any_form = zip(("gained", "lost", "p"), mcnemar(self.before.correct_lenient, self.after.correct_lenient))
         strict = {"gained": gained, "lost": lost, "p": p, "sentence": self.sentence}
         return {**named, **strict, "lenient": dict(in_any_form)}
@@ -141,16 +156,19 @@ def verdicts(evaluations: Sequence[Evaluation]) -> list[str]:
 
 def flip_lines(comparison: Comparison) -> Iterator[str]:
     """Yield some of the problems that flipped, in both directions."""
-    for direction, label in (("gained", "now right"), ("lost", "no longer right")):
+    for direction, label in zip(("gained", "lost"), comparison.measure.flipped):
         flips = [flip for flip in comparison.flips if flip.direction == direction]
         more = f", {SHOWN_FLIPS} of them" if len(flips) > SHOWN_FLIPS else ""
         if flips:
             yield f"{comparison.names}, {label}: {len(flips)}{more}"
         for flip in flips[:SHOWN_FLIPS]:
             sides = ((comparison.before, flip.before.score.strict), (comparison.after, flip.after.score.strict))
-            told = [f"{model.name} {'no answer' if read is None else shorten(read, 30)}" for model, read in sides]
+            read = [f"{model.name} {'no answer' if read is None else shorten(read, 30)}" for model, read in sides]
+            told = f"gold {flip.before.gold}; {', '.join(read)}"
+            if comparison.measure.is_reward:
+                told = " -> ".join(number(one.score.reward or 0.0) for one in (flip.before, flip.after))
             asked = f"{flip.before.problem_id}: {shorten(flip.before.question, 70, placeholder=' ...')}"
-            yield f"  {asked} (gold {flip.before.gold}; {', '.join(told)})"
+            yield f"  {asked} ({told})"
 
 
 # ------------------------------------------------------------------------------------------------------------ eval.md
@@ -158,6 +176,9 @@ def flip_lines(comparison: Comparison) -> Iterator[str]:
 LEGEND = """`correct`: the right answer in the requested format. `in any format`: the right answer in any format.
 `wrong answer`: the requested format with another answer. `no answer found`: nothing in the requested format.
 Brackets contain 95 % intervals in percent. `gained/lost`: problems that flipped against the first model.
+"""
+OF_REWARDS = """`reward`: the mean reward of the answers, with a 95 % interval in brackets. `difference`: from the first
+model, on the same problems. `higher/lower`: problems whose answer earns more and less than that of the first model.
 """
 
 
@@ -169,7 +190,8 @@ def markdown(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> 
     sentences = [f"- {line}" for line in verdicts(evaluations)]
     flips = [line for comparison in all_pairs(evaluations)[:1] for line in flip_lines(comparison)]
     facts = ", ".join(f"{name} `{value}`" for name, value in settings.items() if value is not None)
-    parts = [f"# {title(evaluations)}", facts, "\n".join(table), LEGEND.rstrip()]
+    legend = OF_REWARDS if evaluations[0].measure.is_reward else LEGEND
+    parts = [f"# {title(evaluations)}", facts, "\n".join(table), legend.rstrip()]
     parts += ["\n".join(sentences)] if sentences else []
     parts += ["```\n" + "\n".join(flips).replace("```", "'''") + "\n```"] if flips else []
     return "\n\n".join(parts) + "\n"

@@ -12,8 +12,9 @@ from trainer.config.command_line import flat
 from trainer.estimates import wilson
 from trainer.machine.visible import visible
 from trainer.reports import repeat
-from trainer.run_folder.reader import RunFiles, facts_of, percent, table_rows
+from trainer.run_folder.reader import RunFiles, facts_of, table_rows
 from trainer.watch.alarms import alarms_of
+from trainer.watch.measure import percent
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 DATA_SETS = {  # of a task: the name on the hub, and the licence, as its page says
@@ -58,6 +59,10 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
     recipe = (OF_A_WARMUP if is_warmup else OF_GRPO) | (OF_LORA if settings["lora.enabled"] else {})
     values |= {"recipe": recipe, "preset": preset, "changes": repeat.written(changes)}
     alarms = [alarm.finding.name for alarm in alarms_of(run.history) if alarm.lasts]
+    values["results"] = made.get("accuracy") or made.get("reward")
+    values["legend"] = "`correct` asks for the requested format, `in any format` does not."
+    if run.measure.is_reward:
+        values["legend"] = "`reward` is the mean of the weighted rewards of the run; no answer is known to be right."
     values |= {"commands": repeat.commands(whole, run.made_with), "alarms": alarms, **_evaluation(run, made["step"])}
     values["base_in_code"] = json.dumps(base, ensure_ascii=False)
     text = template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(values)
@@ -133,8 +138,12 @@ def _evaluation(run: RunFiles, step: int | None) -> dict[str, Any]:
         return {"evaluated": "unknown" if step is None else "other"}
     kept, problems = run.best, run.best["problems"]
     base = [one for one in models[:1] if one["problems"] == problems]
-    found = []
-    for name, key, of_base in (("correct", "accuracy", ""), ("in any format", "lenient", "lenient_")):
+    found, measure = [], run.measure
+    if measure.is_reward:
+        before = [measure.text(one["reward"], one["interval"]) for one in base]
+        found.append(["reward", *before, measure.text(kept["reward"], kept["interval"])])
+    named = (("correct", "accuracy", ""), ("in any format", "lenient", "lenient_"))
+    for name, key, of_base in () if measure.is_reward else named:
         before = [percent(one[f"{of_base}accuracy"], one[f"{of_base}interval"]) for one in base]
         found.append([name, *before, percent(kept[key], wilson(kept[key] * problems, problems))])
     columns = [*("base" for _ in base), f"step {kept['step']}"]

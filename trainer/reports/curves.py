@@ -26,7 +26,12 @@ def plain(middle: str, low: str = "", high: str = "") -> Looks:
 
 
 def accuracy(run: RunFiles) -> Looks:
-    return plain(f"accuracy/{run.settings['reward.answer'] or 'strict'}")
+    return plain("" if run.measure.is_reward else run.measure.of_training)
+
+
+def held_out(of_reward: bool) -> Callable[[RunFiles], Looks]:
+    """Return what reads the evaluations of runs that are judged by their reward, or of those that are not."""
+    return lambda run: run.held_out if run.measure.is_reward == of_reward else plain("")
 
 
 def of_phases(run: RunFiles, kind: str, together: Callable[[Iterable[float]], float]) -> Looks:
@@ -51,10 +56,13 @@ class Series(NamedTuple):
 # What is drawn: the curves of each chart of each file.
 CHARTS: dict[str, dict[str, list[Series]]] = {
     "curves": {
-        "mean reward": [Series("reward", "reward/mean")],
+        "mean reward": [
+            Series("reward", "reward/mean"),
+            Series("held-out, 95 %", held_out(True), dots=True),
+        ],
         "accuracy": [
             Series("training", accuracy),
-            Series("held-out, 95 %", lambda run: run.held_out, dots=True),
+            Series("held-out, 95 %", held_out(False), dots=True),
         ],
         "loss": [Series("loss", "loss")],
         "reward, lowest to highest": [Series("reward", lambda run: plain(*(f"reward/{one}" for one in RANGE)))],
@@ -112,6 +120,7 @@ def charts_of(groups: Sequence[Group], file: str) -> list[Chart]:
 def chart(title: str, groups: Sequence[Group], series: Sequence[Series]) -> Chart:
     """Return a chart: each run in its colour, or each series in its colour if there is one run."""
     alone, curves = len(groups) == 1, []
+    series = [one for one in series if any(_values(group, one) for group in groups)]
     for number, group in enumerate(groups):
         for which, one in enumerate(series):
             name = one.name if alone else f"{group.name}, {one.name}" if len(series) > 1 else group.name

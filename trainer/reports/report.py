@@ -4,16 +4,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from trainer.estimates import Share, corrected, mcnemar, paired_difference
+from trainer.estimates import Share, corrected
 from trainer.machine.visible import around, shortened
 from trainer.reports import repeat
 from trainer.reports.chart import HEIGHT, WIDTH, colour_of, line, svg
 from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
 from trainer.reports.markup import Html, joined, page, table, tag
-from trainer.reports.terminal import stopped, told
-from trainer.run_folder.reader import RunFiles, differing, facts_of, percent, phases, table_rows
+from trainer.reports.terminal import earned, stopped, told
+from trainer.run_folder.reader import RunFiles, differing, facts_of, phases, table_rows
 from trainer.watch.alarms import Alarm, alarms_of, interval
-from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, points
+from trainer.watch.measure import Measure
+from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
 
 SHORTER = {  # what may shorten the phase that takes most of the time
     "rollout": "More answers at a time (rollout.rows), a smaller rollout.max_new_tokens, or vLLM take less. "
@@ -21,7 +22,7 @@ SHORTER = {  # what may shorten the phase that takes most of the time
     "score": "Without algorithm.kl.coef, and with one update a step, there is nothing to compute before the update.",
     "step": "Larger optim.tokens_per_micro_batch, or no model.gradient_checkpointing, take more memory and less time.",
 }
-OF_TRAINING = {"task.limit", "task.curriculum"}  # they leave the held-out problems as they are
+OF_TRAINING = {"task.limit", "task.curriculum", "reward.control"}  # they leave the held-out problems as they are
 MOST_FLIPS = 20  # shown in each direction; all of them are in eval_flips.jsonl
 KWH = 3.6e6  # joules
 CLASSES = {LEARNED: "verdict better", NOT_LEARNED: "verdict worse", CANNOT_TELL: "verdict"}
@@ -46,8 +47,9 @@ def of_one(run: RunFiles) -> Iterator[Html]:
     every = interval(len(run.history.steps))
     looks = tag("p", f"The rules looked at every {every}th step.", class_="soft") if every > 1 else Html()
     yield from section("Alarms", *map(alarm, alarms), looks)
-    yield from section("Answers won and lost", *flips(run.flips()))
-    yield from section("First and last answers", *samples(run.samples()))
+    titles = [one.capitalize() for one in run.measure.flipped] if run.measure.is_reward else ("Won", "Lost")
+    yield from section("Answers won and lost", *flips(run.flips(), titles))
+    yield from section("First and last answers", *samples(run.samples(), run.measure))
     yield from section("Settings", settings(run))
     yield from section("Time and memory", time_and_memory(run))
     yield from section("How it was made", *how_it_was_made(run))
@@ -99,11 +101,10 @@ def evaluation(run: RunFiles) -> Html:
     first = table(["", *(model["name"] for model in models)], table_rows(models, pairs), "numbers")
     rows = []
     for pair in pairs:
-        paid = pair["lenient"] if run.pays_lenient else pair
-        difference = points(paired_difference(paid["gained"], paid["lost"], models[0]["problems"]))
-        counts = [paid["gained"], paid["lost"], difference, f"{paid['p']:.2g}"]
+        paid, difference = run.measure.pair(pair, models[0]["problems"])
+        counts = [paid["gained"], paid["lost"], run.measure.change(difference), f"{paid['p']:.2g}"]
         rows.append([f"{pair['before']} → {pair['after']}", *counts])
-    head = ["", "gained", "lost", "difference", "p, exact McNemar test"]
+    head = ["", *run.measure.flips.split("/"), "difference", f"p, {run.measure.test}"]
     return joined(tag("p", asked, class_="soft"), first, table(head, rows) if rows else "")
 
 
@@ -115,9 +116,9 @@ def alarm(one: Alarm) -> Html:
     return tag("div", title, seen, remedy, class_="alarm" if one.lasts else "alarm over")
 
 
-def flips(found: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
-    """Yield the problems that only one of two models solved, in both directions."""
-    for direction, title in (("gained", "Won"), ("lost", "Lost")):
+def flips(found: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> Iterator[Html]:
+    """Yield the problems that only one of two models solved, or whose rewards differ, in both directions."""
+    for direction, title in zip(("gained", "lost"), titles, strict=True):
         these = [flip for flip in found if flip.get("direction") == direction]
         more = f", {MOST_FLIPS} of them here, all in eval_flips.jsonl" if len(these) > MOST_FLIPS else ""
         if these:
@@ -126,20 +127,23 @@ def flips(found: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
 
 
 def _flip(flip: Mapping[str, Any]) -> Html:
-    sides = [
-        tag("div", tag("p", side, class_="soft"), answer(flip[f"{side}_completion"], flip[f"{side}_answer"]))
-        for side in ("before", "after")
-    ]
+    sides = [tag("div", tag("p", side, class_="soft"), _side(flip, side)) for side in ("before", "after")]
     asked = tag("summary", f"{flip['question']} ", tag("strong", flip["gold"]))
     return tag("details", asked, tag("div", *sides, class_="pair"))
 
 
-def samples(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Html]:
+def _side(flip: Mapping[str, Any], side: str) -> Html:
+    if (reward := flip.get(f"{side}_reward")) is None:
+        return answer(flip[f"{side}_completion"], flip[f"{side}_answer"])
+    return joined(tag("pre", shortened(flip[f"{side}_completion"])), tag("p", f"reward {reward:.3g}", class_="soft"))
+
+
+def samples(found: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterator[Html]:
     """Yield answers that were sampled in training, each under its name."""
     for name, sample in found.items():
         read = sample["strict"] if sample["strict"] is not None else sample["lenient"]
-        earned = "no reward" if sample["reward"] is None else f"reward {sample['reward']:.3g}"
-        told_of = f", step {sample['step']}, {earned}; the answer is "
+        known = "" if measure.is_reward else "; the answer is "
+        told_of = f", step {sample['step']}, {earned(sample)}{known}"
         title = joined(tag("strong", name, class_=name.split()[-1]), told_of)
         asked = tag("details", tag("summary", "prompt"), tag("pre", shortened(sample["prompt"])))
         cut = tag("p", "cut off", class_="soft") if sample["truncated"] else ""
@@ -147,7 +151,10 @@ def samples(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Html]:
         earlier = [part for turn in turns for part in turn]
         last = tag("p", "model", class_="soft") if earlier else ""
         written = answer(sample["completion"], read)
-        yield tag("div", tag("h3", title, tag("code", sample["gold"])), asked, *earlier, last, written, cut)
+        gold: Html | str = tag("code", sample["gold"])
+        if measure.is_reward:
+            written, gold = tag("pre", shortened(sample["completion"])), ""
+        yield tag("div", tag("h3", title, gold), asked, *earlier, last, written, cut)
 
 
 def answer(text: str, read: str | None) -> Html:
@@ -210,11 +217,14 @@ def results(runs: Sequence[RunFiles]) -> Iterator[Html]:
     tasks = ranked(runs)
     for these in tasks:
         first, _ = these[0]
+        measure = first.measure
         if len(tasks) > 1:
             yield tag("h3", f"Task {first.settings['task.name']}")
         against = ["" if run is first else pair or "no common problems" for run, pair in these]
         rows = [[run.name, *_result(run), told] for (run, _), told in zip(these, against, strict=True)]
-        head = ["run", "base", "trained", "gained", "lost", "steps", "training", f"against {first.name}, points"]
+        unit = "reward" if measure.is_reward else "points"
+        head = ["run", "base", "trained", *measure.flips.split("/"), "steps", "training"]
+        head += [f"against {first.name}, {unit}"]
         yield table(head, rows, "numbers")
     if len(tasks) > 1:
         yield tag("p", "Runs on different tasks are not compared with each other.", class_="soft")
@@ -222,9 +232,9 @@ def results(runs: Sequence[RunFiles]) -> Iterator[Html]:
 
 def _result(run: RunFiles) -> list[object]:
     models, facts = run.evaluation.get("evaluations", []), facts_of(run)
-    pair: Mapping[str, Any] = next(iter(run.evaluation.get("comparisons", [])), {})
-    paid, kind = (pair.get("lenient", {}), "lenient_") if run.pays_lenient else (pair, "")
-    shares = [percent(model[f"{kind}accuracy"], model[f"{kind}interval"]) for model in models[:2]]
+    pairs, measure = run.evaluation.get("comparisons"), run.measure
+    paid: Mapping[str, Any] = measure.pair(pairs[0], models[0]["problems"])[0] if pairs else {}
+    shares = [measure.text(model[measure.of_model], model[measure.interval]) for model in models[:2]]
     shares += ["none yet"] * (2 - len(shares))
     return [*shares, paid.get("gained", ""), paid.get("lost", ""), run.steps, f"{facts['training_s']:.0f} s"]
 
@@ -246,22 +256,24 @@ class Pair(NamedTuple):
     lost: int
     p: float
     difference: Share
+    change: str  # the difference with its interval
 
     def __str__(self) -> str:
-        value, low, high = (100 * number for number in self.difference)
-        return f"{value:+.1f} ({low:+.1f} to {high:+.1f}), p = {self.p:.2g}"
+        return f"{self.change}, p = {self.p:.2g}"
 
 
 def ranked(runs: Sequence[RunFiles]) -> list[list[tuple[RunFiles, Pair | None]]]:
-    """Return the runs of each task, the highest accuracy first, and how each differs from the first where both were
-    asked the same problems. Accuracies on different tasks have no order. Holm's correction of p is within a task."""
+    """Return the runs of each task, the best first, and how each differs from the first where both were asked the same
+    problems. Results on different tasks, or of different rewards, have no order. Holm's correction of p is within a
+    task."""
     tasks: dict[str, list[RunFiles]] = {}
     for run in runs:
-        keys = (key for key in run.settings if key.startswith("task.") and key not in OF_TRAINING)
+        parts = ("task.", "reward.") if run.measure.is_reward else ("task.",)
+        keys = (key for key in run.settings if key.startswith(parts) and key not in OF_TRAINING)
         tasks.setdefault(str([run.settings[key] for key in keys]), []).append(run)
     found = []
     for of_task in tasks.values():
-        first, *others = sorted(of_task, key=lambda run: -(facts_of(run)["accuracy"] or 0.0))
+        first, *others = sorted(of_task, key=lambda run: -(facts_of(run)[run.measure.name] or 0.0))
         pairs = [_paired(first, run) for run in others]
         ps = iter(corrected([pair.p for pair in pairs if pair]))
         pairs = [pair and pair._replace(p=next(ps)) for pair in pairs]
@@ -270,8 +282,9 @@ def ranked(runs: Sequence[RunFiles]) -> list[list[tuple[RunFiles, Pair | None]]]
 
 
 def _paired(before: RunFiles, after: RunFiles) -> Pair | None:
-    both = [problem for problem in before.solved if problem in after.solved]
+    one, other, measure = before.worth, after.worth, before.measure
+    both = [problem for problem in one if problem in other]
     if not both:
         return None
-    gained, lost, p = mcnemar([before.solved[one] for one in both], [after.solved[one] for one in both])
-    return Pair(len(both), gained, lost, p, paired_difference(gained, lost, len(both)))
+    found = measure.compared([one[problem] for problem in both], [other[problem] for problem in both])
+    return Pair(len(both), *found, measure.change(found[3], "", ""))

@@ -20,7 +20,7 @@ from trainer.machine.console import Console
 from trainer.machine.visible import around, visible
 from trainer.run_folder.reader import RunFiles, phases, read_run
 from trainer.watch.alarms import lasting
-from trainer.watch.history import EVALUATED
+from trainer.watch.measure import Measure
 from trainer.watch.progress import clock
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -57,7 +57,7 @@ def _panel(run: RunFiles, console: Console, width: int, height: int | None) -> P
 
     lines = wrapped(chain(_progress(run, inside), _curves(run, inside), _phases(run)))
     alarms = wrapped(Text(f"! {alarm}", style="red") for alarm in lasting(run.history))
-    answers = [wrapped(iter([_answer(name, sample)])) for name, sample in run.last_samples().items()]
+    answers = [wrapped(iter([_answer(name, sample, run.measure)])) for name, sample in run.last_samples().items()]
     if room is None:
         answers = [[Text(), *answer] for answer in answers]
     else:
@@ -98,8 +98,8 @@ def _recent(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _curves(run: RunFiles, width: int) -> Iterator[Text]:
     size = min(WIDTH, width - BESIDE)
-    held_out = "eval/lenient" if run.pays_lenient else EVALUATED
-    named = {"reward": "reward/mean", "accuracy": f"accuracy/{run.config.reward.answer}", "held-out": held_out}
+    measure = run.measure
+    named = {"reward": "reward/mean", measure.name: measure.of_training, "held-out": measure.logged}
     for name, metric in (named | {"tokens": "length", "entropy": "entropy"}).items():
         if values := [record[metric] for record in run.metrics if metric in record]:
             yield Text(f"{name:<9} {blocks(values, size):<{size}} {values[0]:.3g} to {values[-1]:.3g}")
@@ -133,14 +133,22 @@ def _phases(run: RunFiles) -> Iterator[Text]:
         yield Text(f"{'memory':<9} {', '.join(used)} GB")
 
 
-def _answer(name: str, sample: Mapping[str, Any]) -> Text:
+def _answer(name: str, sample: Mapping[str, Any], measure: Measure) -> Text:
     """Return an answer with what was read from it marked."""
+    if measure.is_reward:
+        sample = {**sample, "strict": None, "lenient": None}
     read = sample["strict"] if sample["strict"] is not None else sample["lenient"]
     before, found, after = map(visible, around(sample["completion"][-LONGEST:], read))
     said = "no answer found" if read is None else f"read {visible(read)}"
-    head = f"{name}, step {sample['step']}, {said}, the answer is {visible(sample['gold'])}\n"
+    known = f"{said}, the answer is {visible(sample['gold'])}"
+    known = earned(sample) if measure.is_reward else known
+    head = f"{name}, step {sample['step']}, {known}\n"
     earlier = [(f"{visible(turn['text'])}\n", "dim" if turn["role"] == "environment" else "") for turn in told(sample)]
     return Text.assemble((head, "bold"), *earlier, before, (found, "reverse"), after)
+
+
+def earned(sample: Mapping[str, Any]) -> str:
+    return "no reward" if sample["reward"] is None else f"reward {sample['reward']:.3g}"
 
 
 def told(sample: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:

@@ -47,6 +47,7 @@ from trainer.step.optimizer import schedule
 from trainer.step.update import Updater
 from trainer.watch.alarms import Alarms
 from trainer.watch.history import History
+from trainer.watch.measure import measure_of
 from trainer.watch.phases import GB, total_memory
 from trainer.watch.progress import TimeLeft
 from trainer.watch.rules import RULES
@@ -90,7 +91,8 @@ def build(request: Request, data: Data | None = None) -> Run:
     shrinker = Shrinker(policy, given_back, packer, log.screen.warn)
     held_out, new_tokens = samplers.held_out, config.rollout.max_new_tokens
     left_out = len(prompts.held_out) - len(held_out)
-    history = EvaluationHistory(folder, config.eval, len(held_out), log.first_step, log.total_steps, origin.run)
+    of_run = (log.first_step, log.total_steps, origin.run, measure_of(config))
+    history = EvaluationHistory(folder, config.eval, len(held_out), *of_run)
     if history.lost:
         log.screen.say(f"octet: warning: {history.lost}, so the best that was kept is lost")
     kind = Rollouts if config.reward.control == "none" else PlaceboRollouts
@@ -229,8 +231,10 @@ def evaluate_model(
     draws: Draws | None = None,
     outside: Sampler | None = None,
     progress: ShowProgress | None = None,
+    folder: Path | None = None,
 ) -> Evaluation:
-    """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
+    """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it. What a
+    judge costs is counted in the `folder` of a run."""
     check_vocabulary(tokenizer, model)
     prompter = prompter_of(config, data.task, tokenizer)
     stops, strings = ends(config, prompter, model)
@@ -238,8 +242,9 @@ def evaluate_model(
     sampler = outside or choose(stop_strings=strings, prompter=prompter)
     held_out, new_tokens = [prompter.prompt(problem) for problem in data.held_out], config.rollout.max_new_tokens
     prompts = within_context(held_out, context_limit(sampler, model), new_tokens)
-    left_out, scorer = len(held_out) - len(prompts), make_verifier(config, data.task)
-    return evaluate(name, sampler, scorer, prompts, new_tokens, draws, progress, left_out)
+    left_out, measure = len(held_out) - len(prompts), measure_of(config)
+    scorer = make_scorer(config, data.task, folder) if measure.is_reward else make_verifier(config, data.task)
+    return evaluate(name, sampler, scorer, prompts, new_tokens, draws, progress, left_out, measure)
 
 
 # ---------------------------------------------------------------- the log
@@ -259,8 +264,8 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
         lock.write_machine(folder, config)
     view = partial(terminal.of_folder, folder)
     left = TimeLeft(total_steps, config.eval.every, (1 + config.merges) * bool(config.eval.problems))
-    answer, quiet = config.reward.answer, not is_main
-    screen = Screen(total_steps, first_step, answer, quiet=quiet, stderr=request.json, view=view, left=left)
+    measure, quiet = measure_of(config), not is_main
+    screen = Screen(total_steps, first_step, measure, quiet=quiet, stderr=request.json, view=view, left=left)
     track = config.run.track
     tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
     journal = Journal(folder, first_step, tracker) if is_main else None

@@ -162,8 +162,8 @@ def merge_and_compare(
 def checked(alike: Agreement, evaluations: list[Evaluation]) -> dict[str, Any]:
     """Return how the answers of an export compare with those of its source, for export.json and for --json."""
     facts = {"identical": alike.identical, "problems": alike.problems, "largest_difference": alike.largest_difference}
-    accuracy = {one.name: one.accuracy for one in evaluations}
-    return {**facts, "mean_difference": alike.mean_difference, "accuracy": accuracy}
+    measured = {one.name: one.result.value for one in evaluations}
+    return {**facts, "mean_difference": alike.mean_difference, evaluations[0].measure.name: measured}
 
 
 def record(folder: Path, made_of: Mapping[str, Any], facts: Mapping[str, Any]) -> None:

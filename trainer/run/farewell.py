@@ -21,10 +21,13 @@ from trainer.plan import hours
 from trainer.ranks import distributed, slurm
 from trainer.reports import repeat
 from trainer.reward import gold_check
+from trainer.reward.judge import Judge
+from trainer.reward.scorer import Scorer
 from trainer.run.assemble import Run
 from trainer.run_folder import checkpoints
 from trainer.run_folder.journal import VERDICT, read_records
 from trainer.run_folder.run_log import RunLog
+from trainer.watch.measure import measure_of
 from trainer.watch.screen import Screen
 from trainer.watch.verdict import Verdict, verdict_of
 
@@ -68,18 +71,21 @@ def _example(run: Run) -> str:
     """Return what the model is asked for in the first problem, and what answers to it earn."""
     rollouts = run.rollouts
     prompt = rollouts.prompter.prompt(rollouts.curriculum.problems[0])
-    scorer = rollouts.scorer.verifier()
-    outside = [grader.name for grader in rollouts.scorer.graders if grader not in scorer.graders]
-    outside += ["environment"] if scorer.weights.get("environment") else []
+    ending = f"a prompt ends with {prompt.text[-SHOWN:]!r}"
+    if measure_of(rollouts.config).is_reward:
+        return ending
+    everything = rollouts.scorer
+    costly = [grader for grader in everything.graders if isinstance(grader, Judge)]
+    asked = [grader for grader in everything.graders if grader not in costly]
+    scorer = Scorer(everything.rules, asked, everything.symbolic)
+    outside = [grader.name for grader in costly] + ["environment"] * bool(scorer.weights.get("environment"))
     gold = replace(gold_check.written(prompt.problem, scorer.rules), reward=0.0)
     tokens = rollouts.prompter.answer_tokens(prompt, gold.text)  # `overlong` counts them
     answers = [replace(gold, tokens=tokens), replace(gold, text="")]
     right, empty = scorer.scores([(prompt, answer) for answer in answers])
     beside = f"; {', '.join(outside)} not counted" if outside else ""
-    return (
-        f"a prompt ends with {prompt.text[-SHOWN:]!r}\n"
-        f"{gold.text!r} earns {right.reward:.2f}, an empty answer {empty.reward:.2f}{beside}"
-    )
+    earned = ["no reward" if one.reward is None else f"{one.reward:.2f}" for one in (right, empty)]
+    return f"{ending}\n{gold.text!r} earns {earned[0]}, an empty answer {earned[1]}{beside}"
 
 
 def conclude(request: Request, folder: Path, screen: Screen, evaluations: Mapping[str, Evaluation]) -> Verdict:
@@ -166,7 +172,7 @@ def best_step(config: Config, history: EvaluationHistory, total_steps: int) -> I
     kept, best = history.kept, history.best
     if best is None or not (kept or history.lost):
         return
-    last, metric, patience = history.milestones[-1], config.eval.metric, config.eval.patience
+    last, metric, patience = history.milestones[-1], history.metric, config.eval.patience
     if patience and history.has_stopped_rising and last.step < total_steps:
         key = "warmup.patience" if config.is_warmup else "eval.patience"
         yield f"stopped after step {last.step}: {counted(patience, 'evaluation')} without a new best ({key}={patience})"
@@ -175,7 +181,8 @@ def best_step(config: Config, history: EvaluationHistory, total_steps: int) -> I
     is_there = kept and (kept["step"], kept["problems"]) == (best.step, history.problems)
     why = history.lost or f"{history.folder}/best is of step {kept and kept['step']}"
     where = f"Its {config.lora.product} is in {history.folder}/best" if is_there else f"It is not kept: {why}"
-    values = [f"loss {abs(one):.4f}" if metric == "loss" else f"{metric} {one:.1%}" for one in (best.value, last.value)]
+    text = history.measure.text
+    values = [f"loss {-x:.4f}" if metric == "loss" else f"{metric} {text(x)}" for x in (best.value, last.value)]
     shown = f"{values[0]}, against {values[1]} after step {last.step}. {where}"
     many = f"; of {len(history.milestones)} evaluations on the same problems the highest is partly luck"
     is_better = best.value > last.value

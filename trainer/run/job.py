@@ -108,7 +108,7 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
         if evaluator.held_out:
             with log.stopping.timing_an_evaluation(), run.updater.policy.as_base():
                 base = evaluations["base"] = evaluator.evaluate("base")  # which is step 0 of the curves
-            log.screen.say(f"base model: {describe(base, config.reward.answer)}")
+            log.screen.say(f"base model: {describe(base)}")
             if log.first_step == 0:
                 log.base(metrics_of(base))
         if lessons:
@@ -177,4 +177,4 @@ def _merge_and_evaluate(config: Config, log: RunLog, data: Data) -> Evaluations:
         return {}
     merged = config.model.clean.model_copy(update={"name": str(folder / "merged"), "revision": None})
     model = load_model(merged, dtype, device)
-    return {"merged": assemble.evaluate_model("merged", model, load_tokenizer(merged), config, data)}
+    return {"merged": assemble.evaluate_model("merged", model, load_tokenizer(merged), config, data, folder=folder)}

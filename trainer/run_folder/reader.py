@@ -20,6 +20,7 @@ from trainer.machine import disk
 from trainer.machine.visible import print
 from trainer.run_folder.journal import VERDICT, read_records
 from trainer.watch.history import History
+from trainer.watch.measure import LENIENT, REWARD, STRICT, Measure, chosen, number, percent
 from trainer.watch.verdict import Verdict, verdict_of
 
 # Settings without effect on what is learned.
@@ -90,7 +91,7 @@ class RunFiles:
 
     @cached_property
     def best(self) -> dict[str, Any]:
-        """The step of the model in `best/`, and its accuracy."""
+        """The step of the model in `best/`, and its accuracy or reward."""
         return self._json("best/best.json")
 
     @cached_property
@@ -99,23 +100,29 @@ class RunFiles:
         return self._json("memory_plan.json")
 
     @property
+    def measure(self) -> Measure:
+        """What decides whether the run has learned: the accuracy of the answers that are paid, or the reward."""
+        settings = self.settings
+        return chosen(settings["task.answer"], settings["reward.weights"] or (), settings["reward.answer"])
+
+    @property
     def pays_lenient(self) -> bool:
-        """True if right answers in any form are paid, so that they decide whether the run has learned."""
-        return self.settings["reward.answer"] == "lenient"
+        return self.measure is LENIENT
 
     def held_out(self, record: Record) -> Share | None:
-        """Return the accuracy of an evaluation, by the answers that are paid."""
-        if "eval/accuracy" not in record:
+        """Return the result of an evaluation, by the answers that are paid."""
+        if self.measure.logged not in record:
             return None
         if self.pays_lenient:
             right, problems = record["eval/lenient"], record["eval/problems"]
             return Share(right, *wilson(right * problems, problems))
-        return Share(record["eval/accuracy"], record["eval/low"], record["eval/high"])
+        return Share(record[self.measure.logged], record["eval/low"], record["eval/high"])
 
     @property
-    def solved(self) -> dict[tuple[str, str], bool]:
-        """Whether the trained model solved each held-out problem, by its question and gold answer."""
-        return self.answered("trained", self.pays_lenient)
+    def worth(self) -> dict[tuple[str, str], float]:
+        """Whether the trained model solved each held-out problem, or its reward, by its question and gold answer."""
+        name, found = self.measure.of_answer, self.greedy.get("trained", {})
+        return {key: one[name] for key, one in found.items() if one.get(name) is not None}
 
     @cached_property
     def before_training(self) -> RunFiles:
@@ -175,26 +182,26 @@ class RunFiles:
         """Return the first and the last good and bad answer of the run."""
         found: dict[str, Record] = {}
         for sample in _lines(self.folder / "samples.jsonl"):
-            kind = "good" if is_good(sample) else "bad"
+            kind = "good" if self._is_good(sample) else "bad"
             found.setdefault(f"first {kind}", sample)
             found[f"last {kind}"] = sample
         return {name: found[name] for name in ORDER if name in found}
 
     def last_samples(self) -> dict[str, Record]:
         """Return the last good and the last bad answer, without reading more than the end of the file."""
-        last = {is_good(sample): sample for sample in _lines(self.folder / "samples.jsonl", TAIL)}
+        last = {self._is_good(sample): sample for sample in _lines(self.folder / "samples.jsonl", TAIL)}
         return {f"last {'good' if good else 'bad'}": last[good] for good in (True, False) if good in last}
+
+    def _is_good(self, sample: Record) -> bool:
+        """True if an answer is right, or has earned something where no reward asks for right answers."""
+        name = "reward" if self.measure.is_reward or "reward/correct" not in sample else "reward/correct"
+        return (sample.get(name) or 0) > 0
 
     def _json(self, name: str) -> dict[str, Any]:
         return _object(self.folder / name)
 
 
 ORDER = ("first good", "first bad", "last good", "last bad")
-
-
-def is_good(sample: Record) -> bool:
-    """True if an answer is right, or has earned something where no reward asks for right answers."""
-    return (sample.get("reward/correct", sample.get("reward")) or 0) > 0
 
 
 def exported(folder: Path) -> dict[str, Any]:
@@ -233,11 +240,11 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def facts_of(run: RunFiles) -> dict[str, Any]:
-    """Return the last and the best accuracy, the number of steps and the seconds of training of a run."""
+    """Return the last and the best result, the number of steps and the seconds of training of a run."""
     lines, names = run.metrics, phases(run.metrics)
     seen = [(share, line) for line in lines if line["step"] and (share := run.held_out(line))]
     (value, *interval), last = seen[-1] if seen else ((None, None), {})
-    facts = {"steps": run.steps, "accuracy": value, "interval": interval if seen else None}
+    facts = {"steps": run.steps, run.measure.name: value, "interval": interval if seen else None}
     facts |= {"best": max((share.value for share, _ in seen), default=None), "problems": last.get("eval/problems")}
     return facts | {"training_s": sum(line.get(f"time/{name}", 0.0) for line in lines for name in names)}
 
@@ -303,36 +310,42 @@ def _lines(path: Path, at_most: int | None = None) -> Iterator[dict[str, Any]]:
 def table_rows(evaluations: Sequence[Record], comparisons: Sequence[Record]) -> list[list[str]]:
     """Return a row for each number, with a column for each model."""
     first, parts = evaluations[0]["name"], evaluations[0].get("parts", {})
+    measure = REWARD if "reward" in evaluations[0] else STRICT
     found = {
-        "correct": [percent(one["accuracy"], one["interval"]) for one in evaluations],
-        **{f"  {name}": [percent(*one["parts"][name].values()) for one in evaluations] for name in parts},
-        "in any format": [percent(one["lenient_accuracy"], one["lenient_interval"]) for one in evaluations],
-        "wrong answer": [_category(one, "wrong answer") for one in evaluations],
-        "no answer found": [_category(one, "no answer") for one in evaluations],
+        measure.row: [measure.text(one[measure.of_model], one["interval"]) for one in evaluations],
+        **{f"  {name}": [measure.text(*one["parts"][name].values()) for one in evaluations] for name in parts},
+    }
+    if measure is STRICT:
+        found |= {
+            "in any format": [percent(one["lenient_accuracy"], one["lenient_interval"]) for one in evaluations],
+            "wrong answer": [_category(one, "wrong answer") for one in evaluations],
+            "no answer found": [_category(one, "no answer") for one in evaluations],
+        }
+    found |= {
         "cut off": [f"{one['truncated']:.1%}" for one in evaluations],
         "mean tokens": [f"{one['mean_tokens']:.1f}" for one in evaluations],
     }
-    if flips := [f"+{one['gained']}/-{one['lost']}" for one in comparisons if one["before"] == first]:
-        found["gained/lost"] = ["", *flips]
-    return [[name, *cells] for name, cells in (found | _sampled(evaluations)).items()]
+    pairs = [one for one in comparisons if one["before"] == first]
+    if pairs and measure.is_reward:
+        found["difference"] = ["", *(number(one["difference"], "+") for one in pairs)]
+    if pairs:
+        found[measure.flips] = ["", *(f"+{one['gained']}/-{one['lost']}" for one in pairs)]
+    return [[name, *cells] for name, cells in (found | _sampled(evaluations, measure)).items()]
 
 
 def _category(described: Mapping[str, Any], name: str) -> str:
     return f"{described['categories'][name]} ({described['category_shares'][name]:.1%})"
 
 
-def _sampled(evaluations: Sequence[Record]) -> dict[str, list[str]]:
+def _sampled(evaluations: Sequence[Record], measure: Measure) -> dict[str, list[str]]:
     """Return avg@k, maj@k and pass@k, and the spread over several trials, where answers were sampled too."""
     if not (sampled := [one["sampled"] for one in evaluations if "sampled" in one]):
         return {}
     names = [name for name in sampled[0] if "@" in name]
-    found = {name.replace("lenient", "any format"): [percent(*one[name].values()) for one in sampled] for name in names}
+    found = {
+        name.replace("lenient", "any format"): [measure.text(*one[name].values()) for one in sampled] for name in names
+    }
     if sampled[0]["trials"] > 1:
-        spread = [f"{one['mean']:.1%} ± {one['deviation']:.1%}" for one in sampled]
+        spread = [f"{measure.text(one['mean'])} ± {measure.text(one['deviation'])}" for one in sampled]
         found[f"mean of {sampled[0]['trials']} trials"] = spread
     return found
-
-
-def percent(value: float, interval: Sequence[float]) -> str:
-    """Return a share with its interval: `62.1% (55.0-68.7)`."""
-    return f"{value:.1%} ({100 * interval[0]:.1f}-{100 * interval[1]:.1f})"

@@ -16,6 +16,7 @@ from trainer.run_folder import checkpoints, journal
 from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal
 from trainer.watch.alarms import Alarms
+from trainer.watch.measure import Measure
 from trainer.watch.phases import Phases
 from trainer.watch.screen import Screen
 from trainer.watch.step_metrics import metrics_of_updates, tally_groups
@@ -106,9 +107,9 @@ class Logs:
 
 
 def metrics_of(
-    groups: Sequence[ScoredGroup], updates: Sequence[Update], tally: Tally, phases: Phases
+    groups: Sequence[ScoredGroup], updates: Sequence[Update], tally: Tally, phases: Phases, measure: Measure
 ) -> dict[str, float]:
     """Return the metrics of a step, which are the same on every rank but for times, memory and energy."""
-    tally_groups(tally, groups)
+    tally_groups(tally, groups, measure)
     tally.add("groups", len(groups) * distributed.world_size())  # more than rollout.problems after a refill
     return tally.means(distributed.gather) | metrics_of_updates(updates) | phases.metrics()

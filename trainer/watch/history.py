@@ -6,22 +6,28 @@ from functools import cached_property
 from statistics import fmean, median
 
 from trainer.config.settings import Config
+from trainer.watch.measure import Measure, measure_of
+from trainer.watch.verdict import GAIN, RISE
 
 Metrics = Mapping[str, float]
 
 RECENT = 5  # steps that most rules look at
 EARLY, LATE = 20, 60  # steps at the beginning and at the end that are kept for the rules
 LARGE_UPDATE = 0.5  # relative change of the adapter from which on a single update counts
-EVALUATED = "eval/accuracy"
 
 
 def kept(records: Sequence[Metrics]) -> list[Metrics]:
     """Return what the rules look at: the first records, the last ones, and of the evaluations between them the three
     best and the last. So a step of a long run costs no more than an early one."""
     late = max(EARLY, len(records) - LATE)
-    middle = [one for one in records[EARLY:late] if EVALUATED in one]
-    best = sorted(middle, key=lambda one: one[EVALUATED])[-3:]
+    middle = [one for one in records[EARLY:late] if evaluated(one) is not None]
+    best = sorted(middle, key=lambda one: evaluated(one) or 0.0)[-3:]
     return [*records[:EARLY], *(one for one in middle if one in best or one is middle[-1]), *records[late:]]
+
+
+def evaluated(record: Metrics) -> float | None:
+    """Return the accuracy on the held-out problems after a step, or their reward where that is what is measured."""
+    return record.get("eval/accuracy", record.get("eval/reward"))
 
 
 @dataclass(frozen=True)
@@ -38,9 +44,20 @@ class History:
         return [record for record in self.records if record["step"]]
 
     @property
+    def measure(self) -> Measure:
+        return measure_of(self.config)
+
+    @property
     def evaluated(self) -> list[float]:
-        """The held-out accuracies, with that of the base."""
-        return [record[EVALUATED] for record in self.records if EVALUATED in record]
+        """The held-out accuracies or rewards, with that of the base."""
+        return [value for record in self.records if (value := evaluated(record)) is not None]
+
+    @property
+    def improved(self) -> float:
+        """By how much the share of right answers has risen. Of rewards, `RISE` of their deviation counts as `GAIN`."""
+        if not self.measure.is_reward:
+            return self.grown("accuracy/lenient")
+        return self.grown("reward/mean") / max(1e-9, self.now("reward/std")) * GAIN / RISE
 
     def of(self, name: str) -> list[float]:
         """Return a metric of all steps that have it."""

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Literal, NamedTuple
 
 from trainer.estimates import rise
-from trainer.watch.history import EARLY, EVALUATED, LATE, RECENT, History
+from trainer.watch.history import EARLY, LATE, RECENT, History, evaluated
 from trainer.watch.verdict import RISE
 
 Looks = Callable[[History], "str | None"]
@@ -103,8 +103,8 @@ def empty(history: History) -> str | None:
 def longer(history: History) -> str | None:
     """Longer answers that are not better cost time, and are cut off in the end."""
     first, now = history.first("length"), history.now("length")
-    if first and now > 2 * first and history.grown("accuracy/lenient") < 0.1:
-        return f"answers have {now:.0f} tokens, {first:.0f} in the first steps, and are right no more often"
+    if first and now > 2 * first and history.improved < 0.1:
+        return f"answers have {now:.0f} tokens, {first:.0f} in the first steps, and {history.measure.no_better}"
     return None
 
 
@@ -112,8 +112,8 @@ def longer(history: History) -> str | None:
 def shorter(history: History) -> str | None:
     """The model stops showing its work, and without it there is less to learn from."""
     first, now = history.first("length"), history.now("length")
-    if first and now < 0.4 * first and history.grown("accuracy/lenient") < 0.05:
-        return f"answers have {now:.0f} tokens, {first:.0f} in the first steps, and are right no more often"
+    if first and now < 0.4 * first and history.improved < 0.05:
+        return f"answers have {now:.0f} tokens, {first:.0f} in the first steps, and {history.measure.no_better}"
     return None
 
 
@@ -193,6 +193,8 @@ def paid_by_length(history: History) -> str | None:
     """The model learns to write answers of a certain length, because that is rewarded."""
     among_equals, share = history.now("reward_length/correlation"), history.now("reward_length/share")
     if abs(among_equals) > 0.6 and share > 0.4:
+        if history.measure.is_reward:
+            return f"among answers to one problem, reward and length have a correlation of {among_equals:+.2f}"
         return (
             f"among answers to one problem that are equally right, reward and length have a correlation of "
             f"{among_equals:+.2f}, and {share:.0%} of the differences in reward are between such answers"
@@ -257,13 +259,17 @@ def worse(history: History) -> str | None:
 @rule("held-out accuracy falls", "Use the adapter in best/, and stop earlier: eval.patience.")
 def overfitted(history: History) -> str | None:
     """The model memorizes the training problems, or exploits a loophole in the reward."""
-    evaluated = history.evaluated
-    if len(evaluated) < 3 or history.grown("reward/mean") <= 0:
+    values, measure = history.evaluated, history.measure
+    if len(values) < 3 or history.grown("reward/mean") <= 0:
         return None
-    best, last = max(evaluated), evaluated[-1]
-    noise = 2 * sqrt(2 * best * (1 - best) / max(1, history.config.eval.problems))
-    if last < best - max(noise, 0.02):
-        return f"the held-out accuracy has fallen from {best:.1%} to {last:.1%} while the reward rose"
+    best, last = max(values), values[-1]
+    if measure.is_reward:
+        noise = sqrt(2) * max(one["eval/high"] - value for one in history.records if (value := evaluated(one)) == best)
+    else:
+        noise = max(2 * sqrt(2 * best * (1 - best) / max(1, history.config.eval.problems)), 0.02)
+    if last < best - noise:
+        fallen = f"from {measure.text(best)} to {measure.text(last)} while the reward rose"
+        return f"the held-out {measure.name} has fallen {fallen}{' in training' * measure.is_reward}"
     return None
 
 
@@ -283,11 +289,11 @@ def plateau(history: History) -> str | None:
     of_a_reward = fmean(one["reward/std"] for one in steps)
     if not (-RISE * of_a_reward < risen.low and 0 <= risen.high < RISE * of_a_reward):
         return None
-    evaluated = [one[EVALUATED] for one in steps if EVALUATED in one]
-    earlier = history.evaluated[: len(history.evaluated) - len(evaluated)]
-    if evaluated and earlier and max(evaluated) > max(earlier):
+    late = [value for one in steps if (value := evaluated(one)) is not None]
+    earlier = history.evaluated[: len(history.evaluated) - len(late)]
+    if late and earlier and max(late) > max(earlier):
         return None
-    held_out = ", nor has the held-out accuracy risen" if evaluated and earlier else ""
+    held_out = f", nor has the held-out {history.measure.name} risen" if late and earlier else ""
     return (
         f"the reward has neither risen nor fallen in the last {LATE} steps{held_out}: {risen.value:+.3f} from one half "
         f"of them to the other (95 % interval {risen.low:+.3f} to {risen.high:+.3f})"

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from trainer.machine.console import Console
 from trainer.machine.visible import print
 from trainer.ranks import distributed
+from trainer.watch.measure import LENIENT, STRICT, Measure
 from trainer.watch.progress import Footer, Progress, TimeLeft, clock, spoken, until
 
 PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
@@ -30,7 +31,7 @@ class Screen:
         self,
         total_steps: int = 0,
         first_step: int = 0,
-        answer: str = "strict",
+        measure: Measure = STRICT,
         quiet: bool = False,
         stderr: bool = False,
         view: View | None = None,
@@ -38,7 +39,7 @@ class Screen:
     ) -> None:
         self.footer = Footer(Console(quiet=quiet, stderr=stderr, soft_wrap=True))
         self.total_steps = total_steps
-        self._answer = answer
+        self._measure = measure
         self._every = max(1, total_steps // PERMANENT_LINES)
         self._first_step = first_step
         self._left = left or TimeLeft(total_steps, None, 0)
@@ -64,7 +65,7 @@ class Screen:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         left = self._left.after(step)
         if step in (1, self.total_steps) or step % self._every == 0:
-            line = progress_line(step, self.total_steps, metrics, left, self._answer)
+            line = progress_line(step, self.total_steps, metrics, left, self._measure)
             self.say(wrapped(line, self.footer.console.width) if self.footer.console.is_terminal else line)
             if self._explains_dead and "dead_groups" in metrics:
                 self.say(DEAD)
@@ -98,12 +99,12 @@ class Screen:
 
 
 def progress_line(
-    step: int, total: int, metrics: Mapping[str, float], seconds_left: float, answer: str = "strict"
+    step: int, total: int, metrics: Mapping[str, float], seconds_left: float, measure: Measure = STRICT
 ) -> str:
     """Return one step in one line, in the order of the loop."""
     parts = [f"{step:>{len(str(total))}}/{total}"]
     if "length" in metrics:  # a warm-up samples nothing
-        parts += sampled_parts(metrics, answer)
+        parts += sampled_parts(metrics, measure)
     if "loss" in metrics:
         parts += [f"loss {metrics['loss']:+.3f}", f"entropy {metrics['entropy']:.2f}"]
         parts.append(f"step {metrics['time/step']:.1f}s")
@@ -112,15 +113,16 @@ def progress_line(
     return "  ".join([*parts, f"{clock(seconds_left)} left"])
 
 
-def sampled_parts(metrics: Mapping[str, float], answer: str) -> list[str]:
+def sampled_parts(metrics: Mapping[str, float], measure: Measure) -> list[str]:
     """Return what the answers of a step were like. The accuracy that `reward.answer` pays for comes first."""
-    correct = f"correct {metrics['accuracy/strict']:.0%}"
-    if answer == "lenient":
-        correct = f"correct {metrics['accuracy/lenient']:.0%} (strict {metrics['accuracy/strict']:.0%})"
+    strict = f"{metrics.get('accuracy/strict', 0.0):.0%}"
+    correct = f"correct {strict}"
+    if measure is LENIENT:
+        correct = f"correct {metrics['accuracy/lenient']:.0%} (strict {strict})"
     return [
         f"rollout {metrics['time/rollout']:.1f}s {metrics['length']:.0f} tokens",
         f"reward {metrics['reward/mean']:.3f}" if "reward/mean" in metrics else "reward none",
-        correct,
+        *([] if measure.is_reward else [correct]),
         f"dead {metrics['dead_groups']:.0%}",
     ]
 

@@ -12,18 +12,18 @@ from trainer.machine import disk
 from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.records import Completion, ScoredGroup, TrainingRow, Update
+from trainer.watch.measure import STRICT, Measure
 from trainer.watch.tally import Correlation, Max, Min, Std, Tally
 
 NGRAM, SHORTEST_LOOP = 4, 48  # tokens
 
 
-def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
-    """Count what the sampled answers show: reward and its parts, accuracy, length."""
+def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure = STRICT) -> None:
+    """Count what the sampled answers show: reward and its parts, length, and accuracy if it is known what is right."""
     for group in groups:
-        right = [score.correct_lenient for score in group.scores]
         tally.add("dead_groups", group.is_dead)
-        tally.add("dead_groups/wrong", group.is_dead and not any(right))
-        tally.add("dead_groups/right", group.is_dead and all(right))
+        if not measure.is_reward:
+            _tally_right(tally, group)
         tally.add("distinct", len({one.turns or one.text for one in group.completions}), len(group.completions))
         _tally_length(tally, group)
         for completion, score in zip(group.completions, group.scores, strict=True):
@@ -35,16 +35,23 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
             tally.add("unfinished_thinking", completion.truncated and _is_thinking(group, completion))
             tally.add("empty", not completion.text.strip())
             tally.add("repetitive", is_repetitive(completion))
-            tally.add("accuracy/strict", score.correct_strict)
-            tally.add("accuracy/lenient", score.correct_lenient)
             if (reward := score.reward) is not None:
                 tally.merge({"reward": Std(reward, reward**2, 1.0)})
                 tally.merge({"reward/min": Min(reward), "reward/max": Max(reward)})
             for name, value in score.components.items():
                 tally.add_all(f"reward/{name}", [] if value is None else [value])
         if part := group.prompt.problem.part:
-            tally.add_all(f"part/accuracy/{part}", [score.correct_strict for score in group.scores])
             tally.add_all(f"part/reward/{part}", [one for one in group.rewards_G if one is not None])
+
+
+def _tally_right(tally: Tally, group: ScoredGroup) -> None:
+    strict, lenient = ([getattr(one, f"correct_{kind}") for one in group.scores] for kind in ("strict", "lenient"))
+    tally.add("dead_groups/wrong", group.is_dead and not any(lenient))
+    tally.add("dead_groups/right", group.is_dead and all(lenient))
+    tally.add_all("accuracy/strict", strict)
+    tally.add_all("accuracy/lenient", lenient)
+    if part := group.prompt.problem.part:
+        tally.add_all(f"part/accuracy/{part}", strict)
 
 
 def _tally_length(tally: Tally, group: ScoredGroup) -> None:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from trainer.config.settings import Config
 from trainer.errors import NotLearned, counted
-from trainer.estimates import SIGNIFICANT, Share, paired_difference, rise
+from trainer.estimates import SIGNIFICANT, Share, rise
+from trainer.watch.measure import STRICT, Measure, measure_of
 
 LEARNED, NOT_LEARNED, CANNOT_TELL = "learned", "did not learn", "cannot tell"
 STATUS = {NOT_LEARNED: 3, CANNOT_TELL: 4}  # of the command, with run.strict_verdict=true
@@ -36,36 +37,33 @@ class Verdict(NamedTuple):
 def verdict_of(evaluation: Mapping[str, Any], records: Sequence[Mapping[str, float]], config: Config) -> Verdict:
     """Return the verdict on a run from its eval.json, its metrics.jsonl and its settings."""
     if evaluation.get("comparisons"):
-        return _of_evaluation(evaluation, config.reward.answer)
+        return _of_evaluation(evaluation, measure_of(config))
     if config.task.curriculum != "none":
         chosen = f"task.curriculum={config.task.curriculum} chooses what is asked"
         return Verdict(CANNOT_TELL, f"no evaluation, and {chosen}, so rewards of different steps say little.")
     return _of_rewards(records, config.reward.answer)
 
 
-def _of_evaluation(evaluation: Mapping[str, Any], answer: str) -> Verdict:
+def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
     """Compare the trained model with the base on the held-out problems, by the answers that are paid."""
-    pair, (base, trained, *_) = evaluation["comparisons"][0], evaluation["evaluations"]
-    name = "accuracy" if answer == "strict" else "lenient_accuracy"
-    flips = pair if answer == "strict" else pair["lenient"]
-    difference = paired_difference(flips["gained"], flips["lost"], base["problems"])
-    evidence = evidence_of(base[name], trained[name], base["problems"], difference, flips["p"])
-    if flips["p"] < SIGNIFICANT and difference.value > 0:
+    base, trained, *_ = evaluation["evaluations"]
+    found, difference = measure.pair(evaluation["comparisons"][0], base["problems"])
+    name = measure.of_model
+    evidence = evidence_of(base[name], trained[name], base["problems"], difference, found["p"], measure)
+    if found["p"] < SIGNIFICANT and difference.value > 0:
         return Verdict(LEARNED, evidence)
-    if flips["p"] < SIGNIFICANT or difference.high < GAIN:
+    if found["p"] < SIGNIFICANT or difference.high <= (RISE * base["deviation"] if measure.is_reward else GAIN):
         return Verdict(NOT_LEARNED, evidence)
     return Verdict(CANNOT_TELL, f"{evidence} More eval.problems narrow the interval.")
 
 
-def evidence_of(before: float, after: float, problems: int, difference: Share, p: float) -> str:
-    """Return two accuracies on the same problems, and how they differ, in words."""
-    return f"{before:.1%} -> {after:.1%} of {problems} held-out problems, {points(difference)}, p = {p:.2g}."
-
-
-def points(difference: Share) -> str:
-    """Return a difference of two shares, with its interval, in percentage points."""
-    value, low, high = (100 * number for number in difference)
-    return f"{value:+.1f} points (95 % interval {low:+.1f} to {high:+.1f})"
+def evidence_of(
+    before: float, after: float, problems: int, difference: Share, p: float, measure: Measure = STRICT
+) -> str:
+    """Return two accuracies or rewards on the same problems, and how they differ, in words."""
+    models, what = f"{measure.text(before)} -> {measure.text(after)}", f"of {problems} held-out problems"
+    models = f"held-out reward {models} on {problems} problems" if measure.is_reward else f"{models} {what}"
+    return f"{models}, {measure.change(difference)}, p = {p:.2g}."
 
 
 def _of_rewards(records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
