@@ -7,11 +7,12 @@ import gc
 import os
 import sys
 
-from trainer.machine.exits import answering_errors, leave, listen, naming_missing_packages
+from trainer.machine.starting import naming_missing_packages
 
 with naming_missing_packages():
     from trainer.config.command_line import parse_command_line
     from trainer.machine import hardware, quiet
+    from trainer.machine.exits import answering_errors, leave, listen
     from trainer.plan import data, preflight, start
     from trainer.ranks import slurm, stop_signal
 

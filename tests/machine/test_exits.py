@@ -57,18 +57,26 @@ resource.setrlimit(resource.RLIMIT_AS, (1 << 24, 1 << 24))
 raise SystemExit(answering_errors(threading.Thread(target=print).start))
 """
 EARLY = """
-import os, signal
-from trainer.machine.exits import naming_missing_packages
+import os, signal, sys
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
-with naming_missing_packages():
-    os.kill(os.getpid(), signal.SIGINT)
+
+class Finder:
+    def find_spec(name, *places):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+from trainer.commands.main import main
+main(["train", "--preset", "nano"])
 """
 DOCTOR = "from trainer.commands.main import main; main(['doctor', '--preset', 'nano'])"
 ENDS = {
     "a signal while an object is deleted": (["-c", DELETED], 130, "octet: stopped."),
     "a signal while an error is printed": (["-c", FAILS], 2, "octet: rank 0 died"),  # the launcher stops the others
     "no memory for a thread": (["-c", NO_ROOM], 2, "octet: no thread can be started. Raise the limits of `ulimit -v`"),
-    "a signal while a start imports": (["-c", EARLY], 130, "octet: stopped."),
+    "a signal while a start imports": (["-c", EARLY, "argparse"], 130, "octet: stopped."),
+    "a signal while a command is imported": (["-c", EARLY, "trainer.commands.train"], 130, "octet: stopped."),
     "a Python without texts": (["-OO", "-c", DOCTOR], 2, "octet: PYTHONOPTIMIZE=2 removes"),
 }
 

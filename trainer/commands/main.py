@@ -4,19 +4,23 @@ Every command has a module of its own in this folder, with `add_arguments(parser
 only when it is asked for.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 import trainer
-from trainer.config.arguments import Parser, argument_parser
-from trainer.config.nearest_name import did_you_mean
-from trainer.machine import hardware
-from trainer.machine.exits import answering_errors, leave, naming_missing_packages
-from trainer.machine.visible import print
-from trainer.ranks import slurm
+from trainer.machine.starting import naming_missing_packages
+
+with naming_missing_packages():
+    import argparse
+
+    from trainer.config.arguments import Parser, argument_parser
+    from trainer.config.nearest_name import did_you_mean
+    from trainer.machine import hardware
+    from trainer.machine.exits import answering_errors, leave
+    from trainer.machine.visible import print
+    from trainer.ranks import slurm
 
 GROUPS = {
     "train": {
@@ -74,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _train(name: str, arguments: Sequence[str]) -> None:
-    parser_of(name).parse_intermixed_args(arguments)  # answers --help before the imports below, which take a while
     with naming_missing_packages():
+        parser_of(name).parse_intermixed_args(arguments)  # answers --help before the import below, which takes a while
         from trainer.commands import train
 
     chosen = ["warmup.only=true", *arguments] if name == "warmup" else arguments
@@ -85,9 +89,9 @@ def _train(name: str, arguments: Sequence[str]) -> None:
 def _run(name: str, arguments: Sequence[str]) -> None:
     with naming_missing_packages():
         module = import_module(f"trainer.commands.{name}")
-    options = parser_of(name).parse_intermixed_args(arguments)
-    hardware.prepare_cuda()
-    slurm.adopt_ranks()
+        options = parser_of(name).parse_intermixed_args(arguments)
+        hardware.prepare_cuda()
+        slurm.adopt_ranks()
     status = answering_errors(lambda: module.run(options), options.debug)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         leave(status)
