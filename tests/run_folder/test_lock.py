@@ -8,17 +8,21 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import trainer
-from tests.conftest import ROOT, refuses, write_lines
+from tests.conftest import ROOT, write_lines
+from trainer.commands.study import Runner
 from trainer.config.command_line import Request, resolve
 from trainer.config.settings import fields
+from trainer.config.study import read_study
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import disk, manifest
 from trainer.ranks import distributed
+from trainer.rollout.vllm import process
 from trainer.run_folder import checkpoints, lock, previous_run
 from trainer.run_folder.journal import Journal
 
@@ -207,14 +211,14 @@ WAYS = {
     "folder": lambda path, other: path.mkdir(),
     "file": lambda path, other: path.write_text(""),
 }
-NAMES = [".lock", "config.yaml", "data.json", "metrics.jsonl", "samples.jsonl", "samples.damaged", "eval.md", "best"]
-NAMES += ["checkpoints", "adapter", "tensorboard"]
+NAMES = [".lock", "config.yaml", "data.json", "metrics.jsonl", "samples.jsonl", "samples.damaged", "eval.md"]
+NAMES += ["vllm-0.log", "best", "checkpoints", "adapter", "tensorboard", "published", "vllm_modules"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_not_the_own_file_or_folder_of_a_run_is_refused(tmp_path, name, way):
-    is_folder = name in NAMES[7:]
+    is_folder = name in NAMES[8:]
     if way in ("folder", "file") and is_folder == (way == "folder"):
         return
     if way == "device" and os.geteuid():
@@ -231,18 +235,39 @@ def test_what_is_not_the_own_file_or_folder_of_a_run_is_refused(tmp_path, name, 
     assert is_folder or other.read_text() == "mine"
 
 
-@pytest.mark.parametrize("link", [".lock", "config.yaml.partial"])
-def test_a_link_never_leads_a_write_elsewhere(tmp_path, link):
+def run_of_a_study():
+    Path("study.yaml").write_text("arms: {arm: }")
+    study = read_study(Path("study.yaml"))
+    return partial(Runner(study)._run, next(study.runs()), ["trainer.commands.main"], ())
+
+
+# What makes ready to write a file of this name.
+WRITES = {
+    ".lock": lambda: partial(lock._lock, Path()),
+    "metrics.jsonl": lambda: partial(Journal(Path(), 0)._append, "metrics.jsonl", {}),
+    "vllm-0.log": lambda: partial(process._start, ["false"], (), Path("vllm-0.log")),
+    "runs/study/arm-0.log": run_of_a_study,
+}
+
+
+@pytest.mark.parametrize("link", WRITES)
+def test_a_link_never_leads_a_write_elsewhere(tmp_path, monkeypatch, link):
     """Also one that is made after the folder was looked at."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "other").write_text("mine")
-    (tmp_path / link).symlink_to("other")
-    if link == ".lock":
-        with refuses("run.dir", names="written"):
-            lock._lock(tmp_path)
-    else:
-        disk.replace(tmp_path / "config.yaml", b"settings")
-        assert (tmp_path / "config.yaml").read_text() == "settings"
+    write = WRITES[link]()
+    (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / link).symlink_to(tmp_path / "other")
+    with pytest.raises((ConfigError, OSError), match="Too many levels of symbolic links"):
+        write()
     assert (tmp_path / "other").read_text() == "mine"
+
+
+def test_a_link_where_a_file_is_prepared_is_replaced(tmp_path):
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / "config.yaml.partial").symlink_to("other")
+    disk.replace(tmp_path / "config.yaml", b"settings")
+    assert [(tmp_path / name).read_text() for name in ("config.yaml", "other")] == ["settings", "mine"]
 
 
 def test_two_runs_without_a_name_in_one_second_have_a_folder_each(tmp_path, monkeypatch):

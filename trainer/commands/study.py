@@ -142,7 +142,7 @@ class Runner:
     def _run(self, one: StudyRun, program: Sequence[str], fine: Collection[int]) -> str:
         log = self.study.folder / f"{one.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        with disk.naming(log), log.open("a") as output:
+        with disk.naming(log), open(log, "ab", opener=disk.not_a_link) as output:
             command, merged = [sys.executable, "-m", *program], subprocess.STDOUT
             # the run saves and ends even if this process is killed
             dies = partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -129,6 +129,11 @@ def keep(path: Path) -> None:
         os.close(number)
 
 
+def not_a_link(path: str, flags: int) -> int:
+    """Open a file for `open(opener=)`, but not through a link, which would lead what is written elsewhere."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def replace(path: Path, content: bytes) -> None:
     """Replace a file, or a link, as a whole, so that a crash leaves the old one or the new one."""
     partial = path.with_name(f"{path.name}.partial")

@@ -80,7 +80,7 @@ class Journal:
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         path = self.folder / name
-        with disk.naming(path), path.open("ab") as file:
+        with disk.naming(path), open(path, "ab", opener=disk.not_a_link) as file:
             file.write(_line(record))
 
     def _on_board(self, what: str, *values: Any) -> None:
@@ -137,7 +137,7 @@ def _keep_before(path: Path, first_step: int) -> None:
             kept += [line] if 0 < first_step >= step else []
     if damaged:
         aside = path.with_suffix(".damaged")
-        with aside.open("ab") as file:
+        with open(aside, "ab", opener=disk.not_a_link) as file:
             file.writelines(damaged.values())
         warn(f"{path}: line {', '.join(map(str, damaged))} is damaged and was moved to {aside.name}")
     if kept != lines:

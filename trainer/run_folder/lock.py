@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -102,12 +101,9 @@ def write_machine(folder: Path, config: Config) -> None:
 
 
 def _lock(folder: Path) -> None:
-    def create(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "r+", opener=create)  # noqa: SIM115  open until the process ends
+        lock = open(folder / ".lock", "a+", opener=disk.not_a_link)  # noqa: SIM115  open until the process ends
     except OSError as error:
         reason = f"it cannot be written ({error.strerror})"
         raise ConfigError(f"run.dir={folder}", reason, "Choose another folder") from None

@@ -18,8 +18,10 @@ from trainer.machine.visible import visible
 
 CHECKPOINT = re.compile(r"step_(\d{6,})")
 # What a run writes into its folder.
-FILES = re.compile(r"\.lock|tracked_run|.*\.(yaml|json|jsonl|md)|(metrics|samples)\.damaged")
-FOLDERS = re.compile(r"checkpoints|best|adapter|model|merged|warmup|samples|stacks|tensorboard|given|wandb")
+FILES = re.compile(r"\.lock|tracked_run|.*\.(yaml|json|jsonl|md)|(metrics|samples)\.damaged|vllm-\d+\.log")
+FOLDERS = re.compile(
+    r"checkpoints|best|adapter|model|merged|warmup|samples|stacks|tensorboard|given|wandb|published|vllm_modules"
+)
 
 KINDS = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFDIR: "folder", stat.S_IFREG: "file"}
 

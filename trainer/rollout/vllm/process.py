@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 
 from trainer.config.settings import SERVED_RANKS
 from trainer.errors import ConfigError, TrainingError
-from trainer.machine import hardware
+from trainer.machine import disk, hardware
 from trainer.ranks import distributed
 from trainer.records import Sampling
 from trainer.rollout.collect import SamplingContext
@@ -89,7 +88,7 @@ def _start_all(context: SamplingContext) -> list[ServerProcess]:
     modules = context.folder.resolve() / "vllm_modules"
     modules.mkdir(exist_ok=True)
     for name in OF_A_SERVER:
-        shutil.copy(Path(__file__).parent / f"{name}.py", modules / f"vllm_{name}.py")
+        disk.replace(modules / f"vllm_{name}.py", Path(__file__).with_name(f"{name}.py").read_bytes())
     logs = [context.folder / f"vllm-{number}.log" for number in range(len(shares))]
     return [_start(command, devices, log, modules) for devices, log in zip(shares, logs)]
 
@@ -153,7 +152,7 @@ def turn_options(
 def _start(command: Sequence[str], devices: Sequence[int], log: Path, modules: Path | None = None) -> ServerProcess:
     port = hardware.free_port()
     supervise = [sys.executable, str(SUPERVISOR), str(os.getpid())]
-    with log.open("ab") as file:
+    with open(log, "ab", opener=disk.not_a_link) as file:
         supervisor = subprocess.Popen(
             [*supervise, *command, "--host", "127.0.0.1", "--port", str(port)],
             stdin=subprocess.DEVNULL,
