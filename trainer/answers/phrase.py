@@ -169,8 +169,9 @@ _PARTS = re.compile(  # between two numbers of which neither is the answer: 17, 
 )
 TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, half of 18, x^18, x > 18, except 18
     r"""(?:(?<![a-z]{2})[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|(?:any|every)thing\sbut)\s
-    |\b(?:(?:not|never|cannot|neither|nor|(?:doubt|unless)(?:\sthat)?|[a-z]+n't)(?:\s[a-z]+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
+    |\b(?:(?:not|never|cannot|neither|nor|(?:doubt|unless)(?:\sthat)?|[a-z]+n't)(?:\s[a-z']+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
     |half(?:\sof)?|twice|up\sto|nearly|almost|hardly|barely|scarcely|(?:may|might|could)\sbe|maybe|perhaps|possibly|probably
+    |(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?
     |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|[\^_]\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$""",
     re.VERBOSE | re.IGNORECASE,
 )
