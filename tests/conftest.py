@@ -103,7 +103,7 @@ def refuses(key: object, kind: type[OctetError] = ConfigError, *, names: object 
     with pytest.raises(kind) as refused:
         yield
     assert (refused.value.key, bool(refused.value.reason)) == (str(key), True), refused.value
-    assert str(names) in str(refused.value)
+    assert str(names) in str(refused.value).replace(str(key), "")  # a folder of the test may have the word in its name
 
 
 @pytest.fixture(scope="module")
