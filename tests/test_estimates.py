@@ -81,10 +81,10 @@ def test_mcnemar_by_hand(gained, lost, p):
         mcnemar(before, after[1:])
 
 
-@pytest.mark.parametrize("problems", [60, 64, 200, 256, 1000])
+@pytest.mark.parametrize("problems", [20, 60, 64, 200, 256, 1000])
 def test_the_interval_of_a_difference_agrees_with_the_exact_test(problems):
     """It leaves 0 out where p is below 0.05."""
-    for flipped in range(60):
+    for flipped in range(min(60, problems)):
         for gained in range(flipped + 1):
             lost = flipped - gained
             _, _, p = mcnemar([False] * gained + [True] * lost, [True] * gained + [False] * lost)
