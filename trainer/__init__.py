@@ -28,3 +28,8 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'trainer' has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the names that completion offers."""
+    return [*_PLACES, "__version__"]

@@ -113,7 +113,7 @@ def steps(updater: Updater, evaluator: Evaluator, log: RunLog) -> Iterator[tuple
         done = step + 1
         is_last, evaluates = done == log.total_steps, history.is_due(done)
         stops = log.stopping.is_due(is_last, evaluates)
-        if evaluates or stops or log.is_checkpoint(done):
+        if evaluates or stops or log.stopping.saves or log.is_checkpoint(done):
             log.save(updater.policy, done)
         if stops and (evaluates or not is_last):
             log.stopping.stop(done)

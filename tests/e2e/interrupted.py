@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import train
+from trainer import advantage
 from trainer.evaluation import best
 from trainer.machine import quiet
 from trainer.machine.exits import answering_errors
@@ -32,15 +33,18 @@ RUNS: dict[str, Sequence[str]] = {
     "merge": ["merge", ""],
     "time limit": [AN_HOUR, ""],
     "signals": ["SIGHUP", "SIGTERM", ""],
+    "Ctrl-C": ["step", "SIGINT", ""],
 }
 
 
-def tells(moment: str, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+def tells(
+    moment: str, name: str, work: Callable[..., Any], number: signal.Signals = signal.SIGUSR1
+) -> Callable[..., Any]:
     """The same work, and the signal comes just when it begins."""
 
     def told(*arguments: Any, **named: Any) -> Any:
         if moment == (name or arguments[0]):
-            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(number)
         return work(*arguments, **named)
 
     return told
@@ -77,6 +81,7 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
         best.evaluate = tells(moment, "", best.evaluate)
         job.write_merged = tells(moment, "merge", job.write_merged)
         checkpoints.seal = stops(moment, checkpoints.seal)
+        advantage.live_groups = tells(moment, "step", advantage.live_groups, signal.SIGINT)
         best.EvaluationHistory.keep = tells(moment, "best", best.EvaluationHistory.keep)
         if moment == AN_HOUR:
             os.environ["SLURM_JOB_END_TIME"] = str(int(time.time() + 1.5 * 3600))

@@ -41,6 +41,40 @@ def test_a_signal_stops_it_with_a_status_of_its_own(signalled):
     assert caught.value.status == 75
 
 
+def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not(capfd):
+    run = stopping.Stopping()
+    with stop_signal.ctrl_c_waits_for_the_step():
+        signal.raise_signal(signal.SIGINT)
+        assert run.is_due()
+        with pytest.raises(KeyboardInterrupt):
+            run.stop(7)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == stop_signal.AFTER_THIS_STEP  # once
+    with stop_signal.ctrl_c_waits_for_the_step():  # of another run in this process
+        assert not run.is_due()
+    with pytest.raises(KeyboardInterrupt):  # outside of a run
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_ends_an_evaluation_at_once():
+    run = stopping.Stopping()
+    run.is_due()
+    with stop_signal.ctrl_c_waits_for_the_step(), pytest.raises(KeyboardInterrupt), run.evaluating(1):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_checkpoint_is_due_when_the_last_one_is_old(clock):
+    run, due = stopping.Stopping(save_minutes=10), []
+    for seconds in (590, 11, 5):
+        clock.now += seconds
+        run.is_due()
+        due.append(run.saves)
+    run.last_save = clock.now
+    run.is_due()
+    assert [*due, run.saves] == [False, True, True, False]
+
+
 def test_the_time_limit_is_known_and_kept(monkeypatch):
     run = ends_in(3600, monkeypatch)
     assert run.limit == ", 60 minutes until its time limit"
@@ -116,9 +150,9 @@ def test_there_has_to_be_time_for_the_evaluation_of_the_merged_model(monkeypatch
 def test_a_signal_that_was_held_back_is_not_lost(signalled):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     signalled()
-    assert not stop_signal.is_stop_requested()
+    assert not stop_signal.stop_requested()
     stop_signal.listen()
-    assert stop_signal.is_stop_requested()
+    assert stop_signal.stop_requested()
 
 
 def test_an_evaluation_is_ended_in_the_middle_and_once(signalled):

@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import launch, learned
 from tests.e2e.interrupted import RUNS
 from tests.forks import forked
+from trainer.ranks import stop_signal
 
 STOPPED = "octet: stopped after step {}, which is saved: SIGUSR1 was received."
 IN_THE_EVALUATION = "octet: stopped in the evaluation after step {}, which is saved: SIGUSR1 was received."
@@ -30,6 +31,7 @@ def runs(tmp_path_factory):
         ("merge", [75, 0]),
         ("time limit", [75, 0]),
         ("signals", [130, 130, 0]),
+        ("Ctrl-C", [130, 130, 0]),
     ],
 )
 def test_each_start_ends_as_it_should(runs, run, statuses):
@@ -65,6 +67,12 @@ def test_a_checkpoint_is_finished_before_a_signal_ends_the_run(runs):
     for step, (_, said) in zip((1, 2), runs[1]["signals"]):
         assert f"octet: stopped. --resume {runs[0] / 'signals'} goes on after step {step}, which is saved." in said
     assert "going on after step 1" in runs[1]["signals"][1][1]
+
+
+def test_ctrl_c_finishes_the_step_and_saves_it(runs):
+    first = runs[1]["Ctrl-C"][0][1]
+    going, saved = stop_signal.AFTER_THIS_STEP, f"octet: stopped. --resume {runs[0] / 'Ctrl-C'} goes on after step 1, "
+    assert first.index(going) < first.index("\n1/2  rollout") < first.index(saved)
 
 
 def files(folder) -> set[str]:

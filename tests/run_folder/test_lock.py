@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -117,6 +119,26 @@ def test_a_run_that_goes_on_says_what_has_changed(failed, capsys, change):
     assert said.err == ""
     assert f"\n  {change} (it has " in said.out if change else said.out == ""
     assert (failed / ".lock").stat().st_mode & 0o111 == 0, "the lock is no program"
+
+
+@pytest.mark.parametrize(
+    ("change", "ended", "resumes", "is_refused"),
+    [
+        ("run.steps=9", True, False, True),
+        ("run.epochs=9", True, False, True),
+        ("run.steps=9", True, True, False),
+        ("run.steps=9", False, False, False),  # it was stopped
+        ("run.keep=7", True, False, False),  # it ends as it has ended
+    ],
+)
+def test_a_run_that_has_ended_goes_on_only_if_that_is_asked_for(failed, change, ended, resumes, is_refused):
+    (failed / "config.yaml").write_text(resolve("nano").to_yaml())
+    (failed / "adapter").mkdir()
+    if ended:
+        (failed / "verdict.json").write_text("{}")
+    request = replace(asked(failed, change), resumes=failed if resumes else None)
+    with refuses("run.dir", names=f"--resume {failed} {change}") if is_refused else nullcontext():
+        lock.claim(request)
 
 
 @pytest.mark.parametrize("saved", ["checkpoints/step_000002", "adapter"])

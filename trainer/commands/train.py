@@ -29,6 +29,7 @@ from trainer.machine.visible import print
 from trainer.plan import preflight, start
 from trainer.plan.start import training_cards
 from trainer.ranks import slurm
+from trainer.run_folder import previous_run
 
 TRAIN = ROOT / "train.py"
 RETRY_S = 1
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     machine = training_cards(machine, request.config.rollout.vllm)
     request.config.refuse_idle(max(1, len(machine.gpus)))
     start.check(request.config, machine)
+    if request.config.run.dir and not request.resumes:
+        previous_run.refuse_to_lengthen(request.config.run.dir, request.config)
     environment = os.environ | {preflight.CHECKED: "1", hardware.ANSWERS: json.dumps(hardware.answers)}
     say("octet: starting DeepSpeed, which takes several seconds")
     arguments = with_choices(request, arguments)
@@ -136,9 +139,20 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
         if not ranks:
             signal.alarm(RETRY_S)
 
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        """Pass the first Ctrl-C on to the ranks, which finish their step. End them at the next, or if there is none."""
+        signal.signal(signal.SIGINT, end)
+        ranks = _ranks_below(child.pid)
+        for rank in ranks:
+            with suppress(psutil.NoSuchProcess):
+                rank.send_signal(signal.SIGINT)
+        if not ranks:
+            end(number, frame)
+
     for number in STOPPING:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # which `nohup` ignores
             signal.signal(number, end)
+    signal.signal(signal.SIGINT, interrupt)
     for number in (signal.SIGUSR1, signal.SIGALRM):
         signal.signal(number, signal_ranks)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})

@@ -29,5 +29,6 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
         if called in ELSEWHERE:
             return f" Write {ELSEWHERE[called]}."
     same_leaf = [candidate for candidate in known if candidate.rpartition(".")[2] == leaf]
-    close = same_leaf or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" Did you mean {close[0]}?" if close else ""
+    in_small_letters = {candidate.lower(): candidate for candidate in known}
+    close = same_leaf or difflib.get_close_matches(name.lower(), in_small_letters, n=1, cutoff=0.6)
+    return f" Did you mean {in_small_letters.get(close[0], close[0])}?" if close else ""

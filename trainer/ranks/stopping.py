@@ -1,4 +1,4 @@
-"""Stop a run before its last step, after SIGUSR1 or when the time limit of its job is near.
+"""Stop a run before its last step, after SIGUSR1 or Ctrl-C or when the time limit of its job is near; and save in time.
 
 The run stops after a step, when everything is saved, and exits with the status of `errors.Interrupted`; its next start
 continues from there. A signal may reach one rank before the others, so the ranks agree on the step. An evaluation may
@@ -16,15 +16,17 @@ from trainer.ranks import distributed, slurm, stop_signal
 
 A_WEEK = 7 * 24 * 60.0  # in minutes; a later time limit is not shown
 SPARE_S = 30.0  # kept free before the time limit, to save and to exit
-SIGNALLED = "SIGUSR1 was received"
 CONTINUES = "The same command with the same run.dir continues from there."
 ALL_DONE = "all steps are done and saved; the {} is left to the next start: {}."
 
 
 class Stopping:
-    """Decides, together with the other ranks, whether to stop. All ranks ask after every step."""
+    """Decides, together with the other ranks, whether to save and to stop. All ranks ask after every step."""
 
-    def __init__(self) -> None:
+    def __init__(self, save_minutes: float = inf) -> None:
+        self._save_s = 60 * save_minutes
+        self.last_save = monotonic()
+        self.saves = False  # because the last checkpoint is old, by the clock of rank 0
         left = slurm.seconds_left() if distributed.is_main() else None
         self._ends = None if left is None else monotonic() + left
         self._last_step_ended = monotonic()
@@ -41,13 +43,14 @@ class Stopping:
 
     def is_due(self, is_last: bool = False, evaluates: bool = False) -> bool:
         """Return True, on all ranks, if the run has to stop after this step: if it was told to, or if the time that is
-        left is too short for the evaluation after this step and for one more step."""
+        left is too short for the evaluation after this step and for one more step. Set `saves`."""
         now = monotonic()
         if self.steps:  # not the first step, which includes the start of the program
             self._longest_step_s = max(self._longest_step_s, now - self._last_step_ended)
         self._last_step_ended = now
         self.steps += 1
         step_s = 0 if is_last else 2 * self._longest_step_s
+        self.saves = distributed.gather(now - self.last_save > self._save_s)[0]
         return self._agree(step_s + (self._longest_evaluation_s if evaluates else 0))
 
     @contextmanager
@@ -61,31 +64,32 @@ class Stopping:
     @contextmanager
     def evaluating(self, step: int) -> Iterator[None]:
         """Evaluate after a saved step. If the run is interrupted here, its next start evaluates first."""
-        message = f"stopped in the evaluation after step {step}, which is saved: {SIGNALLED}. {CONTINUES}"
+        message = f"stopped in the evaluation after step {step}, which is saved: {{}}. {CONTINUES}"
         with self.timing_an_evaluation(), self._interruptible(message):
             yield
 
     def exporting(self) -> AbstractContextManager[None]:
         """Export after the last step. If the run is interrupted here, its next start exports again."""
-        return self._interruptible(ALL_DONE.format("export", SIGNALLED))
+        return self._interruptible(ALL_DONE.format("export", "{}"))
 
     def merging(self) -> AbstractContextManager[None]:
         """Merge after the export, and evaluate the merged model. Raise Interrupted if there is no time left for that.
         A start that made no step tries it all the same: otherwise a short time limit would requeue the job for ever."""
         if self.steps and self._agree(self._longest_evaluation_s):
             raise Interrupted(ALL_DONE.format("merge", self._reason))
-        return self._interruptible(ALL_DONE.format("merge", SIGNALLED))
+        return self._interruptible(ALL_DONE.format("merge", "{}"))
 
     def _interruptible(self, message: str) -> AbstractContextManager[None]:
         """Let the signal end the run at once, unless this start has made no step: the next one would get no further."""
         return stop_signal.interruptible(message) if self.steps else nullcontext()
 
     def stop(self, step: int) -> None:
-        raise Interrupted(f"stopped after step {step}, which is saved: {self._reason}. {CONTINUES}")
+        message = f"stopped after step {step}, which is saved: {self._reason}. {CONTINUES}"
+        raise stop_signal.interruption(self._reason, message)
 
     def _agree(self, seconds: float) -> bool:
         """Return True, on all ranks, if one of them has a reason to stop before the next so many seconds of work."""
         is_short = self._ends is not None and monotonic() + seconds + SPARE_S > self._ends
-        own = SIGNALLED if stop_signal.is_stop_requested() else "the time limit of the job is near" if is_short else ""
+        own = stop_signal.stop_requested() or ("the time limit of the job is near" if is_short else "")
         self._reason = next(filter(None, distributed.gather(own)), "")
         return bool(self._reason)

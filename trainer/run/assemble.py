@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -277,7 +278,9 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     alarms = Alarms(history, screen.warn, [rule for rule in RULES if is_main or rule.of_each_rank])
     if config.optim.layout == "flat" and not policy.is_flat:
         screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
-    return RunLog(config, folder, learned, journal, alarms, screen, Stopping(), first_step, total_steps)
+    save_minutes = inf if config.rollout.ahead else config.run.save_minutes  # nothing is sampled ahead of a save
+    stopping = Stopping(save_minutes)
+    return RunLog(config, folder, learned, journal, alarms, screen, stopping, first_step, total_steps)
 
 
 def stretched(config: Config, before: int, first_step: int, total_steps: int) -> str:

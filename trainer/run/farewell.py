@@ -160,8 +160,8 @@ def what_is_saved(config: Config, log: RunLog) -> str:
     if saved is None:
         first = min(config.run.save_every, log.total_steps)
         return (
-            f"Nothing is saved yet: the first checkpoint comes after step {first}, and earlier with a smaller "
-            "run.save_every. The same command begins anew."
+            f"Nothing is saved yet: the first checkpoint comes after step {first}, or after "
+            f"{config.run.save_minutes:g} minutes. The same command begins anew."
         )
     step, where = int(saved.name.removeprefix("step_")), shlex.quote(str(log.folder))
     return f"--resume {where} goes on after step {step}, which is saved."

@@ -19,7 +19,7 @@ from trainer.machine.quiet import no_progress_bars
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.model.merge import write_merged
 from trainer.plan.data import Data, read
-from trainer.ranks import distributed
+from trainer.ranks import distributed, stop_signal
 from trainer.run import assemble, farewell, sampler_check, teaching
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import planned, rehearse, report
@@ -111,10 +111,11 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
             log.screen.say(f"base model: {describe(base)}")
             if log.first_step == 0:
                 log.base(metrics_of(base))
-        if lessons:
-            warm_up(config, *run, lessons)
-        else:
-            train(config, *run)
+        with stop_signal.ctrl_c_waits_for_the_step():
+            if lessons:
+                warm_up(config, *run, lessons)
+            else:
+                train(config, *run)
         log.screen.close()
         if evaluator.held_out:
             last = evaluator.history.last or evaluator.evaluate("trained")  # a finished run makes no step

@@ -40,6 +40,8 @@ def claim(request: Request) -> Path:
     distributed.keep_stacks_in(folder / "stacks")
     previous_run.refuse_what_is_not_its_own(folder)
     previous_run.refuse_other_settings(folder, request.config)
+    if not request.resumes:
+        previous_run.refuse_to_lengthen(folder, request.config)
     if distributed.is_main():
         _lock(folder)
         if edited := previous_run.edited(folder):

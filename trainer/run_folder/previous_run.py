@@ -15,6 +15,7 @@ from trainer.config.settings import Config, Vllm
 from trainer.errors import CheckpointError, ConfigError, OctetError
 from trainer.machine import manifest
 from trainer.machine.visible import visible
+from trainer.run_folder.journal import VERDICT
 
 CHECKPOINT = re.compile(r"step_(\d{6,})")
 # What a run writes into its folder.
@@ -42,7 +43,7 @@ FROM_HERE_ON = {
     "reward.judge.max_requests": BUDGET,
     "reward.judge.max_tokens": BUDGET,
 } | {f"rollout.vllm.{key}": SERVER for key in Vllm.model_fields}
-NO_EFFECT = {f"run.{key}" for key in ("dir", "save_every", "keep", "threads", "merge", "track")}
+NO_EFFECT = {f"run.{key}" for key in ("dir", "save_every", "save_minutes", "keep", "threads", "merge", "track")}
 NO_EFFECT |= {"run.strict_health", "run.strict_verdict", "engine.timeout_s", "engine.connect_s", "reward.timeout"}
 NO_EFFECT |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "backoff_s", "cache")}
 
@@ -97,6 +98,16 @@ def refuse_other_settings(folder: Path, config: Config) -> None:
         back = ", ".join(visible(f"{one.key}: {written(one.before)}") for one in refused)
         reason = f"it holds a run with other settings: {', '.join(map(str, refused))}. Its steps depend on them"
         raise ConfigError(f"run.dir={folder}", reason, f"Go back to {back}, or choose another folder.{beside}")
+
+
+def refuse_to_lengthen(folder: Path, config: Config) -> None:
+    """Raise ConfigError if the run in the folder has ended, and these settings would go on and replace its result."""
+    longer = [one for one in changes(folder, config) if FROM_HERE_ON.get(one.key) == LENGTH]
+    if longer and (folder / VERDICT).is_file():
+        settings = " ".join(f"{one.key}={written(one.now)}" for one in longer if one.now is not None)
+        reason = f"its run has ended, and its result would be replaced: {', '.join(map(str, longer))}"
+        remedy = f"Write --resume {folder} {settings} to go on with it, or choose another folder"
+        raise ConfigError(f"run.dir={folder}", reason, remedy)
 
 
 def edited(folder: Path) -> str:

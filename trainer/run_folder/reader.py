@@ -24,7 +24,7 @@ from trainer.watch.measure import LENIENT, REWARD, STRICT, Measure, chosen, numb
 from trainer.watch.verdict import Verdict, verdict_of
 
 # Settings without effect on what is learned.
-NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every", "run.track"}
+NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every", "run.save_minutes", "run.track"}
 NOT_COMPARED |= {"run.strict_health", "run.strict_verdict"}
 TAIL = 2**18  # bytes at the end of samples.jsonl in which the last answers are
 

@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from trainer.config.settings import Config
@@ -66,6 +67,7 @@ class RunLog:
                 if self.journal:
                     self.journal.sync()
                 checkpoints.save(policy, self.folder, done, self.config.run.keep, self.learned)
+            self.stopping.last_save = monotonic()
             if self.journal:
                 self.journal.add(done, phases.metrics())
 

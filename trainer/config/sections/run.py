@@ -49,6 +49,8 @@ class Run(Section):
     """Passes over the training problems. Set this or `run.steps`."""
     save_every: int = Field(50, ge=1)
     """Steps between checkpoints. The last step is always saved."""
+    save_minutes: float = Field(10.0, gt=0.0)
+    """Minutes after which a checkpoint is due all the same. With `rollout.ahead=1`, only `run.save_every` counts."""
     keep: int = Field(2, ge=1)
     """Checkpoints to keep; older ones are deleted."""
     strict_health: bool = False
