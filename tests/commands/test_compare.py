@@ -11,7 +11,7 @@ from trainer.config.command_line import resolve
 
 
 def run_in(folder, accuracies: dict[int, float], *overrides: str):
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(resolve("nano", None, overrides).to_yaml())
     lines = [{"step": 0, "eval/accuracy": 0.9, "eval/low": 0.8, "eval/high": 0.95, "eval/problems": 64}]
     for step in range(1, 5):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import trainer
-from tests.conftest import ROOT, write_lines
+from tests.conftest import ROOT, refuses, write_lines
 from trainer.commands.study import Runner
 from trainer.config.command_line import Request, resolve
 from trainer.config.settings import fields

@@ -2,10 +2,9 @@
 
 from argparse import ArgumentParser, Namespace
 from math import inf
-from pathlib import Path
 
 from trainer.commands.eval import NO_SERVERS
-from trainer.commands.options import add_overrides
+from trainer.commands.options import add_overrides, add_run
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
 from trainer.machine import quiet
@@ -15,7 +14,7 @@ from trainer.run_folder.source import Source
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet chat runs/demo. An empty line asks a held-out problem; Ctrl-D ends it."
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    add_run(parser)
     add_overrides(parser, "rollout.max_new_tokens=1024")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0, the most likely answer")
 

@@ -3,13 +3,13 @@
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.table import Table
 
+from trainer.commands.options import add_runs
 from trainer.machine.console import Console
 from trainer.machine.visible import print
 from trainer.reports.report import Pair, ranked, shown
@@ -24,7 +24,7 @@ MEASURED = ("best", "steps", "training", "against the first")
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet compare runs/sweep/0*"
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
+    add_runs(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 

@@ -8,9 +8,9 @@ from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path
 
-from trainer.commands.options import TASKS, add_overrides
+from trainer.commands.options import TASKS, add_overrides, latest
 from trainer.config.command_line import overrides_of, resolve
-from trainer.config.settings import Config
+from trainer.config.settings import RUNS, Config
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import quiet
 from trainer.machine.visible import print, visible
@@ -39,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_model_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--model", help="a hub id, a folder, or nano; by default the base of --adapter, else nano")
+    parser.add_argument("--model", help="a hub id, a folder, or nano; by default the latest run, else nano")
     parser.add_argument("--task", help=TASKS)
     parser.add_argument("--preset", help="take the other settings from this preset")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -72,8 +72,13 @@ def _source(options: Namespace) -> Source | None:
     if options.adapter:
         return adapter_of(options)
     folder = Path(next(iter(options.overrides), ""))
-    if not options.model and "=" not in folder.name and (folder / "config.yaml").is_file():
+    is_run = not options.model and "=" not in folder.name and (folder / "config.yaml").is_file()
+    names_nothing = not (options.merged or options.preset or options.task or names_a_model(options))
+    if not is_run and names_nothing and any(RUNS.glob("*/config.yaml")):
+        is_run, folder = True, latest()
+    elif is_run:
         del options.overrides[0]
+    if is_run:
         source = Source.of(folder)
         options.model = None if source.adapter else str(source.folder)
         return source

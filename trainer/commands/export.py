@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainer.commands.eval import add_model_arguments, names_a_model, settings_for
-from trainer.commands.options import writing
+from trainer.commands.options import add_run, writing
 from trainer.errors import CheckpointError, ConfigError
 from trainer.run_folder.source import Source
 
@@ -14,7 +14,7 @@ FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "q6_k",
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet export runs/demo --to ollama --format q8_0"
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, or an adapter or a model in it")
+    add_run(parser, "a run folder, or an adapter or a model in it")
     parser.add_argument("--to", required=True, choices=("safetensors", "gguf", "ollama"), help="what to write")
     parser.add_argument("--format", default="q8_0", choices=FORMATS, help="of gguf and ollama (default q8_0)")
     parser.add_argument("--out", type=Path, help="the folder to write (default: in the run folder or beside a model)")

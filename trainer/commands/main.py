@@ -31,6 +31,7 @@ GROUPS = {
     },
     "look": {
         "eval": "Measure the accuracy on held-out problems, greedy and sampled, with 95 % intervals.",
+        "list": "List runs: state, model, task, steps and result.",
         "compare": "Show runs side by side: where they differ, and what came of it.",
         "watch": "Show runs on the screen while they go on, or afterwards.",
         "report": "Write a page about a run: result, curves, answers, alarms, settings; or about several.",
@@ -89,10 +90,17 @@ def _train(name: str, arguments: Sequence[str]) -> None:
 def _run(name: str, arguments: Sequence[str]) -> None:
     with naming_missing_packages():
         module = import_module(f"trainer.commands.{name}")
+        from trainer.commands.options import fill_in_run
+
         options = parser_of(name).parse_intermixed_args(arguments)
         hardware.prepare_cuda()
         slurm.adopt_ranks()
-    status = answering_errors(lambda: module.run(options), options.debug)
+
+    def run() -> None:
+        fill_in_run(options)
+        module.run(options)
+
+    status = answering_errors(run, options.debug)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         leave(status)
     sys.exit(status)

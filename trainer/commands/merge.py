@@ -4,13 +4,14 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from trainer.commands.eval import adapter_of, add_model_arguments, settings_for
+from trainer.commands.options import latest
 from trainer.errors import ConfigError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet merge --adapter runs/demo/best --out best-model"
     add_model_arguments(parser)
-    parser.add_argument("--adapter", type=Path, required=True, help="the adapter folder of a run")
+    parser.add_argument("--adapter", type=Path, help="the adapter folder of a run (default: that of the latest run)")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     parser.add_argument("--problems", type=int, default=32, help="held-out problems for the comparison (default 32)")
 
@@ -18,6 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ConfigError(f"--out {options.out}", "it exists and is not empty", "Name a new folder")
+    options.adapter = options.adapter or latest() / "adapter"
     source = adapter_of(options)
     config = settings_for(options, source)
     from trainer.run import evaluate_models

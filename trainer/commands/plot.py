@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from trainer.commands.options import writing
+from trainer.commands.options import add_runs, writing
 from trainer.errors import DataError
 from trainer.machine import disk
 from trainer.machine.visible import print
@@ -13,7 +13,7 @@ from trainer.run_folder.reader import read_runs
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet plot runs/sweep/0* --out plots"
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders; seeds become a band")
+    add_runs(parser, "run folders; seeds become a band")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write; by default the folder of the run")
 
 

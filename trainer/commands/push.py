@@ -11,6 +11,7 @@ import httpx2
 from huggingface_hub import CommitOperationAdd, HfApi, errors
 from huggingface_hub.utils import validate_repo_id
 
+from trainer.commands.options import add_run
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import manifest
 from trainer.machine.disk import amount
@@ -30,7 +31,7 @@ SENT += ["chat_template.jinja", "additional_chat_templates/*.jinja"]
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet push runs/demo --to you/model --what export-gguf-q8_0 --yes"
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    add_run(parser)
     parser.add_argument("--to", required=True, metavar="OWNER/NAME", help="the repository; it is made if there is none")
     parser.add_argument("--what", metavar="FOLDER", help="a folder of the run (default: adapter, or model)")
     parser.add_argument("--public", action="store_true", help="make a new repository public")

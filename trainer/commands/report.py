@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from trainer.commands.options import writing
+from trainer.commands.options import add_runs, writing
 from trainer.machine import disk
 from trainer.machine.visible import print
 from trainer.reports.report import report
@@ -12,7 +12,7 @@ from trainer.run_folder.reader import read_runs
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet report runs/demo"
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
+    add_runs(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="by default report.html in the folder of the run")
 
 

@@ -3,10 +3,9 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from trainer.commands.options import add_overrides
+from trainer.commands.options import add_overrides, add_run
 from trainer.config.command_line import overrides_of, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware, quiet
@@ -19,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = (
         "example: octet repro runs/demo --steps 3. Exit status: 0 if all is identical, 1 if something differs."
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    add_run(parser)
     add_overrides(parser, "run.threads=1, to see whether it changes anything")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"how many steps (default {STEPS})")
 

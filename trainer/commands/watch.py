@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.live import Live
 
+from trainer.commands.options import add_runs
 from trainer.errors import DataError
 from trainer.machine.console import Console
 from trainer.reports import terminal
@@ -18,7 +19,7 @@ SECONDS = 2.0  # between two looks
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet watch runs/demo"
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, also of jobs on another node")
+    add_runs(parser, "run folders, also of jobs on another node")
     parser.add_argument("--once", action="store_true", help="print once and end, as in a pipe")
 
 

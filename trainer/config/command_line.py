@@ -128,10 +128,7 @@ def parse_command_line(arguments: Sequence[str]) -> Request:
 
 def _resumed(options: argparse.Namespace) -> Request:
     """Return the settings of an earlier run, from its folder, with the overrides of this command line."""
-    runs = sorted(RUNS.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
-    if not options.resume and not runs:
-        raise ConfigError("--resume", f"there is no run in {RUNS}/", "Name the folder: --resume DIR")
-    folder = Path(options.resume) if options.resume else runs[-1].parent
+    folder = Path(options.resume) if options.resume else latest_run("--resume", "--resume DIR")
     stored = folder / "config.yaml"
     if not os.path.isfile(stored):
         raise ConfigError(f"--resume {folder}", "there is no config.yaml in it, so it is not the folder of a run")
@@ -140,6 +137,13 @@ def _resumed(options: argparse.Namespace) -> Request:
     config = resolve(str(stored), None, [*options.overrides, *overrides_of({"run.dir": str(folder)})])
     reason, shown = f"resuming {folder}", (options.dry_run, options.json, options.debug)
     return Request(config, folder.name, reason, *shown, resumes=folder, accepts_changes=options.accept_changes)
+
+
+def latest_run(option: str, written: str) -> Path:
+    runs = sorted(RUNS.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        raise ConfigError(option, f"there is no run in {RUNS}/", f"Name the folder: {written}")
+    return runs[-1].parent
 
 
 def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:

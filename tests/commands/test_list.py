@@ -1,0 +1,55 @@
+"""`octet list`, and which run the commands take where none is named."""
+
+import os
+
+import pytest
+
+from tests.commands.test_compare import run_in
+from tests.conftest import said_by
+from trainer.commands.main import parser_of
+from trainer.commands.options import fill_in_run
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Three runs, one of them in a folder of its own; the last one started is `old`, and has ended."""
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("old", "sweep/other", "new")):
+        run_in(tmp_path / "runs" / name, {4: 0.5})
+        os.utime(f"runs/{name}/config.yaml", (0, 1000 - age))
+    (tmp_path / "runs/old/verdict.json").write_text("{}")
+    return tmp_path / "runs"
+
+
+def test_runs_are_listed_in_the_order_of_their_start(runs, capsys):
+    status, page, _ = said_by(capsys, "list")
+    assert status == 0
+    rows = [line.split() for line in page.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["new", "sweep/other", "old"]
+    steps = ["nano", "nano", "4", "of", "40"]
+    assert [row[1:7] for row in rows] == [["stopped", *steps], ["stopped", *steps], ["ended", *steps]]
+    assert rows[0][7:] == ["90.0%", "->", "50.0%"]
+    assert rows[2][7:] == ["cannot", "tell,", "90.0%", "->", "50.0%"]
+    assert [line.split()[0] for line in said_by(capsys, "list", "runs/sweep")[1].splitlines()[2:]] == ["other"]
+
+
+@pytest.mark.parametrize("command", ["chat", "compare", "export --to gguf", "plot", "push --to a/b", "repro", "watch"])
+def test_the_latest_run_is_taken_and_named_where_none_is(runs, capsys, command):
+    name, *more = command.split()
+    options = parser_of(name).parse_intermixed_args(more)
+    fill_in_run(options)
+    assert [str(one) for one in getattr(options, "runs", None) or [options.run]] == ["runs/old"]
+    assert capsys.readouterr().err == "octet: the latest run: runs/old\n"
+
+
+def test_a_setting_in_the_place_of_a_run_is_a_setting(runs):
+    options = parser_of("chat").parse_intermixed_args(["rollout.max_new_tokens=5", "run.seed=1"])
+    fill_in_run(options)
+    assert (str(options.run), options.overrides) == ("runs/old", ["rollout.max_new_tokens=5", "run.seed=1"])
+
+
+@pytest.mark.parametrize("command", ["list", "report", "merge --out whole", "export --to gguf"])
+def test_without_any_run_one_is_asked_for(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    status, _, complaint = said_by(capsys, *command.split())
+    assert (status, "there is no run in" in complaint) == (2, True)
