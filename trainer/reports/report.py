@@ -127,15 +127,12 @@ def flips(found: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> Iterator
 
 
 def _flip(flip: Mapping[str, Any]) -> Html:
-    sides = [tag("div", tag("p", side, class_="soft"), _side(flip, side)) for side in ("before", "after")]
+    sides = []
+    for side in ("before", "after"):
+        of_side = [flip.get(f"{side}_{name}") for name in ("answer", "reward")]
+        sides.append(tag("div", tag("p", side, class_="soft"), answer(flip[f"{side}_completion"], *of_side)))
     asked = tag("summary", f"{flip['question']} ", tag("strong", flip["gold"]))
     return tag("details", asked, tag("div", *sides, class_="pair"))
-
-
-def _side(flip: Mapping[str, Any], side: str) -> Html:
-    if (reward := flip.get(f"{side}_reward")) is None:
-        return answer(flip[f"{side}_completion"], flip[f"{side}_answer"])
-    return joined(tag("pre", shortened(flip[f"{side}_completion"])), tag("p", f"reward {reward:.3g}", class_="soft"))
 
 
 def samples(found: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterator[Html]:
@@ -150,15 +147,16 @@ def samples(found: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterato
         turns = [(tag("p", turn["role"], class_="soft"), tag("pre", turn["text"])) for turn in told(sample)]
         earlier = [part for turn in turns for part in turn]
         last = tag("p", "model", class_="soft") if earlier else ""
-        written = answer(sample["completion"], read)
-        gold: Html | str = tag("code", sample["gold"])
-        if measure.is_reward:
-            written, gold = tag("pre", shortened(sample["completion"])), ""
+        gold = "" if measure.is_reward else tag("code", sample["gold"])
+        written = answer(sample["completion"], read, sample["reward"] if measure.is_reward else None)
         yield tag("div", tag("h3", title, gold), asked, *earlier, last, written, cut)
 
 
-def answer(text: str, read: str | None) -> Html:
-    """Return an answer as it was written, and what was read from it: marked in its last place, and below."""
+def answer(text: str, read: str | None, reward: float | None = None) -> Html:
+    """Return an answer as it was written, and its reward, if that is what is measured, or what was read from it: marked
+    in its last place, and below."""
+    if reward is not None:
+        return joined(tag("pre", shortened(text)), tag("p", f"reward {reward:.3g}", class_="soft"))
     before, found, after = around(shortened(text), read)
     marked = tag("pre", before, tag("mark", found) if found else "", after)
     said = joined("read: ", tag("code", read)) if read is not None else "no answer was read from it"
@@ -234,7 +232,7 @@ def _result(run: RunFiles) -> list[object]:
     models, facts = run.evaluation.get("evaluations", []), facts_of(run)
     pairs, measure = run.evaluation.get("comparisons"), run.measure
     paid: Mapping[str, Any] = measure.pair(pairs[0], models[0]["problems"])[0] if pairs else {}
-    shares = [measure.text(model[measure.of_model], model[measure.interval]) for model in models[:2]]
+    shares = [measure.text(model[measure.of_model], model[f"{measure.prefix}interval"]) for model in models[:2]]
     shares += ["none yet"] * (2 - len(shares))
     return [*shares, paid.get("gained", ""), paid.get("lost", ""), run.steps, f"{facts['training_s']:.0f} s"]
 

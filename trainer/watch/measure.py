@@ -16,12 +16,11 @@ class Measure(NamedTuple):
     """Where a number stands, for an answer and for a model, and how it is written."""
 
     name: str
-    noted: tuple[str, ...]  # in best.json, and under `eval/` in metrics.jsonl
-    logged: str  # in metrics.jsonl, for held-out problems
-    of_training: str  # in metrics.jsonl, for training problems
+    of_training: str  # in metrics.jsonl
     of_answer: str  # in a `Score` and in eval_answers.jsonl
-    of_model: str  # in eval.json
-    interval: str  # in eval.json
+    prefix: str  # of `name` and `interval` in eval.json
+    logged: str  # in metrics.jsonl, for held-out problems
+    noted: tuple[str, ...]  # in best.json, and under `eval/` in metrics.jsonl
     row: str  # of a table
     flips: str  # of a table: the problems on which two models differ
     flipped: tuple[str, str]  # what such a problem is with the second model
@@ -36,6 +35,10 @@ class Measure(NamedTuple):
     def reported(self) -> Measure:
         """What the tables show first: the accuracy in the requested format, whatever is paid, or the reward."""
         return self if self.is_reward else STRICT
+
+    @property
+    def of_model(self) -> str:
+        return f"{self.prefix}{self.name}"  # in eval.json
 
     def values(self, scores: Iterable[Score]) -> list[float]:
         """Return the number of each answer, without those that have no reward."""
@@ -72,40 +75,13 @@ class Measure(NamedTuple):
         return f"{value}{'' if self.is_reward else unit} ({of_interval}{low} to {high})"
 
 
-STRICT = Measure(
-    name="accuracy",
-    noted=("accuracy", "lenient"),
-    logged="eval/accuracy",
-    of_training="accuracy/strict",
-    of_answer="correct_strict",
-    of_model="accuracy",
-    interval="interval",
-    row="correct",
-    flips="gained/lost",
-    flipped=("now right", "no longer right"),
-    no_better="are right no more often",
-    test="exact McNemar test",
-)
-LENIENT = STRICT._replace(
-    logged="eval/lenient",
-    of_training="accuracy/lenient",
-    of_answer="correct_lenient",
-    of_model="lenient_accuracy",
-    interval="lenient_interval",
-)
+_OF_STRICT = ("accuracy", "accuracy/strict", "correct_strict", "", "eval/accuracy", ("accuracy", "lenient"))
+_OF_LENIENT = ("accuracy", "accuracy/lenient", "correct_lenient", "lenient_", "eval/lenient", ("accuracy", "lenient"))
+_FLIPS = ("correct", "gained/lost", ("now right", "no longer right"), "are right no more often", "exact McNemar test")
+STRICT, LENIENT = Measure(*_OF_STRICT, *_FLIPS), Measure(*_OF_LENIENT, *_FLIPS)
+_OF_REWARD = ("reward", "reward/mean", "reward", "", "eval/reward", ("reward",))
 REWARD = Measure(
-    name="reward",
-    noted=("reward",),
-    logged="eval/reward",
-    of_training="reward/mean",
-    of_answer="reward",
-    of_model="reward",
-    interval="interval",
-    row="reward",
-    flips="higher/lower",
-    flipped=("higher reward", "lower reward"),
-    no_better="earn no more",
-    test="paired t test",
+    *_OF_REWARD, "reward", "higher/lower", ("higher reward", "lower reward"), "earn no more", "paired t test"
 )
 
 

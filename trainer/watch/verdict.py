@@ -48,8 +48,8 @@ def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
     """Compare the trained model with the base on the held-out problems, by the answers that are paid."""
     base, trained, *_ = evaluation["evaluations"]
     found, difference = measure.pair(evaluation["comparisons"][0], base["problems"])
-    name = measure.of_model
-    evidence = evidence_of(base[name], trained[name], base["problems"], difference, found["p"], measure)
+    values = (base[measure.of_model], trained[measure.of_model], base["problems"])
+    evidence = evidence_of(*values, difference, found["p"], measure)
     if found["p"] < SIGNIFICANT and difference.value > 0:
         return Verdict(LEARNED, evidence)
     if found["p"] < SIGNIFICANT or difference.high <= (RISE * base["deviation"] if measure.is_reward else GAIN):

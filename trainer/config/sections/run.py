@@ -72,6 +72,6 @@ class Eval(Section):
     """Steps between evaluations; by default there is one before the first step and one after the last."""
     metric: Literal["accuracy", "lenient", "loss"] = "accuracy"
     """The accuracy that selects the best adapter or model: of answers in the requested format, or in any format. A
-    warm-up uses `warmup.metric`."""
+    warm-up uses `warmup.metric`. Without gold answers it is the reward; see docs/evaluation.md."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many evaluations in a row without a new best; by default never."""
