@@ -68,7 +68,7 @@ class Finder:
 
 sys.meta_path.insert(0, Finder)
 from trainer.commands.main import main
-main(["train", "--preset", "nano"])
+main([sys.argv[1].rpartition(".")[2], "--preset", "nano"])
 """
 DOCTOR = "from trainer.commands.main import main; main(['doctor', '--preset', 'nano'])"
 ENDS = {
@@ -76,7 +76,8 @@ ENDS = {
     "a signal while an error is printed": (["-c", FAILS], 2, "octet: rank 0 died"),  # the launcher stops the others
     "no memory for a thread": (["-c", NO_ROOM], 2, "octet: no thread can be started. Raise the limits of `ulimit -v`"),
     "a signal while a start imports": (["-c", EARLY, "argparse"], 130, "octet: stopped."),
-    "a signal while a command is imported": (["-c", EARLY, "trainer.commands.train"], 130, "octet: stopped."),
+    "a signal while train is imported": (["-c", EARLY, "trainer.commands.train"], 130, "octet: stopped."),
+    "a signal while another command is imported": (["-c", EARLY, "trainer.commands.plan"], 130, "octet: stopped."),
     "a Python without texts": (["-OO", "-c", DOCTOR], 2, "octet: PYTHONOPTIMIZE=2 removes"),
 }
 
