@@ -146,16 +146,20 @@ def test_a_finished_run_replaces_its_best_by_what_is_known_to_be_better(tmp_path
 def train(folder: Path, *overrides: str) -> str:
     settings = ["run.merge=false", "eval.every=1", "eval.problems=16", "eval.patience=2", "rollout.problems=2"]
     settings += ["algorithm.lr=1e-9", "optim.warmup=0", "optim.schedule=constant"]
-    done = launch(*forked(), "train.py", "--preset", "nano", f"run.dir={folder}", *settings, *overrides)
+    return said_by_train("--preset", "nano", f"run.dir={folder}", *settings, *overrides)
+
+
+def said_by_train(*arguments: object) -> str:
+    done = launch(*forked(), "train.py", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """Two steps, then the same command for six: patience ends it after the third."""
+    """Two steps, then resumed for six: patience ends it after the third."""
     folder = tmp_path_factory.mktemp("course") / "run"
-    return folder, train(folder, "run.steps=2"), train(folder, "run.steps=6")
+    return folder, train(folder, "run.steps=2"), said_by_train("--resume", folder, "run.steps=6")
 
 
 def test_resume_keeps_the_best_and_the_patience(interrupted):
@@ -197,7 +201,7 @@ def test_a_stopped_run_that_is_resumed_does_no_step(interrupted):
 def test_a_finished_run_that_is_looked_at_more_closely_keeps_its_best(interrupted):
     folder = interrupted[0]
     before = [(folder / name).read_bytes() for name in KEPT]
-    said = train(folder, "run.steps=3", "eval.problems=24")
+    said = said_by_train("--resume", folder, "run.steps=3", "eval.problems=24")
     assert [(folder / name).read_bytes() for name in KEPT] == before
     assert "of 24 held-out problems" in said
     assert "the best so far" not in said
