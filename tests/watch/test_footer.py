@@ -30,10 +30,12 @@ def test_what_is_printed_stands_above(monkeypatch):
     footer.print("before")
     footer.show("view", Panel("a"))
     footer.print("a long line " * 5)
+    footer.print("a-command-" * 5, is_command=True)
     footer.show("view", Panel("b"))
     footer.show("progress", "50%")
-    assert seen(footer)[:3] == ["before", ("a long line " * 5)[:40], ("a long line " * 5)[40:].strip()]
-    assert [row.strip("│ ") for row in seen(footer)[3:] if row and row[0] not in "╭╰"] == ["b", "50%"]
+    between_words = ["before", "a long line a long line a long line a", "long line a long line"]
+    assert seen(footer)[:4] == [*between_words, "a-command-" * 4]
+    assert [row.strip("│ ") for row in seen(footer)[5:] if row and row[0] not in "╭╰"] == ["b", "50%"]
 
 
 def test_lines_of_others_are_kept(monkeypatch):

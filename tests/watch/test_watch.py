@@ -15,7 +15,7 @@ from trainer.config.settings import Algorithm, Correction
 from trainer.loss.metrics import tally_batch
 from trainer.records import Scores, Update
 from trainer.watch.measure import LENIENT, REWARD, STRICT
-from trainer.watch.screen import Screen, progress_line, wrapped
+from trainer.watch.screen import Screen, progress_line
 from trainer.watch.step_metrics import Health, metrics_of_updates, tally_groups
 from trainer.watch.tally import Max, Min, Tally
 
@@ -145,12 +145,20 @@ def test_the_line_of_a_step_without_an_update(metrics, measure, line):
     assert progress_line(3, 80, metrics, 75, measure) == f" 3/80  rollout 0.5s 20 tokens  {line}"
 
 
-def test_a_line_that_is_too_long_breaks_between_its_parts():
+@pytest.mark.parametrize(
+    ("width", "parts"),
+    [
+        (None, ["rollout", "reward", "correct", "dead", "loss", "entropy", "step", "grad"]),
+        (110, ["rollout", "reward", "correct", "dead", "step"]),
+        (80, ["rollout", "reward", "correct", "step"]),
+        (40, ["reward", "correct"]),
+    ],
+)
+def test_a_step_is_one_line_of_a_terminal(width, parts):
     metrics = {"time/rollout": 10.0, "length": 200.0, "reward/mean": 0.25, "accuracy/strict": 0.25, "dead_groups": 0.5}
     metrics |= {"loss": 0.001, "entropy": 0.4, "time/step": 12.5, "grad_norm": 0.5}
-    line = progress_line(3, 4000, metrics, seconds_left=36_000)
-    assert line.endswith("  10:00:00 left")
-    for width in (40, 80, 120):
-        lines = wrapped(line, width).splitlines()
-        assert max(map(len, lines)) <= width
-        assert [part for one in lines for part in re.split("  +", one.strip())] == re.split("  +", line.strip())
+    line = progress_line(3, 4000, metrics, 36_000, STRICT, width)
+    number, *shown, left = re.split("  +", line.strip())
+    assert (number, left) == ("3/4000", "10:00:00 left")
+    assert [part.split()[0] for part in shown] == parts
+    assert len(line) <= (width or 200)

@@ -1,5 +1,6 @@
 """`octet export`: write the model of a run for the programs that people run models with, and compare its answers."""
 
+import sys
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,16 +8,27 @@ from pathlib import Path
 from trainer.commands.eval import add_model_arguments, names_a_model, settings_for
 from trainer.commands.options import add_run, writing
 from trainer.errors import CheckpointError, ConfigError
+from trainer.machine.shipped import pip_install
+from trainer.machine.visible import print
+from trainer.run_folder.reader import facts_of, read_run
 from trainer.run_folder.source import Source
 
-FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")
+FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # that Octet writes
+OF_LLAMA_CPP = ("q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet export runs/demo --to ollama --format q8_0"
     add_run(parser, "a run folder, or an adapter or a model in it")
     parser.add_argument("--to", required=True, choices=("safetensors", "gguf", "ollama"), help="what to write")
-    parser.add_argument("--format", default="q8_0", choices=FORMATS, help="of gguf and ollama (default q8_0)")
+    parser.add_argument(
+        "--format",
+        default="q8_0",
+        choices=FORMATS + OF_LLAMA_CPP,
+        metavar="FORMAT",
+        help=f"of gguf and ollama: {', '.join(FORMATS)} (default q8_0); or, written by llama.cpp (pip install "
+        f"llama-cpp-python, which compiles it): {', '.join(OF_LLAMA_CPP)}",
+    )
     parser.add_argument("--out", type=Path, help="the folder to write (default: in the run folder or beside a model)")
     parser.add_argument("--problems", type=int, default=32, help="held-out problems for the comparison (default 32)")
     parser.add_argument("--no-check", action="store_true", help="write without comparing answers")
@@ -24,7 +36,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    source = Source.of(options.run)
+    if options.to != "safetensors":
+        _must_have_packages(options)
+    source = Source.of(best_of(options.run))
     if source.folder is None:
         raise CheckpointError(options.run, "there is no such folder", "Name the folder of a run")
     if source.adapter is None:
@@ -49,8 +63,31 @@ def run(options: Namespace) -> None:
 
         evaluate_models.merge_and_compare(config, source.adapter, out, made_of, options.json, not options.no_check)
         return
-    if find_spec("gguf") is None:
-        raise ConfigError(f"--to {options.to}: the package gguf is not installed. pip install 'octet-grpo[gguf]'")
     from trainer.run import export
 
     export.to_gguf(config, source.adapter, out, made_of, options)
+
+
+def best_of(run: Path) -> Path:
+    """Return best/ of a run if it was better than the last step, and say so; else the run."""
+    if not (run / "config.yaml").is_file() or not (run / "best/best.json").is_file():
+        return run
+    files = read_run(run)
+    facts, value = facts_of(files), files.best.get(files.measure.logged.removeprefix("eval/"))
+    last = facts[files.measure.name]
+    if last is None or value is None or value <= last or files.best["problems"] != facts["problems"]:
+        return run
+    text = files.measure.text
+    said = f"octet: best/ is exported, of step {files.best['step']}: {text(value)}, against {text(last)} after the last"
+    print(f"{said} step, {files.steps}. {run / files.config.lora.product} would be that one", file=sys.stderr)
+    return run / "best"
+
+
+def _must_have_packages(options: Namespace) -> None:
+    if find_spec("gguf") is None:
+        reason = "the package gguf is not installed"
+        raise ConfigError(f"--to {options.to}", reason, f"Run: {pip_install('gguf')}")
+    if options.format in OF_LLAMA_CPP and find_spec("llama_cpp") is None:
+        reason = "llama.cpp writes it, and llama-cpp-python is not installed"
+        remedy = f"Install it (pip compiles it, which takes minutes), or take one of {', '.join(FORMATS)}"
+        raise ConfigError(f"--format {options.format}", reason, remedy)

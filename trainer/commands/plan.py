@@ -22,7 +22,7 @@ from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.console import Console
-from trainer.machine.shipped import TRAIN
+from trainer.machine.shipped import train_here
 from trainer.machine.visible import print
 from trainer.model.shapes import shape_of
 from trainer.plan import hours, memory_check, search
@@ -152,7 +152,7 @@ def ask(options: Namespace) -> Question:
 
 def _command(options: Namespace, preset: str, overrides: Sequence[str]) -> list[str]:
     recipe = ["--recipe", options.recipe] if options.recipe else []
-    return [*TRAIN.split(), "--preset", preset, *recipe, *overrides]
+    return [*train_here().split(), "--preset", preset, *recipe, *overrides]
 
 
 def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str, str]:

@@ -1,25 +1,20 @@
-"""Writes the Modelfile with which Ollama runs a GGUF file as the run did: template, stop tokens, sampling."""
+"""Writes the Modelfile with which Ollama chats with a GGUF file: a question is put as the run put it."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config.settings import Config
 from trainer.errors import ModelError
 from trainer.machine.visible import visible
+from trainer.problem.prompts import Messages, Prompter
+from trainer.records import Problem
 
-QUESTION, ANSWER, SYSTEM = "octet-question", "octet-answer", "octet-system"
+QUESTION, ANSWER = "octet-question", "octet-answer"
 LONGEST_SHOWN = 200  # characters of a text that cannot be written
-CONVERSATIONS = (
-    [{"role": "user", "content": QUESTION}],
-    [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}],
-    [
-        {"role": "user", "content": QUESTION},
-        {"role": "assistant", "content": ANSWER},
-        {"role": "user", "content": QUESTION},
-    ],
-)
+CONTEXT = 4096  # tokens of a conversation, if the model has as many
+TEMPERATURE = 0.7  # the highest; a run may sample more wildly, to find what it has not seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,48 +24,68 @@ class Form:
     begin: str  # with {role}
     end: str
     assistant: str = "assistant"
-    has_system: bool = True
+    opening: str = ""  # before an answer, such as an empty thought
+    opens_all: bool = False  # also the answers of earlier turns
 
-    def text(self, messages: Sequence[Mapping[str, str]]) -> str:
-        named = [{**turn, "role": self.assistant if turn["role"] == "assistant" else turn["role"]} for turn in messages]
-        turns = [self.begin.format(role=turn["role"]) + turn["content"] + self.end for turn in named]
-        return "".join(turns) + self.begin.format(role=self.assistant)
+    def text(self, messages: Messages) -> str:
+        return "".join(map(self._turn, messages)) + self.begin.format(role=self.assistant) + self.opening
 
-    @property
-    def template(self) -> str:
+    def _turn(self, message: Mapping[str, str]) -> str:
+        is_answer = message["role"] == "assistant"
+        begin = self.begin.format(role=self.assistant if is_answer else message["role"])
+        return begin + self.opening * (is_answer and self.opens_all) + message["content"] + self.end
+
+    def template(self, before: str, after: str) -> str:
+        """Return the template, with what the run put before and after a question."""
         role = "{{ .Role }}"
         if self.assistant != "assistant":
-            role = f'{{{{ if eq .Role "assistant" }}}}{self.assistant}{{{{ else }}}}{{{{ .Role }}}}{{{{ end }}}}'
-        turn = self.begin.format(role=role) + "{{ .Content }}" + self.end
-        return f"{{{{ range .Messages }}}}{turn}{{{{ end }}}}{self.begin.format(role=self.assistant)}"
+            role = f'{{{{ if eq .Role "assistant" }}}}{self.assistant}{{{{ else }}}}{role}{{{{ end }}}}'
+        opening = _of("assistant", self.opening * self.opens_all)
+        content = f"{opening}{_of('user', before)}{{{{ .Content }}}}{_of('user', after)}"
+        turn = self.begin.format(role=role) + content + self.end
+        return f"{{{{ range .Messages }}}}{turn}{{{{ end }}}}{self.begin.format(role=self.assistant)}{self.opening}"
 
 
 FORMS = {
     "ChatML": Form("<|im_start|>{role}\n", "<|im_end|>\n"),
     "Llama 3": Form("<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>"),
-    "Gemma": Form("<start_of_turn>{role}\n", "<end_of_turn>\n", "model", has_system=False),
+    "Gemma": Form("<start_of_turn>{role}\n", "<end_of_turn>\n", "model"),
 }
 
 
-def modelfile(file: str, config: Config, tokenizer: Any, stops: Sequence[str]) -> str:
-    """Return the text of a Modelfile. Raise ModelError for a chat template that would have to be guessed."""
-    forms = FORMS.values() if tokenizer.chat_template else ()
-    found = ((form, _default_system(form, tokenizer, config.prompt.template)) for form in forms)
-    form, default = next((pair for pair in found if pair[1] is not None), (None, None))
-    if form is None:
-        reason = f"the chat template of this model is not one of {', '.join(FORMS)}, and a template for Ollama would "
-        reason += "have to be guessed"
-        raise ModelError("--to ollama", reason, "Export --to gguf, and write a Modelfile by hand")
-    system = config.prompt.system or default
-    new, temperature = config.rollout.max_new_tokens, f"{config.rollout.temperature:g}"
+def modelfile(file: str, config: Config, prompter: Prompter, stops: Sequence[str], context: int) -> str:
+    """Return the text of a Modelfile for a model with such a context.
+
+    Raise ModelError for a chat template that would have to be guessed."""
+    problem = Problem("", QUESTION, "")
+    shown: Messages = ()
+    if prompter.has_turns:
+        *shown, asked = prompter.messages(problem)
+        form, system = _form(prompter, [*shown, asked])
+        before, _, after = asked["content"].partition(QUESTION)
+        template = form.template(before, after)
+    else:  # each question is put as the only one
+        template, system = _go(prompter.prompt(problem).text).replace(QUESTION, "{{ .Prompt }}"), ""
+    longest = config.prompt.max_tokens + config.rollout.max_new_tokens
+    temperature = f"{min(config.rollout.temperature, TEMPERATURE):g}"
     # Ollama's own context may be smaller, and it does not draw from all tokens with their own probabilities.
-    settings = {"temperature": temperature, "num_predict": new, "num_ctx": config.prompt.max_tokens + new}
+    settings = {"temperature": temperature, "num_ctx": min(context, max(CONTEXT, longest))}
     settings |= {"top_k": 0, "top_p": 1, "min_p": 0, "repeat_penalty": 1}
-    lines = [f"FROM ./{file}", f"TEMPLATE {_quoted(form.template)}"]
+    lines = [f"FROM ./{file}", f"TEMPLATE {_quoted(template)}"]
     lines += [f"SYSTEM {_quoted(system)}"] if system else []
+    lines += [f"MESSAGE {one['role']} {_quoted(one['content'])}" for one in shown if one["role"] != "system"]
     lines += [f"PARAMETER {name} {value}" for name, value in settings.items()]
     lines += [f"PARAMETER stop {_quoted(stop)}" for stop in stops]
     return "\n".join(lines) + "\n"
+
+
+def _of(role: str, text: str) -> str:
+    """Return a text that the template writes into the turns of one role."""
+    return f'{{{{ if eq .Role "{role}" }}}}{_go(text)}{{{{ end }}}}' if text else ""
+
+
+def _go(text: str) -> str:
+    return text.replace("{{", '{{ "{{" }}')
 
 
 def _quoted(text: str) -> str:
@@ -85,21 +100,31 @@ def _quoted(text: str) -> str:
     return f'"""{text}"""' if "\n" in text or '"' in text else f'"{text}"'
 
 
-def _default_system(form: Form, tokenizer: Any, variables: Mapping[str, Any]) -> str | None:
-    """Return the system message of conversations without one ("" for none), or None if the form is another one."""
+def _form(prompter: Prompter, messages: Messages) -> tuple[Form, str]:
+    """Return the form that writes what the chat template writes, and the system message ("" for none)."""
+    tokenizer = prompter.tokenizer
     bos = tokenizer.bos_token
     adds_bos = bos and tokenizer("1")["input_ids"][0] == tokenizer.bos_token_id  # as llama.cpp then does
+    again = [*messages, {"role": "assistant", "content": ANSWER}, messages[-1]]
     written = []
-    for messages in CONVERSATIONS:
-        if messages[0]["role"] == "system" and not form.has_system:
-            continue
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **variables)
-        written.append((messages, text.removeprefix(bos) if adds_bos else text))
-    begin = form.begin.format(role="system")
-    first = written[0][1]
-    default = first[len(begin) :].partition(form.end)[0] if first.startswith(begin) else ""
-    added = [{"role": "system", "content": default}] if default else []
-    for messages, text in written:
-        if text != form.text([*([] if messages[0]["role"] == "system" else added), *messages]):
-            return None
-    return default
+    for turns in (messages, again):
+        options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True, **prompter.settings.template}
+        text = tokenizer.apply_chat_template([*turns], **options)
+        others = [one for one in turns if one["role"] != "system"]
+        written.append((others, text.removeprefix(bos) if adds_bos else text))
+    for form, system in _candidates(written[0][1]):
+        added = [{"role": "system", "content": system}] if system else []
+        if all(form.text([*added, *others]) == text for others, text in written):
+            return form, system
+    reason = f"the chat template of this model is not one of {', '.join(FORMS)}, and a template for Ollama would "
+    reason += "have to be guessed"
+    raise ModelError("--to ollama", reason, "Export --to gguf, and write a Modelfile by hand")
+
+
+def _candidates(prompt: str) -> Iterator[tuple[Form, str]]:
+    """Yield the forms that may have written a prompt, and the system message that each finds in it."""
+    for form in FORMS.values():
+        begin = form.begin.format(role="system")
+        system = prompt[len(begin) :].partition(form.end)[0] if prompt.startswith(begin) else ""
+        opening = prompt.rpartition(form.begin.format(role=form.assistant))[2]
+        yield from ((replace(form, opening=opening, opens_all=all_), system) for all_ in (False, True))

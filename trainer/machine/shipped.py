@@ -1,8 +1,29 @@
-"""Where the files are that come with Octet's modules: job scripts, DeepSpeed settings, train.py, pinned versions."""
+"""Where the files are that come with Octet's modules: job scripts, DeepSpeed settings, train.py, pinned versions; and
+what a person types here to use them."""
 
+import os
+import sys
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
 IS_INSTALLED = not (CHECKOUT / "run_deepspeed.sh").is_file()
 ROOT = CHECKOUT / "trainer" / "shipped" if IS_INSTALLED else CHECKOUT
-TRAIN = "octet train" if IS_INSTALLED else "./run_deepspeed.sh"  # the command that starts a run
+TRAIN = "octet train" if IS_INSTALLED else "./run_deepspeed.sh"  # the command that starts a run in a fresh folder
+
+
+def train_here() -> str:
+    """Return the command that starts a run from this folder, which may be another one than the clone."""
+    return "./run_deepspeed.sh" if os.path.isfile("run_deepspeed.sh") else "octet train"
+
+
+def octet_here() -> str:
+    """Return `octet` as it can be typed in this folder: with the environment that run_deepspeed.sh makes in a clone,
+    which may not be active."""
+    return ".venv/bin/octet" if os.path.isfile(".venv/bin/octet") else "octet"
+
+
+def pip_install(extra: str) -> str:
+    """Return what installs an extra into this environment."""
+    if IS_INSTALLED:
+        return f"pip install 'octet-grpo[{extra}]'"
+    return f"{os.path.relpath(Path(sys.prefix) / 'bin/pip')} install -e '{os.path.relpath(CHECKOUT)}[{extra}]'"

@@ -121,6 +121,11 @@ class Prompter:
         return Prompt(problem, text, tuple(tokens), original=original)
 
     @property
+    def has_turns(self) -> bool:
+        """Return True if the chat template is applied, which can write a conversation."""
+        return bool(self.tokenizer.chat_template) and not self._style.raw
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """Return the strings at which a turn ends. Behind a chat template, its stop token does that."""
         style = self._style

@@ -35,8 +35,13 @@ def commands(settings: Mapping[str, Any], made_with: Sequence[str]) -> list[str]
     changed = ", and changes that were not committed" if revision.endswith("-dirty") else ""
     checkout = f"git checkout {revision.removesuffix('-dirty')}   # in a clone of Octet{changed}"
     preset, changes = nearest_preset(settings)
-    command = shlex.join(["octet", "train", "--preset", preset, *written(changes)])
+    command = joined(["octet", "train", "--preset", preset, *written(changes)])
     return [*([checkout] if re.fullmatch(REVISION, revision) else []), command]
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return a command line with quotes that can be read: shlex writes `'"'"'` for each of those in a list."""
+    return " ".join(f'"{one}"' if "'" in one and not set(one) & {*'"$`\\!'} else shlex.quote(one) for one in words)
 
 
 def own_files(settings: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """Write a GGUF file, and compare its answers: the work of `octet export --to gguf` and `--to ollama`."""
 
 import re
+import shlex
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.settings import Config
-from trainer.errors import ConfigError, MergeError, ModelError
+from trainer.errors import MergeError, ModelError
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.merge_check import agreement
 from trainer.evaluation.results import Comparison
@@ -39,9 +40,10 @@ def to_gguf(config: Config, adapter: Path | None, out: Path, made_of: Mapping[st
     file = out / f"{name}-{options.format.upper()}.gguf"  # as files of the hub are called
     beside = ""
     if options.to == "ollama":
-        tokens, strings = assemble.ends(config, prompter_of(config, make_task(config.task), tokenizer), weights.model)
-        ends = [*tokenizer.convert_ids_to_tokens(tokens), *strings]
-        beside = ollama.modelfile(file.name, config, tokenizer, ends)
+        prompter = prompter_of(config, make_task(config.task), tokenizer)
+        tokens, strings = assemble.ends(config, prompter, weights.model)
+        ends, context = [*tokenizer.convert_ids_to_tokens(tokens), *strings], weights.config.max_position_embeddings
+        beside = ollama.modelfile(file.name, config, prompter, ends, context)
     why_not = "--no-check was given" if options.no_check else ""
     if not why_not and not llama_cpp.is_here():
         why_not = "llama-cpp-python is not installed, so nothing has read this file. `pip install llama-cpp-python`"
@@ -60,6 +62,10 @@ def to_gguf(config: Config, adapter: Path | None, out: Path, made_of: Mapping[st
     if beside:  # not before the file has its name for good
         (out / "Modelfile").write_text(beside)
     said += [f"written to {file}", *([UNCHECKED + why_not] if why_not else [])]
+    if beside:
+        called = name.lower()
+        said += [f"once it is created, `ollama run {called}`: ask the question alone, which the Modelfile completes"]
+        said += [shlex.join(["ollama", "create", called, "-f", str(out / "Modelfile")])]
     evaluate_models.answer({**facts, "out": str(file), "said": said}, evaluations, options.json)
 
 
@@ -68,10 +74,6 @@ def _write(
 ) -> dict[str, str]:
     """Write the file, by way of one in f32 where llama.cpp quantises."""
     gguf_file.family_of(weights.config)
-    if fmt not in gguf_file.WRITTEN and not llama_cpp.is_here():
-        reason = "llama.cpp writes it, and llama-cpp-python is not installed"
-        remedy = f"Install it, or take one of {', '.join(gguf_file.WRITTEN)}"
-        raise ConfigError(f"--format {fmt}", reason, remedy)
     file.parent.mkdir(parents=True, exist_ok=True)
     with disk.writing(file.parent, "the GGUF file", "Make room, or name another --out."):
         if fmt in gguf_file.WRITTEN:

@@ -1,21 +1,24 @@
 """What a run prints at its start and at its end."""
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.config.command_line import Request, flat
+from rich.text import Text
+
+from trainer.config.command_line import Request, choose_preset, flat
 from trainer.config.settings import Config
 from trainer.errors import counted
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.merge_check import agreement
-from trainer.machine import disk
-from trainer.machine.shipped import TRAIN
+from trainer.machine import disk, hardware
+from trainer.machine.shipped import octet_here, train_here
 from trainer.machine.visible import print
 from trainer.plan import hours
 from trainer.ranks import distributed, slurm
@@ -29,15 +32,13 @@ from trainer.run_folder.journal import VERDICT, read_records
 from trainer.run_folder.run_log import RunLog
 from trainer.watch.measure import measure_of
 from trainer.watch.screen import Screen
-from trainer.watch.verdict import Verdict, verdict_of
+from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict, verdict_of
 
-MANY = 1000  # problems of the evaluation that is proposed
-NANO_ONLY = ("rollout.problems", "rollout.group_size", "rollout.max_new_tokens", "rollout.rows", "lora.start")
+# What is chosen for the embedded model, and not for one that a card trains.
+OF_NANO = r"(model|warmup|optim|engine|lora|run|eval)\..*|algorithm\.lr"
+OF_NANO += r"|rollout\.(problems|group_size|temperature|max_new_tokens|rows|micro_batch_size|engine)"
+COLOURS = {LEARNED: "bold green", NOT_LEARNED: "bold red", CANNOT_TELL: "bold yellow"}
 SHOWN = 90  # characters of the first prompt that are shown
-PRODUCTS = {
-    "adapter": "  adapter/  the LoRA adapter (PEFT)",
-    "model": "  model/    the whole model, for any program that reads transformers models",
-}
 
 
 def introduce(run: Run, request: Request) -> None:
@@ -89,10 +90,14 @@ def _example(run: Run) -> str:
 
 
 def conclude(request: Request, folder: Path, screen: Screen, evaluations: Mapping[str, Evaluation]) -> Verdict:
-    """Print the table, the verdict, and where everything is. Return the verdict."""
+    """Print the verdict, where everything is, and what to do next. Return the verdict."""
     verdict, facts = summarise(request.config, folder, screen, evaluations)
-    for line in _where_everything_is(request, folder):
-        screen.say(line)
+    made = [f"{one}/" for one in ("adapter", "model", "best", "merged") if (folder / one).is_dir()]
+    screen.say(f"run folder {folder}, with {', '.join(made)}")
+    for title, commands in _next(request, folder):
+        screen.say(title)
+        for command in commands:
+            screen.say(f"  {command}", is_command=True)
     if request.json:
         print(json.dumps({"run_folder": str(folder), **facts}, indent=2))
     return verdict
@@ -101,57 +106,44 @@ def conclude(request: Request, folder: Path, screen: Screen, evaluations: Mappin
 def summarise(
     config: Config, folder: Path, screen: Screen, evaluations: Mapping[str, Evaluation]
 ) -> tuple[Verdict, dict[str, Any]]:
-    """Print the table and the verdict, and write verdict.json. Return the verdict, and all of it for programs."""
+    """Print the verdict, and write verdict.json. Return the verdict, and all of it for programs."""
     models, settings = list(evaluations.values()), results.settings_of(config)
     document = results.document(settings, models)
     verdict = verdict_of(document, read_records(folder / "metrics.jsonl"), config)
     if models:
         results.write(folder, settings, models)
-        screen.say(results.evaluation_table(models))
     text = json.dumps({"verdict": verdict.kind, "evidence": verdict.evidence}) + "\n"
     disk.replace(folder / VERDICT, text.encode())  # last, because it marks the run as ended
     said = [f"verdict: {verdict.text}"]
+    screen.say(Text(f"\n{said[0]}", COLOURS[verdict.kind]))
     if "merged" in evaluations:
         alike = agreement(evaluations["trained"], evaluations["merged"])
         said.append(f"{results.merged_against('trained', config)}: {alike}")
-    for line in said:
-        screen.say(line)
+        screen.say(said[-1])
     return verdict, {**document, "verdict": verdict.kind, "said": said}
 
 
-def _where_everything_is(request: Request, folder: Path) -> Iterator[str]:
-    config, product = request.config, request.config.lora.product
-    yield f"\nrun folder  {folder}"
-    yield PRODUCTS[product]
-    if (folder / "best").is_dir():
-        yield f"  best/     the {product} of the best evaluation"
-    if config.merges:
-        yield "  merged/   the whole model, for any program that reads transformers models"
-    yield "  metrics.jsonl, samples.jsonl, tensorboard/, config.yaml, checkpoints/"
-    if config.eval.problems:
-        yield f"  {results.FILES}"
-    yield "next"
-    where = shlex.quote(str(folder))
-    yield f"  octet report {where}"
-    yield f"  tensorboard --logdir {where}/tensorboard"
-    problems = min(MANY, json.loads((folder / "data.json").read_text())["test_problems"])
-    base = f" model.quantize={config.model.quantize}" if config.model.quantize != "none" else ""
-    yield f"  octet eval --{product} {where}/{product} --problems {problems} --samples 8{base}"
+def _next(request: Request, folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the commands that may come next, as they can be typed in this folder, under their titles."""
+    config, where, octet = request.config, repeat.joined([str(folder)]), octet_here()
+    yield "next", [f"{octet} {one}" for one in (f"report {where}", f"chat {where}", f"export {where} --to ollama")]
     if config.is_warmup:
         preset, _ = repeat.nearest_preset(flat(config.model_dump(mode="json")))
-        start = f"{'lora.start' if config.lora.enabled else 'model.name'}={folder}/{product}"
-        yield f"  {_start(request, preset, [start])}   # GRPO goes on with it; other settings as they were here"
+        start = f"{'lora.start' if config.lora.enabled else 'model.name'}={folder}/{config.lora.product}"
+        yield "GRPO goes on with it; other settings as they were here", [_start(request, preset, [start])]
     elif config.model.name == "nano":
+        preset, _ = choose_preset(hardware.detect())
         own = repeat.changes(flat(config.model_dump(mode="json")), "nano")
-        kept = [one for one in own if not one.key.startswith(("model.", "warmup.")) and one.key not in NANO_ONLY]
-        yield f"  {_start(request, '8gb', repeat.written(kept))}   # on a machine with a GPU"
+        kept = [one for one in own if not re.fullmatch(OF_NANO, one.key) and one[::2] != ("prompt.style", "chat")]
+        start = _start(request, "8gb" if preset == "nano" else preset, repeat.written(kept))
+        yield f'on a card ({octet} plan --card "RTX 4060" says what fits yours)', [start]
 
 
 def _start(request: Request, preset: str, settings: list[str]) -> str:
     """Return what starts another run, in the language in which this one was started."""
     if request.is_python:
         return f"train(resolve({json.dumps(preset)}, None, {json.dumps(settings, ensure_ascii=False)}))"
-    return f"{TRAIN} {shlex.join(['--preset', preset, *settings])}"
+    return f"{train_here()} {repeat.joined(['--preset', preset, *settings])}"
 
 
 def what_is_saved(config: Config, log: RunLog) -> str:

@@ -33,10 +33,11 @@ class Footer:
         self._parts: dict[str, str] = {}
         self._lock = RLock()
 
-    def print(self, content: RenderableType) -> None:
+    def print(self, content: RenderableType, is_command: bool = False) -> None:
+        """Print something. A terminal breaks its lines between words, except those of a command that can be copied."""
         with self._lock:
             self._erase()
-            self.console.print(content)
+            self.console.print(content, soft_wrap=is_command or not self.console.is_terminal)
             self._draw()
 
     def show(self, name: str, content: RenderableType) -> None:

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from textwrap import fill
 from time import perf_counter
 
 from rich.console import RenderableType
@@ -19,6 +18,7 @@ COST = 0.005  # the largest share of the time that goes into drawing
 DEAD = "dead: groups that give no signal, because all their answers earned the same"
 SURE = 10  # steps after which the time that is left is known well
 SAID_H = 1 / 6  # of a run that takes longer, it is said with the time of day
+LEFT_OUT = ("grad", "loss", "entropy", "dead", "step", "rollout")  # the first on a terminal that is too narrow
 EVALUATION_S = 30.0  # of an evaluation in a run, before the log has a line about it
 
 View = Callable[[Console, int], RenderableType]  # a panel of at most so many lines
@@ -52,8 +52,8 @@ class Screen:
         self._left.start()
         self._next_drawing = 0.0  # the first drawing took longer than later ones will
 
-    def say(self, content: RenderableType) -> None:
-        self.footer.print(content)
+    def say(self, content: RenderableType, is_command: bool = False) -> None:
+        self.footer.print(content, is_command)
 
     def warn(self, text: str) -> None:
         """Print a warning, from any rank."""
@@ -65,9 +65,11 @@ class Screen:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         left = self._left.after(step)
         if step in (1, self.total_steps) or step % self._every == 0:
-            line = progress_line(step, self.total_steps, metrics, left, self._measure)
-            self.say(wrapped(line, self.footer.console.width) if self.footer.console.is_terminal else line)
-            if self._explains_dead and "dead_groups" in metrics:
+            console = self.footer.console
+            width = console.width if console.is_terminal else None
+            line = progress_line(step, self.total_steps, metrics, left, self._measure, width)
+            self.say(line)
+            if self._explains_dead and "  dead " in line:
                 self.say(DEAD)
                 self._explains_dead = False
         if step - self._first_step == SURE and left > SAID_H * 3600:
@@ -99,9 +101,14 @@ class Screen:
 
 
 def progress_line(
-    step: int, total: int, metrics: Mapping[str, float], seconds_left: float, measure: Measure = STRICT
+    step: int,
+    total: int,
+    metrics: Mapping[str, float],
+    seconds_left: float,
+    measure: Measure = STRICT,
+    width: int | None = None,
 ) -> str:
-    """Return one step in one line, in the order of the loop."""
+    """Return one step in one line, in the order of the loop, without the parts that do not fit into a width."""
     parts = [f"{step:>{len(str(total))}}/{total}"]
     if "length" in metrics:  # a warm-up samples nothing
         parts += sampled_parts(metrics, measure)
@@ -110,7 +117,11 @@ def progress_line(
         parts.append(f"step {metrics['time/step']:.1f}s")
     if "grad_norm" in metrics:
         parts.append(f"grad {metrics['grad_norm']:.2f}")
-    return "  ".join([*parts, f"{clock(seconds_left)} left"])
+    parts.append(f"{clock(seconds_left)} left")
+    for name in LEFT_OUT:
+        if width and len("  ".join(parts)) > width:
+            parts = [part for part in parts if not part.startswith(f"{name} ")]
+    return "  ".join(parts)
 
 
 def sampled_parts(metrics: Mapping[str, float], measure: Measure) -> list[str]:
@@ -125,9 +136,3 @@ def sampled_parts(metrics: Mapping[str, float], measure: Measure) -> list[str]:
         *([] if measure.is_reward else [correct]),
         f"dead {metrics['dead_groups']:.0%}",
     ]
-
-
-def wrapped(line: str, width: int) -> str:
-    """Return a line of progress in as many lines as it needs, without a break inside of a part."""
-    whole = line.replace("  ", "\n").replace(" ", "\u00a0").replace("\n", "  ")
-    return fill(whole, width, subsequent_indent="  ", break_long_words=False).replace("\u00a0", " ")
