@@ -65,6 +65,19 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, fl
     return gained, lost, _exact(gained, lost)
 
 
+def visible_gain(problems: int) -> float | None:
+    """Return the smallest gain in accuracy that the exact McNemar test finds if one problem in twenty, which was
+    answered right before, is answered wrong. None if so few problems show no gain."""
+    lost = round(problems / 20)
+    gained = next((count for count in range(lost, problems - lost + 1) if _exact(count, lost) < SIGNIFICANT), None)
+    return None if gained is None else (gained - lost) / problems
+
+
+def what_shows(problems: int) -> str:
+    gain = visible_gain(problems)
+    return f"which show a gain of {100 * gain:.0f} points or more" if gain else "too few to show any gain"
+
+
 @lru_cache(maxsize=1024)
 def _exact(gained: int, lost: int) -> float:
     flipped = gained + lost

@@ -36,6 +36,7 @@ class Problem:
     messages: tuple[Mapping[str, Any], ...] = ()  # the conversation, where the data set brings one
     stem: str = ""  # the question without its choices, where it has some
     part: str = ""  # the task that it is of, in a mixture of several
+    where: str = field(default="", compare=False)  # its place in the data, for people
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ def test_json_is_what_the_prompter_makes(capsys, folder, tokenizer):
 def test_a_person_reads_the_exact_text(capsys, folder):
     code, out, err = said_by(capsys, "task", "show", "gsm8k", "--data-dir", str(folder), "--split", "test", "-n", "9")
     assert (code, err) == (0, "octet: loading the tokenizer of nano\n")
-    assert out.startswith("gsm8k: 3 held-out problems\nprompt style gsm8k; a strict answer is what stands after ####\n")
+    assert out.startswith("gsm8k: 3 held-out problems\nheld out: 3 problems, too few to show any gain\nanswers:\n")
+    assert "\n        3  whole numbers       7\nprompt style gsm8k; a strict answer is what stands after ####\n" in out
     assert "tokens of 3 test prompts for nano: min " in out
     assert "tokens, gold 7\n<|im_start|>user\nwhat is test 0?\n\nWork it out step by step." in out
     assert out.count("\n--- gsm8k/test/") == 3
@@ -65,19 +66,20 @@ def test_left_out_records_are_told(capsys, folder):
     code, out, _ = said_by(capsys, "task", "show", "gsm8k", "--data-dir", str(folder), "task.on_bad_record=skip")
     assert code == 0
     assert out.startswith("gsm8k: 6 training problems, 3 held-out problems\n")
-    assert "data: training problems left out because the test set asks them too: 1\n" in out
-    assert f"data: bad records left out: 1; the first: {folder}/train.jsonl:8: not JSON" in out
+    assert "training problems left out because the test set asks them too: 1\n" in " ".join(out.split("\n  "))
+    assert "\nbad records left out: 1; the first of each kind:\n        1  train.jsonl:8: not JSON" in out
 
 
 def test_bad_data_is_answered_before_a_tokenizer_is_looked_for(capsys, folder):
-    (folder / "train.jsonl").write_text("broken\n")
+    with (folder / "train.jsonl").open("a") as file:
+        file.write("broken\n")
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")  # it looks like a model, and has no tokenizer
     (model / "model.safetensors").touch()
     code, out, err = said_by(capsys, "task", "show", "gsm8k", "--data-dir", str(folder), "--model", str(model))
-    assert (code, out) == (2, "")
-    assert err.startswith(f"octet: {folder}/train.jsonl:1: not JSON: ")
+    assert (code, "bad records left out: 1" in out) == (2, True)  # counted, and then refused
+    assert err.startswith(f"octet: {folder}/train.jsonl:7: not JSON: ")
     assert "Traceback" not in err
 
 

@@ -32,6 +32,7 @@ from trainer.machine.shipped import ROOT
 from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.plan import downloads, memory_check, preflight, search, start
+from trainer.problem import sheet
 from trainer.problem.task import make_task
 from trainer.reward import make
 from trainer.sandbox.kernel import Limits
@@ -177,7 +178,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         if config.teacher_model:
             yield Finding("note", "teacher", f"{config.teacher.name}: {_where(teacher)}")
     with noting("data"):
-        yield Finding("note", "data", f"{config.task.name}: {_place(config)}")
+        yield data(config)
         yield from (one for one in preflight.packages(config) if one.severity == "end")  # else they are tried below
     with noting("settings"):
         make.check(config)
@@ -224,12 +225,14 @@ def _where(found: hub.Found) -> str:
     return f"{amount(found.weights)} of weights in {found.folder}"
 
 
-def _place(config: Config) -> str:
-    sets = make_task(config.task).hub_sets()
-    if not sets:
-        return "on this machine"
-    cached = [downloads.find_data(one, config.task) for one in sets]
-    return f"in the cache, {downloads.data_cache()}" if all(cached) else "on the hub, which answers"
+def data(config: Config) -> Finding:
+    if sets := make_task(config.task).hub_sets():
+        cached = [downloads.find_data(one, config.task) for one in sets]
+        place = f"in the cache, {downloads.data_cache()}" if all(cached) else "on the hub, which answers"
+        return Finding("note", "data", f"{config.task.name}: {place}")
+    if config.task.own_data:
+        return sheet.finding(config.task)
+    return Finding("note", "data", f"{config.task.name}: on this machine")
 
 
 def sandbox() -> Finding:

@@ -8,7 +8,7 @@ import logging
 import random
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -18,9 +18,10 @@ from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
 from trainer.machine.visible import print
 from trainer.plan import downloads
+from trainer.problem import sheet
 from trainer.problem.environment import Environments, environments_of
 from trainer.problem.prompts import Prompter
-from trainer.problem.task import evaluation_problems, make_task, training_problems
+from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
 from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward import gold_check
 from trainer.reward.make import make_scorer
@@ -32,7 +33,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet task show gsm8k -n 3 --model Qwen/Qwen2.5-0.5B-Instruct"
     parser.add_argument("action", choices=["show", "play"], help="show problems, or answer them and see the rewards")
     parser.add_argument("task", help=TASKS)
-    parser.add_argument("-n", type=int, default=3, help="how many problems to print (default 3)")
+    about_n = "how many problems to print (default 3); with 0, no tokenizer is loaded"
+    parser.add_argument("-n", type=int, default=3, help=about_n)
     parser.add_argument("--split", choices=["train", "test"], default="train", help="which problems (default train)")
     parser.add_argument("--model", default="nano", help="whose tokenizer: a hub id, a folder, or nano (default)")
     parser.add_argument("--preset", help="take the other settings from this preset")
@@ -54,16 +56,27 @@ def run(options: Namespace) -> None:
 
 
 def show(config: Config, split: str, count: int, as_json: bool) -> None:
-    task = make_task(config.task)
-    count_held_out = len(task.test())
-    if split == "test":
-        problems, sizes = evaluation_problems(task, count_held_out), {}
-    else:
-        problems = training_problems(task, config.task, config.run.seed)
-        sizes = {"train": len(problems)}
+    """Print what the data are, and then prompts. Bad records are counted before the first of them is refused."""
+    task = make_task(config.task.model_copy(update={"on_bad_record": "skip"}))
+    training = training_problems(task, config.task, config.run.seed) if split == "train" else []
+    held_out = evaluation_problems(task, len(task.test()))
+    facts: dict[str, Any] = {"task": task.name, **({"train": len(training)} if training else {})}
+    facts |= {"test": len(held_out), "notes": task.notes(), "data": sheet.facts_of(task, [*training, *held_out])}
+    if not as_json:
+        print("\n".join(sheet.lines(facts)), flush=True)
+    if facts["data"]["left_out"]:
+        make_task(config.task).train()  # raises, unless bad records are left out
+    problems = training or held_out
     gold_check.check(config, task, problems)
-    facts: dict[str, Any] = {"task": task.name, **sizes, "test": count_held_out, "notes": task.notes()}
+    if count:
+        facts |= _of_prompts(config, task, problems, count)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    elif count:
+        print("\n".join(_prompts(facts, split)))
 
+
+def _of_prompts(config: Config, task: Task, problems: Sequence[Problem], count: int) -> dict[str, Any]:
     print(f"octet: loading the tokenizer of {config.model.name}", file=sys.stderr, flush=True)
     from trainer.model.load import load_tokenizer
 
@@ -73,7 +86,11 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     found = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
     prompter = Prompter(tokenizer, config.prompt, task, found)
     prompts = [prompter.prompt(problem) for problem in problems[:MEASURED]]
-    facts |= {"prompt_style": prompter.style, "answer_style": prompter.answer_style, "model": config.model.name}
+    facts: dict[str, Any] = {
+        "prompt_style": prompter.style,
+        "answer_style": prompter.answer_style,
+        "model": config.model.name,
+    }
     facts["stop_strings"] = [*prompter.stop_strings, *config.rollout.stop]
     lengths, limit = [len(prompt.tokens) for prompt in prompts], config.prompt.max_tokens
     spread = {"min": min(lengths), "median": median(lengths), "max": max(lengths), "measured": len(lengths)}
@@ -82,25 +99,21 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
         {"id": one.problem.id, "gold": one.problem.gold, "tokens": len(one.tokens), "text": one.text}
         for one in prompts[:count]
     ]
-    print(json.dumps(facts, indent=2) if as_json else _as_text(facts, split))
+    return facts
 
 
-def _as_text(facts: dict[str, Any], split: str) -> str:
+def _prompts(facts: dict[str, Any], split: str) -> Iterator[str]:
     lengths = facts["prompt_tokens"]
-    sizes = ", ".join(f"{facts[name]:,} {what}" for name, what in SIZES.items() if name in facts)
-    lines = [
-        f"{facts['task']}: {sizes}",
-        *(f"data: {note}" for note in facts["notes"]),
-        f"prompt style {facts['prompt_style']}; a strict answer is {ANSWERS[facts['answer_style']]}",
-        *(f"an answer ends at {json.dumps(string, ensure_ascii=False)}" for string in facts["stop_strings"]),
+    yield f"prompt style {facts['prompt_style']}; a strict answer is {ANSWERS[facts['answer_style']]}"
+    yield from (f"an answer ends at {json.dumps(string, ensure_ascii=False)}" for string in facts["stop_strings"])
+    yield sheet.wrapped(
         f"tokens of {lengths['measured']:,} {split} prompts for {facts['model']}: min {lengths['min']}, "
         f"median {lengths['median']:g}, max {lengths['max']}; "
-        f"{lengths['too_long']} longer than prompt.max_tokens={lengths['limit']}",
-    ]
+        f"{lengths['too_long']} longer than prompt.max_tokens={lengths['limit']}"
+    )
     for problem in facts["problems"]:
-        lines += ["", f"--- {problem['id']}: {problem['tokens']} tokens, gold {problem['gold'] or '(none)'}"]
-        lines += [problem["text"]]
-    return "\n".join(lines)
+        yield f"\n--- {problem['id']}: {problem['tokens']} tokens, gold {problem['gold'] or '(none)'}"
+        yield problem["text"]
 
 
 def play(config: Config) -> None:
@@ -161,7 +174,6 @@ def verdict(problem: Problem, score: Score, weights: dict[str, float]) -> Iterat
         yield f"  {name:<12} {number}" + (f"  x {weights[name]:g}" if name in score.components else "")
 
 
-SIZES = {"train": "training problems", "test": "held-out problems"}
 ANSWERS = {
     "gsm8k": "what stands after ####",
     "boxed": "what stands in \\boxed{}",

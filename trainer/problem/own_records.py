@@ -5,6 +5,7 @@ All columns but the question's go into `Problem.extra` under their own names, wh
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +13,10 @@ from itertools import islice
 from typing import Any, get_args
 
 from trainer.answers import find
+from trainer.answers.decimal_comma import has_comma, with_points
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings
 from trainer.config.settings import TaskSettings
-from trainer.errors import ConfigError, DataError
+from trainer.errors import ConfigError, DataError, counted
 from trainer.machine import user_code
 from trainer.problem.sources import Record, is_unicode
 from trainer.problem.task import DataTask, Task
@@ -31,6 +33,10 @@ class RecordsTask(DataTask):
     name = "records"
     needs_answers = True
 
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        self.decimal = settings.decimal
+
     def problem(self, name: str, record: Record) -> Problem:
         # data sets for TRL often have both columns
         has_prompt = "prompt" in record.values and "question" not in record.values
@@ -46,6 +52,14 @@ class RecordsTask(DataTask):
         question = spoken or record.text(column, "task.question")
         gold, solution = self._gold(record, solution) if has_answer else ("", solution)
         return Problem(name, question, gold, solution, record.others(column), messages)
+
+    def notes(self) -> list[str]:
+        golds = [problem.gold for problems in self._read.values() for problem in problems]
+        commas, points = sum(map(has_comma, golds)), sum(bool(re.search(r"\d\.\d", gold)) for gold in golds)
+        seen = next(filter(has_comma, golds), "")
+        told = f"decimal commas in {counted(commas, 'answer')}, such as {seen!r}: these are compared as texts;"
+        told += " task.decimal=comma makes numbers of them"
+        return [*super().notes(), *([told] if commas > points else [])]
 
     def _solution(self, record: Record) -> str:
         """Return the worked solution: a text, or what the assistant says last in a conversation."""
@@ -65,7 +79,7 @@ class RecordsTask(DataTask):
         text = record.answer(self.settings.answer or "answer", "task.answer")
         style = "boxed" if "\\boxed" in text else "gsm8k" if "####" in text else None
         if style is None:
-            return text, solution
+            return (with_points(text) if self.decimal == "comma" else text), solution
         gold = find.marked(text, style)
         if gold is None:
             raise DataError(record.where, f"there is no answer behind the mark in {text[-40:]!r}")

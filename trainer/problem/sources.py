@@ -1,5 +1,6 @@
 """Read records from a file (.jsonl, .csv, .parquet) or a data set on the hub. Each record carries its place."""
 
+import codecs
 import csv
 import json
 import logging
@@ -38,6 +39,7 @@ class Record:
     values: Mapping[str, Any] = field(default_factory=dict)
     flaw: str = ""
     header: str = ""  # the place of the column names, where it is another one
+    note: str = ""  # what to say about its file
 
     def text(self, column: str, setting: str) -> str:
         """Return the text of a column, never empty. `setting` is the setting that names the column."""
@@ -170,9 +172,25 @@ def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
         yield Record(f"{name}:{number}", values, flaw)
 
 
+def _encoding(path: Path) -> str:
+    """Return UTF-16 or Windows-1252, as spreadsheets write them, only if no line of the file speaks for UTF-8."""
+    is_utf8 = is_other = False
+    with path.open("rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return "utf-16"
+        for line in file:
+            try:
+                is_utf8 |= len(line.decode()) < len(line)
+            except UnicodeDecodeError:
+                is_other = True
+    return "cp1252" if is_other and not is_utf8 else "utf-8-sig"
+
+
 def _csv(path: Path) -> Iterator[Record]:
-    # invalid UTF-8 becomes lone surrogates, so that the error can name the line
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    encoding = _encoding(path)
+    note = "" if encoding == "utf-8-sig" else f"{path} is not UTF-8; it was read as {ENCODINGS[encoding]}"
+    # invalid bytes become lone surrogates, so that the error can name the line
+    with path.open(encoding=encoding, errors="surrogateescape", newline="") as file:
         csv.field_size_limit(LARGEST_FIELD)
         first = file.readline()
         separator = "," if "," in first else next((one for one in ";\t|" if one in first), ",")
@@ -197,7 +215,7 @@ def _csv(path: Path) -> Iterator[Record]:
             elif row and len(row) != len(header):
                 yield Record(where, flaw=f"it has {len(row)} values, and the first line names {len(header)} columns")
             elif row:
-                yield Record(where, dict(zip(header, row)), "" if is_unicode(text) else "not UTF-8", header_at)
+                yield Record(where, dict(zip(header, row)), "" if is_unicode(text) else "not UTF-8", header_at, note)
 
 
 def _parquet(path: Path) -> Iterator[Record]:
@@ -222,6 +240,7 @@ def _parquet(path: Path) -> Iterator[Record]:
 
 READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}
 ENDINGS = ", ".join(READERS)
+ENCODINGS = {"cp1252": "Windows-1252 (cp1252)", "utf-16": "UTF-16"}
 
 
 def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) -> Source | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import unicodedata
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -13,11 +15,18 @@ from typing import Any, ClassVar, TypeVar
 
 from trainer.config.sections.task import BUILT_IN
 from trainer.config.settings import TaskSettings
-from trainer.errors import DataError
+from trainer.errors import DataError, counted
+from trainer.estimates import what_shows
 from trainer.problem.sources import ENDINGS, HubSet, MissingColumn, Record, Source, locate
 from trainer.records import Problem
 
 T = TypeVar("T")
+LEFT_OUT = "bad records left out"
+HELD_OUT = "held out"
+ENOUGH = 60  # held-out problems; fewer show only large gains
+LARGEST_SHARE = 0.3  # of a small table is held out, unless task.holdout says more
+# What differs from record to record in the reason why one is left out.
+_PARTICULARS = re.compile(r"\d+|'.*?'|(?<=the question of ).*(?= again)")
 
 
 class Task(ABC):
@@ -26,6 +35,7 @@ class Task(ABC):
     name: str
     prompt_style: str  # the default of prompt.style; see `prompts.py`
     answer_style: str  # how an answer is marked; see `trainer/answers/`
+    decimal = "point"  # how its answers are written; see `task.decimal`
     symbolic = False  # whether x(x+1) and x^2+x are one answer, where reward.symbolic is not set
     read: Callable[[Problem, str], str | None] | None = None  # finds the answer in what a model wrote
     score: Callable[[Problem, str], float] | None = None  # what an answer is worth; an answer worth 1 is correct
@@ -68,6 +78,7 @@ class DataTask(Task):
         self.settings = settings
         self.sources = {split: locate(settings, split, self.published) for split in ("train", "test")}
         self.skipped: list[str] = []  # the reason for each record that was left out
+        self.encodings = dict[str, None]()  # what to say about files that are not UTF-8
         self.overlap = 0  # number of training problems that are in the test set, too
         self._read: dict[str, list[Problem]] = {}
 
@@ -91,8 +102,22 @@ class DataTask(Task):
 
     def notes(self) -> list[str]:
         overlap = f"training problems left out because the test set asks them too: {self.overlap}"
-        bad = [f"bad records left out: {len(self.skipped)}; the first: {first}" for first in self.skipped[:1]]
-        return [overlap, *bad] if self.overlap else bad
+        bad = [f"{LEFT_OUT}: {count}; the first: {first}" for count, first in self.left_out()]
+        return [*self.encodings, *([overlap] if self.overlap else []), *self._few(), *bad]
+
+    def left_out(self) -> list[tuple[int, str]]:
+        """Return how many records were left out for each kind of reason, and the first reason of that kind."""
+        firsts = {_PARTICULARS.sub("", reason): reason for reason in reversed(self.skipped)}
+        counts = Counter(_PARTICULARS.sub("", reason) for reason in self.skipped)
+        return [(count, firsts[kind]) for kind, count in counts.most_common()]
+
+    def _few(self) -> list[str]:
+        """Return a warning if a share of the problems is held out, and is too small to show much."""
+        training, held_out = self.__dict__.get("_halves", ((), ()))
+        if not training or len(held_out) >= ENOUGH or not held_out[0].gold:
+            return []
+        told = f"{HELD_OUT}: only {counted(len(held_out), 'problem')}, {what_shows(len(held_out))}"
+        return [f"{told}; take more records, or a larger task.holdout"]
 
     def hub_sets(self) -> list[HubSet]:
         return [source for source in self.sources.values() if isinstance(source, HubSet)]
@@ -101,7 +126,8 @@ class DataTask(Task):
     def _halves(self) -> tuple[list[Problem], list[Problem]]:
         """Split one set into training and test problems, always the same ones whatever the seed of the run."""
         problems = self._problems("train")
-        count = max(1, round(len(problems) * self.settings.holdout))
+        size, share = len(problems), self.settings.holdout
+        count = max(1, round(max(size * 0.1, min(ENOUGH, size * LARGEST_SHARE)) if share is None else size * share))
         chosen = set(random.Random(0).sample(range(len(problems)), count))
         halves: tuple[list[Problem], list[Problem]] = ([], [])
         for index, problem in enumerate(problems):
@@ -119,16 +145,19 @@ class DataTask(Task):
 
     def _read_all(self, split: str, source: Source) -> list[Problem]:
         problems: list[Problem] = []
-        seen: dict[str, str] = {}  # normalised question -> its place
+        seen: dict[str, Problem] = {}  # by normalised question
         skipped_before = len(self.skipped)
         for index, record in enumerate(source.records()):
             try:
+                if record.note:
+                    self.encodings[record.note] = None
                 if record.flaw:
                     raise DataError(record.where, record.flaw)
-                problem = self.problem(f"{self.name}/{split}/{index}", record)
-                where = seen.setdefault(normalised(problem.question), record.where)
-                repeated = f"{record.where}: the question of {where} again; expected each one once."
-                if where == record.where:
+                problem = replace(self.problem(f"{self.name}/{split}/{index}", record), where=record.where)
+                first = seen.setdefault(normalised(problem.question), problem)
+                other = "" if problem.gold == first.gold else " with another answer"
+                repeated = f"{record.where}: the question of {first.where} again{other}; expected each one once."
+                if first is problem:
                     problems.append(problem)
                 elif isinstance(source, HubSet):  # the user cannot mend a published set
                     self.skipped.append(repeated)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.answers import compare, find
+from trainer.answers.decimal_comma import with_points
 from trainer.answers.strip_thinking import THOUGHTS
 from trainer.config.settings import Reward
 from trainer.errors import ConfigError
@@ -80,7 +81,10 @@ def read(
     def score(answer: str | None) -> float:
         if answer is None:
             return 0.0
-        return float(own_score(problem, answer) if own_score else equal(answer, gold))
+        if own_score:
+            return float(own_score(problem, answer))
+        has_comma = rules.task is not None and rules.task.part(problem).decimal == "comma"
+        return float(equal(answer, gold) or (has_comma and equal(with_points(answer), gold)))
 
     if own_read:
         strict = own_read(problem, completion.text)

@@ -72,8 +72,11 @@ class TaskSettings(Section):
     """Column of a worked solution, for few-shot examples and warm-ups."""
     incorrect: tuple[str, ...] = ()
     """Columns of the wrong choices (`multiple_choice`); a column may hold a list of them."""
-    holdout: float = Field(0.1, gt=0.0, le=1.0)
-    """Share of the problems to hold out if no test set is named."""
+    decimal: Literal["point", "comma"] = "point"
+    """`comma`: the answers of a table (`records`) are written as in `3,5` and `1.234,50`."""
+    holdout: float | None = Field(None, gt=0.0, le=1.0)
+    """Share of the problems to hold out if no test set is named. Without it, a tenth, or 60 problems of a table that
+    has fewer in a tenth, but at most 30 %."""
     on_bad_record: Literal["error", "skip"] = "error"
     """What to do with a record that cannot be used: end with an error before the run starts, or leave it out and count
     it."""

@@ -1,0 +1,152 @@
+"""What is said about a table: the kinds of its answers, what is odd among them, and what was left out."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, said_by, write_lines
+from trainer.answers.decimal_comma import has_comma, with_points
+from trainer.config.command_line import resolve
+from trainer.config.settings import TaskSettings
+from trainer.estimates import mcnemar, visible_gain
+from trainer.problem import sheet
+from trainer.problem.task import make_task
+from trainer.records import Completion, Prompt
+from trainer.reward.make import make_scorer
+
+GOLDS = {"n/a": 3, "see above": 1, "?": 1, "about 28": 1, "Paris": 1, "": 12, "3,5 m": 8, "1.234,50": 1}
+KINDS = [
+    ("whole numbers", "18 1,234 -3 5.0"),
+    ("decimals", "3.5 -0.25 1.234,50"),
+    ("fractions", r"1/2 \frac{3}{4}"),
+    ("numbers with units", "3.5|m $18 50% 18,50€"),
+    ("decimal commas", "3,5 -12,75 3,5|m 0,1234"),
+    ("choices", "B (c) yes False"),
+    ("dates", "3.|Mär 4-Mar 2024-01-05 03.05."),
+    ("texts", "Paris E=mc"),
+    ("texts with digits", "3:30 R2D2 (1,2) 7|Up"),
+    ("no answer", "n/a N/A na None #REF! ? ??? - ... see|above tbd s.o. unknown"),
+    ("doubtful", "about|28 ~28 28? 20-30 20|–|30|m 18|or|20 ca.|5"),
+    ("long texts", "|".join(["word"] * 20)),
+]
+
+
+def messy_table(folder: Path) -> Path:
+    """Write 302 rows as a spreadsheet of Western Europe does; 28 repeat a question, 8 of them with another answer."""
+    rows = [(f"Wie groß ist {number} + 1?", str(number + 1)) for number in range(246)]
+    rows += [(f"Größe {gold} {number}?", gold) for gold, count in GOLDS.items() for number in range(count)]
+    rows += [*rows[:20], *((question, "999") for question, _ in rows[20:28])]
+    text = "".join(f'"{question}";"{gold}"\r\n' for question, gold in [("question", "answer"), *rows])
+    (folder / "messy.csv").write_bytes(text.encode("cp1252"))
+    assert len(rows) == 302
+    return folder / "messy.csv"
+
+
+def sheet_of(**settings):
+    task = make_task(TaskSettings(name="records", on_bad_record="skip", **settings))
+    return task, sheet.facts_of(task, [*task.train(), *task.test()])
+
+
+@pytest.mark.parametrize(("kind", "golds"), KINDS)
+def test_every_answer_has_a_kind(kind, golds):
+    found = {gold: sheet.kind_of(gold.replace("|", " ")) for gold in ([golds] if "word" in golds else golds.split())}
+    assert found == dict.fromkeys(found, kind)
+
+
+def test_a_messy_table_is_counted(tmp_path):
+    task, facts = sheet_of(path=str(messy_table(tmp_path)))
+    counts = {kind: one["count"] for kind, one in facts["answers"].items()}
+    assert counts == {
+        "whole numbers": 246, "decimal commas": 8, "no answer": 5, "doubtful": 1, "texts": 1, "decimals": 1,
+    }  # fmt: skip
+    assert [one["count"] for one in facts["left_out"]] == [20, 12, 8]
+    assert {one["gold"]: one["count"] for one in facts["odd"]} == {
+        gold: count for gold, count in GOLDS.items() if gold not in ("", "1.234,50")
+    }
+    assert facts["odd"][0] == {"where": f"{tmp_path}/messy.csv:248", "gold": "n/a", "count": 3, "kind": "no answer"}
+    told = " ".join(task.notes())
+    assert all(part in told for part in ("Windows-1252", "task.decimal=comma", "with another answer"))
+    assert {problem.question[:5] for problem in task.test()} == {"Wie g", "Größe"}
+
+
+def test_the_sheet_is_printed_for_80_columns_before_the_first_bad_record_is_refused(tmp_path, capsys):
+    path = messy_table(tmp_path)
+    named = ("task", "show", "records", f"task.path={path}", "-n", "0")
+    code, out, err = said_by(capsys, *named)
+    assert (code, "`answer` is empty" in err) == (2, True)
+    assert max(map(len, out.replace(str(path), "messy.csv").splitlines())) <= 80
+    assert "held out: 60 problems, which show a gain of 15 points or more\n" in out
+    assert "bad records left out: 40; the first of each kind:\n" in out
+    assert re.search(r"\n  messy\.csv:2(48|49|50)             'n/a' \(3 times\)\n", out)
+    code, out, _ = said_by(capsys, *named, "--json", "task.on_bad_record=skip")
+    assert (code, json.loads(out)["data"]["answers"]["no answer"]["count"]) == (0, 5)
+
+
+def test_no_tokenizer_is_loaded_for_the_sheet_alone(tmp_path):
+    write_lines(tmp_path / "a.jsonl", [{"question": f"{number}?", "answer": number} for number in range(9)])
+    program = [sys.executable, "-X", "importtime", "-m", "trainer.commands.main", "task", "show", "records"]
+    program += [f"task.path={tmp_path}/a.jsonl", "-n", "0"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, "9  whole numbers" in done.stdout) == (0, True), done
+    assert not {"torch", "transformers"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_comma", "pointed"),
+    [
+        ("3,5 m", True, "3.5 m"), ("-1.234,50 €", True, "-1234.50 €"), ("1,234", False, "1.234"),
+        ("1.234", False, "1234"), ("3.5", False, "3.5"), ("1, 2", False, "1, 2"), ("1,2,3", False, "1,2,3"),
+        ("12.03.2024", False, "12.03.2024"), ("1,5 bis 2,5", False, "1.5 bis 2.5"), ("x1,5", False, "x1,5"),
+    ],
+)  # fmt: skip
+def test_a_decimal_comma(text, is_comma, pointed):
+    assert (has_comma(text), with_points(text)) == (is_comma, pointed)
+
+
+def test_answers_with_a_decimal_comma_are_numbers_if_the_settings_say_so(tmp_path):
+    path, settings = messy_table(tmp_path), ("task.on_bad_record=skip", "task.name=records")
+    config = resolve("nano", None, [*settings, f"task.path={path}", "task.decimal=comma"])
+    task = make_task(config.task)
+    problem = next(one for one in [*task.train(), *task.test()] if one.question == "Größe 3,5 m 0?")
+    written = [Completion((), (), f"#### {answer}", truncated=False) for answer in ("3.5", "3,5 m", "35", "3")]
+    scores = make_scorer(config, task).score(Prompt(problem, "", ()), written).scores
+    assert problem.gold == "3.5 m"
+    assert [score.correct_strict for score in scores] == [True, True, False, False]
+    assert "task.decimal" not in " ".join(task.notes())
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"), [("cp1252", "cp1252"), ("UTF-16", "utf-16"), ("", "utf-8-sig"), ("", "utf-8")]
+)
+def test_a_table_is_read_in_the_encoding_of_its_spreadsheet(tmp_path, name, encoding):
+    (tmp_path / "a.csv").write_bytes("question;answer\r\nWie groß?;3 €\r\n".encode(encoding))
+    task = make_task(TaskSettings(name="records", path=f"{tmp_path}/a.csv", holdout=1.0))
+    assert [(one.question, one.gold) for one in task.test()] == [("Wie groß?", "3 €")]
+    assert [name in note for note in task.notes()] == ([True] if name else [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "holdout", "held_out"),
+    [(10, None, 3), (100, None, 30), (200, None, 60), (300, None, 60), (900, None, 90), (300, 0.1, 30)],
+)
+def test_enough_is_held_out_or_a_note_says_that_it_is_little(tmp_path, rows, holdout, held_out):
+    write_lines(tmp_path / "a.jsonl", [{"question": f"{number}?", "answer": number} for number in range(rows)])
+    task = make_task(TaskSettings(name="records", path=f"{tmp_path}/a.jsonl", holdout=holdout))
+    assert (len(task.train()), len(task.test())) == (rows - held_out, held_out)
+    assert ["task.holdout" in note for note in task.notes()] == ([True] if held_out < 60 else [])
+
+
+@pytest.mark.parametrize(("problems", "gain"), [(5, None), (27, 7), (60, 9), (100, 10), (1319, 26)])
+def test_the_gain_that_held_out_problems_show(problems, gain):
+    """One problem less is not significant by the exact test."""
+    assert visible_gain(problems) == (gain and gain / problems)
+    lost = round(problems / 20)
+    for more, is_seen in ((0, True), (-1, False)) if gain else ():
+        gained = lost + gain + more
+        before = [False] * gained + [True] * (problems - gained)
+        after = [True] * gained + [False] * lost + [True] * (problems - gained - lost)
+        assert (mcnemar(before, after)[2] < 0.05) is is_seen
