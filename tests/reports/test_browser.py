@@ -33,7 +33,7 @@ def test_a_browser_shows_the_page_and_runs_nothing(browser, which, request, tmp_
     answer = opened(browser, path, "--dump-dom")
     assert f"<title>{run.name}: Octet</title>" in answer.stdout  # a script would have changed it
     assert answer.stdout.count("<svg") >= 8
-    assert answer.stdout.count("<h2>") == 8
+    assert answer.stdout.count("<h2>") == 11
     assert not re.findall("CONSOLE.*", answer.stderr)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import lines_of, octet, said_by, write_lines
 from tests.reports.conftest import HOSTILE, configure
-from trainer.reports.chart import COLOURS, MOST_POINTS, Chart, Curve, Value, svg, thinned, ticks
+from trainer.reports.chart import COLOURS, MOST_POINTS, Chart, Curve, Value, smoothed, svg, thinned, ticks
 from trainer.reports.curves import charts_of, groups_of
 from trainer.run_folder.reader import read_run
 
@@ -25,20 +25,20 @@ def seeds(finished, copied):
 
 def test_the_four_charts_and_their_curves(finished):
     charts = charts_of(groups_of([read_run(finished)]), "curves")
-    assert [chart.title for chart in charts] == ["mean reward", "accuracy", "loss", "reward, lowest to highest"]
-    assert all(value.low < value.middle < value.high for value in charts[3].curves[0].values)
-    assert [curve.name for curve in charts[1].curves] == ["training", "held-out, 95 %"]
-    assert [value.step for value in charts[1].curves[1].values] == [0, 3, 6]
-    assert [value.step for value in charts[0].curves[0].values] == [1, 2, 3, 4, 5, 6]
+    assert [chart.title for chart in charts] == ["accuracy", "mean reward", "tokens of an answer", "entropy of a token"]
+    assert [curve.name for curve in charts[0].curves] == ["training", "held-out, 95 %"]
+    assert [value.step for value in charts[0].curves[1].values] == [0, 3, 6]
+    assert all(value.low < value.middle < value.high for value in charts[0].curves[1].values)
+    assert [value.step for value in charts[1].curves[0].values] == [1, 2, 3, 4, 5, 6]
     titles = [chart.title for chart in charts_of(groups_of([read_run(finished)]), "details")]
     assert "KL to the reference, a token" not in titles  # which is not logged
-    assert titles[-2:] == ["seconds of a step", "memory at its peak, GB"]
+    assert titles == ["loss", "norm of the gradient", "seconds of a step", "memory at its peak, GB"]
 
 
 def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(seeds):
     groups = groups_of(seeds)
     assert [group.name for group in groups] == ["demo, seed (2 seeds), algorithm.lr=0.003", "rate, algorithm.lr=0.01"]
-    first, other = charts_of(groups, "curves")[0].curves
+    first, other = charts_of(groups, "curves")[1].curves
     reward = seeds[0].metrics[1]["reward/mean"]
     assert first.values[0] == pytest.approx((1, reward + 0.5, reward, reward + 1))
     assert other.values[0].low == other.values[0].high
@@ -70,6 +70,22 @@ def test_a_chart_says_its_numbers_and_shades_its_range():
     titles = [element.text for element in elements(chart.marks(), "title")]
     assert titles[1:] == ["step 1\nloss: 0.5 (0.25 to 0.75)", "step 2\nloss: 0.5"]
     assert len(elements(chart.marks(), "polygon")) == 1
+
+
+def test_what_is_measured_now_and_then_has_an_interval_and_no_band():
+    chart = Chart("", [Curve("", [Value(1, 0.5, 0.25, 0.75), Value(9, 0.5, 0.4, 0.6)], dots=True)])
+    upright = [one for one in elements(chart.marks(), "polyline") if one.get("stroke-opacity") == "0.5"]
+    assert (elements(chart.marks(), "polygon"), len(upright)) == ([], 3)  # two intervals and the line between
+
+
+def test_a_noisy_curve_is_drawn_with_its_mean():
+    noisy = [(float(x), float(x % 2)) for x in range(100)]
+    even = smoothed(noisy)
+    assert (even[0], even[-1]) == (noisy[0], noisy[-1])
+    assert all(abs(y - 0.5) < 0.1 for _, y in even[5:-5])
+    assert smoothed(noisy[:19]) == noisy[:19]
+    chart = Chart("", [Curve("", [Value(x, y, y, y) for x, y in noisy])])
+    assert any(one.get("stroke-opacity") == "0.35" for one in elements(chart.marks(), "polyline"))
 
 
 def test_ticks_are_round():
@@ -107,6 +123,40 @@ def test_the_command_writes_both_files(seeds, tmp_path, capsys):
     found = [*ElementTree.parse(paths[0]).iter()]
     assert {"mean reward", "rate, algorithm.lr=0.01"} <= {element.text for element in found}
     assert set(COLOURS[:2]) <= {element.get("stroke") for element in found}
+
+
+def test_a_figure_of_one_metric_has_its_size_and_the_names_that_are_given(seeds, tmp_path, capsys):
+    folders = [run.folder for run in seeds]
+    figure = ["--size", "3.3x2.2", "--names", "two seeds,fast", "--out", tmp_path / "plots"]
+    for given, name in (([], "held_out.svg"), (["--metric", "reward/mean"], "reward-mean.svg")):
+        assert said_by(capsys, "plot", *folders, *figure, *given)[1] == f"{tmp_path / 'plots' / name}\n"
+        found = ElementTree.parse(tmp_path / "plots" / name).getroot()
+        assert float(found.get("width")) / float(found.get("height")) == pytest.approx(1.5)
+        places = [float(one.get("x")) for one in found.iter() if one.get("x")]
+        texts = {one.text for one in found.iter()}
+        assert ({"two seeds", "fast"} <= texts, max(places) < float(found.get("width"))) == (True, True)
+        assert any((text or "").endswith("%") for text in texts) == (not given)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "word"),
+    [("--metric", "rewad/mean", "reward/mean"), ("--names", "a,b", "demo"), ("--size", "3", "3.3x2.2")],
+)
+def test_a_figure_that_cannot_be_drawn_is_an_error(finished, capsys, option, value, word):
+    status, _, err = said_by(capsys, "plot", finished, option, value)
+    assert (status, f"{option} {value}: " in err, word in err) == (2, True, True)
+
+
+def test_a_figure_is_a_pdf_if_something_can_convert_it(finished, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    status, out, err = said_by(capsys, "plot", finished, "--pdf", "--out", tmp_path / "plots")
+    assert (status, out, "pip install cairosvg" in err) == (0, f"{tmp_path}/plots/held_out.svg\n", True)
+    converter = tmp_path / "cairosvg"  # what stands for it says what it was given
+    converter.write_text('#!/bin/sh\necho "%PDF $@"; /bin/cat\n')
+    converter.chmod(0o755)
+    assert said_by(capsys, "plot", finished, "--pdf", "--out", tmp_path / "plots")[0] == 0
+    made = (tmp_path / "plots/held_out.pdf").read_bytes()
+    assert made == b"%PDF -f pdf -\n" + (tmp_path / "plots/held_out.svg").read_bytes()
 
 
 def test_what_cannot_be_plotted_or_written_is_an_error_and_a_hostile_name_is_text(

@@ -13,11 +13,11 @@ from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
 from trainer.reports import repeat
 from trainer.reports.curves import charts_of, groups_of
-from trainer.reports.report import report
+from trainer.reports.report import MOST_WRONG, report
 from trainer.run_folder.reader import facts_of, read_run
 
 SECTIONS = ["Curves", "Evaluation", "Alarms", "Answers won and lost", "First and last answers", "Settings"]
-SECTIONS += ["Time and memory", "How it was made"]
+SECTIONS[-1:] = ["Data", "Settings", "Time and memory", "How it was made"]
 
 
 class Seen(HTMLParser):
@@ -54,7 +54,7 @@ def page_of(*folders) -> Seen:
 
 def test_a_page_has_every_section_and_loads_nothing(finished):
     seen = page_of(finished)
-    assert seen.within("h2") == SECTIONS
+    assert seen.within("h2")[2:] == SECTIONS
     assert seen.open == []
     assert not {"script", "link", "img", "iframe", "object"} & set(seen.tags)
     assert not {"src", "href", "style", "onload"} & seen.attributes
@@ -64,6 +64,68 @@ def test_a_page_has_every_section_and_loads_nothing(finished):
     assert any(text.startswith("1 rank; ") for text in seen.within("p"))
     assert any(text.startswith("step 6\nreward: ") for text in seen.within("title"))
     assert any(text.startswith("Most of the time goes to ") for text in seen.within("p"))
+
+
+def test_a_page_opens_with_the_result_and_what_is_still_wrong(copied):
+    folder = copied("result")
+    data = json.loads((folder / "data.json").read_text())
+    (folder / "data.json").write_text(json.dumps(data | {"notes": ["bad records left out: 33"]}))
+    run, text = read_run(folder), report([read_run(folder)])
+    base, trained = (one["accuracy"] for one in run.evaluation["evaluations"][:2])
+    gained = [flip for flip in run.flips() if flip["direction"] == "gained"]
+    wrong = [one for one in run.greedy["trained"].values() if not one["correct_strict"]]
+    seen = Seen(text)
+    assert f"{base:.1%} → {trained:.1%}" in seen.within("p")
+    assert seen.within("h2")[:2] == [f"Now right: {len(gained)}, 3 of them here", f"Still wrong: {len(wrong)}"]
+    assert text.count("<details open") == 3
+    assert "Bad records left out: 33." in seen.within("p")
+    assert text.index(">accuracy<") < text.index("Now right") < text.index("Still wrong") < text.index(">mean reward<")
+    assert text.index(">mean reward<") < text.index(">loss<") < text.index(">norm of the gradient<")
+    cells = "</summary>.*?<td>(.*?)</td><td>(.*?)</td></tr>"
+    shown = re.findall(cells, text[text.index("Still wrong") : text.index("<h2>Curves")], re.DOTALL)
+    assert shown == [(one["strict"], one["gold"]) for one in wrong[:MOST_WRONG]]
+
+
+@pytest.mark.parametrize(
+    ("paid", "strict", "lenient", "said"),
+    [
+        ("strict", None, "7", "7, in another format"),
+        ("strict", None, None, "nothing"),
+        ("lenient", None, "7", "7"),
+        ("strict", "8", "7", "8"),
+    ],
+)
+def test_a_wrong_answer_is_shown_as_it_was_read(copied, paid, strict, lenient, said):
+    folder = copied("read")
+    configure(folder, reward__answer=paid)
+    wrong = {"strict": strict, "lenient": lenient, "correct_strict": False, "correct_lenient": False}
+    answers = lines_of(folder / "eval_answers.jsonl")
+    write_lines(folder / "eval_answers.jsonl", [one | wrong | {"gold": "9"} for one in answers])
+    cells = page_of(folder).within("td")
+    assert cells[cells.index("9") - 1] == said
+
+
+def test_a_run_without_gold_answers_opens_with_its_reward(copied):
+    folder = copied("paid")
+    configure(folder, task__answer="none", task__name="records", task__path="mine.csv")
+    configure(folder, reward__custom=["mine.py:brief"], reward__weights={"correct": 0.0, "brief": 1.0})
+    found = json.loads((folder / "eval.json").read_text())
+    for value, one in enumerate(found["evaluations"]):
+        one |= {"reward": 0.25 + value / 2, "interval": [0.2, 0.3], "deviation": 0.1}
+    for one in found["comparisons"]:
+        one |= {"difference": 0.5, "interval": [0.4, 0.6]}
+    (folder / "eval.json").write_text(json.dumps(found))
+    answers = [
+        one | {"reward": place / 100} | dict.fromkeys(("strict", "correct_strict"))
+        for place, one in enumerate(reversed(lines_of(folder / "eval_answers.jsonl")))
+    ]
+    write_lines(folder / "eval_answers.jsonl", answers)
+    seen = page_of(folder)
+    assert "0.250 → 0.750" in seen.within("p")
+    assert "Lowest rewards" in seen.within("h2")
+    assert not any("wrong" in title.lower() for title in seen.within("h2"))
+    rewards = [text for text in seen.within("td") if re.fullmatch(r"0\.\d\d?|0", text)]
+    assert rewards[:MOST_WRONG] == sorted(rewards[:MOST_WRONG], key=float)
 
 
 def test_what_a_model_wrote_is_text_on_the_page(finished, hostile):
@@ -83,9 +145,9 @@ def test_a_page_without_one_of_the_files_or_with_a_part_of_it(copied, only_setti
     path = copied("half") / name
     if path.suffix == ".jsonl":
         path.write_bytes(path.read_bytes()[:-9])  # as a crash leaves it
-        assert page_of(path.parent).within("h2") == SECTIONS
+        assert page_of(path.parent).within("h2")[-len(SECTIONS) :] == SECTIONS
     path.unlink()
-    assert page_of(path.parent).within("h2") == SECTIONS
+    assert page_of(path.parent).within("h2")[-len(SECTIONS) :] == SECTIONS
     seen = page_of(only_settings)
     assert (seen.within("h2"), seen.tags.count("svg")) == (SECTIONS, 0)
     assert "cannot tell" in seen.within("strong")
@@ -143,7 +205,7 @@ def test_the_answers_that_are_paid_decide(copied):
     paid = read_run(folder)
     assert (all(paid.worth.values()), facts_of(paid)["accuracy"]) == (True, 1.0)
     assert facts_of(paid)["interval"] == pytest.approx([0.893, 1.0], abs=1e-3)
-    assert charts_of(groups_of([paid]), "curves")[1].curves[1].values[-1].middle == 1.0
+    assert charts_of(groups_of([paid]), "curves")[0].curves[1].values[-1].middle == 1.0
 
 
 def test_a_page_has_one_verdict(copied):

@@ -1,11 +1,13 @@
 """What a study says of its runs, whose files are written here so that the truth is known."""
 
+import csv
+import io
 import json
 import random
 
 import pytest
 
-from tests.conftest import refuses, write_lines
+from tests.conftest import refuses, said_by, write_lines
 from tests.reports.test_plot import elements
 from trainer.commands import study as command
 from trainer.config.study import read_study
@@ -13,6 +15,7 @@ from trainer.errors import DataError, OctetError
 from trainer.reports.chart import COLOURS, GREY
 from trainer.reports.study import _at, collect, ended, shares, summary
 from trainer.reports.study_page import drawings, sections, sentences, tables
+from trainer.reports.tables import as_latex
 
 TEXT = """
 settings: {run.steps: 4, eval.problems: 200, warmup.problems: 8}
@@ -101,9 +104,13 @@ def test_the_share_of_the_gain_that_a_control_reaches_is_named(study, found):
     page = "".join(sections(found, collect(study)))
     assert ("Against the untrained base" in page, "<script>" in page) == (True, False)
     said = "\n".join(sentences(found))
+    small = f"{100 * comparison(found, 'small', 'grpo')['difference']:+.1f}"
     assert "The control format reaches" in said
     assert "The control random was not found to reach any of this gain" in said
-    assert "grpo against the untrained base: better" in said
+    assert sentences(found)[0].startswith("grpo is better than the untrained base: +")
+    assert "Controls reach part of this gain: format " in sentences(found)[0]
+    assert sentences(found)[0].endswith(f"small cannot be told from grpo ({small}).")
+    assert '<div class="verdict better">' in page
     assert "Worse than grpo, in points: format (-" in said
     assert "small and grpo: no difference was found. This study finds one of" in said
 
@@ -134,9 +141,11 @@ def test_a_study_that_goes_on_is_judged_by_the_runs_that_have_ended(study, capsy
     assert found["shares"] == []
     (rows,) = (rows for title, _, rows in tables(found) if title == "Against the untrained base")
     assert {row[-1] for row in rows} == {"not judged: 2 of at least 3 seeds", "not judged: 1 of at least 3 seeds"}
+    assert "too few runs or problems for a verdict" in sentences(found)[0]
     end(study, "grpo-2")
-    command._judge(study)
-    said = " ".join(capsys.readouterr().out.split())
+    status, said, _ = said_by(capsys, "study", study.path, "--collect")
+    said = " ".join(said.split())
+    assert status == 0
     assert "Against the untrained base" in said
     stored = json.loads((study.folder / "study.json").read_text())
     assert {*stored["arms"]} == {"base", "grpo", "small"}
@@ -236,3 +245,28 @@ def test_the_differences_are_drawn_with_their_intervals(found):
     zero = next(one for one in elements(marks, "polyline") if one.get("stroke-opacity") == "0.5")
     assert float(elements(marks, "circle")[1].get("cx")) < float(zero.get("points").partition(",")[0])  # format
     assert len(of_base[0]) > len(marks)
+
+
+def test_the_results_are_printed_for_papers_and_for_other_programs(study, capsys):
+    for run in study.runs():
+        end(study, run.name)
+    found = summary(collect(study))
+    _, said, _ = said_by(capsys, "study", study.path, "--csv")
+    lines = [*csv.DictReader(io.StringIO(said))]
+    assert [float(one["p_holm"]) for one in lines] == [one["p_holm"] for one in found["comparisons"]]
+    assert [(one["arm"], one["against"]) for one in lines][:2] == [("grpo", "base"), ("small", "base")]
+    _, said, _ = said_by(capsys, "study", study.path, "--tex")
+    assert said.count("\\begin{tabular}") == said.count("\\end{tabular}") == len([*tables(found)])
+    assert as_latex("", ["a_b", "50 %"], [["x&y", "{1}"]]).splitlines()[2:4] == [
+        r"a\_b & 50 \% \\ \hline",
+        r"x\&y & \{1\} \\",
+    ]
+
+
+def test_the_name_of_an_arm_is_whole(found):
+    found["arms"] = {}
+    for one in found["comparisons"]:
+        one["arm"] = "mmmm" if one["arm"] == "grpo" else one["arm"]  # the widest letter
+    of_base, _ = drawings(found)
+    (name,) = (one for one in elements(of_base[0], "text") if one.text == "mmmm")
+    assert float(name.get("x")) >= 4 * 10.7  # of DejaVu Sans, the widest font in use

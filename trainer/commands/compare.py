@@ -13,6 +13,7 @@ from trainer.commands.options import add_runs
 from trainer.machine.console import Console
 from trainer.machine.visible import print
 from trainer.reports.report import Pair, ranked, shown
+from trainer.reports.tables import as_csv
 from trainer.run_folder.reader import RunFiles, differing, facts_of, names_of, read_runs
 from trainer.watch.measure import REWARD, STRICT
 from trainer.watch.progress import clock
@@ -25,7 +26,9 @@ MEASURED = ("best", "steps", "training", "against the first")
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet compare runs/sweep/0*"
     add_runs(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    instead.add_argument("--csv", action="store_true", help="print CSV instead of a table")
 
 
 def run(options: Namespace) -> None:
@@ -34,6 +37,9 @@ def run(options: Namespace) -> None:
     tasks = [[_row(run, these[0][0], pair, keys) for run, pair in these] for these in ranked(read)]
     if options.json:
         print(json.dumps([row for rows in tasks for row in rows], indent=2))
+        return
+    if options.csv:
+        print(as_csv([_flat(row) for rows in tasks for row in rows]))
         return
     console = Console(wide=WIDTH)
     names = dict(zip((str(run.folder) for run in read), names_of(read), strict=True))
@@ -48,6 +54,15 @@ def _row(run: RunFiles, best: RunFiles, pair: Pair | None, keys: Sequence[str]) 
     against = {"run": str(best.folder), **pair._asdict(), "said": str(pair)} if pair else None
     settings, evaluates = {key: run.settings[key] for key in keys}, run.settings["eval.problems"] != 0
     return {"run": str(run.folder), "settings": settings, "evaluates": evaluates, **facts_of(run), "against": against}
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row in which each value is a number or a text."""
+    (low, high), against = row["interval"] or ("", ""), row["against"] or {}
+    difference, below, above = against.get("difference") or ("", "", "")
+    kept = {key: value for key, value in row.items() if key not in ("settings", "evaluates", "interval", "against")}
+    pair = {"against": against.get("run"), "difference": difference, "difference_low": below, "difference_high": above}
+    return {**kept, "low": low, "high": high, **pair, "p": against.get("p"), **row["settings"]}
 
 
 def tables(rows: Sequence[dict[str, Any]], names: Mapping[str, str], width: int) -> Iterator[Table]:

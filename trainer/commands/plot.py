@@ -1,20 +1,34 @@
-"""`octet plot`: the curves of runs as SVG, from the files in their folders."""
+"""`octet plot`: the curves of runs as SVG, or one of them as a figure, from the files in their folders."""
 
+import re
+import shutil
+import subprocess
+import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.commands.options import add_runs, writing
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 from trainer.machine import disk
 from trainer.machine.visible import print
 from trainer.reports import curves
-from trainer.run_folder.reader import read_runs
+from trainer.reports.chart import svg
+from trainer.run_folder.reader import RunFiles, read_runs
+
+LARGEST = 40  # inches
+INCH = 96  # units of an SVG
+CONVERTERS = (["rsvg-convert", "-f", "pdf"], ["cairosvg", "-f", "pdf", "-"])  # from stdin to stdout
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = "example: octet plot runs/sweep/0* --out plots"
+    parser.epilog = "example: octet plot runs/sweep/0* --metric held_out --pdf --size 3.3x2.2"
     add_runs(parser, "run folders; seeds become a band")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write; by default the folder of the run")
+    parser.add_argument("--metric", metavar="NAME", help="a figure of held_out or a metric of metrics.jsonl")
+    parser.add_argument("--pdf", action="store_true", help="the figure as PDF, by cairosvg or rsvg-convert")
+    parser.add_argument("--size", metavar="WxH", help="inches of the figure (default 4.4x2.5)")
+    parser.add_argument("--names", metavar="A,B", help="names of its curves")
 
 
 def run(options: Namespace) -> None:
@@ -23,8 +37,35 @@ def run(options: Namespace) -> None:
         if not one.steps:
             raise DataError(one.folder, "no step is logged yet, so there is nothing to plot", "Leave this run out")
     folder = options.out or (options.runs[0] if len(options.runs) == 1 else Path("plots"))
+    is_one = options.metric or options.pdf or options.size or options.names
+    files = _figure(runs, options) if is_one else curves.files(runs)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in curves.files(runs).items():
+        for name, content in files.items():
             disk.replace(folder / name, content)
             print(folder / name)
+
+
+def _figure(runs: Sequence[RunFiles], options: Namespace) -> dict[str, bytes]:
+    """Return the file of the figure, by its name."""
+    metric, names = options.metric or curves.HELD_OUT, options.names.split(",") if options.names else ()
+    chart = curves.of_metric(runs, metric, names, *_size(options.size or "4.4x2.5"))
+    name, content = (
+        metric.replace("/", "-"),
+        svg(chart.marks(), chart.width, chart.height, chart.title, alone=True).encode(),
+    )
+    if options.pdf:
+        found = next((one for one in CONVERTERS if shutil.which(one[0])), None)
+        if found:
+            return {f"{name}.pdf": subprocess.run(found, input=content, stdout=subprocess.PIPE, check=True).stdout}
+        remedy = f"`pip install cairosvg`, then `cairosvg {name}.svg -o {name}.pdf`"
+        print(f"octet: an SVG, because neither rsvg-convert nor cairosvg is installed: {remedy}", file=sys.stderr)
+    return {f"{name}.svg": content}
+
+
+def _size(text: str) -> tuple[float, float]:
+    found = re.fullmatch(r"(\d+\.?\d*)x(\d+\.?\d*)", text)
+    width, height = (float(side) for side in found.groups()) if found else (0.0, 0.0)
+    if not (1 <= width <= LARGEST and 1 <= height <= LARGEST):
+        raise ConfigError(f"--size {text}", f"it is not a width and a height of 1 to {LARGEST} inches", "Write 3.3x2.2")
+    return width * INCH, height * INCH

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from trainer.commands.options import add_overrides
 from trainer.commands.slurm import JobRequest, slurm
@@ -30,6 +31,7 @@ from trainer.problem.task import make_task, training_problems
 from trainer.reports import study_page
 from trainer.reports.markup import page
 from trainer.reports.study import RENUMBERED, collect, ended, summary, totals
+from trainer.reports.tables import as_csv, as_latex
 from trainer.run_folder.reader import facts_of, read_run
 from trainer.sandbox.kernel import PR_SET_PDEATHSIG, libc
 from trainer.watch.progress import clock
@@ -48,6 +50,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="arms, seeds and controls; see docs/studies.md")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--collect", action="store_true", help="train nothing, and judge the runs that have ended")
+    instead.add_argument("--csv", action="store_true", help="as --collect, and print the comparisons as CSV")
+    instead.add_argument("--tex", action="store_true", help="as --collect, and print the tables as LaTeX")
     instead.add_argument("--dry-run", action="store_true", help="print the command of each run, and train nothing")
     instead.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once; seconds then compare nothing")
     instead.add_argument("--slurm", action="store_true", help="submit the runs as an array of jobs")
@@ -65,7 +69,8 @@ def run(options: Namespace) -> None:
         raise ConfigError("--time and --gpus are for jobs. Write --slurm as well, or leave them out.")
     study = read_study(options.file, options.overrides)
     config = next((study.config(one) for one in study.runs() if one.arm == SUPERVISED), None)
-    if config and not (options.collect or options.dry_run):
+    judges_only = options.collect or options.csv or options.tex
+    if config and not (judges_only or options.dry_run):
         task = make_task(config.task)
         try:
             must_have_solutions(task, training_problems(task, config.task, config.run.seed)[:SOLUTIONS])
@@ -80,8 +85,14 @@ def run(options: Namespace) -> None:
     if options.slurm:
         _submit(study, options)
         return
-    failed = [] if options.collect else _train(study, options.jobs)
-    _judge(study)
+    failed = [] if judges_only else _train(study, options.jobs)
+    found = _judge(study)
+    if options.csv:
+        print(as_csv(found["comparisons"]))
+    elif options.tex:
+        print("\n\n".join(as_latex(*table) for table in study_page.tables(found)))
+    else:
+        _show(study, found)
     if failed:
         told = f"{counted(len(failed), 'run')} failed: {', '.join(failed)}"
         raise StudyError(f"{told}. The same command tries them again.")
@@ -194,8 +205,8 @@ def _submit(study: Study, options: Namespace) -> None:
         print("supervised  needs the tokens of the first arm: give this command again when those runs have ended")
 
 
-def _judge(study: Study) -> None:
-    """Write `study.json` and the page, and print the tables."""
+def _judge(study: Study) -> dict[str, Any]:
+    """Write `study.json` and the page, and return what is in them."""
     collected = collect(study)
     if study.first not in collected.runs:
         raise StudyError(f"{study.folder}: no run of {study.first}, the first arm, has ended yet.")
@@ -204,6 +215,10 @@ def _judge(study: Study) -> None:
     disk.replace(
         study.folder / "study.html", page(f"{study.name}: Octet", *study_page.sections(found, collected)).encode()
     )
+    return found
+
+
+def _show(study: Study, found: dict[str, Any]) -> None:
     console = Console(wide=WIDTH)
     for table in study_page.screen(found):
         console.print(table)

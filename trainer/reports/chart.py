@@ -23,7 +23,7 @@ LEGEND = 14.0  # height
 ROW = 18.0  # height of an arm in a chart of differences
 SPARE = 0.01  # of accuracy, beside the widest interval
 MOST_POINTS = 200  # of a curve; the steps between are averaged
-LETTER = 6.0  # mean width of a letter of a label
+LETTER = 7.5  # width of a letter of a label, generously: fonts differ
 
 Point = tuple[float, float]
 
@@ -96,43 +96,47 @@ class Chart:
     percent: bool = False
     legend: bool = True
     across: str = "step"  # what the numbers below the chart are
+    width: float = WIDTH
+    height: float = HEIGHT
 
     def marks(self) -> list[Html]:
-        has_legend = self.legend and len(self.curves) > 1
-        frame = Frame(self.curves, TOP + LEGEND * has_legend)
-        legend = self._legend() if has_legend else ()
-        title = label(4, 15, self.title, size=13)
+        named = self.curves if self.legend and len(self.curves) > 1 else []
+        frame = Frame(self, TOP + LEGEND * len(named))
+        legend = [
+            label(LEFT, 31 + LEGEND * row, visible(curve.name), colour_of(curve.colour))
+            for row, curve in enumerate(named)
+        ]
+        title = label(4, 15, visible(self.title), size=13)
         return [title, *legend, *self._axes(frame), *self._drawn(frame), *self._hits(frame)]
 
     def _write(self, number: float) -> str:
         return f"{number:.0%}" if self.percent else f"{number:.3g}"
 
-    def _legend(self) -> Iterator[Html]:
-        at = LEFT
-        for curve in self.curves:
-            yield label(at, 31, visible(curve.name), colour_of(curve.colour))
-            at += LETTER * (len(curve.name) + 2)
-
     def _axes(self, frame: Frame) -> Iterator[Html]:
         for value in ticks(frame.low, frame.high):
             level = frame.down(value)
-            yield line([(LEFT, level), (WIDTH - RIGHT, level)], width=1, opacity=0.15)
+            yield line([(LEFT, level), (self.width - RIGHT, level)], width=1, opacity=0.15)
             yield label(LEFT - 6, level + 4, self._write(value), anchor="end")
         near = (frame.last - frame.first) / 10  # where a label would be written over that of the first step
         whole = [step for step in ticks(frame.first, frame.last) if step == round(step) and step > frame.first + near]
         for place, step in enumerate([frame.first, *whole]):
             text = f"{step:.0f}" if place else f"{self.across} {step:.0f}"
-            yield label(frame.across(step), HEIGHT - BOTTOM + 16, text, anchor="middle")
+            yield label(frame.across(step), self.height - BOTTOM + 16, text, anchor="middle")
 
     def _drawn(self, frame: Frame) -> Iterator[Html]:
         for curve in self.curves:
             ends = [(frame.across(one.step), frame.down(one.low), frame.down(one.high)) for one in curve.values]
-            if any(low != high for _, low, high in ends):
+            if curve.dots:
+                yield from (line([(x, low), (x, high)], colour_of(curve.colour), opacity=0.5) for x, low, high in ends)
+            elif any(low != high for _, low, high in ends):
                 outline = [(x, low) for x, low, _ in ends] + [(x, high) for x, _, high in reversed(ends)]
                 yield tag("polygon", points=_joined(outline), fill=colour_of(curve.colour), fill_opacity=0.18)
         for curve in self.curves:
             points = [(frame.across(one.step), frame.down(one.middle)) for one in curve.values]
-            yield line(points, colour_of(curve.colour))
+            even = points if curve.dots else smoothed(points)
+            if even != points:
+                yield line(points, colour_of(curve.colour), width=1, opacity=0.35)
+            yield line(even, colour_of(curve.colour), *((1, 0.5) if curve.dots else ()))
             if curve.dots or len(points) == 1:
                 yield from (dot(*point, colour_of(curve.colour)) for point in points)
 
@@ -142,28 +146,28 @@ class Chart:
             for one in curve.values:
                 around = f" ({self._write(one.low)} to {self._write(one.high)})" if one.low != one.high else ""
                 said[one.step].append(f"{curve.name}: {self._write(one.middle)}{around}")
-        width = (WIDTH - RIGHT - LEFT) / max(1, len(said) - 1)
+        width = (self.width - RIGHT - LEFT) / max(1, len(said) - 1)
         for step, lines in said.items():
-            place = frame.across(step) - width / 2, frame.top, width, HEIGHT - BOTTOM - frame.top
+            place = frame.across(step) - width / 2, frame.top, width, self.height - BOTTOM - frame.top
             yield hit(*place, "\n".join([f"{self.across} {step:.0f}", *lines]))
 
 
 class Frame:
     """Places the values of a chart. Zero is always on it, so that a small change looks small."""
 
-    def __init__(self, curves: Sequence[Curve], top: float) -> None:
-        values = [value for curve in curves for value in curve.values]
+    def __init__(self, chart: Chart, top: float) -> None:
+        values = [value for curve in chart.curves for value in curve.values]
+        self.right, self.bottom = chart.width - RIGHT, chart.height - BOTTOM
         self.first, self.last = min(value.step for value in values), max(value.step for value in values)
         low, high = min(0.0, *(value.low for value in values)), max(0.0, *(value.high for value in values))
         spare = (high - low or 1.0) / 20
         self.low, self.high, self.top = low - spare * (low < 0), high + spare * (high > 0 or low == 0), top
 
     def across(self, step: float) -> float:
-        return LEFT + (step - self.first) / (self.last - self.first or 1.0) * (WIDTH - RIGHT - LEFT)
+        return LEFT + (step - self.first) / (self.last - self.first or 1.0) * (self.right - LEFT)
 
     def down(self, value: float) -> float:
-        bottom = HEIGHT - BOTTOM
-        return bottom - (value - self.low) / (self.high - self.low) * (bottom - self.top)
+        return self.bottom - (value - self.low) / (self.high - self.low) * (self.bottom - self.top)
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -173,6 +177,15 @@ def ticks(low: float, high: float) -> list[float]:
     width = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
     first = -floor(-low / width)
     return [float(f"{place * width:.6g}") for place in range(first, floor(high / width) + 1)]
+
+
+def smoothed(points: Sequence[Point]) -> list[Point]:
+    """Return the mean of each point and its neighbours: a tenth of the curve, and less at its ends."""
+    found, most = [], len(points) // 20
+    for place, (x, _) in enumerate(points):
+        around = min(most, place, len(points) - 1 - place)
+        found.append((x, fmean(y for _, y in points[place - around : place + around + 1])))
+    return found
 
 
 def thinned(values: Sequence[Value]) -> list[Value]:
@@ -186,7 +199,7 @@ def thinned(values: Sequence[Value]) -> list[Value]:
 def differences(title: str, judged: Sequence[Mapping[str, Any]], undecided: str) -> tuple[list[Html], float, float]:
     """Return a chart of comparisons that have an interval, one below the other, with its width and its height. Those
     whose verdict is not `undecided` have a colour."""
-    left = LETTER * max(len(one["arm"]) for one in judged) + 12
+    left = LETTER * max(len(visible(one["arm"])) for one in judged) + 12
     low, high = min(0.0, *(one["low"] for one in judged)) - SPARE, max(0.0, *(one["high"] for one in judged)) + SPARE
     bottom = TOP + ROW * len(judged)
 

@@ -2,10 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from statistics import fmean
 from typing import NamedTuple
 
+from trainer.config.nearest_name import did_you_mean
 from trainer.config.settings import fields
+from trainer.errors import ConfigError
 from trainer.machine.visible import visible
 from trainer.reports.chart import HEIGHT, WIDTH, Chart, Curve, Value, colour_of, label, svg, thinned
 from trainer.reports.markup import Html, tag
@@ -16,7 +20,7 @@ Range = tuple[float, float, float]  # a value, and the lowest and highest around
 Looks = Callable[[Metrics], "Range | None"]
 LONGEST_NAME = 60
 COLUMNS = 2  # of a file
-RANGE = ("mean", "min", "max")
+HELD_OUT = "held_out"
 GAP, LINE = 14.0, 16.0
 
 
@@ -53,24 +57,23 @@ class Series(NamedTuple):
     dots: bool = False
 
 
-# What is drawn: the curves of each chart of each file.
+# What is drawn: the curves of each chart of each file, what matters most first.
 CHARTS: dict[str, dict[str, list[Series]]] = {
     "curves": {
-        "mean reward": [
-            Series("reward", "reward/mean"),
-            Series("held-out, 95 %", held_out(True), dots=True),
-        ],
         "accuracy": [
             Series("training", accuracy),
             Series("held-out, 95 %", held_out(False), dots=True),
         ],
-        "loss": [Series("loss", "loss")],
-        "reward, lowest to highest": [Series("reward", lambda run: plain(*(f"reward/{one}" for one in RANGE)))],
+        "mean reward": [
+            Series("reward", "reward/mean"),
+            Series("held-out, 95 %", held_out(True), dots=True),
+        ],
+        "tokens of an answer": [Series("length", "length")],
+        "entropy of a token": [Series("entropy", "entropy")],
     },
     "details": {
-        "entropy of a token": [Series("entropy", "entropy")],
         "KL to the reference, a token": [Series("KL", "kl")],
-        "tokens of an answer": [Series("length", "length")],
+        "loss": [Series("loss", "loss")],
         "norm of the gradient": [Series("norm", "grad_norm")],
         "seconds of a step": [Series("all", lambda run: of_phases(run, "time", sum))],
         "memory at its peak, GB": [Series("all", lambda run: of_phases(run, "memory", max))],
@@ -140,6 +143,25 @@ def _values(group: Group, one: Series) -> list[Value]:
                 found[record["step"]].append(seen)
     ranges = {step: list(zip(*seen, strict=True)) for step, seen in sorted(found.items())}
     return [Value(step, fmean(middles), min(lows), max(highs)) for step, (middles, lows, highs) in ranges.items()]
+
+
+def of_metric(runs: Sequence[RunFiles], metric: str, names: Sequence[str], width: float, height: float) -> Chart:
+    """Return a chart of one metric, or of the held-out result. `names` are other names of its curves, if any."""
+    groups = groups_of(runs)
+    if names and len(names) != len(groups):
+        needed = "; ".join(group.name for group in groups)
+        raise ConfigError(f"--names {','.join(names)}", f"the curves are: {needed}", "Give each of them one name")
+    groups = [Group(name, group.runs) for name, group in zip(names, groups, strict=True)] if names else groups
+    is_held_out, measure = metric == HELD_OUT, runs[0].measure
+    looks = held_out(measure.is_reward) if is_held_out else metric
+    drawn = chart(metric, groups, [Series(metric, looks, is_held_out)])
+    if not drawn.curves:
+        known = [HELD_OUT, *dict.fromkeys(chain.from_iterable(line for run in runs for line in run.metrics))]
+        remedy = did_you_mean(metric, known).strip() or "Take one of metrics.jsonl"
+        raise ConfigError(f"--metric {metric}", "no run has logged it", remedy)
+    title = f"held-out {measure.name}, 95 %" if is_held_out else metric
+    is_share = f"{measure.name if is_held_out else metric}/".startswith(f"{PERCENT}/")
+    return replace(drawn, title=title, percent=is_share, legend=True, width=width, height=height)
 
 
 def files(runs: Sequence[RunFiles]) -> dict[str, bytes]:

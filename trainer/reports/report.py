@@ -24,6 +24,8 @@ SHORTER = {  # what may shorten the phase that takes most of the time
 }
 OF_TRAINING = {"task.limit", "task.curriculum", "reward.control"}  # they leave the held-out problems as they are
 MOST_FLIPS = 20  # shown in each direction; all of them are in eval_flips.jsonl
+EXAMPLES = 3  # before and after, at the top
+MOST_WRONG = 10
 KWH = 3.6e6  # joules
 CLASSES = {LEARNED: "verdict better", NOT_LEARNED: "verdict worse", CANNOT_TELL: "verdict"}
 
@@ -41,15 +43,21 @@ def of_one(run: RunFiles) -> Iterator[Html]:
     ended = "ended" if run.has_ended else stopped(run) or "not ended"
     trained = f"{run.settings['model.name']} on {run.settings['task.name']}, {run.steps} of {run.total_steps} steps"
     yield tag("p", f"{trained}, {ended}", class_="soft")
-    yield verdict(run, alarms)
-    yield from section("Curves", charts(groups_of([run])))
+    first, *others = figures(groups_of([run])) or [Html()]
+    yield tag("div", verdict(run, alarms), first, class_="charts")
+    flipped, titles = run.flips(), [one.capitalize() for one in run.measure.flipped]
+    gained = [flip for flip in flipped if flip.get("direction") == "gained"]
+    if examples := [_flip(flip, is_open=True) for flip in gained[:EXAMPLES]]:
+        yield from section(f"{titles[0]}: {len(gained)}, {len(examples)} of them here", *examples)
+    yield from still_wrong(run)
+    yield from section("Curves", tag("div", *others, class_="charts") if others else Html())
     yield from section("Evaluation", evaluation(run))
     every = interval(len(run.history.steps))
     looks = tag("p", f"The rules looked at every {every}th step.", class_="soft") if every > 1 else Html()
     yield from section("Alarms", *map(alarm, alarms), looks)
-    titles = [one.capitalize() for one in run.measure.flipped] if run.measure.is_reward else ("Won", "Lost")
-    yield from section("Answers won and lost", *flips(run.flips(), titles))
+    yield from section("Answers won and lost", *flips(flipped, titles))
     yield from section("First and last answers", *samples(run.samples(), run.measure))
+    yield from section("Data", *data(run))
     yield from section("Settings", settings(run))
     yield from section("Time and memory", time_and_memory(run))
     yield from section("How it was made", *how_it_was_made(run))
@@ -72,24 +80,55 @@ def section(title: str, *parts: Html) -> Iterator[Html]:
 
 
 def verdict(run: RunFiles, alarms: Sequence[Alarm]) -> Html:
-    """Return whether the run has learned, and how many alarms there were."""
+    """Return what the run has come to, whether it has learned, and how many alarms there were."""
     kind, evidence = run.verdict
     lasting = sum(alarm.lasts for alarm in alarms)
     health = f"Alarms at the end: {lasting}. Earlier ones: {len(alarms) - lasting}." if alarms else "No alarms."
+    ends = [run.measure.text(one[run.measure.of_model]) for one in run.evaluation.get("evaluations", [])[:2]]
+    headline = tag("p", " → ".join(ends), class_="headline") if len(ends) == 2 else Html()
     said = tag("p", tag("strong", kind), f": {evidence}")
-    return tag("div", said, tag("p", health, class_="soft"), class_=CLASSES[kind])
+    return tag("div", headline, said, tag("p", health, class_="soft"), class_=CLASSES[kind])
+
+
+def still_wrong(run: RunFiles) -> Iterator[Html]:
+    """Yield the wrong answers of the trained model, what was read from each beside the gold answer, or the answers with
+    the lowest reward."""
+    measure, answers = run.measure, [*run.greedy.get("trained", {}).values()]
+    if measure.is_reward:
+        found = sorted((one for one in answers if one.get("reward") is not None), key=lambda one: one["reward"])
+        title, head = "Lowest rewards", ["question", "reward"]
+    else:
+        found = [one for one in answers if not one[measure.of_answer]]
+        title, head = f"Still wrong: {len(found)}", ["question", "read", "gold"]
+    rows = []
+    for one in found[:MOST_WRONG]:
+        asked = tag("details", tag("summary", one["question"]), tag("pre", shortened(one["completion"])))
+        rows.append([asked, *([f"{one['reward']:.3g}"] if measure.is_reward else [_read(one, run), one["gold"]])])
+    if answers:
+        more = f"{MOST_WRONG} of them; all are in eval_answers.jsonl." if len(found) > MOST_WRONG else ""
+        yield from section(title, *([table(head, rows, "answers"), tag("p", more, class_="soft")] if rows else []))
+
+
+def _read(one: Mapping[str, Any], run: RunFiles) -> str:
+    if (read := one["lenient" if run.pays_lenient else "strict"]) is not None:
+        return str(read)
+    return "nothing" if one["lenient"] is None else f"{one['lenient']}, in another format"
+
+
+def figures(groups: Sequence[Group]) -> list[Html]:
+    """Return all charts, what matters most first."""
+    drawn = [chart for file in CHARTS for chart in charts_of(groups, file)]
+    return [tag("figure", svg(chart.marks(), WIDTH, HEIGHT, chart.title)) for chart in drawn]
 
 
 def charts(groups: Sequence[Group]) -> Html:
     """Return all charts, under the names of the runs if there are several."""
-    drawn = [chart for file in CHARTS for chart in charts_of(groups, file)]
-    figures = [tag("figure", svg(chart.marks(), WIDTH, HEIGHT, chart.title)) for chart in drawn]
-    if not figures:
+    if not (drawn := figures(groups)):
         return Html()
     marks = [line([(0, 5), (14, 5)], colour_of(number), width=4) for number in range(len(groups))]
     named = [tag("li", svg([mark], 14, 10, "colour"), group.name) for mark, group in zip(marks, groups, strict=True)]
     key = tag("ul", *named, class_="key") if len(groups) > 1 else Html()
-    return joined(key, tag("div", *figures, class_="charts"))
+    return joined(key, tag("div", *drawn, class_="charts"))
 
 
 def evaluation(run: RunFiles) -> Html:
@@ -126,13 +165,13 @@ def flips(found: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> Iterator
         yield from map(_flip, these[:MOST_FLIPS])
 
 
-def _flip(flip: Mapping[str, Any]) -> Html:
+def _flip(flip: Mapping[str, Any], is_open: bool = False) -> Html:
     sides = []
     for side in ("before", "after"):
         of_side = [flip.get(f"{side}_{name}") for name in ("answer", "reward")]
         sides.append(tag("div", tag("p", side, class_="soft"), answer(flip[f"{side}_completion"], *of_side)))
     asked = tag("summary", f"{flip['question']} ", tag("strong", flip["gold"]))
-    return tag("details", asked, tag("div", *sides, class_="pair"))
+    return tag("details", asked, tag("div", *sides, class_="pair"), open="" if is_open else None)
 
 
 def samples(found: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterator[Html]:
@@ -198,12 +237,17 @@ def time_and_memory(run: RunFiles) -> Html:
     return joined(tag("p", most, class_="soft"), table(head, rows, "numbers"))
 
 
-def how_it_was_made(run: RunFiles) -> Iterator[Html]:
-    """Yield versions, machine and data, and what repeats the run."""
-    yield from (tag("p", line) for line in run.made_with)
+def data(run: RunFiles) -> Iterator[Html]:
+    """Yield what was read, and what was left out."""
     if "sha256" in run.data:
         count, digest = run.data["training_problems"], run.data["sha256"][:16]
         yield tag("p", f"{count} training problems, whose SHA-256 begins with ", tag("code", digest))
+    yield from (tag("p", f"{note[:1].upper()}{note[1:]}.") for note in run.data.get("notes", ()))
+
+
+def how_it_was_made(run: RunFiles) -> Iterator[Html]:
+    """Yield versions and machine, and what repeats the run."""
+    yield from (tag("p", line) for line in run.made_with)
     yield tag("p", "With the same packages, data and number of ranks, this repeats it:")
     yield tag("pre", "\n".join(repeat.commands(run.settings, run.made_with)))
     if own := repeat.own_files(run.settings):

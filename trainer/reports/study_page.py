@@ -100,9 +100,12 @@ def sentences(found: Found) -> list[str]:
 
 def sections(found: Found, collected: Collected) -> Iterator[Html]:
     """Yield the page of a study."""
+    headline, *others = sentences(found)
+    of_first = [one.get("verdict") for one in found["comparisons"] if one["arm"] == found["first"]]
+    colour = of_first[0] if of_first and of_first[0] != CANNOT_TELL else ""
     yield tag("h1", found["study"])
-    for sentence in sentences(found):
-        yield tag("p", sentence)
+    yield tag("div", tag("p", tag("strong", headline)), class_=f"verdict {colour or ''}".strip())
+    yield from (tag("p", sentence) for sentence in others)
     for title, head, rows in tables(found):
         yield from section(title, table(head, rows, "numbers"))
     yield from section("Differences in points", *(tag("figure", svg(*drawn)) for drawn in drawings(found)))

@@ -1,0 +1,30 @@
+"""Results as CSV and as LaTeX, for other programs and for papers."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+SPECIAL: dict[str, str | int | None] = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+SPECIAL |= {character: f"\\{character}" for character in "&%$#_{}"}
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return records as lines, below their keys."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*dict.fromkeys(chain.from_iterable(rows))], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().rstrip("\n")
+
+
+def as_latex(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a tabular below its title, which is a comment."""
+    lines = [" & ".join(cell.translate(str.maketrans(SPECIAL)) for cell in row) + r" \\" for row in [head, *rows]]
+    lines[0] += r" \hline"
+    return "\n".join([f"% {title}", rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", *lines, r"\end{tabular}"])
