@@ -344,7 +344,7 @@ def test_a_place_that_is_not_there_is_answered(tmp_path, settings, told):
     write(tmp_path / "a.jsonl", GOOD)
     settings = {key: value.replace("FOLDER", str(tmp_path)) for key, value in settings.items()}
     with pytest.raises(DataError, match=told):
-        task_of("records", **settings)
+        task_of("records", **settings).hub_sets()
 
 
 # --- the hub

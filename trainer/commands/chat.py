@@ -28,7 +28,7 @@ def run(options: Namespace) -> None:
     source = Source.of(options.run)
     servers = NO_SERVERS if resolve(str(stored)).rollout.uses_servers else ()
     config = resolve(str(stored), None, [*servers, *options.overrides])
-    downloads.check(config)
+    downloads.check(config, needs_data=False)
     quiet.quiet()
     preflight.skip_unused_imports(config)
     from trainer.run import chat

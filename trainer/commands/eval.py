@@ -112,7 +112,7 @@ def settings_for(options: Namespace, source: Source | None) -> Config:
     if not config.eval.problems and not getattr(options, "no_check", False):  # of octet export
         or_not = ", or --no-check" if "no_check" in options else ""
         raise ConfigError("eval.problems=0", "there is nothing to evaluate", f"Write --problems 1 or more{or_not}")
-    downloads.check(config)
+    downloads.check(config, needs_data=not getattr(options, "no_check", False))
     if source and source.adapter and (options.preset or names_a_model(options)):  # else it is that of its run
         _refuse_another_base(source, config, names_a_model(options))
     quiet.quiet()

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from trainer.config.arguments import PRESETS, RECIPES, argument_parser, names_in
 from trainer.config.nearest_name import did_you_mean
+from trainer.config.paths import placed
 from trainer.config.read_yaml import BadYaml, read_setting, read_yaml, written
 from trainer.config.settings import RUNS, Config, Reward, fields, sections
 from trainer.errors import ConfigError
@@ -73,7 +74,8 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later of the two counts
             if layer.get("run", {}).get(key) is not None and "run" in merged:
                 merged = _merge(merged, {"run": {rival: None}})
-        merged = _merge(merged, layer)
+        is_of_a_run = layer is layers[0] and Path(preset or "").name == "config.yaml"
+        merged = _merge(merged, placed(layer, Path(preset or "").parent) if is_of_a_run else layer)
     typed = dict(text.partition("=")[::2] for text in overrides)
     if not any("dead_by" in layer.get("rollout", {}) for layer in layers[1:]):  # a preset's is one for its own rewards
         plain = _merge(merged, {"rollout": {"dead_by": "reward"}})

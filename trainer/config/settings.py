@@ -14,6 +14,7 @@ import yaml
 from pydantic import model_validator
 
 from trainer.config import rules
+from trainer.config.paths import stored
 from trainer.config.sections.algorithm import Algorithm, Correction, GradReg, Kl
 from trainer.config.sections.base import RUNS, Section
 from trainer.config.sections.model import Lora, Model
@@ -140,8 +141,10 @@ class Config(Section):
         rollout = self.rollout
         return rollout.problems * rollout.group_size * rollout.max_new_tokens / self.algorithm.minibatches
 
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=100)
+    def to_yaml(self, folder: Path | None = None) -> str:
+        """Return the settings as text, for a run folder with paths that can be read from anywhere."""
+        settings = self.model_dump(mode="json")
+        return yaml.safe_dump(stored(settings, folder) if folder else settings, sort_keys=False, width=100)
 
 
 def sections() -> dict[str, Any]:

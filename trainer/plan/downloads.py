@@ -13,10 +13,10 @@ from trainer.problem.sources import HubSet
 from trainer.problem.task import make_task
 
 
-def check(config: Config) -> Found:
+def check(config: Config, needs_data: bool = True) -> Found:
     """Find the model. Raise ModelError or DataError if it or the data is neither on this machine nor on the hub."""
     found = find_model(config.model)
-    for data in make_task(config.task).hub_sets():
+    for data in make_task(config.task).hub_sets() if needs_data else ():
         find_data(data, config.task)
     return found
 

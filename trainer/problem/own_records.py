@@ -8,12 +8,13 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, get_args
 
 from trainer.answers import find
 from trainer.answers.decimal_comma import has_comma, with_points
+from trainer.answers.number import number
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError, counted
@@ -36,6 +37,11 @@ class RecordsTask(DataTask):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.decimal = settings.decimal
+
+    @cached_property
+    def in_words(self) -> bool:  # type: ignore[override]
+        golds = [one.gold for one in self.train() if one.gold] if self.name == "records" else []
+        return sum(number(gold) is None for gold in golds) > len(golds) / 2
 
     def problem(self, name: str, record: Record) -> Problem:
         # data sets for TRL often have both columns

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer.answers import compare, find
-from trainer.answers.number import number
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.task import SET_BY_OCTET
 from trainer.config.settings import PromptSettings
@@ -97,9 +96,7 @@ class Prompter:
         self.tokenizer, self.environments, self.settings = tokenizer, environments, settings
         self.max_tokens = settings.max_tokens
         self.style, self._style = _style(settings, task)
-        is_own = self.style == "gsm8k" and task.name == "records"
-        golds = [one.gold for one in task.train() if one.gold] if is_own else []
-        if sum(number(gold) is None for gold in golds) > len(golds) / 2:  # most are no numbers
+        if self.style == "gsm8k" and task.in_words:
             self._style = replace(self._style, request=self._style.request.replace("#### 42", "#### Paris"))
         self.answer_style = answer_style(settings, task)
         self._examples = examples(task, settings.shots) if self.style == "few_shot" else []

@@ -241,6 +241,7 @@ def _parquet(path: Path) -> Iterator[Record]:
 READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}
 ENDINGS = ", ".join(READERS)
 ENCODINGS = {"cp1252": "Windows-1252 (cp1252)", "utf-16": "UTF-16"}
+HERE = ", the path as seen from here"
 
 
 def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) -> Source | None:
@@ -248,7 +249,7 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
     if settings.data_dir is not None:
         folder = settings.data_dir.expanduser()
         if not folder.is_dir():
-            raise DataError(f"task.data_dir={folder}", "there is no such folder")
+            raise DataError(f"task.data_dir={folder}", "there is no such folder", f"Write task.data_dir=FOLDER{HERE}")
         files = [folder / f"{split}{ending}" for ending in READERS]
         return next((File(file) for file in files if file.is_file()), None)
     if settings.path is None:
@@ -273,7 +274,7 @@ def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
     if path.exists() and path.suffix not in READERS:
         raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known")
     if path.suffix in READERS and not path.is_file():
-        raise DataError(f"{setting}={name}", "there is no such file")
+        raise DataError(f"{setting}={name}", "there is no such file", f"Write {setting}=FILE{HERE}")
     if path.suffix in READERS:
         return File(path)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):

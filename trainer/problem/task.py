@@ -41,6 +41,8 @@ class Task(ABC):
     score: Callable[[Problem, str], float] | None = None  # what an answer is worth; an answer worth 1 is correct
     environment: Callable[[Problem], Any] | None = None  # what replies to the model; see `environment.py`
 
+    in_words = False  # whether most gold answers are no numbers, which the prompt then says
+
     @abstractmethod
     def train(self) -> Sequence[Problem]: ...
 
@@ -76,11 +78,14 @@ class DataTask(Task):
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings
-        self.sources = {split: locate(settings, split, self.published) for split in ("train", "test")}
         self.skipped: list[str] = []  # the reason for each record that was left out
         self.encodings = dict[str, None]()  # what to say about files that are not UTF-8
         self.overlap = 0  # number of training problems that are in the test set, too
         self._read: dict[str, list[Problem]] = {}
+
+    @cached_property
+    def sources(self) -> dict[str, Any]:
+        return {split: locate(self.settings, split, self.published) for split in ("train", "test")}
 
     @abstractmethod
     def problem(self, name: str, record: Record) -> Problem:

@@ -251,7 +251,7 @@ def how_it_was_made(run: RunFiles) -> Iterator[Html]:
     yield tag("p", "With the same packages, data and number of ranks, this repeats it:")
     yield tag("pre", "\n".join(repeat.commands(run.settings, run.made_with)))
     if own := repeat.own_files(run.settings):
-        yield tag("p", f"It needs files of one's own: {', '.join(own)}.")
+        yield tag("p", f"It needs files of one's own, named as in the run folder: {', '.join(own)}.")
 
 
 def results(runs: Sequence[RunFiles]) -> Iterator[Html]:

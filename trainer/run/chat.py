@@ -6,17 +6,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
-from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.config.settings import Config
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DataError
 from trainer.machine.console import Console
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import print
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter
+from trainer.problem.own_records import RecordsTask
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import evaluation_problems, make_task
 from trainer.ranks import distributed
@@ -29,6 +29,7 @@ from trainer.rollout.limits import context_of, on_stderr
 from trainer.rollout.make import make_sampler
 from trainer.run import assemble
 from trainer.run.data import prompter_of
+from trainer.run_folder.reader import read_run
 from trainer.run_folder.source import Source
 
 
@@ -45,10 +46,12 @@ def chat(source: Source, config: Config, temperature: float) -> None:
     """Read questions from standard input, and answer each of them with the base and with what was trained."""
     no_progress_bars()
     task = make_task(config.task)
+    if isinstance(task, RecordsTask) and source.run and "in_words" in (known := read_run(source.run).data):
+        task.in_words = known["in_words"]  # so that no data are read for it
     prompter = prompter_of(config, task, load_tokenizer(config.model))
     voices, scorer, console = list(_voices(source, config, prompter)), make_verifier(config, task), Console()
     sampling = Sampling(1, temperature, config.rollout.max_new_tokens, config.run.seed)
-    held_out = cycle(evaluation_problems(task, max(1, config.eval.problems)))
+    held_out = partial(evaluation_problems, task, max(1, config.eval.problems))
     for number, problem in enumerate(_questions(held_out, console)):
         another = replace(sampling, seed=sampling.seed + number)  # or the same question has the same answer
         try:
@@ -80,8 +83,10 @@ def _load(config: Config, prompter: Prompter, adapter: Path | None = None) -> tu
     return model, choose(copies=False, stop_strings=strings, prompter=prompter)
 
 
-def _questions(held_out: Iterator[Problem], console: Console) -> Iterator[Problem]:
-    """Yield what a person asks, and a held-out problem for an empty line, until the input ends."""
+def _questions(held_out: Callable[[], list[Problem]], console: Console) -> Iterator[Problem]:
+    """Yield what a person asks, and a held-out problem for an empty line, until the input ends. Data are read when they
+    are asked for."""
+    problems: list[Problem] = []
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # what is no text is no reason to end
     console.print("Ask, or press Enter for a held-out problem. Ctrl-D ends it.")
@@ -89,9 +94,14 @@ def _questions(held_out: Iterator[Problem], console: Console) -> Iterator[Proble
         if text := line.strip():
             yield Problem("chat", text, "")
         else:
-            problem = next(held_out)
-            print(problem.question)
-            yield problem
+            try:
+                problems = problems or held_out()
+            except DataError as error:
+                print(error)
+                continue
+            print(problems[0].question)
+            yield problems[0]
+            problems = [*problems[1:], problems[0]]
 
 
 def _answer(

@@ -84,5 +84,5 @@ def report(folder: Path, screen: Screen, data: Data, problems: Sequence[Problem]
         digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
         facts = {"task": data.task.name, "training_problems": len(problems), "sha256": digest}
         facts |= {"checksums": checksums(problems), "held_out": asked}
-        facts |= {"test_problems": len(data.task.test()), "notes": said}
+        facts |= {"test_problems": len(data.task.test()), "notes": said, "in_words": data.task.in_words}
         disk.replace(folder / "data.json", (json.dumps(facts, indent=2) + "\n").encode())

@@ -31,13 +31,13 @@ from trainer.machine import disk, hardware, quiet, user_code
 from trainer.machine.visible import print
 from trainer.plan import start
 from trainer.run_folder import previous_run
+from trainer.run_folder.previous_run import GIVEN
 
 if TYPE_CHECKING:
     from trainer.run.job import Result
 
 Reward = Callable[..., Iterable[float | None]]
 Rows = Iterable[Mapping[str, Any]]
-GIVEN = "given"  # the folder of what was handed over
 
 
 def train(

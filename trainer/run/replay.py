@@ -8,6 +8,7 @@ from typing import Any
 from safetensors import safe_open
 
 from trainer.config.command_line import Request
+from trainer.config.paths import DATA
 from trainer.config.settings import Config
 from trainer.errors import DataError, counted
 from trainer.loop import train, warm_up
@@ -117,7 +118,7 @@ def _tensors(before: Path, now: Path, step: int) -> Iterator[str]:
 
 def _settings(folder: Path, config: Config) -> Iterator[str]:
     for one in previous_run.differences(folder, config):
-        if one.key not in ("run.dir", "run.track"):
+        if one.key not in ("run.dir", "run.track", *DATA):
             yield f"the setting {one.key}={one.now}; the run has {one.before}"
 
 

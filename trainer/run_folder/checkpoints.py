@@ -174,10 +174,12 @@ def _load(policy: Policy, folder: Path, learned: Learned) -> int:
 def _publish(partial: Path, final: Path) -> None:
     disk.remove(final)  # the same step of an earlier try
     partial.rename(final)
-    link = final.with_name("latest.partial")
+    link, latest = (final.with_name(name) for name in ("latest.partial", "latest"))
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
-    os.replace(link, final.with_name("latest"))
+    if not latest.is_symlink():  # a copy of the run has followed the link
+        disk.remove(latest)
+    os.replace(link, latest)
     disk.keep(final.parent)
 
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from typing import IO, Any
 
 import torch
 
+from trainer.config import paths
 from trainer.config.command_line import Request
 from trainer.config.settings import RUNS, Config
 from trainer.errors import ConfigError, counted
@@ -28,6 +30,7 @@ from trainer.run_folder import previous_run
 from trainer.run_folder.provenance import files_of, versions
 
 MACHINE = "machine.json"
+LARGEST = 5_000_000  # bytes of data that are copied into the run folder
 LEFTOVER_S = 120.0  # how long a requeued job waits for the processes of its last start to end
 
 _held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, and their locks, open until it ends
@@ -83,8 +86,25 @@ def write_config(folder: Path, config: Config) -> None:
     """Write the configuration into the run folder. Called when everything is loaded, so that a mistake leaves none."""
     if distributed.is_main():
         machine = f"{counted(distributed.world_size(), 'rank')}; {hardware.detect()}"
-        text = f"# {provenance()}\n# {machine}\n{config.to_yaml()}"
+        text = f"# {provenance()}\n# {machine}\n{_movable(config, folder).to_yaml(folder)}"
         disk.replace(folder / "config.yaml", text.encode())
+
+
+def _movable(config: Config, folder: Path) -> Config:
+    """Copy small data into the run folder, and return settings that name the copy."""
+    copied: dict[str, Any] = {}
+    for name in ("path", "test_path", "data_dir"):
+        source = Path(getattr(config.task, name) or "-").expanduser().absolute()
+        place, files = folder / previous_run.GIVEN / name / source.name, previous_run.data_files(source)
+        is_outside = os.path.isabs(paths.place(folder, str(source)))  # a run that goes on reads its copy
+        if files and is_outside and sum(file.stat().st_size for file in files) <= LARGEST:
+            disk.remove(place.parent)
+            to = place if source.is_dir() else place.parent
+            to.mkdir(parents=True)
+            for file in files:
+                disk.replace(to / file.name, file.read_bytes())
+            copied[name] = place if name == "data_dir" else str(place)
+    return config.model_copy(update={"task": config.task.model_copy(update=copied)})
 
 
 def write_machine(folder: Path, config: Config) -> None:
@@ -98,7 +118,7 @@ def write_machine(folder: Path, config: Config) -> None:
     found |= {"python": platform.python_version()}
     found |= {"git revision": revision() or "none", "ranks": distributed.world_size()}
     found |= {"threads": torch.get_num_threads(), "device": device}
-    found |= {f"checksum of {name}": checksum for name, checksum in files_of(config).items()}
+    found |= {f"checksum of {name}": checksum for name, checksum in files_of(config, folder).items()}
     disk.replace(folder / MACHINE, (json.dumps(found, indent=2) + "\n").encode())
 
 

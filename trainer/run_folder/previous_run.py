@@ -1,5 +1,6 @@
 """What an earlier run has left in a run folder: its settings, and whether a run can go on from it. No torch."""
 
+import filecmp
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.command_line import flat, resolve, validated
+from trainer.config.paths import DATA, placed, stored
 from trainer.config.read_yaml import written
 from trainer.config.settings import Config, Vllm
 from trainer.errors import CheckpointError, ConfigError, OctetError
@@ -18,6 +20,7 @@ from trainer.machine.visible import visible
 from trainer.run_folder.journal import VERDICT
 
 CHECKPOINT = re.compile(r"step_(\d{6,})")
+GIVEN = "given"  # the folder of what was handed over, and of copies of small data
 # What a run writes into its folder.
 FILES = re.compile(r"\.lock|tracked_run|.*\.(yaml|json|jsonl|md)|(metrics|samples)\.damaged|vllm-\d+\.log")
 FOLDERS = re.compile(
@@ -58,7 +61,7 @@ class Change:
 
     @property
     def is_refused(self) -> bool:
-        return self.key not in FROM_HERE_ON and self.key not in NO_EFFECT
+        return self.key not in FROM_HERE_ON and self.key not in NO_EFFECT and self.key not in DATA  # see Provenance
 
     def __str__(self) -> str:
         return visible(f"{self.key}={str(self.now)[:100]} (it has {str(self.before)[:100]})")
@@ -71,13 +74,27 @@ def changes(folder: Path, config: Config) -> list[Change]:
 
 def differences(folder: Path, config: Config) -> list[Change]:
     """Return what is not as in the settings that the folder holds, if it holds any."""
-    stored = settings_of(folder)
-    return between(stored, config) if stored else []
+    before = settings_of(folder)
+    return between(folder, before, config) if before else []
 
 
-def between(stored: Config, config: Config) -> list[Change]:
-    before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))
-    return [Change(key, before[key], now[key]) for key in now if before[key] != now[key]]
+def between(folder: Path, *configs: Config) -> list[Change]:
+    """Return what the second of two settings has changed. A copy of data is the same as the original."""
+    before, now = (flat(stored(config.model_dump(mode="json"), folder)) for config in configs)
+    changed = [Change(key, before[key], now[key]) for key in now if before[key] != now[key]]
+    return [one for one in changed if one.key not in DATA or not _is_copied(one, folder)]
+
+
+def data_files(source: Path) -> list[Path]:
+    """Return the local file, or the files of a folder, that a setting of the data names."""
+    return sorted(file for end in ("train.*", "test.*") for file in source.glob(end)) or [source] * source.is_file()
+
+
+def _is_copied(change: Change, folder: Path) -> bool:
+    """True if both of the paths in a change name files with the same content."""
+    old, new = (data_files(folder.absolute() / (path or "-")) for path in (change.before, change.now))
+    same = all(a.name == b.name and filecmp.cmp(a, b) for a, b in zip(old, new, strict=False))
+    return len(old) == len(new) > 0 and same
 
 
 def meaning(found: Sequence[Change]) -> list[str]:
@@ -116,7 +133,7 @@ def edited(folder: Path) -> str:
         return ""
     if (written := written_settings(folder)) is None:
         return "there is none"
-    changed = [one for one in between(saved, written) if one.is_refused]
+    changed = [one for one in between(folder, saved, written) if one.is_refused]
     return visible(", ".join(f"{one.key}: {one.now} in config.yaml, {one.before} in the checkpoint" for one in changed))
 
 
@@ -133,7 +150,7 @@ def saved_settings(folder: Path) -> Config | None:
         sums, wrong = manifest.read(checkpoint, path)
         if not wrong and manifest.checksum(path) == sums.get(path.name):
             try:
-                return validated(json.loads(path.read_bytes())["origin"]["settings"])
+                return validated(placed(json.loads(path.read_bytes())["origin"]["settings"], folder))
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 reason = f"it has no settings of this version of Octet ({visible(str(error))[:200]})"
                 remedy = f"Go on with the version that wrote it, or delete {folder} to begin anew"

@@ -12,6 +12,7 @@ from typing import Any
 
 import trainer
 from trainer.config.command_line import flat
+from trainer.config.paths import place, stored
 from trainer.config.settings import Config
 from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.machine.shipped import CHECKOUT
@@ -36,18 +37,18 @@ class Provenance:
         self.config, self.folder, self.training, self.accepts = config, folder, training, accepts
         self.weights = hub.fingerprint(config.model)
         self.data = {"training": _digest(checksums(training)), "held_out": _digest(checksums(held_out))}
-        self.files = files_of(config)
+        self.files = files_of(config, folder)
 
     @property
     def run(self) -> str:
         """What tells the result of this run from that of another one: all that its steps depend on."""
-        settings = flat(self.config.model_dump(mode="json"))
+        settings = flat(stored(self.config.model_dump(mode="json"), self.folder))
         kept = {key: value for key, value in settings.items() if previous_run.Change(key, None, None).is_refused}
         return _digest(json.dumps([kept, self.data["training"], self.weights]))[:16]
 
     def state(self) -> dict[str, Any]:
         made_from = {"weights": self.weights, "data": self.data, "files": self.files, "versions": versions()}
-        return {**made_from, "settings": self.config.model_dump(mode="json")}
+        return {**made_from, "settings": stored(self.config.model_dump(mode="json"), self.folder)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Refuse a checkpoint with other data, weights or files, and warn of one that other versions have written. Its
@@ -77,7 +78,7 @@ class Provenance:
 
     def _compare_files(self, had: Mapping[str, Any]) -> None:
         # A module that is imported later in a run is not among the files yet, and is read where it was.
-        now = {name: _checksum(Path(name)) for name in had if not name.startswith(TEACHER)} | self.files
+        now = {name: _checksum(self.folder / name) for name in had if not name.startswith(TEACHER)} | self.files
         if others := sorted(name for name in had.keys() & now if had[name] != now[name]):
             what = f"{', '.join(others)}: changed since this run began"
             if not self.accepts:
@@ -124,9 +125,10 @@ def apart(before: str, now: str, names: Sequence[str]) -> str:
     return f"{others[0]} is not what it was ({len(others)} of {len(new)} training problems)" if others else ""
 
 
-def files_of(config: Config) -> dict[str, Any]:
+def files_of(config: Config, folder: Path) -> dict[str, Any]:
     """Return a checksum of each file of the user that a run depends on: code of rewards and tasks, with what it has
-    imported from its folder; templates, rubrics and settings of DeepSpeed; adapters and the teacher."""
+    imported from its folder; templates, rubrics and settings of DeepSpeed; adapters and the
+    teacher."""
     settings = flat(config.model_dump(mode="json", exclude={"run", "model"}))
     texts = [text for key, value in settings.items() for text in _texts(value) if key[:5] != "task." or ".py:" in text]
     names = [text.rpartition(":")[0] if ".py:" in text else text for text in texts]
@@ -134,7 +136,7 @@ def files_of(config: Config) -> dict[str, Any]:
     paths += [path.parent / name for path in paths if path.suffix == ".py" for name in _imported(path.parent.resolve())]
     paths += [path for one in (config.lora.start, config.teacher.adapter) if one for path in one.glob("adapter_*")]
     teacher = {f"{TEACHER}{one.name}": hub.fingerprint(one) for one in [config.teacher_model] if one}
-    return {str(path): _checksum(path) for path in paths} | teacher
+    return {place(folder, str(path)): _checksum(path) for path in paths} | teacher
 
 
 def _texts(value: Any) -> Iterator[str]:

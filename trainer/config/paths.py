@@ -1,0 +1,49 @@
+"""The settings that name files, as a run folder stores them: the folder can be read from anywhere, and be moved."""
+
+import os
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+DATA = ("task.path", "task.test_path", "task.data_dir")
+FOLDERS = ("task.data_dir", "lora.start", "teacher.adapter")
+NAMES = ("model.name", "teacher.name", "prompt.style", "reward.judge.rubric", "engine.ds_config")  # or paths
+PATHS = (*DATA, *FOLDERS[1:], *NAMES, "task.name", "task.mix", "reward.custom")
+
+
+def place(folder: Path, path: str) -> str:
+    """Return an absolute path, or the path relative to the run folder of what is in it."""
+    own, whole = os.path.abspath(folder), os.path.abspath(os.path.expanduser(path))
+    return os.path.relpath(whole, own) if whole.startswith(own + os.sep) else whole
+
+
+def stored(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return settings whose paths are absolute, or relative to the run folder for what is in it."""
+    return _with_paths(settings, partial(place, folder), lambda text: os.path.exists(os.path.expanduser(text)))
+
+
+def placed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return settings that a run folder has stored, with paths that lead from here to what is in it."""
+    return _with_paths(settings, lambda text: str(folder / text), lambda text: os.path.exists(folder / text))
+
+
+def _with_paths(
+    settings: Mapping[str, Any], path: Callable[[str], str], is_there: Callable[[str], bool]
+) -> dict[str, Any]:
+    found = deepcopy(dict(settings))
+
+    def other(text: Any, key: str) -> Any:
+        file, colon, function = text.rpartition(":") if ".py:" in str(text) else (text, "", "")
+        is_path = isinstance(file, str) and (key in FOLDERS or "." in file or os.sep in file) and is_there(file)
+        return f"{path(file)}{colon}{function}" if is_path else text
+
+    for key in PATHS:
+        *sections, name = key.split(".")
+        section = reduce(lambda part, one: part.get(one) or {}, sections, found)
+        if isinstance(value := section.get(name), Mapping):  # of a mixture: the keys are its parts
+            section[name] = {other(part, key): share for part, share in value.items()}
+        elif value is not None:
+            section[name] = [other(one, key) for one in value] if isinstance(value, list) else other(value, key)
+    return found
