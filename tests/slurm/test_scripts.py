@@ -36,6 +36,7 @@ STAND_INS = {
 case "$*" in *vllm_server.sh*)
     printf '%s\n' "${@: -3}" >"$0.server" && echo "$VLLM_API_KEY" >"$0.key" && exec sleep 3 >/dev/null 2>&1 ;;
 esac
+for _ in $(seq 600); do [ -z "${VLLM_API_KEY:-}" ] || [ -s "$0.key" ] && break; sleep 0.1; done # servers start later
 [ "${VLLM_API_KEY:-}" != "$(cat "$0.key" 2>/dev/null)" ] || echo "the ranks have the key of the servers"
 echo "MASTER_ADDR=${MASTER_ADDR:-}"
 for argument in "$@"; do
