@@ -133,7 +133,8 @@ class Chart:
                 yield tag("polygon", points=_joined(outline), fill=colour_of(curve.colour), fill_opacity=0.18)
         for curve in self.curves:
             points = [(frame.across(one.step), frame.down(one.middle)) for one in curve.values]
-            even = points if curve.dots else smoothed(points)
+            has_range = any(one.low != one.high for one in curve.values)
+            even = points if has_range or curve.dots else smoothed(points)
             if even != points:
                 yield line(points, colour_of(curve.colour), width=1, opacity=0.35)
             yield line(even, colour_of(curve.colour), *((1, 0.5) if curve.dots else ()))
