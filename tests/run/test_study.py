@@ -65,6 +65,15 @@ def test_what_cannot_be_done_is_said_before_anything_is_trained(tmp_path, argume
     assert "# supervised-0: when grpo-0 has ended, " in octet(tmp_path, "--dry-run", *missing)
 
 
+def test_a_dry_run_of_jobs_prints_the_array_and_its_settings_and_writes_nothing(tmp_path):
+    (tmp_path / "tiny.yaml").write_text("arms: {grpo: }\ncontrols: [random]\nseeds: 2\n")
+    said = octet(tmp_path, "--slurm", "--gpus=2", "--dry-run")
+    assert [line in said for line in ("#SBATCH --array=1-4\n", "#SBATCH --gpus-per-node=2\n")] == [True, True]
+    settings = [line for line in said.splitlines() if line.startswith("#   ")]
+    assert [line.rpartition("/")[2].split()[0] for line in settings] == ["grpo-0", "random-0", "grpo-1", "random-1"]
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_study_that_is_ended_ends_its_runs(tmp_path, number):

@@ -45,6 +45,7 @@ class JobRequest:
     grid: Path | None = None  # of a sweep, with the settings of one run per line
     chain: int = 1  # number of jobs that continue the run one after the other
     least: int | None = None  # nodes with which the job starts as well, if there are no more
+    tasks: int | None = None  # lines of the grid, if that is not written yet
 
     @property
     def range(self) -> str:
@@ -159,7 +160,7 @@ def _options(folder: Path, request: JobRequest) -> dict[str, str]:
     if request.time:
         options["time"] = request.time
     if request.grid:
-        options["array"] = f"1-{len(_lines(request.grid))}"
+        options["array"] = f"1-{request.tasks or len(_lines(request.grid))}"
     for name, value in options.items():
         if not value.isprintable():  # what follows a line break would be a command of the script
             where = {"chdir": "the working folder", "output": "run.dir", "job-name": "run.dir"}.get(name, f"--{name}")

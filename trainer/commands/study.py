@@ -52,9 +52,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     instead.add_argument("--collect", action="store_true", help="train nothing, and judge the runs that have ended")
     instead.add_argument("--csv", action="store_true", help="as --collect, and print the comparisons as CSV")
     instead.add_argument("--tex", action="store_true", help="as --collect, and print the tables as LaTeX")
-    instead.add_argument("--dry-run", action="store_true", help="print the command of each run, and train nothing")
     instead.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once; seconds then compare nothing")
     instead.add_argument("--slurm", action="store_true", help="submit the runs as an array of jobs")
+    parser.add_argument("--dry-run", action="store_true", help="print the command of each run, or the job; do nothing")
     parser.add_argument("--gpus", type=int, default=1, help="with --slurm: of each job (default 1)")
     parser.add_argument("--time", help="with --slurm: limit of a job, as sbatch reads it")
     add_overrides(parser, "model.name=FOLDER")
@@ -77,7 +77,7 @@ def run(options: Namespace) -> None:
         except DataError as error:
             reason = f"controls: supervised: {error.reason or error}"
             raise ConfigError(study.path, reason, "Remove it from controls") from None
-    if options.dry_run:
+    if options.dry_run and not options.slurm:
         for one in study.runs():
             later = f"# {one.name}: when {study.first}-{one.seed} has ended, with as many steps as have its tokens"
             print(later if one.arm == SUPERVISED else shlex.join(["octet", "train", *_arguments(study, one)]))
@@ -196,11 +196,16 @@ def _submit(study: Study, options: Namespace) -> None:
     if not ready:
         print("octet: nothing to submit; `octet study FILE --collect` judges the runs")
         return
-    study.folder.mkdir(parents=True, exist_ok=True)
     grid = study.folder / f"grid-{1 + len([*study.folder.glob('grid-*')])}"  # the tasks of an earlier array read theirs
-    disk.replace(grid, "".join(f"{shlex.join(one.overrides)}\n" for one in ready).encode())
+    lines = [f"{shlex.join(one.overrides)}\n" for one in ready]
+    if options.dry_run:
+        print(f"# {grid}:\n{''.join(f'#   {line}' for line in lines)}")
+    else:
+        study.folder.mkdir(parents=True, exist_ok=True)
+        disk.replace(grid, "".join(lines).encode())
     config = resolve(study.file.preset, study.file.recipe, overrides_of({"run.dir": str(study.folder)}))
-    slurm(config, study.file.preset, JobRequest(1, options.gpus, options.time, grid), dry_run=False)
+    request = JobRequest(1, options.gpus, options.time, grid, tasks=len(ready))
+    slurm(config, study.file.preset, request, options.dry_run)
     if len(ready) < sum(ended(study, one) is None for one in study.runs()):
         print("supervised  needs the tokens of the first arm: give this command again when those runs have ended")
 
