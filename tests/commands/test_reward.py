@@ -73,7 +73,8 @@ def octet(capsys, *options: str) -> tuple[int, str, str]:
 def sums(tmp_path_factory) -> list[str]:
     """The options for a task of sixteen sums."""
     problems = [{"question": f"How much is {n} + {n}?", "answer": str(2 * n)} for n in range(20, 36)]
-    return ["--task", "records", f"task.path={write_lines(tmp_path_factory.mktemp('sums') / 'sums.jsonl', problems)}"]
+    path = write_lines(tmp_path_factory.mktemp("sums") / "sums.jsonl", problems)
+    return ["--task", "records", f"task.path={path}", "task.holdout=0.1"]
 
 
 def octet_on(capsys, sums: list[str], name: str) -> tuple[int, str, str]:
@@ -144,8 +145,9 @@ def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_pat
     path = write_lines(tmp_path / "texts.jsonl", rows)
     for style in STYLES[:2]:
         status, out, _ = said_by(
-            capsys, "reward", "test", "--task", "records", f"task.path={path}", f"prompt.style={style}", lenient
-        )
+            capsys, "reward", "test", *("--task", "records", f"task.path={path}", "task.holdout=0.1"),
+            f"prompt.style={style}", lenient,
+        )  # fmt: skip
         assert status == 0, out
 
 

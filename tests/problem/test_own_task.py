@@ -59,11 +59,11 @@ def build(settings):
 """
 
 
-def test_records_of_a_function_become_problems_and_a_tenth_is_held_out(written):
+def test_records_of_a_function_become_problems_and_a_share_is_held_out(written):
     config = configured(written(SUMS))
     task = make_task(config.task)
     train, test = training_problems(task, config.task, 0), evaluation_problems(task, 99)
-    assert (len(train), len(test), task.name) == (36, 4, "mine")
+    assert (len(train), len(test), task.name) == (28, 12, "mine")
     assert sorted(int(problem.gold) for problem in [*train, *test]) == list(range(1, 41))
     assert all(problem.extra["n"] + 1 == int(problem.gold) for problem in train)
     assert graded(config, train[0], f"#### {train[0].gold}", "#### x")[0][0] == 1.0
