@@ -151,6 +151,9 @@ def test_a_figure_is_a_pdf_if_something_can_convert_it(finished, tmp_path, capsy
     monkeypatch.setenv("PATH", str(tmp_path))
     status, out, err = said_by(capsys, "plot", finished, "--pdf", "--out", tmp_path / "plots")
     assert (status, out, "pip install cairosvg" in err) == (0, f"{tmp_path}/plots/held_out.svg\n", True)
+    broken = tmp_path / "rsvg-convert"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
     converter = tmp_path / "cairosvg"  # what stands for it says what it was given
     converter.write_text('#!/bin/sh\necho "%PDF $@"; /bin/cat\n')
     converter.chmod(0o755)

@@ -50,16 +50,18 @@ def _figure(runs: Sequence[RunFiles], options: Namespace) -> dict[str, bytes]:
     """Return the file of the figure, by its name."""
     metric, names = options.metric or curves.HELD_OUT, options.names.split(",") if options.names else ()
     chart = curves.of_metric(runs, metric, names, *_size(options.size or "4.4x2.5"))
-    name, content = (
-        metric.replace("/", "-"),
-        svg(chart.marks(), chart.width, chart.height, chart.title, alone=True).encode(),
-    )
+    content = svg(chart.marks(), chart.width, chart.height, chart.title, alone=True).encode()
+    name = metric.replace("/", "-")
+    for converter in filter(lambda one: options.pdf and shutil.which(one[0]), CONVERTERS):
+        made = subprocess.run(converter, input=content, capture_output=True, check=False)
+        if made.returncode == 0:
+            return {f"{name}.pdf": made.stdout}
     if options.pdf:
-        found = next((one for one in CONVERTERS if shutil.which(one[0])), None)
-        if found:
-            return {f"{name}.pdf": subprocess.run(found, input=content, stdout=subprocess.PIPE, check=True).stdout}
         remedy = f"`pip install cairosvg`, then `cairosvg {name}.svg -o {name}.pdf`"
-        print(f"octet: an SVG, because neither rsvg-convert nor cairosvg is installed: {remedy}", file=sys.stderr)
+        print(
+            f"octet: an SVG, because neither rsvg-convert nor cairosvg makes a PDF of it here: {remedy}",
+            file=sys.stderr,
+        )
     return {f"{name}.svg": content}
 
 
