@@ -12,6 +12,7 @@ from tests.conftest import NANO
 from trainer.config.settings import Lora, Model
 from trainer.model import lora, merge
 from trainer.model.load import load_model
+from trainer.watch.progress import Progress
 
 CPU = torch.device("cpu")
 ADAPTERS = {
@@ -74,10 +75,14 @@ def assert_merged(base, adapter, out):
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def test_files_of_a_limited_size_with_an_index(tmp_path, monkeypatch):
+def test_files_of_a_limited_size_with_an_index_and_progress(tmp_path, monkeypatch):
     monkeypatch.setattr(merge, "SHARD_BYTES", 1_000_000)
     adapter = save_adapter(NANO, ADAPTERS["lora"], tmp_path / "adapter")
-    merge.write_merged(Model(), adapter, tmp_path / "merged", "fp32")
+    bars = []
+    merge.write_merged(
+        Model(), adapter, tmp_path / "merged", "fp32", lambda *task: bars.append(Progress(*task)) or bars[0]
+    )
+    assert (bars[0].task, bars[0].done) == ("merging", len(merge.stored_weights(Model(), adapter, None)))
     index = json.loads((tmp_path / "merged/model.safetensors.index.json").read_text())
     files = {path.name for path in (tmp_path / "merged").glob("*.safetensors")}
     assert {*index["weight_map"].values()} == files == {f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)}

@@ -65,7 +65,7 @@ def run(options: Namespace) -> None:
         return
     from trainer.run import export
 
-    export.to_gguf(config, source.adapter, out, made_of, options)
+    export.to_gguf(config, source, out, made_of, options)
 
 
 def best_of(run: Path) -> Path:

@@ -7,7 +7,8 @@ model. Only a base whose files have other names or shapes than its layers is loa
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,13 @@ from trainer.model.load import DTYPES, load_model, load_tokenizer, location
 
 SHARD_BYTES = 1 << 30  # of a file that is written
 BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # of a number, by the type's name in safetensors
+Progress = Callable[[str, int], AbstractContextManager[Any]]  # of a task with so many parts
 WRAPPED = "base_model.model."  # before the names of a model with an adapter
 
 
-def write_merged(settings: Model, adapter: Path | None, out: Path, dtype: str | None) -> None:
+def write_merged(
+    settings: Model, adapter: Path | None, out: Path, dtype: str | None, progress: Progress | None = None
+) -> None:
     """Merge an adapter, if there is one, into the unquantised base, and write the model with its tokenizer.
 
     With a dtype of None each weight keeps the precision in which the base stores it.
@@ -44,7 +48,8 @@ def write_merged(settings: Model, adapter: Path | None, out: Path, dtype: str | 
         with disk.writing(out, "the merged model", remedy, needed=model.get_memory_footprint()):
             model.save_pretrained(str(out))
     else:
-        with disk.writing(out, "the merged model", remedy, needed=sum(weights.bytes.values())):
+        needed = sum(weights.bytes.values())
+        with disk.writing(out, "the merged model", remedy, needed=needed), weights.counted(progress, "merging"):
             weights.save(out)
     with disk.writing(out, "the merged model", remedy):
         disk.follow_umask(*out.glob("*.safetensors"))
@@ -67,6 +72,18 @@ class Weights(Mapping[str, Tensor]):
         }
         self.files: dict[str, tuple[Path, str]] = {}  # where a weight is stored, and under which name
         self.bytes: dict[str, int] = {}
+        self._when_read: Callable[[], object] = lambda: None
+
+    @contextmanager
+    def counted(self, progress: Progress | None, task: str) -> Iterator[None]:
+        """Show how many of the weights have been read."""
+        if progress:
+            with progress(task, len(self)) as shown:
+                self._when_read = shown.advance
+                yield
+            self._when_read = lambda: None
+        else:
+            yield
 
     @property
     def embedding(self) -> str:
@@ -102,6 +119,7 @@ class Weights(Mapping[str, Tensor]):
         return f"{found.removeprefix(WRAPPED)}.weight"
 
     def __getitem__(self, name: str) -> Tensor:
+        self._when_read()
         owner, _, kind = name.rpartition(".")
         if owner in self.layers:
             return self._merged(owner, kind).to(self.dtype or self._stored(name).dtype)

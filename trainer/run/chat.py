@@ -16,9 +16,8 @@ from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import print
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter
-from trainer.problem.own_records import RecordsTask
 from trainer.problem.prompts import Prompter
-from trainer.problem.task import evaluation_problems, make_task
+from trainer.problem.task import evaluation_problems
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling
 from trainer.reward.make import make_verifier
@@ -28,8 +27,7 @@ from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.limits import context_of, on_stderr
 from trainer.rollout.make import make_sampler
 from trainer.run import assemble
-from trainer.run.data import prompter_of
-from trainer.run_folder.reader import read_run
+from trainer.run.data import prompter_of, task_of
 from trainer.run_folder.source import Source
 
 
@@ -45,9 +43,7 @@ class Voice(NamedTuple):
 def chat(source: Source, config: Config, temperature: float) -> None:
     """Read questions from standard input, and answer each of them with the base and with what was trained."""
     no_progress_bars()
-    task = make_task(config.task)
-    if isinstance(task, RecordsTask) and source.run and "in_words" in (known := read_run(source.run).data):
-        task.in_words = known["in_words"]  # so that no data are read for it
+    task = task_of(config, source.run)
     prompter = prompter_of(config, task, load_tokenizer(config.model))
     voices, scorer, console = list(_voices(source, config, prompter)), make_verifier(config, task), Console()
     sampling = Sampling(1, temperature, config.rollout.max_new_tokens, config.run.seed)

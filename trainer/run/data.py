@@ -15,11 +15,13 @@ from trainer.machine import disk
 from trainer.plan.data import Data, training_of
 from trainer.problem.curriculum import CURRICULA, Curriculum
 from trainer.problem.environment import environments_of
+from trainer.problem.own_records import RecordsTask
 from trainer.problem.prompts import Prompter
-from trainer.problem.task import Task
+from trainer.problem.task import Task, make_task
 from trainer.ranks import distributed
 from trainer.records import Problem, Prompt
 from trainer.run_folder.provenance import checksums
+from trainer.run_folder.reader import read_run
 from trainer.watch.screen import Screen
 
 
@@ -48,6 +50,14 @@ def make_prompts(config: Config, data: Data, tokenizer: Any) -> Prompts:
     return Prompts(
         prompter, problems, longest, total_steps, curriculum, [prompter.prompt(problem) for problem in data.held_out]
     )
+
+
+def task_of(config: Config, run: Path | None) -> Task:
+    """Return the task of a model, of which its run knows what prompts need, so that no data are read for them."""
+    task = make_task(config.task)
+    if isinstance(task, RecordsTask) and run and "in_words" in (known := read_run(run).data):
+        task.in_words = known["in_words"]
+    return task
 
 
 def prompter_of(config: Config, task: Task, tokenizer: Any) -> Prompter:

@@ -134,7 +134,7 @@ def merge_and_compare(
     those of the adapted model."""
     if adapter is None or not check:
         with disk.named_when_checked(out) as unchecked:
-            write_merged(config.model, adapter, unchecked, None)
+            write_merged(config.model, adapter, unchecked, None, progress)
             why_not = "--no-check was given" if adapter else "nothing was merged: these are the weights of the run"
             record(unchecked, made_of, {"not_checked": why_not})
         answer({"out": str(out), "said": [f"written to {out}", f"not checked: {why_not}"]}, [], as_json)
@@ -144,7 +144,7 @@ def merge_and_compare(
     del model
     say(f"octet: merging {adapter} into the base, and writing {out}")
     with disk.named_when_checked(out) as unchecked:
-        write_merged(config.model, adapter, unchecked, None)
+        write_merged(config.model, adapter, unchecked, None, progress)
         model, tokenizer = load(config, str(unchecked))
         merged = evaluate_model("merged", model, tokenizer, config, data)
         alike = agreement(adapted, merged)

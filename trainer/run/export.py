@@ -19,17 +19,18 @@ from trainer.model import hub, merge
 from trainer.model.load import end_of_turn, load_tokenizer
 from trainer.model.lora import load_adapter
 from trainer.plan.data import read_held_out
-from trainer.problem.task import make_task
 from trainer.rollout.limits import within_context
 from trainer.rollout.turns import Stops
 from trainer.run import assemble, evaluate_models
-from trainer.run.data import prompter_of
+from trainer.run.data import prompter_of, task_of
+from trainer.run_folder.source import Source
 
 UNCHECKED = "not checked: "
 
 
-def to_gguf(config: Config, adapter: Path | None, out: Path, made_of: Mapping[str, Any], options: Namespace) -> None:
+def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any], options: Namespace) -> None:
     """Write a GGUF file, and a Modelfile for Ollama if that is asked for, and compare its answers."""
+    adapter = source.adapter
     weights = merge.stored_weights(config.model.clean, adapter, None)
     if weights is None:
         reason = "its weights, or the adapter's, cannot be read one by one"
@@ -40,7 +41,7 @@ def to_gguf(config: Config, adapter: Path | None, out: Path, made_of: Mapping[st
     file = out / f"{name}-{options.format.upper()}.gguf"  # as files of the hub are called
     beside = ""
     if options.to == "ollama":
-        prompter = prompter_of(config, make_task(config.task), tokenizer)
+        prompter = prompter_of(config, task_of(config, source.run), tokenizer)
         tokens, strings = assemble.ends(config, prompter, weights.model)
         ends, context = [*tokenizer.convert_ids_to_tokens(tokens), *strings], weights.config.max_position_embeddings
         beside = ollama.modelfile(file.name, config, prompter, ends, context)
@@ -75,7 +76,8 @@ def _write(
     """Write the file, by way of one in f32 where llama.cpp quantises."""
     gguf_file.family_of(weights.config)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with disk.writing(file.parent, "the GGUF file", "Make room, or name another --out."):
+    remedy, progress = "Make room, or name another --out.", evaluate_models.progress
+    with disk.writing(file.parent, "the GGUF file", remedy), weights.counted(progress, "writing"):
         if fmt in gguf_file.WRITTEN:
             return gguf_file.write(file, weights, tokenizer, fmt, end_of_turn(tokenizer), about)
         with tempfile.TemporaryDirectory(dir=file.parent) as scratch:

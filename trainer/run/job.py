@@ -169,7 +169,7 @@ def _merge_and_evaluate(config: Config, log: RunLog, data: Data) -> Evaluations:
     device, folder = distributed.device(), log.folder
     dtype = resolve_dtype(config.model.dtype, device)
     if distributed.is_main():
-        write_merged(config.model, folder / "adapter", folder / "merged", dtype)
+        write_merged(config.model, folder / "adapter", folder / "merged", dtype, log.screen.progress)
     distributed.barrier()
     if not config.eval.problems:
         return {}
