@@ -98,7 +98,8 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
     assert facts.pop("notes")[0].startswith(told)
     assert len(facts.pop("sha256")) == 64
     assert len(facts.pop("checksums")) == 6 * 8
-    assert facts == {"task": "gsm8k", "training_problems": 6, "held_out": 3, "test_problems": 3}
+    sizes = {"training_problems": 6, "held_out": 3, "test_problems": 3}
+    assert facts == {"task": "gsm8k", **sizes, "in_words": False}
 
 
 def test_bad_data_ends_a_run_before_its_folder_is_made(monkeypatch, tmp_path):

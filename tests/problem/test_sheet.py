@@ -13,10 +13,13 @@ from trainer.answers.decimal_comma import has_comma, with_points
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
 from trainer.estimates import mcnemar, visible_gain
+from trainer.plan.data import Data
 from trainer.problem import sheet
 from trainer.problem.task import make_task
 from trainer.records import Completion, Prompt
 from trainer.reward.make import make_scorer
+from trainer.run.data import report
+from trainer.watch.screen import Screen
 
 GOLDS = {"n/a": 3, "see above": 1, "?": 1, "about 28": 1, "Paris": 1, "": 12, "3,5 m": 8, "1.234,50": 1}
 KINDS = [
@@ -84,6 +87,21 @@ def test_the_sheet_is_printed_for_80_columns_before_the_first_bad_record_is_refu
     assert re.search(r"\n  messy\.csv:2(48|49|50)             'n/a' \(3 times\)\n", out)
     code, out, _ = said_by(capsys, *named, "--json", "task.on_bad_record=skip")
     assert (code, json.loads(out)["data"]["answers"]["no answer"]["count"]) == (0, 5)
+
+
+def test_a_run_and_the_doctor_say_in_a_line_that_there_are_odd_answers(tmp_path):
+    path = str(messy_table(tmp_path))
+    found = sheet.finding(TaskSettings(name="records", path=path))
+    assert (found.severity, found.remedy) == ("end", f"See them: octet task show records task.path={path} -n 0")
+    assert "60 held out, which show a gain of 15 points or more; bad records: 40, answers unlike" in found.seen
+    task, facts = sheet_of(path=path)
+    assert sheet.finding(task.settings).severity == "warn"
+    report(tmp_path, Screen(), Data(task, task.train(), task.test()), task.train(), asked=60)
+    notes = json.loads((tmp_path / "data.json").read_text())["notes"]
+    odd = sum(one["count"] for one in facts["odd"])
+    assert notes == [*task.notes(), f"answers unlike the others: {odd}, such as 'n/a'; `octet task show` lists them"]
+    (tmp_path / "good.csv").write_text("question,answer\nWho?,4\nWhy?,5\n")
+    assert sheet.finding(TaskSettings(name="records", path=f"{tmp_path}/good.csv")).severity == "note"
 
 
 def test_no_tokenizer_is_loaded_for_the_sheet_alone(tmp_path):

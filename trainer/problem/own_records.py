@@ -61,11 +61,11 @@ class RecordsTask(DataTask):
 
     def notes(self) -> list[str]:
         golds = [problem.gold for problems in self._read.values() for problem in problems]
-        commas, points = sum(map(has_comma, golds)), sum(bool(re.search(r"\d\.\d", gold)) for gold in golds)
-        seen = next(filter(has_comma, golds), "")
-        told = f"decimal commas in {counted(commas, 'answer')}, such as {seen!r}: these are compared as texts;"
-        told += " task.decimal=comma makes numbers of them"
-        return [*super().notes(), *([told] if commas > points else [])]
+        commas = [gold for gold in golds if has_comma(gold) and number(gold) is None]
+        if len(commas) <= sum(bool(re.search(r"\d\.\d", gold)) for gold in golds):
+            return super().notes()
+        told = f"decimal commas in {counted(len(commas), 'answer')}, such as {commas[0]!r}"
+        return [*super().notes(), f"{told}: these are compared as texts; task.decimal=comma makes numbers of them"]
 
     def _solution(self, record: Record) -> str:
         """Return the worked solution: a text, or what the assistant says last in a conversation."""

@@ -13,6 +13,7 @@ from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk
 from trainer.plan.data import Data, training_of
+from trainer.problem import sheet
 from trainer.problem.curriculum import CURRICULA, Curriculum
 from trainer.problem.environment import environments_of
 from trainer.problem.own_records import RecordsTask
@@ -20,6 +21,7 @@ from trainer.problem.prompts import Prompter
 from trainer.problem.task import Task, make_task
 from trainer.ranks import distributed
 from trainer.records import Problem, Prompt
+from trainer.reward import gold_check
 from trainer.run_folder.provenance import checksums
 from trainer.run_folder.reader import read_run
 from trainer.watch.screen import Screen
@@ -87,6 +89,10 @@ def report(folder: Path, screen: Screen, data: Data, problems: Sequence[Problem]
         said.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")
     if left_out := len(data.held_out) - asked:
         said.append(f"held-out problems left out because they exceed the context with an answer: {left_out}")
+    if data.task.name == "records" and len(data.training) <= gold_check.MOST:
+        odd = sheet.facts_of(data.task, [*data.training, *data.held_out])["odd"]
+        told = f"answers unlike the others: {sum(one['count'] for one in odd)}, such as"
+        said += [f"{told} {one['gold']!r:.40}; `octet task show` lists them" for one in odd[:1]]
     for note in said:
         screen.say(f"data: {note}")
     if distributed.is_main():
