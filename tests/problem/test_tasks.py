@@ -309,6 +309,7 @@ BAD_FILES = [
     ("a.csv", b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", r"a\.csv:1: the column names are not UTF-8 text; is it another"),
     ("a.csv", b"\x00\x01\x02", r"a\.csv:1: the column names are not UTF-8 text"),
     ("a.csv", b"frage,answer\nwhat?,7\n", r"a\.csv:1: there is no column `question`"),
+    ("a.csv", "frage,answer\n".encode("utf-16") + b"x", r"a\.csv:2: it has 1 values"),
     ("a.csv", b"question,answer\ncaf\xe9?,7\ncaf\xc3\xa9,8\n", r"a\.csv:2: not UTF-8"),
     ("a.parquet", b"question,answer\n", r"a\.parquet: not Parquet"),
 ]

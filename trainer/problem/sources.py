@@ -190,7 +190,8 @@ def _csv(path: Path) -> Iterator[Record]:
     encoding = _encoding(path)
     note = "" if encoding == "utf-8-sig" else f"{path} is not UTF-8; it was read as {ENCODINGS[encoding]}"
     # invalid bytes become lone surrogates, so that the error can name the line
-    with path.open(encoding=encoding, errors="surrogateescape", newline="") as file:
+    errors = "replace" if encoding == "utf-16" else "surrogateescape"
+    with path.open(encoding=encoding, errors=errors, newline="") as file:
         csv.field_size_limit(LARGEST_FIELD)
         first = file.readline()
         separator = "," if "," in first else next((one for one in ";\t|" if one in first), ",")
