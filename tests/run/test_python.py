@@ -115,15 +115,19 @@ def test_the_result_names_what_is_wanted_next(scripted):
 
 
 def test_what_is_proposed_next_is_python(scripted):
-    """The proposal has the settings of the run, which name its copies of data and functions."""
+    """The proposal has the settings of the task, which name its copies of data and functions."""
     said = (scripted[0] / "said").read_text()
     assert "run_deepspeed.sh" not in said
     settings = []
     for line in said.splitlines():
-        if line.endswith("   # on a machine with a GPU"):
+        if line.startswith("  train("):
             exec(line.strip(), {"resolve": resolve, "train": settings.append})  # noqa: S102
-    few = ["run.steps=2", "run.merge=false", "eval.problems=8", "prompt.style=chat", "reward.weights={}"]
-    few += ["task.name=records", "task.path=first/given/train.jsonl", "task.test_path=first/given/test.jsonl"]
+    few = [
+        "reward.weights={}",
+        "task.name=records",
+        "task.path=first/given/train.jsonl",
+        "task.test_path=first/given/test.jsonl",
+    ]
     first, _second = settings
     assert first == resolve("8gb", None, [*few, "reward.custom=first/given/score.py:score"])
 
