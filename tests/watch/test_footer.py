@@ -10,9 +10,9 @@ import pytest
 from rich.panel import Panel
 
 from tests.terminal import Terminal
-from trainer.machine.console import Console
+from trainer.machine.console import Console, spoken, until
 from trainer.watch import progress
-from trainer.watch.progress import Footer, Progress, TimeLeft, spoken, until
+from trainer.watch.progress import Footer, Progress, TimeLeft
 from trainer.watch.screen import Screen
 
 
@@ -184,5 +184,5 @@ def test_times_are_said_as_people_say_them(hours, said):
 
 
 def test_the_end_is_an_hour_of_the_day_then_a_day(monkeypatch):
-    monkeypatch.setattr(progress, "datetime", type("Now", (datetime,), {"now": lambda: datetime(2026, 11, 24, 19, 40)}))
+    monkeypatch.setattr(console, "datetime", type("Now", (datetime,), {"now": lambda: datetime(2026, 11, 24, 19, 40)}))
     assert [until(hours) for hours in (4, 20, 120)] == [", until 23:40", ", until Wednesday 15:40", ""]

@@ -21,7 +21,7 @@ from trainer.commands.options import add_settings_of_a_run
 from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
-from trainer.machine.console import Console
+from trainer.machine.console import Console, spoken
 from trainer.machine.shipped import train_here
 from trainer.machine.visible import print
 from trainer.model.shapes import shape_of
@@ -29,7 +29,6 @@ from trainer.plan import hours, memory_check, search
 from trainer.plan.cards import card_of, common
 from trainer.plan.planner import GB, ROOMY, Plan
 from trainer.plan.search import Placement
-from trainer.watch.progress import spoken
 
 VERDICTS = {
     "fits": ("it fits", "bold green"),

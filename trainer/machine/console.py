@@ -1,6 +1,8 @@
-"""A console on which every text is shown as it is: nothing in it is markup, and nothing in it acts on the terminal."""
+"""A console on which every text is shown as it is: nothing in it is markup, and nothing in it acts on the terminal.
+Also, times as people say them."""
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 from rich import console
@@ -26,3 +28,17 @@ class Console(console.Console):
     def on_broken_pipe(self) -> None:
         """Leave it to `exits.answering_errors`, where rich would end the program with status 1 and no word."""
         raise BrokenPipeError
+
+
+def spoken(*hours: float) -> list[str]:
+    """Return times as people say them, in the unit of the longest: 40 min, 2.5 h, 3 days."""
+    units = ((48, 24, "days"), (1.5, 1, "h"), (0, 1 / 60, "min"))
+    size, unit = next((size, unit) for least, size, unit in units if max(hours) >= least)
+    numbers = [one / size for one in hours]
+    return [f"{one:.0f} {unit}" if one >= 9.5 else f"{one:.1f}".removesuffix(".0") + f" {unit}" for one in numbers]
+
+
+def until(hours: float) -> str:
+    """Return when something ends that takes so many hours from now, unless that is days away."""
+    end = datetime.now() + timedelta(hours=hours)
+    return f", until {end:%H:%M}" if hours < 12 else f", until {end:%A %H:%M}" if hours < 100 else ""

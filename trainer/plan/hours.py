@@ -17,6 +17,7 @@ from typing import NamedTuple
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
+from trainer.machine.console import spoken, until
 from trainer.model.shapes import shape_of
 from trainer.plan.cards import CARDS, Speed, card_of
 from trainer.plan.data import count_local
@@ -24,7 +25,6 @@ from trainer.plan.planner import DRAW, Planner
 from trainer.plan.search import planned_shape
 from trainer.problem.published import GSM8K_TRAINING_PROBLEMS
 from trainer.run_folder.reader import RunFiles, read_run
-from trainer.watch.progress import spoken, until
 
 BETWEEN = 8  # times that what a linear layer reads and writes is moved, by it and around it; fitted with `CPU`
 STATES = 28  # bytes that an optimizer step reads and writes for each number trained: fp32 weights, sums, gradient

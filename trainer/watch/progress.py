@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
 from statistics import fmean
 from threading import RLock
 from time import perf_counter
@@ -149,20 +148,6 @@ class TimeLeft:
         each = fmean((self._steps[1:] or self._steps)[-RECENT:])
         between = (self.total_steps - 1) // self.every - (step - 1) // self.every if self.every else 0
         return each * (self.total_steps - step) + (between + self.at_end) * self._evaluation
-
-
-def spoken(*hours: float) -> list[str]:
-    """Return times as people say them, in the unit of the longest: 40 min, 2.5 h, 3 days."""
-    units = ((48, 24, "days"), (1.5, 1, "h"), (0, 1 / 60, "min"))
-    size, unit = next((size, unit) for least, size, unit in units if max(hours) >= least)
-    numbers = [one / size for one in hours]
-    return [f"{one:.0f} {unit}" if one >= 9.5 else f"{one:.1f}".removesuffix(".0") + f" {unit}" for one in numbers]
-
-
-def until(hours: float) -> str:
-    """Return when something ends that takes so many hours from now, unless that is days away."""
-    end = datetime.now() + timedelta(hours=hours)
-    return f", until {end:%H:%M}" if hours < 12 else f", until {end:%A %H:%M}" if hours < 100 else ""
 
 
 def clock(seconds: float) -> str:

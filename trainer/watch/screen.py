@@ -6,11 +6,11 @@ from time import perf_counter
 
 from rich.console import RenderableType
 
-from trainer.machine.console import Console
+from trainer.machine.console import Console, spoken, until
 from trainer.machine.visible import print
 from trainer.ranks import distributed
 from trainer.watch.measure import LENIENT, STRICT, Measure
-from trainer.watch.progress import Footer, Progress, TimeLeft, clock, spoken, until
+from trainer.watch.progress import Footer, Progress, TimeLeft, clock
 
 PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
 ABOVE = 5  # lines of a terminal that are left to what is printed
