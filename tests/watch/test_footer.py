@@ -10,6 +10,7 @@ import pytest
 from rich.panel import Panel
 
 from tests.terminal import Terminal
+from trainer.machine import console
 from trainer.machine.console import Console, spoken, until
 from trainer.watch import progress
 from trainer.watch.progress import Footer, Progress, TimeLeft
