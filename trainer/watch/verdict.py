@@ -54,7 +54,7 @@ def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
         return Verdict(LEARNED, evidence)
     if found["p"] < SIGNIFICANT or difference.high <= (RISE * base["deviation"] if measure.is_reward else GAIN):
         return Verdict(NOT_LEARNED, evidence)
-    return Verdict(CANNOT_TELL, f"{evidence} More eval.problems narrow the interval.")
+    return Verdict(CANNOT_TELL, f"{evidence} More held-out problems narrow the interval: eval.problems, task.holdout.")
 
 
 def evidence_of(
