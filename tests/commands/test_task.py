@@ -50,8 +50,9 @@ def test_json_is_what_the_prompter_makes(capsys, folder, tokenizer):
         assert shown == {"id": shown["id"], "gold": "7", "tokens": len(prompt.tokens), "text": prompt.text}
 
 
-def test_a_person_reads_the_exact_text(capsys, folder):
-    code, out, err = said_by(capsys, "task", "show", "gsm8k", "--data-dir", str(folder), "--split", "test", "-n", "9")
+@pytest.mark.parametrize("name", ["gsm8k", "task.name=gsm8k"])
+def test_a_person_reads_the_exact_text(capsys, folder, name):
+    code, out, err = said_by(capsys, "task", "show", name, "--data-dir", str(folder), "--split", "test", "-n", "9")
     assert (code, err) == (0, "octet: loading the tokenizer of nano\n")
     assert out.startswith("gsm8k: 3 held-out problems\nheld out: 3 problems, too few to show any gain\nanswers:\n")
     assert "\n        3  whole numbers       7\nprompt style gsm8k; a strict answer is what stands after ####\n" in out

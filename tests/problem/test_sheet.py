@@ -84,6 +84,7 @@ def test_the_sheet_is_printed_for_80_columns_before_the_first_bad_record_is_refu
     assert max(map(len, out.replace(str(path), "messy.csv").splitlines())) <= 80
     assert "held out: 60 problems, which show a gain of 15 points or more\n" in out
     assert "bad records left out: 40; the first of each kind:\n" in out
+    assert re.search(r"\n        5  no answer +[^,;]+; [^,;]+; [^,;]+\n", out)
     assert re.search(r"\n  messy\.csv:2(48|49|50)             'n/a' \(3 times\)\n", out)
     code, out, _ = said_by(capsys, *named, "--json", "task.on_bad_record=skip")
     assert (code, json.loads(out)["data"]["answers"]["no answer"]["count"]) == (0, 5)

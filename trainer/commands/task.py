@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    named = {"model.name": options.model, "task.name": options.task}
+    named = {"model.name": options.model, "task.name": options.task.removeprefix("task.name=")}
     named |= {"prompt.style": options.style, "task.data_dir": options.data_dir}
     config = resolve(options.preset, None, [*overrides_of(named), *options.overrides])
     downloads.check(config)

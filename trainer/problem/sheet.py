@@ -93,7 +93,7 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     if data["answers"]:
         yield "answers:"
     for kind, found in data["answers"].items():
-        yield _cut(f"  {found['count']:>7,}  {kind:<18}  {', '.join(found['such_as'])}")
+        yield _cut(f"  {found['count']:>7,}  {kind:<18}  {'; '.join(found['such_as'])}")
     if data["odd"]:
         yield f"answers unlike the others: {_sum(data['odd'])}; are they right?"
     for one in data["odd"][:SHOWN]:
