@@ -42,4 +42,5 @@ def _row(run: RunFiles, folder: Path) -> list[str]:
         change = [" -> ".join(run.measure.text(value) for value in (shares[0], shares[-1]))] if len(shares) > 1 else []
         result = ", ".join([run.verdict.kind, *change] if run.has_ended else change)
     named = run.settings
-    return [str(run.folder.relative_to(folder)), state, named["model.name"], named["task.name"], steps, result]
+    task = named["task.name"].rpartition("/")[2]
+    return [str(run.folder.relative_to(folder)), state, named["model.name"], task, steps, result]
