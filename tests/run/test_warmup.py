@@ -38,7 +38,7 @@ def test_grpo_goes_on_with_the_adapter_of_the_best_evaluation(job):
     folder, said = job
     assert os.readlink(folder / "warmup/start") == "best"
     settings = resolve(str(folder / "config.yaml"))
-    assert (str(settings.lora.start), settings.warmup.steps) == ("it/warmup/start", 0)
+    assert (settings.lora.start, settings.warmup.steps) == (folder / "warmup/start", 0)
     best = json.loads((folder / "warmup/best/best.json").read_text())
     assert f"{best['loss']:.3f} the loss of a token of their solutions" in said
     assert learned(folder)[0]["eval/accuracy"] == best["accuracy"]  # the base of the run is what it begins with
