@@ -80,10 +80,9 @@ CAUSES = {
         ["the setting run.seed=1; the run has 0", "the order of the training problems, which follows from run.seed"],
     ),
     "rows": (
-        edit("data.jsonl", "Ann has 3 apples", "Eve has 3 pears", "Ann has 4 apples", "Eve has 4 pears"),
+        edit("it/given/path/data.jsonl", "Ann has 3 apples", "Eve has 3 pears", "Ann has 4 apples", "Eve has 4 pears"),
         ["the data: records/train/"],
     ),
-    "a reward": (edit("score.py", "% 5", "% 6"), ["checksum of score.py: "]),
     "no record of the machine": (lambda folder: (folder / "it/machine.json").unlink(), ["machine.json"]),
 }
 
@@ -97,6 +96,16 @@ def test_what_has_changed_is_the_cause(again, name):
     status, said = repro(again, "--steps", "3")
     assert status == 1
     assert [cause for cause in causes if not any("cause: " in line and cause in line for line in said)] == []
+
+
+@pytest.mark.slow
+def test_a_changed_reward_is_the_cause(recorded):
+    """It is looked for where it was when the run was made."""
+    edit("score.py", "% 5", "% 6")(recorded)
+    status, said = repro(recorded, "--steps", "2")
+    edit("score.py", "% 6", "% 5")(recorded)
+    assert status == 1
+    assert any("cause: checksum of " in line and "score.py: " in line for line in said)
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def test_two_ranks_learn_what_one_does(job, tmp_path):
 def test_a_fresh_adapter_over_the_merged_warm_up(tmp_path):
     train(tmp_path, *WARMUP, "warmup.then=merged", "run.dir=it")
     settings = resolve(str(tmp_path / "it/config.yaml"))
-    assert (settings.model.name, settings.lora.start) == ("it/warmup/merged", None)
+    assert (settings.model.name, settings.lora.start) == (str(tmp_path / "it/warmup/merged"), None)
     best = json.loads((tmp_path / "it/warmup/best/best.json").read_text())
     assert learned(tmp_path / "it")[0]["eval/accuracy"] == best["accuracy"]
 
@@ -102,7 +102,7 @@ def test_a_fresh_adapter_over_the_merged_warm_up(tmp_path):
 @pytest.mark.slow
 def test_a_whole_model_is_trained_further(tmp_path):
     train(tmp_path, *WARMUP, "lora.enabled=false", "warmup.lr=1e-4", "run.dir=it")
-    assert resolve(str(tmp_path / "it/config.yaml")).model.name == "it/warmup/start"
+    assert resolve(str(tmp_path / "it/config.yaml")).model.name == str(tmp_path / "it/warmup/start")
     assert (tmp_path / "it/model/model.safetensors").is_file()
 
 

@@ -77,7 +77,7 @@ def train(folder: Path, library: str, *more: str, **environment: str) -> subproc
 @pytest.mark.slow
 def test_wandb_offline_and_resumed(tmp_path):
     first = train(tmp_path, "wandb", WANDB_MODE="offline")
-    again = train(tmp_path, "wandb", "run.steps=4", WANDB_MODE="offline")
+    again = train(tmp_path, "wandb", "--resume", "it", "run.steps=4", WANDB_MODE="offline")
     assert "run.track=wandb failed" not in first.stdout + again.stdout
     identity = (tmp_path / "it/tracked_run").read_text()
     written = [path.read_bytes() for path in sorted(tmp_path.glob(f"it/wandb/offline-run-*/run-{identity}.wandb"))]
@@ -98,7 +98,7 @@ def test_wandb_that_cannot_log_in(tmp_path):
 def test_trackio_in_a_local_folder_and_resumed(tmp_path):
     data = {"TRACKIO_DIR": str(tmp_path / "data"), "TRACKIO_PROJECT": "tests"}
     train(tmp_path, "trackio", **data)
-    done = train(tmp_path, "trackio", "run.steps=4", "--json", **data)
+    done = train(tmp_path, "trackio", "--resume", "it", "run.steps=4", "--json", **data)
     assert json.loads(done.stdout)["run_folder"] == "it"
     with sqlite3.connect(tmp_path / "data/tests.db") as database:
         rows = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
