@@ -1,0 +1,121 @@
+"""The files that a project is known by: those of GitHub, the citation, and pages that name versions and files."""
+
+import configparser
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+from trainer import __version__
+
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+MARKDOWN = [
+    ROOT / name for name in ("README.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "CHANGELOG.md")
+]
+MARKDOWN += [*(ROOT / "docs").glob("*.md"), *GITHUB.rglob("*.md")]
+OF_A_RUNNER = {"git", "sudo"}
+
+
+def setup() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def classified() -> list[str]:
+    return re.findall(r"Python :: (3\.\d+)", setup()["metadata"]["classifiers"])
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= citation.keys()
+    assert str(citation["version"]) == __version__
+    assert citation["license"] == setup()["metadata"]["license"]
+
+
+def test_the_changelog_begins_with_this_version():
+    heading = re.search(
+        r"^## (\S+) \((unreleased|\d{4}-\d\d-\d\d)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert heading
+    assert heading[1] == __version__
+
+
+def commands_of(workflow: Path) -> list[str]:
+    jobs = yaml.safe_load(workflow.read_text())["jobs"].values()
+    runs = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    return [line for run in runs for line in run.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_every_command_of_a_workflow_is_there(workflow):
+    commands = commands_of(workflow)
+    assert commands
+    for first in (line.split()[0] for line in commands):
+        assert first in OF_A_RUNNER or shutil.which(first) or (ROOT / first).stat().st_mode & 0o100, first
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_may_read_only_unless_a_job_says_so(workflow):
+    document = yaml.safe_load(workflow.read_text())
+    assert document["permissions"] == {"contents": "read"}
+    assert all(
+        re.fullmatch(r"\S+@\S+", step["uses"])
+        for job in document["jobs"].values()
+        for step in job["steps"]
+        if "uses" in step
+    )
+    assert all("timeout-minutes" in job for job in document["jobs"].values())
+
+
+def test_every_supported_python_is_tried():
+    jobs = yaml.safe_load((GITHUB / "workflows/ci.yml").read_text())["jobs"]
+    versions = jobs["quick"]["strategy"]["matrix"]["python"]
+    assert versions == classified()
+    assert setup()["options"]["python_requires"] == f">={versions[0]}"
+    assert f"| Python | {versions[0]} to {versions[-1]} " in (ROOT / "docs/supported.md").read_text()
+    assert f"Python {versions[0]} to {versions[-1]};" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_page_of_what_is_supported_has_the_versions_of_the_lock():
+    page = (ROOT / "docs/supported.md").read_text()
+    lock = (ROOT / "constraints.txt").read_text()
+    for name, label in (("torch", "torch"), ("deepspeed", "DeepSpeed"), ("transformers", "transformers")):
+        pins = re.findall(rf"^{name}==(\d+\.\d+)", lock, flags=re.MULTILINE)
+        assert f"{label} {pins[-1]}" in page
+        assert all(pin in page for pin in pins)
+
+
+def test_hooks_run_what_the_development_environment_has():
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["repo"] == "local"
+    programs = {hook["entry"].split()[0] for hook in repository["hooks"]}
+    assert programs == {"ruff", "mypy"}
+    assert programs <= set(setup()["options.extras_require"]["dev"].split())
+    assert all((Path(sys.executable).parent / program).exists() for program in programs)
+
+
+@pytest.mark.parametrize("template", sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.md")), ids=lambda path: path.name)
+def test_a_template_has_a_head_that_github_reads(template):
+    head, _, body = template.read_text().removeprefix("---\n").partition("\n---\n")
+    assert yaml.safe_load(head).keys() == {"name", "about", "title", "labels"}
+    assert body.strip()
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    missing = [link for link in links if not re.match(r"\w+:", link) and not (page.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", ["first_issues.md", "decisions.md"])
+def test_files_that_a_page_names_are_there(page):
+    named = re.findall(r"`((?:trainer|tests|bench|examples|docs)/[\w./]+)`", (ROOT / "docs" / page).read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
