@@ -6,10 +6,8 @@ import pytest
 
 from tests.conftest import refuses, said_by
 from trainer.config.command_line import resolve
-from trainer.config.settings import Model
-from trainer.errors import DataError, ModelError
+from trainer.errors import ModelError
 from trainer.model import shapes
-from trainer.model.hub import find_model
 from trainer.problem.task import make_task
 
 
@@ -21,29 +19,6 @@ def test_an_adapter_or_a_run_in_place_of_a_model_names_what_to_write(tmp_path):
         shapes.known_shape(str(adapter))
     with pytest.raises(ModelError, match=rf"that is a run folder, not a model. .* --adapter {adapter}"):
         shapes.known_shape(str(tmp_path / "run"))
-
-
-@pytest.mark.parametrize("name", ["/nowhere/model", "runs/nowhere", "some/where/merged"])
-def test_a_path_that_does_not_exist_is_no_name_on_the_hub(name):
-    with pytest.raises(ModelError, match=f"model.name={name}: there is no such folder"):
-        find_model(Model(name=name))
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("Question,answer\n2+2?,4\n", r"Write task\.question=Question\b"),
-        ("Question;Answer\n2+2?;4\n", r"no column `answer`; .* Write task.question=Question task.answer=Answer\b"),
-        ("problem\tlabel\n2+2?\t4\n", r"Write task.question=problem task.answer=label\b"),
-        ("frage,antwort\n2+2?,4\n", r"are: frage, antwort\. Write task.question=COLUMN task.answer=COLUMN\b"),
-    ],
-)
-def test_a_table_of_another_kind_is_named(tmp_path, text, told):
-    path = tmp_path / "mine.csv"
-    path.write_text(text)
-    status = resolve("nano", None, ["task.name=records", f"task.path={path}"])
-    with pytest.raises(DataError, match=told):
-        make_task(status.task).train()
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])

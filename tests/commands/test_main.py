@@ -69,16 +69,6 @@ def test_the_help_of_a_command_has_an_example(capsys, name):
     assert "\n  run " not in page, "a run folder is called RUN"
 
 
-NEAREST = [("trian", "train"), ("evla", "eval"), ("docter", "doctor"), ("--versoin", "--version")]
-
-
-@pytest.mark.parametrize(("typed", "nearest"), NEAREST)
-def test_an_unknown_command_is_an_error_that_names_the_nearest(capsys, typed, nearest):
-    status, page, errors = said_by(capsys, typed, "--preset", "nano")
-    assert (status, page) == (2, "")
-    assert f"octet: {typed}: there is no such command. Did you mean {nearest}?" in errors
-
-
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [("--steps", "run.steps"), ("--model", "model.name"), ("--max-new-tokens", "rollout.max_new_tok")],

@@ -105,37 +105,6 @@ def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
     assert "RTX 3090" in found["time"]["basis"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--vram", "0"], "--vram 0: that is not the size of a card"),
-        (["--vram", "nan"], "--vram nan: that is not the size of a card"),
-        (["--vram", "inf"], "--vram inf: that is not the size of a card"),
-        (["--card", "Voodoo 2"], "--card Voodoo 2: its speed is not known, as that of RTX 2060"),
-        (["--card", ""], "--card '': its speed is not known"),
-        (["--like", "nowhere"], "nowhere"),
-        (["--gpus", "9"], "rollout.problems=8: each of the 9 ranks needs one"),
-        (["--completion", "40900"], "prompts of up to 512 tokens have to be in it as well. Write --completion 40448"),
-        (["engine.ds_config=zero3", "lora.dora=true"], "Write engine.ds_config=zero2_offload, or lora.dora=false"),
-        (["lora.targets=[nothing]"], "lora.targets=nothing: this model has no layer nothing"),
-        (["--recipe", "nothing"], "nothing"),
-        (["--gpus", "0"], "--gpus 0: at least one card is needed"),
-        (["--model", "nobody/nothing"], "model.name=nobody/nothing: its config.json cannot be had"),
-        (["--completion", "41000"], "rollout.max_new_tokens=41000: the context of this model is 40960"),
-        (
-            ["--model", "Qwen/Qwen2.5-14B", "--vram", "4", "--search"],
-            "nothing makes Qwen/Qwen2.5-14B fit 4 GB: with prompts of 512",
-        ),
-        (["rollout.grup=1"], "Did you mean"),
-        (["model.quantize=int4"], "Write one of 'none', 'nf4' or 'int8'"),
-    ],
-)
-def test_mistakes_are_answered(capsys, arguments, told):
-    status, _, err = octet_plan(capsys, *arguments)
-    assert status == 2
-    assert told in err
-
-
 def test_it_takes_less_than_a_second_of_the_processor(capsys):
     octet_plan(capsys, "--preset", "8gb")
     began = process_time()

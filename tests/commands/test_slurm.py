@@ -170,26 +170,6 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path, capsys):
     assert (status, "Write export SBATCH_PARTITION=NAME into slurm/site.env." in told) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("algorithm.lrr=3", "run 2 (algorithm.lrr=3): algorithm.lrr: there is no such setting"),
-        ("rollout.group_size=1", "GRPO compares answers to the same problem"),
-        ("rollout.problems=1", "each of the 2 ranks needs one"),
-        ("'algorithm.lr=3", "No closing quotation"),
-    ],
-)
-@pytest.mark.usefixtures("alone")
-def test_every_line_of_a_sweep_is_checked_before_it_is_submitted(tmp_path, capsys, line, told):
-    (tmp_path / "grid").write_text(f"# rates\nalgorithm.lr=1e-4\n\n{line}\n")
-    sweep = ("slurm", "--preset", "nano", "--sweep", "grid")
-    status, _, said = said_by(capsys, *sweep, "--gpus", 2)
-    assert (status, told in said, (tmp_path / "runs").exists()) == (2, True, False)
-    assert (
-        "the runs of a --sweep take different times" in said_by(capsys, *sweep, "--time", "auto", "--card", "H100")[2]
-    )
-
-
 @pytest.mark.usefixtures("alone")
 def test_the_example_grid_is_right_for_the_preset_it_is_shown_with(capsys):
     status, said, told = said_by(

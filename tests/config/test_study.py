@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import ROOT
 from trainer.config.study import read_study
-from trainer.errors import ConfigError
 
 GOOD = """
 settings: {run: {steps: 4}, eval.problems: 64}
@@ -39,38 +38,6 @@ def test_every_arm_and_control_has_a_run_for_each_seed(tmp_path):
 def test_the_studies_behind_the_published_numbers_can_be_read(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert [*read_study(path).runs()]
-
-
-WRONG = [
-    ("arms: {a: {lora.r: 0}}", r"arm a: lora\.r=0"),
-    ("arms: {a: {eval.problems: 0}}", r"arm a: eval\.problems=0"),
-    ("arms: {a: {lora.rank: 4}}", r"arm a: .*lora\.rank"),
-    ("arms: {a: {run.seed: 4}}", r"arm a: run\.seed"),
-    ("arms: {a: }\nrenumbered: true", "arm a: renumbered"),
-    ("arms: {a: {reward.control: random}}\ncontrols: [format]", r"arm a: reward\.control=random"),
-    ("arms: {a: {lora.r: 8, lora: {r: 4}}}", r"lora\.r is written twice"),
-    ("arms: {}", "arms: "),
-    ("seeds: 3", "arms: "),
-    ("arms: {2: }", "arms: .* a name of digits stands in quotes"),
-    ("arms: {random: }", "arms: 'random' cannot name an arm"),
-    ("arms: {../a: }", "arms: "),
-    *((f"arms: {{a: }}\nseeds: {seeds}", "seeds: ") for seeds in ("0", "three", "[1, 1]", "[]", "[-1]")),
-    ("arms: {a: }\ncontrols: 7", "controls: "),
-    ("arms: {a: }\ncontrols: [randm]", r"controls: .*randm\. Did you mean random\?"),
-    ("arms: {a: }\ncontrols: [random, random]", "controls: .* named twice"),
-    ("arms: {a: }\narm: 3", r"arm: there is no such key\. Did you mean arms\?"),
-    ("arms: {a: }\npreset: 9gb", "9gb"),
-    ("- a", "no mapping"),
-    ("arms: [", "study.yaml: "),
-]
-
-
-@pytest.mark.parametrize(("text", "said"), WRONG)
-def test_a_mistake_is_named(tmp_path, text, said):
-    with pytest.raises(ConfigError, match=said):
-        study_of(tmp_path, text)
-    with refuses(tmp_path / "none.yaml"):
-        read_study(tmp_path / "none.yaml")
 
 
 def test_the_control_of_the_format_pays_for_nothing_else(tmp_path):

@@ -147,21 +147,6 @@ def test_what_an_answer_and_a_score_cannot_be_is_said(written, own, result, told
     assert "an answer to mine/train/0" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("gsm9k", "Did you mean gsm8k"),
-        ("reasoning_gym", "reasoning_gym:GENERATOR"),
-        ("mine.py", "FILE.py:FUNCTION"),
-        ("nosuch.py:build", "there is no file"),
-        ("reasoning_gym:chain_summ", "Did you mean chain_sum"),
-    ],
-)
-def test_a_task_that_is_not_there(name, said):
-    with pytest.raises(ConfigError, match=said):
-        task_of(f"task.name={name}")
-
-
 def test_the_example_is_a_task():
     config = configured(f"task.name={ROOT}/examples/task.py:build")
     problem = make_task(config.task).train()[0]
@@ -339,18 +324,3 @@ def test_rewards_and_accuracy_are_counted_by_part():
     tally_groups(tally, [scorer.score(Prompt(of_nano, "", ()), answers)])
     means = tally.means(lambda sums: [sums])
     assert (means["part/accuracy/nano"], means["part/reward/nano"]) == (0.5, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (["task.name=mix"], "a mix has parts"),
-        (["task.mix={nano: 0}"], "share above 0"),
-        (["task.mix={mix: 1}"], "a part is another task"),
-        (["task.mix={gsm9k: 1}"], "Did you mean gsm8k"),
-        (["task.mix={gsm8k: 1, math: 1}", "task.data_dir=."], "2 read data"),
-    ],
-)
-def test_mixtures_that_cannot_be(settings, said):
-    with pytest.raises(ConfigError, match=said):
-        task_of(*settings)
