@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -163,14 +164,14 @@ T5 = {"d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 4, "d_kv": 8}
 VISION = {"image_size": 16, "patch_size": 8}
 NO_MODEL = "there is no config.json in this folder, so it is not a model. Name a folder"
 KIND = "and Octet trains causal language models only"
-UNLIKE = f"{QUERY} is missing in its files or has another shape .* Download the model again"
+UNLIKE = "has the shape .* Download the model again"
 BAD = {
     "an empty folder": (lambda folder: [path.unlink() for path in folder.iterdir()], NO_MODEL),
     "no model": (lambda folder: (folder / "config.json").unlink(), NO_MODEL),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "there are no weights .* Download it again"),
     "cut short": (lambda folder: os.truncate(folder / WEIGHTS, 3000), "cannot be loaded .*header"),
     "no safetensors": (write(WEIGHTS, b"\xff" * 100), "cannot be loaded .*header"),
-    "a missing weight": (lambda folder: change_weights(folder, lambda w: w.pop(QUERY)), UNLIKE),
+    "a missing weight": (lambda folder: change_weights(folder, lambda w: w.pop(QUERY)), f"have no {QUERY}"),
     "another shape": (lambda folder: change_weights(folder, lambda w: w.update({QUERY: torch.ones(7, 7)})), UNLIKE),
     "a missing shard": (lambda folder: shard(folder)[0].unlink(), r"model-00001-of-\d+.safetensors is missing"),
     "a broken index": (lambda folder: (shard(folder), write(f"{WEIGHTS}.index.json", b"{")(folder)), "index.json: it"),
@@ -188,7 +189,7 @@ BAD = {
     "layers of another number": (settings(layer_types=["full_attention"] * 5), "cannot be loaded .*`layer_types` "),
     "a size that is no number": (settings(hidden_size="big"), "hidden_size is 'big' in its config.json"),
     "a negative size": (settings(hidden_size=-4), "hidden_size is -4 in its config.json"),
-    "heads that do not divide": (settings(num_attention_heads=5), "has another shape than config.json says"),
+    "heads that do not divide": (settings(num_attention_heads=5), UNLIKE),
     "a configuration that is a list": (write("config.json", b"[1]"), "holds a list, and not an object"),
     "a deep configuration": (write("config.json", b"[" * 3000), "config.json cannot be read .* Restore that file"),
     "a configuration of any bytes": (write("config.json", b"\xff\xfe\0"), "config.json cannot be read"),
@@ -207,6 +208,53 @@ def test_a_model_that_cannot_be_used_is_answered(folder, spoil, told):
     with pytest.raises(ModelError, match=told) as refused:
         start(folder)
     assert len(str(refused.value)) < 700
+
+
+def cut_layers(count: int):
+    return settings(num_hidden_layers=count, layer_types=["full_attention"] * count)
+
+
+def say(**changes):
+    """Write a model of 2 layers of LFM2, one of them a convolution, and change its config.json."""
+    hybrid = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "tie_word_embeddings": False}
+    made = become("Lfm2ForCausalLM", **{**SMALL, **hybrid, "num_key_value_heads": 2})
+    return lambda folder: (made(folder), settings(**changes)(folder))
+
+
+def own_head(folder: Path) -> None:
+    """Give the output layer other weights than the embedding, and go on saying that they are the same."""
+    change_weights(folder, lambda weights: weights.update({"lm_head.weight": weights["model.embed_tokens.weight"] + 1}))
+
+
+def own_bias(folder: Path) -> None:
+    change_weights(
+        folder, lambda weights: weights.update({QUERY.replace("q_proj.weight", "o_proj.bias"): torch.ones(32)})
+    )
+
+
+LIES = {  # what config.json says, beside what the weights show
+    "more layers": (cut_layers(3), "num_hidden_layers is 3", "2 layers"),
+    "fewer layers": (cut_layers(1), "num_hidden_layers is 1", "2 layers"),
+    "another hidden size": (settings(hidden_size=48), "hidden_size is 48", "32"),
+    "a larger vocabulary": (settings(vocab_size=608), "vocab_size is 608", "480"),
+    "a wider feed-forward layer": (settings(intermediate_size=96), "intermediate_size is 96", "64"),
+    "other heads of keys": (settings(num_key_value_heads=4), "num_key_value_heads is 4", "2"),
+    "not tied": (settings(tie_word_embeddings=False), "tie_word_embeddings is false", "lm_head.weight"),
+    "tied": (own_head, "tie_word_embeddings is true", "not the embedding"),
+    "another kind of layer": (say(layer_types=["full_attention"] * 2), "layer_types[0] is full_attention", ".conv."),
+    "heads of another size": (say(head_dim=16), "head_dim is 16", "8"),
+    "tied, of another family": (say(tie_word_embeddings=True), "tie_word_embeddings is true", "not the embedding"),
+    "a bias without a place": (own_bias, "o_proj.bias", "no place"),
+}
+
+
+@pytest.mark.parametrize(("lie", "key", "found"), LIES.values(), ids=LIES)
+def test_a_configuration_that_the_weights_contradict_is_named(folder, lie, key, found):
+    lie(folder)
+    config = resolve("nano", None, [f"model.name={folder}"])
+    with pytest.raises(ModelError, match=re.escape(key)) as refused:
+        load_model(config.model, "fp32", CPU)
+    assert (refused.value.key, found in refused.value.reason) == ("model.name", True), refused.value
 
 
 def test_a_pickle_that_calls_a_function_is_refused_and_not_run(folder, tmp_path):

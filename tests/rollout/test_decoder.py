@@ -592,7 +592,7 @@ def other(kind, **shape):
 GPT2 = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 480, "n_positions": 64, "eos_token_id": 2}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 UNSUPPORTED = {
-    "unknown family": (lambda: other("gpt2", **GPT2), "GPT2LMHeadModel is not one of"),
+    "unknown family": (lambda: other("gpt2", **GPT2), "no forward pass for GPT2LMHeadModel, and no plan"),
     "window": (lambda: family("llama", sliding_window=8), "a sliding window of 8 tokens"),
     "experts": (lambda: family("gemma4 with keys as values", **GEMMA4_EXPERTS), "mixtures of experts"),
     "rope": (lambda: family(rope_parameters=DYNAMIC), "its rope_type is dynamic"),

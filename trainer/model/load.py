@@ -24,7 +24,7 @@ from trainer.errors import ConfigError, ModelError
 from trainer.machine import disk
 from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.machine.user_code import OF_A_TEMPLATE, TEMPLATE_S, deadline
-from trainer.model import hub, quantised
+from trainer.model import contradictions, hub, quantised
 from trainer.model.ends import compact
 from trainer.ranks import distributed
 
@@ -146,9 +146,7 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
         options |= quantised.options(settings.quantize, DTYPES[dtype], device)
     wants_facts = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     model, facts = _load(AutoModelForCausalLM, settings, **wants_facts, **options)
-    if unlike := sorted([*facts["missing_keys"], *(name for name, *_ in facts["mismatched_keys"])]):
-        reason = f"{unlike[0]} is missing in its files or has another shape than config.json says, one of {len(unlike)}"
-        raise ModelError(f"model.name={settings.name}", reason, "Download the model again")
+    contradictions.check(settings.name, model, facts)
     if settings.gradient_checkpointing:
         # the second name is that of transformers before 5.21
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable

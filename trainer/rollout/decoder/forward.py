@@ -179,9 +179,9 @@ def _reasons(model: Any) -> Iterator[str]:
     kinds = getattr(config, "layer_types", None) or []
     if others := Counter(kind for kind in kinds if kind not in (*ATTENTIONS, *MIXERS)):
         yield f"it has layers of another kind ({', '.join(f'{count} x {kind}' for kind, count in others.items())})"
-    known = [name for name, family in BY_CLASS.items() if family.decodes]
-    if name not in known or not type(causal_lm).__module__.startswith("transformers."):
-        yield f"{name} is not one of {', '.join(known)}"
+    family = BY_CLASS.get(name) if type(causal_lm).__module__.startswith("transformers.") else None
+    if family is None or not family.decodes:
+        yield f"Octet has no forward pass for {name}{'' if family else ', and no plan of its memory'}"
         return
     ropes = [config.rope_parameters]
     if has_kinds_of_rope(config):
@@ -191,7 +191,7 @@ def _reasons(model: Any) -> Iterator[str]:
             yield f"its rope_type is {rope['rope_type']}, not one of {', '.join(ROPES)}"
     window, blocks = getattr(config, "sliding_window", None), causal_lm.get_decoder().layers
     has_windows = any(hasattr(getattr(block, "self_attn", None), "sliding_window") for block in blocks)
-    if window and BY_CLASS[name].windows != "every layer" and not has_windows:
+    if window and family.windows != "every layer" and not has_windows:
         yield f"its configuration names a sliding window of {window} tokens, which {name} does not have"
     if getattr(config, "enable_moe_block", False):
         yield "its feed-forward layers are mixtures of experts"
