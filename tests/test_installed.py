@@ -86,7 +86,7 @@ def run(*command: str | Path, folder: Path, path: Path, **environment: str) -> s
 def test_every_package_is_listed_for_the_wheel():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    folders = [file.parent for file in (ROOT / "trainer").rglob("__init__.py")]
+    folders = [ROOT / "octet", *(file.parent for file in (ROOT / "trainer").rglob("__init__.py"))]
     packages = [".".join(folder.relative_to(ROOT).parts) for folder in folders]
     assert sorted(setup["options"]["packages"].split()) == sorted([*packages, "trainer.shipped"])
     without = {file.parent for file in (ROOT / "trainer").rglob("*.py")} - set(folders)
@@ -171,6 +171,32 @@ def test_a_wheel_says_how_it_is_started(installed, tmp_path):
     assert "run_deepspeed.sh" not in printed
     plan = run(installed / "octet", "plan", "--preset", "8gb", "--search", folder=tmp_path, path=installed).stdout
     assert "octet train --preset 8gb" in plan
+
+
+def test_octet_says_that_another_trainer_is_in_its_place(installed, tmp_path):
+    """Once as a file of the user in the working folder, once as a distribution that has overwritten Octet's files."""
+    (tmp_path / "trainer.py").write_text("raise SystemExit('imported')\n")
+    ask = "from octet import train"
+    with pytest.raises(
+        AssertionError, match=r"ImportError: .*trainer.py is called trainer.* Rename it, or work elsewh"
+    ):
+        run(installed / "python", "-c", ask, folder=tmp_path, path=installed)
+    packages = next(installed.parent.glob("lib/python*/site-packages"))
+    kept = (packages / "trainer/__init__.py").read_text()
+    record = packages / "trainer-0.0.36.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: trainer\nVersion: 0.0.36\n")
+    (record / "RECORD").write_text("trainer/__init__.py,,\n")
+    try:
+        (packages / "trainer/__init__.py").write_text("import coqpit\n")
+        with pytest.raises(
+            AssertionError, match=r"^octet: .* Write pip uninstall trainer, then pip install --force-rei"
+        ):
+            run(installed / "octet", "--version", folder=tmp_path / "..", path=installed)
+    finally:
+        (packages / "trainer/__init__.py").write_text(kept)
+        shutil.rmtree(record)
+    assert run(installed / "octet", "--version", folder=tmp_path, path=installed).stdout == f"octet {__version__}\n"
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ The folders are the steps of the algorithm; read them in the order in which a tr
 
 `loop.py` runs these seven steps, and `records.py` has the records that travel between them.
 
-From Python: `from trainer import Config, resolve, train`; docs/python.md has examples. They are imported at their first
-use, so that no command waits for them; __init__.pyi has their types.
+From Python: `from octet import resolve, train`; docs/python.md has examples. The public names are imported at
+their first use, so that no command waits for them; __init__.pyi has their types.
 """
 
 from importlib import import_module
@@ -21,7 +21,14 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_PLACES = {"Config": "trainer.config.settings", "resolve": "trainer.config.command_line", "train": "trainer.run.python"}
+_PLACES = {
+    "Config": "trainer.config.settings",
+    "OctetError": "trainer.errors",
+    "OpenEnv": "trainer.problem.adapters",
+    "Verifiers": "trainer.problem.adapters",
+    "resolve": "trainer.config.command_line",
+    "train": "trainer.run.python",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,8 @@
 from trainer.config.command_line import resolve as resolve
 from trainer.config.settings import Config as Config
+from trainer.errors import OctetError as OctetError
+from trainer.problem.adapters import OpenEnv as OpenEnv
+from trainer.problem.adapters import Verifiers as Verifiers
 from trainer.run.python import train as train
 
 __version__: str

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from octet import Config, resolve, train
 from tests.conftest import ROOT, launch, learned
 from tests.forks import forked
-from trainer import Config, resolve, train
 from trainer.errors import ConfigError, DataError
 from trainer.machine import user_code
 from trainer.run import python
@@ -23,7 +23,7 @@ def score(completions, answer, **columns):
 SCRIPT = f"""
 import json, logging, math, os, random, re, signal, sys, threading, warnings
 from typing import List, Text
-from trainer import resolve, train
+from octet import resolve, train
 from trainer.problem.word_problems import NanoTask
 
 def state():
@@ -171,9 +171,9 @@ def test_the_notebook_runs(tmp_path):
 
 
 def test_nothing_is_imported_before_it_is_used():
-    code = "import sys, trainer; print([name for name in sys.modules if name.startswith('trainer.')])"
-    code += "; print(dir(trainer)); from trainer import train; print('torch' in sys.modules)"
-    names = ["Config", "__version__", "resolve", "train"]
+    code = "import sys, octet; print([name for name in sys.modules if name.startswith('trainer')])"
+    code += "; print(dir(octet)); from octet import train; print('torch' in sys.modules)"
+    names = ["Config", "OctetError", "OpenEnv", "Verifiers", "__version__", "resolve", "train"]
     assert run(sys.executable, "-c", code, folder=ROOT) == f"[]\n{names}\nFalse\n"
 
 

@@ -148,7 +148,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _imported(folder: Path) -> Iterator[Path]:
     """Yield the files below a folder that are imported, relative to it. Packages and Octet itself have versions."""
-    outside = (Path(sys.prefix), CHECKOUT / "trainer")
+    outside = (Path(sys.prefix), CHECKOUT / "octet", CHECKOUT / "trainer")
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "/")
         if path.is_relative_to(folder) and path.is_file() and not any(map(path.is_relative_to, outside)):
