@@ -1,6 +1,7 @@
 """The files that a project is known by: those of GitHub, the citation, and pages that name versions and files."""
 
 import configparser
+import json
 import re
 import shutil
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts import make_pictures
 from tests.conftest import ROOT
 from trainer import __version__
 
@@ -119,3 +121,36 @@ def test_links_lead_to_files(page):
 def test_files_that_a_page_names_are_there(page):
     named = re.findall(r"`((?:trainer|tests|bench|examples|docs)/[\w./]+)`", (ROOT / "docs" / page).read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_first_page_is_short_and_its_numbers_have_a_file():
+    page = (ROOT / "README.md").read_text()
+    assert page.count("\n") <= 110
+    seeds = json.loads((ROOT / "bench/results/seeds.json").read_text())
+    assert f"at least +{100 * seeds['least_gain']:.1f} points" in page
+    assert f"{seeds['runs'][0]['base']:.1%} -> {seeds['runs'][0]['trained']:.1%} of 512 held-out problems" in page
+    evidence = (ROOT / "docs/evidence_memory.md").read_text().replace("\n", " ")
+    assert "On an H100 the plan lies between 1 % below and 7 % above" in evidence
+    assert "| 5 to 8 times |" in (ROOT / "docs/evidence.md").read_text()
+    assert "1 % below to 7 % above" in page
+    assert "5 to 8 times as fast" in page
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_the_pictures_of_the_first_page_load_nothing_and_are_as_drawn(name):
+    page = (ROOT / "README.md").read_text()
+    for picture in ("first_run", "first_curve"):
+        drawn = (ROOT / f"docs/{picture}_{name}.svg").read_text()
+        assert f"docs/{picture}_{name}.svg" in page
+        assert set(re.findall(r"https?://[^\s\"')]+", drawn)) <= {
+            "http://www.w3.org/2000/svg",
+            "https://www.textualize.io",
+        }
+    assert (ROOT / f"docs/first_curve_{name}.svg").read_text() == make_pictures.of_curve(name)
+
+
+def test_the_page_of_all_pages_has_them():
+    """Pages of evidence are on the page of that name, which links to them."""
+    index = (ROOT / "docs/index.md").read_text() + (ROOT / "docs/evidence.md").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages - set(re.findall(r"\]\(([\w.]+\.md)", index)) == set()

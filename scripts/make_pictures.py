@@ -1,0 +1,51 @@
+"""Draw the pictures of README.md, for light and for dark pages: a run on a terminal, and its curve beside TRL's.
+
+    octet train --preset nano run.dir=runs/demo
+    python -m scripts.make_pictures runs/demo
+
+The curve is that of bench/report.py in other colours.
+"""
+
+import io
+import re
+import sys
+from pathlib import Path
+
+from rich.terminal_theme import TerminalTheme
+
+from trainer.machine.console import Console
+from trainer.reports import terminal
+from trainer.run_folder.reader import read_run
+
+DOCS = Path(__file__).parent.parent / "docs"
+CURVE = DOCS / "vs_trl_seconds.svg"
+PAPER = {"light": ("#ffffff", "#222222"), "dark": ("#0d1117", "#e6edf3")}  # page and ink, those of GitHub
+WIDTH = 92
+COLOURS = [(34, 34, 34), (207, 34, 46), (26, 127, 55), (154, 103, 0), (59, 130, 196), (130, 80, 223), (27, 124, 131)]
+
+
+def of_terminal(folder: Path, name: str) -> str:
+    """Return the panel of `octet watch`. Fonts are those of the reader: a picture on a page loads nothing."""
+    page, ink = (tuple(bytes.fromhex(colour[1:])) for colour in PAPER[name])
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(terminal.shown([read_run(folder)], console))
+    theme = TerminalTheme(page, ink, [*COLOURS, (110, 118, 129)], None)
+    drawn = console.export_svg(title=f"octet watch {folder}", theme=theme, unique_id=name)
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+    return drawn.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace")
+
+
+def of_curve(name: str) -> str:
+    page, ink = PAPER[name]
+    return CURVE.read_text().replace('color="#222222"', f'color="{ink}"').replace('fill="#fff"', f'fill="{page}"')
+
+
+def main() -> None:
+    for name in PAPER:
+        (DOCS / f"first_curve_{name}.svg").write_text(of_curve(name))
+        if len(sys.argv) > 1:
+            (DOCS / f"first_run_{name}.svg").write_text(of_terminal(Path(sys.argv[1]), name))
+
+
+if __name__ == "__main__":
+    main()
