@@ -1,5 +1,6 @@
-"""Count what a decode step and an update of the embedded model ask of a card: `tests/cuda/python.sh -m
-tests.cuda.counting > tests/cuda/counts.json` writes the table that tests/cuda/test_counts.py holds the code to."""
+"""Count what a decode step and an update of the embedded model, and a step of two layers of other families, ask of a
+card: `tests/cuda/python.sh -m tests.cuda.counting > tests/cuda/counts.json` writes the table that
+tests/cuda/test_counts.py holds the code to."""
 
 import json
 import tempfile
@@ -10,9 +11,12 @@ import torch
 
 from tests.cuda.stub.library import counted
 from trainer.config.command_line import Request, resolve
+from trainer.config.settings import Model
 from trainer.machine import quiet
+from trainer.model.load import load_tokenizer
 from trainer.records import MiniBatch
-from trainer.rollout.decoder.schedule import Request as Asked
+from trainer.rollout.decoder.sampler import DecodeSampler
+from trainer.rollout.decoder.schedule import NewAnswers
 from trainer.run import assemble
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import _row, rehearse
@@ -36,13 +40,33 @@ def decode_steps(run: Run, table: Table) -> None:
     rollouts = run.rollouts
     with torch.inference_mode():
         batch = rollouts.sampler._prepare(ROWS, len(rollouts.longest.tokens), rollouts.sampling_of(0))
-        batch.add([Asked(0, rollouts.longest, range(ROWS))])
+        batch.add([NewAnswers(0, rollouts.longest, range(ROWS))])
         for _ in range(2):
             with counting(table, f"decode step of {ROWS} rows"):
                 batch._step(ROWS, WIDTH)
         for _ in range(3):  # seen, captured, replayed
             with counting(table, f"captured decode step of {ROWS} rows"):
                 batch.decode_step(batch._step, ROWS, ROWS, WIDTH, batch.size.places)
+
+
+FAMILIES = ("smollm3", "lfm2", "qwen3.5", "gemma4")
+
+
+def decode_steps_of(name: str, table: Table) -> None:
+    """Count a step of a family of models as it is, and the replay of a captured one."""
+    from tests.rollout.test_decoder import adapted, family, prompts, sampling  # with it comes DS_ACCELERATOR=cpu
+
+    model, asked = adapted(family(name)).to("cuda", torch.bfloat16), prompts(9)[0]
+    sampler = DecodeSampler(model, load_tokenizer(Model()), [2], ROWS)
+    with torch.inference_mode():
+        batch = sampler._prepare(ROWS, len(asked.tokens), sampling(group=ROWS, max_new_tokens=24))
+        batch.add([NewAnswers(0, asked, range(ROWS))])
+        for _ in range(2):
+            with counting(table, f"decode step of {name}"):
+                batch._step(ROWS, batch.size.places)
+        for _ in range(3):
+            with counting(table, f"captured decode step of {name}"):
+                batch.decode_step(batch._step, ROWS, ROWS, batch.size.places, batch.size.places)
 
 
 def update(run: Run, table: Table) -> None:
@@ -67,6 +91,8 @@ def main() -> None:
             rehearse(run.rollouts, run.updater)
             decode_steps(run, table)
             update(run, table)
+    for name in FAMILIES:
+        decode_steps_of(name, table)
     print(json.dumps(table, indent=1))
 
 

@@ -34,6 +34,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "ministral3 beyond its first context": ("ministral3", {"rope_parameters": YARN | MSCALE | BEYOND}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "granite": ("granite", SCALES),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"]}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2 yarn": ("qwen2", {"rope_parameters": YARN}),
     "qwen2 linear": ("qwen2", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),

@@ -67,6 +67,8 @@ def _reasons(config: Any, kind: str) -> Iterator[str]:
         yield "rope_theta of its layers with a sliding window is another one, and llama.cpp has one in this family"
     if family.arch == "gemma" and not config.tie_word_embeddings:
         yield "its output layer is not its embedding, which llama.cpp takes for it in this family"
+    if family.arch == "lfm2" and config.conv_bias:
+        yield "its convolutions have a bias, which llama.cpp does not read"
     if family.arch == "gemma3" and config.query_pre_attn_scalar != config.head_dim:
         yield f"query_pre_attn_scalar is {config.query_pre_attn_scalar}, not head_dim"
 
@@ -102,14 +104,15 @@ def write(
             writer.add_base_model_repo_url(0, f"{constants.ENDPOINT}/{base}")
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if fmt == "f32" else f"MOSTLY_{fmt.upper()}"])
-    _write_shape(writer, config, family)
+    _write_shape(writer, weights, family)
     vocabulary.write(writer, tokenizer, weights.shapes[weights.embedding][0], end_of_turn)
-    kinds = {name: _kind(name, weights.shapes[own], fmt) for name, own in names.items()}
+    shapes = {name: _shape(weights.shapes[own]) for name, own in names.items()}
+    kinds = {name: _kind(name, shape, fmt) for name, shape in shapes.items()}
     factors = _rope_factors(config)
     for name, value in factors.items():
         writer.add_tensor_info(name, value.shape, value.dtype, value.nbytes)
-    for name, own in names.items():
-        shape = quant_shape_to_byte_shape(weights.shapes[own], kinds[name])
+    for name in names:
+        shape = quant_shape_to_byte_shape(shapes[name], kinds[name])
         writer.add_tensor_info(name, shape, np.dtype(np.uint8), math.prod(shape), kinds[name])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -142,10 +145,16 @@ def _names(weights: Weights, arch: str) -> Iterator[tuple[str, str]]:
         yield name, own
 
 
+def _shape(shape: torch.Size) -> torch.Size:
+    """Return the shape in the file. A convolution of each channel alone is a matrix there."""
+    return torch.Size((shape[0], shape[2])) if len(shape) == 3 else shape
+
+
 def _kind(name: str, shape: torch.Size, fmt: str) -> Kind:
-    """Return the type of a weight: norms and biases are exact, and rows that blocks do not fill have 16 bits."""
+    """Return the type of a weight: norms, biases and convolutions are exact, and rows that blocks do not fill have 16
+    bits."""
     kind = WRITTEN[fmt]
-    if len(shape) == 1 or name.endswith("_norm.weight"):
+    if len(shape) == 1 or name.endswith(("_norm.weight", ".conv.weight")):
         return Kind.F32
     if name in ("token_embd.weight", "output.weight") and gguf.GGML_QUANT_SIZES[kind][0] > 1:
         kind = AT_ENDS
@@ -155,6 +164,8 @@ def _kind(name: str, shape: torch.Size, fmt: str) -> Kind:
 def stored(value: Tensor, name: str, config: Any, back: bool = False) -> Tensor:
     """Return a weight as llama.cpp stores it; with `back`, return what is stored as the model has it."""
     family = BY_CLASS[config.architectures[0]]
+    if name.endswith("conv.conv.weight"):
+        return value.unsqueeze(1) if back else value.squeeze(1)
     if family.adds_one and name.endswith("norm.weight"):
         return value.float() + (-1 if back else 1)
     found = re.search(r"\.([qk])_proj\.(weight|bias)$", name)
@@ -165,7 +176,8 @@ def stored(value: Tensor, name: str, config: Any, back: bool = False) -> Tensor:
     return value.reshape(heads, *halves, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
 
 
-def _write_shape(writer: gguf.GGUFWriter, config: Any, family: Family) -> None:
+def _write_shape(writer: gguf.GGUFWriter, weights: Weights, family: Family) -> None:
+    config = weights.config
     rope = _rope(config)
     head, window = _head_of(config), getattr(config, "sliding_window", None)
     context, sliding = config.max_position_embeddings, config.rope_parameters.get("sliding_attention")
@@ -174,13 +186,19 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any, family: Family) -> None:
     writer.add_context_length(context)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if family.arch == "lfm2":  # its feed-forward layers may be smaller than config.json says
+        writer.add_feed_forward_length(weights.shapes["model.layers.0.feed_forward.w1.weight"][0])
+        kinds = config.layer_types
+        writer.add_head_count_kv([config.num_key_value_heads * (kind == "full_attention") for kind in kinds])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(head)
     writer.add_value_length(head)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(config.norm_eps if family.arch == "lfm2" else config.rms_norm_eps)
     writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 1)))
     writer.add_rope_freq_base(rope["rope_theta"])
     _write_stretch(writer, config)

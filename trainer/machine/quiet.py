@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from trainer.machine import hardware
 
 BITSANDBYTES = "bitsandbytes.backends.cpu.ops"
+KERNELS = "transformers.integrations.hub_kernels"
 
 
 def quiet() -> None:
     if not hardware.detect().gpus:  # DeepSpeed warns that it found none; Octet says so itself
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        # transformers: kernels of LFM2 and Qwen3.5 are not installed, which are for cards
+        logging.getLogger(KERNELS).setLevel(logging.ERROR)
     # bitsandbytes: an optional CPU kernel for 4-bit weights is not installed
     logging.getLogger(BITSANDBYTES).setLevel(logging.ERROR)
     # DeepSpeed has not tested the optimizers of bitsandbytes; tests/step/test_engine.py does
@@ -52,13 +55,14 @@ def put_back() -> Iterator[None]:
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging as transformers_logging
 
-    bitsandbytes, deepspeed = logging.getLogger(BITSANDBYTES), logging.getLogger("DeepSpeed")
-    level, filters = bitsandbytes.level, deepspeed.filters[:]
+    deepspeed = logging.getLogger("DeepSpeed")
+    levels, filters = {name: logging.getLogger(name).level for name in (BITSANDBYTES, KERNELS)}, deepspeed.filters[:]
     had_bars, of_the_hub = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     try:
         yield
     finally:
-        bitsandbytes.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
         deepspeed.filters[:] = filters
         if had_bars:
             # those of the hub, which a variable may forbid

@@ -102,7 +102,7 @@ ROWS = (
     ),
     Family("Gemma4", "gemma4_text", plans=False, is_tied=True, norms="both", query_norms="each", windows="some layers"),
     Family("Qwen3_5", "qwen3_5_text", plans=False, query_norms="each", adds_one=True, is_gated=True),
-    Family("Lfm2", "lfm2", plans=False, is_tied=True, query_norms="each", names=LFM2_NAMES),
+    Family("Lfm2", "lfm2", plans=False, is_tied=True, query_norms="each", names=LFM2_NAMES, arch="lfm2"),
 )
 BY_CLASS = {row.class_name: row for row in ROWS}
 BY_TYPE = {row.model_type: row for row in ROWS if row.plans}

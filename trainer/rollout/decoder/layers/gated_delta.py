@@ -64,7 +64,9 @@ class GatedDelta:
         """Read and write a token of each row that runs. What is read from the new matrix is put together from the old
         one, so that it is gone through once for both products."""
         shared, value_BhD = self.value_heads // self.key_heads, heads[2].float()
-        query_BhK, key_BhK = (l2norm(part.float()).repeat_interleave(shared, dim=1) for part in heads[:2])
+        query_BhK, key_BhK = (  # `repeat_interleave` would wait for the card
+            l2norm(part.float())[:, :, None].expand(-1, -1, shared, -1).flatten(1, 2) for part in heads[:2]
+        )
         query_BhK = query_BhK * self.key_size**-0.5
         kept_Bh1 = fade_Bh.exp().where(at.running_B[:, None], 1.0)[..., None]
         write_Bh1 = write_Bh.float().where(at.running_B[:, None], 0.0)[..., None]
