@@ -1,15 +1,18 @@
 """Expected values by hand, beside each case."""
 
 import json
+from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from tests.conftest import group
 from trainer import advantage
+from trainer.config.arguments import PRESETS, names_in
 from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm
 from trainer.problem.word_problems import NanoTask
-from trainer.records import Completion, Problem, Prompt
+from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward.make import make_verifier
 
 EPSILON = 1e-6
@@ -73,3 +76,64 @@ def test_a_group_is_dead_by_reward_or_by_correctness(weights, texts, by_reward, 
         settings = [f"reward.weights={json.dumps(weights)}", f"rollout.dead_by={by}", "rollout.max_new_tokens=99"]
         scorer = make_verifier(resolve("nano", None, settings), NanoTask())
         assert scorer.score(prompt, completions).is_dead is dead
+
+
+def shaped_group(right, shaping):
+    """Answers that earn 1 for being right, and `shaping` beside that."""
+    scores = [Score(float(one) + more, {}, None, None, one, one, more) for one, more in zip(right, shaping)]
+    return replace(group([0.0] * len(right)), scores=tuple(scores))
+
+
+def of_shaped(right, shaping, *settings):
+    config = resolve("nano", None, ["reward.weights={correct: 1, length: 0.1}", *settings])
+    return advantage.of_group(shaped_group(right, shaping), config)
+
+
+def test_shaping_is_not_divided_by_the_deviation_of_the_group():
+    # 0.05 - 0.05 / 8 = 0.04375, and 0.04375 / 0.01654 = 2.6458 where the whole reward is divided
+    for right in (True, False):
+        alone = of_shaped([right] * 8, [0.05] + [0.0] * 7)
+        assert alone == pytest.approx([0.04375] + [-0.00625] * 7, abs=1e-9)
+    assert of_shaped([True] * 8, [0.05] + [0.0] * 7, "reward.gate=false")[0] == pytest.approx(2.6458, rel=1e-4)
+    # beside right answers: 1 and -1 from those, and half of 0.1 more or less from shaping
+    mixed = of_shaped([True, True, False, False], [0.1, 0, 0.1, 0])
+    assert mixed == pytest.approx([1.05, 0.95, -0.95, -1.05], rel=1e-5)
+
+
+def test_shaping_is_measured_in_what_a_right_answer_earns():
+    four = of_shaped([False] * 4, [0.4, 0, 0, 0], "reward.weights={correct: 4, length: 0.4}")
+    assert four == pytest.approx(of_shaped([False] * 4, [0.1, 0, 0, 0]))
+    # shaping of 0 to 100 gives no more than its own deviation, 50
+    assert of_shaped([False] * 4, [100, 100, 0, 0]) == pytest.approx([1, 1, -1, -1])
+
+
+UNGATED = ["reward.weights={correct: 0, format: 1}"], ["algorithm.advantage=dr_grpo"], ["reward.gate=false"]
+UNGATED += (["task.name=records", "task.path=x", "task.answer=none"],)  # nothing is known to be right
+
+
+@pytest.mark.parametrize("settings", UNGATED)
+def test_the_whole_reward_is_one_where_being_right_is_not_paid_or_nothing_is_divided(settings):
+    shaped = ["reward.weights={correct: 1, format: 0.1}"]
+    assert resolve("nano", None, shaped).gates_shaping
+    assert not resolve("nano", None, [*shaped, *settings]).gates_shaping
+
+
+@pytest.mark.parametrize("preset", names_in(PRESETS))
+def test_no_preset_lets_shaping_alone_make_a_large_advantage(preset):
+    """Any of its terms may be earned by some answers of a group that is all right or all wrong."""
+    config = resolve(preset)
+    size, terms = config.rollout.group_size, list(config.shaping.values())
+    for right, count in product((True, False), range(size)):
+        for earned in product((0, 1), repeat=len(terms)):
+            most = sum(weight for weight, is_earned in zip(terms, earned) if is_earned)
+            scored = shaped_group([right] * size, [most] * count + [0.0] * (size - count))
+            assert max(map(abs, advantage.of_group(scored, config))) < 0.2
+
+
+def test_the_share_of_the_advantages_that_shaping_decides():
+    config = resolve("nano", None, ["reward.weights={correct: 1, length: 0.1}"])
+    groups = [shaped_group([True, True, False, False], [0.1, 0, 0.1, 0]), shaped_group([False] * 4, [0.1, 0.1, 0, 0])]
+    advantages = [advantage.of_group(one, config) for one in groups]
+    # 0.05 in each of 8 answers, of 4 x 1 and 4 x 0.05
+    moved, size = advantage.decided_by_shaping(groups, advantages, config, 0.0)
+    assert (moved, size) == pytest.approx((0.4, 4.2), rel=1e-4)

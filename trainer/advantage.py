@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
 from statistics import fmean
 
-from trainer.config.settings import Algorithm
+from trainer.config.settings import Algorithm, Config
 from trainer.records import ScoredGroup
 
 Gather = Callable[[list[float]], list[list[float]]]  # brings the list of every rank to every rank
@@ -62,12 +62,47 @@ def live_groups(groups: Sequence[ScoredGroup], drops_dead: bool) -> list[ScoredG
     return [group for group in groups if not (drops_dead and group.is_dead)]
 
 
-def step_deviation(groups: Iterable[ScoredGroup], settings: Algorithm, gather: Gather) -> float:
+def step_deviation(groups: Iterable[ScoredGroup], config: Config, gather: Gather) -> float:
     """Return the standard deviation of all rewards of the step, on all ranks, if the advantage is measured in it."""
-    if settings.advantage != "batch_std":
+    if config.algorithm.advantage != "batch_std":
         return 0.0
-    rewards = gather([reward for group in groups for reward in scored(group.rewards_G)])
-    return deviation([reward for of_rank in rewards for reward in of_rank], settings.advantage_ddof)
+    rewards = gather([reward for group in groups for reward in scored(parted(group, config)[0])])
+    return deviation([reward for of_rank in rewards for reward in of_rank], config.algorithm.advantage_ddof)
+
+
+def parted(group: ScoredGroup, config: Config) -> tuple[Sequence[float | None], Sequence[float]]:
+    """Return what is divided by a deviation, and the shaping, which `reward.gate` keeps out of the division."""
+    if not config.gates_shaping:
+        return group.rewards_G, [0.0] * len(group.scores)
+    return without_shaping(group), group.shaping_G
+
+
+def without_shaping(group: ScoredGroup) -> list[float | None]:
+    return [None if score.reward is None else score.reward - score.shaping for score in group.scores]
+
+
+def of_group(group: ScoredGroup, config: Config, spread: float = 0.0) -> list[float | None]:
+    """Return one advantage per completion.
+
+    With `reward.gate` the shaping adds its difference from the mean of the group, measured in what a right answer
+    earns: its weight keeps its meaning, whatever the group. Shaping that varies by more than that is divided by its
+    own deviation.
+    """
+    values_G, shaping_G = parted(group, config)
+    moved_G = centred(shaping_G)
+    unit = max(config.pay_of_right, deviation(shaping_G, 0)) or 1.0
+    pairs = zip(of(values_G, config.algorithm, spread), moved_G, strict=True)
+    return [None if value is None else value + moved / unit for value, moved in pairs]
+
+
+def decided_by_shaping(
+    groups: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]], config: Config, spread: float
+) -> tuple[float, float]:
+    """Return by how much shaping moves the advantages, and their size: sums of absolute values."""
+    plain = [of(without_shaping(group), config.algorithm, spread) for group in groups]
+    both = [pair for pairs in map(zip, advantages, plain) for pair in pairs]
+    known = [(one, other) for one, other in both if one is not None and other is not None]
+    return sum(abs(one - other) for one, other in known), sum(abs(one) for one, _ in known)
 
 
 def of(rewards_G: Sequence[float | None], settings: Algorithm, spread: float = 0.0) -> list[float | None]:

@@ -61,8 +61,10 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
             policy.refresh_reference(step)
             live = advantage.live_groups(groups, config.drops_dead_groups)
             live = updater.penalise(live, tally)
-            spread = advantage.step_deviation(groups, algorithm, distributed.gather)
-            advantages = [advantage.of(group.rewards_G, algorithm, spread) for group in live]
+            spread = advantage.step_deviation(groups, config, distributed.gather)
+            advantages = [advantage.of_group(group, config, spread) for group in live]
+            if config.shaping:
+                tally.add("advantage/shaping", *advantage.decided_by_shaping(live, advantages, config, spread))
         with phases("batch"):
             rows = pack.rows(live, advantages, algorithm)
             minibatches = pack.minibatches(rows, pack.idle_row(groups[0]), config, updater.packer)

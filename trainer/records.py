@@ -128,6 +128,7 @@ class Score:
     lenient: str | None  # the answer found anywhere
     correct_strict: bool
     correct_lenient: bool
+    shaping: float = 0.0  # the part of the reward that is not for being right, where being right is paid
 
 
 DeadBy = Literal["reward", "correct_strict", "correct_lenient"]  # attributes of a Score
@@ -149,6 +150,10 @@ class ScoredGroup:
     @property
     def rewards_G(self) -> tuple[float | None, ...]:
         return tuple(score.reward for score in self.scores)
+
+    @property
+    def shaping_G(self) -> tuple[float, ...]:
+        return tuple(score.shaping for score in self.scores)
 
     @property
     def is_dead(self) -> bool:

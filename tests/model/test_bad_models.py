@@ -286,7 +286,9 @@ def test_a_rank_above_the_size_of_a_weight_is_trained(tiny_model):
 @pytest.fixture(scope="module")
 def good_adapter(tiny_model, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("adapters") / "adapter"
-    lora.save_adapter(lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=4)), path)
+    lora.save_adapter(
+        lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=4, targets="attention")), path
+    )
     return path
 
 

@@ -80,7 +80,7 @@ def test_a_teacher_beside_the_adapter_computes_only_where_it_is_asked(tiny_model
     for value in lora.trainable(apart).values():
         value.add_(torch.randn(value.shape, generator=torch.Generator().manual_seed(1)) / 8)
     lora.save_adapter(apart, tmp_path / "teacher")
-    model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=4))
+    model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=4, targets="attention"))
     before, trained = model(tokens).logits, lora.trainable(model).keys()
     lora.add_teacher(model, tmp_path / "teacher")
     for _ in range(2):

@@ -185,7 +185,7 @@ def test_dora_trains_the_length_of_each_row_and_rslora_scales_by_the_root_of_the
 @pytest.mark.parametrize(("init", "tolerance"), [("pissa", 1e-5), ("pissa_niter_16", 1e-2)])
 def test_pissa_leaves_what_comes_after_the_first_singular_values(tiny_model, init, tolerance):
     whole = torch.linalg.svdvals(read(tiny_model).model.layers[0].self_attn.q_proj.weight.detach())
-    model = lora.add_adapter(read(tiny_model), Lora(r=4, init=init))
+    model = lora.add_adapter(read(tiny_model), Lora(r=4, init=init, targets="attention"))
     rest = torch.linalg.svdvals(model.base_model.model.model.layers[0].self_attn.q_proj.base_layer.weight.detach())
     assert float(rest[0]) == pytest.approx(float(whole[4]), rel=tolerance)
 

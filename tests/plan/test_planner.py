@@ -168,7 +168,7 @@ def planner_of(name: str, *overrides: str, vram: int = 100 * GB, world: int = 1)
 
 @pytest.mark.parametrize(
     "settings",
-    [Lora(), Lora(targets="all", r=8), Lora(targets=("q_proj", "down_proj"), r=3), Lora(dora=True)],
+    [Lora(targets="attention"), Lora(r=8), Lora(targets=("q_proj", "down_proj"), r=3), Lora(dora=True)],
     ids=["attention", "all", "two", "dora"],
 )
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B", "meta-llama/Llama-3.2-1B"])

@@ -39,6 +39,16 @@ def test_shuffled_advantages_are_those_of_the_group_in_another_order():
     assert sum(firsts) / 400 == pytest.approx(3 / 8, abs=0.08)  # the first answer is right no more often than others
 
 
+def test_shaping_goes_with_its_reward_and_chance_has_none():
+    scores = [replace(one, shaping=float(index)) for index, one in enumerate(SCORED.scores)]
+    shaped = replace(SCORED, scores=tuple(scores))
+    moved = placebo.replace_rewards(shaped, "shuffled_advantages", 0)
+    pairs = [[*zip(one.rewards_G, one.shaping_G)] for one in (shaped, moved)]
+    assert sorted(pairs[0]) == sorted(pairs[1])
+    assert pairs[0] != pairs[1]
+    assert {*placebo.replace_rewards(shaped, "random", 0).shaping_G} == {0.0}
+
+
 def test_what_is_reported_of_an_answer_stays_true():
     changed = placebo.replace_rewards(SCORED, "random", 1)
     assert [one.correct_strict for one in changed.scores] == [one.correct_strict for one in SCORED.scores]

@@ -132,6 +132,8 @@ def test_the_reward_is_the_weighted_sum_of_which_a_missing_part_leaves_nothing_u
     right, wrong = scores_of(scorer, "x" * 60 + "\n#### 12", "#### 13")
     assert (right.reward, wrong.reward) == (pytest.approx(1.15), pytest.approx(0.1))
     assert wrong.components == {"correct": 0.0, "format": 1.0, "length": 0.0}
+    assert (right.shaping, wrong.shaping) == (pytest.approx(0.15), pytest.approx(0.1))
+    assert scores_of(scorer_of("reward.weights={format: 0.1}"), "#### 13")[0].shaping == 0.0  # it is the whole reward
     bare = [(PROMPT, answer("#### 12", tokens=0))]
     assert scorer_of("reward.weights={correct: 1, overlong: 1}").scores(bare)[0].reward is None
     assert scorer_of("reward.weights={correct: 1, overlong: 0}").scores(bare)[0].reward == 1.0

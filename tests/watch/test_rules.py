@@ -52,6 +52,7 @@ CASES = {
     "form never seen": run(**{"accuracy/strict": 0.01}),
     "form alone": run(**{"reward/format": rising(0.1, 0.9)}),
     "paid by length": run(**{"reward_length/correlation": 0.9, "reward_length/share": 0.8}),
+    "shaping decides": run(**{"advantage/shaping": 0.3}),
     "constant reward": run(**{"reward/length": 1.0}),
     "a part dominates": run("reward.weights.format=5", **{"reward/format": rising(0.8, 0.9)}),
     "reward against accuracy": run(**{"reward/mean": rising(0.2, 0.6), "accuracy/lenient": rising(0.5, 0.2)}),

@@ -18,7 +18,7 @@ from trainer.config.paths import stored
 from trainer.config.sections.algorithm import Algorithm, Correction, GradReg, Kl
 from trainer.config.sections.base import RUNS, Section
 from trainer.config.sections.model import Lora, Model
-from trainer.config.sections.reward import REWARDS, Code, Judge, Reward, function_name
+from trainer.config.sections.reward import REWARDS, RIGHT, Code, Judge, Reward, function_name
 from trainer.config.sections.rollout import SERVED_RANKS, Rollout, Turns, Vllm
 from trainer.config.sections.run import Engine, Eval, Optim, Run
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings, TaskSettings
@@ -130,10 +130,26 @@ class Config(Section):
         return self.rollout.dead_groups != "keep" and not learns
 
     @property
+    def pay_of_right(self) -> float:
+        """Return what being right earns; 0 if it is not paid, or not known."""
+        paid = self.reward.weights
+        return paid.get("code", 0.0) + (paid.get("correct", 0.0) if self.task.answer != "none" else 0.0)
+
+    @property
+    def shaping(self) -> dict[str, float]:
+        """Return the weights beside those for being right, if being right is paid."""
+        paid = self.reward.all_weights if self.pay_of_right > 0 else {}
+        return {name: weight for name, weight in paid.items() if weight and name not in RIGHT}
+
+    @property
+    def gates_shaping(self) -> bool:
+        """Return True if shaping is kept out of the division by a deviation."""
+        return self.reward.gate and bool(self.shaping) and self.algorithm.advantage in ("grpo", "batch_std")
+
+    @property
     def can_drop_by_correct(self) -> bool:
         """Return True if `rollout.dead_by=correct` has an effect: dead groups are left out, and being right is paid."""
-        paid = self.reward.weights
-        return self.drops_dead_groups and ("code" in paid or (self.task.answer != "none" and bool(paid.get("correct"))))
+        return self.drops_dead_groups and ("code" in self.reward.weights or self.pay_of_right > 0)
 
     @property
     def constant_divisor(self) -> float:

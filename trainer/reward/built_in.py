@@ -27,6 +27,7 @@ class Rules:
     max_new_tokens: int
     opened: bool = False
     dead_by: DeadBy = "reward"
+    pays_right: bool = False
     task: Task | None = None  # may find and score answers in its own way
 
     def own(self, method: str, problem: Problem) -> Callable[..., Any] | None:

@@ -65,7 +65,7 @@ def rules_of(config: Config, task: Task) -> Rules:
     dead_by: DeadBy = "reward"
     if config.rollout.dead_by == "correct":
         dead_by = "correct_strict" if config.reward.answer == "strict" else "correct_lenient"
-    return Rules(config.reward, style, config.rollout.max_new_tokens, opened, dead_by, task)
+    return Rules(config.reward, style, config.rollout.max_new_tokens, opened, dead_by, config.pay_of_right > 0, task)
 
 
 def compares_as_mathematics(config: Config, task: Task) -> bool:

@@ -25,13 +25,14 @@ def replace_rewards(scored: ScoredGroup, control: str, seed: int) -> ScoredGroup
 
     The advantages of an answer follow from the rewards of its group alone, so to shuffle these shuffles those.
     """
-    rewards = list(scored.rewards_G)
+    rewards = [(score.reward, score.shaping) for score in scored.scores]
     rng = random.Random(f"{seed}/{scored.prompt.problem.id}/{scored.prompt.repeat}")
     if control == "random":
-        rewards = [float(rng.random() < 0.5) for _ in rewards]
+        rewards = [(float(rng.random() < 0.5), 0.0) for _ in rewards]
     elif control == "shuffled_advantages":
         rng.shuffle(rewards)
     else:
         return scored
-    scores = (replace(score, reward=reward) for score, reward in zip(scored.scores, rewards, strict=True))
+    pairs = zip(scored.scores, rewards, strict=True)
+    scores = (replace(score, reward=reward, shaping=shaping) for score, (reward, shaping) in pairs)
     return replace(scored, scores=tuple(scores))

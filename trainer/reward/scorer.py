@@ -11,6 +11,7 @@ from typing import Protocol
 from trainer.answers import compare
 from trainer.answers.find import fenced
 from trainer.answers.symbolic import SymbolicPool
+from trainer.config.settings import RIGHT
 from trainer.errors import RewardError
 from trainer.records import Completion, Prompt, Score, ScoredGroup
 from trainer.reward.built_in import COMPONENTS, Reading, Rules, read
@@ -127,7 +128,8 @@ class Scorer:
         if TESTS in values:  # they say whether the program in an answer is right
             block, is_right = fenced(reading.completion.text), values[TESTS] == 1.0
             found = (block, block, is_right, is_right)
-        return Score(total(values, self.weights), values, *found)
+        shaping = {name: value for name, value in values.items() if name not in RIGHT} if self.rules.pays_right else {}
+        return Score(total(values, self.weights), values, *found, total(shaping, self.weights) or 0.0)
 
 
 def total(values: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:

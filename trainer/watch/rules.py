@@ -97,8 +97,7 @@ def empty(history: History) -> str | None:
 
 @rule(
     "answers grow",
-    "Reward short answers: reward.weights.length=0.05 with reward.length_band, in characters. Or lower "
-    "rollout.max_new_tokens.",
+    "Read samples.jsonl first. Lower rollout.max_new_tokens, or end answers where they are done: rollout.stop.",
 )
 def longer(history: History) -> str | None:
     """Longer answers that are not better cost time, and are cut off in the end."""
@@ -199,6 +198,19 @@ def paid_by_length(history: History) -> str | None:
             f"among answers to one problem that are equally right, reward and length have a correlation of "
             f"{among_equals:+.2f}, and {share:.0%} of the differences in reward are between such answers"
         )
+    return None
+
+
+@rule(
+    "shaping decides",
+    "Lower the weights beside `correct` in reward.weights: `octet reward test` says how much they decide. With "
+    "reward.gate=true, the default, they are not divided by the deviation of a group.",
+)
+def shaping_decides(history: History) -> str | None:
+    """Rewards beside right answers push as hard as these, and the model may learn them instead."""
+    share = history.now("advantage/shaping")
+    if share > 0.2:
+        return f"{share:.0%} of the advantages come from rewards beside right answers"
     return None
 
 

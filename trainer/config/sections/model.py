@@ -71,8 +71,8 @@ class Lora(Section):
     """LoRA+: the learning rate of the B matrices, as a multiple of algorithm.lr. Try 16, with a lower lr."""
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     """Must be 0: with dropout, the trained policy is not the policy that sampled."""
-    targets: Annotated[Literal["attention", "all"] | tuple[str, ...], _named_here] = "attention"
-    """`attention` (q, k, v, o), `all` linear layers (`all-linear` in PEFT), or a list of module names."""
+    targets: Annotated[Literal["attention", "all"] | tuple[str, ...], _named_here] = "all"
+    """`all` linear layers (`all-linear` in PEFT), `attention` (q, k, v, o), or a list of module names."""
 
     @property
     def product(self) -> Literal["adapter", "model"]:

@@ -14,6 +14,7 @@ from trainer.config.sections.base import RUNS, Section, one_or_many
 
 # The rewards of reward/built_in.py, the language model that grades (reward/judge.py), and tests (reward/programs.py).
 REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "environment", "judge", "code")
+RIGHT = ("correct", "code")  # the rewards for being right; where one has a weight, the others are shaping
 # `octet score` writes these names, so a custom reward function cannot have them.
 RESERVED = (*REWARDS, "strict", "lenient", "correct_strict", "correct_lenient", "reward")
 
@@ -93,6 +94,9 @@ class Reward(Section):
     weights: dict[str, float] = Field({"correct": 1.0})
     """Weights of the components, whose weighted sum is the reward; see docs/rewards.md. A custom function has weight
     1.0 by default."""
+    gate: bool = True
+    """Where being right is paid (`correct`, `code`), do not divide the other rewards by the deviation of a group, so
+    that they cannot outvote it; see docs/rewards.md. `false`: divide the whole reward, as GRPO's paper does."""
     answer: Literal["strict", "lenient"] = "strict"
     """What `correct` accepts: an answer in the requested format, or anywhere in the text."""
     control: Literal["none", "random", "shuffled_gold", "shuffled_advantages"] = "none"
