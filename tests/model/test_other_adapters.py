@@ -79,7 +79,7 @@ def test_one_that_cannot_be_merged_says_why(tiny_model, tmp_path, adapter):
 @pytest.fixture
 def not_here(monkeypatch):
     """The models of these tests are on the hub only, which need not answer."""
-    monkeypatch.setattr(evaluation.downloads, "check", lambda config: None)
+    monkeypatch.setattr(evaluation.downloads, "check", lambda config, needs_data: None)
 
 
 def settings(folder, *arguments: str, name: str | None):

@@ -464,7 +464,7 @@ with Double().serving() as double:
 def test_a_server_is_asked_without_the_proxies_that_others_are_asked_through(tmp_path):
     """The proxy of the environment is a closed port here; a judge still has to go through it."""
     proxies = {"http_proxy": f"http://127.0.0.1:{hardware.free_port()}", "no_proxy": ""}
-    answer = ran(*forked(), "-c", BEHIND_A_PROXY, tmp_path, timeout=60, env=os.environ | proxies)
+    answer = ran(*forked(), "-c", BEHIND_A_PROXY, tmp_path, timeout=600, env=os.environ | proxies)
     served, judged = answer.stdout.splitlines()
     assert served == "{100}"
     assert "refused" in judged

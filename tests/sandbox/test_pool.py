@@ -1,5 +1,6 @@
 """Programs run, end, and do not disturb each other; what holds them in is really there."""
 
+import contextlib
 import os
 import platform
 import re
@@ -172,8 +173,11 @@ def test_every_process_of_a_command_ends_with_the_process_that_starts_commands()
         running = threading.Thread(target=lambda: sandbox.run(source, b"", 60), daemon=True)
         running.start()
         started = psutil.Process(sandbox._process.pid)
-        while len(sleeps := [one for one in started.children(recursive=True) if one.name() == "sleep"]) < 4:
+        sleeps = []
+        while len(sleeps) < 4:
             time.sleep(0.05)
+            with contextlib.suppress(psutil.NoSuchProcess):  # the shell that started them may just have ended
+                sleeps = [one for one in started.children(recursive=True) if one.name() == "sleep"]
         sandbox._starting.acquire()  # or it is started again, and runs the command once more
         started.kill()
         assert_ended([one.pid for one in sleeps])

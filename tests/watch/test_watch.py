@@ -150,8 +150,8 @@ def test_the_line_of_a_step_without_an_update(metrics, measure, line):
     [
         (None, ["rollout", "reward", "correct", "dead", "loss", "entropy", "step", "grad"]),
         (110, ["rollout", "reward", "correct", "dead", "step"]),
-        (80, ["rollout", "reward", "correct", "step"]),
-        (40, ["reward", "correct"]),
+        (80, ["rollout", "reward", "correct"]),
+        (60, ["reward", "correct"]),
     ],
 )
 def test_a_step_is_one_line_of_a_terminal(width, parts):
