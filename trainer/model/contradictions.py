@@ -41,10 +41,10 @@ def _contradictions(model: Any, facts: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted(missing):
         layer = OF_A_LAYER.match(name)
         others = sorted(other for other in strange if layer and other.startswith(f"{layer[1]}{layer[2]}."))
-        if layer and others and hasattr(config, "layer_types"):
+        if layer and others and config.to_dict().get("layer_types"):
             yield _says(config, "layer_types", f"its files have {others[0]} and no {name}", int(layer[2]))
     for pattern, axis, key in SIZES:
-        value = getattr(config, key, None)
+        value = config.to_dict().get(config.attribute_map.get(key, key))  # attributes may differ from layer to layer
         for name, found, made in unlike:
             if isinstance(value, int) and re.search(pattern, name) and found[axis] != made[axis]:
                 whole, rest = divmod(value * found[axis], made[axis])
@@ -65,7 +65,8 @@ def _contradictions(model: Any, facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _says(config: Any, key: str, found: str, place: int | None = None) -> str:
-    value, named = getattr(config, key), config.attribute_map.get(key, key)
+    named = config.attribute_map.get(key, key)
+    value = config.to_dict()[named]
     said = value if place is None else value[place]
     return f"{named}{'' if place is None else f'[{place}]'} is {str(said).lower()} in its config.json, and {found}"
 
