@@ -19,7 +19,8 @@ class Family:
     kind: str  # the name of the class, without "ForCausalLM"
     model_type: str  # in config.json
     decodes: bool = True  # rollout/decoder computes what the class computes
-    plans: bool = True  # model/shapes.py and plan/ know the bytes of its blocks
+    is_mixed: bool = False  # its blocks are not all as in Llama; model/shapes.py says how
+    mixture: Literal["", "plain", "gpt_oss"] = ""  # of experts: with biases and attention sinks in gpt-oss
 
     # the weights
     is_joined: bool = False  # one linear layer makes queries, keys and values, and another one gate and up
@@ -33,7 +34,8 @@ class Family:
 
     # the forward pass
     windows: Literal["configured", "every layer", "some layers"] = "configured"  # which layers have a sliding window
-    is_capped: bool = False  # soft caps on the logits, and on attention, which sdpa cannot compute
+    is_capped: bool = False  # soft caps on the logits
+    is_eager: bool = False  # attention has soft caps or sinks, which sdpa cannot compute
 
     # llama.cpp
     arch: str = ""  # its name of the family; empty if export/ does not know it
@@ -89,6 +91,7 @@ ROWS = (
         adds_one=True,
         windows="some layers",
         is_capped=True,
+        is_eager=True,
     ),
     Family(
         "Gemma3",
@@ -100,9 +103,13 @@ ROWS = (
         windows="some layers",
         arch="gemma3",
     ),
-    Family("Gemma4", "gemma4_text", plans=False, is_tied=True, norms="both", query_norms="each", windows="some layers"),
-    Family("Qwen3_5", "qwen3_5_text", plans=False, query_norms="each", adds_one=True, is_gated=True),
-    Family("Lfm2", "lfm2", plans=False, is_tied=True, query_norms="each", names=LFM2_NAMES, arch="lfm2"),
+    Family(
+        "Gemma4", "gemma4_text", is_mixed=True, is_tied=True, norms="both", query_norms="each", windows="some layers"
+    ),
+    Family("Qwen3_5", "qwen3_5_text", is_mixed=True, query_norms="each", adds_one=True, is_gated=True),
+    Family("Lfm2", "lfm2", is_mixed=True, is_tied=True, query_norms="each", names=LFM2_NAMES, arch="lfm2"),
+    Family("Qwen3Moe", "qwen3_moe", decodes=False, is_mixed=True, mixture="plain", query_norms="each"),
+    Family("GptOss", "gpt_oss", decodes=False, is_mixed=True, mixture="gpt_oss", is_eager=True),
 )
 BY_CLASS = {row.class_name: row for row in ROWS}
-BY_TYPE = {row.model_type: row for row in ROWS if row.plans}
+BY_TYPE = {row.model_type: row for row in ROWS}

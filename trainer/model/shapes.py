@@ -5,7 +5,8 @@ the hub, which is one small file.
 """
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 from trainer.config.settings import Model
 from trainer.errors import ModelError
 from trainer.model import hub
-from trainer.model.families import BY_TYPE, Family
+from trainer.model.families import BY_TYPE, MIXERS, Family
+from trainer.model.known_shapes import CONFIGS, TABLE
 
 NANO = Path(__file__).parent / "nano"
 CHUNK_BYTES = 64 * 2**20  # of fp32 logits that loss/ computes at once; about three such tensors are alive
@@ -34,6 +36,46 @@ class Linear(NamedTuple):
         return self.inputs * self.outputs
 
 
+Projections = tuple[
+    tuple[Linear, ...], ...
+]  # linear layers by what they read: those with the same input stand together
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Layers of a model that are alike."""
+
+    count: int
+    projections: Projections
+    mlp: int  # numbers that the feed-forward layers make of a token, with those of each expert that is chosen
+    queries: int = 0  # width of a token's queries, all heads together
+    keys: int = 0  # and of its keys, and of its values
+    caches: bool = True  # keys and values of its own, and not those of an earlier layer
+    others: int = 0  # parameters that are in no linear layer and no expert: norms, convolutions, a router
+    expert: int = 0  # parameters of an expert
+    experts: int = 0
+    chosen: int = 0  # experts that a token goes through
+    carried: int = 0  # numbers of each token that all later layers need
+    inputs: int = 0  # numbers that a convolution keeps of each row, in the precision of the model
+    matrix: int = 0  # and a recurrence, in fp32
+    mixing: float = 0  # bytes that a recurrence keeps of each token for the backward pass, beside those of `mixed`
+    mixed: int = 0  # numbers that a layer without attention keeps of each token, in the precision of the model
+
+    @property
+    def linears(self) -> Iterator[Linear]:
+        return (linear for part in self.projections for linear in part)
+
+    @property
+    def weights(self) -> int:
+        """Numbers that a token is multiplied with."""
+        return sum(linear.weights for linear in self.linears) + self.chosen * self.expert
+
+    @property
+    def parameters(self) -> int:
+        biases = sum(linear.outputs * linear.bias for linear in self.linears)
+        return self.weights + biases + self.others + (self.experts - self.chosen) * self.expert
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The numbers of a model's config.json."""
@@ -52,34 +94,55 @@ class Shape:
     out_bias: bool = False
     mlp_bias: bool = False
     windowed: bool = False  # some layers have sliding-window attention
+    kinds: tuple[Block, ...] = ()  # of a model whose layers are not all as in Llama
+    beside: int = 0  # parameters beside layers, embedding, output layer and last norm
 
     @property
     def queries(self) -> int:
-        """Width of a token's queries, all heads together."""
         return self.heads * self.head_size
 
     @property
     def keys(self) -> int:
-        """Width of a token's keys, and of its values."""
         return self.kv_heads * self.head_size
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
-        return tuple(linear for projection in self.projections for linear in projection)
+    def blocks(self) -> tuple[Block, ...]:
+        return self.kinds or (self.block(),)
+
+    def block(self, **others: Any) -> Block:
+        """Return the layers as they are in Llama, with other values where the arguments name some."""
+        norms = self.family.block_norms * self.hidden + self.query_norms
+        projections = (*self.attention, *self.feed_forward(self.intermediate))
+        plain = Block(self.layers, projections, 3 * self.intermediate, self.queries, self.keys, others=norms)
+        return replace(plain, **others)
 
     @property
-    def projections(self) -> tuple[tuple[Linear, ...], ...]:
-        """The linear layers of one block by what they read: layers with the same input stand together."""
-        hidden, width = self.hidden, self.intermediate
+    def query_norms(self) -> int:
+        return {"none": 0, "each": 2 * self.head_size, "all": self.queries + self.keys}[self.family.query_norms]
+
+    @property
+    def attention(self) -> Projections:
         if self.family.is_joined:
-            heads: tuple[Linear, ...] = (Linear("qkv_proj", hidden, self.queries + 2 * self.keys, self.qkv_bias),)
-            gates: tuple[Linear, ...] = (Linear("gate_up_proj", hidden, 2 * width, self.mlp_bias),)
+            heads: tuple[Linear, ...] = (Linear("qkv_proj", self.hidden, self.queries + 2 * self.keys, self.qkv_bias),)
         else:
-            outputs = {"q_proj": self.queries, "k_proj": self.keys, "v_proj": self.keys}
-            heads = tuple(Linear(name, hidden, size, self.qkv_bias) for name, size in outputs.items())
-            gates = tuple(Linear(name, hidden, width, self.mlp_bias) for name in ("gate_proj", "up_proj"))
-        out = Linear("o_proj", self.queries, hidden, self.out_bias)
-        return heads, (out,), gates, (Linear("down_proj", width, hidden, self.mlp_bias),)
+            gated = self.queries * (1 + self.family.is_gated)
+            outputs = {"q_proj": gated, "k_proj": self.keys, "v_proj": self.keys}
+            heads = tuple(Linear(name, self.hidden, size, self.qkv_bias) for name, size in outputs.items())
+        return heads, (Linear(self.family.part("o_proj"), self.queries, self.hidden, self.out_bias),)
+
+    def feed_forward(self, width: int) -> Projections:
+        sizes = {"gate_up_proj": 2 * width} if self.family.is_joined else {"gate_proj": width, "up_proj": width}
+        gates = tuple(Linear(self.family.part(name), self.hidden, size, self.mlp_bias) for name, size in sizes.items())
+        return gates, (Linear(self.family.part("down_proj"), width, self.hidden, self.mlp_bias),)
+
+    def total(self, of_block: Callable[[Block], float]) -> float:
+        """Return the sum of a number over all layers."""
+        return sum(block.count * of_block(block) for block in self.blocks)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The linear layers of all kinds of blocks, each once."""
+        return tuple(dict.fromkeys(linear for block in self.blocks for linear in block.linears))
 
     @property
     def embedding(self) -> int:
@@ -91,49 +154,18 @@ class Shape:
         return self.embedding * (2 - self.tied)
 
     @property
-    def norms(self) -> int:
-        of_heads = {"none": 0, "each": 2 * self.head_size, "all": self.queries + self.keys}[self.family.query_norms]
-        return self.layers * (self.family.block_norms * self.hidden + of_heads) + self.hidden
+    def ends(self) -> int:
+        """Parameters of all that is no layer, no embedding and no output layer."""
+        return self.hidden + self.beside
 
     @property
     def parameters(self) -> int:
-        of_block = sum(linear.weights + linear.outputs * linear.bias for linear in self.linears)
-        return self.embeddings + self.norms + self.layers * of_block
+        return self.embeddings + self.ends + sum(block.count * block.parameters for block in self.blocks)
 
-
-# family, hidden, layers, heads, key/value heads, size of a head, intermediate, vocabulary, tied, context
-_TABLE: dict[str, tuple[Any, ...]] = {
-    "Qwen/Qwen2.5-0.5B": ("qwen2", 896, 24, 14, 2, 64, 4864, 151936, True, 32768),
-    "Qwen/Qwen2.5-1.5B": ("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, True, 32768),
-    "Qwen/Qwen2.5-3B": ("qwen2", 2048, 36, 16, 2, 128, 11008, 151936, True, 32768),
-    "Qwen/Qwen2.5-7B": ("qwen2", 3584, 28, 28, 4, 128, 18944, 152064, False, 32768),
-    "Qwen/Qwen2.5-14B": ("qwen2", 5120, 48, 40, 8, 128, 13824, 152064, False, 32768),
-    "Qwen/Qwen2.5-32B": ("qwen2", 5120, 64, 40, 8, 128, 27648, 152064, False, 32768),
-    "Qwen/Qwen2.5-72B": ("qwen2", 8192, 80, 64, 8, 128, 29568, 152064, False, 32768),
-    "Qwen/Qwen2.5-Math-1.5B": ("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, True, 4096),
-    "Qwen/Qwen2.5-Math-7B": ("qwen2", 3584, 28, 28, 4, 128, 18944, 152064, False, 4096),
-    "Qwen/Qwen3-0.6B": ("qwen3", 1024, 28, 16, 8, 128, 3072, 151936, True, 40960),
-    "Qwen/Qwen3-1.7B": ("qwen3", 2048, 28, 16, 8, 128, 6144, 151936, True, 40960),
-    "Qwen/Qwen3-4B": ("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, True, 40960),
-    "Qwen/Qwen3-4B-Instruct-2507": ("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, True, 262144),
-    "Qwen/Qwen3-4B-Thinking-2507": ("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, True, 262144),
-    "Qwen/Qwen3-8B": ("qwen3", 4096, 36, 32, 8, 128, 12288, 151936, False, 40960),
-    "Qwen/Qwen3-14B": ("qwen3", 5120, 40, 40, 8, 128, 17408, 151936, False, 40960),
-    "Qwen/Qwen3-32B": ("qwen3", 5120, 64, 64, 8, 128, 25600, 151936, False, 40960),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": ("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, False, 131072),
-    "meta-llama/Meta-Llama-3-8B": ("llama", 4096, 32, 32, 8, 128, 14336, 128256, False, 8192),
-    "meta-llama/Llama-3.2-1B": ("llama", 2048, 16, 32, 8, 64, 8192, 128256, True, 131072),
-    "meta-llama/Llama-3.2-3B": ("llama", 3072, 28, 24, 8, 128, 8192, 128256, True, 131072),
-    "meta-llama/Llama-3.1-8B": ("llama", 4096, 32, 32, 8, 128, 14336, 128256, False, 131072),
-    "HuggingFaceTB/SmolLM2-135M": ("llama", 576, 30, 9, 3, 64, 1536, 49152, True, 8192),
-    "HuggingFaceTB/SmolLM2-360M": ("llama", 960, 32, 15, 5, 64, 2560, 49152, True, 8192),
-    "HuggingFaceTB/SmolLM2-1.7B": ("llama", 2048, 24, 32, 32, 64, 8192, 49152, True, 8192),
-    "HuggingFaceTB/SmolLM3-3B": ("smollm3", 2048, 36, 16, 4, 128, 11008, 128256, True, 65536),
-    "google/gemma-2-2b": ("gemma2", 2304, 26, 8, 4, 256, 9216, 256000, True, 8192),
-    "google/gemma-2-9b": ("gemma2", 3584, 42, 16, 8, 256, 14336, 256000, True, 8192),
-    "google/gemma-3-270m": ("gemma3_text", 640, 18, 4, 1, 256, 2048, 262144, True, 32768),
-    "google/gemma-3-1b": ("gemma3_text", 1152, 26, 4, 1, 256, 6912, 262144, True, 32768),
-}
+    @property
+    def active(self) -> int:
+        """Parameters that compute with a token: fewer than all in a mixture of experts."""
+        return self.parameters - sum(one.count * (one.experts - one.chosen) * one.expert for one in self.blocks)
 
 
 def _shipped(model_type: str, *numbers: Any) -> Shape:
@@ -141,7 +173,7 @@ def _shipped(model_type: str, *numbers: Any) -> Shape:
     return replace(Shape(family, *numbers), qkv_bias=family.has_biases, windowed=family.windows == "some layers")
 
 
-SHIPPED = {name: _shipped(*numbers) for name, numbers in _TABLE.items()}
+SHIPPED = {name: _shipped(*numbers) for name, numbers in TABLE.items()}
 NUMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 ENDINGS = ("-instruct", "-it", "-pt", "-base")  # variants that share their base's shape
@@ -155,8 +187,8 @@ def shape_of(name: str, revision: str | None = None) -> Shape:
         raise ModelError(
             f"model.name={name}",
             f"its config.json cannot be had ({reason})",
-            "Write a local folder, or a model of Qwen2.5, Qwen3, Llama 3, SmolLM2 or Gemma, whose shapes are shipped: "
-            "Qwen/Qwen2.5-1.5B-Instruct",
+            "Write a local folder, or a model of Qwen, Llama 3, SmolLM, Gemma, LFM2 or gpt-oss, whose shapes are "
+            "shipped: Qwen/Qwen2.5-1.5B-Instruct",
         ) from None
 
 
@@ -187,6 +219,8 @@ def known_shape(name: str, revision: str | None = None) -> Shape | None:
         plain = plain.removesuffix(ending)
     if shipped := {known.lower(): shape for known, shape in SHIPPED.items()}.get(plain):
         return shipped
+    if config := {known.lower(): config for known, config in CONFIGS.items()}.get(plain):
+        return from_config(name, config)
     cached = hub.snapshot(Model(name=name, revision=revision))
     return from_config(name, hub.read_json(f"model.name={name}", cached / "config.json")) if cached else None
 
@@ -211,7 +245,7 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
         value = settings[key]
         if type(value) is not int or value < 1:
             raise ModelError(f"model.name={name}", f"{key} is {value!r} in its config.json, and it is a number above 0")
-    return _described(family, settings)
+    return _with_kinds(name, _described(family, settings), settings)
 
 
 def _described(family: Family, settings: Mapping[str, Any]) -> Shape:
@@ -236,7 +270,157 @@ def _described(family: Family, settings: Mapping[str, Any]) -> Shape:
 
 def _has_window(settings: Mapping[str, Any]) -> bool:
     """Return True if a layer has sliding-window attention. Qwen2 names a window that it does not use."""
-    kinds = settings.get("layer_types")
-    if kinds:
-        return kinds != ["full_attention"] * len(kinds) if isinstance(kinds, list) else True
+    if kinds := settings.get("layer_types"):
+        return not isinstance(kinds, list) or any(kind not in ("full_attention", *MIXERS) for kind in kinds)
     return bool(settings.get("sliding_window")) and settings.get("use_sliding_window", True)
+
+
+# ---------------------------------------------------------------- layers that are not all as in Llama
+
+SLIDING, FULL, CONV, DELTA = "sliding_attention", "full_attention", "conv", "linear_attention"
+CHUNK = 64  # tokens that transformers reads at once by the delta rule
+
+
+def _with_kinds(name: str, shape: Shape, settings: Mapping[str, Any]) -> Shape:
+    """Return the shape with the kinds of blocks that its config.json describes."""
+
+    def number(key: str, usual: int = 0) -> int:
+        value = usual if settings.get(key) is None else settings[key]
+        if type(value) is not int or value < 0:
+            raise ModelError(f"model.name={name}", f"{key} is {value!r} in its config.json, and it is a number")
+        return value
+
+    family = shape.family
+    if not family.is_mixed:
+        return shape
+    if settings.get("enable_moe_block"):
+        raise UnknownFamily(f"model.name={name}: memory is not planned for the mixture of experts of Gemma 4.")
+    if family.kind == "Lfm2":
+        shape = replace(shape, intermediate=_lfm2_width(shape.intermediate, settings, number))
+    kinds = settings.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != shape.layers:
+        kinds = _usual_kinds(shape, settings, number)
+    if family.kind == "Gemma4":
+        kinds = [*kinds[:-1], FULL]  # whatever it says
+    blocks = Counter(_block(shape, kind, index, settings, number) for index, kind in enumerate(kinds))
+    width = shape.layers * number("hidden_size_per_layer_input", 256) if family.kind == "Gemma4" else 0
+    found = [replace(block, count=count) for block, count in blocks.items()]
+    if width:  # Gemma 4 has an embedding of each layer, and one layer that makes the same of the first embedding
+        projection = Linear("per_layer_model_projection", shape.hidden, width, False)
+        found.append(Block(1, ((projection,),), 0, others=width // shape.layers, carried=2 * width))
+    return replace(shape, kinds=tuple(found), beside=number("vocab_size_per_layer_input", 262144) * width)
+
+
+Number = Callable[..., int]
+
+
+def _lfm2_width(width: int, settings: Mapping[str, Any], number: Number) -> int:
+    width = number("block_ff_dim", width)
+    if not settings.get("block_auto_adjust_ff_dim", True):
+        return width
+    factor, multiple = settings.get("block_ffn_dim_multiplier", 1.0), max(1, number("block_multiple_of", 256))
+    width = 2 * width // 3
+    return width if factor is None else multiple * -(-int(factor * width) // multiple)
+
+
+def _usual_kinds(shape: Shape, settings: Mapping[str, Any], number: Number) -> list[str]:
+    places = range(shape.layers)
+    if shape.family.kind == "Lfm2":
+        attends = settings.get("full_attn_idxs") or places
+        return [FULL if index in attends else CONV for index in places]
+    other, every = {"Qwen3_5": (DELTA, number("full_attention_interval", 4)), "Gemma4": (SLIDING, 6)}.get(
+        shape.family.kind, (FULL, 1)
+    )
+    return [other if (index + 1) % max(1, every) else FULL for index in places]
+
+
+def _block(shape: Shape, kind: str, index: int, settings: Mapping[str, Any], number: Number) -> Block:
+    if shape.family.kind == "Gemma4":
+        return _of_gemma4(shape, kind, index, settings, number)
+    if kind == CONV:
+        return _convolution(shape, bool(settings.get("conv_bias")), number)
+    if kind == DELTA:
+        return _gated_delta(shape, number)
+    dense, every = settings.get("mlp_only_layers") or (), max(1, number("decoder_sparse_step", 1))
+    if shape.family.mixture and index not in dense and (index + 1) % every == 0:
+        return _mixture(shape, number)
+    return shape.block(count=1)
+
+
+def _convolution(shape: Shape, bias: bool, number: Number) -> Block:
+    hidden, kernel = shape.hidden, number("conv_L_cache", 3)
+    inner, out = Linear("in_proj", hidden, 3 * hidden, bias), Linear("out_proj", hidden, hidden, bias)
+    mixer, others = ((inner,), (out,)), hidden * (kernel + bias + shape.family.block_norms)
+    return shape.block(
+        count=1,
+        projections=(*mixer, *shape.feed_forward(shape.intermediate)),
+        queries=0,
+        keys=0,
+        others=others,
+        inputs=hidden * (kernel - 1),
+        mixed=5 * hidden,
+    )
+
+
+def _gated_delta(shape: Shape, number: Number) -> Block:
+    """Return a block with the gated delta rule. What it keeps for the backward pass was counted for eight sizes."""
+    hidden, heads = shape.hidden, number("linear_num_value_heads", 32)
+    key_size, value_size = number("linear_key_head_dim", 128), number("linear_value_head_dim", 128)
+    keys, values = number("linear_num_key_heads", 16) * key_size, heads * value_size
+    channels, kernel = 2 * keys + values, number("linear_conv_kernel_dim", 4)
+    outputs = {"in_proj_qkv": channels, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
+    inner = tuple(Linear(name, hidden, size, False) for name, size in outputs.items())
+    out = Linear("out_proj", values, hidden, False)
+    return shape.block(
+        count=1,
+        projections=(inner, (out,), *shape.feed_forward(shape.intermediate)),
+        queries=0,
+        keys=0,
+        others=channels * kernel + 2 * heads + value_size + 2 * hidden,
+        inputs=channels * (kernel - 1),
+        matrix=heads * key_size * value_size,
+        mixed=2 * channels,
+        mixing=heads * (32 * key_size + 26 * value_size + 20.5 * CHUNK + 4 * key_size * value_size / CHUNK),
+    )
+
+
+def _of_gemma4(shape: Shape, kind: str, index: int, settings: Mapping[str, Any], number: Number) -> Block:
+    """Return a block of Gemma 4: global attention has heads of its own size, and the last layers borrow keys."""
+    own: Mapping[str, Any] = {}
+    lends = index < shape.layers - number("num_kv_shared_layers")
+    if isinstance(other := settings.get("per_layer_config"), Mapping):
+        own = other.get(str(index)) or {}
+    elif kind == FULL:
+        keys = number("num_global_key_value_heads") if settings.get("attention_k_eq_v") else 0
+        own = {"head_dim": number("global_head_dim", 512), "num_key_value_heads": keys or shape.kv_heads}
+    has_values = not (settings.get("attention_k_eq_v") and kind == FULL)
+    shape = replace(
+        shape, head_size=own.get("head_dim", shape.head_size), kv_heads=own.get("num_key_value_heads", shape.kv_heads)
+    )
+    names = {"q_proj"} | ({"k_proj"} if lends else set()) | ({"v_proj"} if lends and has_values else set())
+    heads, out = shape.attention
+    width = shape.intermediate * (1 + (bool(settings.get("use_double_wide_mlp")) and not lends))
+    projections = [tuple(one for one in heads if one.name in names), out, *shape.feed_forward(width)]
+    others = shape.family.block_norms * shape.hidden + shape.head_size * (1 + lends)
+    if inputs := number("hidden_size_per_layer_input", 256):
+        projections.append((Linear("per_layer_input_gate", shape.hidden, inputs, False),))
+        projections.append((Linear("per_layer_projection", inputs, shape.hidden, False),))
+        others += shape.hidden
+    return shape.block(count=1, projections=tuple(projections), mlp=3 * width, caches=lends, others=others)
+
+
+def _mixture(shape: Shape, number: Number) -> Block:
+    """Return a block with experts. No adapter is on them, and bitsandbytes leaves them as they are."""
+    hidden, is_oss = shape.hidden, shape.family.mixture == "gpt_oss"
+    experts, chosen = number("num_local_experts") or number("num_experts", 128), number("num_experts_per_tok", 8)
+    width = number("moe_intermediate_size", shape.intermediate if is_oss else 768)
+    plain = shape.block(count=1)
+    return replace(
+        plain,
+        projections=shape.attention,
+        mlp=chosen * ((6 if is_oss else 3) * width + hidden),
+        others=plain.others + experts * (hidden + is_oss) + shape.heads * is_oss,  # a router, and sinks of attention
+        expert=3 * hidden * width + (2 * width + hidden) * is_oss,
+        experts=experts,
+        chosen=min(chosen, experts),
+    )

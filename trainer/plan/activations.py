@@ -10,9 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil
 
-from trainer.model.shapes import CHUNK_BYTES, Shape
+from trainer.model.shapes import CHUNK_BYTES, Block, Shape
 
-GATES = ("gate_proj", "up_proj", "gate_up_proj")
+GATES = ("gate_proj", "up_proj", "gate_up_proj", "w1", "w3")
 FLOAT = 4  # norms, logits and sums of attention are in fp32, whatever the precision of the model
 
 
@@ -48,43 +48,39 @@ class Work:
         return cls(places, rows * completion, 0, places, places, places * width, False, keeps_scores)
 
 
-def attention_saves(shape: Shape, work: Work, item: int) -> float:
+def attention_saves(shape: Shape, block: Block, work: Work, item: int) -> float:
     """Return the bytes of queries, keys, values and output. Answers have a mask, so heads that share keys get a copy of
-    them each."""
+    them each. Layers without attention read whole rows."""
+    if not block.queries:
+        return work.key_places * (block.mixed * item + block.mixing)
     sums = FLOAT * shape.heads * (work.prompt_places + work.answer_places)
-    keys = shape.queries if shape.windowed else shape.keys  # a window needs a mask
+    keys = block.queries if shape.windowed else block.keys  # a window needs a mask
     if work.is_flat:
-        prompts = work.prompt_places * 2 * (shape.queries + keys)
-        answers = (work.answer_places + work.key_places) * 2 * shape.queries
+        prompts = work.prompt_places * 2 * (block.queries + keys)
+        answers = (work.answer_places + work.key_places) * 2 * block.queries
         return (prompts + answers + work.pairs) * item + sums
     if work.keeps_scores:  # before and after a cap, and the softmax in fp32 and in the model's precision
-        return work.tokens * 4 * shape.queries * item + work.pairs * shape.heads * (FLOAT + 2 * item)
-    return work.tokens * 2 * (shape.queries + keys) * item + sums
+        return work.tokens * 4 * block.queries * item + work.pairs * shape.heads * (FLOAT + 2 * item)
+    return work.tokens * 2 * (block.queries + keys) * item + sums
 
 
-def saved_bytes(shape: Shape, work: Work, item: int, learning: Collection[str]) -> float:
+def saved_bytes(shape: Shape, block: Block, work: Work, item: int, learning: Collection[str]) -> float:
     """Return what one layer keeps for the backward pass. Layers in `learning` keep their input."""
     norms = shape.family.block_norms * FLOAT * shape.hidden
     if shape.family.query_norms != "none":
-        norms += FLOAT * (shape.queries + shape.keys)
-    kept = {
-        ("q_proj", "k_proj", "v_proj", "qkv_proj"): shape.hidden,
-        ("o_proj",): shape.queries,
-        GATES: shape.hidden,
-        ("down_proj",): shape.intermediate,
-        ("norms",): shape.family.block_norms * shape.hidden,
-    }
-    inputs = sum(width for names, width in kept.items() if any(name in learning for name in names))
-    mlp = 3 * shape.intermediate
-    return work.tokens * (norms + (inputs + mlp) * item) + attention_saves(shape, work, item)
+        norms += FLOAT * (block.queries + block.keys)
+    inputs = sum(part[0].inputs for part in block.projections if any(one.name in learning for one in part))
+    if "norms" in learning:
+        inputs += shape.family.block_norms * shape.hidden
+    return work.tokens * (norms + (inputs + block.mlp) * item) + attention_saves(shape, block, work, item)
 
 
-def layer_bytes(shape: Shape, work: Work, item: int) -> float:
+def layer_bytes(shape: Shape, block: Block, work: Work, item: int) -> float:
     """Return the gradients that exist for a moment in the backward pass of a layer: in its feed-forward part, or of its
     keys."""
-    mlp = work.tokens * (3 * shape.intermediate + 2 * shape.hidden) * item
-    freed = work.tokens * 3 * shape.intermediate * item
-    attention = (2 * work.key_places + 2 * work.answer_places) * shape.queries * item - freed
+    mlp = work.tokens * (block.mlp + 2 * shape.hidden) * item
+    freed = work.tokens * block.mlp * item
+    attention = (2 * work.key_places + 2 * work.answer_places) * block.queries * item - freed
     return max(mlp, attention)
 
 
@@ -95,9 +91,14 @@ def kept_bytes(shape: Shape, work: Work, item: int) -> float:
 
 def forward_bytes(shape: Shape, work: Work, item: int, targets: Collection[str]) -> float:
     """Return the peak of a pass without gradients, inside one layer: its feed-forward part, or its attention."""
-    adapters = 2 * shape.intermediate if any(name in targets for name in GATES) else 0
-    mlp = work.tokens * (3 * shape.intermediate + 3 * shape.hidden + adapters) * item
-    attention = attention_saves(shape, work, item) + work.tokens * 2 * shape.hidden * item
+    return max(_forward_of(shape, block, work, item, targets) for block in shape.blocks)
+
+
+def _forward_of(shape: Shape, block: Block, work: Work, item: int, targets: Collection[str]) -> float:
+    gates = [one for one in block.linears if one.name in GATES]
+    adapters = sum(one.outputs for one in gates) if any(one.name in targets for one in gates) else 0
+    mlp = work.tokens * (block.mlp + 3 * shape.hidden + adapters) * item
+    attention = attention_saves(shape, block, work, item) + work.tokens * 2 * shape.hidden * item
     return max(mlp, attention)
 
 

@@ -20,8 +20,8 @@ from trainer.machine import hardware
 from trainer.machine.console import spoken, until
 from trainer.model.shapes import shape_of
 from trainer.plan.cards import CARDS, Speed, card_of
+from trainer.plan.data import count_local
 from trainer.plan.planner import DRAW, Planner
-from trainer.plan.read_data import count_local
 from trainer.plan.search import planned_shape
 from trainer.problem.published import GSM8K_TRAINING_PROBLEMS
 from trainer.run_folder.reader import RunFiles, read_run
@@ -85,10 +85,8 @@ class Duration:
 
     def _own(self, steps: int) -> float:
         """Return the seconds of steps and evaluations: of base, trained and merged model, and those between."""
-        settings, merged = self.planner.config.eval, self.planner.config.merges
-        between = (steps - 1) // settings.every if settings.every else 0
-        sampled = 2 * settings.samples + 1 if settings.samples and not self.planner.config.is_warmup else 0
-        return steps * self.step + (2 + merged + between + sampled) * self.evaluation
+        every, merged = self.planner.config.eval.every, self.planner.config.merges
+        return steps * self.step + (2 + merged + ((steps - 1) // every if every else 0)) * self.evaluation
 
     @cached_property
     def rollout(self) -> float:
@@ -149,20 +147,27 @@ class Duration:
         prompts, edges = rows / (planner.config.rollout.group_size if shares else 1), rows * self.length
         tokens = edges + prompts * prompt
         pairs = prompts * prompt**2 / 2 + edges * (prompt + self.length / 2)
-        layers = 2 * self._weights * tokens + 4 * shape.layers * shape.queries * pairs
+        layers = 2 * self._weights * tokens + 4 * self._queries * pairs
         micro_batches = ceil(tokens / planner.config.optim.tokens_per_micro_batch)
         beside = tokens * self._passed / self.speed.bandwidth + shape.layers * micro_batches * self.speed.latency
         return Line(tokens, layers, 2 * shape.embedding * edges, beside)
 
     @property
-    def _weights(self) -> int:
-        return self.planner.shape.layers * sum(linear.weights for linear in self.planner.shape.linears)
+    def _weights(self) -> float:
+        """Numbers of the layers that a token is multiplied with: those of few experts in a mixture."""
+        return self.planner.shape.total(lambda block: block.weights)
+
+    @property
+    def _queries(self) -> float:
+        return self.planner.shape.total(lambda block: block.queries)
 
     @property
     def _passed(self) -> float:
         """Bytes of a token between the parts of the layers: what linear layers read and write, and others again."""
-        shape = self.planner.shape
-        return BETWEEN * self.planner.item * shape.layers * sum(one.inputs + one.outputs for one in shape.linears)
+        sides = self.planner.shape.total(
+            lambda block: sum(one.inputs + one.outputs for one in block.linears) + (block.mlp if block.experts else 0)
+        )
+        return BETWEEN * self.planner.item * sides
 
     def _sampling(self, answers: int, group: int) -> float:
         """Return the seconds of reading the prompts once, and of a decode step for each token of each wave of rows."""
@@ -171,10 +176,10 @@ class Duration:
         steps, context = planner.completion, planner.prompt + self.length / 2
         rows = answers / waves * self.length / steps  # that are not finished
         prompts = answers / group
-        attention = 4 * shape.layers * shape.queries
+        attention = 4 * self._queries
         reading = prompts * (2 * self._weights * planner.prompt + attention * planner.prompt**2 / 2)
         flops = rows * (2 * (self._weights + shape.embedding) + attention * context)
-        cache = 2 * shape.layers * shape.keys * planner.item * context
+        cache = planner.row(context)
         drawn = shape.vocabulary * (planner.item + DRAW)
         moved = planner.decoded + rows * (cache + drawn + self._passed)
         step = max(flops / speed.flops, moved / speed.bandwidth) + shape.layers * speed.latency
@@ -281,7 +286,7 @@ def _between(low: Duration, high: Duration, steps: int | None, basis: str) -> Es
 def at_start(config: Config, first_step: int, total_steps: int, world_size: int) -> str | None:
     """Return what a run says of its time before its first step, with the hour of the clock at which it ends, and fewer
     steps if it is long; None on a CPU and on a card that is not known."""
-    gpus, shape = hardware.detect().gpus, planned_shape(config.model)
+    gpus, shape = hardware.detect().gpus, planned_shape(config)
     if not gpus or shape is None or first_step >= total_steps:
         return None
     left = config.model_copy(update={"run": config.run.model_copy(update={"steps": total_steps - first_step})})

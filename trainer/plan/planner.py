@@ -10,6 +10,7 @@ constants.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from math import ceil, inf, prod
 from trainer.config import ds_config
 from trainer.config.settings import Config, Teacher
 from trainer.errors import ModelError
-from trainer.model.shapes import Linear, Shape, adapter_shapes, shape_of
+from trainer.model.shapes import Block, Linear, Shape, adapter_shapes, shape_of
 from trainer.plan.activations import FLOAT, Work, forward_bytes, head_bytes, kept_bytes, layer_bytes, saved_bytes
 
 GB = 10**9
@@ -170,8 +171,8 @@ class Planner:
         lora = self.config.lora
         if not lora.enabled:
             return self.shape.parameters
-        of_block = (lora.r * (one.inputs + one.outputs) + one.outputs * lora.dora for one in self.adapted)
-        return self.shape.layers * sum(of_block)
+        of_layer = {one: lora.r * (one.inputs + one.outputs) + one.outputs * lora.dora for one in self.adapted}
+        return round(self.shape.total(lambda block: sum(of_layer.get(one, 0) for one in block.linears)))
 
     @cached_property
     def weights(self) -> float:
@@ -181,20 +182,22 @@ class Planner:
         if not shape.tied and model.quantize_head == "int8":
             head = shape.embedding + FLOAT * shape.vocabulary
         on_card = head if shape.tied or model.embeddings == "cpu" else embedding + head
-        return on_card + shape.norms * self.item + shape.layers * self._block
+        return on_card + shape.ends * self.item + shape.total(self._block)
 
-    @property
-    def _block(self) -> float:
-        return sum(map(self._linear_bytes, self.shape.linears))
+    def _block(self, block: Block) -> float:
+        """Return the bytes of a layer. Only linear layers are quantised, and experts are none."""
+        others = block.others + block.experts * block.expert
+        return sum(map(self._linear_bytes, block.linears)) + others * self.item
 
     @property
     def decoded(self) -> float:
-        """Bytes of weights that a decode step moves: all but the embedding, of which it reads a few rows. Quantised
-        weights are also written in full precision, and read again."""
+        """Bytes of weights that a decode step moves: all but the embedding, of which it reads a few rows, and experts
+        that no row is sent to. Quantised weights are also written in full precision, and read again."""
         model, shape = self.config.model, self.shape
         unread = 0 if shape.tied or model.embeddings == "cpu" else shape.embedding * self.item
-        in_full = shape.layers * sum(linear.weights for linear in shape.linears) * self.item
-        return self.weights - unread + (2 * in_full if model.quantize != "none" else 0)
+        in_full = shape.total(lambda block: sum(linear.weights for linear in block.linears)) * self.item
+        idle = shape.total(lambda block: max(0, block.experts - self.rows * block.chosen) * block.expert) * self.item
+        return self.weights - unread - idle + (2 * in_full if model.quantize != "none" else 0)
 
     def _linear_bytes(self, linear: Linear) -> float:
         kind, bias = self.config.model.quantize, linear.outputs * linear.bias * self.item
@@ -293,8 +296,8 @@ class Planner:
         if (
             self.config.model.quantize != "none"
         ):  # made on the card, where embedding and output layer arrive as they came
-            ends = (self.shape.embeddings + self.shape.norms) * self.item
-            loaded = ends + self.shape.layers * self._block
+            ends = (self.shape.embeddings + self.shape.ends) * self.item
+            loaded = ends + self.shape.total(self._block)
         twice = flat if frozen + 2 * flat <= self.vram - CONTEXT else 0
         flattening = {} if self.splits else {"flattening": max(twice, own)}  # parts replace whole weights one by one
         return {"weights": loaded, "adapter": flat if frozen else 0, **flattening}
@@ -349,12 +352,14 @@ class Planner:
         adapter first."""
         if not self.decodes or self.stage == 3 or self.config.model.quantize != "none" or self.config.lora.dora:
             return 0
-        parts, budget, found = self.shape.projections, self._free / SPARE, 0.0
+        parts, budget, found = Counter[tuple[Linear, ...]](), self._free / SPARE, 0.0
+        for block in self.shape.blocks:
+            parts.update(dict.fromkeys(block.projections, block.count))
         adapted = {part: any(one in self.adapted for one in part) for part in parts}
         for part in sorted(parts, key=lambda part: not adapted[part]):
             if adapted[part] or len(part) > 1:
                 size = sum(one.weights for one in part) * self.item
-                count = min(self.shape.layers, int((budget - found) // size)) if budget > found else 0
+                count = min(parts[part], int((budget - found) // size)) if budget > found else 0
                 found += count * size
         return found
 
@@ -364,7 +369,16 @@ class Planner:
         return ceil((self.prompt + self.completion) / PLACES) * PLACES
 
     def _cache(self, rows: int) -> float:
-        return 2 * self.shape.layers * self.shape.keys * self.item * self.places * rows
+        return rows * self.row(self.places)
+
+    def row(self, places: float) -> float:
+        """Return the bytes that the layers keep of a row: keys and values of each place, and what does not grow."""
+        states = self.shape.total(lambda block: block.inputs * self.item + block.matrix * FLOAT)
+        return self._of_place * places + states
+
+    @property
+    def _of_place(self) -> float:
+        return 2 * self.item * self.shape.total(lambda block: block.keys * block.caches)
 
     @cached_property
     def _kept_by_rollout(self) -> Sizes:
@@ -390,8 +404,8 @@ class Planner:
         """Return the bytes of a block of the decoder: the hidden state, and what its halves read and make."""
         shape = self.shape
         adapters = 0 if self.copies else 3 * max((one.outputs for one in self.adapted), default=0)
-        live = 2 * shape.hidden + max(2 * (shape.queries + shape.keys), 3 * shape.intermediate) + adapters
-        return tokens * live * self.item
+        inside = max(max(2 * (one.queries + one.keys), one.mlp, one.mixed) for one in shape.blocks)
+        return tokens * (2 * shape.hidden + inside + adapters) * self.item
 
     def _rollout(self) -> Sizes:
         gathered = {"weights": self._own_weights + self._gathered}
@@ -402,7 +416,8 @@ class Planner:
             return gathered | self._generate()
         kept = gathered | self._kept_by_rollout
         prompts = max(1, min(PREFILL_TOKENS // self.prompt, ceil(rows / rollout.group_size)))  # read at once
-        spread = 2 * shape.keys * self.prompt * min(rows, prompts * rollout.group_size) * self.item  # of one layer
+        keys = max(block.keys for block in shape.blocks)
+        spread = 2 * keys * self.prompt * min(rows, prompts * rollout.group_size) * self.item  # of one layer
         reading = self._through_a_block(prompts * self.prompt) + spread
         # an adapter's product before and after it is scaled, on its way into a copy
         merging = 2 * max((one.weights for one in self.adapted), default=0) * self.item if self.copies else 0
@@ -423,8 +438,7 @@ class Planner:
     def _generate(self) -> Sizes:
         """model.generate with as many rows as limits.rows_that_fit chooses. A cache grows by being copied layer by
         layer, so the peak is where all prompts are read at once, or at the last token."""
-        shape = self.shape
-        of_place = 2 * shape.layers * shape.keys * self.item
+        shape, of_place = self.shape, self._of_place
         of_row = of_place * (self.prompt + self.completion) + 12 * shape.vocabulary
         rows = max(1, min(self.rows, int(self._free / 2 / of_row)))
         reading = forward_bytes(shape, self._padded(rows, 0), self.item, self.targets) + self._dequantised
@@ -450,20 +464,21 @@ class Planner:
         return self._padded(rows, self.completion)
 
     def _padded(self, rows: int, completion: int) -> Work:
-        keeps_scores = self.shape.family.is_capped or self.config.model.attention == "eager"
+        keeps_scores = self.shape.family.is_eager or self.config.model.attention == "eager"
         return Work.padded(rows, self.prompt, completion, keeps_scores)
 
     def _backward(self) -> Sizes:
         """The peak is at the head, when all layers have kept what they need, or in the last layer on the way back."""
         shape, work, config = self.shape, self.work, self.config
-        saved = saved_bytes(shape, work, self.item, self._learning)
-        inside = layer_bytes(shape, work, self.item) + self._dequantised
-        kept = kept_bytes(shape, work, self.item)
-        if config.model.gradient_checkpointing:
-            inside += saved
+        saved = {one: saved_bytes(shape, one, work, self.item, self._learning) for one in shape.blocks}
+        is_checkpointed = config.model.gradient_checkpointing
+        inside = max(layer_bytes(shape, one, work, self.item) + saved[one] * is_checkpointed for one in shape.blocks)
+        inside += self._dequantised
+        kept = kept_bytes(shape, work, self.item) + shape.total(lambda one: one.carried) * work.tokens * self.item
+        if is_checkpointed:
             kept += (2 if config.model.activation_offload else shape.layers) * work.tokens * shape.hidden * self.item
         else:
-            kept += shape.layers * saved
+            kept += shape.total(saved.__getitem__)
         entropy, regularises = bool(config.algorithm.entropy_bonus), bool(config.algorithm.gradreg.strength)
         head = head_bytes(shape, work.edges, self.item, not config.lora.enabled, entropy)
         gradients = {

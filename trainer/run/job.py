@@ -18,7 +18,7 @@ from trainer.machine.out_of_memory import explained
 from trainer.machine.quiet import no_progress_bars
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.model.merge import write_merged
-from trainer.plan.read_data import Data, read
+from trainer.plan.data import Data, read
 from trainer.ranks import distributed, stop_signal
 from trainer.run import assemble, farewell, sampler_check, teaching
 from trainer.run.assemble import Run
@@ -107,8 +107,7 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
         _rehearse_and_check(config, run)
         if evaluator.held_out:
             with log.stopping.timing_an_evaluation(), run.updater.policy.as_base():
-                base = evaluator.evaluate("base", evaluator.draws)  # which is step 0 of the curves
-            evaluations["base"] = base
+                base = evaluations["base"] = evaluator.evaluate("base")  # which is step 0 of the curves
             log.screen.say(f"base model: {describe(base)}")
             if log.first_step == 0:
                 log.base(metrics_of(base))
@@ -119,8 +118,7 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
                 train(config, *run)
         log.screen.close()
         if evaluator.held_out:
-            last = None if evaluator.draws else evaluator.history.last  # a finished run makes no step
-            last = last or evaluator.evaluate("trained", evaluator.draws)
+            last = evaluator.history.last or evaluator.evaluate("trained")  # a finished run makes no step
             evaluations["trained"] = replace(last, name="trained")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(farewell.what_is_saved(config, log)) from None
@@ -131,19 +129,19 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
         what = disk.failure(error) or f"{error.strerror}."
         raise CheckpointError(f"{gone}{error.filename}", f"{what} {farewell.what_is_saved(config, log)}") from error
     except EndedByAlarm as alarm:
-        raise EndedByAlarm(f"{alarm.key}={alarm.value}", alarm.reason, farewell.what_is_saved(config, log)) from None
+        raise EndedByAlarm(f"{alarm} {farewell.what_is_saved(config, log)}") from None
     finally:
         run.rollouts.close()
         log.close()
     for line in farewell.best_step(config, evaluator.history, log.total_steps):
         log.screen.say(line)
-    _export(run)
+    _export(config, run)
     return log, evaluations
 
 
-def _export(run: Run) -> None:
+def _export(config: Config, run: Run) -> None:
     """Write the adapter or the model, and free the memory of the policy, so that a merged model fits where it was."""
-    policy, product = run.updater.policy, run.log.folder / run.log.config.lora.product
+    policy, product = run.updater.policy, run.log.folder / config.lora.product
     with run.log.stopping.exporting(), policy.gathered():
         if distributed.is_main():
             remedy = "Make room; the same command then goes on to its end."

@@ -80,10 +80,10 @@ class Provenance:
         # A module that is imported later in a run is not among the files yet, and is read where it was.
         now = {name: _checksum(self.folder / name) for name in had if not name.startswith(TEACHER)} | self.files
         if others := sorted(name for name in had.keys() & now if had[name] != now[name]):
-            files, what = ", ".join(others), "changed since this run began"
+            what = f"{', '.join(others)}: changed since this run began"
             if not self.accepts:
-                raise ConfigError(files, what, f"Restore what it had, or go on with the change: {ACCEPT}")
-            _warn(f"{files}: {what}, which {ACCEPT} accepts: the steps that are done were made without the change")
+                raise ConfigError(f"{what}. Restore what it had, or go on with the change: {ACCEPT}.")
+            _warn(f"{what}, which {ACCEPT} accepts: the steps that are done were made without the change")
 
 
 def _warn(text: str) -> None:

@@ -48,9 +48,10 @@ class ServerProcess:
     def check(self) -> None:
         """Raise if the server has ended by itself."""
         if (status := self.supervisor.poll()) is not None:
-            lines = error_lines(self.log.read_text(errors="replace"))
-            reason = f"vLLM has ended (status {status}). From {self.log}:"
-            raise TrainingError("rollout.vllm.start=true", "\n".join([reason, *lines]))
+            raise TrainingError(
+                f"rollout.vllm.start=true: vLLM has ended (status {status}). From {self.log}:\n"
+                + "\n".join(error_lines(self.log.read_text(errors="replace")))
+            )
 
     def stop(self) -> None:
         if self.supervisor.poll() is None:

@@ -41,8 +41,7 @@ def read_held_out(config: Config) -> Data:
 
 def training_of(task: Task, config: Config) -> list[Problem]:
     """Return the training problems, with the gold answers of one another if a control of an experiment asks for it."""
-    problems = training_problems(task, config.task, config.run.seed)
-    return placebo.shuffle_golds(problems, config.reward.control, config.run.seed)
+    return placebo.shuffle_golds(training_problems(task, config.task, config.run.seed), config)
 
 
 def count_local(config: Config) -> int | None:
