@@ -31,7 +31,7 @@ def test_an_alarm_is_printed_once_while_it_lasts_and_again_when_it_returns():
 
 
 def test_strict_health_ends_the_run_at_the_first_alarm():
-    with pytest.raises(EndedByAlarm, match="step 5: ") as raised:
+    with pytest.raises(EndedByAlarm, match="step 5") as raised:
         live(run(truncated=0.9), "run.strict_health=true")
     assert raised.value.status == 5
 
