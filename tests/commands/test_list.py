@@ -1,6 +1,7 @@
 """`octet list`, and which run the commands take where none is named."""
 
 import os
+import re
 
 import pytest
 
@@ -8,6 +9,7 @@ from tests.commands.test_compare import run_in
 from tests.conftest import said_by
 from trainer.commands.main import parser_of
 from trainer.commands.options import fill_in_run
+from trainer.config.arguments import PRESETS, RECIPES, names_in
 
 
 @pytest.fixture
@@ -36,6 +38,18 @@ def test_runs_are_listed_in_the_order_of_their_start(runs, capsys):
 def test_a_task_in_a_file_is_listed_without_its_folder(runs, capsys):
     run_in(runs / "own", {}, "task.name=/a/b/mine.py:build")
     assert said_by(capsys, "list")[1].splitlines()[-1].split()[:4] == ["own", "stopped", "nano", "mine.py:build"]
+
+
+def test_presets_and_recipes_are_listed_with_what_they_are_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, page, _ = said_by(capsys, "list", "--presets")
+    assert status == 0
+    rows = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in page.splitlines()[2:])
+    assert [*rows] == [f"--preset {one}" for one in names_in(PRESETS)] + [
+        f"--recipe {one}" for one in names_in(RECIPES)
+    ]
+    assert all(re.fullmatch(r".{20,}\.", what) for what in rows.values())
+    assert "at most 5 h" in rows["--preset 8gb"]
 
 
 @pytest.mark.parametrize("command", ["chat", "compare", "export --to gguf", "plot", "push --to a/b", "repro", "watch"])

@@ -14,6 +14,7 @@ from tests.evaluation.test_evaluate import Echo, outcome, prompts
 from trainer.config.command_line import resolve
 from trainer.config.settings import Reward
 from trainer.errors import RewardError
+from trainer.estimates import Share, mean_of, wilson
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, Sampled, evaluate
@@ -219,3 +220,9 @@ def test_an_evaluation_without_a_single_reward_is_an_error():
     scorer = Scorer(Rules(Reward(weights={"judge": 1.0}), "gsm8k", 9), [silent])
     with refuses("evaluation of base", RewardError):
         evaluate("base", Echo(), scorer, prompts(3), 9, measure=REWARD)
+
+
+def test_the_interval_of_rewards_that_are_0_or_1_is_that_of_a_share():
+    assert REWARD.mean([1.0] * 24) == Share(1.0, *wilson(24, 24))
+    assert REWARD.mean([0.0, 0.0, 1.0, 0.0]).low > 0
+    assert REWARD.mean([0.0, 0.5, 1.0]) == mean_of([0.0, 0.5, 1.0])[0]

@@ -140,7 +140,12 @@ def test_a_figure_of_one_metric_has_its_size_and_the_names_that_are_given(seeds,
 
 @pytest.mark.parametrize(
     ("option", "value", "word"),
-    [("--metric", "rewad/mean", "reward/mean"), ("--names", "a,b", "demo"), ("--size", "3", "3.3x2.2")],
+    [
+        ("--metric", "rewad/mean", "reward/mean"),
+        ("--metric", "nonsense", "held_out, step, "),
+        ("--names", "a,b", "demo"),
+        ("--size", "3", "3.3x2.2"),
+    ],
 )
 def test_a_figure_that_cannot_be_drawn_is_an_error(finished, capsys, option, value, word):
     status, _, err = said_by(capsys, "plot", finished, option, value)

@@ -57,6 +57,11 @@ def test_the_models_answer_a_question_and_a_held_out_problem(octet):
     assert said.count("\nread: ") == 2
 
 
+def test_a_question_on_the_command_line_is_answered_once(octet):
+    said = octet("What is", "3 + 4 = x?", "rollout.max_new_tokens=8", input="2 + 2?\n").stdout
+    assert [line.split()[0] for line in said.splitlines() if line.endswith("─")] == ["base", "adapter"]
+
+
 def test_long_answers_stay_on_a_small_terminal(octet, tmp_path):
     (tmp_path / "asked").write_text("\n")
     with (tmp_path / "asked").open() as asked:

@@ -69,6 +69,22 @@ def test_it_moves_without_its_data(run, tmp_path):
     assert "/gone/mine.py" in said
 
 
+def test_it_is_resumed_where_its_code_is_elsewhere_but_not_with_other_code(run, tmp_path):
+    copy, code = shutil.copytree(run, tmp_path / "far/it"), run.parent / "mine.py"
+    resume = ["train", "--resume", copy, "run.steps=2", f"reward.custom={tmp_path}/mine.py:brief"]
+    moved = code.rename(tmp_path / "mine.py")
+    content = moved.read_text()
+    try:
+        moved.write_text(content.replace("0.0", "1.0"))
+        status, said = octet(tmp_path, *resume)
+        assert (status, "mine.py: changed since this run began" in said) == (2, True), said
+        moved.write_text(content)
+        status, said = octet(tmp_path, *resume)
+        assert (status, "step 2" in said) == (0, True), said
+    finally:
+        moved.rename(code)
+
+
 def test_chat_and_export_need_no_data_and_what_is_missing_is_named(run, tmp_path):
     run = shutil.copytree(run, tmp_path / "far/it")
     shutil.rmtree(run / "given")

@@ -142,14 +142,15 @@ def test_model_text_is_printed_as_it_is(capsys):
 )
 def test_the_line_of_a_step_without_an_update(metrics, measure, line):
     metrics |= {"time/rollout": 0.5, "length": 20.0, "accuracy/strict": 0.25, "dead_groups": 1.0}
-    assert progress_line(3, 80, metrics, 75, measure) == f" 3/80  rollout 0.5s 20 tokens  {line}"
+    assert progress_line(3, 80, metrics, 75, measure, 200) == f" 3/80  rollout 0.5s 20 tokens  {line}"
 
 
 @pytest.mark.parametrize(
     ("width", "parts"),
     [
-        (None, ["rollout", "reward", "correct", "dead", "loss", "entropy", "step", "grad"]),
+        (200, ["rollout", "reward", "correct", "dead", "loss", "entropy", "step", "grad"]),
         (110, ["rollout", "reward", "correct", "dead", "step"]),
+        (88, ["rollout", "reward", "correct", "dead"]),
         (80, ["rollout", "reward", "correct"]),
         (60, ["reward", "correct"]),
     ],
@@ -161,4 +162,4 @@ def test_a_step_is_one_line_of_a_terminal(width, parts):
     number, *shown, left = re.split("  +", line.strip())
     assert (number, left) == ("3/4000", "10:00:00 left")
     assert [part.split()[0] for part in shown] == parts
-    assert len(line) <= (width or 200)
+    assert len(line) <= width

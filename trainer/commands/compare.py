@@ -5,12 +5,11 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.table import Table
 
 from trainer.commands.options import add_runs
-from trainer.machine.console import Console
+from trainer.machine.console import Console, table
 from trainer.machine.visible import print
 from trainer.reports.report import Pair, ranked, shown
 from trainer.reports.tables import as_csv
@@ -44,8 +43,8 @@ def run(options: Namespace) -> None:
     console = Console(wide=WIDTH)
     names = dict(zip((str(run.folder) for run in read), names_of(read), strict=True))
     for rows in tasks:
-        for table in tables(rows, names, console.width):
-            console.print(table)
+        for one in tables(rows, names, console.width):
+            console.print(one)
     if len(tasks) > 1:
         console.print("Runs on different tasks are not compared with each other.")
 
@@ -78,12 +77,9 @@ def tables(rows: Sequence[dict[str, Any]], names: Mapping[str, str], width: int)
         while others and room >= _width(others[0]):
             room -= _width(others[0])
             shown.append(others.pop(0))
-        table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for head, _ in shown:
-            table.add_column(head, justify="right" if head in (STRICT.name, REWARD.name, *MEASURED) else "left")
-        for cells in zip(*(cells for _, cells in shown), strict=True):
-            table.add_row(*cells)
-        yield table
+        heads, columns = zip(*shown, strict=True)
+        texts = {*heads} - {STRICT.name, REWARD.name, *MEASURED}
+        yield table(heads, zip(*columns, strict=True), texts, title)
         title = ""
 
 

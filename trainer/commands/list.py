@@ -1,16 +1,16 @@
-"""`octet list`: the runs below a folder, the latest last."""
+"""`octet list`: the runs below a folder, the latest last; or the presets and recipes."""
 
+import re
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from trainer.commands.compare import WIDTH
+from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.settings import RUNS
 from trainer.errors import ConfigError, DataError
-from trainer.machine.console import Console
+from trainer.machine.console import Console, table
 from trainer.reports.terminal import stopped
 from trainer.run_folder.reader import RunFiles, read_run
 
@@ -20,17 +20,27 @@ HEADS = ("run", "state", "model", "task", "steps", "result")
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet list runs/sweep"
     parser.add_argument("folder", nargs="?", type=Path, default=RUNS, metavar="FOLDER", help=f"default {RUNS}/")
+    parser.add_argument("--presets", action="store_true", help="list presets and recipes, and what they are for")
 
 
 def run(options: Namespace) -> None:
     found = [one for one in options.folder.rglob("config.yaml") if one.parent.name != "warmup"]
-    if not found:
+    if not found and not options.presets:
         raise ConfigError(options.folder, "there is no run in it", "Name a folder of runs")
-    table = Table(*HEADS, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    rows = []
     for path in sorted(found, key=lambda path: path.stat().st_mtime):
         with suppress(DataError):  # a configuration that is not of a run
-            table.add_row(*_row(read_run(path.parent), options.folder))
-    Console(wide=WIDTH).print(table)
+            rows.append(_row(read_run(path.parent), options.folder))
+    listed = table(("", "what it is"), _presets(), {"what it is"}) if options.presets else table(HEADS, rows, HEADS)
+    Console(wide=WIDTH).print(listed)
+
+
+def _presets() -> Iterator[list[str]]:
+    """Yield each preset and recipe, with the sentence that its file begins with."""
+    for option, folder in {"--preset": PRESETS, "--recipe": RECIPES}.items():
+        for name in names_in(folder):
+            comment = " ".join(re.findall("^# (.*)", (folder / f"{name}.yaml").read_text(), re.MULTILINE))
+            yield [f"{option} {name}", *re.findall(r"^.{20,}?\.(?= |$)", comment)]
 
 
 def _row(run: RunFiles, folder: Path) -> list[str]:

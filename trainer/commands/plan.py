@@ -22,6 +22,7 @@ from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.console import Console, spoken
+from trainer.machine.console import table as console_table
 from trainer.machine.shipped import train_here
 from trainer.machine.visible import print
 from trainer.model.shapes import shape_of
@@ -104,15 +105,13 @@ def show_models(options: Namespace, console: Console) -> None:
     if options.json:
         print(json.dumps([document(question) for question in questions], indent=2))
         return
-    made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in ("model", "GB", "about", "steps", "with"):
-        made.add_column(name, justify="left" if name in ("model", "with") else "right", no_wrap=name != "with")
+    rows = []
     for question in questions:
         placement, time = question.placement, question.time
         about = [*spoken(time.about), str(time.steps)] if time and time.hours else ["?", "?"]
         changes = shlex.join(question.proposal or [])
-        made.add_row(placement.config.model.name, f"{placement.plan.peak / GB:.1f}", *about, changes)
-    console.print(made)
+        rows.append([placement.config.model.name, f"{placement.plan.peak / GB:.1f}", *about, changes])
+    console.print(console_table(("model", "GB", "about", "steps", "with"), rows, {"with"}))
     size = questions[0].size if questions else "this card"
     console.print(f"\nOn {size}, times on {options.card or questions[0].card}." if questions else "Nothing fits it.")
     console.print("octet plan --model NAME has the whole plan and the command.")

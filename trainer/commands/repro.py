@@ -10,6 +10,7 @@ from trainer.config.command_line import overrides_of, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware, quiet
 from trainer.plan import preflight, start
+from trainer.run_folder.reader import read_run
 
 STEPS = 5
 
@@ -24,9 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    stored = options.run / "config.yaml"
-    if not stored.is_file():
-        raise ConfigError(options.run, "there is no config.yaml in it", "Name the folder of a run")
+    stored = read_run(options.run).folder / "config.yaml"
     if options.steps < 1:
         raise ConfigError(f"--steps {options.steps}", "it must be at least 1", f"Leave it out for {STEPS}")
     with TemporaryDirectory(prefix="octet-repro-") as scratch:

@@ -13,6 +13,11 @@ NAMES = ("model.name", "teacher.name", "prompt.style", "reward.judge.rubric", "e
 PATHS = (*DATA, *FOLDERS[1:], *NAMES, "task.name", "task.mix", "reward.custom")
 
 
+def file_of(text: str) -> str:
+    """Return the file that a setting names, without the name of a function in it."""
+    return text.rpartition(":")[0] if ".py:" in text else text
+
+
 def place(folder: Path, path: str) -> str:
     """Return an absolute path, or the path relative to the run folder of what is in it."""
     own, whole = os.path.abspath(folder), os.path.abspath(os.path.expanduser(path))
@@ -35,9 +40,9 @@ def _with_paths(
     found = deepcopy(dict(settings))
 
     def other(text: Any, key: str) -> Any:
-        file, colon, function = text.rpartition(":") if ".py:" in str(text) else (text, "", "")
-        is_path = isinstance(file, str) and (key in FOLDERS or "." in file or os.sep in file) and is_there(file)
-        return f"{path(file)}{colon}{function}" if is_path else text
+        file = file_of(text) if isinstance(text, str) else ""
+        is_path = (key in FOLDERS or "." in file or os.sep in file) and is_there(file)
+        return f"{path(file)}{text[len(file) :]}" if is_path else text
 
     for key in PATHS:
         *sections, name = key.split(".")

@@ -8,13 +8,13 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from trainer.config.settings import Config
 from trainer.estimates import SIGNIFICANT, Share, mcnemar
 from trainer.evaluation.evaluate import Evaluation, Outcome
 from trainer.machine import disk
+from trainer.machine.console import table
 from trainer.run_folder.reader import table_rows
 from trainer.watch.measure import STRICT, Measure, number
 from trainer.watch.verdict import evidence_of
@@ -186,12 +186,12 @@ def markdown(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> 
     names = [evaluation.name for evaluation in evaluations]
     head = [["", *names], ["---"] + ["---:"] * len(names)]
     lines = [*head, *rows(evaluations)]
-    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines]
+    cells = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     sentences = [f"- {line}" for line in verdicts(evaluations)]
     flips = [line for comparison in all_pairs(evaluations)[:1] for line in flip_lines(comparison)]
     facts = ", ".join(f"{name} `{value}`" for name, value in settings.items() if value is not None)
     legend = OF_REWARDS if evaluations[0].measure.is_reward else LEGEND
-    parts = [f"# {title(evaluations)}", facts, "\n".join(table), legend.rstrip()]
+    parts = [f"# {title(evaluations)}", facts, "\n".join(cells), legend.rstrip()]
     parts += ["\n".join(sentences)] if sentences else []
     parts += ["```\n" + "\n".join(flips).replace("```", "'''") + "\n```"] if flips else []
     return "\n\n".join(parts) + "\n"
@@ -199,10 +199,4 @@ def markdown(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
     """Return the models side by side; gained and lost problems are counted against the first."""
-    table = Table(title=title(evaluations), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for evaluation in evaluations:
-        table.add_column(evaluation.name, justify="right", no_wrap=True)
-    for row in rows(evaluations):
-        table.add_row(*row)
-    return table
+    return table(["", *(one.name for one in evaluations)], rows(evaluations), title=title(evaluations))

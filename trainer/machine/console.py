@@ -1,12 +1,14 @@
 """A console on which every text is shown as it is: nothing in it is markup, and nothing in it acts on the terminal.
 Also, times as people say them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from rich import console
+from rich.box import SIMPLE_HEAD
 from rich.segment import Segment
+from rich.table import Table
 
 from trainer.machine.visible import visible
 
@@ -28,6 +30,16 @@ class Console(console.Console):
     def on_broken_pipe(self) -> None:
         """Leave it to `exits.answering_errors`, where rich would end the program with status 1 and no word."""
         raise BrokenPipeError
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[str] = (), title: str = "") -> Table:
+    """Return a table of numbers, but for its first column and those of `texts`, which may take several lines."""
+    made = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for place, head in enumerate(heads):
+        made.add_column(head, justify="right" if place and head not in texts else "left", no_wrap=head not in texts)
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def spoken(*hours: float) -> list[str]:

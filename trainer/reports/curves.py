@@ -157,7 +157,8 @@ def of_metric(runs: Sequence[RunFiles], metric: str, names: Sequence[str], width
     drawn = chart(metric, groups, [Series(metric, looks, is_held_out)])
     if not drawn.curves:
         known = [HELD_OUT, *dict.fromkeys(chain.from_iterable(line for run in runs for line in run.metrics))]
-        remedy = did_you_mean(metric, known).strip() or "Take one of metrics.jsonl"
+        named = ", ".join(one for one in known if not one.startswith(("time/", "memory/")))
+        remedy = did_you_mean(metric, known).strip() or f"Known: {named}; time/* and memory/* of each phase"
         raise ConfigError(f"--metric {metric}", "no run has logged it", remedy)
     title = f"held-out {measure.name}, 95 %" if is_held_out else metric
     is_share = f"{measure.name if is_held_out else metric}/".startswith(f"{PERCENT}/")

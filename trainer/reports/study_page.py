@@ -6,8 +6,6 @@ from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from trainer.config.study import BASE
 from trainer.estimates import FOUND, LEAST_SEEDS
@@ -20,17 +18,6 @@ from trainer.reports.study import CANNOT_TELL, COSTS, Collected
 Found = Mapping[str, Any]
 SENTENCES = Path(__file__).with_name("study.txt")
 SHOWN = {"samples": "{:,.0f} samples", "tokens": "{:,.0f} tokens", "seconds": "{:,.0f} s"}
-
-
-def screen(found: Found) -> Iterator[Table]:
-    """Yield the tables of a study, for a screen."""
-    for title, head, rows in tables(found):
-        drawn = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for place, name in enumerate(head):
-            drawn.add_column(name, justify="right" if place else "left", no_wrap=True)
-        for row in rows:
-            drawn.add_row(*row)
-        yield drawn
 
 
 def tables(found: Found) -> Iterator[tuple[str, list[str], list[list[str]]]]:

@@ -1,7 +1,7 @@
 """Ask the models of a run, and show their answers, one below the other, while they are written."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -40,15 +40,17 @@ class Voice(NamedTuple):
     as_itself: Callable[[], AbstractContextManager[Any]]
 
 
-def chat(source: Source, config: Config, temperature: float) -> None:
-    """Read questions from standard input, and answer each of them with the base and with what was trained."""
+def chat(source: Source, config: Config, temperature: float, asked: str = "") -> None:
+    """Answer a question with the base and with what was trained, or all that are read from standard input."""
     no_progress_bars()
     task = task_of(config, source.run)
     prompter = prompter_of(config, task, load_tokenizer(config.model))
     voices, scorer, console = list(_voices(source, config, prompter)), make_verifier(config, task), Console()
     sampling = Sampling(1, temperature, config.rollout.max_new_tokens, config.run.seed)
     held_out = partial(evaluation_problems, task, max(1, config.eval.problems))
-    for number, problem in enumerate(_questions(held_out, console)):
+    if not asked:
+        console.print("Ask, or press Enter for a held-out problem. Ctrl-D ends it.")
+    for number, problem in enumerate(_questions([asked] if asked else _typed(), held_out)):
         another = replace(sampling, seed=sampling.seed + number)  # or the same question has the same answer
         try:
             _answer(problem, voices, prompter, another, scorer, console)
@@ -79,14 +81,16 @@ def _load(config: Config, prompter: Prompter, adapter: Path | None = None) -> tu
     return model, choose(copies=False, stop_strings=strings, prompter=prompter)
 
 
-def _questions(held_out: Callable[[], list[Problem]], console: Console) -> Iterator[Problem]:
-    """Yield what a person asks, and a held-out problem for an empty line, until the input ends. Data are read when they
-    are asked for."""
-    problems: list[Problem] = []
+def _typed() -> Iterator[str]:
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # what is no text is no reason to end
-    console.print("Ask, or press Enter for a held-out problem. Ctrl-D ends it.")
-    while line := sys.stdin.readline():
+    return iter(sys.stdin.readline, "")
+
+
+def _questions(lines: Iterable[str], held_out: Callable[[], list[Problem]]) -> Iterator[Problem]:
+    """Yield what a person asks, and a held-out problem for an empty line. Data are read when they are asked for."""
+    problems: list[Problem] = []
+    for line in lines:
         if text := line.strip():
             yield Problem("chat", text, "")
         else:

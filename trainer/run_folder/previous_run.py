@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.command_line import flat, resolve, validated
-from trainer.config.paths import DATA, placed, stored
+from trainer.config.paths import DATA, PATHS, file_of, placed, stored
 from trainer.config.read_yaml import written
 from trainer.config.settings import Config, Vllm
 from trainer.errors import CheckpointError, ConfigError, OctetError
@@ -79,10 +79,10 @@ def differences(folder: Path, config: Config) -> list[Change]:
 
 
 def between(folder: Path, *configs: Config) -> list[Change]:
-    """Return what the second of two settings has changed. A copy of data is the same as the original."""
+    """Return what the second of two settings has changed. A copy of a file is the same as the original."""
     before, now = (flat(stored(config.model_dump(mode="json"), folder)) for config in configs)
     changed = [Change(key, before[key], now[key]) for key in now if before[key] != now[key]]
-    return [one for one in changed if one.key not in DATA or not _is_copied(one, folder)]
+    return [one for one in changed if not _is_copied(one, folder)]
 
 
 def data_files(source: Path) -> list[Path]:
@@ -91,10 +91,16 @@ def data_files(source: Path) -> list[Path]:
 
 
 def _is_copied(change: Change, folder: Path) -> bool:
-    """True if both of the paths in a change name files with the same content."""
-    old, new = (data_files(folder.absolute() / (path or "-")) for path in (change.before, change.now))
-    same = all(a.name == b.name and filecmp.cmp(a, b) for a, b in zip(old, new, strict=False))
-    return len(old) == len(new) > 0 and same
+    """True if a change names copies of files, or files with the same names where those that the run had are gone: their
+    content is compared later (see Provenance)."""
+    before, now = (value if isinstance(value, list) else [str(value)] for value in (change.before, change.now))
+    if change.key not in PATHS or [Path(text).name for text in before] != [Path(text).name for text in now]:
+        return False
+    old, new = ([folder.absolute() / file_of(text) for text in texts] for texts in (before, now))
+    if not any(path.exists() for path in old):
+        return all(path.exists() for path in new)
+    pairs = [[file for path in paths for file in data_files(path)] for paths in (old, new)]
+    return len(pairs[0]) == len(pairs[1]) > 0 and all(filecmp.cmp(*pair) for pair in zip(*pairs, strict=True))
 
 
 def meaning(found: Sequence[Change]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import trainer
 from trainer.config.command_line import flat
-from trainer.config.paths import place, stored
+from trainer.config.paths import file_of, place, stored
 from trainer.config.settings import Config
 from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.machine.shipped import CHECKOUT
@@ -79,7 +79,9 @@ class Provenance:
     def _compare_files(self, had: Mapping[str, Any]) -> None:
         # A module that is imported later in a run is not among the files yet, and is read where it was.
         now = {name: _checksum(self.folder / name) for name in had if not name.startswith(TEACHER)} | self.files
-        if others := sorted(name for name in had.keys() & now if had[name] != now[name]):
+        others = sorted(name for name in had.keys() & now if had[name] != now[name])
+        moved = {name for name in others if now[name] is None and had[name] in self.files.values()}
+        if others := [name for name in others if name not in moved]:
             what = f"{', '.join(others)}: changed since this run began"
             if not self.accepts:
                 raise ConfigError(f"{what}. Restore what it had, or go on with the change: {ACCEPT}.")
@@ -131,8 +133,8 @@ def files_of(config: Config, folder: Path) -> dict[str, Any]:
     teacher."""
     settings = flat(config.model_dump(mode="json", exclude={"run", "model"}))
     texts = [text for key, value in settings.items() for text in _texts(value) if key[:5] != "task." or ".py:" in text]
-    names = [text.rpartition(":")[0] if ".py:" in text else text for text in texts]
-    paths = [Path(os.path.expanduser(name)) for name in names if os.path.isfile(os.path.expanduser(name))]
+    names = [os.path.expanduser(file_of(text)) for text in texts]
+    paths = [Path(name) for name in names if os.path.isfile(name)]
     paths += [path.parent / name for path in paths if path.suffix == ".py" for name in _imported(path.parent.resolve())]
     paths += [path for one in (config.lora.start, config.teacher.adapter) if one for path in one.glob("adapter_*")]
     teacher = {f"{TEACHER}{one.name}": hub.fingerprint(one) for one in [config.teacher_model] if one}

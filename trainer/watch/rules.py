@@ -187,7 +187,7 @@ def only_the_form(history: History) -> str | None:
     return None
 
 
-@rule("paid by length", "Check reward.weights and reward.custom: `octet reward test`.")
+@rule("paid by length", "Check reward.weights and reward.custom; `octet reward test` does where answers are known.")
 def paid_by_length(history: History) -> str | None:
     """The model learns to write answers of a certain length, because that is rewarded."""
     among_equals, share = history.now("reward_length/correlation"), history.now("reward_length/share")
@@ -224,7 +224,7 @@ def no_reward(history: History) -> str | None:
     return None
 
 
-@rule("constant reward", "Remove or repair it: `octet reward test`.")
+@rule("constant reward", "Remove or repair it.")
 def constant_part(history: History) -> str | None:
     """A part that never differs teaches nothing."""
     for name, weight in history.config.reward.weights.items():

@@ -18,7 +18,7 @@ COST = 0.005  # the largest share of the time that goes into drawing
 DEAD = "dead: groups that give no signal, because all their answers earned the same"
 SURE = 10  # steps after which the time that is left is known well
 SAID_H = 1 / 6  # of a run that takes longer, it is said with the time of day
-LEFT_OUT = ("grad", "loss", "entropy", "dead", "step", "rollout")  # the first on a terminal that is too narrow
+LEFT_OUT = ("grad", "loss", "entropy", "step", "dead", "rollout")  # the first where a line is too narrow
 EVALUATION_S = 30.0  # of an evaluation in a run, before the log has a line about it
 
 View = Callable[[Console, int], RenderableType]  # a panel of at most so many lines
@@ -65,9 +65,7 @@ class Screen:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         left = self._left.after(step)
         if step in (1, self.total_steps) or step % self._every == 0:
-            console = self.footer.console
-            width = console.width if console.is_terminal else None
-            line = progress_line(step, self.total_steps, metrics, left, self._measure, width)
+            line = progress_line(step, self.total_steps, metrics, left, self._measure, self.footer.console.width)
             self.say(line)
             if self._explains_dead and "  dead " in line:
                 self.say(DEAD)
@@ -105,8 +103,8 @@ def progress_line(
     total: int,
     metrics: Mapping[str, float],
     seconds_left: float,
-    measure: Measure = STRICT,
-    width: int | None = None,
+    measure: Measure,
+    width: int,
 ) -> str:
     """Return one step in one line, in the order of the loop, without the parts that do not fit into a width."""
     parts = [f"{step:>{len(str(total))}}/{total}"]
@@ -119,7 +117,7 @@ def progress_line(
         parts.append(f"grad {metrics['grad_norm']:.2f}")
     parts.append(f"{clock(seconds_left)} left")
     for name in LEFT_OUT:
-        if width and len("  ".join(parts)) > width:
+        if len("  ".join(parts)) > width:
             parts = [part for part in parts if not part.startswith(f"{name} ")]
     return "  ".join(parts)
 
