@@ -51,6 +51,5 @@ def _row(run: RunFiles, folder: Path) -> list[str]:
         shares = [share.value for line in run.metrics if (share := run.held_out(line))]
         change = [" -> ".join(run.measure.text(value) for value in (shares[0], shares[-1]))] if len(shares) > 1 else []
         result = ", ".join([run.verdict.kind, *change] if run.has_ended else change)
-    named = run.settings
-    task = named["task.name"].rpartition("/")[2]
-    return [str(run.folder.relative_to(folder)), state, named["model.name"], task, steps, result]
+    task = run.settings["task.name"].rpartition("/")[2]
+    return [str(run.folder.relative_to(folder)), state, run.settings["model.name"], task, steps, result]

@@ -124,7 +124,8 @@ def play(config: Config) -> None:
     gold_check.check(config, task, problems)
     random.Random(config.run.seed).shuffle(problems)
     completions = typed(sys.stdin)
-    print("Write what the model would write; an empty line ends it, and Ctrl-D ends the game.")
+    print(f"Write what the model would write; its answer is {ANSWERS[scorer.rules.style]}.")
+    print("An empty line ends it, and Ctrl-D ends the game.")
     environments = environments_of(task, config.task)
     for problem in problems:
         completion = played(problem, completions, environments)

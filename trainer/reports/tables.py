@@ -6,12 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-SPECIAL: dict[str, str | int | None] = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
-SPECIAL |= {character: f"\\{character}" for character in "&%$#_{}"}
+WORDS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+SPECIAL = str.maketrans(WORDS | {character: f"\\{character}" for character in "&%$#_{}"})
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -25,6 +21,6 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def as_latex(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a tabular below its title, which is a comment."""
-    lines = [" & ".join(cell.translate(str.maketrans(SPECIAL)) for cell in row) + r" \\" for row in [head, *rows]]
+    lines = [" & ".join(cell.translate(SPECIAL) for cell in row) + r" \\" for row in [head, *rows]]
     lines[0] += r" \hline"
     return "\n".join([f"% {title}", rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", *lines, r"\end{tabular}"])

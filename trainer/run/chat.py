@@ -50,7 +50,9 @@ def chat(source: Source, config: Config, temperature: float, asked: str = "") ->
     held_out = partial(evaluation_problems, task, max(1, config.eval.problems))
     if not asked:
         console.print("Ask, or press Enter for a held-out problem. Ctrl-D ends it.")
-    for number, problem in enumerate(_questions([asked] if asked else _typed(), held_out)):
+        if isinstance(sys.stdin, TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # what is no text is no reason to end
+    for number, problem in enumerate(_questions([asked] if asked else iter(sys.stdin.readline, ""), held_out)):
         another = replace(sampling, seed=sampling.seed + number)  # or the same question has the same answer
         try:
             _answer(problem, voices, prompter, another, scorer, console)
@@ -79,12 +81,6 @@ def _load(config: Config, prompter: Prompter, adapter: Path | None = None) -> tu
     stops, strings = assemble.ends(config, prompter, model)
     choose = partial(make_sampler, config.rollout, model, prompter.tokenizer, stops)
     return model, choose(copies=False, stop_strings=strings, prompter=prompter)
-
-
-def _typed() -> Iterator[str]:
-    if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # what is no text is no reason to end
-    return iter(sys.stdin.readline, "")
 
 
 def _questions(lines: Iterable[str], held_out: Callable[[], list[Problem]]) -> Iterator[Problem]:

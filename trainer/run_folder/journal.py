@@ -15,8 +15,6 @@ from trainer.records import ScoredGroup
 from trainer.watch.trackers import Tracker, tracked_name
 
 SAMPLED_GROUPS = 2  # per step in samples.jsonl
-
-
 FILES = ("metrics.jsonl", "samples.jsonl")
 VERDICT = "verdict.json"  # of a run that has ended
 

@@ -99,12 +99,7 @@ class Screen:
 
 
 def progress_line(
-    step: int,
-    total: int,
-    metrics: Mapping[str, float],
-    seconds_left: float,
-    measure: Measure,
-    width: int,
+    step: int, total: int, metrics: Mapping[str, float], seconds_left: float, measure: Measure, width: int
 ) -> str:
     """Return one step in one line, in the order of the loop, without the parts that do not fit into a width."""
     parts = [f"{step:>{len(str(total))}}/{total}"]
