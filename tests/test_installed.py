@@ -3,6 +3,7 @@
 import configparser
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -225,3 +226,84 @@ def test_a_checkout_trains_without_an_installation_and_without_git(uninstalled, 
     (_, step) = map(json.loads, (tmp_path / "it/metrics.jsonl").read_text().splitlines())
     assert step["step"] == 1
     assert "no git revision" in (tmp_path / "it/config.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_in_a_kernel_over_a_wheel(installed, tmp_path):
+    """It learns, and the last cell asks the new model. What is shipped has been run, too."""
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    shipped = json.loads((ROOT / "examples/octet.ipynb").read_text())
+    shutil.copy(ROOT / "examples/octet.ipynb", tmp_path)
+    run(installed / "python", ROOT / "scripts/execute_notebook.py", "octet.ipynb", folder=tmp_path, path=installed)
+    for notebook in (shipped, json.loads((tmp_path / "octet.ipynb").read_text())):
+        outputs = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        texts = ["".join(one.get("text", "")) for cell in outputs for one in cell]
+        assert any(text.startswith("learned: ") for text in texts)
+        assert texts[-1].splitlines()[-1].startswith("#### ")
+
+
+@pytest.mark.slow
+def test_a_release_is_built_and_tried(source, tmp_path):
+    """In a repository of its own. It refuses a change that is not committed, and the tag of another version."""
+    pytest.importorskip("build")
+    pytest.importorskip("twine")
+    checkout = shutil.copytree(source, tmp_path / "checkout")
+    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message=a"]):
+        subprocess.run([*git, *command], check=True)
+    surroundings = {"OCTET_PYTHON": sys.executable, "PATH": os.environ["PATH"]}
+    release = [str(checkout / "scripts/release"), "--quick"]
+
+    def refused(reason: str) -> None:
+        answer = subprocess.run(
+            release, env={**os.environ, **surroundings}, capture_output=True, text=True, check=False
+        )
+        assert (answer.returncode, reason in answer.stderr) == (2, True), answer.stderr
+
+    (checkout / "README.md").write_text("changed")
+    refused("not committed")
+    subprocess.run([*git, "checkout", "--quiet", "README.md"], check=True)
+    subprocess.run([*git, "tag", "v9.9.9"], check=True)
+    refused("is tagged v9.9.9")
+    subprocess.run([*git, "tag", "--delete", "v9.9.9"], check=True, capture_output=True)
+    printed = run(*release, folder=tmp_path, path=Path(sys.executable).parent, **surroundings).stdout
+    assert "PASSED" in printed
+    assert "verdict: " in printed
+    assert {path.name for path in (checkout / "dist").iterdir()} == {
+        f"octet_grpo-{__version__}-py3-none-any.whl",
+        f"octet_grpo-{__version__}.tar.gz",
+    }
+    assert json.loads((checkout / "build/sbom.json").read_text())["metadata"]["component"]["version"] == __version__
+
+
+def steps_of_an_image() -> tuple[list[str], list[str], list[str]]:
+    """Return what the Dockerfile copies, what Apptainer.def copies, and the commands that both run."""
+    docker = (ROOT / "Dockerfile").read_text()
+    copied = [
+        name for line in re.findall(r"^COPY (.*) /octet\S*$", docker, flags=re.MULTILINE) for name in line.split()
+    ]
+    sections = dict(re.findall(r"^%(\w+)\n((?:    .*\n)+)", (ROOT / "Apptainer.def").read_text(), flags=re.MULTILINE))
+    files = [line.split()[0] for line in sections["files"].splitlines()]
+    ran = re.findall(r"^RUN (.*)$", docker, flags=re.MULTILINE)
+    assert [line.strip() for line in sections["post"].splitlines()] == ran
+    for script in (*sections.values(), *ran):
+        subprocess.run(["bash", "-n"], input=script if script != sections["files"] else "", text=True, check=True)
+    return copied, files, ran
+
+
+def test_an_image_has_what_its_steps_need(tmp_path):
+    """The steps run in a folder that has only what is copied, up to the packages."""
+    copied, files, commands = steps_of_an_image()
+    assert sorted(copied) == sorted(files)
+    for name in copied:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    (command,) = commands
+    here = {"OCTET_PYTHON": sys.executable, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    shown = run("sh", "-c", command.replace("/octet", str(tmp_path)), folder=tmp_path, path=tmp_path, **here).stdout
+    assert "  name: nano\n" in shown
+    setup = configparser.ConfigParser()
+    setup.read(tmp_path / "setup.cfg")
+    shipped = setup["options.package_data"]["trainer.shipped"].split()
+    assert all(any(tmp_path.glob(pattern)) for pattern in shipped)

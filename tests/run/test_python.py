@@ -1,4 +1,4 @@
-"""Training from Python: in a script as a person writes it, in the notebook of examples/, and what is refused."""
+"""Training from Python: in a script as a person writes it, and what is refused."""
 
 import json
 import sys
@@ -157,17 +157,6 @@ def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):
     assert "reward Right: Python keeps no source of it" in said
     assert changed.reward.custom[1] == f"{tmp_path}/given/Right.py:Right"
     assert changed.reward.all_weights == {"locked": 1.0, "Right": 1.0}
-
-
-@pytest.mark.slow
-def test_the_notebook_runs(tmp_path):
-    """As a script, without the lines that only a notebook knows. The model learns in it."""
-    notebook = json.loads((ROOT / "examples/octet.ipynb").read_text())
-    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    (tmp_path / "notebook.py").write_text("\n".join(cells).replace("%pip", "pass  # "))
-    said = run(*forked(), "notebook.py", folder=tmp_path)
-    assert "\nlearned: " in said
-    assert said.splitlines()[-1].startswith("#### ")
 
 
 def test_nothing_is_imported_before_it_is_used():

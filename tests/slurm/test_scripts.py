@@ -17,6 +17,7 @@ from trainer.config.command_line import resolve
 
 JOBS = sorted((ROOT / "slurm").glob("*.sbatch"))
 SCRIPTS = [*JOBS, ROOT / "slurm/site.env.example", ROOT / "run_deepspeed.sh", ROOT / ".ci/run"]
+SCRIPTS += [ROOT / "scripts/release"]
 SCRIPTS += [file for folder in ("bench", "scripts", "slurm", "tests") for file in (ROOT / folder).rglob("*.sh")]
 
 
