@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts import make_pictures
+from bench import first_page
 from tests.conftest import ROOT
 from trainer import __version__
 
@@ -146,7 +146,7 @@ def test_the_pictures_of_the_first_page_load_nothing_and_are_as_drawn(name):
             "http://www.w3.org/2000/svg",
             "https://www.textualize.io",
         }
-    assert (ROOT / f"docs/first_curve_{name}.svg").read_text() == make_pictures.of_curve(name)
+    assert (ROOT / f"docs/first_curve_{name}.svg").read_text() == first_page.of_curve(name)
 
 
 def test_the_page_of_all_pages_has_them():

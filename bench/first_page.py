@@ -1,7 +1,7 @@
 """Draw the pictures of README.md, for light and for dark pages: a run on a terminal, and its curve beside TRL's.
 
     octet train --preset nano run.dir=runs/demo
-    python -m scripts.make_pictures runs/demo
+    python bench/first_page.py runs/demo
 
 The curve is that of bench/report.py in other colours.
 """
