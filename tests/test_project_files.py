@@ -20,7 +20,7 @@ MARKDOWN = [
     ROOT / name for name in ("README.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "CHANGELOG.md")
 ]
 MARKDOWN += [*(ROOT / "docs").glob("*.md"), *GITHUB.rglob("*.md")]
-OF_A_RUNNER = {"git"}
+OF_A_RUNNER = {"git", "pip", "python"}
 
 
 def setup() -> configparser.ConfigParser:

@@ -1,0 +1,40 @@
+"""The site over docs/ is built strictly: no link leads nowhere, and no page is left out of the navigation."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from scripts import site_links
+from tests.conftest import ROOT, launch
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings")
+    folder = tmp_path_factory.mktemp("site")
+    address = {"OCTET_REPOSITORY": "https://example.org/octet", "NO_MKDOCS_2_WARNING": "1"}
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    answer: subprocess.CompletedProcess = launch(*build, folder=ROOT, **address)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return folder
+
+
+def test_every_page_is_on_the_site_and_has_its_docstrings(site):
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert {path.parent.name for path in site.rglob("index.html")} >= pages
+    assert "Train a model in this process" in (site / "api/index.html").read_text()
+    assert "octet plan" in (site / "search/search_index.json").read_text()
+
+
+def test_a_page_loads_nothing_from_elsewhere(site):
+    for page in (site / "index.html", site / "evidence/index.html"):
+        assert not re.findall(r"<(?:script|img)[^>]+src=.?https?:|<link[^>]+stylesheet[^>]+https?:", page.read_text())
+
+
+def test_links_out_of_docs_lead_to_the_repository(site):
+    assert "https://example.org/octet/blob/main/bench/experiments.md" in (site / "evidence/index.html").read_text()
+    config = {"repo_url": None}
+    assert site_links.on_page_markdown("a [dated\nlog](../bench/a.md#b) c", config) == "a dated\nlog c"
