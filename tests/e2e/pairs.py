@@ -129,6 +129,7 @@ FEATURES: dict[str, dict[str, str]] = {
     "evaluation": {
         "at the ends": "",
         "none": "eval.problems=0",
+        "sampled": "eval.samples=2",
         "each step": "eval.every=1 eval.metric=lenient",
         "early stop": "eval.every=1 eval.patience=1",
     },

@@ -17,6 +17,7 @@ from trainer.ranks import stop_signal
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24"]
 FEW += ["eval.problems=16", "run.save_every=2"]
+ONCE = ["run.steps=4", "run.dir=it", "run.keep=9", "eval.samples=2"]
 ACTIVE = {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}  # this interpreter's environment
 
 
@@ -36,7 +37,7 @@ def adapter(folder: Path) -> bytes:
 def job(tmp_path_factory):
     """Four steps through run_deepspeed.sh."""
     folder = tmp_path_factory.mktemp("job")
-    answer = run(str(ROOT / "run_deepspeed.sh"), *FEW, "run.steps=4", "run.dir=it", "run.keep=9", folder=folder)
+    answer = run(str(ROOT / "run_deepspeed.sh"), *FEW, *ONCE, folder=folder)
     assert answer.returncode == 0, answer.stderr
     return folder / "it", answer
 
@@ -67,6 +68,9 @@ def test_the_run_folder_has_what_was_promised(job):
     assert "torch" in (folder / "config.yaml").read_text().splitlines()[0]
     evaluations = json.loads((folder / "eval.json").read_text())["evaluations"]
     assert [one["name"] for one in evaluations] == ["base", "trained", "merged"]
+    assert ["pass@2" in one.get("sampled", {}) for one in evaluations] == [True, True, False]
+    (pass_at_2,) = [line for line in (folder / "eval.md").read_text().splitlines() if line.startswith("| pass@2")]
+    assert pass_at_2.count("|") == 5  # with an empty cell for the merged model
     checkpoints = folder / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_000002", "step_000004"]
     assert os.readlink(checkpoints / "latest") == "step_000004"

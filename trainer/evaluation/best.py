@@ -22,7 +22,7 @@ from trainer.machine import disk, manifest
 from trainer.machine.visible import visible
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.records import Prompt
+from trainer.records import Draws, Prompt
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler
 from trainer.run_folder.journal import read_records
@@ -133,14 +133,15 @@ class Evaluator:
     progress: ShowProgress
     left_out: int = 0  # held-out problems that exceed the context
     loss: Callable[[], float | None] | None = None  # of a token of held-out solutions, in a warm-up
+    draws: Draws | None = None  # of the base, and at the end
 
-    def evaluate(self, name: str) -> Evaluation:
+    def evaluate(self, name: str, draws: Draws | None = None) -> Evaluation:
         """Return the evaluation of the policy as it is. Every rank calls it."""
         with self.policy.gathered():
             measure, left_out = self.history.measure, self.left_out
             scorer = self.scorer if measure.is_reward else self.scorer.verifier()
             new_tokens, progress = self.max_new_tokens, self.progress
-            found = evaluate(name, self.sampler, scorer, self.held_out, new_tokens, None, progress, left_out, measure)
+            found = evaluate(name, self.sampler, scorer, self.held_out, new_tokens, draws, progress, left_out, measure)
             return replace(found, loss=self.loss()) if self.loss else found
 
     def keep_if_best(self, step: int, evaluation: Evaluation) -> bool:

@@ -85,8 +85,10 @@ class Duration:
 
     def _own(self, steps: int) -> float:
         """Return the seconds of steps and evaluations: of base, trained and merged model, and those between."""
-        every, merged = self.planner.config.eval.every, self.planner.config.merges
-        return steps * self.step + (2 + merged + ((steps - 1) // every if every else 0)) * self.evaluation
+        settings, merged = self.planner.config.eval, self.planner.config.merges
+        between = (steps - 1) // settings.every if settings.every else 0
+        sampled = 2 * settings.samples + 1 if settings.samples and not self.planner.config.is_warmup else 0
+        return steps * self.step + (2 + merged + between + sampled) * self.evaluation
 
     @cached_property
     def rollout(self) -> float:

@@ -96,11 +96,24 @@ def build(request: Request, data: Data | None = None) -> Run:
     history = EvaluationHistory(folder, config.eval, len(held_out), *of_run)
     if history.lost:
         log.screen.say(f"octet: warning: {history.lost}, so the best that was kept is lost")
+    of_answers = (config.eval.samples, config.rollout.temperature, 1, config.run.seed)
+    draws = Draws(*of_answers) if config.eval.samples and not config.is_warmup else None
     kind = Rollouts if config.reward.control == "none" else PlaceboRollouts
     return Run(
         kind(config, prompts.curriculum, prompts.prompter, samplers.sampler, scorer, prompts.longest),
         Updater(policy, config, distributed.device(), packer, shrinker, kl, teacher),
-        Evaluator(policy, samplers.evaluating, scorer, held_out, new_tokens, history, log.screen.progress, left_out),
+        Evaluator(
+            policy,
+            samplers.evaluating,
+            scorer,
+            held_out,
+            new_tokens,
+            history,
+            log.screen.progress,
+            left_out,
+            None,
+            draws,
+        ),
         log,
     )
 

@@ -107,7 +107,8 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
         _rehearse_and_check(config, run)
         if evaluator.held_out:
             with log.stopping.timing_an_evaluation(), run.updater.policy.as_base():
-                base = evaluations["base"] = evaluator.evaluate("base")  # which is step 0 of the curves
+                base = evaluator.evaluate("base", evaluator.draws)  # which is step 0 of the curves
+            evaluations["base"] = base
             log.screen.say(f"base model: {describe(base)}")
             if log.first_step == 0:
                 log.base(metrics_of(base))
@@ -118,7 +119,8 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
                 train(config, *run)
         log.screen.close()
         if evaluator.held_out:
-            last = evaluator.history.last or evaluator.evaluate("trained")  # a finished run makes no step
+            last = None if evaluator.draws else evaluator.history.last  # a finished run makes no step
+            last = last or evaluator.evaluate("trained", evaluator.draws)
             evaluations["trained"] = replace(last, name="trained")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(farewell.what_is_saved(config, log)) from None

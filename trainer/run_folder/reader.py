@@ -342,8 +342,10 @@ def _sampled(evaluations: Sequence[Record], measure: Measure) -> dict[str, list[
     if not (sampled := [one["sampled"] for one in evaluations if "sampled" in one]):
         return {}
     names = [name for name in sampled[0] if "@" in name]
+    every = [one.get("sampled", {}) for one in evaluations]  # in a run the merged model is not sampled
     found = {
-        name.replace("lenient", "any format"): [measure.text(*one[name].values()) for one in sampled] for name in names
+        name.replace("lenient", "any format"): [measure.text(*one[name].values()) if one else "" for one in every]
+        for name in names
     }
     if sampled[0]["trials"] > 1:
         spread = [f"{measure.text(one['mean'])} ± {measure.text(one['deviation'])}" for one in sampled]

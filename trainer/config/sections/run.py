@@ -70,6 +70,9 @@ class Eval(Section):
     """Number of held-out problems, always the same ones. 0 switches evaluation off."""
     every: int | None = Field(None, ge=1)
     """Steps between evaluations; by default there is one before the first step and one after the last."""
+    samples: int = Field(0, ge=0)
+    """Also sample so many answers to each held-out problem, of the base and at the end, and report pass@k: training may
+    raise the greedy accuracy and lower what several answers solve. It takes as long as two such rollouts."""
     metric: Literal["accuracy", "lenient", "loss"] = "accuracy"
     """The accuracy that selects the best adapter or model: of answers in the requested format, or in any format. A
     warm-up uses `warmup.metric`. Without gold answers it is the reward; see docs/evaluation.md."""
