@@ -13,7 +13,7 @@ with naming_missing_packages():
     from trainer.config.command_line import parse_command_line
     from trainer.machine import hardware, quiet
     from trainer.machine.exits import answering_errors, leave, listen
-    from trainer.plan import data, preflight, start
+    from trainer.plan import preflight, read_data, start
     from trainer.ranks import slurm, stop_signal
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     preflight.skip_unused_imports(request.config)
     hardware.prepare_cuda(request.config.rollout.engine)
     # One rank of a machine reads the data before the imports, so that a bad record is an error at once, printed once.
-    read = data.read(request.config) if os.environ.get("LOCAL_RANK", "0") == "0" else None
+    read = read_data.read(request.config) if os.environ.get("LOCAL_RANK", "0") == "0" else None
     if os.environ.get("RANK", "0") == "0":  # the imports take seconds
         name = request.config.model.name
         print(f"octet: loading {name}", file=sys.stderr if request.json else sys.stdout, flush=True)

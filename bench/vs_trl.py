@@ -186,7 +186,7 @@ def curve(folder: Path, clock: Clock, *more: str) -> Iterator[dict[str, float]]:
     """Greedy accuracy of the adapters in a folder, and what each had cost."""
     from trainer.model.load import load_model, load_tokenizer
     from trainer.model.lora import load_adapter
-    from trainer.plan.data import read_held_out
+    from trainer.plan.read_data import read_held_out
     from trainer.ranks import distributed
     from trainer.run import assemble
 

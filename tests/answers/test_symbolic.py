@@ -253,7 +253,7 @@ def test_without_math_verify_the_error_says_what_to_install() -> None:
     without = "import sys; sys.modules['math_verify'] = None"
     code = f"{without}; from trainer.answers.symbolic import SymbolicPool; SymbolicPool()"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "ConfigError: symbolic comparison needs math-verify" in done.stderr
+    assert "ConfigError: reward.symbolic=true: it needs math-verify" in done.stderr
     assert "octet-grpo[math]" in done.stderr
 
 

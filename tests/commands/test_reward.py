@@ -177,4 +177,4 @@ def test_data_without_answers_has_nothing_to_try(capsys, tmp_path):
         capsys, "reward", "test", "--task", "records", f"task.path={path}", "task.answer=none", SHIPPED
     )
     assert status == 2
-    assert "there are no gold answers to try the reward with. Name labelled completions: --labelled FILE." in err
+    assert "--labelled: there are no gold answers" in err

@@ -146,7 +146,7 @@ def test_a_slurm_that_does_not_answer_is_a_clear_error(site, sbatch, tmp_path, m
     sbatch("exec sleep 60")
     monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)
     config = resolve("nano", None, [f"run.dir={tmp_path}/run"])
-    with pytest.raises(ClusterError, match=r"sbatch does not answer .* Check with `squeue --me`"):
+    with pytest.raises(ClusterError, match=r"sbatch: it does not answer .* Check with `squeue --me`"):
         slurm.slurm(config, "nano", slurm.JobRequest(nodes=1, gpus=1), dry_run=False)
 
 
@@ -165,7 +165,7 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path, capsys):
     assert "#SBATCH --nodes=2" in said
     assert "# nothing is written or submitted; " in said
     status, _, told = said_by(capsys, "slurm")
-    assert (status, "there is no sbatch on this machine" in told) == (2, True)
+    assert (status, "sbatch: there is none" in told) == (2, True)
     status, _, told = said_by(capsys, "slurm", "--partition", "gpu")
     assert (status, "Write export SBATCH_PARTITION=NAME into slurm/site.env." in told) == (2, True)
 

@@ -11,7 +11,7 @@ from trainer.commands.task import typed
 from trainer.config.command_line import Request, resolve
 from trainer.config.settings import PromptSettings, TaskSettings
 from trainer.errors import DataError
-from trainer.plan.data import Data
+from trainer.plan.read_data import Data
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
 from trainer.run import assemble

@@ -15,7 +15,7 @@ from trainer.evaluation import best, results
 from trainer.evaluation.evaluate import Evaluation, Outcome, Sampled, evaluate, majority
 from trainer.evaluation.merge_check import agreement
 from trainer.evaluation.results import Comparison
-from trainer.plan.data import read_held_out
+from trainer.plan.read_data import read_held_out
 from trainer.problem.prompts import Prompter
 from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score
 from trainer.reward.built_in import Rules

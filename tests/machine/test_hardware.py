@@ -117,7 +117,7 @@ def test_a_card_without_memory_of_its_own_has_that_of_the_machine(nvidia_smi):
     machine = hardware.detect()
     assert machine.memory_gb == pytest.approx(psutil.virtual_memory().total / 1e9)
     assert str(machine) == f"1 x NVIDIA GB10, {machine.memory_gb * 1e9 / 2**30:.0f} GB of RAM, shared with the CPU"
-    (finding,) = preflight.card(resolve("nano"), machine.gpus[0])
+    (finding,) = preflight.card("auto", machine.gpus[0])
     assert "shared with the CPU" in str(finding)
 
 
@@ -125,7 +125,7 @@ def test_nvidia_smi_is_asked_once(nvidia_smi, tmp_path):
     nvidia_smi(ALONE)
     for _ in range(3):
         machine = hardware.detect()
-        assert list(preflight.card(resolve("nano"), machine.gpus[0]))
+        assert list(preflight.card("auto", machine.gpus[0]))
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
 
 

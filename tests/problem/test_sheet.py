@@ -13,7 +13,7 @@ from trainer.answers.decimal_comma import has_comma, with_points
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
 from trainer.estimates import mcnemar, visible_gain
-from trainer.plan.data import Data
+from trainer.plan.read_data import Data
 from trainer.problem import sheet
 from trainer.problem.task import make_task
 from trainer.records import Completion, Prompt

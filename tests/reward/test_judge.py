@@ -425,7 +425,7 @@ def test_a_rubric_of_ones_own(server, tmp_path):
 def test_a_rubric_that_is_not_there_is_known_before_torch_is_loaded():
     named = ["reward.judge.rubric=scence", "reward.judge.url=http://h/v1", "reward.judge.model=m"]
     with refuses("reward.judge.rubric", names="science"):
-        check(resolve(None, None, [*named, "reward.weights={judge: 1}"]))
+        check(resolve(None, None, [*named, "reward.weights={judge: 1}"]).reward)
 
 
 def test_the_rehearsal_asks_even_when_the_answer_is_kept(server, tmp_path):

@@ -200,13 +200,15 @@ def test_a_fault_of_the_tests_is_found_before_a_run(scorer):
 def test_a_machine_that_cannot_hold_programs_in_refuses_them(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", python_without("LANDLOCK_CREATE_RULESET", tmp_path))
     overrides = ["reward.weights={code: 1.0}"]
-    for make_one in (lambda: make.check(resolve(None, None, overrides)), lambda: scorer_of(*overrides)):
+    for make_one in (lambda: make.check(resolve(None, None, overrides).reward), lambda: scorer_of(*overrides)):
         with refuses("reward.weights.code", names="without Landl"):
             make_one()
-    make.check(resolve(None, None, [*overrides, "reward.code.unsafe=true"]))
+    make.check(resolve(None, None, [*overrides, "reward.code.unsafe=true"]).reward)
     monkeypatch.setattr(sys, "executable", python_without("UNSHARE", tmp_path))
     with refuses("reward.code.command"):
-        make.check(resolve(None, None, [*overrides, "reward.code.command=sh program", "reward.code.unsafe=true"]))
+        make.check(
+            resolve(None, None, [*overrides, "reward.code.command=sh program", "reward.code.unsafe=true"]).reward
+        )
 
 
 def test_octet_score_needs_tests_in_place_of_an_answer_and_two_of_one_name_have_their_own(tmp_path, capsys):

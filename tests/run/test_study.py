@@ -50,7 +50,7 @@ def octet(folder, *arguments: str) -> str:
     [
         (["--slurm", "--collect"], "not allowed with"),
         (["--slurm", "--time=auto"], r"--time auto: the runs of a study take different times. Write --time HH:MM:SS."),
-        (["--gpus=2"], "--time and --gpus are for jobs"),
+        (["--gpus=2"], "--time and --gpus: they are for jobs"),
         (["task.name=records", "task.path=mine.jsonl"], "controls: supervised: "),
     ],
 )

@@ -39,7 +39,7 @@ class Mark(NamedTuple):
     inner: str
 
 
-class Found(NamedTuple):
+class Marked(NamedTuple):
     """An answer, as written, and where its mark begins and ends."""
 
     start: int
@@ -94,7 +94,7 @@ _BRACE = re.compile(r"\\[{}]|[{}]")  # { and \{
 
 
 @lru_cache(maxsize=8)  # a completion is read twice, strictly and leniently
-def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | None], Mark | None]) -> Found | None:
+def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | None], Mark | None]) -> Marked | None:
     """Return the answer in the last mark of a kind, together with those that stand beside it and differ.
 
     Two marks are beside each other in one paragraph (`####`: in one line), or with nothing but "or" between them, if
@@ -120,7 +120,7 @@ def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | Non
         picked = _pick(", ".join(parts), wanted) or picked
     elif wanted != GOLD and (sentence := _denied(text, start, last)):
         picked = sentence
-    return Found(last.start, last.end, picked)
+    return Marked(last.start, last.end, picked)
 
 
 def _are_beside(between: str, wanted: str | None, by_line: bool) -> bool:
@@ -283,7 +283,7 @@ _MARKS: dict[str, tuple[str, Callable[[str, int, str | None], Mark | None]]] = {
 STYLES = (*_MARKS, "letter", "alone")
 
 
-def _found(text: str, style: str, wanted: str | None) -> Found | None:
+def _found(text: str, style: str, wanted: str | None) -> Marked | None:
     part, before = _MARKS[style]
     return _marked(text, wanted, before) if part in text else None
 

@@ -48,8 +48,8 @@ class SymbolicPool:
 
     def __init__(self, workers: int = 1, deadline_s: float = 5.0) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            reason = "symbolic comparison needs math-verify, which is not installed"
-            raise ConfigError(f"{reason}. Run: pip install 'octet-grpo[math]', or write reward.symbolic=false.")
+            remedy = "Run: pip install 'octet-grpo[math]', or write reward.symbolic=false"
+            raise ConfigError("reward.symbolic=true", "it needs math-verify, which is not installed", remedy)
         self.children = ChildPool(f"{__name__}:comparer", workers, deadline_s)
         self._verdict = lru_cache(maxsize=4_096)(self._asked)  # answers of a group are often the same, and so is a hang
 

@@ -24,7 +24,7 @@ from typing import Any
 from trainer.commands.options import add_settings_of_a_run
 from trainer.config import ds_config
 from trainer.config.command_line import choose_preset, resolve
-from trainer.config.settings import RUNS, Config
+from trainer.config.settings import RUNS, Config, TaskSettings
 from trainer.errors import Finding, OctetError, counted
 from trainer.machine import hardware
 from trainer.machine.disk import amount
@@ -147,7 +147,7 @@ def visible_cards(config: Config, machine: hardware.Hardware) -> Iterator[Findin
         yield Finding("warn" if slow else "note", "card", f"no GPU: training on {machine.cores} CPU cores", remedy)
         return
     for gpu in machine.gpus:
-        yield from preflight.card(config, gpu)
+        yield from preflight.card(config.model.dtype, gpu)
     for state in [gpu.state for gpu in machine.gpus if gpu.state][:1]:
         has_bf16 = state.capability >= preflight.BF16_CAPABILITY
         precision = "bf16" if has_bf16 else "no bf16: model.dtype=auto takes fp16, with loss scaling"
@@ -178,10 +178,10 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         if config.teacher_model:
             yield Finding("note", "teacher", f"{config.teacher.name}: {_where(teacher)}")
     with noting("data"):
-        yield data(config)
+        yield data(config.task)
         yield from (one for one in preflight.packages(config) if one.severity == "end")  # else they are tried below
     with noting("settings"):
-        make.check(config)
+        make.check(config.reward)
         ours = start.training_cards(machine, config.rollout.vllm)
         ds_config.check(config, has_gpu=bool(ours.gpus))
         config.refuse_idle(max(1, len(ours.gpus)))
@@ -193,7 +193,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
 
 def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     """Yield what a run would be told about memory; nothing for a model whose memory cannot be planned."""
-    shape = search.planned_shape(config)
+    shape = search.planned_shape(config.model)
     if shape is None:
         return
     if reason := memory_check.problem(config, machine, shape):
@@ -225,14 +225,14 @@ def _where(found: hub.Found) -> str:
     return f"{amount(found.weights)} of weights in {found.folder}"
 
 
-def data(config: Config) -> Finding:
-    if sets := make_task(config.task).hub_sets():
-        cached = [downloads.find_data(one, config.task) for one in sets]
+def data(settings: TaskSettings) -> Finding:
+    if sets := make_task(settings).hub_sets():
+        cached = [downloads.find_data(one, settings) for one in sets]
         place = f"in the cache, {downloads.data_cache()}" if all(cached) else "on the hub, which answers"
-        return Finding("note", "data", f"{config.task.name}: {place}")
-    if config.task.own_data:
-        return sheet.finding(config.task)
-    return Finding("note", "data", f"{config.task.name}: on this machine")
+        return Finding("note", "data", f"{settings.name}: {place}")
+    if settings.own_data:
+        return sheet.finding(settings)
+    return Finding("note", "data", f"{settings.name}: on this machine")
 
 
 def sandbox() -> Finding:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from trainer.commands.options import TASKS, add_overrides, latest
 from trainer.config.command_line import overrides_of, resolve
-from trainer.config.settings import RUNS, Config
+from trainer.config.settings import RUNS, Config, Model
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import quiet
 from trainer.machine.visible import print, visible
 from trainer.plan import downloads, preflight
-from trainer.plan.data import read_held_out
+from trainer.plan.read_data import read_held_out
 from trainer.records import Draws
 from trainer.run_folder.source import Source
 
@@ -114,21 +114,23 @@ def settings_for(options: Namespace, source: Source | None) -> Config:
         raise ConfigError("eval.problems=0", "there is nothing to evaluate", f"Write --problems 1 or more{or_not}")
     downloads.check(config, needs_data=not getattr(options, "no_check", False))
     if source and source.adapter and (options.preset or names_a_model(options)):  # else it is that of its run
-        _refuse_another_base(source, config, names_a_model(options))
+        _refuse_another_base(source, config.model, names_a_model(options))
     quiet.quiet()
     preflight.skip_unused_imports(config)
     return config
 
 
-def _refuse_another_base(source: Source, config: Config, is_named: bool) -> None:
+def _refuse_another_base(source: Source, model: Model, is_named: bool) -> None:
     """Raise CheckpointError for an adapter that was trained over another model than the one to be evaluated. A model
     that the command line names is believed, with a warning, where that cannot be known."""
-    base, model, is_base = visible(source.base), config.model.name, source.is_over(config.model)
+    base, is_base = visible(source.base), source.is_over(model)
     if is_base is None and is_named:
         known = f"it was trained over {base}" if base else "it does not say what it was trained over"
-        print(f"octet: warning: --adapter {source.folder}: {known}; is model.name={model} the same?", file=sys.stderr)
+        print(
+            f"octet: warning: --adapter {source.folder}: {known}; is model.name={model.name} the same?", file=sys.stderr
+        )
     elif not is_base:
-        reason = f"it was trained over {base or 'a model without a name'}, not over model.name={model}"
+        reason = f"it was trained over {base or 'a model without a name'}, not over model.name={model.name}"
         remedy = f"Write --model {base or 'and its base'}, or leave --preset out"
         raise CheckpointError(f"--adapter {source.folder}", reason, remedy)
 

@@ -25,7 +25,7 @@ from huggingface_hub import constants, snapshot_download
 import trainer
 from trainer.commands.options import add_settings_of_a_run, writing
 from trainer.config.command_line import choose_preset, resolve
-from trainer.config.settings import Config, Model
+from trainer.config.settings import Model, TaskSettings
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.machine import disk, hardware, manifest
 from trainer.machine.disk import amount
@@ -80,7 +80,7 @@ def run(options: Namespace) -> None:
             summary.append(f"teacher {fetch_model(config.teacher_model, folder)}")
     if config.teacher.adapter:
         summary.append(f"teacher {config.teacher.adapter}: an adapter on this machine; copy it yourself")
-    summary.append(fetch_data(config))
+    summary.append(fetch_data(config.task))
     if not options.no_wheels:
         summary.append(fetch_wheels(requirements(), folder / "wheels"))
     again = command(folder, shlex.join(chosen), not options.no_wheels)
@@ -111,11 +111,11 @@ def fetch_model(model: Model, folder: Path) -> str:
     return f"{model.name}: {amount(sum(found.sizes.values()))} in {len(found.sizes)} files"
 
 
-def fetch_data(config: Config) -> str:
-    sets = make_task(config.task).hub_sets()
+def fetch_data(settings: TaskSettings) -> str:
+    sets = make_task(settings).hub_sets()
     counts = [f"{data.split} {sum(1 for _ in data.records()):,}" for data in sets]
     if not counts:
-        return f"data    {config.task.name}: made up by Octet, or files on this machine; copy those yourself"
+        return f"data    {settings.name}: made up by Octet, or files on this machine; copy those yourself"
     return f"data    {', '.join(dict.fromkeys(one.name for one in sets))}: {', '.join(counts)} problems"
 
 

@@ -87,7 +87,7 @@ def run(options: Namespace) -> None:
         try:
             _check(resolve(options.preset, options.recipe, [*options.overrides, *shlex.split(line)]), request)
         except (ConfigError, ValueError) as error:  # a quote that is not closed is a ValueError
-            raise ConfigError(f"--sweep {options.sweep}, run {number} ({line}): {error}") from None
+            raise ConfigError(f"--sweep {options.sweep}, run {number} ({line})", str(error)) from None
     slurm(config, options.preset, request, options.dry_run)
 
 
@@ -246,12 +246,12 @@ def _sbatch(script: Path, options: Sequence[str], request: JobRequest) -> str:
     try:
         answer = _run(command, _without_options())
     except FileNotFoundError:
-        raise ClusterError("there is no sbatch on this machine. Log in to a Slurm cluster, or add --dry-run.") from None
-    except (OSError, subprocess.SubprocessError) as error:
         raise ClusterError(
-            f"sbatch does not answer ({error}). Check with `squeue --me` whether the job is queued; "
-            f"if not, run sbatch {shlex.quote(str(script))}."
+            "sbatch", "there is none on this machine", "Log in to a Slurm cluster, or add --dry-run"
         ) from None
+    except (OSError, subprocess.SubprocessError) as error:
+        remedy = f"Check with `squeue --me` whether the job is queued; if not, run sbatch {shlex.quote(str(script))}"
+        raise ClusterError("sbatch", f"it does not answer ({error})", remedy) from None
     if answer.returncode:
         raise ClusterError(_explain(answer.stderr, script.read_text(), request))
     return answer.stdout.strip().partition(";")[0]

@@ -66,7 +66,7 @@ def run(options: Namespace) -> None:
     if options.time == "auto":
         raise ConfigError("--time auto", "the runs of a study take different times", "Write --time HH:MM:SS")
     if not options.slurm and (options.time or options.gpus != 1):
-        raise ConfigError("--time and --gpus are for jobs. Write --slurm as well, or leave them out.")
+        raise ConfigError("--time and --gpus", "they are for jobs", "Write --slurm as well, or leave them out")
     study = read_study(options.file, options.overrides)
     config = next((study.config(one) for one in study.runs() if one.arm == SUPERVISED), None)
     judges_only = options.collect or options.csv or options.tex
@@ -94,8 +94,7 @@ def run(options: Namespace) -> None:
     else:
         _show(study, found)
     if failed:
-        told = f"{counted(len(failed), 'run')} failed: {', '.join(failed)}"
-        raise StudyError(f"{told}. The same command tries them again.")
+        raise StudyError(", ".join(failed), f"{counted(len(failed), 'run')} failed", "The same command tries again")
 
 
 def _arguments(study: Study, one: StudyRun) -> list[str]:
@@ -214,7 +213,7 @@ def _judge(study: Study) -> dict[str, Any]:
     """Write `study.json` and the page, and return what is in them."""
     collected = collect(study)
     if study.first not in collected.runs:
-        raise StudyError(f"{study.folder}: no run of {study.first}, the first arm, has ended yet.")
+        raise StudyError(study.folder, f"no run of {study.first}, the first arm, has ended yet")
     found = summary(collected)
     disk.replace(study.folder / "study.json", (json.dumps(found, indent=1) + "\n").encode())
     disk.replace(

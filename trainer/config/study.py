@@ -135,7 +135,7 @@ class Study:
         try:
             return resolve(self.file.preset, self.file.recipe, run.overrides)
         except ConfigError as error:
-            raise ConfigError(f"{self.path}, arm {run.arm}: {error}") from None
+            raise ConfigError(f"{self.path}, arm {run.arm}", str(error)) from None
 
 
 def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:

@@ -108,11 +108,10 @@ def settings_of(config: Config) -> dict[str, Any]:
     return {"model": config.model.name, **quantised, **of_prompt, "max_new_tokens": config.rollout.max_new_tokens}
 
 
-def merged_against(other: str, config: Config) -> str:
+def merged_against(other: str, base: str) -> str:
     """Return what is compared. A merged model never has a quantised base, so this is no check then."""
-    kind = config.model.quantize
-    other_base = f" (clean base against {kind} base, so they differ by quantisation too, and no limit is set)"
-    return f"merged against {other}" + (other_base if kind != "none" else "")
+    other_base = f" (clean base against {base} base, so they differ by quantisation too, and no limit is set)"
+    return f"merged against {other}" + (other_base if base != "none" else "")
 
 
 def document(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def naming(setting: str) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        raise ModelError(str(error).replace("model.name=", f"{setting}=", 1)) from None
+        raise ModelError(f"{setting}={error.value}", error.reason, error.remedy) from None
 
 
 # ---------------------------------------------------------------- on this machine

@@ -20,8 +20,8 @@ from trainer.machine import hardware
 from trainer.machine.console import spoken, until
 from trainer.model.shapes import shape_of
 from trainer.plan.cards import CARDS, Speed, card_of
-from trainer.plan.data import count_local
 from trainer.plan.planner import DRAW, Planner
+from trainer.plan.read_data import count_local
 from trainer.plan.search import planned_shape
 from trainer.problem.published import GSM8K_TRAINING_PROBLEMS
 from trainer.run_folder.reader import RunFiles, read_run
@@ -288,7 +288,7 @@ def _between(low: Duration, high: Duration, steps: int | None, basis: str) -> Es
 def at_start(config: Config, first_step: int, total_steps: int, world_size: int) -> str | None:
     """Return what a run says of its time before its first step, with the hour of the clock at which it ends, and fewer
     steps if it is long; None on a CPU and on a card that is not known."""
-    gpus, shape = hardware.detect().gpus, planned_shape(config)
+    gpus, shape = hardware.detect().gpus, planned_shape(config.model)
     if not gpus or shape is None or first_step >= total_steps:
         return None
     left = config.model_copy(update={"run": config.run.model_copy(update={"steps": total_steps - first_step})})

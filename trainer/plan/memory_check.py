@@ -28,7 +28,7 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     known shape pass."""
     if config.warmup.steps and not config.is_warmup:
         check(config.warmed_up_in(config.run.dir), machine)
-    shape = None if os.environ.get(preflight.CHECKED) else planned_shape(config)
+    shape = None if os.environ.get(preflight.CHECKED) else planned_shape(config.model)
     if shape is None:
         return
     if reason := problem(config, machine, shape):

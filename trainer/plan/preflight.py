@@ -76,7 +76,7 @@ def complain(found: Sequence[Finding]) -> None:
 
 def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: Found) -> list[Finding]:
     wanted, folder = needs(config, found, machine, teacher), config.run.dir or RUNS
-    cards = [of_card for gpu in machine.gpus for of_card in card(config, gpu)]
+    cards = [of_card for gpu in machine.gpus for of_card in card(config.model.dtype, gpu)]
     return [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *packages(config)]
 
 
@@ -109,7 +109,7 @@ def ram(config: Config, wanted: Needs, free: int) -> Finding:
     return Finding("end", "RAM", text, f"End other programs, or {less}.")
 
 
-def card(config: Config, gpu: hardware.Gpu) -> Iterator[Finding]:
+def card(dtype: str, gpu: hardware.Gpu) -> Iterator[Finding]:
     """Yield what is known about a card: its memory, other programs on it, and whether it has model.dtype."""
     name, state = f"card {gpu.index}", gpu.state
     if state is None:
@@ -119,7 +119,7 @@ def card(config: Config, gpu: hardware.Gpu) -> Iterator[Finding]:
     if state.capability < OLDEST_CAPABILITY:
         text = f"{gpu.name} has compute capability {state.capability:g}, and torch has no kernels below 7.5"
         yield Finding("end", name, text, "Take a GTX 16, RTX 20 or newer card, or set CUDA_VISIBLE_DEVICES=''.")
-    if config.model.dtype == "bf16" and state.capability < BF16_CAPABILITY:
+    if dtype == "bf16" and state.capability < BF16_CAPABILITY:
         yield Finding(
             "end",
             name,
@@ -137,7 +137,7 @@ def card(config: Config, gpu: hardware.Gpu) -> Iterator[Finding]:
 def packages(config: Config) -> Iterator[Finding]:
     """Look for the packages that only some settings need."""
     wanted = [(setting, "bitsandbytes", "bitsandbytes", other) for setting, other in needs_bitsandbytes(config)]
-    if compares_as_mathematics(config, make_task(config.task)):
+    if compares_as_mathematics(config.reward, make_task(config.task)):
         setting = "reward.symbolic=true" if config.reward.symbolic else f"task.name={config.task.name}"
         wanted.append((setting, "math-verify", "'octet-grpo[math]'", "reward.symbolic=false"))
     for setting, package, installs, other in wanted:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from trainer.config import ds_config
-from trainer.config.settings import SERVED_RANKS, Config
+from trainer.config.settings import SERVED_RANKS, Config, Model
 from trainer.errors import ConfigError
 from trainer.model import hub
 from trainer.model.shapes import Shape, UnknownFamily, from_config, known_shape, shape_of
@@ -219,10 +219,9 @@ def difference(before: Config, after: Config) -> list[str]:
     return [f"{key}={str(value_of(after, key)).lower()}" for key in differing]
 
 
-def planned_shape(config: Config) -> Shape | None:
-    """Return the shape of the configured model; None for a family without plans, and where the hub does not tell."""
-    name, revision = config.model.name, config.model.revision
+def planned_shape(model: Model) -> Shape | None:
+    """Return the shape of a model; None for a family without plans, and where the hub does not tell."""
     try:
-        return known_shape(name, revision) or from_config(name, hub.configuration(config.model))
+        return known_shape(model.name, model.revision) or from_config(model.name, hub.configuration(model))
     except (UnknownFamily, hub.Refused, hub.Unreachable):  # loading the model says more
         return None

@@ -16,7 +16,7 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     """Raise an error if a run with these settings cannot start on this machine."""
     ds_config.check(config, has_gpu=bool(machine.gpus))
     memory_check.check(config, machine)
-    make.check(config)
+    make.check(config.reward)
     preflight.check(config, machine)
 
 

@@ -147,11 +147,13 @@ class OwnTask(RecordsTask):
 
     def _call(self, method: str, problem: Problem, text: str) -> Any:
         path = user_code.find("task.name", self.settings.name)
-        what = f"task.name={self.settings.name}: {method}() of {text[-60:]!r}, an answer to {problem.id}, "
-        result = user_code.call(f"{what}raised ", path, lambda: getattr(self.own, method)(problem, text), DataError)
+        named, what = f"task.name={self.settings.name}", f"{method}() of {text[-60:]!r}, an answer to {problem.id}, "
+        result = user_code.call(
+            f"{named}: {what}raised ", path, lambda: getattr(self.own, method)(problem, text), DataError
+        )
         is_usable, expected = RESULTS[method]
         if not is_usable(result):
-            raise DataError(f"{what}returned {result!r:.60}. Return {expected}.")
+            raise DataError(named, f"{what}returned {result!r:.60}", f"Return {expected}")
         return result
 
 

@@ -176,7 +176,7 @@ class DataTask(Task):
                 self.skipped.append(str(error))
         if not problems:
             bad = self.skipped[skipped_before:]
-            raise DataError(f"{source}: " + (f"no record can be used: {bad[0]}" if bad else "it is empty."))
+            raise DataError(source, f"no record can be used: {bad[0]}" if bad else "it is empty")
         return problems
 
 

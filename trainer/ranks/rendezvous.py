@@ -29,10 +29,9 @@ def meet(rank: int, world_size: int, seconds: float) -> Ranks:
         raise ClusterError(str(error.filename), str(error.strerror), "Set TMPDIR to a folder of your own") from None
     except UNREACHABLE as error:
         where = f"MASTER_ADDR={os.environ['MASTER_ADDR']}, MASTER_PORT={os.environ['MASTER_PORT']}"
-        raise ClusterError(
-            f"rank {rank} on {host()}: rank 0 did not answer within {seconds:g} s at {where} ({short(error)}). "
-            f"Is it running, and is its port free? {interfaces()}"
-        ) from None
+        reason = f"rank 0 did not answer within {seconds:g} s at {where} ({short(error)})"
+        remedy = f"Is it running, and is its port free? {interfaces()}"
+        raise ClusterError(f"rank {rank} on {host()}", reason, remedy) from None
     if isinstance(found, str):
         raise ClusterError(found)
     return Ranks(store, rank, found)

@@ -16,13 +16,13 @@ REVISION = r"[0-9A-Za-z][0-9A-Za-z._/-]*"  # as `git describe` writes it: nothin
 FILES = ("task.path", "task.test_path", "task.data_dir", "prompt.template", "reward.custom", "reward.judge.rubric")
 
 
-class Change(NamedTuple):
+class Override(NamedTuple):
     key: str
     preset: Any
     run: Any
 
 
-def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[Change]]:
+def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[Override]]:
     """Return the preset with the fewest other values, because a run does not store the name of its own."""
     found = {name: changes(settings, name) for name in names_in(PRESETS)}
     name = min(found, key=lambda name: len(found[name]))
@@ -50,7 +50,7 @@ def own_files(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in named if Path(value.partition(":")[0]).suffix or key == "task.data_dir"]
 
 
-def written(changes: Sequence[Change]) -> list[str]:
+def written(changes: Sequence[Override]) -> list[str]:
     """Return settings as they stand on a command line."""
     return [f"{change.key}={yaml_of(change.run)}" for change in changes]
 
@@ -60,11 +60,11 @@ def _preset(name: str) -> Mapping[str, Any]:
     return flat(resolve(name).model_dump(mode="json"))
 
 
-def changes(settings: Mapping[str, Any], preset: str, parts: tuple[str, ...] = ("",)) -> list[Change]:
+def changes(settings: Mapping[str, Any], preset: str, parts: tuple[str, ...] = ("",)) -> list[Override]:
     """Return the settings that differ from a preset, of the sections that `parts` name, or of all."""
     usual = _preset(preset)
     return [
-        Change(key, usual[key], value)
+        Override(key, usual[key], value)
         for key, value in settings.items()
         if value != usual[key] and key not in NOT_REPEATED and key.startswith(parts)
     ]

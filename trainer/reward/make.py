@@ -4,7 +4,7 @@ import atexit
 from pathlib import Path
 
 from trainer.answers.symbolic import SymbolicPool
-from trainer.config.settings import Config
+from trainer.config.settings import Config, Reward
 from trainer.machine.user_code import find
 from trainer.problem.prompts import answer_style, opens_thought
 from trainer.problem.task import Task
@@ -17,15 +17,15 @@ from trainer.reward.programs import Programs
 from trainer.reward.scorer import Grader, Scorer
 
 
-def check(config: Config) -> None:
+def check(settings: Reward) -> None:
     """Raise an error if a file that the rewards name is missing, or if a machine cannot run programs. Nothing heavy is
     imported."""
-    for setting in config.reward.custom:
+    for setting in settings.custom:
         find(custom.KEY, setting)
-    if "judge" in config.reward.weights:
-        load_rubric(config.reward.judge.rubric)
-    if "code" in config.reward.weights:
-        Programs(config.reward.code).sandbox.close()
+    if "judge" in settings.weights:
+        load_rubric(settings.judge.rubric)
+    if "code" in settings.weights:
+        Programs(settings.code).sandbox.close()
 
 
 def rehearse_functions(config: Config, task: Task, problem: Problem) -> None:
@@ -53,7 +53,7 @@ def make_verifier(config: Config, task: Task) -> Scorer:
         runner = Programs(config.reward.code)
         atexit.register(runner.sandbox.close)
         graders.append(runner)
-    if not compares_as_mathematics(config, task):
+    if not compares_as_mathematics(config.reward, task):
         return Scorer(rules, graders)
     pool = SymbolicPool(deadline_s=config.reward.symbolic_s)
     atexit.register(pool.close)
@@ -68,9 +68,9 @@ def rules_of(config: Config, task: Task) -> Rules:
     return Rules(config.reward, style, config.rollout.max_new_tokens, opened, dead_by, config.pay_of_right > 0, task)
 
 
-def compares_as_mathematics(config: Config, task: Task) -> bool:
+def compares_as_mathematics(settings: Reward, task: Task) -> bool:
     """Return reward.symbolic, or by default what the task asks for."""
-    return task.symbolic if config.reward.symbolic is None else config.reward.symbolic
+    return task.symbolic if settings.symbolic is None else settings.symbolic
 
 
 def worked(problem: Problem) -> Completion:

@@ -7,16 +7,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainer.config.settings import Config
 from trainer.records import Problem, ScoredGroup
 
 
-def shuffle_golds(problems: Sequence[Problem], config: Config) -> list[Problem]:
+def shuffle_golds(problems: Sequence[Problem], control: str, seed: int) -> list[Problem]:
     """Return the training problems. With `shuffled_gold` they have the gold answers of one another."""
-    if config.reward.control != "shuffled_gold":
+    if control != "shuffled_gold":
         return list(problems)
     golds = [problem.gold for problem in problems]
-    random.Random(config.run.seed).shuffle(golds)
+    random.Random(seed).shuffle(golds)
     return [replace(problem, gold=gold) for problem, gold in zip(problems, golds, strict=True)]
 
 

@@ -94,7 +94,7 @@ def _why_not_colocated(context: SamplingContext) -> str | None:
         return "there is no GPU"
     if reason := check.why_not_automatic():
         return reason
-    shape, card = search.planned_shape(context.config), distributed.device()
+    shape, card = search.planned_shape(context.config.model), distributed.device()
     if shape is None:
         return "memory cannot be planned for this model. rollout.engine=vllm_colocate uses it all the same"
     size = torch.cuda.get_device_properties(card).total_memory

@@ -25,7 +25,7 @@ from trainer.loss.objectives import Coefficient
 from trainer.model import hub
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stage, stop_tokens
 from trainer.model.lora import load_adapter
-from trainer.plan.data import Data, read
+from trainer.plan.read_data import Data, read
 from trainer.policy import Policy
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
@@ -207,13 +207,13 @@ def sampling_context(
     trained = config.prompt.max_tokens + config.rollout.max_new_tokens
     longest = max((len(prompt.tokens) for prompt in asked), default=0) + config.rollout.max_new_tokens
     wanted = min(max(trained, longest), trained * config.rollout.rows)
-    stops, strings = ends(config, prompter, model)
+    stops, strings = ends(config.rollout.stop, prompter, model)
     dtype, length = resolve_dtype(config.model.dtype, distributed.device()), min(context_of(model) or wanted, wanted)
     of_model = (config, policy, location(config.model), dtype, length, prompter.tokenizer, stops)
     return SamplingContext(*of_model, folder, say, strings, prompter)
 
 
-def ends(config: Config, prompter: Prompter, model: Any) -> tuple[list[int], tuple[str, ...]]:
+def ends(own: Sequence[str], prompter: Prompter, model: Any) -> tuple[list[int], tuple[str, ...]]:
     """Return the tokens and the strings at which a turn ends: those of the model, the prompt style and the settings.
 
     The text of an answer is decoded without special tokens, so a string that names one stands for the token.
@@ -221,7 +221,7 @@ def ends(config: Config, prompter: Prompter, model: Any) -> tuple[list[int], tup
     tokenizer = prompter.tokenizer
     added = tokenizer.added_tokens_decoder.items()
     special = {token.content: index for index, token in added if token.special and token.content.strip()}
-    strings = (*prompter.stop_strings, *config.rollout.stop)
+    strings = (*prompter.stop_strings, *own)
     for string in strings:
         if string not in special and (inside := next((name for name in special if name in string), None)):
             reason = f"no answer has {inside} in its text, because it is a special token"
@@ -251,7 +251,7 @@ def evaluate_model(
     judge costs is counted in the `folder` of a run."""
     check_vocabulary(tokenizer, model)
     prompter = prompter_of(config, data.task, tokenizer)
-    stops, strings = ends(config, prompter, model)
+    stops, strings = ends(config.rollout.stop, prompter, model)
     choose = partial(make_sampler, config.rollout, model, tokenizer, stops, copies=False)
     sampler = outside or choose(stop_strings=strings, prompter=prompter)
     held_out, new_tokens = [prompter.prompt(problem) for problem in data.held_out], config.rollout.max_new_tokens

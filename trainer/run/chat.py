@@ -78,7 +78,7 @@ def _load(config: Config, prompter: Prompter, adapter: Path | None = None) -> tu
     device = distributed.device()
     model = load_model(config.model, resolve_dtype(config.model.dtype, device), device)
     model = load_adapter(model, adapter) if adapter else model
-    stops, strings = assemble.ends(config, prompter, model)
+    stops, strings = assemble.ends(config.rollout.stop, prompter, model)
     choose = partial(make_sampler, config.rollout, model, prompter.tokenizer, stops)
     return model, choose(copies=False, stop_strings=strings, prompter=prompter)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk
-from trainer.plan.data import Data, training_of
+from trainer.plan.read_data import Data, training_of
 from trainer.problem import sheet
 from trainer.problem.curriculum import CURRICULA, Curriculum
 from trainer.problem.environment import environments_of

@@ -25,7 +25,7 @@ from trainer.model.load import load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter
 from trainer.model.merge import stored_weights, write_merged
 from trainer.plan import start
-from trainer.plan.data import Data, read_held_out
+from trainer.plan.read_data import Data, read_held_out
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.records import Draws, Prompt, Sampling
@@ -64,7 +64,7 @@ def evaluate(
     said = [*results.verdicts(evaluations), *flips, f"written to {out}: {results.FILES}"]
     alike = agreement(evaluations[1], evaluations[2]) if len(models) == 2 else None
     if alike:
-        said.insert(0, f"{results.merged_against('adapter', config)}: {alike}")
+        said.insert(0, f"{results.merged_against('adapter', config.model.quantize)}: {alike}")
     answer({**results.document(settings, evaluations), "out": str(out), "said": said}, evaluations, as_json)
     if alike and config.model.quantize == "none":
         alike.must_be_rounding(resolve_dtype(config.model.dtype, distributed.device()))
@@ -155,7 +155,7 @@ def merge_and_compare(
             alike.must_be_rounding(max(files, here, key=["fp32", "fp16", "bf16"].index))  # the coarser of the two
         facts = checked(alike, [adapted, merged])
         record(unchecked, made_of, facts)
-    said = [f"{results.merged_against('adapter', config)}: {alike}", f"written to {out}"]
+    said = [f"{results.merged_against('adapter', config.model.quantize)}: {alike}", f"written to {out}"]
     answer({**facts, "out": str(out), "said": said}, [adapted, merged], as_json)
 
 

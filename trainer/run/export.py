@@ -18,7 +18,7 @@ from trainer.machine import disk
 from trainer.model import hub, merge
 from trainer.model.load import end_of_turn, load_tokenizer
 from trainer.model.lora import load_adapter
-from trainer.plan.data import read_held_out
+from trainer.plan.read_data import read_held_out
 from trainer.rollout.limits import within_context
 from trainer.rollout.turns import Stops
 from trainer.run import assemble, evaluate_models
@@ -42,7 +42,7 @@ def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any
     beside = ""
     if options.to == "ollama":
         prompter = prompter_of(config, task_of(config, source.run), tokenizer)
-        tokens, strings = assemble.ends(config, prompter, weights.model)
+        tokens, strings = assemble.ends(config.rollout.stop, prompter, weights.model)
         ends, context = [*tokenizer.convert_ids_to_tokens(tokens), *strings], weights.config.max_position_embeddings
         beside = ollama.modelfile(file.name, config, prompter, ends, context)
     why_not = "--no-check was given" if options.no_check else ""
@@ -96,7 +96,7 @@ def _checked(
     data = read_held_out(config)
     own = evaluate_models.evaluate_model("Octet", model, tokenizer, config, data)
     prompter = prompter_of(config, data.task, tokenizer)
-    stops = Stops(tokenizer, *assemble.ends(config, prompter, model))
+    stops = Stops(tokenizer, *assemble.ends(config.rollout.stop, prompter, model))
     held_out = [prompter.prompt(problem) for problem in data.held_out]
     longest, context = config.rollout.max_new_tokens, weights.config.max_position_embeddings
     prompts = within_context(held_out, context, longest)

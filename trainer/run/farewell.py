@@ -118,7 +118,7 @@ def summarise(
     screen.say(Text(f"\n{said[0]}", COLOURS[verdict.kind]))
     if "merged" in evaluations:
         alike = agreement(evaluations["trained"], evaluations["merged"])
-        said.append(f"{results.merged_against('trained', config)}: {alike}")
+        said.append(f"{results.merged_against('trained', config.model.quantize)}: {alike}")
         screen.say(said[-1])
     return verdict, {**document, "verdict": verdict.kind, "said": said}
 

@@ -18,7 +18,7 @@ from trainer.machine.out_of_memory import explained
 from trainer.machine.quiet import no_progress_bars
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.model.merge import write_merged
-from trainer.plan.data import Data, read
+from trainer.plan.read_data import Data, read
 from trainer.ranks import distributed, stop_signal
 from trainer.run import assemble, farewell, sampler_check, teaching
 from trainer.run.assemble import Run
@@ -131,19 +131,19 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
         what = disk.failure(error) or f"{error.strerror}."
         raise CheckpointError(f"{gone}{error.filename}", f"{what} {farewell.what_is_saved(config, log)}") from error
     except EndedByAlarm as alarm:
-        raise EndedByAlarm(f"{alarm} {farewell.what_is_saved(config, log)}") from None
+        raise EndedByAlarm(f"{alarm.key}={alarm.value}", alarm.reason, farewell.what_is_saved(config, log)) from None
     finally:
         run.rollouts.close()
         log.close()
     for line in farewell.best_step(config, evaluator.history, log.total_steps):
         log.screen.say(line)
-    _export(config, run)
+    _export(run)
     return log, evaluations
 
 
-def _export(config: Config, run: Run) -> None:
+def _export(run: Run) -> None:
     """Write the adapter or the model, and free the memory of the policy, so that a merged model fits where it was."""
-    policy, product = run.updater.policy, run.log.folder / config.lora.product
+    policy, product = run.updater.policy, run.log.folder / run.log.config.lora.product
     with run.log.stopping.exporting(), policy.gathered():
         if distributed.is_main():
             remedy = "Make room; the same command then goes on to its end."

@@ -69,7 +69,7 @@ def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
     """Return what is taught, and the run with an evaluator that also measures the loss of held-out solutions."""
     rollouts, model = run.rollouts, run.updater.policy.model  # type: ignore[attr-defined]
     prompter, rules, problems = rollouts.prompter, rollouts.scorer.rules, rollouts.curriculum.problems
-    writer = LessonWriter(config, prompter, *ends(config, prompter, model))
+    writer = LessonWriter(config, prompter, *ends(config.rollout.stop, prompter, model))
     rows: list[TrainingRow] = []  # own answers are sampled as the run goes on
     if config.warmup.source == "solutions":
         right = rows_of(problems, writer, rules)

@@ -104,7 +104,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         try:
             found += [_parsed(line)] if line.endswith(b"\n") else []
         except ValueError as error:
-            raise DataError(f"{path}, line {number}: {error}. Repair or delete that line.") from None
+            raise DataError(f"{path}, line {number}", str(error), "Repair or delete that line") from None
     return found
 
 

@@ -82,10 +82,10 @@ class Provenance:
         others = sorted(name for name in had.keys() & now if had[name] != now[name])
         moved = {name for name in others if now[name] is None and had[name] in self.files.values()}
         if others := [name for name in others if name not in moved]:
-            what = f"{', '.join(others)}: changed since this run began"
+            files, what = ", ".join(others), "changed since this run began"
             if not self.accepts:
-                raise ConfigError(f"{what}. Restore what it had, or go on with the change: {ACCEPT}.")
-            _warn(f"{what}, which {ACCEPT} accepts: the steps that are done were made without the change")
+                raise ConfigError(files, what, f"Restore what it had, or go on with the change: {ACCEPT}")
+            _warn(f"{files}: {what}, which {ACCEPT} accepts: the steps that are done were made without the change")
 
 
 def _warn(text: str) -> None:

@@ -110,7 +110,7 @@ def literal(value: Any) -> str:
 # ---------------------------------------------------------------- the tests of a function
 
 
-class Tally:
+class AssertionCount:
     """Says of each assertion that was reached whether it held every time. One that is never reached does not count:
     `assert False` after a call that has to raise is not. `fault` is what is wrong with the tests themselves."""
 
@@ -128,9 +128,9 @@ class Tally:
             raise Enough
 
 
-def judge(source: str, name: str, results: int, requests: int, first: bool) -> Tally:
+def judge(source: str, name: str, results: int, requests: int, first: bool) -> AssertionCount:
     """Run tests and count. If something goes wrong outside of an assertion, none of them holds."""
-    tally = Tally(first)
+    tally = AssertionCount(first)
     names = {"__name__": "tests", CHECK: tally.check, name: StandIn(requests, results)}
     try:
         exec(compile(Asserts.changed(source), "tests.py", "exec"), names)

@@ -48,7 +48,8 @@ def main(descriptor: str, settings: str) -> NoReturn:
     for name in COMMON:
         importlib.import_module(name)
     limits, command = json.loads(settings)
-    server = Server(socket.socket(fileno=int(descriptor)), Walls(Limits(**limits), command is not None), command)
+    orders, walls = socket.socket(fileno=int(descriptor)), Walls(Limits(**limits), command is not None)
+    server = ProgramServer(orders, walls, command)
     server.orders.send(json.dumps(asdict(server.walls.held)).encode())
     os.dup2(1, 2)  # /dev/null: the trainer reads errors until here
     gc.collect()
@@ -57,7 +58,7 @@ def main(descriptor: str, settings: str) -> NoReturn:
         server.step()
 
 
-class Server:
+class ProgramServer:
     def __init__(self, orders: socket.socket, walls: Walls, command: str | None) -> None:
         self.orders, self.walls, self.command = orders, walls, command
         self.children: dict[int, Child] = {}  # by their pidfd

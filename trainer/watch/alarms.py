@@ -44,7 +44,7 @@ class Alarms:
                 self.say(f"step {step}: {finding}")
             self.last_seen[finding.name] = step
         if findings and self.history.config.run.strict_health:
-            raise EndedByAlarm(f"step {step}: run.strict_health=true ends the run at this alarm.")
+            raise EndedByAlarm("run.strict_health=true", f"the run ends at this alarm of step {step}")
 
     def evaluation(self, metrics: Mapping[str, float]) -> None:
         """Add an evaluation after the last step."""

@@ -152,7 +152,7 @@ def _share(context: SamplingContext) -> float:
     config = context.config
     if config.rollout.vllm.memory:
         return config.rollout.vllm.memory
-    if (shape := search.planned_shape(config)) is None:
+    if (shape := search.planned_shape(config.model)) is None:
         return UNPLANNED
     card = torch.cuda.get_device_properties(distributed.device()).total_memory
     return Planner(shape, config, distributed.world_size(), card).vllm / card

@@ -48,10 +48,9 @@ class ServerProcess:
     def check(self) -> None:
         """Raise if the server has ended by itself."""
         if (status := self.supervisor.poll()) is not None:
-            raise TrainingError(
-                f"rollout.vllm.start=true: vLLM has ended (status {status}). From {self.log}:\n"
-                + "\n".join(error_lines(self.log.read_text(errors="replace")))
-            )
+            lines = error_lines(self.log.read_text(errors="replace"))
+            reason = f"vLLM has ended (status {status}). From {self.log}:"
+            raise TrainingError("rollout.vllm.start=true", "\n".join([reason, *lines]))
 
     def stop(self) -> None:
         if self.supervisor.poll() is None:

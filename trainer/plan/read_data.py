@@ -41,7 +41,8 @@ def read_held_out(config: Config) -> Data:
 
 def training_of(task: Task, config: Config) -> list[Problem]:
     """Return the training problems, with the gold answers of one another if a control of an experiment asks for it."""
-    return placebo.shuffle_golds(training_problems(task, config.task, config.run.seed), config)
+    problems = training_problems(task, config.task, config.run.seed)
+    return placebo.shuffle_golds(problems, config.reward.control, config.run.seed)
 
 
 def count_local(config: Config) -> int | None:
