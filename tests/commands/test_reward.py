@@ -92,7 +92,7 @@ def test_a_sound_function_comes_out_clean(capsys, sums):
     assert "for every text" not in octet_on(capsys, sums, "partial")[1]  # a value that is missing is no constant
 
 
-SHIPPED = "reward.weights={correct: 1, format: 0.1, length: 0.05, overlong: 0.5, repetition: 0.1, think_tags: 0.1}"
+SHIPPED = "reward.weights={correct: 1, format: 0.1, length: 0.05, overlong: 0.2, repetition: 0.1, think_tags: 0.1}"
 STYLES = ["gsm8k", "boxed", "few_shot", "r1_zero"]
 
 
@@ -147,6 +147,35 @@ def test_a_right_text_that_the_weighted_sum_does_not_pay_is_found(capsys, sums):
     assert "ten times as long                             right        4 of 4        0 of 4\n" in out
     assert "found: `reward` does not pay 4 of 4: a right answer, ten times as long, such as" in out
     assert "nothing found" not in out
+
+
+OUTVOTES = "found: in a group of 8 that is all right or all wrong, "
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["{correct: 1, length: 0.05}"], ""),
+        (
+            ["{correct: 1, length: 0.05}", "reward.gate=false"],
+            "length can give one answer an advantage of 2.65, and a lone",
+        ),
+        (
+            ["{correct: 1, length: 0.05}", "reward.gate=false", "rollout.dead_by=correct"],
+            "",
+        ),  # such groups are left out
+        (["{correct: 1, length: 0.5, overlong: 0.5}"], "length, overlong can give one answer an advantage of 0.88"),
+        (
+            ["{correct: 1, length: 0.3}", "algorithm.advantage=dr_grpo"],
+            "length can give one answer an advantage of 0.26",
+        ),
+    ],
+)
+def test_shaping_that_outvotes_right_answers_is_found_before_a_run(capsys, settings, told):
+    weights, *others = settings
+    status, out, _ = octet(capsys, "--task", "nano", "-n", "4", f"reward.weights={weights}", *others)
+    assert status == bool(told), out
+    assert (OUTVOTES + told in out) == bool(told)
 
 
 def test_labelled_completions(capsys, tmp_path):

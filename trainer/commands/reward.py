@@ -9,11 +9,13 @@ import json
 import random
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from math import sqrt
 from pathlib import Path
 
 from trainer.commands import score
+from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine.visible import print
 from trainer.plan import downloads
@@ -53,9 +55,28 @@ def run(options: Namespace) -> None:
         random.Random(config.run.seed).shuffle(problems)
         samples = samples_of(problems[: options.n], rules.style, rules.opened)
     report = examine(make_scorer(config, task), samples)
+    report.findings.extend(outvoting(config, report.among_equals))
     print(json.dumps(asdict(report), indent=2) if options.json else "\n".join(as_text(report)))
     if report.findings:
         sys.exit(1)
+
+
+def outvoting(config: Config, among_equals: Mapping[str, float]) -> Iterator[str]:
+    """Yield what shaping alone makes of a group, if that is more than a fifth of what a lone right answer earns."""
+    if config.rollout.dead_by == "correct" and config.drops_dead_groups:
+        return  # groups that are all right or all wrong are left out
+    size, pay, whole = config.rollout.group_size, config.pay_of_right, {"overlong": 1.0, "think_tags": 1.0}
+    differs = sum(abs(weight) * whole.get(name, among_equals[name]) for name, weight in config.shaping.items())
+    lone = sqrt(size - 1)  # the advantage of one answer that alone earns something, divided by the deviation
+    is_divided = config.algorithm.advantage == "grpo" and not config.gates_shaping
+    alone = lone if is_divided else differs / max(pay, differs * lone / size) * (size - 1) / size
+    right = lone if config.algorithm.advantage == "grpo" else (size - 1) / size
+    if differs and alone > right / 5:
+        yield (
+            f"in a group of {size} that is all right or all wrong, {', '.join(config.shaping)} can give one answer an "
+            f"advantage of {alone:.2f}, and a lone right answer has {right:.2f}: lower the weights"
+            f"{', or write reward.gate=true' if is_divided else ''}"
+        )
 
 
 def labelled(path: str, rules: Rules, needs_answer: bool) -> list[Sample]:

@@ -107,7 +107,7 @@ class Rollout(Section):
     place (dynamic sampling)."""
     dead_by: Literal["reward", "correct"] = "reward"
     """`correct`: a group is also dead if all its answers are right or all are wrong, as in DAPO. With `reward`, wrong
-    answers can still teach the format, but shaping can outvote right answers; see docs/rewards.md."""
+    answers can still teach the format; see docs/rewards.md."""
     refills: int = Field(3, ge=1)
     """Most rounds of new problems that `refill` samples in a step."""
     rows: int = Field(128, ge=1)
