@@ -9,13 +9,17 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-from tests.conftest import NANO, ROOT, launch, learned, lines_of
+from tests.conftest import NANO, ROOT, launch, learned, lines_of, refuses
 from tests.forks import forked
-from tests.rollout.test_decoder import SOME, adapted, family, prompts, sample
+from tests.rollout.test_decoder import SOME, adapted, family, move_adapter, prompts, sample
 from trainer.batch.pack import to_tensors
+from trainer.config.settings import Lora, Model
+from trainer.errors import ModelError
 from trainer.loss.logprobs import LogProbs
+from trainer.model import lora, merge
+from trainer.model.load import load_model
 from trainer.records import TrainingRow
 from trainer.rollout.decoder.sampler import DecodeSampler
 
@@ -74,3 +78,87 @@ def test_a_run_merges_what_it_trained_and_resumes_to_the_bit(name, tmp_path):
     assert learned(whole) == learned(tmp_path / "whole")
     one, other = (load_file(run / "adapter/adapter_model.safetensors") for run in (whole, tmp_path / "whole"))
     assert all(torch.equal(one[part], other[part]) for part in other)
+
+
+# ---------------------------------------------------------------- models that also read images
+
+CPU, TOKENS = torch.device("cpu"), torch.arange(5, 30)[None]
+EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+OF_QWEN = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+OF_QWEN |= {"num_position_embeddings": 16}
+MARKS = {"image_token_id": 470, "video_token_id": 471, "vision_start_token_id": 472, "vision_end_token_id": 473}
+GEMMA3 = {"mm_tokens_per_image": 4, "image_token_index": 470, "boi_token_index": 471, "eoi_token_index": 472}
+# By the type of the whole model: its text model, what it sees with, and its other settings.
+WHOLE = {
+    "qwen3_5": ("qwen3.5", OF_QWEN, MARKS),
+    "gemma3": ("gemma3", {**EYES, "image_size": 28, "patch_size": 14}, GEMMA3),
+    "gemma4": ("gemma4", EYES, {"image_token_id": 470, "audio_config": None}),
+    "lfm2_vl": ("lfm2", {**EYES, "model_type": "siglip2_vision_model"}, {"image_token_id": 470}),
+    "qwen3_vl": ("qwen3", {**OF_QWEN, "deepstack_visual_indexes": [0]}, MARKS),
+}
+
+
+def multimodal(kind, folder):
+    """Write a random model that also reads images, and return it."""
+    name, eyes, own = WHOLE[kind]
+    text = family(name).config.to_dict()
+    if kind == "qwen3_vl":
+        text |= {
+            "model_type": "qwen3_vl_text",
+            "rope_parameters": {**text["rope_parameters"], "mrope_section": [4, 2, 2]},
+        }
+    config = AutoConfig.for_model(kind, text_config=text, vision_config=eyes, tie_word_embeddings=True, **own)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(NANO).save_pretrained(folder)
+    return model
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=TOKENS).logits
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3", "gemma4", "lfm2_vl"])
+def test_the_text_model_is_taken_out_of_one_that_reads_images_and_its_adapter_fits_both(kind, tmp_path):
+    whole, settings = multimodal(kind, tmp_path / "whole"), Model(name=str(tmp_path / "whole"))
+    text = load_model(settings, "fp32", CPU)
+    assert not any("vision" in name or "visual" in name for name, _ in text.named_parameters())
+    torch.testing.assert_close(logits(text), logits(whole))
+    text.save_pretrained(tmp_path / "text")
+    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "text")), logits(whole))
+    model = lora.add_adapter(text, Lora(targets="all", r=2)).eval()
+    move_adapter(model, seed=1)
+    lora.save_adapter(model, tmp_path / "adapter")
+    assert (logits(model) - logits(whole)).abs().max() > 0.1
+    merge.write_merged(settings, tmp_path / "adapter", tmp_path / "merged", "fp32")
+    merged = load_model(Model(name=str(tmp_path / "merged")), "fp32", CPU)
+    assert not hasattr(merged, "taken_from")
+    torch.testing.assert_close(logits(merged), logits(model), rtol=1e-3, atol=1e-3)
+    code = [line[4:] for line in (tmp_path / "adapter/README.md").read_text().splitlines() if line.startswith("    ")]
+    done = {}
+    exec("\n".join(code).replace("this folder", str(tmp_path / "adapter")), done)  # noqa: S102  as the card says
+    torch.testing.assert_close(logits(done["model"].eval()), logits(model), rtol=1e-3, atol=1e-3)
+
+
+def test_a_text_part_that_is_no_model_of_its_own_is_refused(tmp_path):
+    multimodal("qwen3_vl", tmp_path)
+    with refuses("model.name", ModelError, names="qwen3_vl_text"):
+        load_model(Model(name=str(tmp_path)), "fp32", CPU)
+
+
+def test_a_run_says_that_images_are_left_out(tmp_path):
+    multimodal("gemma3", tmp_path / "base")
+    few = [*FEW, "run.steps=1", "rollout.max_new_tokens=8"]
+    said = trained(tmp_path, "--preset", "nano", f"model.name={tmp_path / 'base'}", *few)
+    assert "Gemma3ForConditionalGeneration" in said
+    assert "model.generate" not in said
+    assert "4 of 4 greedy answers identical" in said
+    outside = ["rollout.vllm.urls=http://localhost:1", "run.dir=other"]
+    done = launch(
+        *forked(), str(ROOT / "train.py"), "--preset", "nano", f"model.name={tmp_path / 'base'}", *few, *outside,
+        folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "rollout.engine" in done.stderr

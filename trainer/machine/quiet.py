@@ -20,6 +20,8 @@ def quiet() -> None:
         logging.getLogger(KERNELS).setLevel(logging.ERROR)
     # bitsandbytes: an optional CPU kernel for 4-bit weights is not installed
     logging.getLogger(BITSANDBYTES).setLevel(logging.ERROR)
+    # transformers: a table of weights that have no place; model/contradictions.py names what matters of it
+    logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
     # DeepSpeed has not tested the optimizers of bitsandbytes; tests/step/test_engine.py does
     logging.getLogger("DeepSpeed").addFilter(
         lambda record: "ZeRO with an untested optimizer" not in record.getMessage()

@@ -32,6 +32,8 @@ ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NOISE = re.compile("drop|(?<!router_)jitter")  # Phi-MoE's router_jitter_noise is a threshold in eval mode as well
 CAUSAL = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+# of the weights of a text model in the files of one that also reads images or sound
+TEXT_PART = {r"^(?:model\.)?language_model\.(?:model\.)?(?!lm_head)": "model.", r"^language_model\.lm_head": "lm_head"}
 ANSWER = "forty-two"  # of a conversation that shows what a chat template writes
 LONGEST_REASON = 300  # characters
 REMEDY = "Check the spelling, connect to the internet once, or write the path of a local folder whose files are whole."
@@ -140,13 +142,18 @@ def check_vocabulary(tokenizer: Any, model: Any) -> None:
 
 
 def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
-    _check_kind(settings)
+    config = _checked_config(settings)
     options: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION[settings.attention]}
     if settings.quantize != "none":
         options |= quantised.options(settings.quantize, DTYPES[dtype], device)
+    if text := text_part(config):
+        options |= {"config": text, "key_mapping": TEXT_PART}
     wants_facts = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     model, facts = _load(AutoModelForCausalLM, settings, **wants_facts, **options)
     contradictions.check(settings.name, model, facts)
+    if text:
+        model.taken_from = config.architectures[0]
+        model._weight_conversions = None  # it would be saved under the names of the files that it is taken from
     if settings.gradient_checkpointing:
         # the second name is that of transformers before 5.21
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -158,9 +165,20 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
     return model.to(device) if settings.quantize == "none" else quantised.keep_training_arithmetic(model)
 
 
-def _check_kind(settings: Model) -> None:
-    """Raise if the model is quantised, because an adapter could not be merged into it, or if it is not one that writes
-    on from left to right. Only its config is read."""
+def text_part(config: Any) -> Any:
+    """Return the configuration of the text model in one that also reads images or sound. None if it is a text model, or
+    its text part is no model of its own."""
+    text = getattr(config, "text_config", None)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(getattr(text, "model_type", ""))
+    if text is None or kind is None or config.is_encoder_decoder or not config.architectures:
+        return None
+    text.architectures, text.dtype, text.tie_word_embeddings = [kind], config.dtype, config.tie_word_embeddings
+    return text
+
+
+def _checked_config(settings: Model) -> Any:
+    """Return the config of a model. Raise if the model is quantised, because an adapter could not be merged into it, or
+    if it is not one that writes on from left to right."""
     config = _load(AutoConfig, settings)
     if found := getattr(config, "quantization_config", None):
         method = found.get("quant_method", "unknown") if isinstance(found, dict) else found.quant_method
@@ -168,10 +186,17 @@ def _check_kind(settings: Model) -> None:
         remedy = "Name the model that it was made from, and write model.quantize=nf4 or int8"
         raise ModelError(f"model.name={settings.name}", reason, remedy)
     kinds = [str(kind) for kind in config.architectures or []]
-    if kinds and not any(kind in CAUSAL or kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds):
+    if (
+        kinds
+        and not text_part(config)
+        and not any(kind in CAUSAL or kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds)
+    ):
         reason = f"it is a {kinds[0]}, and Octet trains causal language models only, such as Qwen2ForCausalLM"
+        if hasattr(config, "text_config"):
+            reason = f"it is a {kinds[0]}, and its text part ({config.text_config.model_type}) is no model of its own"
         remedy = "Name one, for example Qwen/Qwen2.5-0.5B-Instruct"
         raise ModelError(f"model.name={settings.name}", reason, remedy)
+    return config
 
 
 def _disable_noise(model: Any) -> None:

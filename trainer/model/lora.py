@@ -280,10 +280,22 @@ tags: [lora, grpo, octet]
 
 Rank {rank}, trained with GRPO by Octet. Settings and evaluation are in the run folder: `config.yaml` and `eval.md`.
 
-    from peft import AutoPeftModelForCausalLM
-    model = AutoPeftModelForCausalLM.from_pretrained("this folder")
-
+{usage}
 `octet merge --adapter THIS_FOLDER --out NEW_FOLDER` writes the whole model.
+"""
+USAGE = """    from peft import AutoPeftModelForCausalLM
+    model = AutoPeftModelForCausalLM.from_pretrained("this folder")
+"""
+USAGE_OF_TEXT = r"""Its base is a {kind}, and it adapts the text model in it:
+
+    from peft import PeftConfig, PeftModel
+    from transformers import {kind}
+    config = PeftConfig.from_pretrained("this folder")
+    layers = sorted({{name.rpartition(".")[2] for name in config.target_modules}})
+    config.target_modules = rf".*language_model\.(.*\.)?({{'|'.join(layers)}})"
+    model = {kind}.from_pretrained(config.base_model_name_or_path)
+    names = {{r"^model\.": "model.language_model."}}
+    model = PeftModel.from_pretrained(model, "this folder", config=config, key_mapping=names)
 """
 
 
@@ -303,7 +315,9 @@ def save_adapter(model: Any, folder: Path, values: Mapping[str, Tensor] | None =
         model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values, selected_adapters=[ADAPTER])
         disk.follow_umask(*folder.glob("*.safetensors"))
     own = model.peft_config[ADAPTER]
-    (folder / "README.md").write_text(CARD.format(base=own.base_model_name_or_path, rank=own.r))
+    whole = getattr(model, "taken_from", None)
+    usage = USAGE_OF_TEXT.format(kind=whole) if whole else USAGE
+    (folder / "README.md").write_text(CARD.format(base=own.base_model_name_or_path, rank=own.r, usage=usage))
 
 
 def save_difference(model: Any, start: Mapping[str, Tensor], folder: Path) -> None:

@@ -6,6 +6,7 @@ model. Only a base whose files have other names or shapes than its layers is loa
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from trainer.config.settings import Model
 from trainer.machine import disk
 from trainer.model import hub, lora
-from trainer.model.load import DTYPES, load_model, load_tokenizer, location
+from trainer.model.load import DTYPES, TEXT_PART, load_model, load_tokenizer, location, text_part
 
 SHARD_BYTES = 1 << 30  # of a file that is written
 BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # of a number, by the type's name in safetensors
@@ -96,13 +97,14 @@ class Weights(Mapping[str, Tensor]):
             with safe_open(file, "pt") as weights:
                 for name in weights.keys():  # noqa: SIM118  it is no dictionary
                     part = weights.get_slice(name)
-                    stored[name] = file, torch.Size(part.get_shape()), BYTES.get(part.get_dtype())
+                    facts = torch.Size(part.get_shape()), BYTES.get(part.get_dtype())
+                    stored[_in_text_model(name)] = file, name, *facts
         for name, shape in self.shapes.items():
             place = next((one for one in self._names_of(name, was_tied) if one in stored), None)
-            if place is None or stored[place][1] != shape or stored[place][2] is None:
+            if place is None or stored[place][2] != shape or stored[place][3] is None:
                 return False
-            self.files[name] = stored[place][0], place
-            self.bytes[name] = shape.numel() * (self.dtype.itemsize if self.dtype else stored[place][2])
+            self.files[name] = stored[place][:2]
+            self.bytes[name] = shape.numel() * (self.dtype.itemsize if self.dtype else stored[place][3])
         return True
 
     def _names_of(self, name: str, was_tied: bool) -> list[str]:
@@ -187,9 +189,15 @@ def stored_weights(settings: Model, adapter: Path | None, dtype: torch.dtype | N
     return weights if weights.find(folder, was_tied) else None
 
 
+def _in_text_model(stored: str) -> str:
+    """Return the name of a weight in the text model, if it is that of one that also reads images or sound."""
+    return next((re.sub(*parts, stored) for parts in TEXT_PART.items() if re.match(parts[0], stored)), stored)
+
+
 def _weightless(folder: Path) -> Any:
     """Return a model whose weights have their shapes, and one number each."""
     config = AutoConfig.from_pretrained(folder)
+    config = text_part(config) or config
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     for module in model.modules():

@@ -87,6 +87,8 @@ def build(request: Request, data: Data | None = None) -> Run:
     log = open_log(request, folder, policy, prompts, Learned(origin, prompts.curriculum, kl, Logs(folder)))
     samplers = make_sampling(config, policy, prompts, log)
     report(folder, log.screen, data, prompts.problems, len(samplers.held_out))
+    if whole := getattr(policy.model, "taken_from", None):
+        log.screen.say(f"octet: the text model of {whole} is trained: adapter/ and merged/ know no images or sound")
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
     given_back = (samplers.sampler.give_back, samplers.evaluating.give_back)
     shrinker = Shrinker(policy, given_back, packer, log.screen.warn)
@@ -204,6 +206,11 @@ def sampling_context(
 
     Held-out prompts may be longer than those of the training, up to the memory that is planned for all its rows.
     """
+    is_outside = config.rollout.uses_servers or config.rollout.engine == "vllm_colocate"
+    if is_outside and (whole := getattr(model, "taken_from", None)):
+        reason = f"vLLM reads the whole {whole}, and an adapter of its text model would have no effect there"
+        remedy = f"Write rollout.engine=decode, or train what octet export {config.model.name} --to safetensors writes"
+        raise ConfigError(f"rollout.engine={config.rollout.engine}", reason, remedy)
     trained = config.prompt.max_tokens + config.rollout.max_new_tokens
     longest = max((len(prompt.tokens) for prompt in asked), default=0) + config.rollout.max_new_tokens
     wanted = min(max(trained, longest), trained * config.rollout.rows)
