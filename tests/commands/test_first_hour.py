@@ -17,7 +17,7 @@ def test_an_adapter_or_a_run_in_place_of_a_model_names_what_to_write(tmp_path):
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}))
     with refuses("model.name", ModelError, names="Qwen/Qwen2.5-0.5B"):
         shapes.known_shape(str(adapter))
-    with pytest.raises(ModelError, match=rf"that is a run folder, not a model. .* --adapter {adapter}"):
+    with refuses("model.name", ModelError, names=f"--adapter {adapter}"):
         shapes.known_shape(str(tmp_path / "run"))
 
 

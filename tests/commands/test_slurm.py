@@ -146,7 +146,7 @@ def test_a_slurm_that_does_not_answer_is_a_clear_error(site, sbatch, tmp_path, m
     sbatch("exec sleep 60")
     monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)
     config = resolve("nano", None, [f"run.dir={tmp_path}/run"])
-    with pytest.raises(ClusterError, match=r"sbatch: it does not answer .* Check with `squeue --me`"):
+    with refuses("sbatch", ClusterError, names="squeue --me"):
         slurm.slurm(config, "nano", slurm.JobRequest(nodes=1, gpus=1), dry_run=False)
 
 

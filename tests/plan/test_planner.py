@@ -106,7 +106,7 @@ def test_variants_have_the_published_size_without_the_network(name):
 
 def test_a_name_of_somebody_else_is_not_taken_for_a_shipped_one():
     assert shapes.known_shape("somebody/Qwen2.5-1.5B") is None
-    with pytest.raises(ModelError, match=r"config\.json cannot be had"):
+    with refuses("model.name", ModelError, names="config.json"):
         shapes.shape_of("somebody/Qwen2.5-1.5B")
 
 
@@ -428,7 +428,7 @@ def test_an_adapter_as_teacher_takes_no_second_base(tmp_path):
     ]
     assert all(one.phases["teacher"]["activations"] > 0 for one in plans)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ModelError, match=r"^teacher\.adapter=.*: its adapter_model\.safetensors cannot be read"):
+    with refuses("teacher.adapter", ModelError, names="adapter_model.safetensors"):
         planner.plan(shape, resolve("nano", None, distill))
     url = ["teacher.url=http://127.0.0.1:1", "algorithm.loss=reinforce_baseline"]
     served = planner.plan(shape, resolve("nano", None, url))

@@ -15,7 +15,6 @@ from tests.rewarding import PROBLEM, PROMPT, MadeUp, answer, scorer_of, scores_o
 from trainer.answers import compare, symbolic
 from trainer.config.command_line import resolve
 from trainer.config.settings import REWARDS
-from trainer.errors import ConfigError
 from trainer.records import Completion, Prompt, Sampling
 from trainer.reward.built_in import COMPONENTS, Rules, read
 from trainer.reward.scorer import Meter, Scorer
@@ -183,7 +182,7 @@ def test_a_hang_scores_nothing_and_is_counted():
 
 def test_symbolic_without_math_verify_says_what_to_install(monkeypatch):
     monkeypatch.setattr(symbolic.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"octet-grpo\[math\].* reward.symbolic=false"):
+    with refuses("reward.symbolic", names="octet-grpo[math]"):
         scorer_of("reward.symbolic=true")
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+from tests.conftest import refuses
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora, Model, Rollout
 from trainer.errors import ConfigError
@@ -395,7 +396,7 @@ def test_a_batch_that_does_not_fit_is_halved_once_and_for_all(kind, tokenizer, m
 def test_not_even_one_row_fits(kind, tokenizer):
     model = family()
     Card(model, rows=0)
-    with pytest.raises(ConfigError, match=r"rollout.rows=1: not even one completion fits .* Write a smaller"):
+    with refuses("rollout.rows"):
         sample(kind, model, tokenizer, prompts(4))
 
 

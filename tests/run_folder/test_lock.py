@@ -4,7 +4,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -201,7 +200,7 @@ def test_one_changed_digit_in_the_settings_is_named(saved, capsys):
     path.write_text(path.read_text().replace("lr: 0.003", "lr: 0.001"))
     wrong, right = (resolve("nano", None, [f"run.dir={saved}", f"algorithm.lr={lr}"]) for lr in (0.001, 0.003))
     named = "algorithm.lr: 0.001 in config.yaml, 0.003 in the checkpoint"
-    with pytest.raises(ConfigError, match=rf"algorithm\.lr=0\.001 \(it has 0\.003\)(.|\n)*{re.escape(named)}"):
+    with refuses("run.dir", names=named):
         lock.claim(Request(wrong, "nano", ""))
     with pytest.raises(ConfigError, match=r"algorithm\.lr: 0\.003"):
         lock.claim(asked(saved, "algorithm.lr=0.002"))
