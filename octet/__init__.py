@@ -14,16 +14,15 @@ from typing import Any
 def must_be_ours() -> None:
     """Raise ImportError if `import trainer` would find nothing, or something else than Octet's package."""
     spec = find_spec("trainer")
-    if spec is None:
+    if spec is None or spec.origin is None:  # or what pip uninstall of the other one has left
         raise ImportError(f"{sys.executable} has no package trainer, which is Octet's program. Write {_REINSTALL}.")
-    if spec.origin and Path(spec.origin).read_text(errors="replace").startswith('"""Octet:'):
+    if Path(spec.origin).read_text(errors="replace").startswith('"""Octet:'):
         return
     from importlib.metadata import packages_distributions  # its import takes as long as Python's start
 
-    where = spec.origin or ", ".join(spec.submodule_search_locations or [])
     others = sorted(set(packages_distributions().get("trainer", [])) - {"octet-grpo"})
     remedy = f"Write pip uninstall {' '.join(others)}, then {_REINSTALL}" if others else "Rename it, or work elsewhere"
-    raise ImportError(f"{where} is called trainer, as Octet's program is, and Python finds it first. {remedy}.")
+    raise ImportError(f"{spec.origin} is called trainer, as Octet's program is, and Python finds it first. {remedy}.")
 
 
 _REINSTALL = "pip install --force-reinstall --no-deps octet-grpo; or give Octet an environment of its own"

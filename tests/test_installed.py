@@ -194,6 +194,9 @@ def test_octet_says_that_another_trainer_is_in_its_place(installed, tmp_path):
             AssertionError, match=r"^octet: .* Write pip uninstall trainer, then pip install --force-rei"
         ):
             run(installed / "octet", "--version", folder=tmp_path / "..", path=installed)
+        (packages / "trainer/__init__.py").unlink()  # by pip uninstall trainer
+        with pytest.raises(AssertionError, match=r"^octet: .* has no package trainer.* Write pip install --force-rei"):
+            run(installed / "octet", "--version", folder=tmp_path / "..", path=installed)
     finally:
         (packages / "trainer/__init__.py").write_text(kept)
         shutil.rmtree(record)
