@@ -87,7 +87,8 @@ class Formed(Scripted):
 # what a model that is being ruined also shows
 RUIN = ("accuracy falls", "all wrong", "small groups", "answers alike", "cut off", "answers grow", "answers shrink")
 RUIN += ("entropy explosion", "entropy collapse", "repetition", "learning rate too large")
-LENGTH = ("paid by length", *RUIN, "reward against accuracy")  # a reward for length, which ruins the model
+# a reward for length, which ruins the model
+LENGTH = ("paid by length", "shaping decides", *RUIN, "reward against accuracy")
 WEIGHTS = "reward.weights="
 
 
@@ -121,6 +122,12 @@ FAULTS = {
     "groups of 2": fault("rollout.group_size=2", "rollout.problems=16", raises="small groups"),
     "a constant part": fault("{constant}", "reward.weights.correct=1.0", raises="constant reward"),
     "format pays most": fault(WEIGHTS + "{correct: 1.0, format: 5.0}", raises="a part dominates, constant reward"),
+    "short answers are paid, divided by the deviation of a group": fault(
+        WEIGHTS + "{correct: 1.0, length: 0.05}",
+        "reward.length_band=[1, 8]",
+        "reward.gate=false",
+        raises=("shaping decides", *RUIN),
+    ),
     "another form": told(
         lambda prompt, number: f"The answer is {prompt.problem.gold if number % 2 else number}.",
         "form never seen, all wrong",
