@@ -1,5 +1,7 @@
 """Options that several commands share."""
 
+import shutil
+import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -61,3 +63,16 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
         place = error.filename2 or error.filename or path  # the file in the folder, and not its temporary name
         reason = f"it cannot be written ({error.strerror})"
         raise ConfigError(f"{option} {place}", reason, "Name another place") from None
+
+
+def converted(svg: bytes, name: str, kind: str) -> bytes | None:
+    """Return a picture as PDF or PNG. Without a program that can, return None, and say what to install."""
+    for converter in (["rsvg-convert", "-f", kind], ["cairosvg", "-f", kind, "-"]):  # from stdin to stdout
+        if shutil.which(converter[0]):
+            made = subprocess.run(converter, input=svg, capture_output=True, check=False)
+            if made.returncode == 0:
+                return made.stdout
+    remedy = f"`pip install cairosvg`, then `cairosvg {name}.svg -o {name}.{kind}`"
+    reason = f"neither rsvg-convert nor cairosvg makes a {kind.upper()} of it here: {remedy}"
+    print(f"octet: an SVG, because {reason}", file=sys.stderr)
+    return None

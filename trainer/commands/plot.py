@@ -1,14 +1,11 @@
 """`octet plot`: the curves of runs as SVG, or one of them as a figure, from the files in their folders."""
 
 import re
-import shutil
-import subprocess
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.commands.options import add_runs, writing
+from trainer.commands.options import add_runs, converted, writing
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk
 from trainer.machine.visible import print
@@ -18,7 +15,6 @@ from trainer.run_folder.reader import RunFiles, read_runs
 
 LARGEST = 40  # inches
 INCH = 96  # units of an SVG
-CONVERTERS = (["rsvg-convert", "-f", "pdf"], ["cairosvg", "-f", "pdf", "-"])  # from stdin to stdout
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -52,16 +48,8 @@ def _figure(runs: Sequence[RunFiles], options: Namespace) -> dict[str, bytes]:
     chart = curves.of_metric(runs, metric, names, *_size(options.size or "4.4x2.5"))
     content = svg(chart.marks(), chart.width, chart.height, chart.title, alone=True).encode()
     name = metric.replace("/", "-")
-    for converter in filter(lambda one: options.pdf and shutil.which(one[0]), CONVERTERS):
-        made = subprocess.run(converter, input=content, capture_output=True, check=False)
-        if made.returncode == 0:
-            return {f"{name}.pdf": made.stdout}
-    if options.pdf:
-        remedy = f"`pip install cairosvg`, then `cairosvg {name}.svg -o {name}.pdf`"
-        print(
-            f"octet: an SVG, because neither rsvg-convert nor cairosvg makes a PDF of it here: {remedy}",
-            file=sys.stderr,
-        )
+    if options.pdf and (made := converted(content, name, "pdf")):
+        return {f"{name}.pdf": made}
     return {f"{name}.svg": content}
 
 

@@ -84,10 +84,16 @@ def verdict(run: RunFiles, alarms: Sequence[Alarm]) -> Html:
     kind, evidence = run.verdict
     lasting = sum(alarm.lasts for alarm in alarms)
     health = f"Alarms at the end: {lasting}. Earlier ones: {len(alarms) - lasting}." if alarms else "No alarms."
-    ends = [run.measure.text(one[run.measure.of_model]) for one in run.evaluation.get("evaluations", [])[:2]]
-    headline = tag("p", " → ".join(ends), class_="headline") if len(ends) == 2 else Html()
+    ends = ends_of(run)
+    headline = tag("p", " → ".join(ends), class_="headline") if ends else Html()
     said = tag("p", tag("strong", kind), f": {evidence}")
     return tag("div", headline, said, tag("p", health, class_="soft"), class_=CLASSES[kind])
+
+
+def ends_of(run: RunFiles) -> list[str]:
+    """Return the result of the base and that of the trained model, or nothing if there are not both."""
+    ends = [run.measure.text(one[run.measure.of_model]) for one in run.evaluation.get("evaluations", [])[:2]]
+    return ends if len(ends) == 2 else []
 
 
 def still_wrong(run: RunFiles) -> Iterator[Html]:

@@ -1,0 +1,52 @@
+"""The picture of a result that `octet report --share` writes."""
+
+from xml.etree import ElementTree
+
+import trainer
+from tests.conftest import octet, said_by
+from trainer.run_folder.reader import read_run
+
+
+def texts_of(folder) -> tuple[ElementTree.Element, list[str]]:
+    drawn = ElementTree.parse(folder / "share.svg").getroot()
+    return drawn, [one.text or "" for one in drawn.iter() if one.tag.endswith("}text")]
+
+
+def test_the_picture_has_the_result_the_verdict_and_a_curve(copied):
+    folder = copied("demo")
+    assert octet("report", "--share", folder) == 0
+    run, (drawn, texts) = read_run(folder), texts_of(folder)
+    assert drawn.attrib["viewBox"] == "0 0 1200 630"
+    base, trained = (one["accuracy"] for one in run.evaluation["evaluations"][:2])
+    assert f"{base:.1%} → {trained:.1%}" in texts
+    assert f"{run.verdict.kind}: {run.verdict.evidence}".startswith(texts[2])
+    assert f"{run.steps} steps of GRPO with octet {trainer.__version__}" in texts
+    assert "accuracy" in texts
+    assert any(one.tag.endswith("}polyline") for one in drawn.iter())
+
+
+def test_without_evaluations_the_verdict_stands_in_their_place(copied):
+    folder = copied("demo")
+    (folder / "eval.json").unlink()
+    assert octet("report", "--share", folder) == 0
+    assert read_run(folder).verdict.kind in texts_of(folder)[1]
+
+
+def test_the_names_of_others_are_text(hostile):
+    assert octet("report", "--share", hostile) == 0
+    drawn, texts = texts_of(hostile)
+    known = {"svg", "title", "rect", "text", "polyline", "polygon", "circle", "g"}
+    assert {one.tag.rpartition("}")[2] for one in drawn.iter()} <= known
+    assert not any(character in text for text in texts for character in "\x1b\u202e")
+
+
+def test_a_png_is_written_if_something_can_convert_it(copied, tmp_path, capsys, monkeypatch):
+    folder = copied("demo")
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert "pip install cairosvg" in said_by(capsys, "report", "--share", folder)[2]
+    converter = tmp_path / "bin/rsvg-convert"
+    converter.write_text('#!/bin/sh\necho "PNG $@"; /bin/cat\n')
+    converter.chmod(0o755)
+    assert said_by(capsys, "report", "--share", folder)[1] == f"{folder}/share.svg\n{folder}/share.png\n"
+    assert (folder / "share.png").read_bytes() == b"PNG -f png\n" + (folder / "share.svg").read_bytes()
