@@ -36,13 +36,18 @@ STUDIES = {
         "The embedded model, four updates of each batch. With one, the ratio to the sampler is 1, and REINFORCE with a"
         " baseline, GSPO and CISPO are the same loss as GRPO's.",
     ),
+    "shaping": (
+        "Rewards beside right answers",
+        "The embedded model, which skips its working where answers of at most 8 characters are paid. Numbers are"
+        f" weights in hundredths; `divided` has `reward.gate=false`. See [rewards]({DOCS}/rewards.md).",
+    ),
     "addition_cpu": (
         "SmolLM2-135M on sums, with controls",
         "20 steps of 8 sums with 8 answers each, on one core of a CPU; `model.name` is the folder that"
         " `scripts/smollm2.py` makes.",
     ),
 }
-SHARED = ("ablations", "losses", "addition_cpu")  # other programs ran beside them
+SHARED = ("ablations", "losses", "shaping", "addition_cpu")  # other programs ran beside them
 
 
 def page() -> str:

@@ -203,8 +203,8 @@ def paid_by_length(history: History) -> str | None:
 
 @rule(
     "shaping decides",
-    "Lower the weights beside `correct` in reward.weights: `octet reward test` says how much they decide. With "
-    "reward.gate=true, the default, they are not divided by the deviation of a group.",
+    "Lower the weights beside `correct` in reward.weights, or write reward.weights.correct=0 if the others are what "
+    "you want. Leave reward.gate=false out.",
 )
 def shaping_decides(history: History) -> str | None:
     """Rewards beside right answers push as hard as these, and the model may learn them instead."""
