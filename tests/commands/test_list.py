@@ -65,6 +65,12 @@ def test_a_setting_in_the_place_of_a_run_is_a_setting(runs):
     options = parser_of("chat").parse_intermixed_args(["rollout.max_new_tokens=5", "run.seed=1"])
     fill_in_run(options)
     assert (str(options.run), options.overrides) == ("runs/old", ["rollout.max_new_tokens=5", "run.seed=1"])
+    options = parser_of("chat").parse_intermixed_args(["How many legs?"])
+    fill_in_run(options)
+    assert (str(options.run), options.overrides) == ("runs/old", ["How many legs?"])
+    options = parser_of("push").parse_intermixed_args(["a=b", "--to", "you/model"])
+    fill_in_run(options)
+    assert str(options.run) == "a=b"
 
 
 @pytest.mark.parametrize("command", ["list", "report", "merge --out whole", "export --to gguf"])

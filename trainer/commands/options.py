@@ -44,8 +44,8 @@ def latest() -> Path:
 
 
 def fill_in_run(options: Namespace) -> None:
-    """Take the latest run if none is named. A setting in its place is one of the overrides."""
-    if "=" in str(getattr(options, "run", "")) and not options.run.exists():
+    """Take the latest run if none is named. A setting or a question in its place is one of the overrides."""
+    if "overrides" in options and {*"= "} & {*str(getattr(options, "run", ""))} and not options.run.exists():
         options.overrides.insert(0, str(options.run))
         options.run = None
     if getattr(options, "run", "") is None:
