@@ -33,6 +33,7 @@ INSTEAD = {
     r"(octet eval.* (?:--task gsm8k|task\.name=gsm8k-renumbered)\b.*)": r"\1 task.data_dir=gsm8k",
     r"(task\.mix=.*) -n 0": r"\1 task.data_dir=gsm8k -n 0",
     r"FILE": "shop.csv",
+    r"--card NAME": "--card H100",
     r"(run\.steps=(?:100|200)\b)": r"\1 run.steps=3",
 }
 MORE = {
@@ -80,7 +81,7 @@ def folder(tmp_path_factory):
     """A folder with the files that the pages name: a run with copies of it under other names, tables, functions."""
     folder = tmp_path_factory.mktemp("printed") / "work"
     folder.mkdir()
-    for name in ("examples", "slurm", "bench", "scripts", "trainer", "setup.cfg", "constraints.txt"):
+    for name in ("examples", "slurm", "bench"):
         (folder / name).symlink_to(ROOT / name)
     for name, text in FILES.items():
         (folder / name).write_text(text)
@@ -89,7 +90,7 @@ def folder(tmp_path_factory):
         (folder / f"gsm8k/{name}.jsonl").write_text(sums(first))
     shutil.copytree(folder / "gsm8k", folder.parent / "shared/gsm8k")
     write_lines(folder / "labelled.jsonl", [{"completion": "#### 18", "answer": "18", "question": "9 * 2?"}])
-    code = {"completion": "print(1)", "question": "?", "tests": "assert True", "answer": ""}
+    code = {"completion": "def largest(numbers):\n    return max(numbers)", "tests": "assert largest([1, 3, 2]) == 3"}
     write_lines(folder / "answers.jsonl", [code])
     train(folder, *FEW)
     for name, changes in RUNS.items():
@@ -110,11 +111,10 @@ def test_a_printed_command_runs(words, folder):
     program, *rest = line.split("\0")
     rest += next((more for name, more in MORE.items() if " ".join(rest).startswith(name)), [])
     rest = [path for word in rest for path in (sorted(map(str, folder.glob(word))) if word[-1:] == "*" else [word])]
-    start = ["-m", "trainer.commands.main"] if program == "octet" else []
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*forked(), *start, *rest], check=False, cwd=folder, env=environment, input="", capture_output=True, text=True
-    )
+    is_octet, environment = program == "octet", os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*forked(), *(["-m", "trainer.commands.main"] if is_octet else []), *rest]
+    where, pipes = folder if is_octet else ROOT, {"input": "", "capture_output": True, "text": True}
+    done = subprocess.run(command, check=False, cwd=where, env=environment, **pipes)
     status = next((status for name, status in STATUS.items() if " ".join(words).startswith(name)), 0)
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

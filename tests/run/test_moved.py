@@ -1,5 +1,6 @@
 """A run is read from any working folder, and after a copy to a place where its data is not."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -32,7 +33,8 @@ def run(tmp_path_factory):
     rows = "".join(f"What is {one}+{one}?,{2 * one}\n" for one in range(1, 11))
     (folder / "home/mine.csv").write_text(f"question,answer\n{rows}")
     (folder / "home/mine.py").write_text("def brief(completions, **_):\n    return [0.0 for _ in completions]\n")
-    status, said = octet(folder / "home", "train", "--preset", "nano", *FEW, *OWN, "run.steps=1", "run.dir=it")
+    more = ["run.steps=1", "eval.every=1", "run.dir=it"]
+    status, said = octet(folder / "home", "train", "--preset", "nano", *FEW, *OWN, *more)
     assert status == 0, said
     return folder / "home/it"
 
@@ -80,7 +82,9 @@ def test_it_is_resumed_where_its_code_is_elsewhere_but_not_with_other_code(run, 
         assert (status, "mine.py: changed since this run began" in said) == (2, True), said
         moved.write_text(content)
         status, said = octet(tmp_path, *resume)
-        assert (status, "step 2" in said) == (0, True), said
+        assert (status, "after step 2" in said, "not kept" in said) == (0, True, False), said
+        notes = [json.loads((folder / "best/best.json").read_text()) for folder in (run, copy)]
+        assert notes[0]["run"] == notes[1]["run"]
     finally:
         moved.rename(code)
 

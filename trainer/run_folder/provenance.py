@@ -12,7 +12,7 @@ from typing import Any
 
 import trainer
 from trainer.config.command_line import flat
-from trainer.config.paths import file_of, place, stored
+from trainer.config.paths import PATHS, file_of, place, stored
 from trainer.config.settings import Config
 from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.machine.shipped import CHECKOUT
@@ -41,9 +41,10 @@ class Provenance:
 
     @property
     def run(self) -> str:
-        """What tells the result of this run from that of another one: all that its steps depend on."""
+        """What tells the result of this run from that of another one: all that its steps depend on, wherever it is."""
         settings = flat(stored(self.config.model_dump(mode="json"), self.folder))
-        kept = {key: value for key, value in settings.items() if previous_run.Change(key, None, None).is_refused}
+        named = {key: Path(str(value)).name if key in PATHS else value for key, value in settings.items()}
+        kept = {key: value for key, value in named.items() if previous_run.Change(key, None, None).is_refused}
         return _digest(json.dumps([kept, self.data["training"], self.weights]))[:16]
 
     def state(self) -> dict[str, Any]:
