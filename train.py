@@ -3,7 +3,6 @@
 It checks the configuration first, so a typo is answered before torch is imported.
 """
 
-import gc
 import os
 import sys
 
@@ -29,7 +28,6 @@ def main() -> None:
     start.must_leave_our_cards(machine, request.config.rollout.vllm, int(os.environ.get("WORLD_SIZE", "1")))
     start.check(request.config, machine)
     quiet.quiet()
-    preflight.skip_unused_imports(request.config)
     hardware.prepare_cuda(request.config.rollout.engine)
     # One rank of a machine reads the data before the imports, so that a bad record is an error at once, printed once.
     read = read_data.read(request.config) if os.environ.get("LOCAL_RANK", "0") == "0" else None
@@ -37,11 +35,9 @@ def main() -> None:
         name = request.config.model.name
         print(f"octet: loading {name}", file=sys.stderr if request.json else sys.stdout, flush=True)
 
-    gc.disable()  # the imports make a million objects and no garbage; to look for it would take another second
-    from trainer.run import job  # torch, deepspeed, transformers
+    preflight.import_libraries(request.config)
+    from trainer.run import job
 
-    gc.freeze()  # torch collects garbage before each CUDA graph, and need not look at them again
-    gc.enable()
     job.run(request, read)
 
 

@@ -98,7 +98,7 @@ def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None
 
     quiet.quiet()
     config = settings(steps, seed, folder, *more)
-    preflight.skip_unused_imports(config)
+    preflight.import_libraries(config)
     hardware.prepare_cuda("decode")
     with assemble.process_group(config):
         run = assemble.build(Request(config, "nano", ""))

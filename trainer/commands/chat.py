@@ -32,7 +32,7 @@ def run(options: Namespace) -> None:
     config = resolve(str(stored), None, [*servers, *settings])
     downloads.check(config, needs_data=False)
     quiet.quiet()
-    preflight.skip_unused_imports(config)
+    preflight.import_libraries(config)
     from trainer.run import chat
 
     chat.chat(source, config, options.temperature, asked)

@@ -6,7 +6,6 @@ torch. Exit status: 0 when nothing stands in the way, 1 when something does.
 
 import importlib.util
 import json
-import os
 import platform
 import re
 import shutil
@@ -94,10 +93,8 @@ def line(finding: Finding) -> str:
 
 def everything(config: Config) -> Iterator[Finding]:
     command = [sys.executable, "-m", "trainer.plan.torch_probe"]
-    # importing a compiler that compiles nothing here would take two seconds
-    environment = os.environ | {"TORCHDYNAMO_DISABLE": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, text=True, **pipes) as probe:
+    with subprocess.Popen(command, text=True, **pipes) as probe:
         machine = hardware.detect()
         yield python_and_packages()
         yield from visible_cards(config, machine)

@@ -116,7 +116,7 @@ def settings_for(options: Namespace, source: Source | None) -> Config:
     if source and source.adapter and (options.preset or names_a_model(options)):  # else it is that of its run
         _refuse_another_base(source, config.model, names_a_model(options))
     quiet.quiet()
-    preflight.skip_unused_imports(config)
+    preflight.import_libraries(config)
     return config
 
 

@@ -34,7 +34,7 @@ def run(options: Namespace) -> None:
         machine = hardware.detect()
         start.check(config, replace(machine, gpus=machine.gpus[:1]))
         quiet.quiet()
-        preflight.skip_unused_imports(config)
+        preflight.import_libraries(config)
         from trainer.run import replay
 
         is_identical = replay.replay(options.run, config, options.steps)

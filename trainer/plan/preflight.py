@@ -5,6 +5,7 @@ Every run makes them at its start and prints what ends a run and what it warns o
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -21,6 +22,7 @@ from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.disk import size as size_of
 from trainer.machine.visible import print
+from trainer.model import imports
 from trainer.model.hub import NOTHING, Found, cache
 from trainer.model.shapes import UnknownFamily, known_shape
 from trainer.plan import downloads
@@ -148,13 +150,17 @@ def packages(config: Config) -> Iterator[Finding]:
             yield Finding("note", package, f"installed, for {setting}")
 
 
-def skip_unused_imports(config: Config) -> None:
-    """Make PEFT and transformers find no bitsandbytes if no setting needs it: its import takes two seconds.
+def import_libraries(config: Config) -> None:
+    """Import transformers and PEFT. They find no bitsandbytes if no setting needs it: its import takes two seconds.
 
     None is how Python marks a module that must not be imported.
     """
     if not any(needs_bitsandbytes(config)):
         sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
+    gc.disable()  # the imports make a million objects and no garbage; to look for it would take another second
+    imports.import_libraries()
+    gc.freeze()  # torch collects garbage before each CUDA graph, and need not look at them again
+    gc.enable()
 
 
 def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
