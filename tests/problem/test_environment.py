@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy
 import pytest
+import yaml
 
 from tests.conftest import refuses
 from trainer.config.command_line import resolve
@@ -208,11 +209,76 @@ def test_a_template_that_writes_earlier_turns_again_is_refused_with_what_works(t
         prompter(tokenizer, FORGETS.replace("keep_thinking", "false"), tools=("calculator",))
 
 
-@pytest.mark.parametrize("template", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "llama3_1", "gemma3", "phi3"])
-def test_the_templates_of_models_that_keep_their_turns(tokenizer, template):
-    trl = pytest.importorskip("trl")
-    text = (user_code.Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja").read_text()
-    assert "42" in prompter(tokenizer, text.replace("bos_token", "''"), tools=("calculator",)).reply(PROBLEM, "42")
+SMOLLM3 = """{% set mode = '/think' if enable_thinking is undefined or enable_thinking else '/no_think' %}\
+{{ '<|im_start|>system\nReasoning Mode: ' + mode }}{% for tool in xml_tools or [] %}{{ tool | string }}{% endfor %}\
+{{ '<|im_end|>\n' }}{% set begun = '<|im_start|>assistant\n' + ('' if mode == '/think' else '<think>\n\n</think>\n') %}\
+{% for message in messages %}{% if message.role == 'assistant' %}\
+{{ begun + message.content.lstrip('\n') + '<|im_end|>\n' }}{% else %}\
+{{ '<|im_start|>user\n' + message.content + '<|im_end|>\n' }}{% endif %}{% endfor %}\
+{% if add_generation_prompt %}{{ begun }}{% endif %}"""
+# Whether a chat template, by its name in TRL, keeps turns with tools and with an environment, or with which variable.
+TURNS = {
+    "qwen2_5": ("yes", "yes"),
+    "qwen3": ("yes", "no"),
+    "qwen3_instruct_2507": ("yes", "yes"),
+    "qwen3_5_think": ("yes", "no"),
+    "qwen3_5_nothink": ("yes", "no"),
+    "qwen3_6": ("yes", "preserve_thinking: true"),
+    "qwen3_8": ("enable_thinking: false", "enable_thinking: false"),
+    "llama3_1": ("yes", "yes"),
+    "smollm3": ("yes", "yes"),
+    "gemma": ("yes", "yes"),
+    "gemma3": ("yes", "yes"),
+    "gemma4_v5": ("yes", "yes"),
+    "phi3": ("yes", "yes"),
+    "lfm2": ("yes", "yes"),
+    "lfm2_2_5_v2": ("yes", "preserve_thinking: true"),
+    "gptoss": ("no", "no"),
+}
+
+
+def with_template(tokenizer, name, variables, *, has_tools):
+    """Return a prompter for a published template, with tools or with an environment that speaks as the user."""
+    folder = user_code.Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
+    text = SMOLLM3 if name == "smollm3" else (folder / f"{name}.jinja").read_text()
+    templated = Templated(tokenizer, text.replace("bos_token", "''"))
+    found = Environments("task.name", user_code.Path("mine.py"), lambda problem: None)
+    if has_tools:
+        found = environments_of(NanoTask(), TaskSettings(tools=("calculator",)), text)
+    return Prompter(templated, PromptSettings(style="chat", template=variables), NanoTask(), found)
+
+
+@pytest.mark.parametrize("has_tools", [True, False])
+@pytest.mark.parametrize("name", TURNS)
+def test_the_templates_of_models_that_keep_their_turns(tokenizer, name, has_tools):
+    kept = TURNS[name][0 if has_tools else 1]
+    if kept != "yes":
+        with refuses("task.tools" if has_tools else "task.name", names=kept if kept != "no" else "Qwen2.5"):
+            with_template(tokenizer, name, {}, has_tools=has_tools)
+    if kept != "no":
+        variables = {} if kept == "yes" else yaml.safe_load(f"{{{kept}}}")
+        assert "42" in with_template(tokenizer, name, variables, has_tools=has_tools).reply(PROBLEM, "42")
+
+
+def test_a_switch_for_thoughts_decides_whether_they_must_be_kept(tokenizer):
+    """Gemma 4 leaves out its own thoughts, which it has only if asked; Qwen3.5 has one in each turn or in none."""
+    with refuses("task.name", names="enable_thinking: false"):
+        with_template(tokenizer, "gemma4_v5", {"enable_thinking": True}, has_tools=False)
+    for thinks in (True, False):
+        asked = with_template(tokenizer, "qwen3_5_think", {"enable_thinking": thinks}, has_tools=True)
+        begun = "<think>\n" if thinks else "<think>\n\n</think>\n\n"
+        assert asked.prompt(PROBLEM).text.endswith(begun)
+        assert asked.reply(PROBLEM, "42").endswith(f"42\n</tool_response><|im_end|>\n<|im_start|>assistant\n{begun}")
+        assert "/no_think" not in asked.prompt(PROBLEM).text
+    text = with_template(tokenizer, "smollm3", {"enable_thinking": False}, has_tools=True).prompt(PROBLEM).text
+    assert "/no_think" in text
+    assert "calculator" in text
+
+
+def test_tools_whose_calls_no_one_would_read_are_explained_in_the_question(tokenizer):
+    """Gemma 4 writes calls in a form of its own."""
+    asked = with_template(tokenizer, "gemma4_v5", {}, has_tools=True)
+    assert "```calculator" in asked.prompt(PROBLEM).text
 
 
 # ---------------------------------------------------------------- other libraries

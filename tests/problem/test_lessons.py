@@ -1,6 +1,7 @@
 """Worked solutions as rows: what is taught, in which form, with which end, and which tokens are trained on."""
 
 import json
+from types import MappingProxyType
 
 import pytest
 
@@ -70,9 +71,9 @@ def test_the_tokens_are_those_that_a_model_would_write_after_the_prompt(tokenize
     """As one text, not as two: the answer may begin with a space that the prompt does not end with."""
 
     class Plain(WithoutTemplate):
-        eos_token_id = 2
+        eos_token_id, added_tokens_decoder = 2, MappingProxyType({})
 
-        def decode(self, tokens, skip_special_tokens):
+        def decode(self, tokens):
             return "".join(chr(token) for token in tokens if token > 2)
 
     prompt, row = written(Plain(), stops=[2])

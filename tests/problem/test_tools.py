@@ -76,11 +76,17 @@ def test_an_inline_calculator_reads_the_line_with_the_numbers_that_it_wrote_itse
 
 def test_a_turn_without_a_call_ends_the_answer():
     for calls in ("template", "fenced", "inline"):
-        assert ToolCalls(tools_of(["calculator"]), calls).step("#### 42") == ("", True, 0.0)
+        for text in ("#### 42", "so [f(x)]"):
+            assert ToolCalls(tools_of(["calculator"]), calls).step(text) == ("", True, 0.0)
 
 
 def call(name="calculator", **arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def of_qwen35(**arguments):
+    written = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in arguments.items())
+    return f"<tool_call>\n<function=calculator>\n{written}</function>\n</tool_call>"
 
 
 @pytest.mark.parametrize(
@@ -94,6 +100,12 @@ def call(name="calculator", **arguments):
         (call("abacus", expression="1"), "Error: there is no tool 'abacus'. There are: calculator."),
         ("<tool_call>" + "[" * 100_000, "Error: this is no call."),
         ("<tool_call>[1]</tool_call>", "Error: this is no call."),
+        (f"I ask.\n\n{of_qwen35(expression='3 * 14')}", "42"),
+        (of_qwen35(number="3"), "Error: this is no call."),
+        ('[calculator(expression="3 * 14")]', "42"),
+        ("Let me see. [calculator(expression='[3] * 14')]\n", "Error: an expression"),
+        ("[calculator(expression=3 * 14)]", "Error: this is no call."),
+        ("[calculator(" + "(" * 100_000 + ")]", "Error: this is no call."),
     ],
 )
 def test_calls_as_templates_write_them(text, said):

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import NANO, refuses
 from tests.e2e.vllm_double import VllmDouble
 from tests.rollout.test_decoder import SOME, Card, adapted, family, prompts, sampling
+from trainer.answers.strip_thinking import after_thinking
 from trainer.batch.aggregation import AGGREGATIONS
 from trainer.batch.pack import halves, row_of, rows_of, to_tensors
 from trainer.config.command_line import resolve
@@ -34,7 +35,7 @@ from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.decoder.rows import STEPS_PER_CHECK
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
-from trainer.rollout.turns import TurnTaking
+from trainer.rollout.turns import Stops, TurnTaking
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.server import VllmServerSampler
 from trainer.watch.step_metrics import tally_groups
@@ -82,6 +83,17 @@ def answers_in(groups):
 
 def tokens_of(groups):
     return [one.tokens for one in answers_in(groups)]
+
+
+def test_marks_of_thinking_that_are_special_tokens_stay_in_the_text():
+    tokenizer = AutoTokenizer.from_pretrained(NANO)
+    plain = "thought of 2<|im_end|> 4"
+    assert Stops(tokenizer, []).completion(tokenizer(plain)["input_ids"], []).text == "thought of 2 4"
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|channel>", "<channel|>", "<|turn>"]})
+    tokens = tokenizer(f"<|channel>{plain}<channel|><|turn>4")["input_ids"]
+    text = Stops(tokenizer, []).completion(tokens, []).text
+    assert text == "<|channel>thought of 2 4<channel|>4"
+    assert after_thinking(text)[1] == "4"
 
 
 @BOTH

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -116,10 +117,12 @@ class Policy:
 
 
 class Tokenizer:
+    added_tokens_decoder = MappingProxyType({})
+
     def __call__(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": [20, 21]}
 
-    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+    def decode(self, tokens: list[int]) -> str:
         return " ".join(map(str, tokens))
 
 

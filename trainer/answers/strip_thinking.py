@@ -13,6 +13,7 @@ THOUGHTS = {  # how models begin and end their thinking
     "<|begin_of_thought|>": "<|end_of_thought|>",
     "<|START_THINKING|>": "<|END_THINKING|>",
     "<|channel|>analysis": "<|channel|>final<|message|>",  # gpt-oss
+    "<|channel>thought": "<channel|>",  # Gemma 4
 }
 _STOP = re.compile(
     r"<\|(?:endoftext|endofturn|end_of_text|im_end|eot_id|eom_id|end|return)\|>|<eos>|<end_of_turn>|<turn\|>|<｜end▁of▁sentence｜>|</s>"

@@ -122,12 +122,16 @@ def environments_of(
     return Environments(named, user_code.find("task.name", setting), make, seconds, may_ask=True)
 
 
+OTHER_CALLS = ("<|tool_call>", "<|call|>", "[TOOL_CALLS]", "tool▁call")  # of Gemma 4, gpt-oss, Mistral, DeepSeek
+
+
 def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environments:
-    knows_tools = "tools" in (chat_template or "")
+    template = chat_template or ""
+    knows_tools = "tools" in template and not any(mark in template for mark in OTHER_CALLS)
     calls = settings.calls if settings.calls != "auto" else "template" if knows_tools else "fenced"
     tools = tools_of(settings.tools)
     if calls == "template" and not knows_tools:
-        reason = "the chat template of this model has no tools"
+        reason = "the chat template of this model has no tools, or calls in a form that Octet does not read"
         raise ConfigError("task.calls=template", reason, "Write task.calls=fenced")
     how: dict[str, dict[str, Any]] = {
         "inline": {"is_inline": True, "stops": ("=",)},

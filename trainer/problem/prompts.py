@@ -20,9 +20,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from trainer.answers import compare, find
+from trainer.answers.strip_thinking import THOUGHTS
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.task import SET_BY_OCTET
 from trainer.config.settings import PromptSettings
@@ -200,30 +202,37 @@ class Prompter:
             raise ConfigError(f"prompt.style={self.style}", reason, "Write another style")
         if not self.tokenizer.chat_template or self._keeps_turns():
             return
-        own, others = self.settings, []
+        others = []
         for name in sorted(_variables(self.tokenizer.get_chat_template()) - SET_BY_OCTET - {"tools", "messages"}):
             for value in (True, False):
-                self.settings = own.model_copy(update={"template": {**own.template, name: value}})
                 with suppress(DataError):
-                    others += [f"prompt.template='{{{name}: {str(value).lower()}}}'"] if self._keeps_turns() else []
-        self.settings = own
+                    written = f"prompt.template='{{{name}: {str(value).lower()}}}'"
+                    others += [written] if self._keeps_turns({name: value}) else []
         models = "Take a model whose template keeps them, such as Qwen2.5, Llama 3 or Gemma 3"
         remedy = f"Write {' or '.join(others)}" if others else models
         template = f"the chat template of {self.tokenizer.name_or_path}"
         reason = f"{template} writes a turn in another way once there are later ones: the model would not see its own"
         raise ConfigError(environments.setting, reason, remedy)
 
-    def _keeps_turns(self) -> bool:
+    def _keeps_turns(self, changed: Mapping[str, Any] = MappingProxyType({})) -> bool:
         """Return True if a conversation begins with what it was before its last turn, and with that turn as written.
-        The first turn has a thought in it, because many templates leave those out."""
-        problem = Problem("", "What is 2 + 2?", "")
+        The first turn of a model that thinks has a thought in it, because many templates leave those out; each has one
+        if the template begins it."""
+        problem, template = Problem("", "What is 2 + 2?", ""), self.tokenizer.get_chat_template()
+        begin, end = next((marks for marks in THOUGHTS.items() if marks[1] in template), ("<think>", "</think>"))
         messages: Messages = self.messages(problem)
-        text = self._rendered(messages, problem)
-        for turn in ("<think>\nI add.\n</think>\n\nIt is 4.", "It is 4."):
-            written = turn.removeprefix("<think>\n") if text.rstrip().endswith("<think>") else turn
-            messages = self._after(messages, written, "Sure?")
-            longer = self._rendered(messages, problem)
-            if not longer.startswith(text + written):
+        text = self._rendered(messages, problem, changed)
+        begins = text.rstrip().endswith(begin)
+        thinks = self._rendered(messages, problem, {**changed, "enable_thinking": True}) == text
+        thought = f"{begin}\nI add.\n{end}\n\nIt is 4."
+        first = thought if thinks else "It is 4."
+        for turn in [thought.removeprefix(f"{begin}\n")] * 2 if begins else [first, "It is 4."]:
+            messages = self._after(messages, turn, "Sure?")
+            try:
+                longer = self._rendered(messages, problem, changed)
+            except DataError:  # the template has another form for what a model writes or is told
+                return False
+            if not longer.startswith(text + turn):
                 return False
             text = longer
         return True
@@ -238,7 +247,7 @@ class Prompter:
             return before + self._request(problem), False
         return self._rendered(self.messages(problem), problem), bool(self.tokenizer.chat_template)
 
-    def _rendered(self, messages: Messages, problem: Problem) -> str:
+    def _rendered(self, messages: Messages, problem: Problem, changed: Mapping[str, Any] = MappingProxyType({})) -> str:
         if not self.tokenizer.chat_template:
             text = "".join(ROLES[one["role"]].format(one["content"]) for one in messages)
             return text.rstrip() if messages[-1]["role"] == "assistant" else f"{text}Answer:"
@@ -247,10 +256,11 @@ class Prompter:
         continues = messages[-1]["role"] == "assistant"  # the data set has begun the answer
         options = {"tokenize": False, "add_generation_prompt": not continues, "continue_final_message": continues}
         if self.environments and self.environments.schemas:
-            options["tools"] = list(self.environments.schemas)
+            options["tools"] = options["xml_tools"] = list(self.environments.schemas)  # the second name is SmolLM3's
         try:
             with deadline(TEMPLATE_S):
-                text = self.tokenizer.apply_chat_template([*map(dict, messages)], **options, **self.settings.template)
+                options |= {**self.settings.template, **changed}
+                text = self.tokenizer.apply_chat_template([*map(dict, messages)], **options)
         except (TemplateError, *OF_A_TEMPLATE) as error:
             roles = ", ".join(message["role"] for message in messages)
             reason = f"the chat template of the model refuses the messages ({roles}): {error}"
@@ -269,6 +279,13 @@ def _variables(chat_template: str) -> set[str]:
         broken = f"its chat template is broken in line {error.lineno} ({error.message})"
         raise ModelError("model.name", broken, "Restore the template, or take another model") from None
     return meta.find_undeclared_variables(environment.parse(chat_template)) - environment.globals.keys()
+
+
+def left_out_of_texts(tokenizer: Any) -> frozenset[int]:
+    """Return the special tokens that the text of an answer does not show: all but the marks of thinking."""
+    marks = " ".join([*THOUGHTS, *THOUGHTS.values()])
+    special = {token: one.content for token, one in tokenizer.added_tokens_decoder.items() if one.special}
+    return frozenset(token for token, text in special.items() if len(text) < 3 or text not in marks)
 
 
 def answer_style(settings: PromptSettings, task: Task) -> str:

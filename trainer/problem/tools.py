@@ -1,6 +1,7 @@
 """Tools that a model may call, in any task: a calculator, and Python in the sandbox.
 
     template   <tool_call>{"name": "calculator", "arguments": {"expression": "3 * 14"}}</tool_call>
+               or as Qwen3.5, Llama and LFM2 write it
     fenced     ```calculator
                3 * 14
                ```
@@ -9,6 +10,7 @@
 A turn without a call ends the answer.
 """
 
+import ast
 import atexit
 import json
 import os
@@ -31,6 +33,9 @@ LONGEST_EXPRESSION = 200  # characters
 MOST_CALLS = 8  # in a turn
 PYTHON_S, PYTHON_MB = 5.0, 512
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_LIST = re.compile(r"\[(\w+\(.*\))\]\s*\Z", re.DOTALL)
 _FENCED = re.compile(r"```(\w+)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _REPORTING = """
 try:
@@ -78,9 +83,11 @@ class ToolCalls:
         _, said, is_thinking = after_thinking(text)
         if is_thinking:
             calls: list[Callable[[], str]] = []
-        elif self.calls == "template":  # <tool_call> as Qwen and Hermes write it, or one JSON object as Llama does
-            bare = [said] if said.strip().startswith('{"name"') else []
-            calls = [partial(self._called, written) for written in _CALL.findall(said) or bare]
+        elif self.calls == "template":  # <tool_call> as Qwen and Hermes write it, or bare as Llama and LFM2 do
+            is_bare = said.strip().startswith('{"name"') or (
+                (found := _LIST.search(said)) and found[1].partition("(")[0] in self.tools
+            )
+            calls = [partial(self._called, written) for written in _CALL.findall(said) or [said] * bool(is_bare)]
         else:
             calls = [partial(self.tools[name].use, body) for name, body in _FENCED.findall(said) if name in self.tools]
         results = [call() for call in calls[:MOST_CALLS]]
@@ -99,14 +106,24 @@ class ToolCalls:
 
     def _called(self, written: str) -> str:
         try:
-            call = json.loads(written)
-            name, arguments = call["name"], call.get("arguments", call.get("parameters"))
+            name, arguments = _read(written)
             tool = self.tools.get(name)
             if tool is None:
                 return f"Error: there is no tool {name!r:.40}. There are: {', '.join(self.tools)}."
             return tool.use(str(arguments[tool.argument]))
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SyntaxError, MemoryError):
             return 'Error: this is no call. Write {"name": ..., "arguments": {...}} as JSON.'
+
+
+def _read(written: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the arguments of a call in JSON, in the tags of Qwen3.5, or in Python as LFM2 writes it."""
+    if found := _FUNCTION.search(written):
+        return found[1], dict(_PARAMETER.findall(found[2]))
+    if found := _LIST.search(written):
+        call: Any = ast.parse(found[1], mode="eval").body
+        return call.func.id, {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+    call = json.loads(written)
+    return call["name"], call.get("arguments", call.get("parameters"))
 
 
 def continued(text: str) -> str:

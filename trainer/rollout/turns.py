@@ -19,7 +19,7 @@ from trainer.config.settings import Turns
 from trainer.errors import DataError, TrainingError
 from trainer.machine import threads
 from trainer.problem.environment import Environment, Reply
-from trainer.problem.prompts import Prompter
+from trainer.problem.prompts import Prompter, left_out_of_texts
 from trainer.records import Completion, Prompt, Sampling, Turn
 
 # A sampler that decodes many answers waits so long for replies. The rows then go on in the same order in every run.
@@ -35,6 +35,7 @@ class Stops:
         self.tokenizer = tokenizer
         self.tokens = frozenset(tokens)
         self.strings = strings
+        self._left_out = left_out_of_texts(tokenizer)
         # A string has at most as many tokens as bytes.
         self.window = MARGIN + max((len(string.encode()) for string in strings), default=0)
 
@@ -59,7 +60,7 @@ class Stops:
         return Completion(tuple(tokens), tuple(logprobs[: len(tokens)]), text, truncated, version)
 
     def _text(self, tokens: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        text: str = self.tokenizer.decode([token for token in tokens if token not in self._left_out])
         return text
 
 
