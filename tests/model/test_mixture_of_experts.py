@@ -1,12 +1,27 @@
-"""Adapters of models whose feed-forward layers are mixtures of experts: trained, or refused in a sentence."""
+"""Models whose feed-forward layers are mixtures of experts: how they are loaded, trained, saved and merged."""
+
+import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from trainer.config.settings import Lora
-from trainer.errors import ConfigError
+from tests.conftest import NANO, ROOT, launch, learned, lines_of, refuses, said_by
+from tests.forks import forked
+from tests.rollout.test_decoder import SOME, prompts, sample
+from trainer.batch.pack import to_tensors
+from trainer.config.settings import Lora, Model
+from trainer.errors import ConfigError, ModelError
+from trainer.loss.logprobs import LogProbs
 from trainer.model import lora
+from trainer.model.load import load_model
+from trainer.records import TrainingRow
+from trainer.rollout.hf import HfSampler
+
+CPU = torch.device("cpu")
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 SMALL |= {"vocab_size": 64, "intermediate_size": 16, "num_experts_per_tok": 2, "initializer_range": 0.2}
@@ -26,9 +41,10 @@ MORE = [{}, {"init": "pissa"}, {"dora": True}, {"rslora": True}]
 TOKENS = torch.arange(6)[None]
 
 
-def base(family: str):
+def base(family: str, **changed):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL, **FAMILIES[family])).eval()
+    settings = SMALL | FAMILIES[family] | changed
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings)).eval()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,3 +72,112 @@ def test_an_adapter_of_all_layers_is_saved_and_merged(family, tmp_path):
         merged = lora.merged(base(family), tmp_path)(input_ids=TOKENS).logits
     torch.testing.assert_close(merged, trained, rtol=1e-4, atol=1e-4)
     assert (trained - base(family)(input_ids=TOKENS).logits).abs().max() > 1e-3
+
+
+TODAY = ["qwen3_moe", "gpt_oss"]
+TEXT = {"vocab_size": 480, "max_position_embeddings": 512, "pad_token_id": 0, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize("family", TODAY)
+def test_sampling_and_training_choose_the_same_experts(family, tokenizer):
+    """Another expert would change the log-prob by far more than rounding does."""
+    model, asked = lora.add_adapter(base(family, **TEXT), Lora(targets="all", r=4)), prompts(9, 3, 30, 4, 17)
+    with torch.no_grad():
+        for value in lora.trainable(model).values():
+            value.add_(0.1 * torch.randn_like(value))
+    groups = sample(HfSampler, model, tokenizer, asked, stops=SOME)
+    rows = [
+        TrainingRow(asked[index].tokens, one.tokens, one.logprobs, 1.0)
+        for index, group in groups.items()
+        for one in group
+    ]
+    batch, gradients = to_tensors(rows, 0), []
+    for module in (LogProbs(model, 1.0), LogProbs(model, 1.0, flat=True)):
+        logprobs_BT = module(batch).logprobs_BT
+        assert (logprobs_BT - batch.sampled_logprobs_BT)[batch.mask_BT].abs().max() < 1e-4
+        logprobs_BT[batch.mask_BT].sum().backward()
+        gradients.append({name: value.grad.clone() for name, value in model.named_parameters() if value.requires_grad})
+        model.zero_grad()
+    assert module.is_flat == (family == "qwen3_moe")
+    for name, value in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", TODAY)
+def test_a_loss_for_the_balance_of_experts_does_not_enter(family):
+    """transformers adds it to its own loss where config.json says output_router_logits."""
+    gradients = []
+    for changed in ({}, {"output_router_logits": True, "router_aux_loss_coef": 100.0}):
+        model = base(family, **TEXT, **changed)
+        row = TrainingRow((5, 6), (7, 8, 9), (0.0,) * 3, 1.0)
+        logprobs_BT = LogProbs(model, 1.0)(to_tensors([row], 0)).logprobs_BT
+        logprobs_BT.sum().backward()
+        gradients.append({name: value.grad for name, value in model.named_parameters()})
+    router = next(name for name in gradients[0] if name.endswith(("router.weight", "gate.weight")))
+    assert gradients[0][router].abs().sum() > 0
+    assert all(torch.equal(gradients[1][name], value) for name, value in gradients[0].items())
+
+
+def pack(folder: Path) -> None:
+    """Store the experts of gpt-oss as its makers do: two numbers of 4 bits in a byte, and a scale for each 32."""
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = weights.pop(name).shape
+        weights[f"{name}_blocks"] = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        weights[f"{name}_scales"] = torch.full((experts, outputs, inputs // 32), 124, dtype=torch.uint8)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+
+
+def write(family: str, folder: Path) -> Path:
+    """Write a model with the shipped tokenizer, gpt-oss with packed experts."""
+    wide = {"hidden_size": 32, "intermediate_size": 32} if family == "gpt_oss" else {}
+    base(family, **TEXT, **wide).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(NANO).save_pretrained(folder)
+    if family == "gpt_oss":
+        pack(folder)
+    return folder
+
+
+def test_packed_experts_are_written_out_and_not_packed_again(tmp_path):
+    folder = write("gpt_oss", tmp_path / "base")
+    model = load_model(Model(name=str(folder)), "fp32", CPU)
+    values = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
+    packed = load_file(folder / "model.safetensors")["model.layers.0.mlp.experts.down_proj_blocks"]
+    low, high = packed.int() % 16, packed.int() // 16
+    wanted = torch.tensor(values)[torch.stack([low, high], dim=-1)].flatten(2) * 2.0 ** (124 - 127)
+    torch.testing.assert_close(model.model.layers[0].mlp.experts.down_proj.data, wanted.transpose(1, 2))
+    with refuses("model.quantize", ModelError, names="mxfp4"):
+        load_model(Model(name=str(folder), quantize="nf4"), "fp32", CPU)
+
+
+FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=8", "reward.control=random"]
+FEW += ["eval.problems=4", "run.steps=2", "run.save_every=1", "run.keep=9", "run.dir=it"]
+
+
+def trained(folder: Path, *arguments: object) -> str:
+    done = launch(*forked(), str(ROOT / "train.py"), *arguments, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("family", [pytest.param("qwen3_moe", marks=pytest.mark.slow), "gpt_oss"])
+def test_a_run_says_what_is_not_trained_and_merges_and_resumes_to_the_bit(family, tmp_path, capsys):
+    base_folder = write(family, tmp_path / "base")
+    said = trained(tmp_path, "--preset", "nano", f"model.name={base_folder}", *FEW)
+    assert "the experts of this model are not trained" in said
+    assert "4 of 4 greedy answers identical" in said
+    whole = tmp_path / "it"
+    steps = lines_of(whole / "metrics.jsonl")[1:]
+    assert all(one["grad_norm"] > 0 and one["sampler_difference/max"] < 1e-4 for one in steps)
+    shutil.move(whole, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", whole, symlinks=True)
+    shutil.rmtree(whole / "checkpoints/step_000002")
+    (whole / "checkpoints/latest").unlink()
+    (whole / "checkpoints/latest").symlink_to("step_000001")
+    shutil.rmtree(whole / "adapter")
+    assert "going on after step 1" in trained(tmp_path, "--resume", "it")
+    assert learned(whole) == learned(tmp_path / "whole")
+    status, _, refused = said_by(capsys, "export", whole, "--to", "gguf", "--out", tmp_path / "out")
+    assert (status, type(base(family)).__name__ in refused) == (2, True)

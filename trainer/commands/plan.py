@@ -236,11 +236,13 @@ def title(question: Question) -> Text:
     how = f"LoRA r={lora.r}" if lora.enabled else "the whole model"
     precision = config.model.quantize if config.model.quantize != "none" else config.model.dtype.replace("auto", "bf16")
     checkpoints = "with" if config.model.gradient_checkpointing else "without"
+    shape = placement.shape
+    active = f" ({_count(shape.active)} of them for each token)" if shape.active < shape.parameters else ""
     by_vllm = " by vLLM in this process" if config.rollout.engine == "vllm_colocate" else ""
     return Text.assemble(
         (config.model.name, "bold"),
         f" on {question.size}{f', one of {ranks}' if ranks > 1 else ''}\n"
-        f"{_count(placement.shape.parameters)} parameters in {precision}, {_count(placement.trained)} trained ({how})\n"
+        f"{_count(shape.parameters)} parameters{active} in {precision}, {_count(placement.trained)} trained ({how})\n"
         f"engine {config.engine.ds_config}, {checkpoints} gradient checkpointing\n"
         f"a step: {rollout.problems} x {rollout.group_size} answers of up to {rollout.max_new_tokens:,} tokens to "
         f"prompts of up to {placement.prompt:,}\n"
@@ -278,6 +280,9 @@ def answer(question: Question) -> Iterator[str | Text]:
         f": {plan.peak / GB:.1f} of {plan.vram / GB:.1f} GB ({plan.peak / plan.vram:.0%}) in "
         f"{plan.peak_phase}; most of it is {plan.dominant}, {most / GB:.2f} GB",
     )
+    if experts := placement.item * placement.shape.total(lambda block: block.experts * block.expert):
+        how = "in 16 bits whatever model.quantize says, and also where their files have 4 (mxfp4)"
+        yield f"experts: {experts / GB:.2f} GB of the weights, {how}"
     parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in plan.ram_terms.items())
     yield Text.assemble(
         f"RAM: {plan.ram_peak / GB:.1f} GB of {question.free_ram / GB:.1f} that are free here ({parts})",

@@ -18,6 +18,8 @@ def quiet() -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         # transformers: kernels of LFM2 and Qwen3.5 are not installed, which are for cards
         logging.getLogger(KERNELS).setLevel(logging.ERROR)
+        # and it writes MXFP4 out in 16 bits there, as Octet has told it to
+        logging.getLogger("transformers.quantizers.quantizer_mxfp4").setLevel(logging.ERROR)
     # bitsandbytes: an optional CPU kernel for 4-bit weights is not installed
     logging.getLogger(BITSANDBYTES).setLevel(logging.ERROR)
     # transformers: a table of weights that have no place; model/contradictions.py names what matters of it

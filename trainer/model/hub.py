@@ -29,6 +29,7 @@ from trainer.machine import manifest, threads
 CONNECT_S = 3.0
 DEADLINE_S = 10.0  # for the whole answer, including the DNS look-up, which no timeout of a socket covers
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file of weights, for their fingerprint
+UNPACKED = "mxfp4"  # 4 bits of experts, which transformers can write out in 16
 PAGE = 1000  # entries of a listing that the hub sends at once
 REFUSED = (401, 403, 404)
 FETCH = "`octet fetch`, on a machine with internet, brings what is missing: docs/offline.md."
@@ -90,6 +91,20 @@ def find_model(model: Model) -> Found:
         if not cached:
             return Found(None, {name: listed[name] for name in wanted(listed, model.trust_remote_code)})
     return Found(cached, _sizes(cached))
+
+
+def quantisation_of(config: Any) -> str:
+    """Return how a model is quantised by its config.json, or "" if it is not. MXFP4 is written out while it is read."""
+    own = config if isinstance(config, Mapping) else config.to_dict()
+    found = own.get("quantization_config") or {"quant_method": ""}
+    return str(found.get("quant_method", "unknown")) if isinstance(found, dict) else "unknown"
+
+
+def refuse_quantised(name: str, config: Any) -> None:
+    if (method := quantisation_of(config)) not in ("", UNPACKED):
+        reason = f"it is quantised already ({method}), so an adapter could not be merged into its base"
+        remedy = "Name the model that it was made from, and write model.quantize=nf4 or int8"
+        raise ModelError(f"model.name={name}", reason, remedy)
 
 
 @contextmanager

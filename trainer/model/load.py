@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Mxfp4Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from trainer.config.settings import Model
@@ -146,6 +146,8 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
     options: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION[settings.attention]}
     if settings.quantize != "none":
         options |= quantised.options(settings.quantize, DTYPES[dtype], device)
+    elif hub.quantisation_of(config) == hub.UNPACKED:
+        options["quantization_config"] = Mxfp4Config(dequantize=True)
     if text := text_part(config):
         options |= {"config": text, "key_mapping": TEXT_PART}
     wants_facts = {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -153,6 +155,7 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
     contradictions.check(settings.name, model, facts)
     if text:
         model.taken_from = config.architectures[0]
+    if text or hub.quantisation_of(config):
         model._weight_conversions = None  # it would be saved under the names of the files that it is taken from
     if settings.gradient_checkpointing:
         # the second name is that of transformers before 5.21
@@ -180,11 +183,10 @@ def _checked_config(settings: Model) -> Any:
     """Return the config of a model. Raise if the model is quantised, because an adapter could not be merged into it, or
     if it is not one that writes on from left to right."""
     config = _load(AutoConfig, settings)
-    if found := getattr(config, "quantization_config", None):
-        method = found.get("quant_method", "unknown") if isinstance(found, dict) else found.quant_method
-        reason = f"it is quantised already ({method}), so an adapter could not be merged into its base"
-        remedy = "Name the model that it was made from, and write model.quantize=nf4 or int8"
-        raise ModelError(f"model.name={settings.name}", reason, remedy)
+    hub.refuse_quantised(settings.name, config)
+    if settings.quantize != "none" and hub.quantisation_of(config):
+        reason = f"{settings.name} is stored in {hub.UNPACKED}, which is written out in 16 bits, and not packed again"
+        raise ModelError(f"model.quantize={settings.quantize}", reason, "Write model.quantize=none")
     kinds = [str(kind) for kind in config.architectures or []]
     if (
         kinds

@@ -32,10 +32,15 @@ LONGEST_REASON = 300  # characters
 TARGETS: dict[str, Any] = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "all": "all-linear"}
 
 
+def has_experts(model: Any) -> bool:
+    """Return True if the experts of a layer are one parameter, which is no linear layer."""
+    return any(value.dim() == 3 for name, value in model.named_parameters() if ".experts." in name)
+
+
 def add_adapter(model: Any, settings: Lora) -> Any:
     """Return the model with new LoRA layers, which do not change what it computes yet."""
     wanted = list(settings.targets) if isinstance(settings.targets, tuple) else TARGETS[settings.targets]
-    if settings.targets == "all" and any(value.dim() == 3 for value in model.parameters()):  # of all experts of a layer
+    if settings.targets == "all" and has_experts(model):
         experts = ("gate_proj", "up_proj", "down_proj")  # PEFT takes all layers of these names for the experts'
         linear = {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
         head = model.get_output_embeddings()

@@ -227,12 +227,12 @@ def known_shape(name: str, revision: str | None = None) -> Shape | None:
 
 def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     """Return the shape that a config.json describes. Raise ModelError if it is incomplete, or of a quantised model."""
+    hub.refuse_quantised(name, settings)
+    if (
+        isinstance(text := settings.get("text_config"), dict) and text.get("model_type") in BY_TYPE
+    ):  # it is trained alone
+        settings = text | {key: settings[key] for key in ("tie_word_embeddings",) if key in settings}
     family = BY_TYPE.get(str(settings.get("model_type")))
-    if quantised := settings.get("quantization_config"):
-        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
-        reason = f"it is quantised already ({method}), so an adapter could not be merged into its base"
-        remedy = "Name the model that it was made from, and write model.quantize=nf4 or int8"
-        raise ModelError(f"model.name={name}", reason, remedy)
     if family is None:
         raise UnknownFamily(
             f"model.name={name}: its family is {settings.get('model_type')}, and memory is planned for "
@@ -245,7 +245,13 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
         value = settings[key]
         if type(value) is not int or value < 1:
             raise ModelError(f"model.name={name}", f"{key} is {value!r} in its config.json, and it is a number above 0")
-    return _with_kinds(name, _described(family, settings), settings)
+    shape = _described(family, settings)
+    try:
+        return _with_kinds(name, shape, settings) if family.is_mixed else shape
+    except (TypeError, AttributeError):
+        raise ModelError(
+            f"model.name={name}", "its config.json does not say what its layers are", "Is it whole?"
+        ) from None
 
 
 def _described(family: Family, settings: Mapping[str, Any]) -> Shape:
@@ -291,8 +297,6 @@ def _with_kinds(name: str, shape: Shape, settings: Mapping[str, Any]) -> Shape:
         return value
 
     family = shape.family
-    if not family.is_mixed:
-        return shape
     if settings.get("enable_moe_block"):
         raise UnknownFamily(f"model.name={name}: memory is not planned for the mixture of experts of Gemma 4.")
     if family.kind == "Lfm2":

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
+
 from trainer.config.settings import Config
 from trainer.errors import MergeError, ModelError
 from trainer.evaluation.evaluate import Evaluation
@@ -16,7 +18,7 @@ from trainer.evaluation.results import Comparison
 from trainer.export import gguf_file, llama_cpp, ollama, vocabulary
 from trainer.machine import disk
 from trainer.model import hub, merge
-from trainer.model.load import end_of_turn, load_tokenizer
+from trainer.model.load import end_of_turn, load_tokenizer, location
 from trainer.model.lora import load_adapter
 from trainer.plan.read_data import read_held_out
 from trainer.rollout.limits import within_context
@@ -33,6 +35,7 @@ def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any
     adapter = source.adapter
     weights = merge.stored_weights(config.model.clean, adapter, None)
     if weights is None:
+        gguf_file.family_of(AutoConfig.from_pretrained(location(config.model)))  # which says more, as a rule
         reason = "its weights, or the adapter's, cannot be read one by one"
         remedy = "Write octet export --to safetensors first, and export that folder"
         raise ModelError(f"model.name={config.model.name}", reason, remedy)
