@@ -20,7 +20,7 @@ from tests.run.test_study import sums
 # What cannot be run here, and why.
 NOT_RUN = {
     r"octet fetch .*|python scripts/smollm2.*|octet push .* --yes": "the network",
-    r"(sbatch|deepspeed|torchrun) .*|octet study .* --slurm .*": "Slurm, or several machines",
+    r"(sbatch|deepspeed|torchrun) .*": "Slurm, or several machines",
     r"octet eval .*rollout\.vllm\.urls=.*|python -m (llama_cpp|venv).*": "a server, or another program",
     r"octet plan --model NAME .*": "the end of an answer",
     r"python (make_table|ask)\.py": "test_pages.py runs them where the page has written them",
@@ -32,7 +32,6 @@ INSTEAD = {
     r"--model Qwen/\S+(?= --task)": "--model nano",
     r"(octet eval.* (?:--task gsm8k|task\.name=gsm8k-renumbered)\b.*)": r"\1 task.data_dir=gsm8k",
     r"(task\.mix=.*) -n 0": r"\1 task.data_dir=gsm8k -n 0",
-    r"FILE": "shop.csv",
     r"--card NAME": "--card H100",
     r"(run\.steps=(?:100|200)\b)": r"\1 run.steps=3",
 }
@@ -42,6 +41,7 @@ MORE = {
     "repro": ["--steps", "1"],
     "slurm": ["--dry-run"],
     "study bench": ["--dry-run"],
+    "study my_study.yaml --slurm": ["--dry-run"],
 }
 # What ends with another status than 0, as its page says.
 STATUS = {

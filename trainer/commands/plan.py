@@ -21,8 +21,7 @@ from trainer.commands.options import add_settings_of_a_run
 from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
-from trainer.machine.console import Console, spoken
-from trainer.machine.console import table as console_table
+from trainer.machine.console import Console, spoken, table
 from trainer.machine.shipped import train_here
 from trainer.machine.visible import print
 from trainer.model.shapes import shape_of
@@ -92,7 +91,7 @@ def run(options: Namespace) -> None:
     if options.json:
         print(json.dumps(document(question), indent=2))
     else:
-        for part in (title(question), table(question.placement.plan), *answer(question)):
+        for part in (title(question), phases(question.placement.plan), *answer(question)):
             console.print(part)
     plan = question.placement.plan
     if plan.verdict == "too large" or plan.ram_peak > question.placement.ram:
@@ -111,7 +110,7 @@ def show_models(options: Namespace, console: Console) -> None:
         about = [*spoken(time.about), str(time.steps)] if time and time.hours else ["?", "?"]
         changes = shlex.join(question.proposal or [])
         rows.append([placement.config.model.name, f"{placement.plan.peak / GB:.1f}", *about, changes])
-    console.print(console_table(("model", "GB", "about", "steps", "with"), rows, {"with"}))
+    console.print(table(("model", "GB", "about", "steps", "with"), rows, {"with"}))
     size = questions[0].size if questions else "this card"
     console.print(f"\nOn {size}, times on {options.card or questions[0].card}." if questions else "Nothing fits it.")
     console.print("octet plan --model NAME has the whole plan and the command.")
@@ -254,7 +253,7 @@ def _count(number: float) -> str:
     return f"{number / GB:.2f} B" if number >= GB / 10 else f"{number / 10**6:.2f} M"
 
 
-def table(plan: Plan) -> Table:
+def phases(plan: Plan) -> Table:
     """Return phases in columns, and purposes in rows: in the order in which they come up, overheads last."""
     made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, show_footer=True)
     made.add_column("GB", footer=Text("peak", "bold"), no_wrap=True)

@@ -80,9 +80,8 @@ class Provenance:
     def _compare_files(self, had: Mapping[str, Any]) -> None:
         # A module that is imported later in a run is not among the files yet, and is read where it was.
         now = {name: _checksum(self.folder / name) for name in had if not name.startswith(TEACHER)} | self.files
-        others = sorted(name for name in had.keys() & now if had[name] != now[name])
-        moved = {name for name in others if now[name] is None and had[name] in self.files.values()}
-        if others := [name for name in others if name not in moved]:
+        moved = {name for name in had if now.get(name) is None and had[name] in self.files.values()}
+        if others := sorted(name for name in had.keys() & now.keys() - moved if had[name] != now[name]):
             files, what = ", ".join(others), "changed since this run began"
             if not self.accepts:
                 raise ConfigError(files, what, f"Restore what it had, or go on with the change: {ACCEPT}")
