@@ -2,9 +2,9 @@
 
 import ast
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
+from scripts.count import imported_by
 from tests.conftest import ROOT, launch
 
 FLOORS = [
@@ -38,15 +38,6 @@ ONLY_IN = {
 
 def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
-
-
-def imported_by(path: Path) -> Iterator[str]:
-    """Return every module that a file imports, inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def room_of(module: str) -> str:

@@ -259,7 +259,7 @@ def test_a_card_is_seen_with_what_others_use_and_what_it_cannot(
     nvidia_smi, capsys, used, capability, overrides, severities
 ):
     nvidia_smi(used, capability)
-    found = list(doctor.visible_cards(resolve("nano", None, overrides), hardware.detect()))
+    found = list(doctor.visible_cards(resolve("nano", None, overrides).model, hardware.detect()))
     assert [one.severity for one in found] == severities
     if "end" in severities:
         with pytest.raises(ConfigError, match=re.escape(capability)):

@@ -218,16 +218,16 @@ def test_the_teacher_is_fetched_and_looked_for_as_the_model_is(strict_hub, tmp_p
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     distill = ["algorithm.loss=reinforce_baseline", "teacher.name=octet/nano"]
     config = resolve("nano", None, distill)
-    size = downloads.find_teacher(config).download
+    size = downloads.find_teacher(config.teacher_model).download
     assert size > 2_000_000
-    needs = preflight.needs(config, NANO_HERE, NO_CARDS, downloads.find_teacher(config))
+    needs = preflight.needs(config, NANO_HERE, NO_CARDS, downloads.find_teacher(config.teacher_model))
     assert needs.download == size
     environment = {"HF_ENDPOINT": strict_hub.url, "HF_HUB_OFFLINE": "0"}
     answer = octet("fetch", "--preset", "nano", *distill, "--to", "it", "--no-wheels", folder=tmp_path, **environment)
     said = ["model   nano: it comes with Octet", "teacher octet/nano: 2.6 MB in 5 files"]
     assert answer.stdout.splitlines()[:2] == said, answer.stderr
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "it")
-    teacher = downloads.find_teacher(config)
+    teacher = downloads.find_teacher(config.teacher_model)
     assert teacher.download == 0
     ram = [preflight.needs(config, NANO_HERE, NO_CARDS, one).ram for one in (hub.NOTHING, teacher)]
     assert ram[1] - ram[0] == pytest.approx(teacher.weights, rel=0.01)  # fp32 in the file as well as here
@@ -261,7 +261,7 @@ def test_a_stored_login_is_used_and_without_one_the_answer_is_clear(strict_hub, 
         downloads.find_data(HubSet("no/body", None, "train"), resolve("nano").task)
     config = resolve("nano", None, ["algorithm.loss=reinforce_baseline", "teacher.name=octet/none"])
     with refuses("teacher.name", ModelError, names="hub"):
-        downloads.find_teacher(config)
+        downloads.find_teacher(config.teacher_model)
 
 
 def test_a_folder_that_is_too_small_is_refused_before_the_download(strict_hub, monkeypatch, tmp_path):

@@ -27,12 +27,6 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_card_is_known_by_its_names(name):
-    found = card_of(name)
-    assert (found.speed, found.neighbour) == (CARDS[NAMES[name]].speed, "")
-
-
 NEIGHBOURS = {
     "NVIDIA GeForce RTX 2070 with Max-Q Design": "RTX 2070",
     "RTX 4050": "RTX 4050 Laptop",
@@ -45,11 +39,11 @@ NEIGHBOURS = {
 }
 
 
-@pytest.mark.parametrize("name", NEIGHBOURS)
-def test_an_unknown_card_is_taken_for_its_neighbour(name):
-    found = card_of(name)
-    assert (found.neighbour, found.speed) == (NEIGHBOURS[name], CARDS[NEIGHBOURS[name]].speed)
-    assert (found.name, found.memory_gb) == (name, CARDS[NEIGHBOURS[name]].memory_gb)
+@pytest.mark.parametrize("name", [*NAMES, *NEIGHBOURS])
+def test_a_card_is_known_by_its_names_and_another_is_taken_for_its_neighbour(name):
+    found, known = card_of(name), CARDS[NAMES.get(name) or NEIGHBOURS[name]]
+    assert (found.name, found.speed, found.neighbour) == (name, known.speed, NEIGHBOURS.get(name, ""))
+    assert name in NAMES or found.memory_gb == known.memory_gb
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def all_written(tokenizer, problems, *settings, stops=()):
     config = resolve("nano", None, settings)
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task, environments_of(task, config.task))
-    writer = LessonWriter(config, prompter, stops, (*prompter.stop_strings, *config.rollout.stop))
+    writer = LessonWriter(config.rollout.turns, prompter, stops, (*prompter.stop_strings, *config.rollout.stop))
     return prompter, rows_of(problems, writer, make_verifier(config, task).rules)
 
 

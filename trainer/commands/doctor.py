@@ -23,7 +23,7 @@ from typing import Any
 from trainer.commands.options import add_settings_of_a_run
 from trainer.config import ds_config
 from trainer.config.command_line import choose_preset, resolve
-from trainer.config.settings import RUNS, Config, TaskSettings
+from trainer.config.settings import RUNS, Config, Model, TaskSettings
 from trainer.errors import Finding, OctetError, counted
 from trainer.machine import hardware
 from trainer.machine.disk import amount
@@ -97,7 +97,7 @@ def everything(config: Config) -> Iterator[Finding]:
     with subprocess.Popen(command, text=True, **pipes) as probe:
         machine = hardware.detect()
         yield python_and_packages()
-        yield from visible_cards(config, machine)
+        yield from visible_cards(config.model, machine)
         yield from settings(config, machine)
         yield Finding("note", "vLLM", "installed" if importlib.util.find_spec("vllm") else "not installed; optional")
         yield Finding("note", "Slurm", shutil.which("sbatch") or "not on this machine; optional")
@@ -137,14 +137,14 @@ def pinned(constraints: Path) -> dict[str, str]:
     return {pin.name: str(pin.specifier)[2:] for pin in pins if pin.marker is None or pin.marker.evaluate()}
 
 
-def visible_cards(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
+def visible_cards(model: Model, machine: hardware.Hardware) -> Iterator[Finding]:
     if not machine.gpus:
-        slow = config.model.name != "nano"
+        slow = model.name != "nano"
         remedy = "That takes days for a model of a billion parameters; --preset nano takes a minute." if slow else ""
         yield Finding("warn" if slow else "note", "card", f"no GPU: training on {machine.cores} CPU cores", remedy)
         return
     for gpu in machine.gpus:
-        yield from preflight.card(config.model.dtype, gpu)
+        yield from preflight.card(model.dtype, gpu)
     for state in [gpu.state for gpu in machine.gpus if gpu.state][:1]:
         has_bf16 = state.capability >= preflight.BF16_CAPABILITY
         precision = "bf16" if has_bf16 else "no bf16: model.dtype=auto takes fp16, with loss scaling"
@@ -171,7 +171,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     with noting("adapter"):
         downloads.find_adapters(config)
     with noting("teacher"):
-        teacher = downloads.find_teacher(config)
+        teacher = downloads.find_teacher(config.teacher_model)
         if config.teacher_model:
             yield Finding("note", "teacher", f"{config.teacher.name}: {_where(teacher)}")
     with noting("data"):

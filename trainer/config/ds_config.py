@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.config.settings import Config, Model
+from trainer.config.settings import Config, Engine, Model
 from trainer.errors import ConfigError
 from trainer.machine.shipped import ROOT
 
@@ -25,7 +25,7 @@ ELSEWHERE = {
 
 def check(config: Config, has_gpu: bool) -> None:
     """Raise ConfigError for settings that the engine cannot combine, without importing it."""
-    zero = zero_settings(config)
+    zero = zero_settings(config.engine)
     if config.optim.name == "adamw_8bit" and is_offloaded(zero, "optimizer"):
         reason = f"engine.ds_config={config.engine.ds_config} keeps its state in CPU memory, where 8 bits are very slow"
         remedy = "Write engine.ds_config=zero2, which does not, or optim.name=adamw"
@@ -36,10 +36,10 @@ def check(config: Config, has_gpu: bool) -> None:
         _check_split_weights(config)
 
 
-def zero_settings(config: Config) -> dict[str, Any]:
+def zero_settings(settings: Engine) -> dict[str, Any]:
     """Return the section about ZeRO of the configuration's DeepSpeed file."""
-    settings: dict[str, Any] = read(config.engine.ds_config).get("zero_optimization", {})
-    return settings
+    found: dict[str, Any] = read(settings.ds_config).get("zero_optimization", {})
+    return found
 
 
 def is_offloaded(zero: Mapping[str, Any], part: Literal["optimizer", "param"]) -> bool:

@@ -4,26 +4,27 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from trainer.config.sections.model import Lora
 from trainer.config.sections.rollout import SERVED_RANKS
+from trainer.config.sections.teaching import Teacher
 from trainer.errors import ConfigError
 
 Config = Any  # that of settings.py, which imports this file
 
 
-def _is_unloaded(c: Config, key: str, usual: str) -> bool:
+def _is_unloaded(teacher: Teacher, key: str, usual: str) -> bool:
     """Return True for a setting of a teacher's model, if no model is named."""
-    is_set = getattr(c.teacher, key) not in (None, usual)
-    return is_set and c.teacher.name is None and c.teacher.url is None
+    return getattr(teacher, key) not in (None, usual) and teacher.name is None and teacher.url is None
 
 
-def _makes_another_base(c: Config) -> str:
+def _makes_another_base(lora: Lora) -> str:
     """Return the setting with which an adapter is not one over the base as it came, or an empty text."""
-    return "lora.enabled=false" if not c.lora.enabled else f"lora.init={c.lora.init}" if c.lora.init != "zero" else ""
+    return "lora.enabled=false" if not lora.enabled else f"lora.init={lora.init}" if lora.init != "zero" else ""
 
 
-def _trains(c: Config, layer: str) -> bool:
-    targets = c.lora.targets if isinstance(c.lora.targets, tuple) else ()
-    return not c.lora.enabled or layer in [name.rpartition(".")[2] for name in targets]
+def _trains(lora: Lora, layer: str) -> bool:
+    targets = lora.targets if isinstance(lora.targets, tuple) else ()
+    return not lora.enabled or layer in [name.rpartition(".")[2] for name in targets]
 
 
 def _serves_adapters(c: Config) -> bool:
@@ -90,11 +91,11 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
        "the server at teacher.url decides about its model",
        f"Start it with what you want, and write teacher.{key}={usual}")
       for key, usual in (("revision", "null"), ("quantize", "none"), ("adapter", "null"))),
-    *((f"teacher.{key}", lambda c, key=key, usual=usual: _is_unloaded(c, key, usual),
+    *((f"teacher.{key}", lambda c, key=key, usual=usual: _is_unloaded(c.teacher, key, usual),
        "it is for a model that is loaded as the teacher, and there is none",
        f"Write teacher.name as well, or teacher.{key}={usual}")
       for key, usual in (("revision", "null"), ("quantize", "none"))),
-    ("teacher.adapter", lambda c: _is_unloaded(c, "adapter", "null") and not c.shares_base,
+    ("teacher.adapter", lambda c: _is_unloaded(c.teacher, "adapter", "null") and not c.shares_base,
      "it is over the base of this run, and {changed} changes the base",
      "Write teacher.name={c.model.name} as well, which loads the base again"),
     ("rollout.temperature", lambda c: c.teacher.url and c.rollout.temperature != 1,
@@ -124,7 +125,7 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("warmup.then", lambda c: c.lora.enabled and c.lora.init != "zero" and c.warmup.goes_on,
      "with lora.init={c.lora.init} the adapter of the warm-up is exported with twice its rank",
      "Write warmup.then=merged"),
-    ("lora.start", lambda c: c.lora.start is not None and _makes_another_base(c),
+    ("lora.start", lambda c: c.lora.start is not None and _makes_another_base(c.lora),
      "an adapter is trained further, and {changed} makes another one", "Leave one of the two out"),
 
     ("model.quantize", lambda c: c.model.quantize != "none" and not c.lora.enabled,
@@ -133,7 +134,7 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("lora.init", lambda c: c.model.quantize != "none" and c.lora.init != "zero",
      "PiSSA changes the weights of the base, and model.quantize={c.model.quantize} does not allow that",
      "Write lora.init=zero, or model.quantize=none"),
-    *((f"model.{key}", lambda c, key=key, usual=usual, of=of: getattr(c.model, key) != usual and _trains(c, of),
+    *((f"model.{key}", lambda c, key=key, usual=usual, of=of: getattr(c.model, key) != usual and _trains(c.lora, of),
        f"it is for a layer that is not trained, and {of} is",
        f"Write model.{key}={usual}, or train an adapter of other layers")
       for key, usual, of in (("embeddings", "device", "embed_tokens"), ("quantize_head", "none", "lm_head"))),
@@ -189,7 +190,7 @@ def check(c: Config) -> None:
     """Raise ConfigError for the first rule that the settings break."""
     for key, is_broken, reason, remedy in RULES:
         if is_broken(c):
-            told = [text.format(c=c, changed=_makes_another_base(c)) for text in (reason, remedy)]
+            told = [text.format(c=c, changed=_makes_another_base(c.lora)) for text in (reason, remedy)]
             raise ConfigError(_named(c, key), *told)
 
 

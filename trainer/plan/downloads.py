@@ -6,7 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from trainer.config.settings import Config, TaskSettings
+from trainer.config.settings import Config, Model, TaskSettings
 from trainer.errors import DataError, ModelError
 from trainer.model.hub import FETCH, NOTHING, Found, Refused, Unreachable, find_model, listing, naming, stay_offline
 from trainer.problem.sources import HubSet
@@ -21,13 +21,13 @@ def check(config: Config, needs_data: bool = True) -> Found:
     return found
 
 
-def find_teacher(config: Config) -> Found:
+def find_teacher(model: Model | None) -> Found:
     """Find the model that a run loads as its teacher; it has no files if there is none. Raise ModelError if the model
     is not there."""
-    if config.teacher_model is None:
+    if model is None:
         return NOTHING
     with naming("teacher.name"):
-        return find_model(config.teacher_model)
+        return find_model(model)
 
 
 def find_adapters(config: Config) -> None:

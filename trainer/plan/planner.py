@@ -114,7 +114,7 @@ class Planner:
     local_size: int | None = None
 
     def __post_init__(self) -> None:
-        config, self.zero = self.config, ds_config.zero_settings(self.config)
+        config, self.zero = self.config, ds_config.zero_settings(self.config.engine)
         self.item = ITEMS[config.model.dtype]  # bytes of a number in the model's precision
         self.stage = int(self.zero.get("stage", 0))
         self.offloads = ds_config.is_offloaded(self.zero, "optimizer")

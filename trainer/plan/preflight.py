@@ -54,7 +54,7 @@ def check(config: Config, machine: hardware.Hardware) -> None:
         previous_run.refuse_other_settings(config.run.dir, config.after_warmup(warmup) if chained else config)
     found = downloads.check(config)  # on every rank: it may decide that this process leaves the hub alone
     downloads.find_adapters(config)
-    teacher = downloads.find_teacher(config)
+    teacher = downloads.find_teacher(config.teacher_model)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         complain(findings(config, found, machine, teacher))
 
@@ -202,7 +202,7 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
         trained = Planner(shape, config, world_size=1, vram=0).trained if shape else 0
     state = STATE_BYTES[config.optim.name]
     checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is also saved for other programs
-    is_offloaded = ds_config.is_offloaded(ds_config.zero_settings(config), "optimizer")
+    is_offloaded = ds_config.is_offloaded(ds_config.zero_settings(config.engine), "optimizer")
     results = config.merges or not is_adapter
     return Needs(
         download=found.download + (teacher.download if config.teacher.name != config.model.name else 0),

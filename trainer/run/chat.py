@@ -43,7 +43,7 @@ class Voice(NamedTuple):
 def chat(source: Source, config: Config, temperature: float, asked: str = "") -> None:
     """Answer a question with the base and with what was trained, or all that are read from standard input."""
     no_progress_bars()
-    task = task_of(config, source.run)
+    task = task_of(config.task, source.run)
     prompter = prompter_of(config, task, load_tokenizer(config.model))
     voices, scorer, console = list(_voices(source, config, prompter)), make_verifier(config, task), Console()
     sampling = Sampling(1, temperature, config.rollout.max_new_tokens, config.run.seed)

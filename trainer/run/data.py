@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.config.settings import Config
+from trainer.config.settings import Config, TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk
 from trainer.plan.read_data import Data, training_of
@@ -54,9 +54,9 @@ def make_prompts(config: Config, data: Data, tokenizer: Any) -> Prompts:
     )
 
 
-def task_of(config: Config, run: Path | None) -> Task:
+def task_of(settings: TaskSettings, run: Path | None) -> Task:
     """Return the task of a model, of which its run knows what prompts need, so that no data are read for them."""
-    task = make_task(config.task)
+    task = make_task(settings)
     if isinstance(task, RecordsTask) and run and "in_words" in (known := read_run(run).data):
         task.in_words = known["in_words"]
     return task

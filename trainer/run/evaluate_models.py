@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from trainer.batch.pack import Packer
-from trainer.config.settings import Config
+from trainer.config.settings import Config, Model
 from trainer.evaluation import results
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.merge_check import Agreement, agreement
@@ -74,7 +74,7 @@ def _evaluations(
     config: Config, data: Data, models: Mapping[str, Path], draws: Draws | None, out: Path
 ) -> Iterator[Evaluation]:
     """Evaluate one model after the other, so that only one is in memory. vLLM has the base and the adapter."""
-    model, tokenizer = load(config)
+    model, tokenizer = load(config.model)
     if adapter := models.get("adapter"):
         stored_weights(config.model.clean, adapter, None)  # which refuses one of another base now
     prompter = prompter_of(config, data.task, tokenizer)
@@ -89,7 +89,7 @@ def _evaluations(
             del adapted
     del model
     if "merged" in models:
-        model, tokenizer = load(config, str(models["merged"]))
+        model, tokenizer = load(config.model, str(models["merged"]))
         yield evaluate_model("merged", model, tokenizer, config, data, draws)
 
 
@@ -139,13 +139,13 @@ def merge_and_compare(
             record(unchecked, made_of, {"not_checked": why_not})
         answer({"out": str(out), "said": [f"written to {out}", f"not checked: {why_not}"]}, [], as_json)
         return
-    (model, tokenizer), data = load(config), read_held_out(config)
+    (model, tokenizer), data = load(config.model), read_held_out(config)
     adapted = evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config, data)
     del model
     say(f"octet: merging {adapter} into the base, and writing {out}")
     with disk.named_when_checked(out) as unchecked:
         write_merged(config.model, adapter, unchecked, None, progress)
-        model, tokenizer = load(config, str(unchecked))
+        model, tokenizer = load(config.model, str(unchecked))
         merged = evaluate_model("merged", model, tokenizer, config, data)
         alike = agreement(adapted, merged)
         if config.model.quantize == "none":  # else the bases differ as well
@@ -171,9 +171,9 @@ def record(folder: Path, made_of: Mapping[str, Any], facts: Mapping[str, Any]) -
     (folder / "export.json").write_text(json.dumps({**made_of, **facts}, indent=2) + "\n")
 
 
-def load(config: Config, name: str | None = None) -> tuple[Any, Any]:
+def load(settings: Model, name: str | None = None) -> tuple[Any, Any]:
     no_progress_bars()
-    settings = config.model.clean.model_copy(update={"name": name, "revision": None}) if name else config.model
+    settings = settings.clean.model_copy(update={"name": name, "revision": None}) if name else settings
     device = distributed.device()
     say(f"octet: loading {settings.name}")
     model = load_model(settings, resolve_dtype(settings.dtype, device), device)

@@ -44,7 +44,7 @@ def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any
     file = out / f"{name}-{options.format.upper()}.gguf"  # as files of the hub are called
     beside = ""
     if options.to == "ollama":
-        prompter = prompter_of(config, task_of(config, source.run), tokenizer)
+        prompter = prompter_of(config, task_of(config.task, source.run), tokenizer)
         tokens, strings = assemble.ends(config.rollout.stop, prompter, weights.model)
         ends, context = [*tokenizer.convert_ids_to_tokens(tokens), *strings], weights.config.max_position_embeddings
         beside = ollama.modelfile(file.name, config, prompter, ends, context)
@@ -94,7 +94,7 @@ def _checked(
     config: Config, adapter: Path | None, file: Path, weights: merge.Weights, names: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[Evaluation], list[str]]:
     """Have Octet and llama.cpp answer the same held-out problems, and compare them."""
-    model, tokenizer = evaluate_models.load(config)
+    model, tokenizer = evaluate_models.load(config.model)
     model = load_adapter(model, adapter) if adapter else model
     data = read_held_out(config)
     own = evaluate_models.evaluate_model("Octet", model, tokenizer, config, data)

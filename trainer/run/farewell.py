@@ -146,14 +146,14 @@ def _start(request: Request, preset: str, settings: list[str]) -> str:
     return f"{train_here()} {repeat.joined(['--preset', preset, *settings])}"
 
 
-def what_is_saved(config: Config, log: RunLog) -> str:
+def what_is_saved(log: RunLog) -> str:
     """Say whether a run that ends before its last step can go on."""
     saved = checkpoints.latest(log.folder)
     if saved is None:
-        first = min(config.run.save_every, log.total_steps)
+        first, minutes = min(log.config.run.save_every, log.total_steps), log.config.run.save_minutes
         return (
             f"Nothing is saved yet: the first checkpoint comes after step {first}, or after "
-            f"{config.run.save_minutes:g} minutes. The same command begins anew."
+            f"{minutes:g} minutes. The same command begins anew."
         )
     step, where = int(saved.name.removeprefix("step_")), shlex.quote(str(log.folder))
     return f"--resume {where} goes on after step {step}, which is saved."

@@ -123,15 +123,15 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
             last = last or evaluator.evaluate("trained", evaluator.draws)
             evaluations["trained"] = replace(last, name="trained")
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(farewell.what_is_saved(config, log)) from None
+        raise KeyboardInterrupt(farewell.what_is_saved(log)) from None
     except OSError as error:
         if log.folder.is_dir() and not disk.failure(error):
             raise
         gone = "" if log.folder.is_dir() else f"{log.folder} has disappeared: "
         what = disk.failure(error) or f"{error.strerror}."
-        raise CheckpointError(f"{gone}{error.filename}", f"{what} {farewell.what_is_saved(config, log)}") from error
+        raise CheckpointError(f"{gone}{error.filename}", f"{what} {farewell.what_is_saved(log)}") from error
     except EndedByAlarm as alarm:
-        raise EndedByAlarm(f"{alarm.key}={alarm.value}", alarm.reason, farewell.what_is_saved(config, log)) from None
+        raise EndedByAlarm(f"{alarm.key}={alarm.value}", alarm.reason, farewell.what_is_saved(log)) from None
     finally:
         run.rollouts.close()
         log.close()

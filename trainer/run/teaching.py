@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from trainer.answers import find
-from trainer.config.settings import Config
+from trainer.config.settings import Config, Turns
 from trainer.errors import ConfigError, DataError
 from trainer.loop import Lessons
 from trainer.model.load import resolve_dtype
@@ -30,12 +30,12 @@ START = "start"  # a link in the folder of a warm-up, to what the run that follo
 class LessonWriter:
     """Writes solutions as answers of the run: they end at its stops, and an inline calculator replies in them."""
 
-    def __init__(self, config: Config, prompter: Prompter, stop_tokens: Sequence[int], stop_strings: Sequence[str]):
+    def __init__(self, limits: Turns, prompter: Prompter, stop_tokens: Sequence[int], stop_strings: Sequence[str]):
         self.prompter = prompter
         self.end = end_token(prompter, stop_tokens)
         self.stops = Stops(prompter.tokenizer, [*stop_tokens, self.end], stop_strings)
         is_inline = prompter.environments is not None and prompter.environments.is_inline
-        self.turns = TurnTaking(self.stops, prompter if is_inline else None, config.rollout.turns)
+        self.turns = TurnTaking(self.stops, prompter if is_inline else None, limits)
 
     def answer(self, prompt: Prompt) -> Completion | None:
         """Return the answer that a solution teaches. None if it has another number than the calculator, or if a stop
@@ -69,7 +69,7 @@ def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
     """Return what is taught, and the run with an evaluator that also measures the loss of held-out solutions."""
     rollouts, model = run.rollouts, run.updater.policy.model  # type: ignore[attr-defined]
     prompter, rules, problems = rollouts.prompter, rollouts.scorer.rules, rollouts.curriculum.problems
-    writer = LessonWriter(config, prompter, *ends(config.rollout.stop, prompter, model))
+    writer = LessonWriter(config.rollout.turns, prompter, *ends(config.rollout.stop, prompter, model))
     rows: list[TrainingRow] = []  # own answers are sampled as the run goes on
     if config.warmup.source == "solutions":
         right = rows_of(problems, writer, rules)
