@@ -96,23 +96,9 @@ def test_it_may_read_and_score_answers_in_its_own_way(written):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("def build(settings): return 3", "which has no method `train`"),
-        ("def other(settings): return 3", "there is no function `build` in it. There are: other"),
-        ("1 / 0", r"cannot be imported: ZeroDivisionError: .*mine.py, line 1"),
-        ("raise SystemExit(0)", "cannot be imported: SystemExit: 0"),
-        ("def build(settings):\n  raise KeyError('x')", "line 2"),
-        (SUMS.replace("n + 1, ", "[n], "), r"`answer` is a list"),
-        (SUMS.replace('"answer": n + 1, ', ""), r"train\(\)\[0\]: there is no column `answer`"),
-        (SUMS.replace("return [", "return [7] + ["), r"train\(\)\[0\]: 7 is no record"),
-        (SUMS.replace("return [", "return 1 / 0 + ["), "train.*: ZeroDivisionError"),
         (SUMS.replace("range(40)", "[1, 1]"), "again; expected each one once"),
-        (SUMS.replace("range(40)", "[]"), "it is empty"),
-        (SUMS.replace("range(40)", "[1]"), "the held-out set asks them all"),
         (SUMS.replace("return [", "import itertools; return itertools.repeat({}) or ["), "goes on after 5,000,000"),
         (SUMS.replace("def train", "test = None\n    def train"), "which has no method `test`"),
-        (SUMS.replace("def train", "prompt_style = 'gsm9k'\n    def train"), "prompt_style is 'gsm9k'. Known: chat"),
-        (SUMS.replace("def train", "answer_style = 'auto'\n    def train"), "its answer_style is 'auto'. Known: gsm8k"),
-        ("def build(:", r"SyntaxError: invalid syntax \(mine.py, line 1\)\.$"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(written, text, said):

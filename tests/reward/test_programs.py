@@ -152,33 +152,6 @@ def test_lines_are_compared_exactly_but_for_their_ends(output, expected, same):
     assert same_text(output.encode(), expected.encode()) is same
 
 
-@pytest.mark.parametrize(
-    "tests, columns, told",
-    [
-        (None, {}, "p/1: `tests`: expected inputs with outputs, or Python with assertions"),
-        ([], {}, "expected inputs"),
-        ([3], {}, "expected inputs"),
-        ([{"input": "3"}], {}, "KeyError: 'output'"),
-        ({"inputs": ["3"], "outputs": []}, {}, "expected inputs"),
-        ("[1, ", {}, "expected inputs"),
-        ("assert (", {}, "SyntaxError"),
-        ("x = f(1)", {}, "there is no assertion in it"),
-        ("assert f(1) == g(2)", {}, "the tests use f, g without a definition, and one function can be asked for"),
-        ("assert f(1) == g(2)", {"entry_point": "f"}, "the tests use f, g without a definition"),
-        ("assert 1 == 1", {}, "the tests use nothing without a definition"),
-        ("def f(x): return x\nassert f(1) == 1", {"entry_point": "f"}, "the tests define `f` themselves"),
-        ([{"input": [3], "output": 6}], {}, "calls need the name of the function, in a column `entry_point`"),
-        ([{"input": [3], "output": 6}], {"entry_point": "f(1) or 6 #"}, "calls need the name of the function"),
-        ("(" * 5000, {}, "expected inputs"),
-    ],
-)
-def test_tests_that_cannot_be_run_are_refused_by_name(tests, columns, told):
-    with pytest.raises(DataError) as error:
-        read_tests(Problem("p/1", "", "", extra={"tests": tests, **columns}), Code())
-    assert told in str(error.value)
-    assert str(error.value).endswith("Name another column: reward.code.tests=COLUMN.")
-
-
 def test_tests_of_all_problems_are_read_before_a_run(tmp_path):
     records = [{"question": "Double it.", "tests": MBPP}, {"question": "Halve it."}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
