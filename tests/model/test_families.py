@@ -11,21 +11,53 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
+from scripts import make_models_table as table
 from tests.conftest import NANO, ROOT, launch, learned, lines_of, refuses
 from tests.forks import forked
-from tests.rollout.test_decoder import SOME, adapted, family, move_adapter, prompts, sample
+from tests.llama.families import FAMILIES as EXPORTED
+from tests.loss.test_shared_prefix import GEMMA2
+from tests.model.test_mixture_of_experts import base
+from tests.rollout.test_decoder import FAMILIES, SOME, adapted, family, move_adapter, prompts, sample
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora, Model
 from trainer.errors import ModelError
 from trainer.loss.logprobs import LogProbs
-from trainer.model import lora, merge
+from trainer.loss.shared_prefix import layers_with_a_state, make_flat
+from trainer.model import families, lora, merge
 from trainer.model.load import load_model
 from trainer.records import TrainingRow
+from trainer.rollout.decoder.forward import why_unsupported
 from trainer.rollout.decoder.sampler import DecodeSampler
 
+ROWS = {row.model_type: row for row in families.ROWS}
 TODAY = ["smollm3", "lfm2", "qwen3.5", "gemma4"]
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "reward.control=random"]
 FEW += ["eval.problems=4", "run.steps=2", "run.save_every=1", "run.keep=9", "run.dir=it"]
+
+
+def small(model_type):
+    """Return a small model of a family, whatever it is decoded with."""
+    if ROWS[model_type].mixture:
+        return base(model_type)
+    if model_type == "gemma2":
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", **GEMMA2))
+    return family(next(name for name, (kind, _) in FAMILIES.items() if kind == model_type))
+
+
+@pytest.mark.parametrize("model_type", ROWS)
+def test_the_table_of_models_is_true(model_type):
+    """The tests of decoder, tree, plan and export go through all families that have a yes there."""
+    decoder, tree, plan, export, _ = table.cells(ROWS[model_type])
+    model = small(model_type)
+    assert (decoder == "yes") == (why_unsupported(model) is None) == (model_type in dict(FAMILIES.values()))
+    assert (tree != "no") == make_flat(model)
+    assert (tree == "but states") == bool(layers_with_a_state(model))
+    assert (plan == "yes") == (model_type in families.BY_TYPE)
+    assert (export == "yes") == (model_type in dict(EXPORTED.values()))
+
+
+def test_the_page_has_the_table_of_models():
+    assert table.table() in table.PAGE.read_text(), "python -m scripts.make_models_table"
 
 
 @pytest.mark.parametrize("name", TODAY)
