@@ -58,7 +58,7 @@ def test_the_models_answer_a_question_and_a_held_out_problem(octet):
 
 
 def test_a_question_on_the_command_line_is_answered_once(octet):
-    said = octet("What is", "3 + 4 = x?", "rollout.max_new_tokens=8", input="2 + 2?\n").stdout
+    said = octet("x=3.", "What is x + 4?", "rollout.max_new_tokens=8", input="2 + 2?\n").stdout
     assert [line.split()[0] for line in said.splitlines() if line.endswith("─")] == ["base", "adapter"]
 
 

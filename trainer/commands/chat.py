@@ -27,7 +27,7 @@ def run(options: Namespace) -> None:
         raise ConfigError(f"--temperature {options.temperature:g}", "it must be 0 or more", "Leave it out for 0")
     source = Source.of(options.run)
     servers = NO_SERVERS if resolve(str(stored)).rollout.uses_servers else ()
-    settings = [text for text in options.overrides if re.match(r"[\w.]+=", text)]
+    settings = [text for text in options.overrides if re.match(r"[a-z]\w*\.[\w.]+=", text)]
     asked = " ".join(text for text in options.overrides if text not in settings)
     config = resolve(str(stored), None, [*servers, *settings])
     downloads.check(config, needs_data=False)
