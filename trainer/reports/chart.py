@@ -95,6 +95,7 @@ class Chart:
     curves: Sequence[Curve]
     percent: bool = False
     legend: bool = True
+    across: str = "step"  # what the numbers below the chart are
     width: float = WIDTH
     height: float = HEIGHT
 
@@ -119,7 +120,7 @@ class Chart:
         near = (frame.last - frame.first) / 10  # where a label would be written over that of the first step
         whole = [step for step in ticks(frame.first, frame.last) if step == round(step) and step > frame.first + near]
         for place, step in enumerate([frame.first, *whole]):
-            text = f"{step:.0f}" if place else f"step {step:.0f}"
+            text = f"{step:.0f}" if place else f"{self.across} {step:.0f}"
             yield label(frame.across(step), self.height - BOTTOM + 16, text, anchor="middle")
 
     def _drawn(self, frame: Frame) -> Iterator[Html]:
@@ -149,7 +150,7 @@ class Chart:
         width = (self.width - RIGHT - LEFT) / max(1, len(said) - 1)
         for step, lines in said.items():
             place = frame.across(step) - width / 2, frame.top, width, self.height - BOTTOM - frame.top
-            yield hit(*place, "\n".join([f"step {step:.0f}", *lines]))
+            yield hit(*place, "\n".join([f"{self.across} {step:.0f}", *lines]))
 
 
 class Frame:
