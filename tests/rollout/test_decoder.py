@@ -493,6 +493,19 @@ def test_without_memory_for_copies_the_layers_are_called(monkeypatch, tokenizer)
         assert_greedy_is_generate(base, model, asked, SOME)
 
 
+@pytest.mark.parametrize("is_adapted", [True, False])
+def test_large_layers_are_packed_anew_when_they_have_changed(monkeypatch, tokenizer, is_adapted):
+    monkeypatch.setattr(weights, "LARGE", 0)
+    model, asked = adapted(family()) if is_adapted else family(), prompts(9, 3, 14)
+    sampler = DecodeSampler(model, tokenizer, SOME, 64)
+    for seed in (1, 2):
+        move_adapter(model, seed)
+        if not is_adapted:
+            model.lm_head.weight.data.mul_(1 - 2 * (torch.arange(480) % (seed + 1))[:, None])
+        assert_greedy_is_generate(dict(sampler.sample(asked, sampling(temperature=0.0))), model, asked, SOME)
+    assert all(projection._copy_OH.is_mkldnn for projection in sampler.forward.projections)
+
+
 def test_a_4_bit_base_is_never_copied(tiny_model, tokenizer):
     pytest.importorskip("bitsandbytes")
     from transformers import BitsAndBytesConfig

@@ -4,6 +4,9 @@ A small matmul costs no more than the overhead of its call, so layers that read 
 are joined, and the adapter is added to the copy. The base itself is never written to, because merging an adapter into
 it and out of it again at every step would let it drift. Layers that cannot be copied (4-bit weights, DoRA) are called
 directly.
+
+On a CPU large layers in fp32 have the layout of oneDNN, whose products take 40 to 90 % of the time of `F.linear`,
+with relative errors of 1e-6 in place of 4e-7. The layers of the embedded model are smaller.
 """
 
 import os
@@ -17,6 +20,9 @@ from torch.nn import functional as F
 from trainer.model.lora import ADAPTER
 from trainer.plan.planner import SPARE
 from trainer.rollout.limits import free_bytes
+
+LARGE = 2**18  # weights that make a layer large
+ROWS = 64  # for which oneDNN chooses the layout
 
 
 class Projection:
@@ -37,7 +43,15 @@ class Projection:
 
     @property
     def gains_from_a_copy(self) -> bool:
-        return (self.adapted or len(self.layers) > 1) and all(map(_can_be_copied, self.layers))
+        gains = self.adapted or len(self.layers) > 1 or self.is_packed
+        return gains and all(map(_can_be_copied, self.layers))
+
+    @property
+    def is_packed(self) -> bool:
+        """True if a copy has the layout of oneDNN."""
+        weight = _base(self.layers[0]).weight
+        is_slow = weight.device.type == "cpu" and weight.dtype == torch.float32 and self.bytes >= 4 * LARGE
+        return is_slow and torch.backends.mkldnn.is_available()
 
     @property
     def is_a_copy(self) -> bool:
@@ -46,7 +60,7 @@ class Projection:
     @property
     def address(self) -> int | None:
         """The address of the copy, which captured graphs read."""
-        return None if self._copy_OH is None else self._copy_OH.data_ptr()
+        return None if self._copy_OH is None or self.is_packed else self._copy_OH.data_ptr()
 
     def allocate_copy(self) -> None:
         bases = [_base(layer) for layer in self.layers]
@@ -56,17 +70,24 @@ class Projection:
 
     def refresh(self) -> None:
         """Write the present weights into the copy, with the adapter unless it is disabled."""
-        if self._copy_OH is None:
+        if self._copy_OH is None or (self._copy_OH.is_mkldnn and self._is_constant):
             return
+        copy_OH = torch.empty(self._copy_OH.shape) if self.is_packed else self._copy_OH
         row = 0
         for layer in self.layers:
             base = _base(layer)
             rows = slice(row, row := row + base.out_features)
-            self._copy_OH[rows].copy_(base.weight)
+            copy_OH[rows].copy_(base.weight)
             for adapter in _active_adapters(layer):
-                self._copy_OH[rows].add_(layer.get_delta_weight(adapter))
+                copy_OH[rows].add_(layer.get_delta_weight(adapter))
             if self._bias_O is not None and base.bias is not None:
                 self._bias_O[rows].copy_(base.bias)
+        if self.is_packed:
+            self._copy_OH = torch.ops.mkldnn._reorder_linear_weight(copy_OH, ROWS)
+
+    @property
+    def _is_constant(self) -> bool:
+        return not self.adapted and not any(weight.requires_grad for one in self.layers for weight in one.parameters())
 
     @property
     def live_adapters(self) -> list[str]:
@@ -76,6 +97,8 @@ class Projection:
         return [adapter for layer in self.layers for adapter in _active_adapters(layer)]
 
     def __call__(self, hidden_NH: Tensor) -> Tensor:
+        if self._copy_OH is not None and self._copy_OH.is_mkldnn:
+            return torch.ops.mkldnn._linear_pointwise(hidden_NH, self._copy_OH, self._bias_O, "none", [], "")
         if self._copy_OH is not None:
             return F.linear(hidden_NH, self._copy_OH, self._bias_O)
         outputs = [layer(hidden_NH) for layer in self.layers]
