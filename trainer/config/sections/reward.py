@@ -95,8 +95,8 @@ class Reward(Section):
     """Weights of the components, whose weighted sum is the reward; see docs/rewards.md. A custom function has weight
     1.0 by default."""
     gate: bool = True
-    """Where being right is paid (`correct`, `code`), do not divide the other rewards by the deviation of a group, so
-    that they cannot outvote it; see docs/rewards.md. `false`: divide the whole reward, as GRPO's paper does."""
+    """Do not divide rewards beside `correct` and `code` by the deviation of a group, so that they cannot outvote these;
+    see docs/rewards.md. `false` divides the whole reward, as the papers do."""
     answer: Literal["strict", "lenient"] = "strict"
     """What `correct` accepts: an answer in the requested format, or anywhere in the text."""
     control: Literal["none", "random", "shuffled_gold", "shuffled_advantages"] = "none"

@@ -71,8 +71,8 @@ class Eval(Section):
     every: int | None = Field(None, ge=1)
     """Steps between evaluations; by default there is one before the first step and one after the last."""
     samples: int = Field(0, ge=0)
-    """Also sample so many answers to each held-out problem, of the base and at the end, and report pass@k: training may
-    raise the greedy accuracy and lower what several answers solve. It takes as long as two such rollouts."""
+    """Also sample so many answers to each held-out problem, of the base and at the end, for pass@k. It takes as long as
+    two rollouts of that size."""
     metric: Literal["accuracy", "lenient", "loss"] = "accuracy"
     """The accuracy that selects the best adapter or model: of answers in the requested format, or in any format. A
     warm-up uses `warmup.metric`. Without gold answers it is the reward; see docs/evaluation.md."""
