@@ -76,6 +76,17 @@ JOINED = model(192, 3, 6, 3, 512, 2048, model_type="phi3", pad_token_id=0, tie_w
 NORMED_AFTER = model(192, 3, 6, 3, 512, 2048, model_type="olmo2", tie_word_embeddings=False)
 SCALED = model(192, 3, 6, 3, 512, 2048, model_type="granite", logits_scaling=8.0)
 GEMMA = model(192, 3, 6, 3, 512, 2048, model_type="gemma3_text", head_dim=32)
+CONVOLUTIONS = model(192, 3, 6, 3, 768, 2048, model_type="lfm2", layer_types=["conv", "full_attention", "conv"])
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 64}
+DELTA |= {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "model_type": "qwen3_5_text"}
+DELTA = model(192, 3, 6, 3, 512, 2048, head_dim=32, **DELTA)
+BORROWED = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 2048, "num_kv_shared_layers": 2}
+BORROWED |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 64, "head_dim": 32}
+BORROWED = model(192, 4, 6, 3, 512, 2048, model_type="gemma4_text", use_double_wide_mlp=True, **BORROWED)
+EXPERTS = {"num_experts": 16, "moe_intermediate_size": 128, "num_experts_per_tok": 4, "model_type": "qwen3_moe"}
+EXPERTS = model(192, 3, 6, 3, 512, 2048, head_dim=32, **EXPERTS)
+SINKS = {"num_local_experts": 16, "num_experts_per_tok": 4, "model_type": "gpt_oss", "attention_bias": True}
+SINKS = model(192, 4, 6, 3, 128, 2048, head_dim=32, pad_token_id=0, **SINKS)
 DEEP = model(96, 12, 6, 2, 320, 512)
 CHECKPOINTED, ALL, FULL = "model.gradient_checkpointing=true", "lora.targets=all", "lora.enabled=false"
 CASES = [
@@ -96,6 +107,14 @@ CASES = [
     Case("normed after", NORMED_AFTER, 96, 64, (ALL,)),
     Case("scaled", SCALED, 96, 64, (ALL,)),
     Case("gemma 3", GEMMA, 96, 64, (ALL,)),
+    Case("convolutions", CONVOLUTIONS, 96, 64, (ALL,)),
+    Case("gated delta rule", DELTA, 96, 64, (ALL,)),
+    Case("gated delta rule, checkpointed", DELTA, 96, 64, (CHECKPOINTED,)),
+    Case("borrowed keys", BORROWED, 96, 64, (ALL,)),
+    Case("borrowed keys, checkpointed", BORROWED, 96, 64, (CHECKPOINTED,)),
+    Case("experts", EXPERTS, 96, 64, (ALL,)),
+    Case("experts, checkpointed", EXPERTS, 96, 64, (CHECKPOINTED,)),
+    Case("sinks", SINKS, 96, 64, (ALL,)),
     Case("deep", DEEP, 48, 128),
     Case("deep, checkpointed", DEEP, 48, 128, (CHECKPOINTED, ALL)),
     Case("deep, entropy", DEEP, 48, 128, ("algorithm.entropy_bonus=0.01",)),

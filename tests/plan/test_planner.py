@@ -280,7 +280,10 @@ def test_four_bits_are_what_bitsandbytes_makes_of_a_weight():
     assert planned._linear_bytes(linear) == found
 
 
-SOME, REST = ["normed, checkpointed"], ["small, whole model", "small, all layers"]
+SOME, REST = (
+    ["normed, checkpointed"],
+    ["small, whole model", "small, all layers", "convolutions", "borrowed keys", "experts"],
+)
 MEASURED = [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)]
 
 

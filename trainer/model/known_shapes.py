@@ -55,6 +55,7 @@ _GEMMA4 |= {"vocab_size_per_layer_input": 262144, "max_position_embeddings": 131
 _LFM2 = {"max_position_embeddings": 128000, "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}
 _A3B = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 _OSS = {"head_dim": 64, "num_experts_per_tok": 4, "attention_bias": True, "max_position_embeddings": 131072}
+_OSS["sliding_window"] = 128
 SLIDING, FULL = "sliding_attention", "full_attention"
 CONFIGS = {
     "Qwen/Qwen3.5-0.8B": _config(

@@ -60,7 +60,8 @@ def attention_saves(shape: Shape, block: Block, work: Work, item: int) -> float:
         answers = (work.answer_places + work.key_places) * 2 * block.queries
         return (prompts + answers + work.pairs) * item + sums
     if work.keeps_scores:  # before and after a cap, and the softmax in fp32 and in the model's precision
-        return work.tokens * 4 * block.queries * item + work.pairs * shape.heads * (FLOAT + 2 * item)
+        scores = item if shape.family.mixture == "gpt_oss" else FLOAT + 2 * item
+        return work.tokens * 4 * block.queries * item + work.pairs * shape.heads * scores
     return work.tokens * 2 * (block.queries + keys) * item + sums
 
 
@@ -81,7 +82,12 @@ def layer_bytes(shape: Shape, block: Block, work: Work, item: int) -> float:
     mlp = work.tokens * (block.mlp + 2 * shape.hidden) * item
     freed = work.tokens * block.mlp * item
     attention = (2 * work.key_places + 2 * work.answer_places) * block.queries * item - freed
-    return max(mlp, attention)
+    return max(mlp, attention + _beside_sinks(shape, work, item))
+
+
+def _beside_sinks(shape: Shape, work: Work, item: int) -> float:
+    """Return the bytes of scores that gpt-oss makes for a moment: scaled, masked, with sinks, shifted."""
+    return 5 * work.pairs * shape.heads * item if shape.family.mixture == "gpt_oss" else 0
 
 
 def kept_bytes(shape: Shape, work: Work, item: int) -> float:
@@ -97,8 +103,9 @@ def forward_bytes(shape: Shape, work: Work, item: int, targets: Collection[str])
 def _forward_of(shape: Shape, block: Block, work: Work, item: int, targets: Collection[str]) -> float:
     gates = [one for one in block.linears if one.name in GATES]
     adapters = sum(one.outputs for one in gates) if any(one.name in targets for one in gates) else 0
-    mlp = work.tokens * (block.mlp + 3 * shape.hidden + adapters) * item
+    mlp = work.tokens * (block.mlp + (3 + block.chosen) * shape.hidden + adapters) * item
     attention = attention_saves(shape, block, work, item) + work.tokens * 2 * shape.hidden * item
+    attention += _beside_sinks(shape, work, item)
     return max(mlp, attention)
 
 

@@ -418,7 +418,8 @@ class Planner:
         prompts = max(1, min(PREFILL_TOKENS // self.prompt, ceil(rows / rollout.group_size)))  # read at once
         keys = max(block.keys for block in shape.blocks)
         spread = 2 * keys * self.prompt * min(rows, prompts * rollout.group_size) * self.item  # of one layer
-        reading = self._through_a_block(prompts * self.prompt) + spread
+        mixing = max(block.mixing for block in shape.blocks)
+        reading = prompts * self.prompt * mixing + self._through_a_block(prompts * self.prompt) + spread
         # an adapter's product before and after it is scaled, on its way into a copy
         merging = 2 * max((one.weights for one in self.adapted), default=0) * self.item if self.copies else 0
         drawing = rows * shape.vocabulary * (self.item + DRAW)
@@ -456,7 +457,8 @@ class Planner:
         """The largest micro-batch: answers of full length to prompts of full length, up to the budget."""
         model, optim = self.config.model, self.config.optim
         budget = optim.tokens_per_micro_batch
-        knows_layers = self.shape.family.decodes or not self.shape.windowed
+        family = self.shape.family
+        knows_layers = not family.is_eager and (family.decodes or not self.shape.windowed)
         if optim.layout == "flat" and model.attention in ("auto", "sdpa") and knows_layers:
             group = 1 if self.config.is_warmup else self.config.rollout.group_size
             return Work.flat(budget, self.trained_rows, group, self.prompt, self.completion)
