@@ -146,6 +146,11 @@ def test_a_reward_that_falls_is_no_plateau(fall):
     assert "plateau" not in {finding.name for finding in diagnose(falling)}
 
 
+def test_a_step_without_right_answers_does_not_say_that_shaping_decides():
+    seldom = run(**{"advantage/shaping": lambda step: 0.02 if step % 5 else 1.0})
+    assert "shaping decides" not in {finding.name for finding in diagnose(seldom)}
+
+
 def test_the_page_is_made_from_the_rules_and_the_runs():
     command = "python -m scripts.make_troubleshooting_page"
     page, runs = (ROOT / name for name in ("docs/troubleshooting.md", "bench/results/alarms.md"))

@@ -208,8 +208,8 @@ def paid_by_length(history: History) -> str | None:
 )
 def shaping_decides(history: History) -> str | None:
     """Rewards beside right answers push as hard as these, and the model may learn them instead."""
-    share = history.now("advantage/shaping")
-    if share > 0.2:
+    shares = history.recent("advantage/shaping")
+    if shares and (share := median(shares)) > 0.2:  # a step in which no answer is right counts as one, with 100 %
         return f"{share:.0%} of the advantages come from rewards beside right answers"
     return None
 
