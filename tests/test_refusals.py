@@ -39,7 +39,7 @@ def said_by(row: dict[str, Any]) -> str:
     for name, content in row.get("files", {}).items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
         assert octet(*shlex.split(row["command"])) == 2
     return said.getvalue().removeprefix("octet: ").rstrip("\n")
 

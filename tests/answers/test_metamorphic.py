@@ -1,7 +1,5 @@
 """What is said around an answer does not change whether it is right. A second, different answer beside it does."""
 
-from fractions import Fraction
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,18 +67,6 @@ def test_another_notation_is_the_same_number(value: int, more: int, notation: st
     text = MARKS[style].format(notation.format(f"{value:{comma}}"))
     assert is_right(text, style, str(value)) == (True, True)
     assert is_right(text, style, str(value + more)) == (False, False)
-
-
-FRACTIONS = ["{0}/{1}", "\\frac{{{0}}}{{{1}}}", "\\dfrac {{{0}}} {{{1}}}"]
-
-
-@quick
-@given(st.integers(-999, 999), st.integers(1, 40), st.sampled_from(FRACTIONS))
-def test_a_fraction_is_right_in_any_notation(top: int, bottom: int, notation: str) -> None:
-    exact = Fraction(top, bottom)
-    text = f"\\boxed{{{notation.format(top, bottom)}}}"
-    assert is_right(text, "boxed", str(exact)) == (True, True)
-    assert is_right(text, "boxed", str(exact + Fraction(1, 7))) == (False, False)
 
 
 # What makes another value, or no answer, of a number.
