@@ -4,12 +4,12 @@ The cells are what `trainer/model/families.py` and tables of tests say: tests/mo
 """
 
 from itertools import groupby
-from pathlib import Path
 
+from scripts.count import ROOT
 from tests.problem.test_environment import TURNS
 from trainer.model.families import ROWS, Family
 
-PAGE = Path(__file__).parent.parent / "docs/training.md"
+PAGE = ROOT / "docs/training.md"
 HEAD = "| family | decoder | tree | plan | GGUF | turns |\n| --- | --- | --- | --- | --- | --- |\n"
 END = "| others | `generate` | if exact | no | no | asked |\n"
 WITH_STATES = ("qwen3_5_text", "lfm2")

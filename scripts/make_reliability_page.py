@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trainer.machine.shipped import ROOT
+from scripts.count import ROOT
 
 TEXT = ROOT / "scripts/reliability.md"
 KILLED = ROOT / "bench/results/chaos.json"

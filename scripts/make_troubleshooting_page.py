@@ -7,8 +7,8 @@ python -m scripts.make_troubleshooting_page --runs > bench/results/alarms.md
 import json
 import sys
 
+from scripts.count import ROOT
 from tests.e2e.faulty_runs import FAULTS, HEALTHY, STEPS
-from trainer.machine.shipped import ROOT
 from trainer.watch.history import RECENT
 from trainer.watch.rules import RULES, Rule
 
