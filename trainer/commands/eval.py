@@ -57,6 +57,7 @@ def run(options: Namespace) -> None:
         out = Path(f"eval-{((source and source.folder) or Path(config.model.name)).resolve().name}")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}", "it is a file", "Name a folder")
+    preflight.import_libraries(config)
     from trainer.run import evaluate_models
 
     named = {"adapter": source.adapter if source else None, "merged": options.merged}
@@ -116,7 +117,6 @@ def settings_for(options: Namespace, source: Source | None) -> Config:
     if source and source.adapter and (options.preset or names_a_model(options)):  # else it is that of its run
         _refuse_another_base(source, config.model, names_a_model(options))
     quiet.quiet()
-    preflight.import_libraries(config)
     return config
 
 

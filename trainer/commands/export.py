@@ -10,6 +10,7 @@ from trainer.commands.options import add_run, writing
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine.shipped import pip_install
 from trainer.machine.visible import print
+from trainer.plan import preflight
 from trainer.run_folder.reader import facts_of, read_run
 from trainer.run_folder.source import Source
 
@@ -58,6 +59,7 @@ def run(options: Namespace) -> None:
             out.mkdir(parents=True)
             out.rmdir()
     config, made_of = settings_for(options, source), source.described(out)
+    preflight.import_libraries(config)
     if options.to == "safetensors":
         from trainer.run import evaluate_models
 

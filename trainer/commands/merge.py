@@ -6,6 +6,7 @@ from pathlib import Path
 from trainer.commands.eval import adapter_of, add_model_arguments, settings_for
 from trainer.commands.options import latest
 from trainer.errors import ConfigError
+from trainer.plan import preflight
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -22,6 +23,7 @@ def run(options: Namespace) -> None:
     options.adapter = options.adapter or latest() / "adapter"
     source = adapter_of(options)
     config = settings_for(options, source)
+    preflight.import_libraries(config)
     from trainer.run import evaluate_models
 
     made_of = source.described(options.out)
