@@ -35,7 +35,7 @@ def seconds(checkout: Path, scratch: Path, command: list[str]) -> float:
     variables = {"PYTHONPATH": str(checkout), "PYTHONPYCACHEPREFIX": str(scratch / "compiled"), "OMP_NUM_THREADS": "1"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | variables
     with tempfile.TemporaryDirectory(dir=scratch) as out:
-        filled = [part.format(run=scratch / "run", out=f"{out}/out") for part in command]
+        filled = [part.format(run=scratch / f"run-{checkout.name}", out=f"{out}/out") for part in command]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
             OCTET + filled, cwd=scratch, env=environment, input="\n", text=True, check=True, capture_output=True
@@ -53,7 +53,8 @@ def main() -> None:
     found: dict[str, dict[str, list[float]]] = {name: {label: [] for label in checkouts} for name in COMMANDS}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        seconds(ROOT, scratch, [part.replace("{out}", "{run}") for part in ONE_STEP])  # what the others are asked about
+        for checkout in checkouts.values():
+            seconds(checkout, scratch, [part.replace("{out}", "{run}") for part in ONE_STEP])  # asked about below
         for repeat in range(options.repeats + 1):
             for name, command in COMMANDS.items():
                 for label, checkout in checkouts.items():
