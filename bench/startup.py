@@ -48,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="(default %(default)s)")
     parser.add_argument("--other", type=Path, help="another checkout")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the file to write (default %(default)s)")
     options = parser.parse_args()
     checkouts = {"this": ROOT, **({"other": options.other.resolve()} if options.other else {})}
     found: dict[str, dict[str, list[float]]] = {name: {label: [] for label in checkouts} for name in COMMANDS}
@@ -62,7 +63,7 @@ def main() -> None:
                     if repeat:  # the first time modules are compiled
                         found[name][label].append(took)
     medians = {name: {label: median(times) for label, times in sides.items()} for name, sides in found.items()}
-    RESULTS.write_text(json.dumps({"machine": describe(), "cpu_s": medians, "all": found}, indent=1) + "\n")
+    options.out.write_text(json.dumps({"machine": describe(), "cpu_s": medians, "all": found}, indent=1) + "\n")
     for name, sides in medians.items():
         print(f"{name:10}", "  ".join(f"{label} {value:.1f} CPU s" for label, value in sides.items()))
 

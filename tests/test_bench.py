@@ -30,6 +30,7 @@ SMOKE = {
     "seeds": ["--seeds=1", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
     "soak": ["--steps=4", "--only=plain", "--out=OUT"],
     "serving": ["--engines=decode", "--steps=3", "--out=OUT"],
+    "startup": ["--repeats=1", "--out=OUT"],
     "step_cost": ["--steps=1", "--only", "usual", "--out=OUT"],
     "verdicts": ["--out=OUT"],
     "vs_trl": ["--steps=4", "--repeats=1", "--out=OUT", *FEW],
