@@ -19,6 +19,7 @@ SMOKE = {
     "coverage": ["--studies=10", "--spread=0.5", "--out=OUT"],
     "counts_cuda_host": ["--only", "tiny"],
     "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
+    "first_page": [],
     "gpu_memory": ["--only=tiny bf16"],
     "hours": ["--steps=1", "--rounds=1", "--only", "256 wide", "--out=OUT"],
     "logprobs": ["--tokens=8", "--out=OUT"],
