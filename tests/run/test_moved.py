@@ -56,7 +56,8 @@ def test_a_run_is_evaluated_and_resumed_from_another_working_folder(run, tmp_pat
     assert status == 0, said
     assert "step 2" in said
     # the same command, in the folder of the data, is still the same run
-    status, said = octet(run.parent, "train", "--preset", "nano", *FEW, *OWN, "run.steps=2", f"run.dir={copy}")
+    more = ["run.steps=2", "eval.every=1", f"run.dir={copy}"]
+    status, said = octet(run.parent, "train", "--preset", "nano", *FEW, *OWN, *more)
     assert (status, "other settings" in said) == (0, False), said
 
 

@@ -43,8 +43,8 @@ class Projection:
 
     @property
     def gains_from_a_copy(self) -> bool:
-        gains = self.adapted or len(self.layers) > 1 or self.is_packed
-        return gains and all(map(_can_be_copied, self.layers))
+        can_be = all(map(_can_be_copied, self.layers))
+        return can_be and (self.adapted or len(self.layers) > 1 or self.is_packed)
 
     @property
     def is_packed(self) -> bool:
