@@ -184,7 +184,14 @@ def measure(case: Case) -> dict[str, int]:
     with live:
         policy = make_policy(case, live)
         found.end("load")
-        choose = partial(make_sampler, config.rollout, policy.model, load_tokenizer(config.model), [], print)
+        choose = partial(
+            make_sampler,
+            config.rollout,
+            policy.model,
+            load_tokenizer(config.model),
+            [],
+            partial(print, file=sys.stderr),
+        )
         evaluator, sampler = choose(copies=False), choose()
         sample(evaluator, case, group=1)
         groups = sample(sampler, case, case.group)
