@@ -66,10 +66,11 @@ def test_a_library_that_is_not_installed_costs_one_warning(tmp_path, monkeypatch
 
 
 def train(folder: Path, library: str, *more: str, **environment: str) -> subprocess.CompletedProcess:
-    """Run two steps that are tracked, and two more with `more`. Skip if the library is not installed."""
+    """Run two steps that are tracked, or go on as `more` says. Skip if the library is not installed."""
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed: pip install {library}")
-    command = [*forked(), str(ROOT / "train.py"), *FEW, f"run.track={library}", *more]
+    few = [] if "--resume" in more else [*FEW, f"run.track={library}"]
+    command = [*forked(), str(ROOT / "train.py"), *few, *more]
     own = os.environ | environment
     return ran(*command, cwd=folder, env=own, check=True, timeout=580)
 
