@@ -31,8 +31,8 @@ def folder(tmp_path_factory) -> Path:
         (folder / "bin" / name).chmod(0o755)
     (page,) = blocks("use.md")
     for script in (shlex.join([sys.executable, f"{ROOT}/train.py", *RUN]), page):
-        path = f"{folder / 'bin'}:{os.environ['PATH']}"
-        answer = launch("bash", "-euo", "pipefail", "-c", script, folder=folder, timeout=2400, PATH=path)
+        own = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
+        answer = launch("bash", "-euo", "pipefail", "-c", script, folder=folder, timeout=2400, **own)
         assert answer.returncode == 0, answer.stdout + answer.stderr
     return folder
 
