@@ -4,10 +4,11 @@ import os
 import shutil
 import subprocess
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, learned
 from tests.forks import forked
 from trainer.machine import hardware
 
+ADAPTER = "adapter/adapter_model.safetensors"
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
 FEW += ["run.steps=2", "run.save_every=1", "algorithm.loss=reinforce", "reward.weights={length: 1.0}"]
 FEW += ["reward.length_band=[1, 30]"]
@@ -39,3 +40,14 @@ def do_the_last_step_again(folder, ranks: int = 1) -> str:
     (folder / "checkpoints/latest").unlink(missing_ok=True)
     shutil.rmtree(folder / "checkpoints/step_000002")
     return train(folder.parent, "--resume", str(folder), "run.merge=false", "eval.problems=0", ranks=ranks)
+
+
+def resumes_to_the_bit(whole, train=train) -> None:
+    """Cut off the second of two steps in a copy of a run, take it again, and compare the metrics and the adapters."""
+    cut = shutil.copytree(whole, whole.parent / "again/it", symlinks=True)
+    shutil.rmtree(cut / "adapter")
+    shutil.rmtree(cut / "checkpoints/step_000002")
+    (cut / "checkpoints/latest").unlink()
+    assert "going on after step 1" in train(cut.parent, "--resume", "it")
+    assert learned(cut) == learned(whole)
+    assert (cut / ADAPTER).read_bytes() == (whole / ADAPTER).read_bytes()

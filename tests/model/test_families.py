@@ -4,15 +4,13 @@ tests/rollout/test_decoder.py, tests/rollout/test_turns.py and tests/loss/test_s
 the log-probs and the gradients of all families in fp32; tests/llama has llama.cpp read their files.
 """
 
-import shutil
-
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from scripts import make_models_table as table
-from tests.conftest import NANO, ROOT, launch, learned, lines_of, refuses
+from tests.conftest import NANO, ROOT, launch, lines_of, refuses
+from tests.e2e.short_job import resumes_to_the_bit, train
 from tests.forks import forked
 from tests.llama.families import FAMILIES as EXPORTED
 from tests.loss.test_shared_prefix import GEMMA2
@@ -84,32 +82,17 @@ def test_in_bf16_sampling_and_training_are_as_close_to_the_exact_log_probs(name,
     assert 0 < distance(tree_BT) < 1.5 * distance(padded_BT)
 
 
-def trained(folder, *arguments):
-    done = launch(*forked(), str(ROOT / "train.py"), *arguments, folder=folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
 @pytest.mark.parametrize("name", TODAY)
 def test_a_run_merges_what_it_trained_and_resumes_to_the_bit(name, tmp_path):
     family(name).save_pretrained(tmp_path / "base")
     AutoTokenizer.from_pretrained(NANO).save_pretrained(tmp_path / "base")
-    said = trained(tmp_path, "--preset", "nano", f"model.name={tmp_path / 'base'}", *FEW)
+    said = train(tmp_path, "--preset", "nano", f"model.name={tmp_path / 'base'}", *FEW)
     assert "4 of 4 greedy answers identical" in said
     assert "model.generate" not in said
     whole = tmp_path / "it"
     steps = lines_of(whole / "metrics.jsonl")[1:]
     assert all(one["grad_norm"] > 0 and one["sampler_difference"] < 1e-4 for one in steps)
-    shutil.move(whole, tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", whole, symlinks=True)
-    shutil.rmtree(whole / "checkpoints/step_000002")
-    (whole / "checkpoints/latest").unlink()
-    (whole / "checkpoints/latest").symlink_to("step_000001")
-    shutil.rmtree(whole / "adapter")
-    assert "going on after step 1" in trained(tmp_path, "--resume", "it")
-    assert learned(whole) == learned(tmp_path / "whole")
-    one, other = (load_file(run / "adapter/adapter_model.safetensors") for run in (whole, tmp_path / "whole"))
-    assert all(torch.equal(one[part], other[part]) for part in other)
+    resumes_to_the_bit(whole)
 
 
 # ---------------------------------------------------------------- models that also read images
@@ -183,7 +166,7 @@ def test_a_text_part_that_is_no_model_of_its_own_is_refused(tmp_path):
 def test_a_run_says_that_images_are_left_out(tmp_path):
     multimodal("gemma3", tmp_path / "base")
     few = [*FEW, "run.steps=1", "rollout.max_new_tokens=8"]
-    said = trained(tmp_path, "--preset", "nano", f"model.name={tmp_path / 'base'}", *few)
+    said = train(tmp_path, "--preset", "nano", f"model.name={tmp_path / 'base'}", *few)
     assert "Gemma3ForConditionalGeneration" in said
     assert "model.generate" not in said
     assert "4 of 4 greedy answers identical" in said

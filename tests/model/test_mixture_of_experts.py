@@ -1,7 +1,6 @@
 """Models whose feed-forward layers are mixtures of experts: how they are loaded, trained, saved and merged."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from tests.conftest import NANO, ROOT, launch, learned, lines_of, refuses, said_by
+from tests.conftest import NANO, ROOT, launch, lines_of, refuses, said_by
+from tests.e2e.short_job import resumes_to_the_bit
 from tests.forks import forked
 from tests.rollout.test_decoder import SOME, prompts, sample
 from trainer.batch.pack import to_tensors
@@ -171,13 +171,6 @@ def test_a_run_says_what_is_not_trained_and_merges_and_resumes_to_the_bit(family
     whole = tmp_path / "it"
     steps = lines_of(whole / "metrics.jsonl")[1:]
     assert all(one["grad_norm"] > 0 and one["sampler_difference/max"] < 1e-4 for one in steps)
-    shutil.move(whole, tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", whole, symlinks=True)
-    shutil.rmtree(whole / "checkpoints/step_000002")
-    (whole / "checkpoints/latest").unlink()
-    (whole / "checkpoints/latest").symlink_to("step_000001")
-    shutil.rmtree(whole / "adapter")
-    assert "going on after step 1" in trained(tmp_path, "--resume", "it")
-    assert learned(whole) == learned(tmp_path / "whole")
+    resumes_to_the_bit(whole, trained)
     status, _, refused = said_by(capsys, "export", whole, "--to", "gguf", "--out", tmp_path / "out")
     assert (status, type(base(family)).__name__ in refused) == (2, True)

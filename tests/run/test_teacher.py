@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import NANO, learned
-from tests.e2e.short_job import train
+from tests.e2e.short_job import resumes_to_the_bit, train
 from tests.e2e.vllm_double import VllmDouble
 from tests.run.test_warmup import ADAPTER, FEW
 from trainer.config.command_line import resolve
@@ -43,15 +43,8 @@ def test_the_policy_comes_nearer_to_its_teacher(job):
     assert first["grad_norm"] > 0
 
 
-def test_a_resumed_run_is_the_undisturbed_run(job, tmp_path):
-    cut = tmp_path / "it"
-    shutil.copytree(job, cut, symlinks=True)
-    shutil.rmtree(cut / "adapter")
-    shutil.rmtree(cut / "checkpoints/step_000002")
-    (cut / "checkpoints/latest").unlink()
-    assert "going on after step 1" in train(tmp_path, "--resume", "it")
-    assert learned(cut) == learned(job)
-    assert (cut / ADAPTER).read_bytes() == (job / ADAPTER).read_bytes()
+def test_a_resumed_run_is_the_undisturbed_run(job):
+    resumes_to_the_bit(job)
 
 
 def test_over_the_same_base_it_says_what_it_says_loaded_apart(job, tmp_path, monkeypatch):

@@ -90,7 +90,7 @@ class Counted(dict):
 
 @pytest.mark.parametrize("use", [lambda run: alarms_of(run.history), facts_of])
 def test_the_work_grows_with_the_steps_and_not_with_their_square(use, tmp_path):
-    """Of a run with an evaluation after each step."""
+    """The run has an evaluation after each step."""
     draw, looks = random.Random(1), []
     for steps in (1000, 4000):
         (tmp_path / "config.yaml").write_text(resolve("nano", None, [f"run.steps={steps}"]).to_yaml())

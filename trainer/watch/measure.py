@@ -13,7 +13,7 @@ from trainer.records import Score
 
 
 class Measure(NamedTuple):
-    """Where a number stands, for an answer and for a model, and how it is written."""
+    """A number says how good an answer or a model is: its places in files, and how it is written."""
 
     name: str
     of_training: str  # in metrics.jsonl
