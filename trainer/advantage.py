@@ -55,10 +55,7 @@ ADVANTAGES: dict[str, Callable[[Sequence[float], Algorithm, float], list[float]]
 
 
 def live_groups(groups: Sequence[ScoredGroup], drops_dead: bool) -> list[ScoredGroup]:
-    """Return the groups to train on; dead ones are dropped if `drops_dead`.
-
-    With `rollout.dead_by=reward` all rewards of a dead group are equal, so its advantages are 0.
-    """
+    """Return the groups to train on; dead ones are dropped if `drops_dead`."""
     return [group for group in groups if not (drops_dead and group.is_dead)]
 
 
@@ -82,12 +79,9 @@ def without_shaping(group: ScoredGroup) -> list[float | None]:
 
 
 def of_group(group: ScoredGroup, config: Config, spread: float = 0.0) -> list[float | None]:
-    """Return one advantage per completion.
-
-    With `reward.gate` the shaping adds its difference from the mean of the group, measured in what a right answer
-    earns: its weight keeps its meaning, whatever the group. Shaping that varies by more than that is divided by its
-    own deviation.
-    """
+    """Return one advantage per completion. With `reward.gate` the shaping adds its difference from the mean of the
+    group, measured in what a right answer earns: its weight keeps its meaning, whatever the group. Shaping that varies
+    by more than that is divided by its own deviation."""
     values_G, shaping_G = parted(group, config)
     moved_G = centred(shaping_G)
     unit = max(config.pay_of_right, deviation(shaping_G, 0)) or 1.0
@@ -106,10 +100,8 @@ def decided_by_shaping(
 
 
 def of(rewards_G: Sequence[float | None], settings: Algorithm, spread: float = 0.0) -> list[float | None]:
-    """Return one advantage per reward; `spread` is the `step_deviation`.
-
-    A completion without a reward has none and is no part of the group.
-    """
+    """Return one advantage per reward; `spread` is the `step_deviation`. A completion without a reward has none and is
+    no part of the group."""
     known = scored(rewards_G)
     values = iter(ADVANTAGES[settings.advantage](known, settings, spread) if known else [])
     return [None if reward is None else next(values) for reward in rewards_G]

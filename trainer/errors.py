@@ -26,11 +26,8 @@ from typing import Literal
 
 
 class OctetError(Exception):
-    """Base class; the message is meant for the person who started the run.
-
-    `named` is what is wrong as the user writes it: `rollout.group_size=1`, `--out FOLDER`, or a path. An error about
-    nothing that has a name is one text.
-    """
+    """Base class; the message is meant for the person who started the run. `named` is what is wrong as the user writes
+    it: `rollout.group_size=1`, `--out FOLDER`, or a path. An error about nothing that has a name is one text."""
 
     status = 2  # exit status of the command
     is_of_all = False  # every rank raises it, so only rank 0 prints it

@@ -34,14 +34,12 @@ def wilson(successes: float, trials: float) -> tuple[float, float]:
 
 
 def share_of(values: Sequence[float], answers_each: float = 1.0) -> Share:
-    """Return the mean of one value between 0 and 1 for each problem, with a Wilson interval.
-
-    Eight answers to one problem are not eight independent answers. The interval uses the number of independent answers
-    that would have the same variance, `mean * (1 - mean) / (variance over problems / problems)`. It equals the number
-    of problems if all answers to a problem agree, so for one answer each the interval is exactly Wilson's. It is at
-    most `answers_each` times the number of problems, which it reaches if problems do not differ. If every value is 0,
-    or every value is 1, it is the number of problems.
-    """
+    """Return the mean of one value between 0 and 1 for each problem, with a Wilson interval. Eight answers to one
+    problem are not eight independent answers. The interval uses the number of independent answers that would have the
+    same variance, `mean * (1 - mean) / (variance over problems / problems)`. It equals the number of problems if all
+    answers to a problem agree, so for one answer each the interval is exactly Wilson's. It is at most `answers_each`
+    times the number of problems, which it reaches if problems do not differ. If every value is 0, or every value is 1,
+    it is the number of problems."""
     mean, variance = fmean(values), pvariance(values)
     independent: float = len(values)
     if 0 < mean < 1:
@@ -51,10 +49,8 @@ def share_of(values: Sequence[float], answers_each: float = 1.0) -> Share:
 
 
 def pass_at(k: int, answers: int, correct: int) -> float:
-    """Return the probability that at least one of k answers, drawn without replacement, is right.
-
-    Chen et al. 2021, equation 1. It is unbiased; 1 - (1 - accuracy) ** k is not.
-    """
+    """Return the probability that at least one of k answers, drawn without replacement, is right. Chen et al. 2021,
+    equation 1. It is unbiased; 1 - (1 - accuracy) ** k is not."""
     return 1 - comb(answers - correct, k) / comb(answers, k)
 
 
@@ -86,12 +82,10 @@ def _exact(gained: int, lost: int) -> float:
 
 
 def paired_difference(gained: int, lost: int, problems: int) -> Share:
-    """Return the difference of two accuracies on the same problems.
-
-    Wald's interval for paired shares with half a problem added to each of the four cells (Agresti and Min 2005) and a
-    continuity correction. Where it leaves 0 out and the exact McNemar test does not, or the other way round, which it
-    may by the last digit, its end is moved across 0.
-    """
+    """Return the difference of two accuracies on the same problems. Wald's interval for paired shares with half a
+    problem added to each of the four cells (Agresti and Min 2005) and a continuity correction. Where it leaves 0 out
+    and the exact McNemar test does not, or the other way round, which it may by the last digit, its end is moved across
+    0."""
     total = problems + 2
     middle = (gained - lost) / total
     half = Z * sqrt(gained + lost + 1 - (gained - lost) ** 2 / total) / total + 1 / problems
@@ -110,11 +104,9 @@ def mean_of(values: Sequence[float], least_error: float = 0.0) -> tuple[Share, f
 
 
 def paired_rewards(changes: Sequence[float]) -> tuple[float, Share]:
-    """Return p of the paired t test of the rewards of the same problems, by their changes, and the mean change.
-
-    The error is at least what one problem with the largest change, among others without any, would give: a few
-    problems that happen to rise by the same say little about others.
-    """
+    """Return p of the paired t test of the rewards of the same problems, by their changes, and the mean change. The
+    error is at least what one problem with the largest change, among others without any, would give: a few problems
+    that happen to rise by the same say little about others."""
     moved = changes or [0.0]
     mean, p = mean_of(moved, max(map(abs, moved)) / len(moved))
     return p, mean
@@ -178,10 +170,8 @@ class Effect(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Return the larger of two p-values: of seeds and problems together, and of the seeds alone.
-
-        With few seeds the first is too small where the seeds differ by more than their sample shows.
-        """
+        """Return the larger of two p-values: of seeds and problems together, and of the seeds alone. With few seeds the
+        first is too small where the seeds differ by more than their sample shows."""
         of_seeds = two_sided(self.value / self.error_of_seeds, self.seeds - 1)
         return max(two_sided(self.value / self.error, self.freedom), of_seeds)
 
@@ -223,10 +213,8 @@ def is_enough(differences_SP: Table) -> bool:
 
 
 def share_reached(of_control: Table, of_arm: Table) -> tuple[float, float, float] | None:
-    """Return which share of the gain of an arm its control reaches, with an interval; None if it has no end.
-
-    Fieller's interval: all shares for which `control - share * arm` does not differ from zero.
-    """
+    """Return which share of the gain of an arm its control reaches, with an interval; None if it has no end. Fieller's
+    interval: all shares for which `control - share * arm` does not differ from zero."""
 
     def is_inside(share: float) -> bool:
         pairs = zip(of_control, of_arm, strict=True)

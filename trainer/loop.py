@@ -102,7 +102,6 @@ def warm_up(
 
 def steps(updater: Updater, evaluator: Evaluator, log: RunLog) -> Iterator[tuple[int, Tally, Phases]]:
     """Yield the steps of this start, to the last or to an early stop. After each, do what is due: save, stop, evaluate.
-
     A signal may end an evaluation at once, so it comes last."""
     history = evaluator.history
     log.screen.start()

@@ -117,10 +117,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one completion is worth. `reward` is None if a grader did not answer.
-
-    `components` holds each named reward before weighting: {"correct": 1.0, "format": 1.0}.
-    """
+    """What one completion is worth. `reward` is None if a grader did not answer. `components` holds each named reward
+    before weighting: {"correct": 1.0, "format": 1.0}."""
 
     reward: float | None
     components: Mapping[str, float | None]
@@ -136,11 +134,9 @@ DeadBy = Literal["reward", "correct_strict", "correct_lenient"]  # attributes of
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """The completions of one prompt with their scores. A group is never split.
-
-    It is *dead* if all its rewards are equal, because it then says nothing about what is better. With another `dead_by`
-    it is also dead if all its answers are right, or all are wrong.
-    """
+    """The completions of one prompt with their scores. A group is never split. It is *dead* if all its rewards are
+    equal, because it then says nothing about what is better. With another `dead_by` it is also dead if all its answers
+    are right, or all are wrong."""
 
     prompt: Prompt
     completions: tuple[Completion, ...]
@@ -283,10 +279,8 @@ Batch = TypeVar("Batch", bound=TrainingBatch)
 
 
 class Scores(NamedTuple):
-    """What the policy says about a batch: aligned to its targets, 0 outside its mask.
-
-    The entropy has a gradient only if the objective asks for one.
-    """
+    """What the policy says about a batch: aligned to its targets, 0 outside its mask. The entropy has a gradient only
+    if the objective asks for one."""
 
     logprobs_BT: Tensor
     entropy_BT: Tensor
@@ -294,10 +288,8 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch(Generic[Batch]):
-    """What one update trains on, on this rank: as many micro-batches as every other rank has.
-
-    The loss is a weighted sum over tokens / `divisor`. Both numbers are those of all ranks.
-    """
+    """What one update trains on, on this rank: as many micro-batches as every other rank has. The loss is a weighted
+    sum over tokens / `divisor`. Both numbers are those of all ranks."""
 
     batches: Sequence[Batch]
     divisor: float

@@ -14,9 +14,8 @@ UNCALCULATED = (SyntaxError, ValueError, ArithmeticError, RecursionError, Memory
 
 
 def worth(expression: str) -> Fraction | float:
-    """Return the value of + - * / // % ** and brackets, or a float where a fraction would be too long..
-
-    Raise one of UNCALCULATED for anything else."""
+    """Return the value of + - * / // % ** and brackets (a float for a long fraction). Raise one of UNCALCULATED for
+    anything else."""
     return _value(ast.parse(expression.strip(), mode="eval").body)
 
 

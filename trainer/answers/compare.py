@@ -106,10 +106,8 @@ def _unordered(keys: list[Hashable]) -> tuple[Hashable, ...]:
 
 
 def pairs(answer: str, gold: str) -> list[tuple[str, str]]:
-    """Return what has to be equal for two answers to be: all sides of `x = 2\\sqrt2 = \\sqrt8` and `\\sqrt8`.
-
-    Two equations are one pair if one of them begins without a label. Nothing equals what has another label.
-    """
+    """Return what has to be equal for two answers to be: all sides of `x = 2\\sqrt2 = \\sqrt8` and `\\sqrt8`. Two
+    equations are one pair if one of them begins without a label. Nothing equals what has another label."""
     if not any(sign in answer + gold for sign in ("=", "approx", "≈")):
         return [(answer, gold)]
     if _are_named_apart(answer, gold):

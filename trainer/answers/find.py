@@ -48,9 +48,8 @@ class Marked(NamedTuple):
 
 
 def _pick(phrase: str, wanted: str | None) -> str | None:
-    """Return the answer in a phrase: `18` for "$18 per day, because 3*6=18".
-
-    `wanted` is the gold answer if it is no plain number: then the answer is the whole phrase."""
+    """Return the answer in a phrase: `18` for "$18 per day, because 3*6=18". `wanted` is the gold answer if it is no
+    plain number: then the answer is the whole phrase."""
     if len(phrase) > LONGEST_ANSWER:
         return None
     if wanted is not None:
@@ -95,10 +94,9 @@ _BRACE = re.compile(r"\\[{}]|[{}]")  # { and \{
 
 @lru_cache(maxsize=8)  # a completion is read twice, strictly and leniently
 def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | None], Mark | None]) -> Marked | None:
-    """Return the answer in the last mark of a kind, together with those that stand beside it and differ.
-
-    Two marks are beside each other in one paragraph (`####`: in one line), or with nothing but "or" between them, if
-    nothing takes the first back. If the words around them deny the answer, the answer is the whole sentence."""
+    """Return the answer in the last mark of a kind, together with those that stand beside it and differ. Two marks are
+    beside each other in one paragraph (`####`: in one line), or with nothing but "or" between them, if nothing takes
+    the first back. If the words around them deny the answer, the answer is the whole sentence."""
     last = before(text, len(text), wanted)
     for _ in range(MOST_TRIES):
         if last is None:
@@ -304,9 +302,8 @@ def _in_place(text: str, style: str, wanted: str | None) -> str | None:
 
 
 def strict(text: str, style: str, gold: str = "", opened: bool = False) -> str | None:
-    """Return the answer, as written, from the place that the format asks for, or None if there is none.
-
-    `opened` says that the prompt has opened a thought, which the text has to close."""
+    """Return the answer, as written, from the place that the format asks for, or None if there is none. `opened` says
+    that the prompt has opened a thought, which the text has to close."""
     thought, said, is_open = after_thinking(text)
     if is_open or (opened and thought is None):
         return None

@@ -64,9 +64,7 @@ _TAIL = re.compile(  # 18 dollars, 50 %, $18/hour, 12-inch, but not 5 - m
 
 def number(text: str) -> Fraction | None:
     """Return the exact value of one written number: `-$1,234.50`, `3 1/2 cups`, `\\frac{3}{4}`, `1.5 \\times 10^3`.
-
-    Return None if there is no number, more than one, or algebra around it.
-    """
+    Return None if there is no number, more than one, or algebra around it."""
     found = with_words(text)
     return found[0] if found else None
 

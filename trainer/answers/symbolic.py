@@ -104,10 +104,8 @@ def _ordered(text: str) -> tuple[list[str], list[str]]:
 
 
 def _with_letters_apart(answer: str, gold: str) -> tuple[str, str]:
-    """Rename capital letters that also occur as small ones, and last letters, for which math-verify knows units.
-
-    It takes `2A` for `2a`, and `5m` for 5.
-    """
+    """Rename capital letters that also occur as small ones, and last letters, for which math-verify knows units. It
+    takes `2A` for `2a`, and `5m` for 5."""
     symbols = set(_SYMBOL.findall(f"{answer} {gold}"))
     clash = {symbol for symbol in symbols if _CAPITAL.fullmatch(symbol) and symbol.lower() in symbols}
     last = [found[0] for text in (answer, gold) if (found := _LAST_LETTERS.search(text))]

@@ -56,11 +56,9 @@ def idle_row(group: ScoredGroup) -> TrainingRow:
 def minibatches(
     rows: Sequence[TrainingRow], idle: TrainingRow, config: Config, packer: Packer
 ) -> list[MiniBatch[TrainingBatch]]:
-    """Deal the rows of this rank out over the updates of one pass; every rank has as many micro-batches per update.
-
-    A rank with fewer micro-batches than the others adds the idle row, because they wait for it. The groups of all ranks
-    are dealt in turn by their place, so an update has the same groups however many ranks there are.
-    """
+    """Deal the rows of this rank out over the updates of one pass; every rank has as many micro-batches per update. A
+    rank with fewer micro-batches than the others adds the idle row, because they wait for it. The groups of all ranks
+    are dealt in turn by their place, so an update has the same groups however many ranks there are."""
     aggregation = config.algorithm.aggregation
     dealt = _deal(rows, config.algorithm.minibatches)
     packed = [packer.pack(part) for part in dealt]

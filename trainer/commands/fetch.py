@@ -129,9 +129,8 @@ def requirements() -> list[str]:
 
 def fetch_wheels(wanted: Sequence[str], folder: Path) -> str:
     """Have pip fetch the packages for this Python and this platform, and build what has no wheel; it takes those that
-    are there already from the folder.
-
-    DeepSpeed is published as source only, and its build imports torch, which it finds in this environment."""
+    are there already from the folder. DeepSpeed is published as source only, and its build imports torch, which it
+    finds in this environment."""
     print("octet: pip fetches and builds the packages, which takes minutes", file=sys.stderr, flush=True)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
     pip += ["--constraint", str(CONSTRAINTS), "--wheel-dir", str(folder), "--find-links", str(folder)]

@@ -187,8 +187,7 @@ def _refuse_what_a_run_refuses(placement: Placement) -> None:
 
 
 def searched(question: Question) -> Question:
-    """Return the question with the preset or the settings that the search proposes. Raise ConfigError if it finds
-    none."""
+    """Return the question with what the search proposes. Raise ConfigError if it finds nothing."""
     placement = question.placement
     if not placement.plan.fits and (shipped := _shipped(question)):
         return shipped

@@ -79,8 +79,7 @@ def _made(run: RunFiles, folder: Path) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return the files of a model, and name the others on standard error. An export that lies in its folder is another
-    model, and the card takes the place of README.md and export.json."""
+    """Return the files of a model, without an export or a card in its folder, and name the others on standard error."""
     inside = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
     found = {str(path.relative_to(folder)): path for path in sorted(inside) if path.is_file()}
     if refused := [name for name in (folder.name, *found) if name.endswith((".refused", ".unchecked"))]:

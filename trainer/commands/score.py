@@ -91,8 +91,7 @@ def score_file(config: Config, path: str) -> None:
 
 
 def with_every_component(config: Config) -> Config:
-    """Give every built-in component without a weight the weight 0, so that it is shown and does not count. Without an
-    environment there is no reward of one."""
+    """Give every built-in component without a weight the weight 0, so that it is shown and does not count."""
     weights = {**{name: 0.0 for name in COMPONENTS if name != "environment"}, **config.reward.weights}
     return config.model_copy(update={"reward": config.reward.model_copy(update={"weights": weights})})
 

@@ -87,11 +87,9 @@ def with_choices(request: Request, arguments: Sequence[str]) -> list[str]:
 
 
 def command(machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
-    """Return the command that starts DeepSpeed's launcher on several cards.
-
-    It takes a free port, so that two runs can share a machine, and `--include` if only some cards are used, because
-    with `--num_gpus` it ignores CUDA_VISIBLE_DEVICES. Its log is off: its errors only repeat those of the ranks.
-    """
+    """Return the command that starts DeepSpeed's launcher on several cards. It takes a free port, so that two runs can
+    share a machine, and `--include` if only some cards are used, because with `--num_gpus` it ignores
+    CUDA_VISIBLE_DEVICES. Its log is off: its errors only repeat those of the ranks."""
     launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"
     cards = [card.index for card in machine.gpus]
     devices = f"--num_gpus={len(cards)}"
@@ -117,11 +115,10 @@ def run_to_its_end(launch: Sequence[str], environment: Mapping[str, str]) -> int
 
 def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """Run the launcher and return its exit status. It gets a session of its own, so that this process forwards Ctrl-C
-    and the launcher receives it once.
-
-    SIGUSR1 tells the ranks to save and stop (ranks/stopping.py). It would kill DeepSpeed's launcher, and Slurm sends it
-    to every process of a step, so all processes started here block it, and each rank unblocks it. While the launcher
-    starts there may be no rank yet; it is then sent again until there is one."""
+    and the launcher receives it once. SIGUSR1 tells the ranks to save and stop (ranks/stopping.py). It would kill
+    DeepSpeed's launcher, and Slurm sends it to every process of a step, so all processes started here block it, and
+    each rank unblocks it. While the launcher starts there may be no rank yet; it is then sent again until there is
+    one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     child = subprocess.Popen(launch, env=environment, start_new_session=True)
 
@@ -179,8 +176,7 @@ def _wait_for_group(group: int, seconds: float) -> None:
 
 
 def _ranks_below(runner: int) -> list[psutil.Process]:
-    """Return the process itself if it is the only rank, else its grandchildren that run train.py. DeepSpeed's launcher
-    also starts compilers for a moment."""
+    """Return the process itself if it is the only rank, else its grandchildren that run train.py."""
     processes = list(psutil.process_iter(["ppid", "cmdline"]))
     launchers = {process.pid for process in processes if process.info["ppid"] == runner}
     alone = [one for one in processes if one.pid == runner and (one.info["cmdline"] or ())[1:3] == ["-u", str(TRAIN)]]
@@ -189,8 +185,7 @@ def _ranks_below(runner: int) -> list[psutil.Process]:
 
 
 def shell_status(status: int) -> int:
-    """Convert an exit status to that of a shell. The launcher exits with the status of its rank: -9, if signal 9 killed
-    it. That arrives here as 247, where a shell, srun and the job scripts expect 137."""
+    """Convert the launcher's exit status (-9 or 247 where signal 9 killed its rank) to that of a shell (137)."""
     if status < 0:
         return 128 - status
     return 128 + 256 - status if status > 256 - signal.NSIG else status

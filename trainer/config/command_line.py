@@ -243,9 +243,8 @@ def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Ite
 
 
 def _explained(errors: Sequence[Any], typed: Mapping[str, str]) -> list[ConfigError]:
-    """Return an error for each wrong setting. `typed` has the overrides as written.
-
-    A setting of several types has an error for each; they become one."""
+    """Return an error for each wrong setting. `typed` has the overrides as written. A setting of several types has an
+    error for each; they become one."""
     found: dict[str, ConfigError] = {}
     for detail in errors:
         key = ".".join(str(part) for part in detail["loc"] if str(part).isalnum() or str(part).isidentifier())

@@ -105,11 +105,9 @@ LARGEST_BUCKET = 50_000_000  # numbers that are reduced at once
 
 
 def fill(settings: dict[str, Any], dtype: str, max_grad_norm: float, trained: int) -> dict[str, Any]:
-    """Return the settings of the engine, with `auto` precision resolved, and batch sizes and clipping filled in.
-
-    There is always one accumulation step, because Octet itself decides when an update is complete. The buffers of the
-    reduction hold as many numbers as are trained: DeepSpeed's default is two of 1 GB, even for a small adapter.
-    """
+    """Return the settings of the engine, with `auto` precision resolved, and batch sizes and clipping filled in. There
+    is always one accumulation step, because Octet itself decides when an update is complete. The buffers of the
+    reduction hold as many numbers as are trained: DeepSpeed's default is two of 1 GB, even for a small adapter."""
     bucket = {"reduce_bucket_size": min(trained, LARGEST_BUCKET)}
     filled = settings | {"zero_optimization": bucket | settings.get("zero_optimization", {})}
     for precision in ("bf16", "fp16"):

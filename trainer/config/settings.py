@@ -70,9 +70,7 @@ class Config(Section):
 
     def warmed_up_in(self, folder: Path | None) -> Config:
         """Return the settings of the warm-up as a run of its own, which are the same for those settings themselves.
-
-        With an advantage of 1 and no correction for a sampler, the loss is the cross-entropy of the solutions.
-        """
+        With an advantage of 1 and no correction for a sampler, the loss is the cross-entropy of the solutions."""
         warmup, objective = self.warmup, {"loss": "reinforce_baseline", "correction": {"level": "none"}}
         metric = warmup.metric if warmup.every else "accuracy"
         return self._with(

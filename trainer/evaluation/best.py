@@ -82,9 +82,8 @@ class EvaluationHistory:
         return step > 0 and self.is_due(step) and not self.is_seen
 
     def add(self, step: int, evaluation: Evaluation) -> bool:
-        """Add an evaluation, and return True if it is a new best that has to be kept.
-
-        An equal value is not a new best. A finished run without comparable evaluations keeps its earlier best."""
+        """Add an evaluation, and return True if it is a new best that has to be kept. An equal value is not a new best.
+        A finished run without comparable evaluations keeps its earlier best."""
         best, value = self.best, _worth(metrics_of(evaluation), self.metric)
         self.milestones.append(Milestone(step, value))
         self.last = evaluation

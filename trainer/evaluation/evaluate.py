@@ -100,10 +100,8 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The answers of one model: `strict` is the accuracy in the requested format, `lenient` in any format.
-
-    `left_out` counts the held-out problems that exceed the context, and were not asked.
-    """
+    """The answers of one model: `strict` is the accuracy in the requested format, `lenient` in any format. `left_out`
+    counts the held-out problems that exceed the context, and were not asked."""
 
     name: str
     outcomes: tuple[Outcome, ...]

@@ -18,11 +18,9 @@ LARGEST = 10
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How similar the answers of two models are: identical ones, and the log-probs of the tokens they share.
-
-    `partings` has a number for each pair of answers that are not identical: the smallest difference between the models'
-    log-probs with which they can choose different tokens there.
-    """
+    """How similar the answers of two models are: identical ones, and the log-probs of the tokens they share. `partings`
+    has a number for each pair of answers that are not identical: the smallest difference between the models' log-probs
+    with which they can choose different tokens there."""
 
     identical: int
     problems: int
@@ -67,11 +65,9 @@ def _differences(one: Completion, other: Completion) -> list[float]:
 
 
 def _parting(one: Completion, other: Completion) -> float:
-    """Return the smallest difference d between the models' log-probs with which the first different tokens differ.
-
-    Each is the likeliest token of its model, with log-probs x and y. The first model gives the other token y - d or
-    more. That is at most x, because x is the likeliest, and at most what x leaves. The same holds the other way round.
-    """
+    """Return the smallest difference d between the models' log-probs with which the first different tokens differ. Each
+    is the likeliest token of its model, with log-probs x and y. The first model gives the other token y - d or more.
+    That is at most x, because x is the likeliest, and at most what x leaves. The same holds the other way round."""
     at = _shared(one, other)
     both = zip(one.logprobs[at : at + 1], other.logprobs[at : at + 1])
     # inf: one answer is the beginning of the other

@@ -241,10 +241,8 @@ def _write_stretch(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _rope_factors(config: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Return by what each frequency is divided, under llama.cpp's names.
-
-    Llama 3 divides long waves by `factor`, keeps short ones, and goes over from one to the other between them.
-    """
+    """Return by what each frequency is divided, under llama.cpp's names. Llama 3 divides long waves by `factor`, keeps
+    short ones, and goes over from one to the other between them."""
     rope = _rope(config)
     if rope["rope_type"] == "longrope":
         return {

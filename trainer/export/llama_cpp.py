@@ -128,10 +128,8 @@ class LlamaCppSampler(Sampler):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Compares the log-probs that llama.cpp and transformers give to the same tokens, with the same weights.
-
-    `rounding` is what rounding as llama.cpp does makes of them in transformers: the bound follows from it.
-    """
+    """Compares the log-probs that llama.cpp and transformers give to the same tokens, with the same weights. `rounding`
+    is what rounding as llama.cpp does makes of them in transformers: the bound follows from it."""
 
     mean: float
     largest: float

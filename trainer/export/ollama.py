@@ -54,9 +54,8 @@ FORMS = {
 
 
 def modelfile(file: str, config: Config, prompter: Prompter, stops: Sequence[str], context: int) -> str:
-    """Return the text of a Modelfile for a model with such a context.
-
-    Raise ModelError for a chat template that would have to be guessed."""
+    """Return the text of a Modelfile for a model with such a context. Raise ModelError for a chat template that would
+    have to be guessed."""
     problem = Problem("", QUESTION, "")
     shown: Messages = ()
     if prompter.has_turns:

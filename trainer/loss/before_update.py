@@ -39,10 +39,8 @@ def prepared(
     is_first: bool,
     teacher: TeacherLogprobs | None = None,
 ) -> list[PreparedBatch]:
-    """Return the batches of one update with what the objective needs. `is_first`: no update comes before it.
-
-    The ranks meet only after the last forward pass, so that one of them may run out of memory and begin again.
-    """
+    """Return the batches of one update with what the objective needs. `is_first`: no update comes before it. The ranks
+    meet only after the last forward pass, so that one of them may run out of memory and begin again."""
     references, ready = _reference_logprobs(policy, batches, config), list[PreparedBatch]()
     if teacher is None:
         ready = [batch.prepared(one_BT) for batch, one_BT in zip(batches, references, strict=True)]

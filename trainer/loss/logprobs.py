@@ -70,8 +70,7 @@ def _to_device(kept: tuple[Tensor, torch.device]) -> Tensor:
 
 class Output(nn.Module):
     """The output layer with its log-probs. Its weight is a parameter of this module too, so that an engine that splits
-    weights (ZeRO-3) gathers it once: the ranks have more or fewer chunks.
-    """
+    weights (ZeRO-3) gathers it once: the ranks have more or fewer chunks."""
 
     def __init__(self, head: Head, temperature: float, train_entropy: bool) -> None:
         super().__init__()
@@ -170,10 +169,8 @@ def _score_chunk(
 
 @torch.no_grad()
 def _refuse_noise(model: Any) -> None:
-    """Raise if the model computes something else in training mode than in eval mode, in which answers are sampled.
-
-    No random number is used up.
-    """
+    """Raise if the model computes something else in training mode than in eval mode, in which answers are sampled. No
+    random number is used up."""
     backbone, was_training = model.get_decoder(), model.training
     tokens_1T = torch.arange(16, device=model.device)[None] % backbone.config.vocab_size
     rounding = 1e-4 if model.dtype == torch.float32 else 0.02  # bf16 rounds to 0.4 %
@@ -190,10 +187,8 @@ def _refuse_noise(model: Any) -> None:
 
 @torch.no_grad()
 def _refuse_unknown_head(backbone: Any, head: Head, model: Any) -> None:
-    """Raise if eight tokens through the model differ from the same through its parts.
-
-    A model family that does more to its logits would be scored wrongly.
-    """
+    """Raise if eight tokens through the model differ from the same through its parts. A model family that does more to
+    its logits would be scored wrongly."""
     tokens_1T = torch.arange(8, device=model.device)[None] % head.layer.out_features
     logits_NV = head.logits_NV(backbone(tokens_1T, use_cache=False).last_hidden_state[0])
     expected_NV = model(tokens_1T, use_cache=False).logits[0].float()

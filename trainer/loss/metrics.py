@@ -10,10 +10,8 @@ from trainer.watch.tally import Max, Std, Tally
 
 
 def tally_batch(tally: Tally, batch: MeasuredBatch, scores: Scores, settings: Algorithm) -> int:
-    """Count what a training pass shows, token by token: entropy, and the distance of the policy from the others.
-
-    Return the number of tokens. Indexing with a mask waits for the card each time, so places are looked up once.
-    """
+    """Count what a training pass shows, token by token: entropy, and the distance of the policy from the others. Return
+    the number of tokens. Indexing with a mask waits for the card each time, so places are looked up once."""
     counted_N, rows_N = (mask.flatten().nonzero()[:, 0] for mask in (batch.counted_BT, batch.weights_B > 0))
     if not len(counted_N):
         return 0

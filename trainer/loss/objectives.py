@@ -75,10 +75,8 @@ LOSSES: dict[str, Callable[[PolicyTerms, Algorithm], Tensor]] = {
 
 
 def pessimistic(ratio: Tensor, advantages_BT: Tensor, settings: Algorithm) -> Tensor:
-    """Return the larger of the clipped and the unclipped loss.
-
-    Dual clip bounds the ratio from above; the first bound does that already for an answer with a positive advantage.
-    """
+    """Return the larger of the clipped and the unclipped loss. Dual clip bounds the ratio from above; the first bound
+    does that already for an answer with a positive advantage."""
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     bounded = ratio if settings.dual_clip is None else ratio.clamp(max=settings.dual_clip)
     return -torch.minimum(bounded * advantages_BT, clipped * advantages_BT)
@@ -90,10 +88,8 @@ def mean_over_row(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def mismatch(old_BT: Tensor, sampled_BT: Tensor, mask_BT: Tensor, settings: Correction) -> Tensor:
-    """Return the probability under the policy that answered, divided by that under the sampler.
-
-    The two differ by the rounding of two programs, or by an update if the answers were sampled ahead.
-    """
+    """Return the probability under the policy that answered over that under the sampler (other rounding, or an update
+    behind)."""
     apart_BT = old_BT - sampled_BT
     if settings.level == "sequence":
         return mean_over_row(apart_BT, mask_BT).exp().expand_as(apart_BT)

@@ -155,10 +155,8 @@ def _to_line(mixer: Any, inputs: tuple[Any, ...], options: dict[str, Any], outpu
 
 @torch.no_grad()
 def _is_exact(model: Any) -> bool:
-    """Return True if two short answers to one prompt give the same hidden states in rows and in a line.
-
-    A model family with an attention of its own kind does not.
-    """
+    """Return True if two short answers to one prompt give the same hidden states in rows and in a line. A model family
+    with an attention of its own kind does not."""
     batch = to_tensors([_answer(3, 4, 5), _answer(3, 6, 7, 8)], pad_token=0).to(model.device)
     backbone = model.get_decoder()
     rows_BTH = backbone(batch.inputs_BT, use_cache=False).last_hidden_state

@@ -46,8 +46,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[None]:
-    """Turn a full or broken disk into a CheckpointError, and delete `folder`, which is new. `needed` is its size, if
-    known, and `remedy` helps if the disk is full."""
+    """Turn a full or broken disk into a CheckpointError with `remedy`, and delete `folder`, which is new."""
     try:
         yield
     except Exception as error:
@@ -95,8 +94,7 @@ def parsed(text: str | bytes) -> Any:
 
 
 def follow_umask(*paths: Path) -> None:
-    """Give files the permissions of the umask, where a library has made them with others. The umask is read from /proc,
-    because os.umask() would change it for other threads."""
+    """Give files the permissions of the umask, read from /proc because os.umask() would change it for other threads."""
     found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found:
         for path in paths:

@@ -74,12 +74,11 @@ def free_port() -> int:
 
 
 def prepare_cuda(engine: str = "auto") -> None:
-    """Set what CUDA and torch read from the environment. Call it before torch is imported.
-
-    CUDA numbers the cards as nvidia-smi does. On H100 and B200, torch would prefer cuDNN for attention, which builds a
-    plan for each new length; that takes up to half a second, and nearly every batch has new lengths. torch's allocator
-    extends its segments, so that batches of many lengths leave no holes; not under WSL, which cannot, and not where
-    vLLM may sample in this process, because it could not free its memory while it sleeps."""
+    """Set what CUDA and torch read from the environment. Call it before torch is imported. CUDA numbers the cards as
+    nvidia-smi does. On H100 and B200, torch would prefer cuDNN for attention, which builds a plan for each new length;
+    that takes up to half a second, and nearly every batch has new lengths. torch's allocator extends its segments, so
+    that batches of many lengths leave no holes; not under WSL, which cannot, and not where vLLM may sample in this
+    process, because it could not free its memory while it sleeps."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     os.environ.setdefault("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", "0")  # it would need NVML, which a container may lack
     os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
@@ -183,9 +182,8 @@ def _gigabytes(mebibytes: str) -> float:
 
 
 def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
-    """Return the cards that CUDA uses. It reads indices and beginnings of UUIDs from CUDA_VISIBLE_DEVICES up to the
-    first that is unknown. Where one of the cards is a MIG instance, CUDA uses the first instance and nothing else.
-    Raise ConfigError if the first one is unknown: CUDA would find no card, and the run would go on without one."""
+    """Return the cards that CUDA reads from CUDA_VISIBLE_DEVICES, a MIG instance alone. Raise ConfigError if the first
+    is unknown."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = gpus if chosen is None else []
     for name in map(str.strip, (chosen or "").split(",")):

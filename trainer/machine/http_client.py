@@ -40,7 +40,6 @@ def exchange(
     direct: bool = False,
 ) -> bytes:
     """Return the reply to a POST of `body` as JSON, or to a GET if there is no body. Raise NoReply if anything fails.
-
     The whole exchange has `timeout_s` seconds: a timeout of the socket alone would allow a byte a minute for ever. No
     redirect is followed, because it would carry a key to another host. `direct` ignores the proxies of the environment,
     which do not lead to this machine or to the nodes of a cluster."""

@@ -26,10 +26,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def until_it_fits(do: Callable[[], Result], make_room: Callable[[], None]) -> Result:
-    """Call `do` until it does not run out of memory, and `make_room` in between.
-
-    Room is made outside of the exception handler, whose traceback would keep the tensors alive.
-    """
+    """Call `do` until it does not run out of memory, and `make_room` in between. Room is made outside of the exception
+    handler, whose traceback would keep the tensors alive."""
     while True:
         try:
             return do()

@@ -17,8 +17,7 @@ def train_here() -> str:
 
 
 def octet_here() -> str:
-    """Return `octet` as it can be typed in this folder: with the environment that run_deepspeed.sh makes in a clone,
-    which may not be active."""
+    """Return `octet` as it can be typed in this folder: in a clone, its environment may not be active."""
     return ".venv/bin/octet" if os.path.isfile(".venv/bin/octet") else "octet"
 
 

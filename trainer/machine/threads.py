@@ -19,8 +19,7 @@ def begin(work: Callable[[], T]) -> Future[T]:
 
 
 def each(work: Sequence[Callable[[], T]], at_once: int) -> Iterator[tuple[int, T]]:
-    """Call the functions, `at_once` of them at a time, and yield (index, result) as they finish. If the caller stops,
-    the functions that have not started never do."""
+    """Call the functions, `at_once` at a time, and yield (index, result) as they finish, until the caller stops."""
     waiting, done = deque(enumerate(work)), SimpleQueue[tuple[int, Future[T]]]()
 
     def worker() -> None:

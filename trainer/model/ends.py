@@ -33,10 +33,8 @@ def compact(model: Any, settings: Model) -> None:
 
 
 class HostEmbedding(nn.Module):
-    """An embedding that looks its rows up in CPU memory and sends them to the device of the tokens.
-
-    The weight is no parameter, so that it stays where it is when the model is moved.
-    """
+    """An embedding that looks its rows up in CPU memory and sends them to the device of the tokens. The weight is no
+    parameter, so that it stays where it is when the model is moved."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()

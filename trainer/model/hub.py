@@ -170,8 +170,7 @@ def _shards(index: Path) -> set[str]:
 
 
 def _must_be_whole(name: str, folder: Path) -> None:
-    """Raise ModelError if a folder has no weights, or lacks a file that an index of its weights names, and
-    CheckpointError if it is not as Octet wrote it."""
+    """Raise an error for a folder without weights, without a file that their index names, or not as Octet wrote it."""
     manifest.must_be_whole(folder)
     sizes = _sizes(folder)
     if not any(map(_is_weights, sizes)):

@@ -202,10 +202,8 @@ def _checked_config(settings: Model) -> Any:
 
 
 def _disable_noise(model: Any) -> None:
-    """Set every dropout and jitter to 0: with them, the policy being trained is not the policy that sampled.
-
-    Many families keep the probability as a number, in a module or in the configuration, and call a function with it.
-    """
+    """Set every dropout and jitter to 0, also those that are numbers: else the trained policy is not the one that
+    sampled."""
     modules = list(model.modules())
     for module in modules:
         if isinstance(module, torch.nn.Dropout):

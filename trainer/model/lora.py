@@ -247,11 +247,9 @@ def merged(model: Any, folder: Path) -> Any:
 
 
 def load_untied(model: Any, folder: Path) -> Any:
-    """Return the model with an adapter that is to be merged.
-
-    An output layer that shares the weight of the embedding gets a weight of its own if one of them has an adapter:
-    otherwise the adapter of one would change the other, too. A safe merge replaces the numbers that both still share.
-    """
+    """Return the model with an adapter that is to be merged. An output layer that shares the weight of the embedding
+    gets a weight of its own if one of them has an adapter: otherwise the adapter of one would change the other, too. A
+    safe merge replaces the numbers that both still share."""
     adapted = load_adapter(model, folder)
     tied = _tied_weight(model)
     if tied is not None and any(getattr(layer.get_base_layer(), "weight", None) is tied for _, layer in layers(model)):
@@ -262,8 +260,7 @@ def load_untied(model: Any, folder: Path) -> Any:
 
 
 def replaces_weights(folder: Path) -> bool:
-    """Return True if an adapter has more than factors beside linear layers and embeddings, so that PEFT merges it into
-    a whole model only."""
+    """Return True if an adapter has more than factors beside layers, so that PEFT merges it into a whole model only."""
     own = read_json(f"adapter {folder}", folder / "adapter_config.json")
     parts = ("modules_to_save", "trainable_token_indices", "target_parameters", "lora_bias")
     return any(own.get(part) for part in parts) or own.get("bias", "none") != "none"

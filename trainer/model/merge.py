@@ -34,10 +34,8 @@ WRAPPED = "base_model.model."  # before the names of a model with an adapter
 def write_merged(
     settings: Model, adapter: Path | None, out: Path, dtype: str | None, progress: Progress | None = None
 ) -> None:
-    """Merge an adapter, if there is one, into the unquantised base, and write the model with its tokenizer.
-
-    With a dtype of None each weight keeps the precision in which the base stores it.
-    """
+    """Merge an adapter, if any, into the unquantised base, and write it with its tokenizer; without a dtype, as
+    stored."""
     whole = ["merge", "--adapter", str(adapter)] if adapter else ["export", settings.name, "--to", "safetensors"]
     remedy = f"Make room, or {shlex.join(['octet', *whole])} --out FOLDER, on another disk."
     weights = stored_weights(settings.clean, adapter, DTYPES[dtype] if dtype else None)
@@ -58,10 +56,7 @@ def write_merged(
 
 
 class Weights(Mapping[str, Tensor]):
-    """The weights of a model by name, each read from its file when it is asked for, and merged with its adapter.
-
-    With a dtype of None each has the precision in which it is stored.
-    """
+    """A model's weights by name, each read and merged when it is asked for, in the stored precision without a dtype."""
 
     def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
         self.model, self.dtype, self.config = model, dtype, model.config
@@ -172,10 +167,7 @@ class Weights(Mapping[str, Tensor]):
 
 
 def stored_weights(settings: Model, adapter: Path | None, dtype: torch.dtype | None) -> Weights | None:
-    """Return the weights of a model, or None if its files or the adapter are such that they cannot be read one by one.
-
-    The adapter is loaded into a model of the same layers whose weights take no memory.
-    """
+    """Return the weights of a model, or None if its files or the adapter cannot be read one by one."""
     found = Path(location(settings))
     folder = found if found.is_dir() else hub.snapshot(settings)
     if folder is None or settings.trust_remote_code or (adapter and lora.replaces_weights(adapter)):

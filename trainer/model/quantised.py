@@ -22,11 +22,9 @@ def options(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, An
 
 
 def keep_training_arithmetic(model: Any) -> Any:
-    """Make bitsandbytes compute the same in eval mode as in training mode.
-
-    On a CPU it would also round the inputs of 8-bit layers in eval mode, and on some processors repack 4-bit weights,
-    through which no gradient flows afterwards.
-    """
+    """Make bitsandbytes compute the same in eval mode as in training mode. On a CPU it would also round the inputs of
+    8-bit layers in eval mode, and on some processors repack 4-bit weights, through which no gradient flows
+    afterwards."""
     for layer in layers(model):
         if layer.weight.device.type == "cpu":
             layer.support_avx512bf16_for_cpu = False

@@ -22,8 +22,7 @@ def check(config: Config, needs_data: bool = True) -> Found:
 
 
 def find_teacher(model: Model | None) -> Found:
-    """Find the model that a run loads as its teacher; it has no files if there is none. Raise ModelError if the model
-    is not there."""
+    """Find the model that a run loads as its teacher, or one without files. Raise ModelError if it is not there."""
     if model is None:
         return NOTHING
     with naming("teacher.name"):

@@ -190,9 +190,7 @@ class Duration:
 
 
 def measured(duration: Duration, records: Iterable[Mapping[str, float]]) -> Duration:
-    """Return the duration of a run corrected by its own steps, with the length and the live groups that they had.
-
-    Raise ConfigError if it has too few of them."""
+    """Return the duration of a run corrected by its own steps. Raise ConfigError if it has too few of them."""
     steps = [one for one in records if one.get("time/rollout") and one.get("time/step") and "length" in one][WARM:]
     if not steps:
         reason = f"that run has no step with a rollout to measure, the first {WARM} not counted"
@@ -286,8 +284,7 @@ def _between(low: Duration, high: Duration, steps: int | None, basis: str) -> Es
 
 
 def at_start(config: Config, first_step: int, total_steps: int, world_size: int) -> str | None:
-    """Return what a run says of its time before its first step, with the hour of the clock at which it ends, and fewer
-    steps if it is long; None on a CPU and on a card that is not known."""
+    """Return what a run says of its time before its first step; None on a CPU and on a card that is not known."""
     gpus, shape = hardware.detect().gpus, planned_shape(config.model)
     if not gpus or shape is None or first_step >= total_steps:
         return None
@@ -304,8 +301,7 @@ def shorter(found: Estimate) -> str:
 
 
 def _like(like: RunFiles, planner: Planner, card: str | None) -> Duration:
-    """Return the time that follows from an earlier run, with its length and its share of live groups if the task and
-    the model are the same."""
+    """Return the time by an earlier run, with its length and share of live groups if task and model are the same."""
     own, config, device = like.config, planner.config, like.machine.get("device", "")
     its_card, other = card_of(device), card_of(card or "")
     if other and not its_card:

@@ -152,9 +152,7 @@ def packages(config: Config) -> Iterator[Finding]:
 
 def import_libraries(config: Config) -> None:
     """Import transformers and PEFT. They find no bitsandbytes if no setting needs it: its import takes two seconds.
-
-    None is how Python marks a module that must not be imported.
-    """
+    None is how Python marks a module that must not be imported."""
     if not any(needs_bitsandbytes(config)):
         sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
     gc.disable()  # the imports make a million objects and no garbage; to look for it would take another second
@@ -186,8 +184,7 @@ class Needs:
 
 
 def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Found = NOTHING) -> Needs:
-    """Return the least that all ranks on this machine need: with less a run must fail. The cards are those that the
-    policy is trained on."""
+    """Return the least that all ranks on this machine need, on the cards of the policy: with less a run must fail."""
     is_adapter, dtype = config.lora.enabled, config.model.dtype
     numbers = _numbers(found)
     width = 4 if dtype == "fp32" or (dtype == "auto" and not machine.gpus) else 2

@@ -78,8 +78,7 @@ class Placement(Planner):
     # the largest values that fit
 
     def limits(self) -> dict[str, int]:
-        """Return the largest value of each setting that fits with the others as they are; 0 if none does. A group is
-        sampled side by side."""
+        """Return the largest value of each setting that fits with the others as they are; 0 if none does."""
         return {
             "rows": self._largest(self.all_rows, "rollout.rows"),
             "group_size": self._largest(MOST_IN_A_GROUP, "rollout.group_size", "rollout.rows"),
@@ -183,8 +182,7 @@ class Placement(Planner):
         return "Write --preset nano, or a smaller model.name."
 
     def grown(self, config: Config) -> Config:
-        """Return settings with the most rows and the largest micro-batches that fit, to use the rest of the card. Where
-        it is too small for the settings as they are, they are not raised."""
+        """Return settings that use the rest of the card, or the settings as they are where it is too small for them."""
         fits = self.fits(self.config)
         for key, whole in (("rollout.rows", self.all_rows), ("optim.tokens_per_micro_batch", 16384)):
             limit = whole if fits else min(whole, value_of(self.config, key))

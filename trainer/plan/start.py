@@ -48,8 +48,7 @@ def must_name_devices(machine: hardware.Hardware, vllm: Vllm) -> None:
 
 
 def must_leave_our_cards(machine: hardware.Hardware, vllm: Vllm, ranks: int) -> None:
-    """Raise ConfigError if policy and servers would share a card. It is for ranks that Octet's launcher did not start:
-    the policy then takes the first cards that they see."""
+    """Raise ConfigError if policy and servers would share a card, where Octet's launcher did not start the ranks."""
     must_name_devices(machine, vllm)
     on_cpu = os.environ.get("DS_ACCELERATOR") == "cpu"
     ours = [] if on_cpu else [gpu.index for gpu in machine.gpus[:ranks]]

@@ -12,10 +12,8 @@ from trainer.records import Problem
 
 class OpenEnv:
     """A client of OpenEnv, whose `reset` and `step` return an observation, a reward and whether the episode is done.
-
     `action` makes an action of a text, and `show` a text of an observation. `begin` takes the client and a problem; it
-    must bring the client into the same state for the same problem.
-    """
+    must bring the client into the same state for the same problem."""
 
     def __init__(
         self,

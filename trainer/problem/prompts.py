@@ -141,10 +141,8 @@ class Prompter:
         return tuple(self.tokenizer(answer, add_special_tokens=False)["input_ids"])
 
     def fitting(self, problems: Sequence[Problem], most: int | None = None) -> list[Problem]:
-        """Return the problems whose prompts have at most `most` tokens, by default `prompt.max_tokens`.
-
-        Raise DataError if there are none. A token is at least one byte, so only long texts have to be tokenized.
-        """
+        """Return the problems whose prompts have at most `most` tokens, by default `prompt.max_tokens`. Raise DataError
+        if there are none. A token is at least one byte, so only long texts have to be tokenized."""
         most = most or self.max_tokens
         wrapping = len(self.prompt(Problem("", "", "")).tokens)
         is_known = not (self.environments and self.environments.may_ask)

@@ -222,11 +222,7 @@ def _order(seed: int, passes: int, size: int) -> list[int]:
 
 
 def draw(problems: Sequence[T], step: int, count: int, seed: int) -> list[T]:
-    """Return the problems, or rows, of a step, counted from 0. Each pass over the set has its own order and is cut into
-    steps.
-
-    The result depends on the arguments alone, so a resumed run sees what an uninterrupted one would have seen.
-    """
+    """Return the problems of a step, from 0, by the arguments alone. Each pass over the set has an order of its own."""
     drawn: list[T] = []
     position = step * count
     while len(drawn) < count:

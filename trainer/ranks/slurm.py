@@ -106,8 +106,7 @@ def restarts() -> int:
 
 
 def job_number() -> str:
-    """Return the job ID, "" outside a job. For a task of an array it is ARRAY_TASK: SLURM_JOB_ID of the array's last
-    task is the ID of the whole array."""
+    """Return the job ID, "" outside a job, and ARRAY_TASK for a task of an array."""
     if task := os.environ.get("SLURM_ARRAY_TASK_ID"):
         return f"{os.environ.get('SLURM_ARRAY_JOB_ID', '')}_{task}"
     return os.environ.get("SLURM_JOB_ID", "")

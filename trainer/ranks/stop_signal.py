@@ -39,8 +39,7 @@ def stop_requested() -> str:
 
 @contextmanager
 def ctrl_c_waits_for_the_step() -> Iterator[None]:
-    """Let the first Ctrl-C stop the run as SIGUSR1 does, and the next one end it at once. Only the main thread gets
-    signals."""
+    """Let the first Ctrl-C stop the run as SIGUSR1 does, and the next one end it at once; in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -147,8 +147,7 @@ def _restarts() -> str:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """Return what a function returns, or raise DistNetworkError after so many seconds. Its thread then waits on,
-    because nothing can end a call into torch."""
+    """Return what a function returns, or raise DistNetworkError after so many seconds; its thread then waits on."""
     answer = threads.begin(call)
     done, _ = futures.wait([answer], seconds)
     if not done:

@@ -52,11 +52,9 @@ NCCL_SHOWN = 8  # lines of its log in an error
 
 
 class NcclLog:
-    """NCCL's log of this process, from start() to stop(); none where the user has configured it.
-
-    It is too long for the screen, but it explains why a collective failed: the error then shows its last lines. A run
-    that ends well deletes the file.
-    """
+    """NCCL's log of this process, from start() to stop(); none where the user has configured it. It is too long for the
+    screen, but it explains why a collective failed: the error then shows its last lines. A run that ends well deletes
+    the file."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -276,9 +274,8 @@ def interfaces() -> str:
 
 
 def _is_of_a_collective(error: BaseException) -> bool:
-    """Return True for an error that another rank or the network may have caused, and False for one of this rank.
-
-    NCCL and the store raise a DistError, NCCL also where it only reports a failure of this rank's card. Gloo raises a
+    """Return True for an error that another rank or the network may have caused, and False for one of this rank. NCCL
+    and the store raise a DistError, NCCL also where it only reports a failure of this rank's card. Gloo raises a
     RuntimeError that begins with its source file, or says in three words that the given time is over."""
     text = str(error)
     if isinstance(error, dist.DistError):

@@ -311,9 +311,8 @@ class Pair(NamedTuple):
 
 
 def ranked(runs: Sequence[RunFiles]) -> list[list[tuple[RunFiles, Pair | None]]]:
-    """Return the runs of each task, the best first, and how each differs from the first where both were asked the same
-    problems. Results on different tasks, or of different rewards, have no order. Holm's correction of p is within a
-    task."""
+    """Return the runs of each task, the best first, and their differences from it (with Holm's p) where problems are
+    shared."""
     tasks: dict[str, list[RunFiles]] = {}
     for run in runs:
         parts = ("task.", "reward.") if run.measure.is_reward else ("task.",)

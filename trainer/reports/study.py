@@ -160,8 +160,7 @@ def _mean(table: Table) -> float:
 
 
 def shares(collected: Collected, comparisons: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return which share of the first arm's gain over the base each control reaches, if the study has found a gain. A
-    share that cannot be told has no numbers."""
+    """Return which share of the first arm's gain over the base each control reaches, if there is a gain to share."""
     first, paid = collected.study.first, collected.pays_lenient
     if not any(one["arm"] == first and one["against"] == BASE and one.get("verdict") == BETTER for one in comparisons):
         return []
@@ -210,8 +209,7 @@ def totals(run: RunFiles) -> dict[str, float]:
 
 
 def curve(run: RunFiles) -> Iterator[tuple[dict[str, float], Mapping[str, float]]]:
-    """Yield what had been spent at each evaluation, and at the end, with the line of metrics.jsonl. A warm-up of the
-    same run counts."""
+    """Yield what had been spent, with a warm-up, at each evaluation and at the end, with the line of metrics.jsonl."""
     spent = dict.fromkeys(COSTS, 0.0)
     parts = [folder for folder in (run.folder / "warmup", run.folder) if (folder / "config.yaml").is_file()]
     for files in map(read_run, parts):

@@ -157,11 +157,8 @@ def told(sample: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
 
 
 def stopped(run: RunFiles) -> str | None:
-    """Return what to say of a run that was stopped; None if it goes on or has ended.
-
-    A run holds the lock of its folder. The lock of a run on another node cannot be seen, so what counts there is the
-    time since its last record.
-    """
+    """Return what to say of a run that was stopped; None if it goes on or has ended. A run holds the lock of its
+    folder. The lock of a run on another node cannot be seen, so what counts there is the time since its last record."""
     if run.has_ended or _is_locked(run.folder):
         return None
     if _is_local(run.folder):

@@ -71,9 +71,8 @@ class Reading:
 def read(
     prompt: Prompt, completion: Completion, rules: Rules, equal: Callable[[str, str], bool] = compare.equal
 ) -> Reading:
-    """Find the answers in a completion, and score them: by the task, or by comparing them with the gold answer.
-
-    The style of a prompt may open a thought, which its text need not show; that of a conversation in a data set does
+    """Find the answers in a completion, and score them: by the task, or by comparing them with the gold answer. The
+    style of a prompt may open a thought, which its text need not show; that of a conversation in a data set does
     not."""
     problem, style = prompt.problem, rules.style
     gold = problem.gold.upper() if style == "letter" and len(problem.gold) == 1 else problem.gold

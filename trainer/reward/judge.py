@@ -171,10 +171,8 @@ def load_rubric(name: str) -> Rubric:
 
 
 class Client:
-    """Asks an OpenAI-compatible endpoint. It may be called from several threads.
-
-    It never raises an error for what the endpoint does. The key is in the header of the request and nowhere else.
-    """
+    """Asks an OpenAI-compatible endpoint. It may be called from several threads. It never raises an error for what the
+    endpoint does. The key is in the header of the request and nowhere else."""
 
     def __init__(self, settings: JudgeSettings, folder: Path | None = None) -> None:
         assert settings.url, "the settings require a URL"
@@ -237,10 +235,8 @@ class Client:
 
 
 class Budget:
-    """Limits on requests and tokens; None is no limit. Requests under way may exceed the limit of tokens.
-
-    What was spent is counted in `file`, which all ranks of a run share and a resumed run reads again, or in memory.
-    """
+    """Limits on requests and tokens; None is no limit. Requests under way may exceed the limit of tokens. What was
+    spent is counted in `file`, which all ranks of a run share and a resumed run reads again, or in memory."""
 
     def __init__(self, max_requests: int | None, max_tokens: int | None, file: Path | None = None) -> None:
         self.limits = {"requests": max_requests, "tokens": max_tokens}

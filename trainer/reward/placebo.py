@@ -21,9 +21,7 @@ def shuffle_golds(problems: Sequence[Problem], control: str, seed: int) -> list[
 
 def replace_rewards(scored: ScoredGroup, control: str, seed: int) -> ScoredGroup:
     """Return a group with random or shuffled rewards, if `control` asks for them. The seed of the step decides them.
-
-    The advantages of an answer follow from the rewards of its group alone, so to shuffle these shuffles those.
-    """
+    The advantages of an answer follow from the rewards of its group alone, so to shuffle these shuffles those."""
     rewards = [(score.reward, score.shaping) for score in scored.scores]
     rng = random.Random(f"{seed}/{scored.prompt.problem.id}/{scored.prompt.repeat}")
     if control == "random":

@@ -229,11 +229,9 @@ def refill(
     rounds: int,
     everywhere: Callable[[list[bool]], list[bool]] = list,
 ) -> list[ScoredGroup]:
-    """Return the groups with fresh ones added, until as many groups are live as there were at first.
-
-    `more` takes the number of the round, from 1, how many groups are missing, and how many there are. `everywhere`
-    returns what the ranks say of their groups.
-    """
+    """Return the groups with fresh ones added, until as many groups are live as there were at first. `more` takes the
+    number of the round, from 1, how many groups are missing, and how many there are. `everywhere` returns what the
+    ranks say of their groups."""
     collected, wanted = list(groups), 0
     for number in range(1, rounds + 1):
         live = everywhere([not group.is_dead for group in collected])

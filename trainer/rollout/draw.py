@@ -29,10 +29,8 @@ def group_seed(sampling: Sampling, prompt: Prompt, turn: str = "") -> int:
 
 def draw(logits_BV: Tensor, temperature: float, uniform_BG: Tensor) -> tuple[Tensor, Tensor]:
     """Sample `G` tokens from each row (the most likely one at temperature 0). Return the tokens and their log-probs.
-
     Inverse transform sampling needs one random number a token, not one for each token of the vocabulary. It is done in
-    double precision, because a token of probability 1e-7 would be lost in the rounding of a sum near 1.
-    """
+    double precision, because a token of probability 1e-7 would be lost in the rounding of a sum near 1."""
     probabilities_BV = (logits_BV.float() / (temperature or 1.0)).softmax(dim=-1)
     if temperature == 0:
         tokens_BG = logits_BV.argmax(dim=-1, keepdim=True).expand(uniform_BG.shape)

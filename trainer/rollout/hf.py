@@ -125,9 +125,7 @@ class HfSampler(OwnSampler):
 
 class Draw(LogitsProcessor):
     """Draws each token with the random numbers of its answer, records its log-prob, and leaves it as the only choice.
-
-    `generate` would draw all rows from one generator, so that an answer depended on the rows beside it.
-    """
+    `generate` would draw all rows from one generator, so that an answer depended on the rows beside it."""
 
     def __init__(self, temperature: float, uniform_BN: Tensor) -> None:
         self.temperature = temperature

@@ -34,10 +34,8 @@ def make_sampler(
     prompter: Prompter | None = None,
 ) -> Sampler:
     """Return one of Octet's own samplers. Unless `engine` is `hf`, that is the fast one if it supports the model.
-
     Without `copies` the layers are called as they are, which is slower, but no adapter is merged into copies: a model
-    with an adapter is evaluated like this, so that the merged model is compared with the adapter itself.
-    """
+    with an adapter is evaluated like this, so that the merged model is compared with the adapter itself."""
     reason = None if settings.engine == "hf" else why_unsupported(model)
     if reason and settings.engine == "decode":
         raise ConfigError(
@@ -73,7 +71,6 @@ def make_vllm_sampler(context: SamplingContext) -> Sampler | None:
 
 def why_auto_colocates(context: SamplingContext) -> str | None:
     """Return why `auto` uses the vLLM of this environment, or None if it does not. vLLM is not imported to find out.
-
     Every rank calls it, and all of them decide alike: vLLM is used only if the card of every rank has room for it."""
     if context.config.rollout.engine != "auto":
         return None

@@ -45,10 +45,8 @@ class Stops:
         return any(string in text for string in self.strings)
 
     def completion(self, tokens: Sequence[int], logprobs: Sequence[float], version: int | None = None) -> Completion:
-        """Return the answer up to its first stop token, or up to the token that completes its first stop string.
-
-        The text ends with the stop string, or before it if it begins a new line: then it opens something else.
-        """
+        """Return the answer up to its first stop token, or up to the token that completes its first stop string. The
+        text ends with the stop string, or before it if it begins a new line: then it opens something else."""
         stop = next((at for at, token in enumerate(tokens, 1) if token in self.tokens), None)
         tokens, truncated = tokens[:stop], stop is None
         text = self._text(tokens)
@@ -228,8 +226,7 @@ class TurnTaking:
         return f"{kept} [cut: {len(kept)} of {len(text)} characters]"
 
     def _tokens(self, dialogue: OpenAnswer, text: str) -> list[int]:
-        """Return the tokens of a reply with the marks of the chat template around it. The model may have written the
-        first of them, which ended its turn."""
+        """Return the tokens of a reply in the template's marks, of which the model may have written the first."""
         assert self.prompter is not None, "it wrote the prompt"
         said = self.prompter.reply(dialogue.prompt.problem, text)
         tokens: list[int] = self.stops.tokenizer(said, add_special_tokens=False)["input_ids"]

@@ -189,10 +189,8 @@ def make_sampling(config: Config, policy: Any, prompts: Prompts, log: RunLog) ->
 
 
 def make_samplers(context: SamplingContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
-    """Return the samplers for training and for evaluation.
-
-    Copies of weights that are split over the ranks would be as large as what splitting saves.
-    """
+    """Return the samplers for training and for evaluation. Copies of weights that are split over the ranks would be as
+    large as what splitting saves."""
     if outside := make_vllm_sampler(context):
         return outside, outside
     choose = partial(make_sampler, context.config.rollout, model, context.tokenizer, context.stop_tokens, warn)
@@ -204,10 +202,8 @@ def make_samplers(context: SamplingContext, model: Any, warn: Say, copies: bool)
 def sampling_context(
     config: Config, policy: Exportable, model: Any, prompter: Prompter, asked: Sequence[Prompt], folder: Path, say: Say
 ) -> SamplingContext:
-    """Return what an engine outside needs to know about this model.
-
-    Held-out prompts may be longer than those of the training, up to the memory that is planned for all its rows.
-    """
+    """Return what an engine outside needs to know about this model. Held-out prompts may be longer than those of the
+    training, up to the memory that is planned for all its rows."""
     is_outside = config.rollout.uses_servers or config.rollout.engine == "vllm_colocate"
     if is_outside and (whole := getattr(model, "taken_from", None)):
         reason = f"vLLM reads the whole {whole}, and an adapter of its text model would have no effect there"
@@ -224,9 +220,7 @@ def sampling_context(
 
 def ends(own: Sequence[str], prompter: Prompter, model: Any) -> tuple[list[int], tuple[str, ...]]:
     """Return the tokens and the strings at which a turn ends: those of the model, the prompt style and the settings.
-
-    The text of an answer is decoded without special tokens, so a string that names one stands for the token.
-    """
+    The text of an answer is decoded without special tokens, so a string that names one stands for the token."""
     tokenizer = prompter.tokenizer
     added = tokenizer.added_tokens_decoder.items()
     special = {token.content: index for index, token in added if token.special and token.content.strip()}

@@ -49,9 +49,8 @@ evaluate_model = partial(assemble.evaluate_model, progress=progress)
 def evaluate(
     config: Config, data: Data, models: dict[str, Path], draws: Draws | None, out: Path, as_json: bool
 ) -> None:
-    """Evaluate the model of the configuration, and those that `models` has under `adapter` and `merged`.
-
-    Under srun or torchrun the problems are split over the ranks."""
+    """Evaluate the model of the configuration, and those that `models` has under `adapter` and `merged`. Under srun or
+    torchrun the problems are split over the ranks."""
     start.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
     joins = distributed.world_size() > 1 or may_colocate(config.rollout)
     with assemble.process_group(config) if joins else nullcontext():

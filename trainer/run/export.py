@@ -129,9 +129,8 @@ def _checked(
 
 
 def must_ask_and_end_alike(file: Path, sampler: llama_cpp.LlamaCppSampler, tokenizer: Any) -> None:
-    """Raise MergeError if the file has another chat template than the tokenizer, or ends its answers elsewhere.
-
-    The check itself asks with the prompts of the run and stops where the run does, so it would not notice."""
+    """Raise MergeError if the file has another chat template or end than the tokenizer, which the check would not
+    notice."""
     if sampler.template != vocabulary.template_of(tokenizer):
         raise MergeError(file, "its chat template is not that of the tokenizer", "Export it again")
     if sampler.end != tokenizer.eos_token_id:

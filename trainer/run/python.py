@@ -194,8 +194,7 @@ def _put_back(engine: str) -> Iterator[None]:
 
 
 def source_of(function: Callable[..., Any]) -> tuple[str, list[str]]:
-    """Return the text of a file that defines the function, and the names in it that the text does not define. There is
-    no text where Python keeps no source, as in a plain shell."""
+    """Return the text of a file that defines the function, or "", and the names in it that the text does not define."""
     texts: dict[str, str | None] = {}
     _define(function.__name__ if inspect.isfunction(function) else "", function, texts)
     *used, (_, text) = texts.items()
@@ -241,8 +240,7 @@ def _names(value: Any, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _definition(name: str, value: Any, home: str) -> str | None:
-    """Return the line that defines the name of a module, of something in a module other than `home`, or of a
-    constant."""
+    """Return the line that defines the name of a module, of something in another module, or of a constant."""
     if inspect.ismodule(value):
         return f"import {value.__name__} as {name}\n"
     if isinstance(value, re.Pattern):

@@ -20,9 +20,7 @@ PLANNED = {"rollout": "rollout", "score": "score", "step": "backward"}
 
 
 def planned(config: Config, longest_prompt: int, card: int, outside: bool) -> dict[str, int] | None:
-    """Return the bytes that the plan allocates in each phase of a step; None for a family that is not planned for.
-    With `outside`, another engine samples, which is not rehearsed.
-    """
+    """Return the bytes planned for each phase of a step, or None. With `outside`, another engine samples."""
     try:
         shape = shape_of(config.model.name, config.model.revision)
     except ModelError:
@@ -45,10 +43,8 @@ def report(plan: Mapping[str, int], peaks: Mapping[str, Peak], card: int) -> str
 
 
 def rehearse(rollouts: Rollouts, updater: Updater) -> dict[str, Peak]:
-    """Sample and train with the longest prompt and answers of full length; return the memory that each phase took.
-
-    Every rank calls it. If something does not fit, parts are made smaller as they are in a step. Nothing is learned.
-    """
+    """Sample and train at full length and return each phase's memory, with parts made smaller to fit. Every rank calls
+    it."""
     phases, rollout = Phases(), rollouts.config.rollout
     problems = -(-rollout.problems // distributed.world_size())
     with phases("rollout"), updater.policy.gathered():

@@ -184,8 +184,7 @@ def _publish(partial: Path, final: Path) -> None:
 
 
 def _delete_earlier(run_folder: Path, step: int, keep: int) -> None:
-    """Delete what is older than the newest `keep` whole checkpoints, on all ranks. A run that was killed meanwhile goes
-    on with it when it resumes."""
+    """Delete, on all ranks, what is older than the newest `keep` whole checkpoints."""
     saved = [str(path) for path in previous_run.checkpoints(run_folder) if _step(path) <= step]
     found = [Path(path) for path in distributed.gather(saved)[0]]
     if len(found) <= keep:

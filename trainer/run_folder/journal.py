@@ -120,8 +120,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _keep_before(path: Path, first_step: int) -> None:
-    """Drop the records of steps that will be done again, and a last line that a crash cut short. Move damaged lines to
-    a file beside the log."""
+    """Drop the records of steps that will be done again, and move damaged lines to a file beside the log."""
     lines = lines_of(path)
     kept, damaged = [], {}
     for number, line in enumerate(lines, 1):

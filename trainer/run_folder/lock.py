@@ -108,8 +108,7 @@ def _movable(config: Config, folder: Path) -> Config:
 
 
 def write_machine(folder: Path, config: Config) -> None:
-    """Write what the first step of a run depends on beside its settings and data, for `octet repro`: base, versions,
-    ranks, threads and device of this process, and the checksums of the user's code."""
+    """Write what the first step of a run depends on beside its settings and data, for `octet repro`."""
     if not distributed.is_main():
         return
     device = torch.cuda.get_device_name() if distributed.on_gpu() else ""

@@ -176,8 +176,7 @@ def written_settings(folder: Path) -> Config | None:
 
 
 def refuse_what_is_not_its_own(folder: Path) -> None:
-    """Raise ConfigError if something else stands where a run has a file or a folder of its own: a pipe would block it,
-    and a link would lead its writing elsewhere."""
+    """Raise ConfigError for a pipe, which would block the run, or a link, which would lead its writing elsewhere."""
     for path in folder.iterdir() if folder.is_dir() else ():
         is_file, mode = bool(FILES.fullmatch(path.name)), path.lstat().st_mode
         if (is_file and not stat.S_ISREG(mode)) or (FOLDERS.fullmatch(path.name) and not stat.S_ISDIR(mode)):

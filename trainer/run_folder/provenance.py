@@ -52,8 +52,7 @@ class Provenance:
         return {**made_from, "settings": stored(self.config.model_dump(mode="json"), self.folder)}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Refuse a checkpoint with other data, weights or files, and warn of one that other versions have written. Its
-        settings were compared before (`previous_run.py`)."""
+        """Refuse a checkpoint with other data, weights or files, and warn of one that other versions have written."""
         if state["weights"] != self.weights and state["weights"] and self.weights:
             reason = "its weights are not those that this run began with"
             remedy = "Restore them, name their revision (model.revision), or choose another run.dir"
@@ -129,8 +128,7 @@ def apart(before: str, now: str, names: Sequence[str]) -> str:
 
 def files_of(config: Config, folder: Path) -> dict[str, Any]:
     """Return a checksum of each file of the user that a run depends on: code of rewards and tasks, with what it has
-    imported from its folder; templates, rubrics and settings of DeepSpeed; adapters and the
-    teacher."""
+    imported from its folder; templates, rubrics and settings of DeepSpeed; adapters and the teacher."""
     settings = flat(config.model_dump(mode="json", exclude={"run", "model"}))
     texts = [text for key, value in settings.items() for text in _texts(value) if key[:5] != "task." or ".py:" in text]
     names = [os.path.expanduser(file_of(text)) for text in texts]

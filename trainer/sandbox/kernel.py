@@ -145,8 +145,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def in_own_processes() -> None:
-    """Go on as the first process of a new PID namespace, with which all others in it end. This process waits for
-    it."""
+    """Go on as the first process of a new PID namespace, which ends with it, while this process waits for it."""
     _own_users(CLONE_NEWPID)
     waiting = os.pidfd_open(os.getpid())
     if first := os.fork():

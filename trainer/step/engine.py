@@ -87,8 +87,7 @@ class DeepSpeedPolicy:
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Have all weights on every rank if they are split, for work that differs from rank to rank, such as sampling.
-        Every rank enters and leaves, and nothing is trained inside.
-        """
+        Every rank enters and leaves, and nothing is trained inside."""
         if not self.splits_weights or self.is_gathered:
             yield
             return
@@ -203,10 +202,8 @@ class DeepSpeedPolicy:
 
     @property
     def version(self) -> int | None:
-        """How many updates the model that computes now has seen; None while that is the base model.
-
-        The base of an adapter that is trained further has this adapter as it was, which is a version like any other.
-        """
+        """How many updates the model that computes now has seen; None while that is the base model. The base of an
+        adapter that is trained further has this adapter as it was, which is a version like any other."""
         if self._is_base:
             return None if self.config.lora.start is None else 0
         return int(self.engine.global_steps)

@@ -36,9 +36,7 @@ def regularised(
     left_out: Sequence[Tensor] = (),
 ) -> Regularised:
     """Mix the gradient at the parameters with the one a step of `eps` along it; `gradient(True)` is called there.
-
-    Parameters that are left out do not move for the second gradient, and keep their first one.
-    """
+    Parameters that are left out do not move for the second gradient, and keep their first one."""
     takes_part = [all(parameter is not other for other in left_out) for parameter in parameters]
     first, first_norm = clipped(gradient(False))
     direction = [part if takes else torch.zeros(()) for part, takes in zip(first, takes_part, strict=True)]

@@ -114,10 +114,8 @@ class Updater:
 
 @dataclass(slots=True)
 class BackwardPass:
-    """Adds up the gradient of a mini-batch when it is called, in smaller pieces if memory runs out.
-
-    Afterwards `minibatch` holds the log-probs of the policy that answered, which the first pass computes.
-    """
+    """Adds up the gradient of a mini-batch when it is called, in smaller pieces if memory runs out. Afterwards
+    `minibatch` holds the log-probs of the policy that answered, which the first pass computes."""
 
     updater: Updater
     minibatch: MiniBatch[PreparedBatch]
@@ -150,10 +148,8 @@ def optimizer_step(policy: Policy, gradient: Callable[[], None], step: int, sett
 def backward(
     policy: Policy, minibatch: MiniBatch[PreparedBatch], settings: Algorithm, kl_coef: float, tally: Tally
 ) -> MiniBatch[PreparedBatch]:
-    """Add up the gradient of the loss, and return the mini-batch with the old log-probs.
-
-    In the first pass the policy is still the one that answered, so the log-probs of this pass are the old ones.
-    """
+    """Add up the gradient of the loss, and return the mini-batch with the old log-probs. In the first pass the policy
+    is still the one that answered, so the log-probs of this pass are the old ones."""
     seen = []
     for batch in minibatch.batches:
         scores = policy.score(batch)

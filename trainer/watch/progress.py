@@ -72,11 +72,9 @@ class Footer:
 
 
 class Progress:
-    """Shows how much of a task is done: with a bar on a terminal, else with a line each quarter.
-
-    No line is printed before `patience` seconds. Without a footer it goes to standard error. `ended` is called with the
-    seconds that the task took.
-    """
+    """Shows how much of a task is done: with a bar on a terminal, else with a line each quarter. No line is printed
+    before `patience` seconds. Without a footer it goes to standard error. `ended` is called with the seconds that the
+    task took."""
 
     def __init__(
         self,

@@ -110,8 +110,7 @@ class Health:
         self.bad_updates = 0
 
     def of(self, step: int, updates: Sequence[Update], rows: Sequence[TrainingRow]) -> dict[str, float]:
-        """Return how many updates in a row were skipped, how many may be, and whether the first one changed nothing.
-        There are no updates in a step whose groups are all dead."""
+        """Return how many updates in a row were skipped, how many may be, and whether the first one changed nothing."""
         for update in updates:
             self.bad_updates = self.bad_updates + 1 if update.skipped else 0
         if any(update.skipped for update in updates):

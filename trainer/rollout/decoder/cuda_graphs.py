@@ -14,11 +14,9 @@ WIDTHS = 256  # the attention width of a captured step is a multiple of this
 
 
 class DecodeStep:
-    """Calls `step(rows, width)`. Sizes may be rounded up, because rows beyond the active ones are frozen.
-
-    The step is not stored: it belongs to the batch that this object belongs to, and the cycle would keep the memory of
-    the batch until Python's cyclic garbage collector runs.
-    """
+    """Calls `step(rows, width)`. Sizes may be rounded up, because rows beyond the active ones are frozen. The step is
+    not stored: it belongs to the batch that this object belongs to, and the cycle would keep the memory of the batch
+    until Python's cyclic garbage collector runs."""
 
     def __init__(self, device: torch.device, say: Say) -> None:
         self.depends_on: tuple[Any, ...] = ()  # what a captured step has read; the address of the weights comes last

@@ -102,10 +102,8 @@ class Forward:
         self.adapters = tuple(adapter for projection in self.projections for adapter in projection.live_adapters)
 
     def prefill(self, tokens_PT: Tensor, lengths_P: Tensor, cache: Cache, rows: slice, groups_P: Tensor) -> Tensor:
-        """Return the logits after each prompt, and keep what the layers have read in the rows of its group.
-
-        Prompts are padded on the right, where causal layers never look.
-        """
+        """Return the logits after each prompt, and keep what the layers have read in the rows of its group. Prompts are
+        padded on the right, where causal layers never look."""
         prompts, width = tokens_PT.shape
         positions_N = torch.arange(width, device=self.device).repeat(prompts)
         masks = {window: self._window_mask(window, width) for window in self.windows}

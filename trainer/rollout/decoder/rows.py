@@ -185,9 +185,8 @@ class Batch:
         running_B &= counts_B < self.ends_R[rows]
 
     def _draw_apart(self, logits_BV: Tensor, rows: slice, width: int) -> tuple[Tensor, Tensor]:
-        """Draw a token for each answer, and give answers that are no longer the same rows of their own.
-
-        Return the token of each row and its log-prob."""
+        """Draw a token for each answer, and give answers that are no longer the same rows of their own. Return the
+        token of each row and its log-prob."""
         members, counts = self.members[rows], self.counts_R[rows].tolist()
         numbers = [[one.uniform_N[count] for one in row] for row, count in zip(members, counts, strict=True)]
         most = max(map(len, members))

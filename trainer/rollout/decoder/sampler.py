@@ -99,8 +99,7 @@ class DecodeSampler(OwnSampler):
         return had_memory
 
     def _prepare(self, rows: int, longest_prompt: int, sampling: Sampling) -> Batch:
-        """Return an empty batch. The previous one is reused if it is large enough: its memory and its captured graphs
-        stay valid."""
+        """Return an empty batch: the previous one, with its captured graphs, if it is large enough."""
         with torch.inference_mode():
             if self.forward is None:
                 self.forward = Forward(self.model, self.copies)

@@ -24,10 +24,8 @@ class AnswerId(NamedTuple):
 
 
 class Scheduler:
-    """Decides which prompts are read next and collects the completions of each group.
-
-    The longest prompts come first, so that memory that does not suffice for them runs out early.
-    """
+    """Decides which prompts are read next and collects the completions of each group. The longest prompts come first,
+    so that memory that does not suffice for them runs out early."""
 
     def __init__(self, prompts: Sequence[Prompt], group: int) -> None:
         self._prompts = prompts
@@ -46,10 +44,8 @@ class Scheduler:
         return not self._waiting and not self._running
 
     def schedule(self, free: int, usable: int) -> list[NewAnswers]:
-        """Return answers to start in `free` rows of the `usable` ones in a batch, as many as may be read in one pass.
-
-        A group that is larger than the batch begins in parts.
-        """
+        """Return answers to start in `free` of the `usable` rows, as many as one pass reads; a larger group begins in
+        parts."""
         starting: list[NewAnswers] = []
         while self._waiting:
             index, missing = self._waiting[0]

@@ -78,10 +78,7 @@ class ServedTeacher:
         return found
 
     def _refuse_other_tokens(self, tokenizer: Any, name: str) -> None:
-        """Raise ModelError if the tokens of the tokenizer, put one after the other, are another text for the server.
-
-        Spaces are left out: versions of transformers treat them differently.
-        """
+        """Raise ModelError if the server reads the tokens of the tokenizer as another text, spaces left out."""
         tokens = sorted(tokenizer.get_vocab().values())
         ask = partial(self.server.post, "/detokenize", {"model": self.model, "tokens": tokens})
         theirs = "".join(self._retry(lambda: str(ask()["prompt"]), begins=True).split(" "))
