@@ -49,6 +49,21 @@ def test_the_tree_by_hand():
     assert tree.first_B.tolist() == [0, 0]
 
 
+def test_gradients_of_a_token_that_is_read_often_are_added_in_fp32():
+    layout = layout_of(to_tensors([answer((5, 6), *tail) for tail in ((7, 2), (8, 2), (9, 2))], pad_token=0))
+    line_1HND = torch.randn(1, 2, len(layout.source_N), 4, dtype=torch.bfloat16, requires_grad=True)
+    (read,) = layout.rows(line_1HND, layout.keys_AK)
+    gradient = torch.randn_like(read)
+    exact_1HND = line_1HND.detach().float().requires_grad_()
+    expected = exact_1HND[0][:, layout.keys_AK].transpose(0, 1)
+    assert torch.equal(read.float(), expected)
+    (found,), (wanted,) = (
+        torch.autograd.grad(read, line_1HND, gradient),
+        torch.autograd.grad(expected, exact_1HND, gradient.float()),
+    )
+    assert torch.equal(found, wanted.bfloat16())
+
+
 def test_the_layout_by_hand():
     layout = layout_of(to_tensors([answer((5, 6), 7, 2), answer((5, 6), 7, 8, 2), answer((5, 6), 7, 2)], pad_token=0))
     assert layout.prompts_PT.tolist() == [[0, 1]]

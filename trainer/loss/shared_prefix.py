@@ -21,6 +21,7 @@ from trainer.model.load import needs_repeated_keys
 from trainer.records import TrainingBatch, TrainingRow
 
 FLAT, BELOW = "octet_flat_sdpa", "sdpa"
+MASK_STRIDE = 16  # of which torch's kernels want the strides of a mask to be a multiple
 
 
 class Layout(NamedTuple):
@@ -30,28 +31,53 @@ class Layout(NamedTuple):
     answers_AC: Tensor
     keys_AK: Tensor  # what an answer looks at: its prompt, then itself
     mask_ACK: Tensor  # bool: this query may see this key
+    masks: dict[int | None, Tensor]  # made of it, by the window
     prompt_A: Tensor  # tokens of the prompt of an answer
     source_N: Tensor  # which of the places of all prompts, then of all answers, computes a token of the line
     place_BT: Tensor  # the places of whole rows
     line_N: Tensor  # which of the tokens of all rows computes a token of the line
 
-    def mask(self, window: int | None) -> Tensor:
-        """Return the mask of answers, in which no query sees a key from before its window."""
-        prompt, longest = self.prompts_PT.shape[1], self.answers_AC.shape[1]
-        if window is None or prompt + longest <= window:
-            return self.mask_ACK
-        query_AC = self.prompt_A[:, None] + torch.arange(longest, device=self.prompt_A.device)
-        key_AT = torch.arange(prompt, device=self.prompt_A.device).expand(len(query_AC), -1)
-        key_AK = torch.cat([key_AT, query_AC], dim=1)
-        return self.mask_ACK & (key_AK[:, None] > query_AC[:, :, None] - window)
+    def mask(self, window: int | None, query: Tensor) -> Tensor:
+        """Return what is added to the scores of answers, so that no query sees a key from before its window. It is made
+        once for all layers, in the type and with the strides that torch's attention would otherwise make in each."""
+        if window not in self.masks:
+            prompt, longest, may_see_ACK = self.prompts_PT.shape[1], self.answers_AC.shape[1], self.mask_ACK
+            if window is not None and prompt + longest > window:
+                query_AC = self.prompt_A[:, None] + torch.arange(longest, device=self.prompt_A.device)
+                key_AT = torch.arange(prompt, device=self.prompt_A.device).expand(len(query_AC), -1)
+                key_AK = torch.cat([key_AT, query_AC], dim=1)
+                may_see_ACK = may_see_ACK & (key_AK[:, None] > query_AC[:, :, None] - window)
+            wide = query.new_zeros(*may_see_ACK.shape[:2], -(-may_see_ACK.shape[2] // MASK_STRIDE) * MASK_STRIDE)
+            self.masks[window] = wide[:, None, :, : may_see_ACK.shape[2]]
+            self.masks[window].masked_fill_(~may_see_ACK[:, None], float("-inf"))
+        return self.masks[window]
 
-    def rows(self, line_1HND: Tensor, index: Tensor) -> Tensor:
-        """Lay the line out in rows."""
-        return line_1HND[0].transpose(0, 1)[index].transpose(1, 2)
+    def rows(self, line_1HND: Tensor, *indices: Tensor) -> list[Tensor]:
+        """Lay the line out in rows, by each of the indices."""
+        found = _Gather.apply(line_1HND[0].transpose(0, 1), torch.cat([index.flatten() for index in indices]))
+        parts = zip(found.split([index.numel() for index in indices]), indices, strict=True)
+        return [part.unflatten(0, index.shape).transpose(1, 2) for part, index in parts]
 
     def line(self, *rows: Tensor) -> Tensor:
         """Put rows back into the line."""
-        return torch.cat([part.flatten(0, 1) for part in rows])[self.source_N][None]
+        return torch.cat([part.flatten(0, 1) for part in rows]).index_select(0, self.source_N)[None]
+
+
+class _Gather(torch.autograd.Function):
+    """Reads a line at places that may repeat. Torch's own backward pass of an index sorts the places in eight launches
+    and adds in bf16; this one adds in fp32."""
+
+    @staticmethod
+    def forward(context: Any, line_NHD: Tensor, places: Tensor) -> Tensor:
+        context.save_for_backward(places)
+        context.tokens = len(line_NHD)
+        return line_NHD.index_select(0, places)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (places,) = context.saved_tensors
+        sums_NHD = torch.zeros(context.tokens, *gradient.shape[1:], dtype=torch.float32, device=gradient.device)
+        return sums_NHD.index_add_(0, places, gradient.float()).to(gradient.dtype), None
 
 
 def layout_of(batch: TrainingBatch) -> Layout:
@@ -77,6 +103,7 @@ def layout_of(batch: TrainingBatch) -> Layout:
         answers_AC,
         keys_AK=torch.cat([prompts_PT[own_prompt_B[answers]], answers_AC], dim=1),
         mask_ACK=_answer_mask(in_prompt_PT[own_prompt_B[answers]], longest),
+        masks={},
         prompt_A=prompt_B[answers],
         source_N=torch.where(in_answer_N, of_answer_N, of_prompt_N),
         place_BT=tree.place_BT,
@@ -180,16 +207,15 @@ def _attention(
     if layout is None:  # while sampling
         sampled: tuple[Tensor, None] = plain(module, query, key, value, attention_mask, **options)
         return sampled
-    prompts = (layout.rows(part, layout.prompts_PT) for part in (query, key, value))
-    asking = layout.rows(query, layout.answers_AC)
-    looked_at = (layout.rows(part, layout.keys_AK) for part in (key, value))
+    of_prompts, asking = layout.rows(query, layout.prompts_PT, layout.answers_AC)
+    keys, values = (layout.rows(part, layout.prompts_PT, layout.keys_AK) for part in (key, value))
     mask, width, window = None, layout.prompts_PT.shape[1], options.get("sliding_window")
     before = width if window is None else window  # tokens that a query of a prompt sees
     if before < width or needs_repeated_keys(query.device, query.dtype):  # transformers repeats them only beside a mask
         mask = torch.ones(1, 1, width, width, dtype=torch.bool, device=query.device).tril()
         mask = mask.triu(1 - before)
-    seen, _ = plain(module, *prompts, mask, **options)
-    said, _ = plain(module, asking, *looked_at, layout.mask(window)[:, None], **options)
+    seen, _ = plain(module, of_prompts, keys[0], values[0], mask, **options)
+    said, _ = plain(module, asking, keys[1], values[1], layout.mask(window, query), **options)
     return layout.line(seen, said), None
 
 
