@@ -52,7 +52,7 @@ NOTATIONS = [
     "{}", "{}.0", "{}.00", "${}", "{} dollars", "{} eggs", "{}%", "{} cm", "\\${}", "x = {}", "{} apples in all",
     "\\text{{{}}}", "{}/1", "{}e0", "{0} * 1 = {0}", "{} dollars per day", "{} (see above)",
     "{0} because 1 * {0} = {0}",
-    "\\frac{{{}}}{{1}}", "The answer is {}", "She has {} eggs", "{} in 3 days", "{}. I hope this helps!", "about {}",
+    "\\frac{{{}}}{{1}}", "The answer is {}", "She has {} eggs", "{} in 3 days", "{}. I hope this helps!",
     "{0} = {0}", "{0} eggs ({0} eggs)", "{0}, that is {0}.0", "{0} eggs ({0} x 1)", "{} eggs left over",
     "\\large {}", "\\color{{red}}{{{}}}", "\\textcolor{{red}}{{{}}}", "\\text{{Tom has }}{}", "{} (not -1)",
     "{} rather than -1", "{0} = 1 * {0}", "{0} + 0 = {0} eggs, so {0}", "{0} eggs, as {0} - 1 + 1 = {0}",
@@ -81,7 +81,7 @@ CHANGED = [
     "{} \\pm 2", "{} false", "{} nope", "no {}", "{} if x", "{} million", "{} factorial", "{} negative", "({})^2",
     "above {}", "{} (* 2)", "{} (2 * 3 / 0)", "isn't {}", "cannot be {}", "{} minus one", "7^{}", "7:{}", "{}:07",
     "{} of 7", "2x = {}", "x^2 = {}", "x + 2 = {}", "{0} - x = {0}", "-x = {}", "|x| = {}", "1/x = {}",
-    "\\sqrt{{x}} = {}", "2 * 0 = {}", "\\large {}x", "{} - 7 = ",
+    "\\sqrt{{x}} = {}", "2 * 0 = {}", "\\large {}x", "{} - 7 = ", "about {}", "~{}", "{} dozen",
 ]  # fmt: skip
 
 

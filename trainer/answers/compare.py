@@ -11,15 +11,16 @@ from collections.abc import Hashable
 from trainer.answers.choice import choice_letter
 from trainer.answers.equation import exact, parted
 from trainer.answers.notation import DECORATION, LONGEST_ANSWER, PICTURE, clean, normalise
-from trainer.answers.number import is_plain, is_rounded, number, with_words
+from trainer.answers.number import is_plain, is_rounded, number, same_quantity, with_words, worked_out
 
 _SHELL = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}|\$(.+)\$|\s")  # what may stand around a symbol
 _LATIN_WORD = re.compile("[A-Za-z]{3,}")
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
-_ROUGHLY = re.compile(r"((?:\\[A-Za-z]+|[^A-Za-z])*?)(?:\\approx(?![A-Za-z])|≈)(.*)", re.DOTALL)  # \frac13 \approx 0.33
+_ROUGHLY = re.compile(r"((?:\\[A-Za-z]+|[^A-Za-z])+?)(?:\\approx(?![A-Za-z])|≈)(.*)", re.DOTALL)  # \frac13 \approx 0.33
 _UNION = re.compile(r"\\cup")
 _SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
 _BARE_NUMBER = re.compile(r"[-+]?[0-9,]*\.?[0-9]+")
+_POWER = re.compile(r"[$\s]*[0-9]+\s*\^\s*\{?[0-9]+\}?[$\s]*")
 _NO_BRACES = str.maketrans("", "", "{}")
 _DEPTH = 3  # of lists within lists
 
@@ -38,9 +39,13 @@ def equal(answer: str, gold: str) -> bool:
     if is_plain(gold):
         rough = _ROUGHLY.fullmatch(answer)  # 1/3 ≈ 0.333 is both
         rounded = number(rough[2]) if rough and is_rounded(rough[1], rough[2]) else None
-        return number(gold) in (number(answer), rounded)
+        return same_quantity(answer, gold) or (rounded is not None and rounded == number(gold))
     named = "=" in gold
-    if _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH) or _is_without_its_noun(answer, gold):
+    if (
+        _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH)
+        or _is_without_its_noun(answer, gold)
+        or _is_power(answer, gold)
+    ):
         return True
     choice = choice_letter(gold) if len(gold) <= 5 and not gold.islower() else None
     is_variable = len(answer.strip()) == len(gold.strip()) == 1  # e is not E, and (e) is the choice E
@@ -78,10 +83,16 @@ def _is_without_its_noun(answer: str, gold: str) -> bool:
     return _BARE_NUMBER.fullmatch(answer.strip()) is not None and number(answer) == found[0]
 
 
+def _is_power(answer: str, gold: str) -> bool:
+    """Return True for 32 and the gold answer 2^5."""
+    value = number(answer) if _POWER.fullmatch(gold) else None
+    return value is not None and worked_out(clean(gold)) == value
+
+
 def _key(text: str, named: bool, depth: int) -> Hashable:
     """Return the normal form: equal answers have equal keys. `named` keeps the names of what has different ones."""
     if found := with_words(text):
-        value, words = found
+        value, words, _ = found
         return (value, *(word.lower().rstrip("s") for word in words)) if words else value
     text = " ".join(clean(text).split())
     if depth and (pieces := _split(text, _UNION)):
@@ -165,6 +176,7 @@ _FORMULA = re.compile(r"[\\^_=<>+*/|{}\[\]()]|\b(?:sin|cos|tan|sec|csc|cot|log|l
 _LONG_WORD = re.compile(r"\b[^\W\d_]{3,}\b|[0-9] [A-Za-z][a-z]+$")
 _ONE_IN_BRACES = re.compile(r"(?<=[\^_])\{([0-9A-Za-z])\}")
 _EARLY = re.compile(r"(?<![0-9:.,])0(?=[0-9]:[0-9]{2})")  # 03:30
+_ORDINAL = re.compile(r"(?:(?<=[a-z] [0-9])|(?<=[a-z] [0-9][0-9]))(?:st|nd|rd|th)\b")  # June 15th
 _BARE_ROOT = re.compile(r"\\sqrt([0-9A-Za-z])")
 
 
@@ -174,7 +186,7 @@ def _is_words(text: str) -> bool:
 
 
 def _text_key(text: str) -> str:
-    text = _EARLY.sub("", text.strip().rstrip("."))
+    text = _ORDINAL.sub("", _EARLY.sub("", text.strip().rstrip(".")))
     if _is_words(text.rstrip("!")):
         return " ".join(text.rstrip("!").casefold().split())
     text = "".join(text.split())

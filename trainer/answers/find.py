@@ -24,8 +24,9 @@ from trainer.answers.choice import LETTER, choice_letter, closing_choice, named_
 from trainer.answers.compare import equal
 from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import is_plain, number
-from trainer.answers.phrase import CORRECTION, DIGIT, TURNED, last_number, offered, tidy
+from trainer.answers.phrase import CORRECTION, DIGIT, TURNED, last_number, offered, states, tidy
 from trainer.answers.strip_thinking import after_thinking
+from trainer.answers.words import in_digits
 
 MOST_TRIES = 8  # earlier marks looked at when the last one holds nothing
 NEAR = 40  # characters before a mark in which a word denies it
@@ -56,9 +57,8 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
         for whole in (tidy(phrase), phrase.strip()):
             if equal(whole, wanted):
                 return whole
-        times = _TIME.findall(phrase) if _TIME.fullmatch(wanted) else []
-        if len(times) == 1 and number(offered(_TIME.sub("18", phrase)) or "") == 18:
-            return str(times[0])  # the words around it state it, as they would a number
+        if states(phrase, wanted):
+            return wanted
     phrase = _CALCULATION.sub("", phrase)
     if entry := _JSON.fullmatch(phrase.strip()):
         phrase = entry[1]
@@ -70,7 +70,6 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
 
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations, which models learn to write
-_TIME = re.compile(r"(?:\bat\s)?([0-9]+(?:\s?:\s?[0-9]+)*(?:\s?[ap]\.?m\b\.?)?)", re.IGNORECASE)  # or a ratio
 _JSON = re.compile(r"""\{\s*["'][\w ]{1,30}["']\s*:\s*["']?([^"'{}]*)["']?\s*\}""")  # {"answer": 18}
 _JOINED = re.compile(  # between two marks: "or", "\\quad\\text{and}", "**, maybe **"
     r"(?:[\s$*_,;/&.()\[\]{}]|\\[()\[\],;! ]|\\(?:q?quad|text)(?![A-Za-z])"
@@ -118,6 +117,8 @@ def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | Non
         picked = _pick(", ".join(parts), wanted) or picked
     elif wanted != GOLD and (sentence := _denied(text, start, last)):
         picked = sentence
+    if wanted != GOLD and _is_taken_back(text[last.end : last.end + LONGEST_ANSWER], picked, wanted):
+        return None
     return Marked(last.start, last.end, picked)
 
 
@@ -178,7 +179,7 @@ _LABEL = re.compile(  # So the final answer is, Answer:
 )
 _HEADING = re.compile(  # Step 2, Final Answer, Explanation, but not Answer: 18
     r"(?:final\s+)?(?:steps?|parts?|cases?|answers?|solutions?|conclusion|explanation|summary|methods?|approach|reasoning|"
-    r"calculations?|verification|check|problem|question|notes?|given|results?)\b(?!\s*[:=]\s*\S*\d)",
+    r"calculations?|verification|check|problem|question|notes?|given|results?)\b(?!\s*[:=]\s*\S*\d|(?<=answer)\s+\$?\d)",
     re.IGNORECASE,
 )
 
@@ -198,7 +199,7 @@ def _is_heading(line: str, wanted: str | None) -> bool:
         return False
     if line.endswith(":") or (_HEADING.match(line.lstrip("* ")) and not _LABEL.match(line)):
         return True
-    return wanted is None and not DIGIT.search(line) and "\\" not in line and len(line.split()) > 4
+    return wanted is None and not DIGIT.search(in_digits(line)) and "\\" not in line and len(line.split()) > 4
 
 
 def _tag_before(text: str, end: int, wanted: str | None) -> Mark | None:
@@ -329,18 +330,26 @@ def _wanted(gold: str) -> str | None:
 
 
 _TAKEN_BACK = re.compile(  # #### 18\n\nWait, that is wrong. The answer is 20.
-    r"(?:\A|[.!?\n,;])[\s*_$]{0,9}(?:wait|no|actually|sorry|oops|correction|hmm|scratch that)\b[^\n]{0,200}?"
-    r"\b(?:wrong|incorrect|mistake|error|should|answer\s+is|it\s+is|it's|not\s+(?:right|correct))\b",
-    re.IGNORECASE,
+    r"""(?:\A|[.!?\n,;])[\s*_$]{0,9}
+    (?:(?P<corrected>(?:wait|no|actually|sorry|oops|correction|edit|hmm|scratch\sthat|on\ssecond\sthought)\b
+        (?:[^\n]{0,200}?\b(?:should|answer\s+is|it\s+is|it's|make\s+that)\b|[\s:,.!-]{1,4}\$?[0-9]))
+    |(?:\w+,?\s)?(?:I\s+(?:was\s+wrong|made\s+an?\s|forgot|mis[a-z]+ed\b)
+        |(?:(?:that|this|it|which|(?:my|the)\s(?:\w+\s)?answer(?:\sabove)?)(?:\s+(?:is|was|can)|'s))\s+(?:actually\s+)?
+        (?:wrong|incorrect|false|not\s+(?:right|correct|be|the\s+answer)|an?\s+(?:mistake|error)))\b)""",
+    re.VERBOSE | re.IGNORECASE,
 )
 
 
+def _is_taken_back(rest: str, answer: str, wanted: str | None) -> bool:
+    """Return True if what follows a mark calls its answer wrong, or corrects it to another one."""
+    found = _TAKEN_BACK.search(rest)
+    other = _unmarked(rest, wanted) if found and found["corrected"] and number(answer) is not None else None
+    return found is not None and not (other and equal(other, answer))
+
+
 def _anywhere(text: str, wanted: str | None) -> str | None:
-    if marks := [found for style in _MARKS if (found := _found(text, style, wanted))]:
-        last = max(marks)
-        rest = text[last.end :]
-        return _unmarked(rest, wanted) if _TAKEN_BACK.search(rest[:LONGEST_ANSWER]) else last.answer
-    return _unmarked(text, wanted)
+    marks = [found for style in _MARKS if (found := _found(text, style, wanted))]
+    return max(marks).answer if marks else _unmarked(text, wanted)
 
 
 def _unmarked(text: str, wanted: str | None) -> str | None:

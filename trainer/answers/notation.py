@@ -82,7 +82,8 @@ _LATEX = [
         (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z]|\\pi(?![A-Za-z]))", r"\1{\2}"),
     )
 ]
-_HALF_OF_DAY = re.compile(r"(?<=[0-9])\s*([ap])(?:\.\s?m\b\.?|m\b)", re.IGNORECASE)  # 7 p.m., 7PM
+_HALF_OF_DAY = re.compile(r"(?<=[0-9])(?::00)?\s*([ap])(?:\.\s?m\b\.?|m\b)", re.IGNORECASE)  # 7 p.m., 7PM
+_TIE = re.compile(r"(?<=\S)~")  # a space of LaTeX, but "~18" is about 18
 WRAPPERS = '*_`" '
 _TAG = r"</?(?:b|i|u|p|em|strong|br)\s?/?>"
 _OUTER_TAGS = re.compile(rf"^(?:\s*{_TAG})+|(?:{_TAG}\s*)+$", re.IGNORECASE)
@@ -95,7 +96,8 @@ def without_styling(text: str) -> str:
 
 def clean(text: str) -> str:
     """Strip the markup of LaTeX and markdown, and the full stop."""
-    text = BOLD.sub(r"\2", to_ascii(text)).replace("{,}", ",").replace("~", " ")
+    text = BOLD.sub(r"\2", to_ascii(text)).replace("{,}", ",")
+    text = _TIE.sub(" ", text) if "~" in text else text
     if "<" in text:
         text = _OUTER_TAGS.sub("", text)
     text = _MATHS.sub(r" \1 ", text)

@@ -4,11 +4,12 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 from itertools import takewhile
+from math import prod
 
 from trainer.answers.arithmetic import UNCALCULATED, worth
 from trainer.answers.equation import GREEK, exact, parted
 from trainer.answers.notation import DECORATION, LONGEST_ANSWER, WRAPPERS, clean
-from trainer.answers.words import SCALES, SHORT_UNITS, are_units, word_set
+from trainer.answers.words import SCALES, UNITS, are_units, unit
 
 LARGEST_EXPONENT = 1_000  # of ten
 _DIGITS = (  # 1,234,567 or 1 234 567 or 1'234'567 or 12,34,567 as in India
@@ -46,12 +47,8 @@ _MONEY_SCALES = {"k": 3, "K": 3, "M": 6, "B": 9, "bn": 9}
 
 
 # The units that make no difference in a gold answer. Other words do: "7 Up" and "3 pm" are no plain numbers.
-_MEASURES = {unit.rstrip("s") for unit in SHORT_UNITS - {"am", "pm"}} | word_set(
-    "dollar euro pound cent rupee yen peso penny pence percent degree celsius fahrenheit radian metre meter centimetre "
-    "centimeter millimetre millimeter kilometre kilometer inch inche feet foot yard mile gram kilogram ounce ton tonne "
-    "litre liter millilitre milliliter gallon quart pint second minute hour day week month year unit point square "
-    "cubic per a hundred thousand million billion trillion"
-)
+_MEASURES = (UNITS.keys() - {"am", "pm"}) | SCALES.keys()
+_MEASURES |= {"rupee", "peso", "penny", "pence", "percent", "degree", "radian", "unit", "point", "per", "a"}
 _COUNTERS = re.compile(  # but not 万, ten thousand, and 左右, about
     "(?:元|块|圆|円|원|个|個|只|人|天|岁|米|厘米|公里|公斤|小时|分钟)(?![半多以左])[\u4e00-\u9fff]{0,4}"
 )
@@ -76,12 +73,12 @@ def is_plain(text: str) -> bool:
 
 
 @lru_cache(maxsize=1024)  # a line is looked at several times while an answer is sought in it
-def with_words(text: str) -> tuple[Fraction, tuple[str, ...]] | None:
-    """Return a number as `number` does, and the words behind it that are no measures: `Up` of `7 Up`."""
+def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] | None:
+    """Return a number as `number` does, the words behind it that are no measures, `Up` of `7 Up`, and its units."""
     if len(text) > LONGEST_ANSWER:
         return None
     if simple := _SIMPLE.fullmatch(text):
-        return Fraction(int(simple[1] + simple[2].replace(",", ""))), ()
+        return Fraction(int(simple[1] + simple[2].replace(",", ""))), (), ("dollar",) if "$" in text else ()
     text = " ".join(clean("; ".join(DECORATION.sub(" ", text).strip().split("\n"))).split())
     text = _CENTS.sub(lambda money: money[0].replace(",", "."), _NO_CENTS.sub("", text))
     text = _REPEATING.sub(_as_fraction, _NUMERIC_FRACTION.sub(r" \1/\2 ", text))
@@ -95,12 +92,55 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...]] | None:
         return None
     tail = written.string[written.end() :]
     value, scale = _value(written), _scale(tail, bool(written["money"]))
-    return None if value is None or scale is None else (value * scale, _nouns(tail))
+    return (
+        None if value is None or scale is None else (value * scale, _nouns(tail), _units(f"{written['money']} {tail}"))
+    )
 
 
 def _nouns(tail: str) -> tuple[str, ...]:
     words = _LETTERS.findall(tail) if tail else []
     return tuple(word for word in words if len(word) > 1 and word.lower().rstrip("s") not in _MEASURES)
+
+
+_UNIT = re.compile(r"\^\s*\{?\s*([23])|([^\W\d_]+|[%$¢£€¥₹])")
+_SIGN_UNITS = {"$": "dollar", "¢": "cent", "£": "lb", "€": "euro", "¥": "yen", "₹": "rupee", "percent": "%", "%": "%"}
+_SPEEDS = {"mph": ("mi", "h"), "kph": ("km", "h")}
+
+
+def _units(text: str) -> tuple[str, ...]:
+    """Return the units behind a number by their first names: `sq ft` for `square feet` and `ft^2`."""
+    names = list[str]()
+    for power, word in _UNIT.findall(text) if text.strip() else ():
+        name = _SIGN_UNITS.get(word.lower()) or unit(word)
+        if power:
+            names[-1:] = ["sq" if power == "2" else "cubic", *names[-1:]]
+        elif name and name not in names:
+            names += _SPEEDS.get(name, (name,))
+    return tuple(names)
+
+
+def same_quantity(answer: str, gold: str) -> bool:
+    """Return True for equal numbers whose units do not contradict: for 18 and 18 cm, but not for 18 m and 18 cm."""
+    one, other = with_words(answer), with_words(gold)
+    if one is None or other is None:
+        return False
+    (value, _, units), (wanted, _, gold_units) = one, other
+    if units == ("%",) and not gold_units and 0 < abs(wanted) < 1:
+        return value == 100 * wanted
+    if gold_units == ("%",) and not units and ("/" in answer or "frac" in answer):
+        return wanted in (value, 100 * value)
+    if {units, gold_units} == {("cent",), ("dollar",)}:
+        return value * 100 == wanted if gold_units == ("cent",) else value == wanted * 100
+    is_rate = units[:1] == gold_units[:1] and units[:1] in _MONEY  # $18 and $18 per hour
+    return value == wanted and (not units or not gold_units or is_rate or _lasting(units) == _lasting(gold_units))
+
+
+_MONEY = {(name,) for name in ("dollar", "cent", "euro", "lb", "yen", "rupee")}
+
+
+def _lasting(units: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out the day of `5 km per day`."""
+    return units[:1] + tuple(unit for unit in units[1:] if unit not in ("day", "wk", "mo", "yr"))
 
 
 _OPENING = re.compile(r"[(\[{]")
@@ -121,7 +161,7 @@ def _after_equals(text: str) -> str:
     if _DENIED.search(" ".join((*labels, *working))) or not (labels or all(map(_is_of_numbers, working))):
         return text
     if result.startswith("~"):
-        if working and not is_rounded(working[-1], result[1:]):
+        if not any(working) or not is_rounded(working[-1], result[1:]):
             return text
         return result[1:] if exact(sides) == sides else working[-1]
     value = number(result) if working else None
@@ -149,7 +189,7 @@ def _is_variable(digit: str, backslash: str, word: str) -> bool:
     lower = word.lower()
     if GREEK.fullmatch(word) or len(word) == 1:
         return True
-    if backslash or lower in SHORT_UNITS:
+    if backslash or unit(lower):
         return False
     return bool(digit) or (len(word) == 2 and ("x" in lower or not set(lower) & set("aeiouy")))
 
@@ -221,9 +261,9 @@ def _scale(tail: str, money: bool) -> int | None:
     words = _unit_words(tail)
     if words is None:
         return None
-    powers = [SCALES.get(word.lower().rstrip("s"), 0) for word in words]
-    scales = list(takewhile(bool, powers))
-    return int(10 ** sum(scales)) if not any(powers[len(scales) :]) else None  # 2 dollars million is nothing
+    factors = [SCALES.get(word.lower().rstrip("s"), 0) for word in words]
+    scales = list(takewhile(bool, factors))
+    return prod(scales) if not any(factors[len(scales) :]) else None  # 2 dollars million is nothing
 
 
 def _unit_words(tail: str) -> list[str] | None:
@@ -233,6 +273,6 @@ def _unit_words(tail: str) -> list[str] | None:
     if found is None or not words:
         return words if found and not found["joint"] else None
     is_apart = not found["joint"] and not tail[0].isalpha()
-    if not (is_apart or words[0].lower() in SHORT_UNITS or (found["joint"] and len(words[0]) > 2)):
+    if not (is_apart or (len(words[0]) > 1 and unit(words[0])) or (found["joint"] and len(words[0]) > 2)):
         return None
     return words if are_units(words) else None

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
 from trainer.answers.number import CURRENCY, DECIMAL, number, worked_out
-from trainer.answers.words import SPOKEN, is_statement, kind, unit_kind
+from trainer.answers.words import in_digits, is_statement, kind, names_a_text, unit, unit_kind
 
 WINDOWS = (40, 2_000)  # characters before the last digit in which the last number begins; the short one is fast
 _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
@@ -20,7 +20,6 @@ _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
       |(?:{CURRENCY}\s?-?)?{DECIMAL}(?:\s?/\s?[0-9]+(?![0-9])|[eE][-+]?[0-9]+(?!\w)|\s?(?:\*|x|\\times|\\cdot)\s?10\^\{{?-?[0-9]+\}}?)?)
     (?:\s?\\?%|(?:\s(?:hundred|thousand|[mb]illion)s?\b)+)?"""
 _NUMERAL = re.compile(_NUMBER, re.VERBOSE)
-_SPOKEN = "|".join(SPOKEN)
 _OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
 _NO_OPERAND = re.compile("[a-z]{2,}|=")
 _SIGN_WORDS = {"times": "*", "multiplied by": "*", "plus": "+", "minus": "-"}
@@ -40,7 +39,7 @@ _DENIED = re.compile(  # 18 (not 20), 18 rather than 20
 _BEFORE = "in|for|per|each|every|within|after|before|during|at|on"
 _CONTEXT = re.compile(  # 18 in 3 days, 18 for each of 5 friends, 18 (see page 3)
     rf"""\b(?:{_BEFORE})\s+(?:(?:of|the|a|all|only|about|each|every|these|those|his|her|their|its)\s+){{0,3}}
-    (?:{_NUMBER}|{_SPOKEN})\s+(?!(?:{_BEFORE}|and|to)\b)(?=[a-z]{{2}})|\b(?:page|step|part|question|problem)\s+[0-9]+\b""",
+    {_NUMBER}\s+(?!(?:{_BEFORE}|and|to)\b)(?=[a-z]{{2}})|\b(?:page|step|part|question|problem)\s+[0-9]+\b""",
     re.VERBOSE | re.IGNORECASE,
 )
 _OCCASION = re.compile(  # 18 left after selling 3, $18 to buy 3 of them
@@ -53,13 +52,17 @@ _WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
 _TOKEN = re.compile(
     rf"(?P<number>{_NUMBER})(?P<unit>(?<!\.)[/-]?{_WORD})?|(?P<word>{_WORD})|(?P<mark>[,.;:!()\[\]=/~-])", re.VERBOSE
 )
-_MARKS = {"=": "=", ":": ":", "/": "p", "~": "m"}
+_MARKS = {"=": "=", ":": ":", "/": "p", "~": "Q"}
+_UNIT_BEHIND = re.compile(r"\s(?:(?:square|cubic|sq|cu)\s)?(?!in\s)([A-Za-z]+)")
+_GRAMS = re.compile(r"(?<=[0-9]{2})(?=[gL]\Z)")  # 500g, but 5g may be algebra
 _REMARK = re.compile(  # (see above). I hope this helps!
     r"\bI\s(?:think|believe)(?:\sthat)?\b|"
-    r"\b(?:a\s)?total\sof\b|\bi\.e\.|(?<=the\s)two(?=\s[a-z])|\(?\b(?:see|cf\.)\s[^().]*\)?|"
+    r"\b(?:a\s)?total\sof\b|\bi\.e\.|(?<=the\s)two(?=\s[a-z])|,?\sas\s(?:computed|calculated|shown|found|required|requested|desired|expected|needed|stated)(?:\sabove)?\b|"
+    r"\b(?:in\s)?(?:the\s)?year\s(?=[0-9])|\bin\s(?=[12][0-9]{3}\b(?!\s?[a-z]))|\(?\b(?:see|cf\.)\s[^().]*\)?|"
     r"\b(?:I hope|hope this|let me know|thank|please let)\b[^.!]*",
     re.IGNORECASE,
 )
+_SUMS = re.compile(r"\b(?:add|sum|work|come)s?\s(?:up|out)\sto\b")
 _ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch and $18/hour
     r"""[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\b(?:answer|result|solution)\s(?:has|had|contains)\b
     |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})(?<![0-9])/(?![a-z]{3})""",
@@ -94,7 +97,7 @@ def offered(phrase: str) -> str | None:
 def _among_words(phrase: str) -> str | None:
     """Drop what offers nothing, and return the number that is left if nothing that was dropped contradicts it."""
     plain = " ".join(clean("; ".join(phrase.split("\n"))).split())
-    plain = _SPOKEN_SIGN.sub(lambda sign: _SIGN_WORDS[sign[1]], plain)
+    plain = _SPOKEN_SIGN.sub(lambda sign: _SIGN_WORDS[sign[1]], in_digits(_SUMS.sub("equals", _REMARK.sub(" ", plain))))
     first = DIGIT.search(plain)
     if first is None:
         return None
@@ -112,7 +115,7 @@ def _among_words(phrase: str) -> str | None:
         return " "
 
     plain = plain[: first.end()] + _DENIED.sub(denied, plain[first.end() :])  # "not 17, 18" denies the first number
-    plain = _WORKING.sub(drop_working, _UNIT_IN_BRACKETS.sub(r" \1", _REMARK.sub(" ", plain)))
+    plain = _WORKING.sub(drop_working, _UNIT_IN_BRACKETS.sub(r" \1", _GRAMS.sub(" ", plain)))
     without = _CONTEXT.sub(" in the ", _OCCASION.sub(" now ", plain, count=1), count=1)
     found = _only_number(without if DIGIT.search(without) else plain)
     is_sure = found is not None and results <= {number(found)} and number(found) not in others
@@ -127,16 +130,14 @@ def _only_number(plain: str) -> str | None:
     found, values, kinds = None, set[Fraction | int | None](), ""
     for token in _TOKEN.finditer(plain):
         if token["number"]:
-            found = found or token["number"]
+            behind = _UNIT_BEHIND.match(plain, token.end())
+            found = found or token["number"] + (behind[0] if behind and unit(behind[1]) else "")
             values.add(number(token["number"]))
             if token["unit"] and number(f"1{token['unit']}") is None:
                 return None  # 18x
             kinds += "N"
         elif (word := token["word"]) is not None:
-            if (spoken := _spoken(word)) is not None:
-                values.add(spoken)
-                kinds += "N"
-            elif _is_name(plain, token, kinds):
+            if _is_name(plain, token, kinds):
                 kinds += "s" if kinds.endswith("v") else "w"
             else:
                 kinds += unit_kind(word) if kinds.endswith("N") else kind(word)
@@ -152,10 +153,38 @@ def _is_name(plain: str, word: re.Match[str], kinds: str) -> bool:
     return word[0][0].isupper() and (kinds[-1:] in ("p", "P", "a") or (kinds.endswith("v") and kind(word[0]) == "w"))
 
 
-def _spoken(word: str) -> int | None:
-    """Return 25 for "twenty-five", and None for what is no number."""
-    values = [SPOKEN.get(part) for part in word.lower().split("-")]
-    return None if None in values else sum(value for value in values if value)
+_PIECE = re.compile(r"\w+(?:\s\w+)*|[^\w\s]")
+_SAID = re.compile(r"[^\W\d_][\w'-]*|[0-9][0-9.,:]*|\S")
+_PLACE = re.compile(r"\b(?:on|in|at)\s\Z", re.IGNORECASE)  # on Monday
+_NEGATIONS = {"no": r"\b(?:no|not|never|cannot|none|nothing|nobody|\w+n't)\b"}
+_NEGATIONS["false"] = _NEGATIONS["no"]
+
+
+def states(phrase: str, gold: str) -> bool:
+    """Return True if a phrase says that a text is the answer: Maria in `The winner is Maria`, not in `not Maria`."""
+    text, name = (" ".join(clean(_REMARK.sub(" ", part)).split()) for part in (phrase, gold))
+    if not 1 < len(name) < len(text) <= LONGEST_ANSWER:
+        return False
+    spaced = r"\s?".join(map(re.escape, _PIECE.findall(name)))
+    is_word = name[0].isalpha() and name.replace(" ", "").isalnum()
+    found = list(re.finditer(rf"(?<![^\s(]){spaced}(?![\w'-])", text, re.IGNORECASE if is_word else 0))
+    if len(found) != 1:
+        return False
+    before, after = text[: found[0].start()], text[found[0].end() :]
+    if name.lower() in ("yes", "no", "true", "false"):
+        rest = re.findall(r"[\w'-]+", re.sub(_NEGATIONS.get(name.lower(), r"\Z"), " ", after, flags=re.IGNORECASE))
+        return not before and after[:1] in ",.;:!- " and kind(rest[0]) != "a" and "q" not in map(kind, rest)
+    sides = [_SAID.findall(side) for side in (_PLACE.sub("", before), after)]
+    if (after and not is_word) or any(word[0].isupper() and word != "I" for word in sides[0][1:] + sides[1]):
+        return False
+    kinds = ["".join(map(_kind_of_said, side)) for side in sides]
+    return names_a_text(f"{kinds[0]}N{kinds[1]}", is_common=found[0][0].islower())
+
+
+def _kind_of_said(word: str) -> str:
+    if word[0].isalpha():
+        return kind(word)
+    return "n" if word[0].isdigit() else ":" if word == ":" else "," if word in ",.;!()-" else "q"
 
 
 # The first part only makes it fast.

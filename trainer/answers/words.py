@@ -10,31 +10,31 @@ import unicodedata
 
 from trainer.answers.equation import FUNCTION, GREEK
 
-SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-# "one" is left out, because in prose it is mostly a pronoun.
-_TO_TEN = "two three four five six seven eight nine ten"
+SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_TO_TEN = "one two three four five six seven eight nine ten"
 _TO_NINETEEN = "eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-SPOKEN = {word: value for value, word in enumerate(f"{_TO_TEN} {_TO_NINETEEN}".split(), 2)}
+SPOKEN = {word: value for value, word in enumerate(f"{_TO_TEN} {_TO_NINETEEN}".split(), 1)}
 SPOKEN |= {"zero": 0} | {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
+_ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth"
+_PARTS = {word: value for value, word in enumerate(_ORDINALS.split(), 3)} | {"half": 2, "halve": 2, "quarter": 4}
 
-
-def word_set(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-SHORT_UNITS = word_set(
-    "cm mm km kg mg ml kl lb lbs oz ft in yd yds mi hr hrs min mins sec secs mph kph kmh am pm st nd rd th pts pcs "
-    "sq wk wks yr yrs mos tsp tbs fl qt qts cl dl cc px pct ct cts pk pkg pkgs mcg nm kv mw hp dz pp usd eur gbp chf "
-    "brl gb mb kb tb kwh kw hz khz mhz ghz rpm psi kj rs kr zł kč"
+# The names of one unit are joined by a slash. Units of two and more letters may be glued to a number.
+_UNIT_NAMES = (
+    "mm/millimeter/millimetre cm/centimeter/centimetre m/meter/metre km/kilometer/kilometre in/inch/inche ft/foot/feet "
+    "yd/yard mi/mile mg/milligram g/gram kg/kilogram/kilo lb/pound oz/ounce ml/milliliter/millilitre cl dl "
+    "l/liter/litre kl ton/tonne s/sec/second min/minute h/hr/hour day wk/week mo/month yr/year °c/c/celsius "
+    "°f/f/fahrenheit sq/square cubic/cu/cc dollar/usd cent/ct euro/eur gbp rupee/rs chf brl yen kr zł kč "
+    "kph/kmh mph am pm st nd rd th pt pc ea tsp tbs fl qt/quart pint gallon px pct pk pkg mcg nm kv mw hp dz pp gb mb "
+    "kb tb kwh kw hz khz mhz ghz rpm psi kj"
 )
+UNITS = {name: group.partition("/")[0] for group in _UNIT_NAMES.split() for name in group.split("/")}
 _ONE_LETTER_UNITS = frozenset("mgshlLKVWNJCF")
 _KINDS = {  # of which N is a number, w any other word, and x what may be a variable
     "s": "i you he she it we they there me him us them",
     "d": "the a an his her its their my our your every this these those that some both another",
     "E": "each apiece",
-    "m": "about around approximately approx roughly exactly precisely only just simply really actually originally "
-    "initially eventually currently",
+    "m": "exactly precisely only just simply really actually originally initially eventually currently now again still",
     "p": "of in per on by from among during within into across between after than",
     "P": "at for with",
     "o": "to",
@@ -43,7 +43,7 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "c": "so thus hence therefore then finally because since as which",
     "r": "are were",
     "i": "is was equals it's that's there's es son ist sind est sont é são 是 答案是",
-    "t": "all apart left over remaining remain remains more fewer extra total altogether overall combined again now "
+    "t": "all apart left over remaining remain remains more fewer extra total altogether overall combined "
     "away old long tall wide deep high together daily weekly monthly yearly annually today tomorrow",
     "C": "change",  # but 18 dollars and change is more than 18
     "A": "answer result total solution correct right final",
@@ -57,14 +57,16 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "print put raise require return ride sew share ship sleep solve start stay study swim teach visit arrive end "
     "begin want wash wear write grow come amount",
     "q": "not no nope nor never none cannot nobody nothing neither either or but if unless otherwise maybe perhaps "
-    "could may might except without besides least most best worst first almost under above below near beyond "
-    "upward upwards whenever fold fail fails onwards "
+    "could may might except without besides wrong false incorrect untrue invalid mistaken mistake error guess doubt "
+    "unsure uncertain unknown joke kidding jk theory dreams what who whom whose when where while until before though "
+    "although however instead rather different wait oops sorry hmm scratch lie lies yes yeah everything everyone "
+    "everybody anything anyone sure certain know idea clue",
+    "Q": "about around approximately approx roughly least most best worst first almost under above below near beyond "
+    "upward upwards whenever fold fail fails onwards ballpark estimate estimated approximation "
     "down off plus minus divided multiplied less remainder power root once thrice double doubled "
     "triple tripled quadruple halved halves third thirds quarter quarters tens lakh lakhs crore crores mil mille "
-    "tausend millones millionen short shy close far too tops max maximum minimum something odd ish give wrong "
-    "false incorrect untrue invalid mistaken mistake error guess doubt unsure uncertain unknown joke kidding jk "
-    "theory dreams what who whom whose when where while until before though although however instead rather such "
-    "like point negative choose pi different followed wait oops sorry hmm scratch lie lies",
+    "tausend millones millionen short shy close far too tops max maximum minimum something odd ish give "
+    "such like point negative choose pi followed",  # these change a number, and not a name
 }
 _KIND = {word: kind for kind, words in _KINDS.items() for word in words.split()}
 _VERB = re.compile(r"(\w+?)(?:(?<=[sxzh])es|s|d|ed)?")
@@ -85,12 +87,21 @@ _NAME = (
 )
 _BEFORE = (
     rf"(?:[pPo][dpE]{{0,2}}{_NOUN}{{1,4}})?"
-    rf"(?:{_NAME}(?:[irv]+(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)|[ir]+)?d?m*"  # It takes Sam 18
+    rf"(?:{_NAME}(?:[irv]+(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)|[ir]+|d?A{{1,3}})?d?m*"
 )
 _BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE})?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
 _UNITS = re.compile(_BEHIND)
 _CLAUSE = re.compile(rf"c*(?:{_BEFORE}N{_BEHIND}=?|{_NAME}[:=]|pd|[iv]?{_MORE}=?)")
+_TEXT = re.compile(  # The winner is N; N is cheaper; N, because it has more
+    rf"c*(?:(?!w[va]){_NAME}(?:v?[ir]v?|v{{1,2}}|:)|[ir]+)?(?:d?m*N|(?P<common>dNw))(?:[irv][^q]*|,*c[dswE][^q]*)?,*"
+)
 _MOST = 60  # words
+
+
+def names_a_text(kinds: str, is_common: bool) -> bool:
+    """Return True if a phrase says that the text N is the answer. A common noun may have another behind it."""
+    found = _TEXT.fullmatch(kinds) if len(kinds) <= _MOST else None
+    return found is not None and (is_common or not found["common"])
 
 
 def is_statement(kinds: str) -> bool:
@@ -112,19 +123,74 @@ def kind(word: str) -> str:
     if len(word) == 1:
         return "w" if word > "\u3040" else "x"  # a Chinese word is no variable
     if "-" in word:
-        return "q" if "q" in map(kind, filter(None, word.split("-"))) else "w"
+        return next((found for found in map(kind, filter(None, word.split("-"))) if found in "qQ"), "w")
     verb = _VERB.fullmatch(lower)
     if verb and "v" in (_KIND.get(verb[1]), _KIND.get(verb[1] + "e")):
         return "v"
     is_operator = GREEK.fullmatch(lower) or FUNCTION.fullmatch(lower) or lower.rstrip("s") in SCALES
-    return "q" if is_operator or _CHANGES.match(lower) else "w"
+    return "Q" if is_operator else "q" if _CHANGES.match(lower) else "w"
 
 
 def unit_kind(word: str) -> str:
     """Return the letter for a word right behind a number, where `m` is a unit, and `xy` a product."""
     lower = word.lower()
-    if word in _ONE_LETTER_UNITS or {lower, lower.rstrip("s")} & (SHORT_UNITS | SCALES.keys()):
+    if word in _ONE_LETTER_UNITS or (len(word) > 1 and unit(word)) or lower.rstrip("s") in SCALES:
         return "w"
     found = kind(word)
     is_product = found == "w" and len(word) < 4 and not _VOWEL.search(unicodedata.normalize("NFD", lower))  # 18 xy
-    return "x" if is_product or lower in SPOKEN or lower == "one" else found
+    return "x" if is_product or lower in SPOKEN else found
+
+
+def unit(word: str) -> str | None:
+    """Return the first name of a unit: `cm` for `centimeters`."""
+    lower = word.lower()
+    return UNITS.get(lower) or UNITS.get(lower.rstrip("s"))
+
+
+_ANY = "|".join((*SPOKEN, *SCALES))
+_SPELLED = re.compile(
+    rf"(?<![\w'-])(?<![0-9]\s)(?:an?\s(?={'|'.join(SCALES)})|(?={'|'.join(SPOKEN)}))(?:{_ANY})(?:(?:\sand\s|\s|-)(?:{_ANY}))*"
+    rf"(?!\w|-(?!{'|'.join(_PARTS)}))",
+    re.IGNORECASE,
+)
+_FRACTION = re.compile(
+    rf"(?<![\w'.,/-])(?:([0-9]+)\sand\s)?(an?|one|[0-9]+)[\s-]({'|'.join(_PARTS)})s?(?![\w-])", re.IGNORECASE
+)
+
+
+def in_digits(text: str) -> str:
+    """Write number words as digits: `45 marbles` for `forty-five marbles`, `3/4` for `three quarters`."""
+    is_bare = not re.search("[0-9]", text)
+    if is_bare:
+        text = re.sub(r"(?<![\w-])half(?=\Z|\s(?:an?|the|of)\b)(?<!(?:one|..a)\shalf)", "one half", text)
+
+    def digits(found: re.Match[str]) -> str:
+        value = _spelled(re.split(r"[\s-]", found[0].lower()))
+        return found[0] if value is None or (found[0].lower() == "one" and not is_bare) else str(value)
+
+    def quotient(found: re.Match[str]) -> str:
+        top, part = found[2] if found[2].isdigit() else "1", _PARTS[found[3].lower()]
+        return f"{found[1] or ''} {top}/{part}".strip()
+
+    return _FRACTION.sub(quotient, _SPELLED.sub(digits, text))
+
+
+def _spelled(words: list[str]) -> int | None:
+    """Return 125 for "a hundred and twenty five", and None for what is no number: "two three", "ten twenty"."""
+    total, group, scale = 0, 0, 10**15
+    for word in words:
+        if word in SCALES:
+            if word == "hundred" and 0 < group < 100:
+                group *= 100
+            elif group and SCALES[word] < scale and word != "hundred":
+                total, group, scale = total + group * SCALES[word], 0, SCALES[word]
+            else:
+                return None
+        elif word in SPOKEN:
+            value = SPOKEN[word]
+            if group % (10 if value < 10 else 100) or (value < 10 and 0 < group % 100 < 20) or (group and not value):
+                return None
+            group += value
+        elif word != "and":
+            group += 1  # a hundred
+    return total + group
