@@ -1,9 +1,11 @@
 """The exact text that a model sees, in each style, with a chat template and without."""
 
 import copy
+from datetime import datetime
 
 import pytest
 import yaml
+from transformers.utils import chat_template_utils
 
 from tests.conftest import refuses
 from trainer.answers import compare, find
@@ -219,6 +221,20 @@ def test_a_template_that_does_not_end_or_refuses_the_messages_is_answered(tokeni
     endless.chat_template = template
     with refuses("p/1", DataError, names=told):
         text(endless, system="Be brief.")
+
+
+def test_a_template_that_names_the_day_writes_the_same_tomorrow(tokenizer, monkeypatch):
+    dated = copy.deepcopy(tokenizer)
+    dated.chat_template = "{{ strftime_now('%d %B %Y') }}"
+    first = text(dated)
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2029, 5, 6, tzinfo=tz)
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Later)
+    assert text(dated) == first == "01 January 2026"
 
 
 # --- length

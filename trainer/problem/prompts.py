@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -75,6 +76,7 @@ STYLES: dict[str, Style] = {
         stops=("</answer>", "\nUser:"),
     ),
 }
+TODAY = date(2026, 1, 1)  # for all chat templates: prompts of tomorrow, of a run that goes on, are those of today
 TURN = "OCTET-TURN"  # stands for what the model wrote, where a template is asked what follows it
 # How an example ends whose solution does not end with a marked answer.
 MARKS = {
@@ -250,6 +252,7 @@ class Prompter:
             text = "".join(ROLES[one["role"]].format(one["content"]) for one in messages)
             return text.rstrip() if messages[-1]["role"] == "assistant" else f"{text}Answer:"
         from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import _compile_jinja_template  # which it keeps
 
         continues = messages[-1]["role"] == "assistant"  # the data set has begun the answer
         options = {"tokenize": False, "add_generation_prompt": not continues, "continue_final_message": continues}
@@ -258,6 +261,8 @@ class Prompter:
         try:
             with deadline(TEMPLATE_S):
                 options |= {**self.settings.template, **changed}
+                template = self.tokenizer.get_chat_template(tools=options.get("tools"))
+                _compile_jinja_template(template).environment.globals["strftime_now"] = TODAY.strftime
                 text = self.tokenizer.apply_chat_template([*map(dict, messages)], **options)
         except (TemplateError, *OF_A_TEMPLATE) as error:
             roles = ", ".join(message["role"] for message in messages)
