@@ -128,6 +128,7 @@ def build(request: Request, data: Data | None = None) -> Run:
 def make_policy(config: Config, total_steps: int) -> Any:
     """Load the model, add the adapter, and start the engine."""
     from trainer.model.lora import add_adapter, add_teacher
+    from trainer.model.low_rank import use_own
     from trainer.step.engine import DeepSpeedPolicy
 
     dtype = resolve_dtype(config.model.dtype, distributed.device())
@@ -136,6 +137,8 @@ def make_policy(config: Config, total_steps: int) -> Any:
     model = add_adapter(model, config.lora) if config.lora.enabled else model
     if config.shares_base and config.teacher.adapter:
         add_teacher(model, config.teacher.adapter)
+    if config.lora.enabled:
+        use_own(model)
     return DeepSpeedPolicy(model, config, dtype, total_steps)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.model.lora import ADAPTER
+from trainer.model.low_rank import LowRank
 from trainer.plan.planner import SPARE
 from trainer.rollout.limits import free_bytes
 
@@ -137,4 +138,5 @@ def _can_be_copied(layer: Any) -> bool:
     if type(base) is not nn.Linear or base is layer:
         return type(base) is nn.Linear  # quantised layers are subclasses
     is_lora = hasattr(layer, "lora_A") and not layer.merged
-    return is_lora and ADAPTER not in layer.lora_variant and not layer.lora_bias.get(ADAPTER)
+    is_plain = is_lora and type(layer.lora_variant.get(ADAPTER)) in (type(None), LowRank)
+    return is_plain and not layer.lora_bias.get(ADAPTER)

@@ -1,0 +1,60 @@
+"""The low-rank product of an adapter, with fewer and larger calls than PEFT's: added in place to what the layer below
+returns, and scaled inside the matrix products. PEFT keeps the parameters, their names and the files."""
+
+from typing import Any
+
+import torch
+from peft.tuners.lora.variants import LoraVariant
+from torch import Tensor, nn
+
+from trainer.model import lora
+
+
+def use_own(model: Any) -> None:
+    """Compute the adapter that is trained by `LowRank`, in layers where PEFT would compute plain LoRA."""
+    for _, layer in lora.layers(model):
+        is_linear = type(dict(layer.lora_A.items()).get(lora.ADAPTER)) is nn.Linear
+        if is_linear and lora.ADAPTER not in layer.lora_variant and not layer.lora_bias[lora.ADAPTER]:
+            layer.lora_variant[lora.ADAPTER] = LowRank()
+
+
+class LowRank(LoraVariant):
+    """What PEFT calls in place of its own forward pass, over layers in 16 bits and over those of bitsandbytes."""
+
+    @staticmethod
+    def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **options: Any) -> Tensor:
+        factors = module.lora_A[active_adapter], module.lora_B[active_adapter]
+        scaling, x = module.scaling[active_adapter], module.lora_dropout[active_adapter](x)
+        weights = [factor.weight for factor in factors]
+        # factors may be in fp32 over a base in 16 bits, and ZeRO-3 gathers weights when their modules are called
+        if x.dtype != result.dtype or any(hasattr(weight, "ds_id") for weight in weights):
+            return result + factors[1](factors[0](x)) * scaling
+        result = result.clone() if result._is_view() else result  # 8-bit layers return a view, which none may write to
+        found: Tensor = _Product.apply(result, x, *weights, scaling)
+        return found
+
+
+class _Product(torch.autograd.Function):
+    """Adds scaling * x A^T B^T to a result, whose gradient stays as it is."""
+
+    @staticmethod
+    def forward(context: Any, result: Tensor, x: Tensor, a_RH: Tensor, b_OR: Tensor, scaling: float) -> Tensor:
+        x_NH = x.flatten(0, -2)
+        inner_NR = _scaled(x_NH, a_RH.t(), scaling)
+        result.flatten(0, -2).addmm_(inner_NR, b_OR.t())
+        context.save_for_backward(x_NH, inner_NR, a_RH, b_OR)
+        context.scaling, context.shape = scaling, x.shape
+        context.mark_dirty(result)
+        return result
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x_NH, inner_NR, a_RH, b_OR = context.saved_tensors
+        gradient_NO = gradient.flatten(0, -2)
+        slope_NR = _scaled(gradient_NO, b_OR, context.scaling)
+        by_x = (slope_NR @ a_RH).view(context.shape) if context.needs_input_grad[1] else None
+        return gradient, by_x, slope_NR.t() @ x_NH, gradient_NO.t() @ inner_NR, None
+
+
+def _scaled(one: Tensor, other: Tensor, factor: float) -> Tensor:
+    return torch.addmm(one.new_empty(1), one, other, beta=0, alpha=factor)
