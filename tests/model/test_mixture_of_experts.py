@@ -60,6 +60,13 @@ def test_each_choice_of_layers_is_trained_or_refused(family, targets):
         assert any(one.grad is not None and one.grad.abs().sum() for one in model.parameters() if one.requires_grad)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "mixtral"])
+@pytest.mark.parametrize("targets", [("experts",), ("gate_up_proj",), ("q_proj", "mlp.experts.down_proj")], ids=str)
+def test_experts_that_are_one_weight_are_refused_with_what_they_would_cost(family, targets):
+    with refuses("lora.targets", ConfigError, names="5 to 11 times"):
+        lora.add_adapter(base(family), Lora(targets=targets, r=1))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_adapter_of_all_layers_is_saved_and_merged(family, tmp_path):
     model = lora.add_adapter(base(family), Lora(targets="all", r=2))
