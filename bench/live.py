@@ -30,14 +30,14 @@ class LiveBytes(TorchDispatchMode):
         """Count those that were made before, too."""
         for tensor in tree_iter(tensors):
             if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
-                self._watch(tensor.untyped_storage())
+                self._watch(tensor if tensor.is_mkldnn else tensor.untyped_storage())  # oneDNN's layout has no storage
         self.peak = max(self.peak, self.now)
 
     def forget_the_peak(self) -> None:
         self.peak = self.now
 
     def _watch(self, storage: Any) -> None:
-        key, size = id(storage), storage.nbytes()
+        key, size = id(storage), storage.nbytes if isinstance(storage, torch.Tensor) else storage.nbytes()
         if key not in self._sizes:
             weakref.finalize(storage, self._gone, key)
             self._sizes[key] = 0
