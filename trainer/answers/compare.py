@@ -176,7 +176,7 @@ _FORMULA = re.compile(r"[\\^_=<>+*/|{}\[\]()]|\b(?:sin|cos|tan|sec|csc|cot|log|l
 _LONG_WORD = re.compile(r"\b[^\W\d_]{3,}\b|[0-9] [A-Za-z][a-z]+$")
 _ONE_IN_BRACES = re.compile(r"(?<=[\^_])\{([0-9A-Za-z])\}")
 _EARLY = re.compile(r"(?<![0-9:.,])0(?=[0-9]:[0-9]{2})")  # 03:30
-_ORDINAL = re.compile(r"(?:(?<=[a-z] [0-9])|(?<=[a-z] [0-9][0-9]))(?:st|nd|rd|th)\b")  # June 15th
+ORDINAL = re.compile(r"(?:(?<=[a-z] [0-9])|(?<=[a-z] [0-9][0-9]))(?:st|nd|rd|th)\b")  # June 15th
 _BARE_ROOT = re.compile(r"\\sqrt([0-9A-Za-z])")
 
 
@@ -186,7 +186,7 @@ def _is_words(text: str) -> bool:
 
 
 def _text_key(text: str) -> str:
-    text = _ORDINAL.sub("", _EARLY.sub("", text.strip().rstrip(".")))
+    text = ORDINAL.sub("", _EARLY.sub("", text.strip().rstrip(".")))
     if _is_words(text.rstrip("!")):
         return " ".join(text.rstrip("!").casefold().split())
     text = "".join(text.split())

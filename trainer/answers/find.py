@@ -332,10 +332,11 @@ def _wanted(gold: str) -> str | None:
 _TAKEN_BACK = re.compile(  # #### 18\n\nWait, that is wrong. The answer is 20.
     r"""(?:\A|[.!?\n,;])[\s*_$]{0,9}
     (?:(?P<corrected>(?:wait|no|actually|sorry|oops|correction|edit|hmm|scratch\sthat|on\ssecond\sthought)\b
-        (?:[^\n]{0,200}?\b(?:should|answer\s+is|it\s+is|it's|make\s+that)\b|[\s:,.!-]{1,4}\$?[0-9]))
+        (?:[^\n]{0,200}?\b(?:should|answer\s+is|it\s+is|it's|make\s+that)\b|[\s:,.!-]{1,4}\$?[0-9]|\s?:))
     |(?:\w+,?\s)?(?:I\s+(?:was\s+wrong|made\s+an?\s|forgot|mis[a-z]+ed\b)
-        |(?:(?:that|this|it|which|(?:my|the)\s(?:\w+\s)?answer(?:\sabove)?)(?:\s+(?:is|was|can)|'s))\s+(?:actually\s+)?
-        (?:wrong|incorrect|false|not\s+(?:right|correct|be|the\s+answer)|an?\s+(?:mistake|error)))\b)""",
+        |(?:that|this|it|which|(?:my|the|this|that)\s(?:\w+\s)?(?:answer|result|solution)(?:\sabove)?)
+        (?:(?:\s+(?:is|was)|'s)\s+(?:actually\s+)?(?:wrong|incorrect|false|not\s+the\s+answer|an?\s+(?:mistake|error))
+        |(?:\s+(?:isn't|is\snot|was\snot|can't\sbe|cannot\sbe)|'s\s+not)\s+(?:right|correct)))\b)""",
     re.VERBOSE | re.IGNORECASE,
 )
 

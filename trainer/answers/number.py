@@ -149,7 +149,8 @@ _OPERATION = re.compile(r"[0-9%)]\s*[-+*/x^(]")
 _ROUND = str.maketrans("{}", "()")
 _NAMED = re.compile(r"([0-9]?)(\\?)(?!a [a-z])([A-Za-z']+)")
 _DENIED = re.compile(
-    r"n't\b|\b(?:no|not|never|none|cannot|false|wrong|incorrect|or|if|unless|maybe|perhaps|either)\b", re.IGNORECASE
+    r"n't\b|\b(?:no|not|never|none|cannot|false|wrong|incorrect|or|if|suppose|assume|unless|maybe|perhaps|either)\b",
+    re.IGNORECASE,
 )
 _TIMES = re.compile(r"(?<=[0-9)\s])x(?=\s?[0-9($])")
 

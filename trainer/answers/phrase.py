@@ -9,6 +9,7 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
+from trainer.answers.compare import ORDINAL
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
 from trainer.answers.number import CURRENCY, DECIMAL, number, worked_out
 from trainer.answers.words import in_digits, is_statement, kind, names_a_text, unit, unit_kind
@@ -54,12 +55,13 @@ _TOKEN = re.compile(
 )
 _MARKS = {"=": "=", ":": ":", "/": "p", "~": "Q"}
 _UNIT_BEHIND = re.compile(r"\s(?:(?:square|cubic|sq|cu)\s)?(?!in\s)([A-Za-z]+)")
-_GRAMS = re.compile(r"(?<=[0-9]{2})(?=[gL]\Z)")  # 500g, but 5g may be algebra
+_GRAMS = re.compile(r"(?<=[0-9]{2})(?=[gLh]\Z)")  # 500g, but 5g may be algebra
+_POWER = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s?\^\s?\{?([23])\}?")  # 30 cm^2
 _REMARK = re.compile(  # (see above). I hope this helps!
-    r"\bI\s(?:think|believe)(?:\sthat)?\b|"
+    r"\b(?:I\s(?:think|believe)|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
     r"\b(?:a\s)?total\sof\b|\bi\.e\.|(?<=the\s)two(?=\s[a-z])|,?\sas\s(?:computed|calculated|shown|found|required|requested|desired|expected|needed|stated)(?:\sabove)?\b|"
     r"\b(?:in\s)?(?:the\s)?year\s(?=[0-9])|\bin\s(?=[12][0-9]{3}\b(?!\s?[a-z]))|\(?\b(?:see|cf\.)\s[^().]*\)?|"
-    r"\b(?:I hope|hope this|let me know|thank|please let)\b[^.!]*",
+    r"\b(?:I hope (?:this|that|it)|hope this|let me know|thank|please let)\b[^.!]*",
     re.IGNORECASE,
 )
 _SUMS = re.compile(r"\b(?:add|sum|work|come)s?\s(?:up|out)\sto\b")
@@ -98,6 +100,9 @@ def _among_words(phrase: str) -> str | None:
     """Drop what offers nothing, and return the number that is left if nothing that was dropped contradicts it."""
     plain = " ".join(clean("; ".join(phrase.split("\n"))).split())
     plain = _SPOKEN_SIGN.sub(lambda sign: _SIGN_WORDS[sign[1]], in_digits(_SUMS.sub("equals", _REMARK.sub(" ", plain))))
+    if number(plain) is not None:
+        return plain
+    plain = _POWER.sub(_with_word, plain)
     first = DIGIT.search(plain)
     if first is None:
         return None
@@ -120,6 +125,11 @@ def _among_words(phrase: str) -> str | None:
     found = _only_number(without if DIGIT.search(without) else plain)
     is_sure = found is not None and results <= {number(found)} and number(found) not in others
     return found if is_sure else None
+
+
+def _with_word(power: re.Match[str]) -> str:
+    """Return `square cm` for `cm^2`, and a power that is no unit as it is."""
+    return f"{'square' if power[2] == '2' else 'cubic'} {power[1]}" if unit(power[1]) else power[0]
 
 
 def _only_number(plain: str) -> str | None:
@@ -163,6 +173,7 @@ _NEGATIONS["false"] = _NEGATIONS["no"]
 def states(phrase: str, gold: str) -> bool:
     """Return True if a phrase says that a text is the answer: Maria in `The winner is Maria`, not in `not Maria`."""
     text, name = (" ".join(clean(_REMARK.sub(" ", part)).split()) for part in (phrase, gold))
+    text = ORDINAL.sub("", text)
     if not 1 < len(name) < len(text) <= LONGEST_ANSWER:
         return False
     spaced = r"\s?".join(map(re.escape, _PIECE.findall(name)))
@@ -183,7 +194,7 @@ def states(phrase: str, gold: str) -> bool:
 
 def _kind_of_said(word: str) -> str:
     if word[0].isalpha():
-        return kind(word)
+        return kind(word).replace("Q", "w")  # the most
     return "n" if word[0].isdigit() else ":" if word == ":" else "," if word in ",.;!()-" else "q"
 
 

@@ -35,21 +35,21 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "d": "the a an his her its their my our your every this these those that some both another",
     "E": "each apiece",
     "m": "exactly precisely only just simply really actually originally initially eventually currently now again still",
-    "p": "of in per on by from among during within into across between after than",
-    "P": "at for with",
+    "p": "of per on by from among during within into across between after than",
+    "P": "at for with in",
     "o": "to",
     "u": "up",
     "a": "and",
     "c": "so thus hence therefore then finally because since as which",
     "r": "are were",
-    "i": "is was equals it's that's there's es son ist sind est sont é são 是 答案是",
+    "i": "is was equals it's that's there's es son ist sind lautet est sont é são 是 答案是",
     "t": "all apart left over remaining remain remains more fewer extra total altogether overall combined "
     "away old long tall wide deep high together daily weekly monthly yearly annually today tomorrow",
     "C": "change",  # but 18 dollars and change is more than 18
     "A": "answer result total solution correct right final",
     "v": "be been being am has have had having will would can should must do does did made got sold bought took "
     "taken ate ran drove spent paid lost won threw gave given kept brought built caught cut drank found held grew "
-    "rode slept swam taught wore wrote equal able "
+    "rode slept swam taught wore wrote equal able born "
     "last gives make earn spend pay cost need get sell buy take eat run walk drive travel read use weigh save owe "
     "collect receive finish contain produce lose leave work watch bake plant pick score win throw give gain add drink "
     "cook carry hold keep bring build catch charge complete cover donate fill find fit hike invest jump learn lift "
@@ -60,7 +60,7 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "could may might except without besides wrong false incorrect untrue invalid mistaken mistake error guess doubt "
     "unsure uncertain unknown joke kidding jk theory dreams what who whom whose when where while until before though "
     "although however instead rather different wait oops sorry hmm scratch lie lies yes yeah everything everyone "
-    "everybody anything anyone sure certain know idea clue",
+    "everybody anything anyone sure certain know idea clue rejected excluded suppose assume",
     "Q": "about around approximately approx roughly least most best worst first almost under above below near beyond "
     "upward upwards whenever fold fail fails onwards ballpark estimate estimated approximation "
     "down off plus minus divided multiplied less remainder power root once thrice double doubled "
@@ -71,7 +71,7 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
 _KIND = {word: kind for kind, words in _KINDS.items() for word in words.split()}
 _VERB = re.compile(r"(\w+?)(?:(?<=[sxzh])es|s|d|ed)?")
 _CHANGES = re.compile(  # hardly, isn't, 18ish, thousandths, and thousands in other languages
-    r"(?!family|supply|jelly|fish|dish).*(?:n't|ly|ish)\Z|.*[十百千万萬億亿兆]|тыс|млн|млрд|миллион|миллиард"
+    r"(?!family|supply|jelly|fish|dish|emily|[bhjkmpsw][aeiou]lly|lily|carly|italy).*(?:n't|ly|ish)\Z|.*[十百千万萬億亿兆]|тыс|млн|млрд|миллион|миллиард"
     r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?"
 )
 _VOWEL = re.compile("[aeiouæœø\u0400-\uffff]")  # no Greek letter is one
@@ -93,7 +93,7 @@ _BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE})?|{_UNIT}(?:p{_UNIT})?(?
 _UNITS = re.compile(_BEHIND)
 _CLAUSE = re.compile(rf"c*(?:{_BEFORE}N{_BEHIND}=?|{_NAME}[:=]|pd|[iv]?{_MORE}=?)")
 _TEXT = re.compile(  # The winner is N; N is cheaper; N, because it has more
-    rf"c*(?:(?!w[va]){_NAME}(?:v?[ir]v?|v{{1,2}}|:)|[ir]+)?(?:d?m*N|(?P<common>dNw))(?:[irv][^q]*|,*c[dswE][^q]*)?,*"
+    rf"c*,*(?:(?!w[va]){_NAME}(?:v?[ir]v?|v{{1,2}}|:)|[ir]+)?(?:d?m*N|(?P<common>dNw))(?:[irv][^q]*|,*c[dswEn][^q]*)?,*"
 )
 _MOST = 60  # words
 
@@ -149,7 +149,7 @@ def unit(word: str) -> str | None:
 
 _ANY = "|".join((*SPOKEN, *SCALES))
 _SPELLED = re.compile(
-    rf"(?<![\w'-])(?<![0-9]\s)(?:an?\s(?={'|'.join(SCALES)})|(?={'|'.join(SPOKEN)}))(?:{_ANY})(?:(?:\sand\s|\s|-)(?:{_ANY}))*"
+    rf"(?<![\w'-])(?<![0-9]\s)(?:an?\s(?={'|'.join(SCALES)})|(?={'|'.join(SPOKEN)}))(?:{_ANY})(?:(?:(?:(?<=hundred)|(?<=thousand)|(?<=million))(?:\sand|,)\s|\s|-)(?:{_ANY}))*"
     rf"(?!\w|-(?!{'|'.join(_PARTS)}))",
     re.IGNORECASE,
 )
