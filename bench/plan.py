@@ -34,6 +34,7 @@ from trainer.model.shapes import from_config
 from trainer.plan import planner
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, Score, ScoredGroup
+from trainer.rollout.decoder import weights
 from trainer.rollout.make import make_sampler
 from trainer.step.engine import DeepSpeedPolicy
 from trainer.step.update import backward, optimizer_step
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the result instead of a table")
     parser.add_argument("--only", nargs="+", metavar="CASE")
     options = parser.parse_args()
+    weights.LARGE = PLENTY  # no copies in the layout of oneDNN, which a card does not make
     quiet.quiet()
     torch.set_num_threads(1)
     distributed.connect(timeout_s=600)
