@@ -62,8 +62,7 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, fl
 
 
 def visible_gain(problems: int) -> float | None:
-    """Return the smallest gain in accuracy that the exact McNemar test finds if one problem in twenty, which was
-    answered right before, is answered wrong. None if so few problems show no gain."""
+    """Return the smallest gain that McNemar's test finds if one right problem in twenty turns wrong; or None."""
     lost = round(problems / 20)
     gained = next((count for count in range(lost, problems - lost + 1) if _exact(count, lost) < SIGNIFICANT), None)
     return None if gained is None else (gained - lost) / problems

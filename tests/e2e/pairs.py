@@ -161,10 +161,8 @@ class Outcome(NamedTuple):
 
 
 def covering(seed: int, known: Container[Pair] = ()) -> tuple[list[Run], list[str]]:
-    """Return runs in which every two values of two features meet, and a message for each pair that is refused.
-
-    They are found greedily: each begins with a pair that is missing, and then takes the values with most such pairs.
-    """
+    """Return runs in which every two values of two features meet, and a message for each pair that is refused. They are
+    found greedily: each begins with a pair that is missing, and then takes the values with most such pairs."""
     rng = random.Random(seed)
     values = [(feature, name) for feature, names in FEATURES.items() for name in names]
     usual = {feature: next(iter(names)) for feature, names in FEATURES.items()}

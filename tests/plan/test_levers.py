@@ -86,8 +86,7 @@ def twins(tiny_model, tmp_path_factory):
 
 def case(name: str, **how) -> Case:
     """Make a case with a rate so low that Adam does not enlarge the rounding of a gradient that is nearly zero. The
-    gradient itself is compared by its norm.
-    """
+    gradient itself is compared by its norm."""
     chosen = ("algorithm.lr=0.0002", *how.pop("settings", ()))
     return Case(name, **{"groups": [4], "settings": chosen, **how})
 

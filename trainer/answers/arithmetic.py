@@ -14,8 +14,7 @@ UNCALCULATED = (SyntaxError, ValueError, ArithmeticError, RecursionError, Memory
 
 
 def worth(expression: str) -> Fraction | float:
-    """Return the value of + - * / // % ** and brackets (a float for a long fraction). Raise one of UNCALCULATED for
-    anything else."""
+    """Return the value of + - * / // % ** and brackets (long fractions as floats). Raise one of UNCALCULATED."""
     return _value(ast.parse(expression.strip(), mode="eval").body)
 
 

@@ -67,8 +67,7 @@ def run(options: Namespace) -> None:
 
 
 def _made(run: RunFiles, folder: Path) -> dict[str, Any]:
-    """Return the step of the model in a folder, and how it was exported. Raise CheckpointError if it is of another run,
-    or of none."""
+    """Return the step of the model in a folder, and how it was exported. Raise CheckpointError for another run's."""
     made, own = exported(folder), run.folder.resolve()
     source = (folder / made.get("source", "")).resolve()
     if not source.is_relative_to(own):

@@ -103,8 +103,7 @@ def _arguments(study: Study, one: StudyRun) -> list[str]:
 
 
 def _train(study: Study, jobs: int) -> list[str]:
-    """Make the runs that have not ended, and return the names of those that fail. `supervised` comes last, because it
-    waits for the first arm."""
+    """Make the runs that have not ended, `supervised` last, and return the names of those that fail."""
     runs = [*study.runs()]
     ready = sum(ended(study, one) is not None for one in runs)
     print(f"octet: {study.name}: {counted(len(runs) - ready, 'run')} to make, {ready} ready", flush=True)
@@ -140,8 +139,7 @@ class Runner:
         return ""
 
     def ask_again(self, one: StudyRun) -> str:
-        """Ask the model of a run that has ended the held-out problems with new numbers, and return the name of the run
-        if that fails."""
+        """Ask the model of a run the held-out problems with new numbers; return the name of the run if that fails."""
         folder, config = self.study.folder / one.name, self.study.config(one)
         out = folder / RENUMBERED
         if ended(self.study, one) is None or (out / "eval.json").is_file():

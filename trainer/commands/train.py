@@ -68,8 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def alone(machine: hardware.Hardware) -> dict[str, str]:
-    """Return what DeepSpeed's launcher tells its only rank. Without the launcher, torch is imported once and not three
-    times."""
+    """Return what DeepSpeed's launcher tells its only rank. Without it, torch is imported once and not thrice."""
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(hardware.free_port())}
     if not machine.gpus:

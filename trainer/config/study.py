@@ -139,8 +139,7 @@ class Study:
 
 
 def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
-    """Read the file of a study, and check the settings of every run, with those of the command line last. Raise
-    ConfigError if there is a mistake in them."""
+    """Read a study and check the settings of every run. Raise ConfigError if there is a mistake in them."""
     if not path.is_file():
         raise ConfigError(path, "there is no such file", "docs/studies.md has an example")
     try:

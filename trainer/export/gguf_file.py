@@ -87,8 +87,7 @@ def write(
     end_of_turn: int | None,
     about: Mapping[str, str | None] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Write a file, and return the name of each of its weights in the model. What it is about may have the name of the
-    model, its base and its licence."""
+    """Write a file about a model (name, base, licence). Return the name of each of its weights in the model."""
     config, family = weights.config, family_of(weights.config)
     names = dict(_names(weights, family.arch))
     writer = gguf.GGUFWriter(str(path), family.arch)
@@ -151,8 +150,7 @@ def _shape(shape: torch.Size) -> torch.Size:
 
 
 def _kind(name: str, shape: torch.Size, fmt: str) -> Kind:
-    """Return the type of a weight: norms, biases and convolutions are exact, and rows that blocks do not fill have 16
-    bits."""
+    """Return the type of a weight: small or convolutional ones are exact, rows that fill no block have 16 bits."""
     kind = WRITTEN[fmt]
     if len(shape) == 1 or name.endswith(("_norm.weight", ".conv.weight")):
         return Kind.F32

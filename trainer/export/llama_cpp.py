@@ -117,8 +117,7 @@ class LlamaCppSampler(Sampler):
         return None if token < 0 else token
 
     def ends(self) -> set[int]:
-        """Return the tokens at which the programs of llama.cpp stop: those that the file names, and those that it
-        knows by their text."""
+        """Return the tokens at which llama.cpp's programs stop: those the file names, and some known by text."""
         return {token for token in range(self.size) if self.library.llama_vocab_is_eog(self.vocabulary, token)}
 
     def close(self) -> None:

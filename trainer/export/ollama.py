@@ -88,8 +88,7 @@ def _go(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return the text in the quotes of a Modelfile, which has no escapes: it ends at the first line that ends with
-    three quotation marks."""
+    """Return the text in a Modelfile's quotes, without escapes: it ends where a line ends with three quotes."""
     if re.search(r'"""\s*[\r\n]', text):
         reason = (
             f"a Modelfile cannot hold {visible(text)[:LONGEST_SHOWN]!r}, because a line in it ends with three "

@@ -52,8 +52,7 @@ def pre_of(rules: Mapping[str, Any]) -> str:
 
 
 def begins_with_space(rules: Mapping[str, Any]) -> bool:
-    """Return True if a tokenizer of the SentencePiece kind puts a space before a text. Raise ModelError for one that
-    does more than to write spaces as `SPACE`."""
+    """Return True if a SentencePiece tokenizer puts a space before a text. Raise ModelError if it does more."""
     model, normalizer, splits = rules["model"], rules.get("normalizer"), rules.get("pre_tokenizer") or {}
     steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
     seen = [step.get("prepend") or (step.get("pattern"), step.get("content")) for step in steps if step]

@@ -79,8 +79,7 @@ def _explained(error: OSError | RuntimeError) -> str:
 
 
 def listen() -> None:
-    """Let SIGTERM, and the SIGHUP of a terminal that closes, stop this process as Ctrl-C does, so that all is closed.
-    Under `nohup`, SIGHUP stays ignored."""
+    """Let SIGTERM and SIGHUP (unless under `nohup`) stop this process as Ctrl-C does, so that all is closed."""
     signal.signal(signal.SIGTERM, _stop)
     sys.unraisablehook = _stop_soon
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -123,8 +122,7 @@ def finishing() -> Iterator[None]:
 
 
 def leave(status: int) -> None:
-    """End the process at once. Python would delete all objects first, which takes two seconds with torch, and which
-    gloo's threads can abort (status 134)."""
+    """End the process at once: Python would delete all objects, which takes torch two seconds, and gloo may abort."""
     if END in os.environ and not status:
         with suppress(FileNotFoundError):  # the launcher has ended before, after Ctrl-C, and has removed the folder
             Path(os.environ[END]).touch()

@@ -61,8 +61,7 @@ def detect() -> Hardware:
 
 
 def ranks(machine: Hardware) -> tuple[int, int]:
-    """Return the number of ranks of the run, and of those on this machine: what the launcher has set, else one for
-    each card here."""
+    """Return the number of ranks of the run and of this machine: the launcher's, or one for each card here."""
     world_size = int(os.environ.get("WORLD_SIZE", max(1, len(machine.gpus))))
     return world_size, int(os.environ.get("LOCAL_WORLD_SIZE", min(world_size, max(1, len(machine.gpus)))))
 
@@ -111,8 +110,7 @@ def nvidia_smi(*arguments: str) -> str:
 
 
 def _answer_of(command: Sequence[str]) -> str:
-    """Return the output of a command; nothing where it fails. It may take a second, so each question is asked once, and
-    the launcher hands the answers to the ranks."""
+    """Return the output of a command, or nothing if it fails. The launcher hands the answers to the ranks."""
     query = " ".join(command)
     if query not in answers:
         every_card = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}

@@ -50,8 +50,7 @@ def write(folder: Path, sums: Mapping[str, int | None]) -> None:
 
 
 def must_be_whole(folder: Path) -> None:
-    """Raise CheckpointError if an adapter or a model is not as Octet wrote it. One of another trainer has no manifest,
-    and that of a checkpoint is in the manifest of the checkpoint."""
+    """Raise CheckpointError if an adapter or a model with a manifest is not as Octet wrote it."""
     folder = folder.resolve()
     sealed = next((one for one in (folder, folder.parent) if (one / NAME).is_file()), None)
     if sealed and (wrong := damage(sealed, folder)):
@@ -70,8 +69,7 @@ def unlike(sums: Mapping[str, int], found: Mapping[str, int | None]) -> str:
 
 
 def read(folder: Path, inside: Path | None = None) -> tuple[dict[str, int], str]:
-    """Return the checksums in the manifest of a folder, or those of a folder inside it, and what is wrong without
-    computing any."""
+    """Return the checksums in the manifest of a folder, or of one inside it, and what is wrong with the manifest."""
     try:
         if not stat.S_ISREG((folder / NAME).stat().st_mode):
             return {}, f"{NAME} is no file"

@@ -19,8 +19,7 @@ OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if memory has run out. Only torch's allocators have a class of error for it: the CUDA runtime, the
-    driver and cuBLAS, which allocate by themselves, say it in the text of a RuntimeError."""
+    """Return True if memory has run out; CUDA and cuBLAS say so only in the text of a RuntimeError."""
     in_words = isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
     return in_words or isinstance(error, torch.OutOfMemoryError | MemoryError)
 

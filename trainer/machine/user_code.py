@@ -185,8 +185,7 @@ def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callab
 
 
 def _refuse_namesakes(setting: str, folder: Path) -> None:
-    """Refuse a file if its folder, and that of a file loaded before, have modules of one name that may be imported:
-    Python would import one of them for both."""
+    """Refuse a file that may import a module named as one beside an earlier file: Python would mix them up."""
     loaded = [str(module.__file__) for name, module in sys.modules.items() if name.startswith(MODULE)]
     here = _modules(folder)
     for there in map(_modules, {Path(file).parent for file in loaded} - {folder}):
@@ -229,8 +228,7 @@ def where(error: BaseException, path: Path) -> str:
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError inside of the context when the time is over. Outside of the main thread there is no limit,
-    because Python runs signal handlers there only."""
+    """Raise TimeoutError in the context when the time is over; only in the main thread, which gets signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

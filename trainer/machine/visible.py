@@ -31,8 +31,7 @@ def print(*texts: object, **options: Any) -> None:
 
 
 def without_keys(text: str, most: int | None = None) -> str:
-    """Return the first characters of the text without the keys in the environment, which an error may quote. To cut the
-    text before would leave a part of a key in it."""
+    """Return the first characters of the text without the keys in the environment, which an error may quote."""
     found: dict[str, str] = {}
     for name, value in os.environ.items():
         shortest = 1 if name in named_as_keys else SHORTEST_KEY

@@ -98,8 +98,7 @@ def _source(settings: Model) -> Path | None:
 
 
 def needs_repeated_keys(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if only the slow attention kernel, which keeps all scores, takes fewer heads of keys than of queries:
-    on cards before Ampere, and in fp32 on every card."""
+    """Return True if only the slow attention kernel takes grouped keys: before Ampere, and in fp32 everywhere."""
     return device.type == "cuda" and (dtype == torch.float32 or torch.cuda.get_device_capability(device) < (8, 0))
 
 
@@ -128,8 +127,7 @@ def _choose_padding(tokenizer: Any) -> None:
 
 
 def check_vocabulary(tokenizer: Any, model: Any) -> None:
-    """Raise ModelError if the tokenizer writes tokens that the model has no embedding for. Embeddings without a token
-    are common, and do no harm; a token that is added and never written does none, either."""
+    """Raise ModelError if the tokenizer writes tokens without an embedding. Spare embeddings do no harm."""
     rows = model.config.get_text_config().vocab_size
     if tokenizer.pad_token_id >= rows:
         _choose_padding(tokenizer)
@@ -169,8 +167,7 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
 
 
 def text_part(config: Any) -> Any:
-    """Return the configuration of the text model in one that also reads images or sound. None if it is a text model, or
-    its text part is no model of its own."""
+    """Return the configuration of the text model in one that also reads images or sound; None if it has none."""
     text = getattr(config, "text_config", None)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(getattr(text, "model_type", ""))
     if text is None or kind is None or config.is_encoder_decoder or not config.architectures:
@@ -180,8 +177,7 @@ def text_part(config: Any) -> Any:
 
 
 def _checked_config(settings: Model) -> Any:
-    """Return the config of a model. Raise if the model is quantised, because an adapter could not be merged into it, or
-    if it is not one that writes on from left to right."""
+    """Return the config of a model. Raise if it is quantised, or does not write on from left to right."""
     config = _load(AutoConfig, settings)
     hub.refuse_quantised(settings.name, config)
     if settings.quantize != "none" and hub.quantisation_of(config):

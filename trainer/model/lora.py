@@ -129,8 +129,7 @@ def layers(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def load_adapter(model: Any, folder: Path, name: str = ADAPTER) -> Any:
-    """Return the model with an adapter that is not trained further, beside those that it has. Raise CheckpointError if
-    it is of another model, or no LoRA adapter."""
+    """Return the model with one more, frozen adapter. Raise CheckpointError if it is not a LoRA of this model."""
     own = _must_be_lora(folder)
     base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
 
@@ -217,8 +216,7 @@ def _shape(values: Mapping[str, Tensor], name: str) -> str:
 
 
 def _must_be_lora(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a LoRA adapter. Raise CheckpointError for a folder without one: PEFT would ask the
-    hub, or load another method."""
+    """Return the configuration of a LoRA adapter. Raise CheckpointError before PEFT asks the hub for one."""
     manifest.must_be_whole(folder)
     try:
         kind = read_json(f"adapter {folder}", folder / "adapter_config.json")

@@ -34,8 +34,7 @@ WRAPPED = "base_model.model."  # before the names of a model with an adapter
 def write_merged(
     settings: Model, adapter: Path | None, out: Path, dtype: str | None, progress: Progress | None = None
 ) -> None:
-    """Merge an adapter, if any, into the unquantised base, and write it with its tokenizer; without a dtype, as
-    stored."""
+    """Merge an adapter, if any, into the unquantised base, and write it with its tokenizer."""
     whole = ["merge", "--adapter", str(adapter)] if adapter else ["export", settings.name, "--to", "safetensors"]
     remedy = f"Make room, or {shlex.join(['octet', *whole])} --out FOLDER, on another disk."
     weights = stored_weights(settings.clean, adapter, DTYPES[dtype] if dtype else None)
@@ -103,8 +102,7 @@ class Weights(Mapping[str, Tensor]):
         return True
 
     def _names_of(self, name: str, was_tied: bool) -> list[str]:
-        """Return the names under which a weight may be stored: with the name of the decoder or without it, and as the
-        embedding for an output layer that was tied to it."""
+        """Return the names under which a weight may be stored: with the decoder's or without, or the embedding's."""
         prefix = f"{self.model.base_model_prefix}." if self.model.base_model_prefix else ""
         names = [name]
         if was_tied and name == self._name_of(self.model.get_output_embeddings()):

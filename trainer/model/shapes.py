@@ -193,8 +193,7 @@ def shape_of(name: str, revision: str | None = None) -> Shape:
 
 
 def adapter_shapes(setting: str, folder: Path) -> dict[str, list[int]]:
-    """Return the shape of each weight of an adapter by its name, from the beginning of its file; nothing for an old
-    adapter_model.bin. Raise ModelError if there is no adapter."""
+    """Return the shapes of an adapter's weights by name, {} for an old .bin. Raise ModelError if there is none."""
     path = folder / "adapter_model.safetensors"
     if not path.is_file() and path.with_suffix(".bin").is_file():
         return {}

@@ -31,8 +31,7 @@ class Work:
 
     @classmethod
     def flat(cls, budget: int, most: int, group: int, prompt: int, completion: int) -> Work:
-        """Return as many answers of full length as `Packer` puts together, with a part of one where the lengths allow
-        it."""
+        """Return as many answers of full length as `Packer` puts together, with a part of one if lengths allow it."""
         row = prompt + completion
         answer = completion + row // 8
         groups, rest = divmod(budget, prompt + group * answer)
@@ -49,8 +48,7 @@ class Work:
 
 
 def attention_saves(shape: Shape, block: Block, work: Work, item: int) -> float:
-    """Return the bytes of queries, keys, values and output. Answers have a mask, so heads that share keys get a copy of
-    them each. Layers without attention read whole rows."""
+    """Return the bytes of queries, keys (copied for the heads that share them), values and output."""
     if not block.queries:
         return work.key_places * (block.mixed * item + block.mixing)
     sums = FLOAT * shape.heads * (work.prompt_places + work.answer_places)
@@ -77,8 +75,7 @@ def saved_bytes(shape: Shape, block: Block, work: Work, item: int, learning: Col
 
 
 def layer_bytes(shape: Shape, block: Block, work: Work, item: int) -> float:
-    """Return the gradients that exist for a moment in the backward pass of a layer: in its feed-forward part, or of its
-    keys."""
+    """Return the gradients that exist for a moment in a layer: of its feed-forward part, or of its keys."""
     mlp = work.tokens * (block.mlp + 2 * shape.hidden) * item
     freed = work.tokens * block.mlp * item
     attention = (2 * work.key_places + 2 * work.answer_places) * block.queries * item - freed
@@ -110,8 +107,7 @@ def _forward_of(shape: Shape, block: Block, work: Work, item: int, targets: Coll
 
 
 def head_bytes(shape: Shape, edges: float, item: int, learns: bool, wants_entropy: bool) -> float:
-    """Return a chunk of logits with its probabilities and a product of the two, and the gradient of the output layer
-    where it learns."""
+    """Return a chunk of logits, its probabilities and their product, and the gradient of a trained output layer."""
     logits = FLOAT * shape.vocabulary * min(edges, max(1, CHUNK_BYTES // (FLOAT * shape.vocabulary)))
     copies = 3 + shape.family.is_capped + wants_entropy
     return copies * logits + (shape.embedding * item + 2 * logits if learns else 0)

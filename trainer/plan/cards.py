@@ -90,8 +90,7 @@ def _words(name: str) -> set[str]:
 
 
 def _neighbour(name: str) -> Card | None:
-    """Return the card of the same letters and as many digits, whose class (the 60 in 4060) and then generation are
-    nearest, with most words of the name."""
+    """Return the card of the same letters and digits that is nearest by class (60 in 4060), then generation."""
     asked, words = _number(_words(name)), _words(name)
     if asked is None:
         return None

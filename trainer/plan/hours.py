@@ -239,8 +239,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def estimate(options: Namespace, planner: Planner, here: str) -> Estimate | None:
-    """Return the time of a run on the named card, else on the one `here`, or by an earlier run; None if the speed is
-    not known."""
+    """Return the time of a run on the named card or the one `here`, or by an earlier run; None if unknown."""
     if options.card is not None:
         must_know(options.card)
     if not options.like:
@@ -331,8 +330,7 @@ def _steps(config: Config, problems: int | None) -> int | None:
 
 
 def limit_of_a_job(found: Estimate | None, jobs: int) -> str:
-    """Return `SAFE` times the longer time, shared by the jobs of a chain, as sbatch reads it: in whole quarters of an
-    hour."""
+    """Return `SAFE` times the longer time, shared by the jobs of a chain, in quarters of an hour for sbatch."""
     if found is None or found.hours is None:
         missing = "the speed of the cards" if found is None else "the number of steps"
         remedy = "--card H100 or --like RUN" if found is None else "run.steps=N"

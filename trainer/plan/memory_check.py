@@ -24,8 +24,7 @@ TAKES_RAM = {
 
 
 def check(config: Config, machine: hardware.Hardware) -> None:
-    """Raise ConfigError for a run that cannot fit, and warn of one that may not, once on each machine. Models without a
-    known shape pass."""
+    """Raise ConfigError for a run that cannot fit, and warn of one that may not. Unknown shapes pass."""
     if config.warmup.steps and not config.is_warmup:
         check(config.warmed_up_in(config.run.dir), machine)
     shape = None if os.environ.get(preflight.CHECKED) else planned_shape(config.model)

@@ -212,8 +212,7 @@ class Planner:
 
     @cached_property
     def state(self) -> float:
-        """Bytes of this rank's optimizer state, which offload takes off the card: weights in fp32, and Adam's moments.
-        ZeRO-3 keeps the gradient of its part beside them."""
+        """Bytes of this rank's optimizer state, which offload takes off the card; of its gradient with ZeRO-3."""
         return self.shard * (4 + ADAM[self.config.optim.name] + (self.item if self.splits else 0))
 
     @cached_property
@@ -236,8 +235,7 @@ class Planner:
 
     @cached_property
     def _own_weights(self) -> float:
-        """Bytes of the weights that stay on this card. An adapter is not split: DeepSpeed leaves tensors below 100,000
-        numbers whole."""
+        """Bytes of the weights that stay on this card. Adapters are not split: their tensors are too small."""
         return 0 if self.streams else self.weights / (self.world_size if self.splits else 1)
 
     @property
@@ -279,8 +277,7 @@ class Planner:
         return adapter_shapes("teacher.adapter", folder) if folder else {}
 
     def passing(self, targets: Collection[str]) -> Sizes:
-        """Return the bytes of a pass of this model over the largest micro-batch, beside its weights, with an adapter of
-        these layers."""
+        """Return the bytes of a pass of this model over the largest micro-batch, beside its weights."""
         inside = forward_bytes(self.shape, self.work, self.item, targets) + self._dequantised
         head = head_bytes(self.shape, self.work.edges, self.item, learns=False, wants_entropy=False)
         return _larger(inside, self.work.edges * self.shape.hidden * self.item, head)
@@ -348,8 +345,7 @@ class Planner:
 
     @cached_property
     def copies(self) -> float:
-        """Bytes of merged weights that the decoder keeps: as many as fit a quarter of the free memory, those with an
-        adapter first."""
+        """Bytes of merged weights that the decoder keeps in a quarter of the free memory, adapted ones first."""
         if not self.decodes or self.stage == 3 or self.config.model.quantize != "none" or self.config.lora.dora:
             return 0
         parts, budget, found = Counter[tuple[Linear, ...]](), self._free / SPARE, 0.0

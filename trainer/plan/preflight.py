@@ -43,8 +43,7 @@ PROCESS_BYTES = PROCESS * 2 // 3
 
 
 def check(config: Config, machine: hardware.Hardware) -> None:
-    """Make the checks once on each machine. Raise one ConfigError for all problems, and print a line for each warning.
-    `machine` has the cards that the policy is trained on."""
+    """Make the checks once on each machine. Raise one ConfigError for all problems; print each warning."""
     if os.environ.get(CHECKED):
         return
     if config.run.dir:

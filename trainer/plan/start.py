@@ -35,8 +35,7 @@ def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
 
 
 def must_name_devices(machine: hardware.Hardware, vllm: Vllm) -> None:
-    """Raise ConfigError if the servers are given no cards: they would be started for a CPU, and still take a card of
-    the policy."""
+    """Raise ConfigError if the servers are given no cards: for a CPU, they would still take one of the policy."""
     if vllm.start and machine.gpus and not vllm.devices:
         raise ConfigError(
             "rollout.vllm.start=true",

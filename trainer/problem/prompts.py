@@ -195,8 +195,7 @@ class Prompter:
         return [*messages, {"role": "assistant", "content": turn}, answered]
 
     def _must_keep_turns(self, environments: Environments) -> None:
-        """Raise ConfigError if a turn would be written in another way once there are later ones: the model would not
-        see the tokens that it wrote."""
+        """Raise ConfigError if later turns change an earlier one: the model would not see what it wrote."""
         if self._style.raw:
             reason = f"it has no place for what {environments.setting} says between turns"
             raise ConfigError(f"prompt.style={self.style}", reason, "Write another style")

@@ -159,8 +159,7 @@ def barrier() -> None:
 
 
 def gather(item: Sent) -> list[Sent]:
-    """Return the items of all ranks, in the order of the ranks, on every rank. They travel as JSON, and not as pickles,
-    which could run code, so a tuple arrives as a list."""
+    """Return the items of all ranks, in order, on every rank: as JSON, which runs no code; tuples become lists."""
     if world_size() == 1:
         return [item]
     sent = torch.frombuffer(bytearray(json.dumps(item), "ascii"), dtype=torch.uint8)

@@ -198,8 +198,7 @@ def thinned(values: Sequence[Value]) -> list[Value]:
 
 
 def differences(title: str, judged: Sequence[Mapping[str, Any]], undecided: str) -> tuple[list[Html], float, float]:
-    """Return a chart of comparisons that have an interval, one below the other, with its width and its height. Those
-    whose verdict is not `undecided` have a colour."""
+    """Return a chart of comparisons with an interval, its width and height. Decided ones have a colour."""
     left = LETTER * max(len(visible(one["arm"])) for one in judged) + 12
     low, high = min(0.0, *(one["low"] for one in judged)) - SPARE, max(0.0, *(one["high"] for one in judged)) + SPARE
     bottom = TOP + ROW * len(judged)

@@ -97,8 +97,7 @@ def ends_of(run: RunFiles) -> list[str]:
 
 
 def still_wrong(run: RunFiles) -> Iterator[Html]:
-    """Yield the wrong answers of the trained model, what was read from each beside the gold answer, or the answers with
-    the lowest reward."""
+    """Yield the wrong answers, or those with the lowest reward, and what was read beside the gold answer."""
     measure, answers = run.measure, [*run.greedy.get("trained", {}).values()]
     if measure.is_reward:
         found = sorted((one for one in answers if one.get("reward") is not None), key=lambda one: one["reward"])
@@ -311,8 +310,7 @@ class Pair(NamedTuple):
 
 
 def ranked(runs: Sequence[RunFiles]) -> list[list[tuple[RunFiles, Pair | None]]]:
-    """Return the runs of each task, the best first, and their differences from it (with Holm's p) where problems are
-    shared."""
+    """Return the runs of each task, best first, and their difference from it (Holm's p) on shared problems."""
     tasks: dict[str, list[RunFiles]] = {}
     for run in runs:
         parts = ("task.", "reward.") if run.measure.is_reward else ("task.",)

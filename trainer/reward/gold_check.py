@@ -21,8 +21,7 @@ STYLES = {"gsm8k": "prompt.style=gsm8k", "boxed": "prompt.style=boxed", "tags": 
 
 
 def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
-    """Raise DataError if there are tests that cannot be run, or gold answers that nobody can give. A judge or a
-    function alone may do with such answers."""
+    """Raise DataError for tests that cannot run, or gold answers that nobody can give but a judge may use."""
     if "code" in config.reward.weights:
         for problem in problems:
             read_tests(problem, config.reward.code)

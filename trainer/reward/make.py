@@ -18,8 +18,7 @@ from trainer.reward.scorer import Grader, Scorer
 
 
 def check(settings: Reward) -> None:
-    """Raise an error if a file that the rewards name is missing, or if a machine cannot run programs. Nothing heavy is
-    imported."""
+    """Raise an error if a file that the rewards name is missing, or a machine cannot run programs."""
     for setting in settings.custom:
         find(custom.KEY, setting)
     if "judge" in settings.weights:

@@ -45,8 +45,7 @@ class Sampler(Protocol):
         return None
 
     def frozen(self) -> Sampler:
-        """Return a sampler of the policy as it is now, whatever becomes of it. Every rank calls it, in the main thread.
-        The model that is being trained cannot be frozen, and never samples ahead."""
+        """Return a sampler of the policy as it is now, whatever becomes of it. Every rank calls it."""
         return self
 
     def each(self) -> Mapping[str, Sampler]:
@@ -145,8 +144,7 @@ class Rollouts:
         return groups
 
     def sampling_of(self, step: int, number: int = 0) -> Sampling:
-        """Return how to sample. The seed follows from run, step and round, so a resumed run samples what it would have
-        without the interruption, and every rank has the same."""
+        """Return how to sample: the seed follows from run, step and round, on every rank and in a resumed run."""
         # No two of these are equal: a run has fewer than 1,000,003 steps, and a seed below a million keeps what is
         # before the rounds below 2**40.
         seed = self.config.run.seed * 1_000_003 + step + number * 2**40
@@ -180,8 +178,7 @@ class Rollouts:
         return collect(sampler, self.scorer, prompts, sampling)
 
     def prompts(self, problems: Sequence[Problem], before: int = 0) -> list[Prompt]:
-        """Return this rank's share of the prompts, which go on in turn behind those dealt before. A problem that comes
-        again among them is a repeat of the first."""
+        """Return this rank's share of the next prompts. A problem that comes again repeats the first."""
         seen: Counter[str] = Counter()
         shared = []
         for place, problem in enumerate(problems, before):

@@ -154,8 +154,7 @@ class EndsWithString(StoppingCriteria):
 
 @contextmanager
 def generating(model: Any, settings: GenerationConfig) -> Iterator[None]:
-    """Put the model into eval mode with these settings, and disable gradient checkpointing, which would disable the
-    cache. Everything is restored afterwards."""
+    """Use eval mode, these settings and no checkpointing, which disables the cache; restore all afterwards."""
     own_settings = model.generation_config
     checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     with evaluating(model):

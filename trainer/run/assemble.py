@@ -149,8 +149,7 @@ def by_adapter(policy: Policy, batches: Sequence[TrainingBatch]) -> list[Tensor]
 
 
 def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> TeacherLogprobs | None:
-    """Load the teacher, frozen, beside the policy, or connect to its server. Raise ModelError if it counts in other
-    tokens."""
+    """Load the frozen teacher, or connect to its server. Raise ModelError if it counts in other tokens."""
     own, settings, device = config.teacher, config.teacher_model, distributed.device()
     if own.url:
         return ServedTeacher(config, tokenizer, longest_prompt, partial(print, file=sys.stderr, flush=True))
@@ -253,8 +252,7 @@ def evaluate_model(
     progress: ShowProgress | None = None,
     folder: Path | None = None,
 ) -> Evaluation:
-    """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it. What a
-    judge costs is counted in the `folder` of a run."""
+    """Evaluate a model on the held-out problems, sampled by `outside` if given; `folder` counts a judge's cost."""
     check_vocabulary(tokenizer, model)
     prompter = prompter_of(config, data.task, tokenizer)
     stops, strings = ends(config.rollout.stop, prompter, model)

@@ -82,8 +82,7 @@ def _later_pass(
 
 
 def report(folder: Path, screen: Screen, data: Data, problems: Sequence[Problem], asked: int) -> None:
-    """Say what was read and what was left out, on the screen and in the run folder. `problems` are trained on, and
-    `asked` held-out problems fit into the context."""
+    """Say what was read and left out, on the screen and in the run folder."""
     said = data.task.notes()
     if too_long := len(data.training) - len(problems):
         said.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")

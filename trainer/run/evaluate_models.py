@@ -129,8 +129,7 @@ def _must_be(model: Any, prompter: Prompter, held_out: Sequence[Prompt], config:
 def merge_and_compare(
     config: Config, adapter: Path | None, out: Path, made_of: Mapping[str, Any], as_json: bool, check: bool = True
 ) -> None:
-    """Write the model, with an adapter merged in if there is one; and load it again then, and compare its answers with
-    those of the adapted model."""
+    """Write the model, with its adapter merged in; load it again, and compare its answers with the adapted model's."""
     if adapter is None or not check:
         with disk.named_when_checked(out) as unchecked:
             write_merged(config.model, adapter, unchecked, None, progress)

@@ -129,8 +129,7 @@ def _checked(
 
 
 def must_ask_and_end_alike(file: Path, sampler: llama_cpp.LlamaCppSampler, tokenizer: Any) -> None:
-    """Raise MergeError if the file has another chat template or end than the tokenizer, which the check would not
-    notice."""
+    """Raise MergeError for another chat template or end than the tokenizer's, which no other check notices."""
     if sampler.template != vocabulary.template_of(tokenizer):
         raise MergeError(file, "its chat template is not that of the tokenizer", "Export it again")
     if sampler.end != tokenizer.eos_token_id:

@@ -158,8 +158,7 @@ def _changed(config: Config, folder: Path, section: str, **values: Any) -> Confi
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file of what was handed over. Raise ConfigError if a run that has saved something was made with
-    another."""
+    """Write a file of what was handed over. Raise ConfigError if the run has saved something with another."""
     if path.is_file() and path.read_text() != text and previous_run.has_saved(path.parents[1]):
         reason = f"it holds a run with another {path.name}"
         raise ConfigError(f"run.dir={path.parents[1]}", reason, "Hand over what it had, or choose another folder")

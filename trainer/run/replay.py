@@ -28,8 +28,7 @@ UNKNOWN = (
 
 
 def replay(folder: Path, config: Config, steps: int) -> bool:
-    """Train the first steps of the run in `folder` again, in `config.run.dir`, and print what differs. Return True if
-    nothing does."""
+    """Train the first steps of the run in `folder` again, in `config.run.dir`. Print what differs; True if nothing."""
     scratch = config.run.dir
     assert scratch is not None, "the command makes a folder"
     recorded = [record["step"] for record in read_records(folder / "metrics.jsonl") if record["step"]]

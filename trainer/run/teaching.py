@@ -38,8 +38,7 @@ class LessonWriter:
         self.turns = TurnTaking(self.stops, prompter if is_inline else None, limits)
 
     def answer(self, prompt: Prompt) -> Completion | None:
-        """Return the answer that a solution teaches. None if it has another number than the calculator, or if a stop
-        cuts it and there is no gold answer to judge what is left."""
+        """Return the answer that a solution teaches; None if its arithmetic is wrong, or a stop cuts it unjudged."""
         is_thinking = prompt.text.rstrip().endswith(find.THOUGHT)
         rest = taught(prompt.problem, self.prompter.answer_style, is_thinking)
         dialogue, answer = OpenAnswer(prompt, 0, sys.maxsize, sys.maxsize), None

@@ -97,8 +97,7 @@ class Journal:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file, one per line; none if there is no file. Raise DataError if a line is damaged, but
-    ignore a last line that a crash cut short."""
+    """Return the records of a file, but for a last line cut short. Raise DataError if a line is damaged."""
     found = []
     for number, line in enumerate(lines_of(path), 1):
         try:

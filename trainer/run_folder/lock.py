@@ -37,8 +37,7 @@ _held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, an
 
 
 def claim(request: Request) -> Path:
-    """Lock the run folder and return its path, the same on every rank. Raise ConfigError if it holds a run with other
-    settings that has saved something, or one that is still running."""
+    """Lock the run folder and return it. Raise ConfigError if it is in use, or saved with other settings."""
     folder = folder_of(request)
     distributed.keep_stacks_in(folder / "stacks")
     previous_run.refuse_what_is_not_its_own(folder)

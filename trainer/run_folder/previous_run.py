@@ -91,8 +91,7 @@ def data_files(source: Path) -> list[Path]:
 
 
 def _is_copied(change: Change, folder: Path) -> bool:
-    """True if a change names copies of files, or files with the same names where those that the run had are gone: their
-    content is compared later (see Provenance)."""
+    """True if a change names copies of files, or the same names elsewhere (Provenance compares content)."""
     before, now = (value if isinstance(value, list) else [str(value)] for value in (change.before, change.now))
     if change.key not in PATHS or [Path(text).name for text in before] != [Path(text).name for text in now]:
         return False
@@ -104,8 +103,7 @@ def _is_copied(change: Change, folder: Path) -> bool:
 
 
 def meaning(found: Sequence[Change]) -> list[str]:
-    """Return a line for each setting that may change, those that have an effect first. The folder is not one of them:
-    a run may be moved."""
+    """Return a line for each changed setting, those with an effect first, but for the folder: runs may move."""
     effects = [f"  {one}: {FROM_HERE_ON[one.key]}" for one in found if one.key in FROM_HERE_ON]
     none = [f"  {one}: no effect on the result" for one in found if one.key in NO_EFFECT - {"run.dir"}]
     return [*effects, *none]
@@ -144,8 +142,7 @@ def edited(folder: Path) -> str:
 
 
 def settings_of(folder: Path) -> Config | None:
-    """Return the settings that a run folder holds: those in its newest checkpoint, which has a checksum of them, or in
-    config.yaml before there is one. A setting that is newer than the run has its default there."""
+    """Return the settings of the newest checkpoint, or of config.yaml; newer settings have their defaults."""
     return saved_settings(folder) or written_settings(folder)
 
 

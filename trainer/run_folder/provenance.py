@@ -115,8 +115,7 @@ def recorded(folder: Path) -> str:
 
 
 def apart(before: str, now: str, names: Sequence[str]) -> str:
-    """Return how training problems with these names differ, given the checksums that they had and those that they
-    have: the first that is another, their order or their number; "" if they do not differ."""
+    """Return how training problems differ by checksum: the first other one, order or number; "" if not at all."""
     old, new = ([text[start : start + DIGITS] for start in range(0, len(text), DIGITS)] for text in (before, now))
     if len(old) != len(new):
         return f"{len(new)} training problems; the run had {len(old)}"

@@ -51,8 +51,7 @@ class RunLog:
     def step(
         self, done: int, groups: Sequence[ScoredGroup], metrics: Mapping[str, float], measured: Mapping[str, float]
     ) -> None:
-        """Write a step into the log and show it. Raise TrainingError if the metrics, or what was `measured` for the
-        alarms alone, say that the run must not go on."""
+        """Log a step and show it. Raise TrainingError if it, or what was `measured`, says that the run must end."""
         if self.journal:
             self.journal.metrics(done, metrics)
             self.journal.samples(done, groups)

@@ -280,8 +280,7 @@ class DeepSpeedPolicy:
 
 
 def _import_muon() -> None:
-    """Import what DeepSpeed imports with the first gradient, without torch.compile: the compiler takes a second to
-    import, for an optimizer that is not used here."""
+    """Import what DeepSpeed needs with the first gradient, without torch.compile, which takes a second."""
     with suppress(ImportError, AttributeError):  # not in every version of DeepSpeed
         compile_function, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
         try:

@@ -20,8 +20,7 @@ def make_optimizer(model: Any, config: Config) -> Any:
 
 
 def parameter_groups(model: Any, config: Config) -> list[dict[str, Any]]:
-    """Return one group, or two with LoRA+. No group is empty: torch's schedulers and the engine's rates fail with an
-    empty one."""
+    """Return one group, or two with LoRA+; none is empty, with which torch's schedulers and the engine fail."""
     lr, ratio = config.algorithm.lr, config.lora.plus_ratio if config.lora.enabled else 1.0
     named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     if ratio == 1.0:

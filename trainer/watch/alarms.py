@@ -32,8 +32,7 @@ class Alarms:
         self.last_seen: dict[str, int] = {}
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Look at the run after a step. Raise TrainingError for a finding that ends a run, and EndedByAlarm for any
-        other with run.strict_health=true."""
+        """Look at a run after a step. Raise TrainingError to end it, EndedByAlarm with run.strict_health."""
         self.records = kept([*self.records, {"step": step, **metrics}])
         findings = diagnose(replace(self.history, records=self.records), self.rules)
         for finding in findings:

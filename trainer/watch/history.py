@@ -17,8 +17,7 @@ LARGE_UPDATE = 0.5  # relative change of the adapter from which on a single upda
 
 
 def kept(records: Sequence[Metrics]) -> list[Metrics]:
-    """Return what the rules look at: the first records, the last ones, and of the evaluations between them the three
-    best and the last. So a step of a long run costs no more than an early one."""
+    """Return the first, last and best records for the rules: a late step costs no more than an early one."""
     late = max(EARLY, len(records) - LATE)
     middle = [one for one in records[EARLY:late] if evaluated(one) is not None]
     best = sorted(middle, key=lambda one: evaluated(one) or 0.0)[-3:]

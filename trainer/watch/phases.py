@@ -88,8 +88,7 @@ def _resident(name: str) -> int:
 
 
 def joules() -> float | None:
-    """Return the joules since the driver was loaded; None on a CPU, without NVML, or where a card does not count them,
-    as a MIG instance and cards before Volta do not."""
+    """Return the joules since the driver was loaded; None on a CPU, without NVML, or if a card counts none."""
     found = _card() if distributed.on_gpu() else None
     millijoules = c_ulonglong()
     if found is None or found[0].nvmlDeviceGetTotalEnergyConsumption(found[1], byref(millijoules)):

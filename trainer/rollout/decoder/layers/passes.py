@@ -82,8 +82,7 @@ class Cache:
                 state_LR[:, other].copy_(state_LR[:, one])
 
     def slots(self, places_B: Tensor, width: int) -> dict[int, Slots]:
-        """Return the slots of each layer that keeps keys. What all layers share is computed once: in a small model it
-        costs as much as the matmuls."""
+        """Return the slots of each layer that keeps keys; what all layers share is computed once."""
         rows, found = len(places_B), dict[int, Slots]()
         for keys_LRKTD, layers in zip(self.keys_LRKTD, self.layers_of_keys, strict=True):
             heads, size = keys_LRKTD.shape[2], keys_LRKTD.shape[4]
