@@ -296,3 +296,12 @@ def test_the_hours_hold_refills_and_a_warm_up(capsys):
     least, most = plain["seconds"]["rollout"]
     assert refilled["seconds"]["rollout"] == pytest.approx([least, 4 * most])
     assert taught["hours"][0] > plain["hours"][0]
+
+
+def test_a_plan_for_several_machines_counts_the_memory_of_one(capsys):
+    cluster = ("--preset", "cluster", "--gpus", "4", "--card", "A100 80GB")
+    one, four = planned(capsys, *cluster), planned(capsys, *cluster, "--nodes", "4")
+    assert (one["gpus"], four["gpus"]) == (4, 16)
+    assert four["ram_bytes"] < 1.1 * one["ram_bytes"]
+    assert four["ram_fits"]
+    assert four["command"].startswith("octet slurm --nodes=4 --gpus=4 --preset cluster")

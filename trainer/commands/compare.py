@@ -5,11 +5,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.cells import cell_len
 from rich.table import Table
 
 from trainer.commands.options import add_runs
-from trainer.machine.console import Console, table
+from trainer.machine.console import Console, folded
 from trainer.machine.visible import print
 from trainer.reports.report import Pair, ranked, shown
 from trainer.reports.tables import as_csv
@@ -18,7 +17,6 @@ from trainer.watch.measure import REWARD, STRICT
 from trainer.watch.progress import clock
 
 WIDTH = 500  # characters of a line where there is no screen
-GAP = 3  # characters between columns
 MEASURED = ("best", "steps", "training", "against the first")
 
 
@@ -65,26 +63,14 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tables(rows: Sequence[dict[str, Any]], names: Mapping[str, str], width: int) -> Iterator[Table]:
-    """Yield a table of runs, or several with some of the columns each where all are too wide."""
-    first, *others = _columns(rows, names).items()
+    """Return the tables of runs on one task."""
+    columns = _columns(rows, names)
     problems = sorted({row["problems"] for row in rows if row["problems"]})
     compared = sum(row["against"] is not None for row in rows)
     corrected = f", p corrected for {compared} runs (Holm)" if compared > 1 else ""
     title = f"Held-out problems: {', '.join(map(str, problems)) or 'none yet'}; 95 % intervals{corrected}"
-    while others:
-        shown, room = [first, others.pop(0)], width - _width(first)
-        room -= _width(shown[1])
-        while others and room >= _width(others[0]):
-            room -= _width(others[0])
-            shown.append(others.pop(0))
-        heads, columns = zip(*shown, strict=True)
-        texts = {*heads} - {STRICT.name, REWARD.name, *MEASURED}
-        yield table(heads, zip(*columns, strict=True), texts, title)
-        title = ""
-
-
-def _width(column: tuple[str, Sequence[str]]) -> int:
-    return max(map(cell_len, [column[0], *column[1]])) + GAP
+    texts = {*columns} - {STRICT.name, REWARD.name, *MEASURED}
+    return folded([*columns], zip(*columns.values(), strict=True), width, texts, title)
 
 
 def _columns(rows: Sequence[dict[str, Any]], names: Mapping[str, str]) -> dict[str, list[str]]:

@@ -32,7 +32,7 @@ def run(options: Namespace) -> None:
         with suppress(DataError):  # a configuration that is not of a run
             rows.append(_row(read_run(path.parent), options.folder))
     listed = table(("", "what it is"), _presets(), {"what it is"}) if options.presets else table(HEADS, rows, HEADS)
-    Console(wide=WIDTH).print(listed)
+    Console(wide=100 if options.presets else WIDTH).print(listed)
 
 
 def _presets() -> Iterator[list[str]]:

@@ -58,7 +58,7 @@ class Question:
 
     @property
     def ram_fits(self) -> bool:
-        return self.placement.plan.ram_peak <= self.free_ram
+        return self.options.nodes > 1 or self.placement.plan.ram_peak <= self.free_ram
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -68,7 +68,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--vram", type=float, metavar="GB", help="of the card; by default that of --card or of this machine"
     )
-    parser.add_argument("--gpus", type=int, metavar="N", help="cards that share the work; by default those here")
+    parser.add_argument("--gpus", type=int, metavar="N", help="cards in a machine; by default those here")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines that share the work")
     parser.add_argument("--group", type=int, metavar="G", help="the same as rollout.group_size=G")
     parser.add_argument("--completion", type=int, metavar="N", help="the same as rollout.max_new_tokens=N")
     parser.add_argument("--prompt", type=int, metavar="N", help="the same as prompt.max_tokens=N")
@@ -137,14 +138,20 @@ def ask(options: Namespace) -> Question:
     ranks, local = (1, 1) if elsewhere else hardware.ranks(machine)
     if options.gpus is not None:
         ranks = local = options.gpus
-    if ranks < 1:
-        raise ConfigError(f"--gpus {ranks}", "at least one card is needed", "Write --gpus 1")
+    for option, number in {"--gpus": ranks, "--nodes": options.nodes}.items():
+        if number < 1:
+            raise ConfigError(f"{option} {number}", "at least one is needed", f"Write {option} 1")
+    if options.nodes > 1:
+        elsewhere, ranks = True, options.nodes * local
     free = hardware.free_ram()
     shape = shape_of(config.model.name, config.model.revision)
     ram = inf if elsewhere else free
     placement = Placement(shape, config, ranks, round(vram * GB), ram, local).with_chosen_engine()
     _refuse_what_a_run_refuses(placement)
-    return Question(placement, size, card, _command(options, preset, overrides), free, options)
+    command = _command(options, preset, overrides)
+    if options.nodes > 1:
+        command[: len(train_here().split())] = ["octet", "slurm", f"--nodes={options.nodes}", f"--gpus={local}"]
+    return Question(placement, size, card, command, free, options)
 
 
 def _command(options: Namespace, preset: str, overrides: Sequence[str]) -> list[str]:
@@ -282,8 +289,9 @@ def answer(question: Question) -> Iterator[str | Text]:
         how = "in 16 bits whatever model.quantize says, and also where their files have 4 (mxfp4)"
         yield f"experts: {experts / GB:.2f} GB of the weights, {how}"
     parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in plan.ram_terms.items())
+    here = f"of {question.free_ram / GB:.1f} that are free here"
     yield Text.assemble(
-        f"RAM: {plan.ram_peak / GB:.1f} GB of {question.free_ram / GB:.1f} that are free here ({parts})",
+        f"RAM: {plan.ram_peak / GB:.1f} GB {'for each machine' if question.options.nodes > 1 else here} ({parts})",
         "" if question.ram_fits else Text.assemble(", ", ("more than this machine has", "bold red")),
     )
     little = ", because LoRA trains little" if placement.config.lora.enabled else " of the card"

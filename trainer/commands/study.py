@@ -23,7 +23,7 @@ from trainer.config.command_line import overrides_of, resolve
 from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
 from trainer.errors import ConfigError, DataError, OctetError, counted
 from trainer.machine import disk
-from trainer.machine.console import Console, table
+from trainer.machine.console import Console, folded
 from trainer.machine.exits import listen
 from trainer.machine.visible import print
 from trainer.problem.prompts import answer_style, must_have_solutions, taught
@@ -223,6 +223,7 @@ def _judge(study: Study) -> dict[str, Any]:
 def _show(study: Study, found: dict[str, Any]) -> None:
     console = Console(wide=WIDTH)
     for title, head, rows in study_page.tables(found):
-        console.print(table(head, rows, title=title))
+        for part in folded(head, rows, console.width, title=title):
+            console.print(part)
     print("\n".join(study_page.sentences(found)))
     print(study.folder / "study.html")

@@ -7,10 +7,13 @@ from typing import Any
 
 from rich import console
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.table import Table
 
 from trainer.machine.visible import visible
+
+GAP = 3  # characters between the columns of a table
 
 
 class Console(console.Console):
@@ -40,6 +43,26 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def folded(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], width: int, texts: Collection[str] = (), title: str = ""
+) -> Iterator[Table]:
+    """Yield a table, or several with the first column and some of the others each where all are too wide."""
+    first, *others = ([head, *cells] for head, *cells in zip(heads, *rows, strict=True))
+    while others:
+        shown, room = [first, others.pop(0)], width
+        room -= sum(map(_width, shown))
+        while others and room >= _width(others[0]):
+            room -= _width(others[0])
+            shown.append(others.pop(0))
+        names, *cells = zip(*shown, strict=True)
+        yield table(names, cells, texts, title)
+        title = ""
+
+
+def _width(column: Sequence[str]) -> int:
+    return max(map(cell_len, column)) + GAP
 
 
 def spoken(*hours: float) -> list[str]:

@@ -73,6 +73,8 @@ class Record:
             usual = {column: [name for name in (column, *USUAL.get(column, ())) if name in known] for column in missing}
             meant = {column: known[names[0]] if names else "COLUMN" for column, names in usual.items()}
             written = " ".join(f"{setting}={meant[column]}" for column, setting in missing.items())
+            if "task.answer=COLUMN" in written:
+                written += ", or task.answer=none if there are no gold answers"
             place = self.header or self.where
             raise MissingColumn(place, f"there is no column {names}; the columns are: {found}", f"Write {written}")
 
