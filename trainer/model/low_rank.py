@@ -57,4 +57,4 @@ class _Product(torch.autograd.Function):
 
 
 def _scaled(one: Tensor, other: Tensor, factor: float) -> Tensor:
-    return torch.addmm(one.new_empty(1), one, other, beta=0, alpha=factor)
+    return one.new_empty(len(one), other.shape[1]).addmm_(one, other, beta=0, alpha=factor)
