@@ -41,13 +41,17 @@ STUDIES = {
         "The embedded model, which skips its working where answers of at most 8 characters are paid. Numbers are"
         f" weights in hundredths; `divided` has `reward.gate=false`. See [rewards]({DOCS}/rewards.md).",
     ),
+    "shaping_smollm2": (
+        "Rewards beside right answers, SmolLM2",
+        "SmolLM2-135M on sums, where a bare number is as right as an equation and shorter; 20 steps of 64 answers.",
+    ),
     "addition_cpu": (
         "SmolLM2-135M on sums, with controls",
         "20 steps of 8 sums with 8 answers each, on one core of a CPU; `model.name` is the folder that"
         " `scripts/smollm2.py` makes.",
     ),
 }
-SHARED = ("ablations", "losses", "shaping", "addition_cpu")  # other programs ran beside them
+SHARED = ("ablations", "losses", "shaping", "shaping_smollm2", "addition_cpu")  # other programs ran beside them
 
 
 def page() -> str:
