@@ -66,7 +66,7 @@ class Templated:
     def __call__(self, *arguments, **options):
         return self._tokenizer(*arguments, **options)
 
-    def get_chat_template(self):
+    def get_chat_template(self, tools=None):
         return self.chat_template
 
     def apply_chat_template(self, messages, **options):
