@@ -268,3 +268,9 @@ def test_the_name_of_an_arm_is_whole(found):
     of_base, _ = drawings(found)
     name = next(one for one in elements(of_base[0], "text") if one.text == "random")
     assert float(name.get("x")) > 42.6  # its width in DejaVu Sans, a wide font
+
+
+def test_a_study_names_a_file_that_its_runs_would_take_for_the_program(study):
+    (study.path.parent / "trainer.py").write_text("")
+    failed = command.Runner(study).train(next(iter(study.runs())))
+    assert "trainer.py is called trainer" in (study.folder / f"{failed}.log").read_text()

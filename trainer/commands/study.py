@@ -131,7 +131,7 @@ class Runner:
     def train(self, one: StudyRun) -> str:
         """Make a run, and return its name if it fails."""
         has_ended = (0, 3, 4)  # with 3 and 4, its own verdict is not "learned"
-        if self._run(one, ["trainer.commands.train", *_arguments(self.study, one)], has_ended):
+        if self._run(one, ["octet", "train", *_arguments(self.study, one)], has_ended):
             return one.name
         facts = facts_of(read_run(self.study.folder / one.name))
         took = f"{facts['steps']} steps, {clock(facts['training_s'])}"
@@ -145,7 +145,7 @@ class Runner:
         if ended(self.study, one) is None or (out / "eval.json").is_file():
             return ""
         asked = ["task.name=gsm8k-renumbered", f"--problems={config.eval.problems}", f"--out={out}"]
-        return self._run(one, ["trainer.commands.main", "eval", str(folder), *asked], fine=(0,))
+        return self._run(one, ["octet", "eval", str(folder), *asked], fine=(0,))
 
     def _run(self, one: StudyRun, program: Sequence[str], fine: Collection[int]) -> str:
         log = self.study.folder / f"{one.name}.log"
