@@ -51,7 +51,8 @@ class GatedDelta:
     def _within(self, heads: list[Tensor], fade_Nh: Tensor, write_Nh: Tensor, at: Any) -> Tensor:
         """Read each prompt in chunks. Padding neither fades the matrix nor writes to it."""
         prompts = len(at.lengths_P)
-        rows = [part.view(prompts, at.width, *part.shape[1:]) for part in (*heads, fade_Nh, write_Nh)]
+        parts = *map(self._for_values, heads[:2]), heads[2], fade_Nh, write_Nh
+        rows = [part.view(prompts, at.width, *part.shape[1:]) for part in parts]
         is_padding_PT = torch.arange(at.width, device=rows[0].device) >= at.lengths_P[:, None]
         fade, write = (part.masked_fill(is_padding_PT[..., None], 0.0) for part in rows[3:])
         read_PThD, matrix_PhKD = torch_chunk_gated_delta_rule(
@@ -63,10 +64,8 @@ class GatedDelta:
     def _behind(self, heads: list[Tensor], fade_Bh: Tensor, write_Bh: Tensor, at: Any) -> Tensor:
         """Read and write a token of each row that runs. What is read from the new matrix is put together from the old
         one, so that it is gone through once for both products."""
-        shared, value_BhD = self.value_heads // self.key_heads, heads[2].float()
-        query_BhK, key_BhK = (  # `repeat_interleave` would wait for the card
-            l2norm(part.float())[:, :, None].expand(-1, -1, shared, -1).flatten(1, 2) for part in heads[:2]
-        )
+        value_BhD = heads[2].float()
+        query_BhK, key_BhK = (self._for_values(l2norm(part.float())) for part in heads[:2])
         query_BhK = query_BhK * self.key_size**-0.5
         kept_Bh1 = fade_Bh.exp().where(at.running_B[:, None], 1.0)[..., None]
         write_Bh1 = write_Bh.float().where(at.running_B[:, None], 0.0)[..., None]
@@ -75,3 +74,8 @@ class GatedDelta:
         new_BhD = (value_BhD - stored_Bh2D[:, :, 0]) * write_Bh1
         matrix_BhKD.mul_(kept_Bh1[..., None]).addcmul_(key_BhK[..., None], new_BhD[:, :, None])
         return stored_Bh2D[:, :, 1] + torch.linalg.vecdot(query_BhK, key_BhK)[..., None] * new_BhD
+
+    def _for_values(self, part: Tensor) -> Tensor:
+        """Repeat the heads of keys for those of values, where `repeat_interleave` would wait for the card."""
+        shared = self.value_heads // self.key_heads
+        return part[:, :, None].expand(-1, -1, shared, -1).flatten(1, 2)
