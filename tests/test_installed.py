@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -256,6 +257,7 @@ def test_a_release_is_built_and_tried(source, tmp_path):
     for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message=a"]):
         subprocess.run([*git, *command], check=True)
     surroundings = {"OCTET_PYTHON": sys.executable, "PATH": os.environ["PATH"]}
+    surroundings["OCTET_REPOSITORY"] = address = "https://example.org/octet"
     release = [str(checkout / "scripts/release"), "--quick"]
 
     def refused(reason: str) -> None:
@@ -277,6 +279,12 @@ def test_a_release_is_built_and_tried(source, tmp_path):
         f"octet_grpo-{__version__}-py3-none-any.whl",
         f"octet_grpo-{__version__}.tar.gz",
     }
+    with zipfile.ZipFile(next((checkout / "dist").glob("*.whl"))) as wheel:
+        page = wheel.read(f"octet_grpo-{__version__}.dist-info/METADATA").decode()
+    assert f"git clone {address}" in page
+    links = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", page)
+    assert links
+    assert all("".join(link).startswith(address) for link in links)
     assert json.loads((checkout / "build/sbom.json").read_text())["metadata"]["component"]["version"] == __version__
 
 
