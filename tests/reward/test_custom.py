@@ -174,7 +174,7 @@ def test_what_a_function_prints_is_no_result(mine, capsys):
 def test_a_limit_that_a_function_sets_is_its_own_and_what_is_new_in_the_environment_stays(mine, monkeypatch):
     monkeypatch.delenv("OCTET_OF_A_REWARD", raising=False)
     limit = sys.getrecursionlimit()
-    change = "    sys.setrecursionlimit(30)\n    os.environ['OCTET_OF_A_REWARD'] = '1'\n"
+    change = "    sys.setrecursionlimit(5000)\n    os.environ['OCTET_OF_A_REWARD'] = '1'\n"
     assert grades(mine(f"import os, sys\ndef score(completions):\n{change}    return [1]"), "a") == [1]
     assert (sys.getrecursionlimit(), os.environ["OCTET_OF_A_REWARD"]) == (limit, "1")
 
