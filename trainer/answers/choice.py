@@ -44,8 +44,8 @@ def choice_letter(phrase: str) -> str | None:
 
 
 def _is_taken_back(letter: str, rest: str, mark: str) -> bool:
-    """Return True if another letter, or no answer, follows a letter; behind a mark, as in `D) both A and B`, is the
-    choice."""
+    """Return True if what follows a letter is another one, or does not say that the letter is the answer. Behind a
+    letter with a mark stands the choice itself, which may name other letters: `D) both A and B`, `A) E. coli`."""
     labels = named_letters(_DOTTED.sub("", rest) if ")" in mark else rest) - {letter}
     letters = set(LETTER.findall(rest)) - {letter}
     if labels or (letters and (not mark or _BESIDE.match(rest) or (")" not in mark and LETTER.fullmatch(rest)))):

@@ -88,8 +88,8 @@ def mean_over_row(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def mismatch(old_BT: Tensor, sampled_BT: Tensor, mask_BT: Tensor, settings: Correction) -> Tensor:
-    """Return the probability under the policy that answered over that under the sampler (other rounding, or an update
-    behind)."""
+    """Return the probability under the policy that answered, divided by that under the sampler. The two differ by the
+    rounding of two programs, or by an update if the answers were sampled ahead."""
     apart_BT = old_BT - sampled_BT
     if settings.level == "sequence":
         return mean_over_row(apart_BT, mask_BT).exp().expand_as(apart_BT)

@@ -14,7 +14,8 @@ Function = Callable[..., Any]
 
 
 def import_libraries() -> None:
-    """Import torch, transformers and PEFT; transformers then believes that this torch cannot spread tensors."""
+    """Import torch, transformers and PEFT. Only a process of Octet's own may do so, because transformers goes on to
+    believe that this torch cannot spread a tensor over devices."""
     Compiler().stand_in()
     import torch
 
@@ -30,7 +31,8 @@ def import_libraries() -> None:
 
 
 class Compiler:
-    """The modules that stand in for the compiler's, asked only to leave functions alone, until more is needed."""
+    """What torch, DeepSpeed and transformers ask of the compiler: to leave functions alone. Its modules stand in for
+    those of the compiler until more is needed."""
 
     def __init__(self) -> None:
         self.marked: list[tuple[str, Function]] = []

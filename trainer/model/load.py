@@ -198,8 +198,8 @@ def _checked_config(settings: Model) -> Any:
 
 
 def _disable_noise(model: Any) -> None:
-    """Set every dropout and jitter to 0, also those that are numbers: else the trained policy is not the one that
-    sampled."""
+    """Set every dropout and jitter to 0, in modules and configurations: with them, the policy being trained is not the
+    policy that sampled."""
     modules = list(model.modules())
     for module in modules:
         if isinstance(module, torch.nn.Dropout):

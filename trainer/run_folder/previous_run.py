@@ -91,7 +91,7 @@ def data_files(source: Path) -> list[Path]:
 
 
 def _is_copied(change: Change, folder: Path) -> bool:
-    """True if a change names copies of files, or the same names elsewhere (Provenance compares content)."""
+    """Return True if a change names copies of files, or the same names elsewhere (Provenance compares content)."""
     before, now = (value if isinstance(value, list) else [str(value)] for value in (change.before, change.now))
     if change.key not in PATHS or [Path(text).name for text in before] != [Path(text).name for text in now]:
         return False

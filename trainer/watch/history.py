@@ -53,7 +53,8 @@ class History:
 
     @property
     def improved(self) -> float:
-        """By how much the share of right answers has risen. Of rewards, `RISE` of their deviation counts as `GAIN`."""
+        """Return by how much the share of right answers has risen. A rise of the rewards by `RISE` deviations counts
+        as `GAIN`."""
         if not self.measure.is_reward:
             return self.grown("accuracy/lenient")
         return self.grown("reward/mean") / max(1e-9, self.now("reward/std")) * GAIN / RISE
