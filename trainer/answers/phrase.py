@@ -59,7 +59,8 @@ _GRAMS = re.compile(r"(?<=[0-9]{2})(?=[gLh]\Z)")  # 500g, but 5g may be algebra
 _POWER = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s?\^\s?\{?([23])\}?")  # 30 cm^2
 _REMARK = re.compile(  # (see above). I hope this helps!
     r"\b(?:I\s(?:think|believe)|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
-    r"\b(?:a\s)?total\sof\b|\bi\.e\.|(?<=the\s)two(?=\s[a-z])|,?\sas\s(?:computed|calculated|shown|found|required|requested|desired|expected|needed|stated)(?:\sabove)?\b|"
+    r"\b(?:a\s)?total\sof\b|\bi\.e\.|(?<=the\s)two(?=\s[a-z])|"
+    r",?\sas\s(?:computed|calculated|shown|found|required|requested|desired|expected|needed|stated)(?:\sabove)?\b|"
     r"\b(?:in\s)?(?:the\s)?year\s(?=[0-9])|\bin\s(?=[12][0-9]{3}\b(?!\s?[a-z]))|\(?\b(?:see|cf\.)\s[^().]*\)?|"
     r"\b(?:I hope (?:this|that|it)|hope this|let me know|thank|please let)\b[^.!]*",
     re.IGNORECASE,

@@ -149,7 +149,8 @@ def unit(word: str) -> str | None:
 
 _ANY = "|".join((*SPOKEN, *SCALES))
 _SPELLED = re.compile(
-    rf"(?<![\w'-])(?<![0-9]\s)(?:an?\s(?={'|'.join(SCALES)})|(?={'|'.join(SPOKEN)}))(?:{_ANY})(?:(?:(?:(?<=hundred)|(?<=thousand)|(?<=million))(?:\sand|,)\s|\s|-)(?:{_ANY}))*"
+    rf"(?<![\w'-])(?<![0-9]\s)(?:an?\s(?={'|'.join(SCALES)})|(?={'|'.join(SPOKEN)}))(?:{_ANY})"
+    rf"(?:(?:(?:(?<=hundred)|(?<=thousand)|(?<=million))(?:\sand|,)\s|\s|-)(?:{_ANY}))*"
     rf"(?!\w|-(?!{'|'.join(_PARTS)}))",
     re.IGNORECASE,
 )
