@@ -67,3 +67,12 @@ def read(terminal: int) -> bytes:
         return os.read(terminal, 65536)
     except OSError:
         return b""
+
+
+def shown(command: Sequence[str], folder: os.PathLike, width: int = 80) -> str:
+    """Return what a program leaves on a terminal of this width."""
+    process, ours = on_a_terminal(command, folder, width, 40)
+    said = b"".join(iter(lambda: read(ours), b""))
+    os.close(ours)
+    process.wait(60)
+    return said.decode()

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import ROOT, launch, said_by
 from tests.forks import forked
 from tests.run.test_job import FEW, train
+from tests.terminal import shown
 from trainer import __version__
 from trainer.commands.main import COMMANDS, main
 
@@ -103,3 +104,14 @@ def test_a_python_without_the_packages_is_told_in_one_line(program):
     done = subprocess.run(command, cwd=ROOT, env=bare, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"octet: \S+ has no package \w+\. Start with \./run_deepspeed\.sh, .*\n", done.stderr)
+
+
+TYPED = ["--help", "doctor", "doctor --preset 8gb", "plan --card A100", "chat nowhere " + "and so/" * 30]
+
+
+@pytest.mark.parametrize("arguments", [line.split() for line in TYPED], ids=[line[:16] for line in TYPED])
+def test_a_terminal_of_80_columns_cuts_no_word(arguments, tmp_path):
+    said = re.sub("\x1b\\[[0-9;]*m", "", shown([*forked(), "-m", "trainer.commands.main", *arguments], tmp_path))
+    assert max(len(line.rstrip()) for line in said.splitlines()) <= 80, said
+    assert "\u241b" not in said  # a code that was made visible
+    assert "\u2026" not in said  # where a table leaves something out

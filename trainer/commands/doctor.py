@@ -20,12 +20,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from trainer.commands.options import add_settings_of_a_run
 from trainer.config import ds_config
 from trainer.config.command_line import choose_preset, resolve
 from trainer.config.settings import RUNS, Config, Model, TaskSettings
 from trainer.errors import Finding, OctetError, counted
 from trainer.machine import hardware
+from trainer.machine.console import Console
 from trainer.machine.disk import amount
 from trainer.machine.shipped import ROOT
 from trainer.machine.visible import print
@@ -40,7 +43,7 @@ from trainer.sandbox.pool import Sandbox
 CONSTRAINTS = ROOT / "constraints.txt"
 REQUIRED = ["torch", "deepspeed", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "tensorboard"]
 REQUIRED += ["safetensors", "pydantic", "PyYAML", "rich"]
-MARKS = {"note": ("✓", "32"), "warn": ("!", "33"), "end": ("✗", "31")}  # and their colours
+MARKS = {"note": ("✓", "green"), "warn": ("!", "yellow"), "end": ("✗", "red")}  # and their colours
 NAME, WIDTH = 14, 100
 
 
@@ -59,36 +62,39 @@ def run(options: Namespace) -> None:
     config = resolve(preset, options.recipe, options.overrides)
     title = " ".join([f"preset {preset}", *([options.recipe] if options.recipe else []), *options.overrides])
     title += f" ({why})" if why else ""
+    found, console = [], Console()
+    console.soft_wrap = not console.is_terminal
     if not options.json:
-        print(f"octet doctor: {title}\n", flush=True)
-    found = []
+        console.print(f"octet doctor: {title}\n")
     for finding in everything(config):
         found.append(finding)
         if not options.json:
-            print(line(finding), flush=True)
+            console.print(line(finding, console.width if console.is_terminal else WIDTH))
     count = {severity: sum(finding.severity == severity for finding in found) for severity in MARKS}
     warnings = counted(count["warn"], "warning")
     if options.json:
         print(json.dumps({"for": title, **count, "findings": [asdict(finding) for finding in found]}, indent=2))
     elif count["end"]:
         problems = counted(count["end"], "problem")
-        print(f"\n{problems}, {warnings}: such a run cannot start, or would not end well.")
+        console.print(f"\n{problems}, {warnings}: such a run cannot start, or would not end well.")
     else:
-        print(f"\nNo problem, {warnings}: such a run can start.")
+        console.print(f"\nNo problem, {warnings}: such a run can start.")
     if count["end"]:
         sys.exit(1)
 
 
-def line(finding: Finding) -> str:
-    """Return a finding wrapped to 100 columns, with its remedy below."""
+def line(finding: Finding, width: int) -> Text:
+    """Return a finding wrapped to the width of the screen, or to 100 columns, with its remedy below."""
     mark, colour = MARKS[finding.severity]
-    if sys.stdout.isatty():
-        mark = f"\033[{colour}m{mark}\033[0m"
     indent = " " * (NAME + 3)
-    rows = textwrap.wrap(finding.seen, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
-    todo = textwrap.wrap(finding.remedy, WIDTH - len(indent) - 2, break_long_words=False, break_on_hyphens=False)
+    rows = _wrapped(finding.seen, min(width, WIDTH) - len(indent))
+    todo = _wrapped(finding.remedy, min(width, WIDTH) - len(indent) - 2)
     rows += [f"{'> ' if index == 0 else '  '}{row}" for index, row in enumerate(todo)]
-    return f"{mark} {finding.name:<{NAME}} " + f"\n{indent}".join(rows)
+    return Text.assemble((mark, colour), f" {finding.name:<{NAME}} " + f"\n{indent}".join(rows))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
 
 
 def everything(config: Config) -> Iterator[Finding]:

@@ -58,11 +58,11 @@ def _status(command: Callable[[], None], debug: bool) -> int:
     except (OSError, RuntimeError) as error:
         if debug or not (what := _explained(error)):
             raise
-        print(f"octet: {what}", file=sys.stderr)
+        _say(f"octet: {what}")
         return 2
     except KeyboardInterrupt as interrupt:  # with what a run knows about going on
         if os.environ.get("RANK", "0") == "0":
-            print(f"octet: stopped. {interrupt}".rstrip(), file=sys.stderr)
+            _say(f"octet: stopped. {interrupt}".rstrip())
         return 130
     return 0
 
@@ -138,6 +138,16 @@ def _report(error: OctetError) -> None:
     """Print an error, on every rank because it may concern one node only, unless it is known to concern all ranks."""
     rank, text = os.environ.get("RANK", "0"), without_keys(str(error))
     if rank == "0":
-        print(f"octet: {text}", file=sys.stderr)
+        _say(f"octet: {text}")
     elif not error.is_of_all and not isinstance(error, Interrupted):  # all ranks stop together
-        print(f"octet: rank {rank}: {text}", file=sys.stderr)
+        _say(f"octet: rank {rank}: {text}")
+
+
+def _say(text: str) -> None:
+    """Print to standard error, on a terminal with lines that end between words."""
+    if not sys.stderr.isatty():
+        print(text, file=sys.stderr)
+        return
+    from trainer.machine.console import Console  # imports rich
+
+    Console(stderr=True).print(text)
