@@ -96,3 +96,10 @@ def test_a_gaming_card_has_the_peak_of_sums_in_fp32(name):
 @pytest.mark.parametrize(("gigabytes", "name"), [(6, "RTX 4060"), (11.9, "RTX 3060"), (48, "RTX 3090")])
 def test_a_common_card_is_no_larger(gigabytes, name):
     assert common(gigabytes) == name
+
+
+@pytest.mark.parametrize("name", [name for name, card in CARDS.items() if card.larger])
+def test_a_card_that_is_made_with_more_memory_says_how_that_one_is_named(name):
+    larger = card_of(CARDS[name].larger)
+    assert CARDS[name].larger in card_of(name).size
+    assert (larger.memory_gb > CARDS[name].memory_gb, larger.speed, larger.larger) == (True, CARDS[name].speed, "")

@@ -170,7 +170,7 @@ def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str, s
             )
         return options.vram, f"{options.vram:g} GB", common(options.vram)
     if options.card is not None and (card := card_of(options.card)):
-        return card.memory_gb, f"{card.name}, {card.memory_gb:g} GB", card.name
+        return card.memory_gb, card.size, card.name
     if machine.gpus:
         return machine.memory_gb, str(machine), machine.gpus[0].name
     size = command_line.GPU_PRESETS.get(options.preset, search.WITHOUT_A_CARD)
