@@ -1,6 +1,7 @@
 """The model card of a run: what the model is, how good it is and how that was measured, and how to reproduce it."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,9 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
     values |= {"commands": repeat.commands(whole, run.made_with), "alarms": alarms, **_evaluation(run, made["step"])}
     values["base_in_code"] = json.dumps(base, ensure_ascii=False)
     text = template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(values)
-    for value in sorted(filter(_is_path, _strings(settings.values())), key=len, reverse=True):
+    own = f"{run.folder}{os.sep}"  # of a run that goes on, which reads the copies in its folder
+    local = [value for value in _strings(settings.values()) if _is_path(value) or value.startswith(own)]
+    for value in sorted(local, key=len, reverse=True):
         text = text.replace(value, Path(value.rstrip("/")).name)  # a folder of this machine is nobody's business
     return text
 

@@ -224,11 +224,12 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunFiles]:
-    """Read runs. Folders without config.yaml are named and left out, as long as there is a run beside them."""
+    """Read runs. Folders without config.yaml are named and left out, as long as there is a run beside them; files,
+    such as a log that `runs/*` finds, without a word."""
     others = [folder for folder in folders if not (folder / "config.yaml").is_file()]
     runs = [read_run(folder) for folder in folders if folder not in others]
-    if others and runs:
-        names = ", ".join(map(str, others))
+    if runs and (nameless := [path for path in others if not path.is_file()]):
+        names = ", ".join(map(str, nameless))
         print(f"octet: left out, because there is no config.yaml in it: {names}", file=sys.stderr)
     return runs or [read_run(folder) for folder in others]
 
