@@ -39,8 +39,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection
     """Return a table of numbers, but for its first column and those of `texts`, which may take several lines."""
     made = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for place, head in enumerate(heads):
-        side = "right" if place and head not in texts else "left"
-        made.add_column(head, justify=side, no_wrap=head not in texts, overflow="fold")
+        made.add_column(head, justify="right" if place and head not in texts else "left", no_wrap=head not in texts)
+        made.columns[-1].overflow = "fold"
     for row in rows:
         made.add_row(*row)
     return made
