@@ -1,7 +1,7 @@
 """`python ...` as a fork of a process that has imported torch, transformers, peft and deepspeed already.
 
 `subprocess.run([*forked(), "train.py", "--preset", "nano"], ...)` is what `[sys.executable, "train.py", ...]` would be,
-without seconds of imports. Three processes take part. The server, one for each pytest process, imports and then waits
+without seconds of imports. Three processes take part. The server, one for all workers of pytest, imports and then waits
 for requests. The client, which subprocess starts in place of the program, hands its arguments, environment, working
 directory, standard input and outputs to the server, passes signals on, and ends as the program ends. The program is a
 fork of the server: its exceptions, exit functions and exit status are those of a Python process of its own.
@@ -21,39 +21,37 @@ from typing import Any
 
 READ_BY_IMPORTS = ("CUDA_", "DS_", "HF_", "HOME", "LD_", "MKL_", "OMP_", "PYTHON", "TMP", "TRANSFORMERS_", "XDG_")
 READ_BY_IMPORTS += ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+NOT_READ = ("PYTHONPATH", "HF_TOKEN", "CUDA_DEVICE_ORDER")  # the last is set by every command, and by the server
 IMPORTED = ["bitsandbytes", "datasets", "deepspeed", "peft", "safetensors.torch", "torch.utils.tensorboard", "train"]
 IMPORTED += ["transformers.models.qwen2.modeling_qwen2", "trainer.run.evaluate_models", "trainer.run.job"]
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-_address: list[str] = []  # of this process's server, once it is started
+_address: list[str] = []  # of the server, once it is started
+_servers: list[Any] = []  # the process, in the worker that has started it
 
 
 def forked() -> list[str]:
     """Return the beginning of a command, to stand where `sys.executable` would. The first call starts the server."""
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
     if not _address:
-        _address.append(_start_server())
+        _address.append(f"octet-tests-{owner}")  # of an abstract socket: no file is left behind
+        _start_server(owner, _address[0])
     return [sys.executable, "-IS", __file__, *_address]
 
 
-def _start_server() -> str:
-    """Start the server, which ends with this process: it then has no more standard input."""
-    import atexit
+def _start_server(owner: int, address: str) -> None:
+    """Start the server, which ends with its owner, unless another worker of pytest has started it."""
     import subprocess
     from pathlib import Path
 
-    address = f"\0octet-tests-{os.getpid()}"  # of an abstract socket: no file is left behind
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
+    with socket.socket(socket.AF_UNIX) as listener, suppress(OSError):  # the address is in use already
+        listener.bind(f"\0{address}")
         listener.listen(64)
-        server = subprocess.Popen(
-            [sys.executable, "-m", "tests.forks", str(listener.fileno())],
-            cwd=Path(__file__).parent.parent,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[listener.fileno()],
+        command = [sys.executable, "-m", "tests.forks", str(listener.fileno()), str(owner)]
+        root, numbers = Path(__file__).parent.parent, [listener.fileno()]
+        _servers.append(
+            subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=numbers)
         )
-    atexit.register(server.communicate)
-    return address[1:]
 
 
 # ---------------------------------------------------------------- the client
@@ -86,24 +84,24 @@ def ask(address: str, arguments: list[str]) -> None:
 
 
 class Server:
-    """Answers the requests of clients until standard input ends."""
+    """Answers the requests of clients until its owner ends."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, owner: int) -> None:
         import selectors
 
-        self.listener = listener
+        self.listener, self.owner = listener, os.pidfd_open(owner)
         self.imported_with = _read_by_imports(os.environ)
         self.running: dict[int, tuple[int, socket.socket]] = {}  # pidfd of a program -> its process, and its client
         self.watched = selectors.DefaultSelector()
-        for source in (sys.stdin, listener):
+        for source in (self.owner, listener):
             self.watched.register(source, selectors.EVENT_READ)
         _import_everything()
 
     def serve(self) -> None:
-        """Return when standard input has ended and, in each fork, when its program has."""
+        """Return when the owner has ended and, in each fork, when its program has."""
         while True:
             for key, _ in self.watched.select():
-                if key.fileobj is sys.stdin:
+                if key.fd == self.owner:
                     for process, _ in self.running.values():
                         os.kill(process, signal.SIGKILL)
                     return
@@ -135,7 +133,7 @@ class Server:
             self.watched.close()
             for source in (self.listener, client, *(other for _, other in self.running.values())):
                 source.close()
-            for program in self.running:
+            for program in (*self.running, self.owner):
                 os.close(program)
             return True
         return False
@@ -182,9 +180,8 @@ def _import_everything() -> None:
 
 
 def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value for name, value in environment.items() if name.startswith(READ_BY_IMPORTS) and name != "PYTHONPATH"
-    }
+    found = {name: value for name, value in environment.items() if name.startswith(READ_BY_IMPORTS)}
+    return {name: value for name, value in found.items() if name not in NOT_READ}
 
 
 def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -203,7 +200,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    sys.stdin = open(0)  # noqa: SIM115  the server's own has ended
+    sys.stdin = open(0)  # noqa: SIM115  the server's own is empty
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -225,4 +222,4 @@ if __name__ == "__main__":
     if sys.flags.isolated:
         ask(sys.argv[1], sys.argv[2:])
     else:
-        Server(socket.socket(fileno=int(sys.argv[1]))).serve()
+        Server(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).serve()
