@@ -12,6 +12,7 @@ from trainer.answers.choice import choice_letter
 from trainer.answers.equation import exact, parted
 from trainer.answers.notation import DECORATION, LONGEST_ANSWER, PICTURE, clean, normalise
 from trainer.answers.number import is_plain, is_rounded, number, same_quantity, with_words, worked_out
+from trainer.answers.words import PEOPLE, same_rank
 
 _SHELL = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}|\$(.+)\$|\s")  # what may stand around a symbol
 _LATIN_WORD = re.compile("[A-Za-z]{3,}")
@@ -19,6 +20,7 @@ _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 _ROUGHLY = re.compile(r"((?:\\[A-Za-z]+|[^A-Za-z])+?)(?:\\approx(?![A-Za-z])|≈)(.*)", re.DOTALL)  # \frac13 \approx 0.33
 _UNION = re.compile(r"\\cup")
 _SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
+_AND = re.compile(r",?\s(?:and|&)\s|,\s?")
 _BARE_NUMBER = re.compile(r"[-+]?[0-9,]*\.?[0-9]+")
 _POWER = re.compile(r"[$\s]*[0-9]+\s*\^\s*\{?[0-9]+\}?[$\s]*")
 _NO_BRACES = str.maketrans("", "", "{}")
@@ -27,7 +29,7 @@ _DEPTH = 3  # of lists within lists
 
 def equal(answer: str, gold: str) -> bool:
     """Return True if two answers are the same as exact numbers, lists of numbers, choices, or text."""
-    if answer.strip() == gold.strip():
+    if answer.strip() == gold.strip() or same_rank(answer, gold):
         return True
     has_names = "=" in answer and "=" in gold
     if max(len(answer), len(gold)) > LONGEST_ANSWER or (has_names and _are_named_apart(answer, gold)):
@@ -45,9 +47,10 @@ def equal(answer: str, gold: str) -> bool:
         _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH)
         or _is_without_its_noun(answer, gold)
         or _is_power(answer, gold)
+        or _are_together(answer, gold)
     ):
         return True
-    choice = choice_letter(gold) if len(gold) <= 5 and not gold.islower() else None
+    choice = choice_letter(gold) if len(clean(gold)) <= 5 and not gold.islower() else None
     is_variable = len(answer.strip()) == len(gold.strip()) == 1  # e is not E, and (e) is the choice E
     return choice is not None and not is_variable and choice_letter(answer) == choice
 
@@ -72,7 +75,8 @@ def _are_named_apart(answer: str, gold: str) -> bool:
 
 
 def _names(text: str) -> list[str]:
-    return ["".join(label.split()).translate(_NO_BRACES) for label in parted(text)[0]]
+    names = [label.rpartition(" is ")[2] for label in parted(text)[0]]  # The solution is x
+    return ["".join(name.split()).translate(_NO_BRACES) for name in names]
 
 
 def _is_without_its_noun(answer: str, gold: str) -> bool:
@@ -81,6 +85,13 @@ def _is_without_its_noun(answer: str, gold: str) -> bool:
     if found is None or not " ".join(found[1]).islower() or {*found[1]} & {"am", "pm"}:
         return False
     return _BARE_NUMBER.fullmatch(answer.strip()) is not None and number(answer) == found[0]
+
+
+def _are_together(answer: str, gold: str) -> bool:
+    """Return True for Tim and Sarah in any order, and for `red and blue`, but not for a title such as War and Peace."""
+    parts = [_AND.split(clean(text)) for text in (answer, gold)]
+    is_list = " and " in gold and all(part.islower() or part in PEOPLE.split() for part in parts[1])
+    return is_list and sorted(map(str.casefold, parts[0])) == sorted(map(str.casefold, parts[1]))
 
 
 def _is_power(answer: str, gold: str) -> bool:

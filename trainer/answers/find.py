@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from trainer.answers.choice import LETTER, choice_letter, closing_choice, named_choice, named_letters
+from trainer.answers.choice import LETTER, LETTERS, choice_letter, closing_choice, named_choice, named_letters
 from trainer.answers.compare import equal
 from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import is_plain, number
@@ -35,17 +35,11 @@ THOUGHT, THOUGHT_END = "<think>", "</think>"  # what prompts of our own write
 
 
 class Mark(NamedTuple):
-    start: int
-    end: int
-    inner: str
-
-
-class Marked(NamedTuple):
-    """An answer, as written, and where its mark begins and ends."""
+    """Where a mark begins and ends, and what it marks."""
 
     start: int
     end: int
-    answer: str
+    text: str
 
 
 def _pick(phrase: str, wanted: str | None) -> str | None:
@@ -54,16 +48,18 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
     if len(phrase) > LONGEST_ANSWER:
         return None
     if wanted is not None:
-        for whole in (tidy(phrase), phrase.strip()):
+        for whole in (tidy(phrase), phrase.strip(), in_digits(tidy(phrase))):
             if equal(whole, wanted):
                 return whole
+        if wanted in "ABCD" and tidy(phrase).upper() == wanted:  # but e is no E
+            return wanted
         if states(phrase, wanted):
             return wanted
     phrase = _CALCULATION.sub("", phrase)
     if entry := _JSON.fullmatch(phrase.strip()):
         phrase = entry[1]
-    if "\\boxed" in phrase and (box := _found(phrase, "boxed", wanted)):
-        return box.answer
+    if box := _marked(phrase, wanted, _box_before):
+        return box.text
     if number(phrase) is None and (label := _LABEL.match(phrase)):
         phrase = phrase[label.end() :]
     return offered(phrase) if wanted is None else tidy(phrase) or None
@@ -77,7 +73,12 @@ _JOINED = re.compile(  # between two marks: "or", "\\quad\\text{and}", "**, mayb
     re.IGNORECASE,
 )
 _CORRECTED = re.compile(r"\b(?:no|wait|rather|actually|sorry|oops|correction)\b", re.IGNORECASE)
-_JOINED_BEFORE = re.compile(r"\b(?:or|except|than)[ \t$*_({\[]*(?:\\[(\[][ \t]*)?\Z", re.IGNORECASE)
+_OPERAND_BEFORE = re.compile(r"(?:-|[0-9)}]\s?(?:\\(?:cdot|times|div)\s?|[-+*/x×·÷]\s?)?)\Z")  # 2\\boxed{18}
+_JOINED_BEFORE = re.compile(
+    r"(?:\b(?:or|except|than|about|approximately|roughly)|(?:\A|[^0-9.}\s])\s?(?:\\approx|≈))"
+    r"[ \t$*_({\[]*(?:\\[(\[][ \t]*)?\Z",
+    re.IGNORECASE,
+)
 _DENIED_AFTER = re.compile(  # \\boxed{18} is wrong, \\boxed{18} or 20
     r"(?:[ \t]?\^(?!\s*\{?\s*\\circ)|_[0-9{]|[ \t]?\\(?:pi|sqrt|times|cdot|div|pm)\b|\.?[0-9]|[a-fijknp-rt-z]\b"
     r"|[ \t]?[-+*/<>][ \t]?[0-9(\\]|[ \t$]+to[ \t$]+[0-9]|\$?[-–][$0-9]"
@@ -92,7 +93,7 @@ _BRACE = re.compile(r"\\[{}]|[{}]")  # { and \{
 
 
 @lru_cache(maxsize=8)  # a completion is read twice, strictly and leniently
-def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | None], Mark | None]) -> Marked | None:
+def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | None], Mark | None]) -> Mark | None:
     """Return the answer in the last mark of a kind, together with those that stand beside it and differ. Two marks are
     beside each other in one paragraph (`####`: in one line), or with nothing but "or" between them, if nothing takes
     the first back. If the words around them deny the answer, the answer is the whole sentence."""
@@ -100,18 +101,18 @@ def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | Non
     for _ in range(MOST_TRIES):
         if last is None:
             return None
-        if last.inner and (picked := _pick(last.inner, wanted)):
+        if last.text and (picked := _pick(last.text, wanted)):
             break
         last = before(text, last.start, wanted)
     else:
         return None
-    parts, start = [last.inner], last.start
+    parts, start = [last.text], last.start
     for _ in range(MOST_TRIES):
         mark = before(text, start, wanted)
         if mark is None or not _are_beside(text[mark.end : start], wanted, by_line=before is _hashes_before):
             break
-        if mark.end <= start and mark.inner and not any(equal(mark.inner, part) for part in parts):
-            parts.insert(0, mark.inner)
+        if mark.end <= start and mark.text and not any(equal(mark.text, part) for part in parts):
+            parts.insert(0, mark.text)
         start = mark.start
     if len(parts) > 1:
         picked = _pick(", ".join(parts), wanted) or picked
@@ -119,7 +120,7 @@ def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | Non
         picked = sentence
     if wanted != GOLD and _is_taken_back(text[last.end : last.end + LONGEST_ANSWER], picked, wanted):
         return None
-    return Marked(last.start, last.end, picked)
+    return Mark(last.start, last.end, picked)
 
 
 def _are_beside(between: str, wanted: str | None, by_line: bool) -> bool:
@@ -128,7 +129,7 @@ def _are_beside(between: str, wanted: str | None, by_line: bool) -> bool:
         return False
     is_joined = _JOINED.fullmatch(between) is not None
     if by_line and "\n" in between:
-        return is_joined and bool(between.strip())
+        return is_joined
     return is_joined or (wanted != GOLD and "\n\n" not in between)
 
 
@@ -136,9 +137,9 @@ def _denied(text: str, start: int, mark: Mark) -> str | None:
     """Return the sentence around a mark if it denies what is marked, or offers something else."""
     near = text[max(0, start - NEAR) : start].rpartition("\n")[2]
     after = _DENIED_AFTER.match(text, mark.end, mark.end + LONGEST_ANSWER)
-    if after and after["other"] and equal(tidy(after["other"]), mark.inner):
+    if after and after["other"] and equal(tidy(after["other"]), mark.text):
         after = None
-    is_product = text[start] == "\\" and near[-1:] in ("-", *"0123456789")  # 2\\boxed{18}
+    is_product = text[start] == "\\" and _OPERAND_BEFORE.search(near)
     if after is None and not is_product and not _JOINED_BEFORE.search(near) and not TURNED.search(near):
         return None
     before = text[max(0, start - LONGEST_ANSWER) : start]
@@ -184,11 +185,14 @@ _HEADING = re.compile(  # Step 2, Final Answer, Explanation, but not Answer: 18
 )
 
 
+_LINE = re.compile(r"(?:\s*(?:\\\[|\$\$)[ \t]*\n(?=[^\n]+\n\s*(?:\\\]|\$\$)))?[^\n]*")  # a displayed formula has three
+
+
 def _hashes_before(text: str, end: int, wanted: str | None) -> Mark | None:
     start = text.rfind("####", 0, end)
     if start < 0:
         return None
-    line = text[start + 4 : min(end, start + 2 * LONGEST_ANSWER)].partition("\n")[0]
+    line = _LINE.findall(text[start + 4 : min(end, start + 2 * LONGEST_ANSWER)])[0]
     inner = line.partition("</")[0].rstrip("# ").lstrip(": ")
     return Mark(start, start + 4 + len(line), "" if inner and _is_heading(inner, wanted) else inner)
 
@@ -255,8 +259,8 @@ _THEREFORE = re.compile(r"(?:so|thus|hence|therefore)\b[,:]?\s+(?=\W*[A-J]\b\W*\
 
 def _letter(text: str, wanted: str | None) -> str | None:
     phrase, line = next(iter(_phrases(text)), ""), _THEREFORE.sub("", _last_line(text).lstrip("# "))
-    for found in (_found(text, "boxed", wanted), _found(text, "tags", wanted)):
-        if found and (choice := choice_letter(found.answer)):
+    for found in (_marked(text, wanted, _box_before), _marked(text, wanted, _tag_before)):
+        if found and (choice := choice_letter(found.text)):
             return choice if choice_letter(phrase) in (None, choice) else None
     if named_letters(phrase) or re.match(r"[A-J]\b(?! [a-z])", phrase):
         return choice_letter(phrase)
@@ -273,33 +277,17 @@ def _last_line(text: str) -> str:
     return text[-LONGEST_ANSWER:].rstrip().rpartition("\n")[2]
 
 
-# What a mark has in it, and how to find the last one before a position.
-_MARKS: dict[str, tuple[str, Callable[[str, int, str | None], Mark | None]]] = {
-    "gsm8k": ("####", _hashes_before),
-    "boxed": ("box", _box_before),
-    "tags": ("</answer>", _tag_before),
-}
+_MARKS = {"gsm8k": _hashes_before, "boxed": _box_before, "tags": _tag_before}
 STYLES = (*_MARKS, "letter", "alone")
-
-
-def _found(text: str, style: str, wanted: str | None) -> Marked | None:
-    part, before = _MARKS[style]
-    return _marked(text, wanted, before) if part in text else None
-
-
-def _alone(text: str) -> str | None:
-    """Return a text that is nothing but an answer."""
-    text = text.strip()
-    return (tidy(text) or None) if len(text) <= LONGEST_ANSWER and "\n" not in text else None
 
 
 def _in_place(text: str, style: str, wanted: str | None) -> str | None:
     if style == "letter":
         return _letter(text, wanted)
     if style == "alone":
-        return _alone(text)
-    found = _found(text, style, wanted)
-    return found.answer if found else None
+        return (tidy(text) or None) if len(text.strip()) <= LONGEST_ANSWER and "\n" not in text.strip() else None
+    found = _marked(text, wanted, _MARKS[style])
+    return found.text if found else None
 
 
 def strict(text: str, style: str, gold: str = "", opened: bool = False) -> str | None:
@@ -349,12 +337,13 @@ def _is_taken_back(rest: str, answer: str, wanted: str | None) -> bool:
 
 
 def _anywhere(text: str, wanted: str | None) -> str | None:
-    marks = [found for style in _MARKS if (found := _found(text, style, wanted))]
-    return max(marks).answer if marks else _unmarked(text, wanted)
+    marks = [found for before in _MARKS.values() if (found := _marked(text, wanted, before))]
+    return max(marks).text if marks else _unmarked(text, wanted)
 
 
 def _unmarked(text: str, wanted: str | None) -> str | None:
-    return _answer_is(_phrases(text), wanted) or closing_choice(_last_line(text)) or last_number(text)
+    found = _answer_is(_phrases(text), wanted) or closing_choice(_last_line(text)) or last_number(text)
+    return found or (_letter(text, wanted) if wanted and wanted in LETTERS else None)
 
 
 def _settled(found: str | None, wanted: str | None) -> str | None:

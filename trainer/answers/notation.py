@@ -64,7 +64,7 @@ _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\!", ""),
-        (r"\\[,;: ]", " "),
+        (r"(?<!\\)\\[,;: ]", " "),  # but not the end of a row
         (r"\\q?quad(?![A-Za-z])", ", "),  # what stands so far apart is not one number
         (r"\\[(\[\])]", " "),  # \( \) \[ \]
         (r"\\(?:left|right|displaystyle|bigl|bigr|Bigl|Bigr|big|Big)(?![A-Za-z])\.?", ""),
@@ -78,6 +78,7 @@ _LATEX = [
         (r"\(\s*(=~[^()]*)\)", r" \1"),  # 1/3 (\approx 0.333)
         (r"\\(?:times|cdot)(?![A-Za-z])", "*"),
         (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"),
+        (r"\\(begin|end)\{[bp]matrix\}", r"\\\1{matrix}"),
         (r"\\frac\s*([0-9]|\\(?:pi|theta|alpha|beta)(?![A-Za-z]))", r"\\frac{\1}"),  # \frac12, \frac\pi2
         (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z]|\\pi(?![A-Za-z]))", r"\1{\2}"),
     )

@@ -9,7 +9,7 @@ from math import prod
 from trainer.answers.arithmetic import UNCALCULATED, worth
 from trainer.answers.equation import GREEK, exact, parted
 from trainer.answers.notation import DECORATION, LONGEST_ANSWER, WRAPPERS, clean
-from trainer.answers.words import SCALES, UNITS, are_units, unit
+from trainer.answers.words import BEHIND, SCALES, UNITS, fits, unit, unit_kind
 
 LARGEST_EXPONENT = 1_000  # of ten
 _DIGITS = (  # 1,234,567 or 1 234 567 or 1'234'567 or 12,34,567 as in India
@@ -30,13 +30,13 @@ _CENTS = re.compile(  # R$ 18,50 and 18,50 €, but $18,50$ is a list
     rf"|(?<![0-9.,])[0-9]+,[0-9]{{2}}(?=\s?(?:[{_SYMBOLS[1:]}]|EUR|CHF|zł|kr))"
 )
 _WRITTEN = re.compile(
-    rf"""(?P<sign>[-+]?)[ ]?(?P<money>{CURRENCY}?)[ ]?(?P<inner>[-+]?)[ ]?
+    rf"""(?P<sign>[-+]?|minus\s|negative\s)[ ]?(?P<money>{CURRENCY}?)[ ]?(?P<inner>[-+]?)[ ]?
     (?: (?P<whole>[0-9]+)\s+(?:and\s(?=[0-9/]+\s[a-z]))?(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)(?![0-9.,])
       | (?P<top>{DECIMAL})\s*/\s*(?P<bottom>-?\s*{DECIMAL})
       | {_POWER.replace("NAME", "ten")}
-      | (?P<decimal>{DECIMAL})(?:[eE](?P<e>[-+]?[0-9]+)|\s*[*xX]\s*{_POWER.replace("NAME", "times")})?
+      | (?P<decimal>{DECIMAL})(?:e(?P<e>[-+]?[0-9]+)|\s*[*x]\s*{_POWER.replace("NAME", "times")})?
     )""",
-    re.VERBOSE,
+    re.VERBOSE | re.IGNORECASE,
 )
 _NUMERIC_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?\s*{DECIMAL})\s*\}}\s*\{{\s*(-?\s*{DECIMAL})\s*\}}")
 _REPEATING = re.compile(
@@ -87,7 +87,7 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] |
         text = text[1:-1].strip()
     elif not _OPENING.search(text):
         text = text.rstrip(")]} ")  # 18) has lost its beginning
-    written = _WRITTEN.match(_signed_by_word(text))
+    written = _WRITTEN.match(text)
     if written is None:
         return None
     tail = written.string[written.end() :]
@@ -206,7 +206,10 @@ def worked_out(working: str) -> Fraction | None:
     if not _OPERATION.search(working):
         return None
     text = _TIMES.sub("*", working).replace("^", "**").translate(_ROUND)
-    text = _OPERAND.sub(lambda operand: f"({_decimal(operand[1])})", text).replace(")(", ")*(")
+    share = "/100" if "*" in text else ""  # 60% * 70, but not 60% + 10%
+    text = _OPERAND.sub(lambda found: f"({_decimal(found[1])}{share * found[0].endswith('%')})", text).replace(
+        ")(", ")*("
+    )
     try:
         value = worth(text)
     except UNCALCULATED:
@@ -217,11 +220,6 @@ def worked_out(working: str) -> Fraction | None:
 def _as_fraction(repeating: re.Match[str]) -> str:
     whole, once, again = repeating.groups("")
     return f"{int(whole + once + again) - int(whole + once or '0')}/{(10 ** len(again) - 1) * 10 ** len(once)}"
-
-
-def _signed_by_word(text: str) -> str:
-    word, _, rest = text.partition(" ")
-    return "-" + rest if word.lower() in ("minus", "negative") else text
 
 
 def _value(written: re.Match[str]) -> Fraction | None:
@@ -237,7 +235,8 @@ def _value(written: re.Match[str]) -> Fraction | None:
         if abs(exponent) > LARGEST_EXPONENT:
             return None
         value = _decimal(written["decimal"] or "1") * Fraction(10) ** exponent
-    return -value if value is not None and "-" in (written["sign"], written["inner"]) else value
+    is_negative = written["inner"] == "-" or written["sign"] not in ("", "+")
+    return -value if value is not None and is_negative else value
 
 
 def _quotient(top: str, bottom: str) -> Fraction | None:
@@ -257,8 +256,9 @@ def _scale(tail: str, money: bool) -> int | None:
     shown = tail.strip(" .$")
     if not tail or _COUNTERS.fullmatch(shown):
         return 1
-    if money and shown in _MONEY_SCALES:
-        return int(10 ** _MONEY_SCALES[shown])
+    head, _, currency = shown.partition(" ")
+    if head in _MONEY_SCALES and ((unit(currency),) in _MONEY if currency else money):
+        return int(10 ** _MONEY_SCALES[head])
     words = _unit_words(tail)
     if words is None:
         return None
@@ -276,4 +276,4 @@ def _unit_words(tail: str) -> list[str] | None:
     is_apart = not found["joint"] and not tail[0].isalpha()
     if not (is_apart or (len(words[0]) > 1 and unit(words[0])) or (found["joint"] and len(words[0]) > 2)):
         return None
-    return words if are_units(words) else None
+    return words if fits(BEHIND, "".join(map(unit_kind, words))) else None

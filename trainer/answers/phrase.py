@@ -12,9 +12,9 @@ from functools import lru_cache
 from trainer.answers.compare import ORDINAL
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
 from trainer.answers.number import CURRENCY, DECIMAL, number, worked_out
-from trainer.answers.words import in_digits, is_statement, kind, names_a_text, unit, unit_kind
+from trainer.answers.words import REASON, TEXT, fits, in_digits, is_statement, kind, unit, unit_kind
 
-WINDOWS = (40, 2_000)  # characters before the last digit in which the last number begins; the short one is fast
+WINDOW = 200  # characters before the last digit in which the last number begins
 _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
     (?:[0-9]*\\[dt]?frac\{{-?{DECIMAL}\}}\{{{DECIMAL}\}}
       |(?:{CURRENCY}\s?-?)?[0-9]+[ ][0-9]+/[0-9]+(?![0-9])
@@ -24,7 +24,7 @@ _NUMERAL = re.compile(_NUMBER, re.VERBOSE)
 _OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
 _NO_OPERAND = re.compile("[a-z]{2,}|=")
 _SIGN_WORDS = {"times": "*", "multiplied by": "*", "plus": "+", "minus": "-"}
-_SPOKEN_SIGN = re.compile(rf"(?<=[0-9]) ({'|'.join(_SIGN_WORDS)}) (?=[0-9])")  # 8 times 8 is 64
+_SPOKEN_SIGN = re.compile(rf"(?<=[0-9]) ({'|'.join(_SIGN_WORDS)}) (?=[0-9])|(?<=%) (of) (?=[0-9])")  # 8 times 8 is 64
 CORRECTION = re.compile(  # 18, no wait, 20
     r"[ \t,.;(-]{1,4}(?:no\b[,.;:!]?[ \t])?(?:wait|actually|sorry|oops|correction|scratch that|i mean|make that)\b"
     r"(?:[ \t,.:;!-]{1,4}no\b)?",
@@ -37,14 +37,16 @@ _DENIED = re.compile(  # 18 (not 20), 18 rather than 20
     rf"(?<=[\s,(])(?:(?:and\s+)?not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])",
     re.VERBOSE | re.IGNORECASE,
 )
-_BEFORE = "in|for|per|each|every|within|after|before|during|at|on"
+_BEFORE = "in|for|per|each|every|within|after|before|during|at|on|over"
 _CONTEXT = re.compile(  # 18 in 3 days, 18 for each of 5 friends, 18 (see page 3)
     rf"""\b(?:{_BEFORE})\s+(?:(?:of|the|a|all|only|about|each|every|these|those|his|her|their|its)\s+){{0,3}}
     {_NUMBER}\s+(?!(?:{_BEFORE}|and|to)\b)(?=[a-z]{{2}})|\b(?:page|step|part|question|problem)\s+[0-9]+\b""",
     re.VERBOSE | re.IGNORECASE,
 )
 _OCCASION = re.compile(  # 18 left after selling 3, $18 to buy 3 of them
-    rf"\b(?:(?:after|by)\s[a-z]+ing(?:\s[a-z]+)?|to\s(?:buy|feed|fill|finish|cook|bake|read))\s{_NUMBER}(?![\w.^])",
+    rf"\b(?:(?:after|by)\s[a-z]+ing(?:\s[a-z]+)?|to\s(?:buy|feed|fill|finish|cook|bake|read))\s{_NUMBER}(?![\w.^])"
+    rf"|{_NUMBER}\s(?:second|minute|hour|day|week|month|year)s?\s(?:later|ago|from\snow)"
+    rf"|(?<=[0-9])(?<![/.][0-9])(?<![/.][0-9][0-9])\sof\s(?:the|his|her|their|these|those)\s{_NUMBER}\s[a-z]{{3,}}",
     re.VERBOSE | re.IGNORECASE,
 )
 _UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \(([a-z]+s)\)")  # 18 (dollars)
@@ -56,18 +58,20 @@ _TOKEN = re.compile(
 _MARKS = {"=": "=", ":": ":", "/": "p", "~": "Q"}
 _UNIT_BEHIND = re.compile(r"\s(?:(?:square|cubic|sq|cu)\s)?(?!in\s)([A-Za-z]+)")
 _GRAMS = re.compile(r"(?<=[0-9]{2})(?=[gLh]\Z)")  # 500g, but 5g may be algebra
+_DIMENSION = {"2": "square", "3": "cubic"}
 _POWER = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s?\^\s?\{?([23])\}?")  # 30 cm^2
 _REMARK = re.compile(  # (see above). I hope this helps!
     r"\b(?:I\s(?:think|believe)|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
-    r"\b(?:a\s)?total\sof\b|\bi\.e\.|(?<=the\s)two(?=\s[a-z])|"
+    r"\b(?:a\s)?total\sof\b|(?<=\bis\s)(?:therefore|thus|hence)\b|\bi\.e\.|(?<=the\s)two(?=\s[a-z])|"
     r",?\sas\s(?:computed|calculated|shown|found|required|requested|desired|expected|needed|stated)(?:\sabove)?\b|"
     r"\b(?:in\s)?(?:the\s)?year\s(?=[0-9])|\bin\s(?=[12][0-9]{3}\b(?!\s?[a-z]))|\(?\b(?:see|cf\.)\s[^().]*\)?|"
     r"\b(?:I hope (?:this|that|it)|hope this|let me know|thank|please let)\b[^.!]*",
     re.IGNORECASE,
 )
+_IS = re.compile(r"\s?(?:=|(?:is|equals|must\sbe)\s-?[$0-9])")
 _SUMS = re.compile(r"\b(?:add|sum|work|come)s?\s(?:up|out)\sto\b")
 _ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch and $18/hour
-    r"""[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\b(?:answer|result|solution)\s(?:has|had|contains)\b
+    r"""[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\bshould\shave\sbeen\b|0,0|\b(?:answer|result|solution)\s(?:has|had|contains)\b
     |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})(?<![0-9])/(?![a-z]{3})""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -100,10 +104,11 @@ def offered(phrase: str) -> str | None:
 def _among_words(phrase: str) -> str | None:
     """Drop what offers nothing, and return the number that is left if nothing that was dropped contradicts it."""
     plain = " ".join(clean("; ".join(phrase.split("\n"))).split())
-    plain = _SPOKEN_SIGN.sub(lambda sign: _SIGN_WORDS[sign[1]], in_digits(_SUMS.sub("equals", _REMARK.sub(" ", plain))))
+    plain = in_digits(_SUMS.sub("equals", _REMARK.sub(" ", plain)))
+    plain = _SPOKEN_SIGN.sub(lambda sign: _SIGN_WORDS.get(sign[1], "*"), plain)
     if number(plain) is not None:
         return plain
-    plain = _POWER.sub(_with_word, plain)
+    plain = _POWER.sub(lambda power: f"{_DIMENSION[power[2]]} {power[1]}" if unit(power[1]) else power[0], plain)
     first = DIGIT.search(plain)
     if first is None:
         return None
@@ -116,8 +121,7 @@ def _among_words(phrase: str) -> str | None:
     def drop_working(found: re.Match[str]) -> str:
         if not found["equals"] and number(found[0]) is not None:  # a fraction
             return found[0]
-        if "%" not in found[0]:
-            results.add(worked_out(_NO_OPERAND.sub("", found[0])))
+        results.add(worked_out(_NO_OPERAND.sub("", found[0])))
         return " "
 
     plain = plain[: first.end()] + _DENIED.sub(denied, plain[first.end() :])  # "not 17, 18" denies the first number
@@ -128,14 +132,9 @@ def _among_words(phrase: str) -> str | None:
     return found if is_sure else None
 
 
-def _with_word(power: re.Match[str]) -> str:
-    """Return `square cm` for `cm^2`, and a power that is no unit as it is."""
-    return f"{'square' if power[2] == '2' else 'cubic'} {power[1]}" if unit(power[1]) else power[0]
-
-
 def _only_number(plain: str) -> str | None:
     """Return the number of a text if there is one, said once or more often, and a statement around it."""
-    bare = _NUMERAL.sub(lambda numeral: numeral[0][0].strip("\\") + "0", plain)  # 3/4 and 50% are no algebra
+    bare = _NUMERAL.sub(lambda numeral: "-" * (numeral[0][0] == "-") + "0", plain)  # £3/4 and 50% are no algebra
     if _ALGEBRA.search(bare):
         return None
     found, values, kinds = None, set[Fraction | int | None](), ""
@@ -160,15 +159,15 @@ def _only_number(plain: str) -> str | None:
 def _is_name(plain: str, word: re.Match[str], kinds: str) -> bool:
     """Return True for the x of `x = 18` and `value of x is 18`, the May of `in May`, and for a name after a verb."""
     if len(word[0]) == 1:
-        return plain[word.end() :].lstrip().startswith("=") or plain[: word.start()].endswith("value of ")
+        return _IS.match(plain, word.end()) is not None or plain[: word.start()].endswith("value of ")
     return word[0][0].isupper() and (kinds[-1:] in ("p", "P", "a") or (kinds.endswith("v") and kind(word[0]) == "w"))
 
 
 _PIECE = re.compile(r"\w+(?:\s\w+)*|[^\w\s]")
 _SAID = re.compile(r"[^\W\d_][\w'-]*|[0-9][0-9.,:]*|\S")
 _PLACE = re.compile(r"\b(?:on|in|at)\s\Z", re.IGNORECASE)  # on Monday
-_NEGATIONS = {"no": r"\b(?:no|not|never|cannot|none|nothing|nobody|\w+n't)\b"}
-_NEGATIONS["false"] = _NEGATIONS["no"]
+_NO = r"\b(?:no|not|never|cannot|none|nothing|nobody|\w+n't)\b"
+_NEGATIONS = {"yes": "(?!)", "true": "(?!)", "no": _NO, "false": _NO}
 
 
 def states(phrase: str, gold: str) -> bool:
@@ -183,14 +182,16 @@ def states(phrase: str, gold: str) -> bool:
     if len(found) != 1:
         return False
     before, after = text[: found[0].start()], text[found[0].end() :]
-    if name.lower() in ("yes", "no", "true", "false"):
-        rest = re.findall(r"[\w'-]+", re.sub(_NEGATIONS.get(name.lower(), r"\Z"), " ", after, flags=re.IGNORECASE))
-        return not before and after[:1] in ",.;:!- " and kind(rest[0]) != "a" and "q" not in map(kind, rest)
+    if not (before and name.lower() in ("true", "false")) and (negation := _NEGATIONS.get(name.lower())):
+        rest = re.findall(r"[\w'-]+", re.sub(negation, " is ", after, flags=re.IGNORECASE))
+        return not before and after[:1] in ",.;:!- " and fits(REASON, "".join(map(kind, rest)))
     sides = [_SAID.findall(side) for side in (_PLACE.sub("", before), after)]
-    if (after and not is_word) or any(word[0].isupper() and word != "I" for word in sides[0][1:] + sides[1]):
-        return False
     kinds = ["".join(map(_kind_of_said, side)) for side in sides]
-    return names_a_text(f"{kinds[0]}N{kinds[1]}", is_common=found[0][0].islower())
+    may_follow = "pP" if kinds[0][-1:] in ("i", "r") else ""  # the capital of France is Paris
+    others = [word for kind_before, word in zip(kinds[0] + "N", sides[0][1:]) if kind_before not in may_follow]
+    if (after and not is_word) or any(word[0].isupper() and word != "I" for word in others + sides[1]):
+        return False
+    return fits(TEXT, "N".join(kinds)) or (found[0][0].islower() and fits(TEXT, "M".join(kinds)))
 
 
 def _kind_of_said(word: str) -> str:
@@ -217,7 +218,7 @@ TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, ha
     re.VERBOSE | re.IGNORECASE,
 )
 # Behind a number: 18x, 18 squared, 18^2, 18!
-_CONTINUED = re.compile(r"[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?[\^_]|!|\s?\\(?:pi|sqrt)")
+_CONTINUED = re.compile(r"[^\d.!?\n]{0,30}\?|[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?[\^_]|!|\s?\\(?:pi|sqrt)")
 
 
 def last_number(text: str) -> str | None:
@@ -227,13 +228,10 @@ def last_number(text: str) -> str | None:
         return None
     end = len(text) - last_digit.start()
     line = text.rfind("\n", 0, end) + 1
-    for window in WINDOWS:
-        start = max(line, end - window)
-        plain = to_ascii(text[start : end + 12].partition("\n")[0])
-        numbers = [found for found in _IN_TEXT.finditer(plain) if found.start() or start == line]
-        if numbers and len(numbers[-1][0]) <= LONGEST_ANSWER:
-            return tidy(numbers[-1][0]) if _stands_alone(plain, numbers[-2:]) else None
-    return None
+    start = max(line, end - WINDOW)
+    plain = to_ascii(text[start : end + 32].partition("\n")[0])
+    numbers = [found for found in _IN_TEXT.finditer(plain) if found.start() or start == line]
+    return tidy(numbers[-1][0]) if numbers and _stands_alone(plain, numbers[-2:]) else None
 
 
 def _stands_alone(plain: str, numbers: list[re.Match[str]]) -> bool:

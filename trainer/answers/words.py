@@ -19,6 +19,17 @@ SPOKEN |= {"zero": 0} | {word: 10 * value for value, word in enumerate(_TENS.spl
 _ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth"
 _PARTS = {word: value for value, word in enumerate(_ORDINALS.split(), 3)} | {"half": 2, "halve": 2, "quarter": 4}
 
+PEOPLE = (  # an order of these says nothing; a title, such as Pride and Prejudice, has none of them
+    "Adam Alex Alice Amy Andrew Andy Anna Anne Ann Ben Bill Bob Brian Carl Carlos Chris Dan Daniel David Ella Emily "
+    "Emma Eric Eva Frank Fred George Grace Hannah Harry Henry Jack Jake James Jane Janet Jason Jeff Jenny Jerry Jill "
+    "Jim Joe John Jose Josh Julia Julie Karen Kate Kevin Kim Laura Leo Lily Linda Lisa Lucas Lucy Luis Luke Maria Mark "
+    "Martha Mary Matt Max Megan Mia Michael Mike Molly Nick Noah Olivia Paul Peter Rachel Robert Ryan Sally Sam Sara "
+    "Sarah Sophia Steve Susan Ted Thomas Tim Tina Tom Tony William Zoe Monday Tuesday Wednesday Thursday Friday "
+    "Saturday Sunday"
+)
+_RANKS = f"first second {_ORDINALS} eleventh twelfth".split()
+_RANK = re.compile(rf"(?:the\s)?(?:([0-9]+)(?:st|nd|rd|th)|({'|'.join(_RANKS)}))\.?", re.IGNORECASE)
+
 # The names of one unit are joined by a slash. Units of two and more letters may be glued to a number.
 _UNIT_NAMES = (
     "mm/millimeter/millimetre cm/centimeter/centimetre m/meter/metre km/kilometer/kilometre in/inch/inche ft/foot/feet "
@@ -32,11 +43,11 @@ UNITS = {name: group.partition("/")[0] for group in _UNIT_NAMES.split() for name
 _ONE_LETTER_UNITS = frozenset("mgshlLKVWNJCF")
 _KINDS = {  # of which N is a number, w any other word, and x what may be a variable
     "s": "i you he she it we they there me him us them",
-    "d": "the a an his her its their my our your every this these those that some both another",
+    "d": "the a an his her its their my our your every this these those that both another",
     "E": "each apiece",
     "m": "exactly precisely only just simply really actually originally initially eventually currently now again still",
-    "p": "of per on by from among during within into across between after than",
-    "P": "at for with in",
+    "p": "of per on from among during within into across between after than",
+    "P": "at for with in by",
     "o": "to",
     "u": "up",
     "a": "and",
@@ -55,21 +66,22 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "cook carry hold keep bring build catch charge complete cover donate fill find fit hike invest jump learn lift "
     "live measure move turn gather harvest deliver serve climb consume deposit borrow type order own play practice "
     "print put raise require return ride sew share ship sleep solve start stay study swim teach visit arrive end "
-    "begin want wash wear write grow come amount",
+    "begin want wash wear write written grow come came call amount rise rose fell drop increase decrease reduce "
+    "decline went go",
     "q": "not no nope nor never none cannot nobody nothing neither either or but if unless otherwise maybe perhaps "
     "could may might except without besides wrong false incorrect untrue invalid mistaken mistake error guess doubt "
     "unsure uncertain unknown joke kidding jk theory dreams what who whom whose when where while until before though "
-    "although however instead rather different wait oops sorry hmm scratch lie lies yes yeah everything everyone "
+    "although however instead rather possible wait oops sorry hmm scratch lie lies yes yeah everything everyone "
     "everybody anything anyone sure certain know idea clue rejected excluded suppose assume",
-    "Q": "about around approximately approx roughly least most best worst first almost under above below near beyond "
-    "upward upwards whenever fold fail fails onwards ballpark estimate estimated approximation "
+    "Q": "some about around approximately approx roughly least most best worst first almost under above below near "
+    "beyond upward upwards whenever fold fail fails onwards ballpark estimate estimated approximation "
     "down off plus minus divided multiplied less remainder power root once thrice double doubled "
     "triple tripled quadruple halved halves third thirds quarter quarters tens lakh lakhs crore crores mil mille "
     "tausend millones millionen short shy close far too tops max maximum minimum something odd ish give "
     "such like point negative choose pi followed",  # these change a number, and not a name
 }
 _KIND = {word: kind for kind, words in _KINDS.items() for word in words.split()}
-_VERB = re.compile(r"(\w+?)(?:(?<=[sxzh])es|s|d|ed)?")
+_VERB = re.compile(r"(\w+?)(?:(?<=[sxzh])es|s|d|(?:(?<=([bgmnprt]))\2)?ed)?")  # dropped
 _CHANGES = re.compile(  # hardly, isn't, 18ish, thousandths, and thousands in other languages
     r"(?!family|supply|jelly|fish|dish|emily|[bhjkmpsw][aeiou]lly|lily|carly|italy).*(?:n't|ly|ish)\Z|.*[十百千万萬億亿兆]|тыс|млн|млрд|миллион|миллиард"
     r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?"
@@ -78,7 +90,7 @@ _VOWEL = re.compile("[aeiouæœø\u0400-\uffff]")  # no Greek letter is one
 
 _NOUN = "[wAvtC]"  # many verbs are nouns, too: the total cost
 # Every part begins with a letter that no part goes on with, so that there is one way to read a string.
-_MORE = r"(?:[tm]|[pPodE]s?[wAvC]{0,4}(?:a[wAv]{1,2})?)*(?<![pPod])"  # left, each day, at the market, to buy a house
+_MORE = r"(?:[tm]|[pPodE]s?[wAvC]{0,4}s?(?:a[wAv]{1,2})?)*(?<![pPod])"  # left, each day, at the market, to buy a house
 _UNIT = rf"t?{_NOUN}{{1,3}}(?:a[wAvt])?"
 _OF_WHICH = rf"(?:d?(?:s|{_NOUN}{{1,2}})v{{1,2}}{_MORE})?"  # that she sells each day
 _NAME = (
@@ -87,32 +99,26 @@ _NAME = (
 )
 _BEFORE = (
     rf"(?:[pPo][dpE]{{0,2}}{_NOUN}{{1,4}})?"
-    rf"(?:{_NAME}(?:[irv]+(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)|[ir]+|d?A{{1,3}})?d?m*"
+    rf"(?:{_NAME}m?(?:[irv]+(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)|[ir]+|d?A{{1,3}})?d?m*"
 )
-_BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE})?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
-_UNITS = re.compile(_BEHIND)
-_CLAUSE = re.compile(rf"c*(?:{_BEFORE}N{_BEHIND}=?|{_NAME}[:=]|pd|[iv]?{_MORE}=?)")
-_TEXT = re.compile(  # The winner is N; N is cheaper; N, because it has more
-    rf"c*,*(?:(?!w[va]){_NAME}(?:v?[ir]v?|v{{1,2}}|:)|[ir]+)?(?:d?m*N|(?P<common>dNw))(?:[irv][^q]*|,*c[dswEn][^q]*)?,*"
+_BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|rw)?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
+BEHIND = re.compile(_BEHIND)
+_CLAUSE = re.compile(rf"c*(?:{_BEFORE}N{_BEHIND}=?|(?:d?A{{1,3}}[ir])?{_NAME}[:=]|pd|[iv]?{_MORE}=?)")
+TEXT = re.compile(  # The winner is N; N is cheaper; N, because it has more
+    rf"c*,*(?:(?!w[va]){_NAME}(?:v?[ir]v?P?|v{{1,2}}|:)|[ir]+)?(?:d?m*N|dMw)(?:[irv][^q]*|,*c[dswEn][^q]*)?,*"
 )
+REASON = re.compile(rf"(?:c|m?{_NAME}[irv]|iA)[^q]*")  # it is; the statement is true; because she has more
 _MOST = 60  # words
 
 
-def names_a_text(kinds: str, is_common: bool) -> bool:
-    """Return True if a phrase says that the text N is the answer. A common noun may have another behind it."""
-    found = _TEXT.fullmatch(kinds) if len(kinds) <= _MOST else None
-    return found is not None and (is_common or not found["common"])
+def fits(grammar: re.Pattern[str], kinds: str) -> bool:
+    """Return True if the kinds of a phrase's words obey a grammar."""
+    return len(kinds) <= _MOST and grammar.fullmatch(kinds) is not None
 
 
 def is_statement(kinds: str) -> bool:
     """Return True if every clause of a phrase says what its number is, names it, or only goes on."""
-    clauses = re.findall("c*[^,:=c]*[,:=]?", kinds)
-    return len(kinds) <= _MOST and all(_CLAUSE.fullmatch(clause.rstrip(",")) for clause in clauses)
-
-
-def are_units(words: list[str]) -> bool:
-    """Return True for words behind a number that leave it as it is: units, nouns, `per day`, `is the answer`."""
-    return len(words) <= _MOST and _UNITS.fullmatch("".join(map(unit_kind, words))) is not None
+    return all(fits(_CLAUSE, clause.rstrip(",")) for clause in re.findall("c*[^,:=c]*[,:=]?", kinds))
 
 
 def kind(word: str) -> str:
@@ -125,7 +131,7 @@ def kind(word: str) -> str:
     if "-" in word:
         return next((found for found in map(kind, filter(None, word.split("-"))) if found in "qQ"), "w")
     verb = _VERB.fullmatch(lower)
-    if verb and "v" in (_KIND.get(verb[1]), _KIND.get(verb[1] + "e")):
+    if verb and "v" in (_KIND.get(verb[1]), _KIND.get(verb[1] + "e"), _KIND.get(re.sub("ie?$", "y", verb[1]))):
         return "v"
     is_operator = GREEK.fullmatch(lower) or FUNCTION.fullmatch(lower) or lower.rstrip("s") in SCALES
     return "Q" if is_operator else "q" if _CHANGES.match(lower) else "w"
@@ -157,6 +163,13 @@ _SPELLED = re.compile(
 _FRACTION = re.compile(
     rf"(?<![\w'.,/-])(?:([0-9]+)\sand\s)?(an?|one|[0-9]+)[\s-]({'|'.join(_PARTS)})s?(?![\w-])", re.IGNORECASE
 )
+
+
+def same_rank(answer: str, gold: str) -> bool:
+    """Return True for `the third` and `3rd`."""
+    found = [_RANK.fullmatch(text.strip()) for text in (answer, gold)]
+    ranks = {one and (one[1] or str(_RANKS.index(one[2].lower()) + 1)) for one in found}
+    return len(ranks) == 1 and None not in ranks
 
 
 def in_digits(text: str) -> str:
