@@ -37,7 +37,7 @@ def said_by(row: dict[str, Any]) -> str:
     """Write the files of a row into this folder, run its command, which is refused with status 2, and return what it
     says."""
     for name, content in row.get("files", {}).items():
-        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
         assert octet(*shlex.split(row["command"])) == 2
@@ -54,6 +54,7 @@ def test_the_setting_is_named_and_the_sentence_is_the_one_that_was_read(row):
 @pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row["command"])
 def test_a_command_that_is_refused_says_why(row, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")  # in which argparse prints what it refuses
     assert said_by(row) == row["says"]
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
         *row.get("files", [])
@@ -73,6 +74,7 @@ def write_anew() -> None:
     for row in SETTINGS:
         error = refused(row["settings"])
         row |= {"key": row.get("key", error.key), "says": str(error)}
+    os.environ["COLUMNS"] = "80"
     for row in COMMANDS:
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)

@@ -72,10 +72,3 @@ def test_a_setting_in_the_place_of_a_run_is_a_setting(runs):
     options = parser_of("push").parse_intermixed_args(["a=b", "--to", "you/model"])
     fill_in_run(options)
     assert str(options.run) == "a=b"
-
-
-@pytest.mark.parametrize("command", ["list", "report", "merge --out whole", "export --to gguf"])
-def test_without_any_run_one_is_asked_for(tmp_path, monkeypatch, capsys, command):
-    monkeypatch.chdir(tmp_path)
-    status, _, complaint = said_by(capsys, *command.split())
-    assert (status, "there is no run in" in complaint) == (2, True)

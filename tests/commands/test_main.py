@@ -70,16 +70,6 @@ def test_the_help_of_a_command_has_an_example(capsys, name):
     assert "\n  run " not in page, "a run folder is called RUN"
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [("--steps", "run.steps"), ("--model", "model.name"), ("--max-new-tokens", "rollout.max_new_tok")],
-)
-def test_an_unknown_option_names_the_setting(capsys, typed, meant):
-    status, _, errors = said_by(capsys, "train", typed, "5")
-    assert status == 2
-    assert f"Settings are written without dashes, as key=value. Did you mean {meant}" in errors
-
-
 def test_the_version(capsys):
     main(["--version"])
     assert capsys.readouterr().out == f"octet {__version__}\n"

@@ -194,16 +194,3 @@ def test_labelled_completions(capsys, tmp_path):
     assert (row["count"], row["paid"]["correct"]) == (2, 1)
     status, out, _ = octet(capsys, "--labelled", path, "reward.answer=lenient")
     assert status == 0, out
-    for wrong in ({}, {"right": "yes"}):
-        write_lines(path, [{"completion": "#### 18", "answer": "18", **wrong}])
-        status, _, err = octet(capsys, "--labelled", path)
-        assert (status, "labelled.jsonl:1: `right` is " in err) == (2, True)
-
-
-def test_data_without_answers_has_nothing_to_try(capsys, tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", ({"question": f"{n}?"} for n in range(20)))
-    status, _, err = said_by(
-        capsys, "reward", "test", "--task", "records", f"task.path={path}", "task.answer=none", SHIPPED
-    )
-    assert status == 2
-    assert "--labelled: there are no gold answers" in err

@@ -180,20 +180,6 @@ def test_the_example_grid_is_right_for_the_preset_it_is_shown_with(capsys):
     assert all("--preset nano --sweep slurm/grid.example" in page for page in shown)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "told"),
-    [
-        ("a\nrm -rf b", {}, r"run.dir='a\\nrm -rf b': it has a control character in it"),
-        ("a", {"time": "1:00\ntouch b"}, r"--time='1:00\\ntouch b': it has a control character in it"),
-    ],
-)
-def test_a_line_break_in_an_option_is_refused(site, tmp_path, name, options, told):
-    """What follows it would be a command of the job script."""
-    with pytest.raises(ConfigError, match=told):
-        made(tmp_path / name, nodes=1, gpus=1, **options)
-    assert not (tmp_path / name).exists()
-
-
 def test_the_time_of_a_job_is_half_as_much_again_in_quarters_of_an_hour(site, capsys):
     def limit(*arguments: str) -> str:
         asked = ["slurm", "--preset", "80gb", "--time", "auto", "--card", "H100", "--dry-run", *arguments]

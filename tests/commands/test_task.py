@@ -117,6 +117,26 @@ def test_bad_data_ends_a_run_before_its_folder_is_made(monkeypatch, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_a_table_is_read_with_the_separator_of_its_first_line(tmp_path, separator):
+    path = tmp_path / "mine.csv"
+    rows = ["question", "answer"], ['"1 + 1; is?"', "2"], ['"2 + 1; is?"', "3"]
+    path.write_text("\n".join(map(separator.join, rows)))
+    task = make_task(resolve("nano", None, ["task.name=records", f"task.path={path}"]).task)
+    found = sorted((problem.question, problem.gold) for problem in [*task.train(), *task.test()])
+    assert found == [("1 + 1; is?", "2"), ("2 + 1; is?", "3")]
+
+
+def test_text_answers_are_asked_for_with_a_text(capsys, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("question,answer\nCapital of Peru?,Lima\nCapital of Cuba?,Havana\nCapital of Iraq?,Bagdad\n")
+    status, out, _ = said_by(capsys, "task", "show", "records", f"task.path={path}", "-n", "1")
+    assert status == 0
+    assert "like this:\n#### Paris<" in out
+    path.write_text("question,answer\n1 + 1?,2\n2 + 2?,4\n")
+    assert "like this:\n#### 42<" in said_by(capsys, "task", "show", "records", f"task.path={path}", "-n", "1")[1]
+
+
 # ---------------------------------------------------------------- octet task play, with a person who types
 
 
@@ -155,9 +175,3 @@ def test_a_function_of_ones_own(monkeypatch, capsys, tmp_path):
     (tmp_path / "mine.py").write_text("def short(completions, **c): return [1.0 / len(text) for text in completions]")
     _, shown, _ = play(monkeypatch, capsys, "1234", f"reward.custom={tmp_path}/mine.py:short")
     assert "  short           0.250  x 1" in shown
-
-
-def test_errors_end_with_status_two(monkeypatch, capsys):
-    status, _, said = play(monkeypatch, capsys, "a", "--data-dir", "nowhere", task="gsm8k")
-    assert status == 2
-    assert said.startswith("octet: ")

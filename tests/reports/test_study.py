@@ -1,9 +1,11 @@
 """What a study says of its runs, whose files are written here so that the truth is known."""
 
+import copy
 import csv
 import io
 import json
 import random
+import shutil
 
 import pytest
 
@@ -66,11 +68,23 @@ def answered(model: str, rng: random.Random, strict: float, lenient: float):
         yield {"model": model, "temperature": 0.0, **asked, **right}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A study of which all runs have ended, and what is found."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "mine.yaml").write_text(TEXT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        study = read_study(folder / "mine.yaml")
+        for run in study.runs():
+            end(study, run.name)
+        return folder, summary(collect(study))
+
+
 @pytest.fixture
-def found(study):
-    for run in study.runs():
-        end(study, run.name)
-    return summary(collect(study))
+def found(study, whole):
+    shutil.copytree(whole[0] / "runs", "runs")
+    return copy.deepcopy(whole[1])
 
 
 def comparison(found, arm: str, against: str):
@@ -246,10 +260,7 @@ def test_the_differences_are_drawn_with_their_intervals(found):
     assert len(of_base[0]) > len(marks)
 
 
-def test_the_results_are_printed_for_papers_and_for_other_programs(study, capsys):
-    for run in study.runs():
-        end(study, run.name)
-    found = summary(collect(study))
+def test_the_results_are_printed_for_papers_and_for_other_programs(study, found, capsys):
     _, said, _ = said_by(capsys, "study", study.path, "--csv")
     lines = [*csv.DictReader(io.StringIO(said))]
     assert [float(one["p_holm"]) for one in lines] == [one["p_holm"] for one in found["comparisons"]]

@@ -19,7 +19,7 @@ from tests.e2e.damaged import CASES
 from tests.e2e.pairs import FEATURES, covering, pairs_of
 from tests.forks import forked
 
-SLICE = ["stopped/config.yaml/flipped", "stopped/metrics.jsonl/removed", "ended/best:adapter_model.safetensors/flipped"]
+SOME = ["stopped/config.yaml/flipped", "stopped/metrics.jsonl/removed", "ended/best:adapter_model.safetensors/flipped"]
 PROGRAMS = {
     "chaos": (["10"], "10 kills, 0 faults"),
     "fuzz": (["3000"], "3000 inputs of 16 kinds, 0 faults"),
@@ -46,12 +46,10 @@ def test_every_two_values_meet_in_a_run_or_are_refused():
     assert len(runs) < 100
 
 
-MORE = pytest.param(random.Random(0).sample(CASES, 60), id="more", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("cases", [pytest.param(SLICE, id="some"), MORE])
-def test_damage_is_said_or_refused_or_has_no_effect(cases):
-    answer = launch(sys.executable, "-m", "tests.e2e.damaged", *cases, timeout=3600)
+@pytest.mark.slow
+def test_damage_is_said_or_refused_or_has_no_effect():
+    cases = [*SOME, *random.Random(0).sample(CASES, 57)]
+    answer = launch(*forked(), "-m", "tests.e2e.damaged", *cases, timeout=3600)
     assert answer.returncode == 0, answer.stdout + answer.stderr[-3000:]
 
 

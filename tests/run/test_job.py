@@ -184,18 +184,14 @@ def test_the_8gb_preset_on_real_gsm8k_text_with_a_tiny_model(tmp_path, tiny_mode
     assert "#### 42" in prompt
 
 
-@pytest.mark.parametrize("program", ["run_deepspeed.sh", "train.py"])
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["rollout.group_size=1"], "rollout.group_size=1: "),
-        (["model.name=no/such-model"], "model.name=no/such-model: "),
-        (["engine.ds_config=zero9"], "engine.ds_config=zero9: "),
-        (["task.name=gsm8k"], "task.name=gsm8k: "),
-        (["run.dir=/dev/null"], "run.dir=/dev/null: "),
-        (["task.name=records", "task.path=bad.jsonl"], "bad.jsonl:2: "),
-    ],
-)
+BAD_DATA = ["task.name=records", "task.path=bad.jsonl"]
+IN_VAIN = [("run_deepspeed.sh", BAD_DATA, "bad.jsonl:2: "), ("train.py", BAD_DATA, "bad.jsonl:2: ")]
+IN_VAIN += [
+    ("train.py", [one], f"{one}: ") for one in ("model.name=no/such", "engine.ds_config=zero9", "task.name=gsm8k")
+]
+
+
+@pytest.mark.parametrize(("program", "arguments", "told"), IN_VAIN)
 def test_what_cannot_be_is_answered_before_anything_is_loaded(tmp_path, program, arguments, told):
     start = [sys.executable, "-X", "importtime"] if program == "train.py" else []
     (tmp_path / "bad.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\nbroken\n')

@@ -75,7 +75,7 @@ print(json.dumps({{
 
 
 def run(*command: object, folder: Path) -> str:
-    answer = launch(*command, folder=folder, OCTET_PYTHON=sys.executable)  # so that the script installs nothing
+    answer = launch(*command, folder=folder)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout
 
@@ -94,7 +94,7 @@ def test_it_comes_to_the_same_as_the_command(scripted, tmp_path):
     (tmp_path / "rewards.py").write_text(SCORE)
     data = [f"task.path={given}/train.jsonl", f"task.test_path={given}/test.jsonl", "task.name=records"]
     settings = [*FEW, *data, "reward.custom=rewards.py:score", "reward.weights={}", "run.dir=it"]
-    run(str(ROOT / "run_deepspeed.sh"), "--preset", "nano", *settings, folder=tmp_path)
+    run(*forked(), ROOT / "train.py", "--preset", "nano", *settings, folder=tmp_path)
     first, command = scripted[0] / "first", tmp_path / "it"
     assert learned(first) == learned(command)
     assert (first / "samples.jsonl").read_text() == (command / "samples.jsonl").read_text()

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from tests.conftest import ROOT, launch
+from tests.conftest import ROOT, launch, said_by
 
 TEXT = """
 settings:
@@ -35,39 +35,25 @@ def sums(first: int) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
-def command(folder, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return launch(sys.executable, "-m", "trainer.commands.main", "study", "tiny.yaml", *arguments, folder=folder)
-
-
 def octet(folder, *arguments: str) -> str:
-    done = command(folder, *arguments)
+    command = ["-m", "trainer.commands.main", "study", "tiny.yaml", *arguments]
+    done = launch(sys.executable, *command, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["--slurm", "--collect"], "not allowed with"),
-        (["--slurm", "--time=auto"], r"--time auto: the runs of a study take different times. Write --time HH:MM:SS."),
-        (["--gpus=2"], "--time and --gpus: they are for jobs"),
-        (["task.name=records", "task.path=mine.jsonl"], "controls: supervised: "),
-    ],
-)
-def test_what_cannot_be_done_is_said_before_anything_is_trained(tmp_path, arguments, said):
+def test_a_dry_run_reads_no_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text("arms: {grpo: }\ncontrols: [supervised]\n")
-    (tmp_path / "mine.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n' * 2)
-    done = command(tmp_path, *arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert not (tmp_path / "runs").exists()
     missing = ("task.name=records", "task.path=not_there.jsonl")
-    assert "# supervised-0: when grpo-0 has ended, " in octet(tmp_path, "--dry-run", *missing)
+    status, said, _ = said_by(capsys, "study", "tiny.yaml", "--dry-run", *missing)
+    assert (status, "# supervised-0: when grpo-0 has ended, " in said) == (0, True)
 
 
-def test_a_dry_run_of_jobs_prints_the_array_and_its_settings_and_writes_nothing(tmp_path):
+def test_a_dry_run_of_jobs_prints_the_array_and_its_settings_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text("arms: {grpo: }\ncontrols: [random]\nseeds: 2\n")
-    said = octet(tmp_path, "--slurm", "--gpus=2", "--dry-run")
+    _, said, _ = said_by(capsys, "study", "tiny.yaml", "--slurm", "--gpus=2", "--dry-run")
     assert [line in said for line in ("#SBATCH --array=1-4\n", "#SBATCH --gpus-per-node=2\n")] == [True, True]
     settings = [line for line in said.splitlines() if line.startswith("#   ")]
     assert [line.rpartition("/")[2].split()[0] for line in settings] == ["grpo-0", "random-0", "grpo-1", "random-1"]
