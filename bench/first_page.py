@@ -21,18 +21,27 @@ DOCS = Path(__file__).parent.parent / "docs"
 CURVE = DOCS / "vs_trl_seconds.svg"
 PAPER = {"light": ("#ffffff", "#222222"), "dark": ("#0d1117", "#e6edf3")}  # page and ink, those of GitHub
 WIDTH = 92
-COLOURS = [(34, 34, 34), (207, 34, 46), (26, 127, 55), (154, 103, 0), (59, 130, 196), (130, 80, 223), (27, 124, 131)]
+# Those of GitHub for black, red, green, yellow, blue, magenta and cyan.
+COLOURS = {
+    "light": "222222 cf222e 1a7f37 9a6700 3b82c4 8250df 1b7c83",
+    "dark": "6e7681 f85149 3fb950 d29922 58a6ff bc8cff 39c5cf",
+}
 
 
 def of_terminal(folder: Path, name: str) -> str:
     """Return the panel of `octet watch`. Fonts are those of the reader: a picture on a page loads nothing."""
-    page, ink = (tuple(bytes.fromhex(colour[1:])) for colour in PAPER[name])
+    page, ink = (_bytes(colour[1:]) for colour in PAPER[name])
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(terminal.shown([read_run(folder)], console))
-    theme = TerminalTheme(page, ink, [*COLOURS, (110, 118, 129)], None)
+    theme = TerminalTheme(page, ink, [*map(_bytes, COLOURS[name].split()), _bytes("6e7681")], None)
     drawn = console.export_svg(title=f"octet watch {folder}", theme=theme, unique_id=name)
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
     return drawn.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace")
+
+
+def _bytes(colour: str) -> tuple[int, int, int]:
+    red, green, blue = bytes.fromhex(colour)
+    return red, green, blue
 
 
 def of_curve(name: str) -> str:

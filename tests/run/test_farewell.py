@@ -1,13 +1,16 @@
-"""The end of a run: ten lines, and commands that can be copied."""
+"""The end of a run: ten lines, commands that can be copied, and three lines last."""
 
+import io
 import os
 import shlex
 
 import pytest
 
 from trainer.config.command_line import parse_command_line
+from trainer.machine.console import Console
 from trainer.run import farewell
 from trainer.watch.screen import Screen
+from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict
 
 OWN = ["task.name=records", "task.path=my own.csv", "reward.custom=['mine.py:brief']", "algorithm.loss=cispo"]
 OF_THE_SMALL_RUN = ["prompt.style=chat", "run.steps=4", "run.merge=false", "run.dir=it", "eval.problems=16"]
@@ -25,18 +28,45 @@ def ending(folder, capsys, *overrides) -> list[str]:
 def test_the_command_for_a_card_has_the_settings_of_the_task_and_none_of_the_small_run(tmp_path, capsys, overrides):
     said = ending(tmp_path, capsys, *overrides)
     assert len(said) <= 10
-    command = said[-1].strip()
+    command = said[-5].strip()
     assert "'\"'\"'" not in command
     kept = [*OWN, "prompt.style=boxed"] if "prompt.style=boxed" in overrides else OWN if overrides else []
     start, *settings = shlex.split(command.partition(" --preset 8gb")[2]) or [""]
     assert sorted([start, *settings] if start else []) == sorted(kept)
 
 
+def first_words(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines if line.startswith("  ") or line is lines[-1]]
+
+
 def test_the_commands_can_be_typed_where_the_run_was_started(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [line.split()[0] for line in ending(tmp_path, capsys) if line.startswith("  ")] == ["octet"] * 4
+    assert first_words(ending(tmp_path, capsys)) == ["octet"] * 4
     for name in ("run_deepspeed.sh", ".venv/bin/octet"):  # a clone, with its own environment
         os.makedirs((tmp_path / name).parent, exist_ok=True)
         (tmp_path / name).touch()
-    starts = [line.split()[0] for line in ending(tmp_path, capsys) if line.startswith("  ")]
-    assert starts == [*[".venv/bin/octet"] * 3, "./run_deepspeed.sh"]
+    octet = ".venv/bin/octet"
+    assert first_words(ending(tmp_path, capsys)) == [octet, octet, "./run_deepspeed.sh", octet]
+
+
+@pytest.mark.parametrize(
+    ("kind", "colour", "look"), [(LEARNED, "32", "chat"), (NOT_LEARNED, "31", "report"), (CANNOT_TELL, "33", "report")]
+)
+def test_three_lines_are_the_result_in_colour_the_run_and_the_next_command(tmp_path, kind, colour, look):
+    (tmp_path / "adapter").mkdir()
+    result, where, command = farewell.three_lines(Verdict(kind, "48.2% -> 93.9%."), tmp_path)
+    console = Console(force_terminal=True, color_system="standard", file=io.StringIO(), width=200)
+    console.print(result)
+    assert console.file.getvalue() == f"\x1b[1;{colour}mverdict: {kind}: 48.2% -> 93.9%.\x1b[0m\n"
+    assert where == f"run folder {tmp_path}, with adapter/"
+    assert command.endswith(f"octet {look} {tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["plain", "my run"])
+def test_they_are_the_last_ones_that_are_printed(tmp_path, capsys, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    *before, empty, result, where, command = ending(folder, capsys)
+    assert (empty, result.split(": ")[0], where) == ("", "verdict", f"run folder {folder}, with no model")
+    assert shlex.split(command)[-2:] == ["report", str(folder)]
+    assert f"  {command}" not in before

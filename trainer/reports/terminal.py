@@ -75,7 +75,7 @@ def _progress(run: RunFiles, width: int) -> Iterator[Text]:
     yield Text("█" * done + "░" * (size - done), style="blue")
     yield Text(f"step {run.steps} of {run.total_steps}, {_state(run)}", style="bold")
     if run.has_ended:
-        yield Text(f"verdict: {visible(run.verdict.text)}")
+        yield run.verdict.shown
 
 
 def _state(run: RunFiles) -> str:

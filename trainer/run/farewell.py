@@ -32,12 +32,11 @@ from trainer.run_folder.journal import VERDICT, read_records
 from trainer.run_folder.run_log import RunLog
 from trainer.watch.measure import measure_of
 from trainer.watch.screen import Screen
-from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict, verdict_of
+from trainer.watch.verdict import LEARNED, Verdict, verdict_of
 
 # What is chosen for the embedded model, and not for one that a card trains.
 OF_NANO = r"(model|warmup|optim|engine|lora|run|eval)\..*|algorithm\.lr"
 OF_NANO += r"|rollout\.(problems|group_size|temperature|max_new_tokens|rows|micro_batch_size|engine)"
-COLOURS = {LEARNED: "bold green", NOT_LEARNED: "bold red", CANNOT_TELL: "bold yellow"}
 SHOWN = 90  # characters of the first prompt that are shown
 
 
@@ -90,23 +89,33 @@ def _example(run: Run) -> str:
 
 
 def conclude(request: Request, folder: Path, screen: Screen, evaluations: Mapping[str, Evaluation]) -> Verdict:
-    """Print the verdict, where everything is, and what to do next. Return the verdict."""
+    """Print what may come next, and three lines in the end. Return the verdict."""
     verdict, facts = summarise(request.config, folder, screen, evaluations)
-    made = [f"{one}/" for one in ("adapter", "model", "best", "merged") if (folder / one).is_dir()]
-    screen.say(f"run folder {folder}, with {', '.join(made)}")
-    for title, commands in _next(request, folder):
+    *others, command = three_lines(verdict, folder)
+    for title, commands in _next(request, folder, command):
         screen.say(title)
-        for command in commands:
-            screen.say(f"  {command}", is_command=True)
+        for one in commands:
+            screen.say(f"  {one}", is_command=True)
+    for line in ("", *others):
+        screen.say(line)
+    screen.say(command, is_command=True)
     if request.json:
         print(json.dumps({"run_folder": str(folder), **facts}, indent=2))
     return verdict
 
 
+def three_lines(verdict: Verdict, folder: Path) -> tuple[Text, str, str]:
+    """Return what a run has come to, where it is, and the command that shows why."""
+    made = [f"{one}/" for one in ("adapter", "model", "best", "merged") if (folder / one).is_dir()]
+    look = "chat" if verdict.kind == LEARNED else "report"
+    where = f"run folder {folder}, with {', '.join(made) or 'no model'}"
+    return verdict.shown, where, f"{octet_here()} {look} {repeat.joined([str(folder)])}"
+
+
 def summarise(
     config: Config, folder: Path, screen: Screen, evaluations: Mapping[str, Evaluation]
 ) -> tuple[Verdict, dict[str, Any]]:
-    """Print the verdict, and write verdict.json. Return the verdict, and all of it for programs."""
+    """Write verdict.json, and compare the merged model. Return the verdict, and all of it for programs."""
     models, settings = list(evaluations.values()), results.settings_of(config)
     document = results.document(settings, models)
     verdict = verdict_of(document, read_records(folder / "metrics.jsonl"), config)
@@ -115,7 +124,6 @@ def summarise(
     text = json.dumps({"verdict": verdict.kind, "evidence": verdict.evidence}) + "\n"
     disk.replace(folder / VERDICT, text.encode())  # last, because it marks the run as ended
     said = [f"verdict: {verdict.text}"]
-    screen.say(Text(f"\n{said[0]}", COLOURS[verdict.kind]))
     if "merged" in evaluations:
         alike = agreement(evaluations["trained"], evaluations["merged"])
         said.append(f"{results.merged_against('trained', config.model.quantize)}: {alike}")
@@ -123,10 +131,11 @@ def summarise(
     return verdict, {**document, "verdict": verdict.kind, "said": said}
 
 
-def _next(request: Request, folder: Path) -> Iterator[tuple[str, list[str]]]:
+def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the commands that may come next, as they can be typed in this folder, under their titles."""
     config, where, octet = request.config, repeat.joined([str(folder)]), octet_here()
-    yield "next", [f"{octet} {one}" for one in (f"report {where}", f"chat {where}", f"export {where} --to ollama")]
+    commands = [f"{octet} {one}" for one in (f"report {where}", f"chat {where}", f"export {where} --to ollama")]
+    yield "next", [one for one in commands if one != last]
     if config.is_warmup:
         preset, _ = repeat.nearest_preset(flat(config.model_dump(mode="json")))
         start = f"{'lora.start' if config.lora.enabled else 'model.name'}={folder}/{config.lora.product}"

@@ -90,7 +90,7 @@ def _warm_up_first(request: Request, data: Data) -> Request:
         log, evaluations = _train_and_evaluate(replace(request, config=config), data)
         gc.collect()
         if distributed.is_main():
-            farewell.summarise(config, warmup, log.screen, evaluations)
+            log.screen.say(farewell.summarise(config, warmup, log.screen, evaluations)[0].shown)
         with log.stopping.merging():
             teaching.leave_start(config, asked.warmup.then, warmup)
     return replace(request, config=asked.after_warmup(warmup))

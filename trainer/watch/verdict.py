@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from rich.text import Text
+
 from trainer.config.settings import Config
 from trainer.errors import NotLearned, counted
 from trainer.estimates import SIGNIFICANT, Share, rise
 from trainer.watch.measure import STRICT, Measure, measure_of
 
 LEARNED, NOT_LEARNED, CANNOT_TELL = "learned", "did not learn", "cannot tell"
+COLOURS = {LEARNED: "bold green", NOT_LEARNED: "bold red", CANNOT_TELL: "bold yellow"}
 STATUS = {NOT_LEARNED: 3, CANNOT_TELL: 4}  # of the command, with run.strict_verdict=true
 GAIN = 0.02  # of accuracy: if as much can be excluded, a run did not learn
 PART = 10  # fewest steps at the beginning, and at the end, whose rewards are compared
@@ -26,6 +29,11 @@ class Verdict(NamedTuple):
     @property
     def text(self) -> str:
         return f"{self.kind}: {self.evidence}"
+
+    @property
+    def shown(self) -> Text:
+        """Return it for a terminal."""
+        return Text(f"verdict: {self.text}", COLOURS[self.kind])
 
     def must_be_learned(self) -> None:
         """Raise NotLearned with the exit status of this verdict, unless the run has learned."""
