@@ -1,4 +1,4 @@
-"""The command lines that README.md and docs/ print: each is read, its settings hold, and each training starts."""
+"""The command lines that README.md, docs/ and gallery/ print: each is read, its settings hold, each training starts."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from trainer.commands.main import COMMANDS, parser_of
 from trainer.config.command_line import parse_command_line, resolve
 from trainer.errors import ConfigError
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "gallery").glob("*.md")])]
 INLINE = r"`((?:octet|python|bash|sbatch|deepspeed|\./run)[^`]+)`"
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$|((?:^ {4}.*\n)+)|" + INLINE, re.MULTILINE | re.DOTALL)
 REFUSED = {"rollout.group_size=1": "it shows the message"}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, count
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ class EvaluationHistory:
         self.is_seen = any(record["step"] == first_step for record in records)  # with any number of problems
         self.spares_best = first_step >= total_steps and kept is not None
         self.last: Evaluation | None = None
+        self.goal = inf  # of `octet speedrun`
 
     def is_due(self, step: int) -> bool:
         every = self.settings.every
@@ -96,8 +98,10 @@ class EvaluationHistory:
 
     @property
     def has_stopped_rising(self) -> bool:
-        """True if there were `eval.patience` evaluations in a row without a new best."""
+        """True if there were `eval.patience` evaluations in a row without a new best, or one has reached the goal."""
         patience, best = self.settings.patience, self.best
+        if best and best.value >= self.goal:
+            return True
         if patience is None or best is None:
             return False
         return len(self.milestones) - 1 - self.milestones.index(best) >= patience

@@ -91,13 +91,14 @@ def _example(run: Run) -> str:
 def conclude(request: Request, folder: Path, screen: Screen, evaluations: Mapping[str, Evaluation]) -> Verdict:
     """Print what may come next, and three lines in the end. Return the verdict."""
     verdict, facts = summarise(request.config, folder, screen, evaluations)
-    *others, command = three_lines(verdict, folder)
+    result, where, command = three_lines(verdict, folder)
     for title, commands in _next(request, folder, command):
         screen.say(title)
         for one in commands:
             screen.say(f"  {one}", is_command=True)
-    for line in ("", *others):
-        screen.say(line)
+    screen.say("")
+    screen.say(result)
+    screen.say(where)
     screen.say(command, is_command=True)
     if request.json:
         print(json.dumps({"run_folder": str(folder), **facts}, indent=2))

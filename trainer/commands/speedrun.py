@@ -1,0 +1,76 @@
+"""`octet speedrun`: seconds until the embedded model solves 90 % of its held-out problems, and a file to send."""
+
+import json
+import os
+import platform
+import re
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+
+from trainer.commands.options import add_overrides, writing
+from trainer.config.command_line import overrides_of, resolve
+from trainer.errors import ConfigError
+from trainer.machine import hardware, quiet
+from trainer.machine.visible import print
+from trainer.plan import preflight, start
+
+GOAL = 0.9
+# What a racer may change. The model, the problems and the evaluation are those of everybody.
+FREE = r"(algorithm|optim|rollout|lora)\.(?!vllm|start|engine)\w+|run\.(seed|steps|threads)|eval\.every"
+COLUMNS = "| CPU seconds | wall seconds | steps | answers | processor | threads | torch | settings | date |"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet speedrun algorithm.lr=4e-3. Exit status: 0 at 90 %, 1 if a run ends below."
+    add_overrides(parser, "algorithm.lr=4e-3; what the model, the problems and the evaluation are is fixed")
+    parser.add_argument("--out", type=Path, default=Path("speedrun.json"), metavar="FILE", help="the file to send")
+
+
+def run(options: Namespace) -> None:
+    for one in options.overrides:
+        key = one.partition("=")[0].strip()
+        if not re.fullmatch(FREE, key):
+            remedy = "algorithm, optim, rollout, lora, run.seed, run.steps, run.threads and eval.every are yours"
+            raise ConfigError(key, "a race is run with the same model, problems and evaluation", remedy)
+    with TemporaryDirectory(prefix="octet-speedrun-") as scratch:
+        fixed = ["run.merge=false", "run.track=null", *overrides_of({"run.dir": scratch})]
+        config = resolve("nano", None, ["eval.every=2", *options.overrides, *fixed])
+        start.check(config, hardware.detect())
+        quiet.quiet()
+        preflight.import_libraries(config)
+        from trainer.run import race
+
+        reached = race.until(GOAL, config)
+        wall, cpu = time.time() - psutil.Process().create_time(), sum(os.times()[:4])  # with the imports
+        if reached.value < GOAL:
+            print(f"octet: {reached.value:.1%} after the last step: no time until {GOAL:.0%}", file=sys.stderr)
+            sys.exit(1)
+        machine = json.loads((Path(scratch) / "machine.json").read_text())
+    answers = reached.step * config.rollout.problems * config.rollout.group_size
+    result: dict[str, Any] = {"cpu_seconds": round(cpu, 2), "wall_seconds": round(wall, 2), "steps": reached.step}
+    result |= {"answers": answers, "accuracy": round(reached.value, 4), "settings": options.overrides}
+    result |= {"processor": processor(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"}
+    result |= {"date": str(date.today()), "made_with": machine}
+    with writing(options.out):
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"{COLUMNS}\n{row_of(result)}\n\n{options.out} is the file to send")
+
+
+def row_of(result: dict[str, Any]) -> str:
+    """Return a result as a line of the table in gallery/speedrun.md."""
+    made, settings = result["made_with"], " ".join(result["settings"]) or "as they are"
+    numbers = [f"{result['cpu_seconds']:.1f}", f"{result['wall_seconds']:.1f}", result["steps"], result["answers"]]
+    where = [result["processor"], f"{made['threads']} of {result['cores']}", made["torch"], settings, result["date"]]
+    return f"| {' | '.join(str(cell).replace('|', ' ') for cell in (*numbers, *where))} |"
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
