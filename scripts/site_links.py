@@ -1,14 +1,34 @@
-"""A hook of mkdocs: links of docs/ that lead outside of it lead to the repository. Without its address
-(OCTET_REPOSITORY, such as https://github.com/NAME/octet) they are plain text.
+"""Hooks of mkdocs: the pages of gallery/ belong to the site over docs/, and links that lead to neither lead to the
+repository. Without its address (OCTET_REPOSITORY, such as https://github.com/NAME/octet) those are plain text.
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parent.parent
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)]+)\)")
 
 
-def on_page_markdown(markdown: str, config: Any, **_: object) -> str:
-    """mkdocs calls this for each page."""
-    where = rf"[\1]({config['repo_url'].rstrip('/')}/blob/main/\2)" if config["repo_url"] else r"\1"
-    return OUTSIDE.sub(where, markdown)
+def on_files(files: Any, config: Any) -> Any:
+    """Add the gallery. mkdocs calls this with the files of docs/."""
+    from mkdocs.structure.files import File
+
+    for path in sorted((ROOT / "gallery").glob("*.*")):
+        files.append(File.generated(config, f"gallery/{path.name}", abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, config: Any, page: Any = None, **_: object) -> str:
+    """Change the links that lead out of the folder of a page."""
+    in_gallery = bool(page) and page.file.src_uri.startswith("gallery/")
+
+    def link(found: re.Match[str]) -> str:
+        text, target = found.groups()
+        if target.startswith("gallery/") and not in_gallery:
+            return f"[{text}]({target})"
+        if target.startswith("docs/") and in_gallery:
+            return f"[{text}](../{target.removeprefix('docs/')})"
+        return f"[{text}]({config['repo_url'].rstrip('/')}/blob/main/{target})" if config["repo_url"] else text
+
+    return OUTSIDE.sub(link, markdown)

@@ -3,6 +3,7 @@
 import configparser
 import json
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -13,13 +14,15 @@ import yaml
 from bench import first_page
 from tests.conftest import ROOT
 from trainer import __version__
+from trainer.config.command_line import parse_command_line
 
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 MARKDOWN = [
     ROOT / name for name in ("README.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "CHANGELOG.md")
 ]
-MARKDOWN += [*(ROOT / "docs").glob("*.md"), *GITHUB.rglob("*.md")]
+GALLERY = sorted((ROOT / "gallery").glob("*.md"))
+MARKDOWN += [*(ROOT / "docs").glob("*.md"), *GALLERY, *GITHUB.rglob("*.md")]
 OF_A_RUNNER = {"git", "pip", "python"}
 
 
@@ -147,6 +150,21 @@ def test_the_pictures_of_the_first_page_load_nothing_and_are_as_drawn(name):
             "https://www.textualize.io",
         }
     assert (ROOT / f"docs/first_curve_{name}.svg").read_text() == first_page.of_curve(name)
+
+
+@pytest.mark.parametrize("page", [page for page in GALLERY if page.name != "README.md"], ids=lambda page: page.name)
+def test_a_page_of_the_gallery_is_on_its_first_page_and_has_what_a_reader_looks_for(page):
+    text = page.read_text()
+    assert f"]({page.name})" in (ROOT / "gallery/README.md").read_text()
+    assert f"gallery/{page.name}" in (ROOT / "mkdocs.yml").read_text()
+    if page.name != "speedrun.md":
+        rows = re.findall(r"^\| (\w+) \| \S", text, re.MULTILINE)
+        assert [row for row in ("model", "settings", "time", "adapter", "files") if row not in rows] == []
+        (command,) = re.findall(r"^    octet ((?:.*\\\n)*.*)$", text, re.MULTILINE)
+        words = shlex.split(command.replace("\\\n", ""))
+        assert parse_command_line([*words[1:], "--dry-run"]).dry_run
+        assert re.search(r"^!\[[^]]+\]\(\S+\.svg\)$", text, re.MULTILINE)
+        assert "**Learned**: " in text
 
 
 def test_the_page_of_all_pages_has_them():

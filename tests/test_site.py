@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +27,8 @@ def test_every_page_is_on_the_site_and_has_its_docstrings(site):
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
     assert {path.parent.name for path in site.rglob("index.html")} >= pages
     assert "Train a model in this process" in (site / "api/index.html").read_text()
+    gallery = {path.stem for path in (ROOT / "gallery").glob("*.md")} - {"README"}
+    assert {path.parent.name for path in (site / "gallery").rglob("index.html")} == {*gallery, "gallery"}
     assert "octet plan" in (site / "search/search_index.json").read_text()
 
 
@@ -38,3 +41,17 @@ def test_links_out_of_docs_lead_to_the_repository(site):
     assert "https://example.org/octet/blob/main/bench/experiments.md" in (site / "evidence/index.html").read_text()
     config = {"repo_url": None}
     assert site_links.on_page_markdown("a [dated\nlog](../bench/a.md#b) c", config) == "a dated\nlog c"
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "expected"),
+    [
+        ("docs", "../gallery/sums.md", "[a](gallery/sums.md)"),
+        ("gallery/sums.md", "../docs/use.md#b", "[a](../use.md#b)"),
+        ("gallery/sums.md", "speedrun.md", "[a](speedrun.md)"),
+        ("gallery/sums.md", "../bench/a.py", "a"),
+    ],
+)
+def test_links_between_docs_and_the_gallery_stay_on_the_site(page, link, expected):
+    where = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    assert site_links.on_page_markdown(f"[a]({link})", {"repo_url": None}, where) == expected
