@@ -35,10 +35,12 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # the test models are too small t
 workers=$(($(env -u OMP_NUM_THREADS nproc) + 1)) # nproc counts OMP_NUM_THREADS; some tests wait, for a server or a timeout
 side_by_side=(-n "$workers" --maxprocesses 4 --dist loadfile --no-loadscope-reorder) # in the order of tests/conftest.py
 with_cuda_tests=(tests/cuda tests/test_gpu.py tests/test_bench.py)
+# To collect the tests of all files takes longer than many tiers' own work, so their files are named.
+mapfile -t of_tier < <(grep -rl "mark\.${1:-none}\b" tests --include="test_*.py")
 case "${1:-}" in
-slow) exec python -m pytest "${side_by_side[@]}" -m "$@" ;;
+slow) exec python -m pytest "${side_by_side[@]}" -m "$@" "${of_tier[@]}" ;;
 cuda) shift && exec python -m pytest -n 2 --dist worksteal -m cuda "${with_cuda_tests[@]}" "$@" ;;
-gpu | slurm | llama) exec python -m pytest -m "$@" ;;
+gpu | slurm | llama) exec python -m pytest -m "$@" "${of_tier[@]}" ;;
 vllm) shift && exec python -m pytest -m vllm tests/vllm "$@" ;;
 all) shift && exec python -m pytest -m "not vllm and not cuda and not llama" "$@" ;;
 *) exec python -m pytest "${side_by_side[@]}" -m "not slow and not gpu and not cuda and not vllm and not slurm and not llama" "$@" ;;

@@ -134,6 +134,7 @@ def test_an_extra_fits_the_constraints_and_imports(extra):
     subprocess.run([sys.executable, "-c", f"import {EXTRAS[extra]}"], capture_output=True, check=True)
 
 
+@pytest.mark.slow
 def test_the_light_commands_of_a_wheel_need_no_checkout(installed, tmp_path):
     where = "import trainer; print(trainer.__file__)"
     home = Path(run(installed / "python", "-c", where, folder=tmp_path, path=installed).stdout.strip()).parent
@@ -144,6 +145,7 @@ def test_the_light_commands_of_a_wheel_need_no_checkout(installed, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_job_script_of_a_wheel_starts_the_installed_program(installed, tmp_path):
     """In a job whose srun is a stand-in, up to the first check of the run, which finds no such model."""
     job = ["--gpus=1", "--preset", "nano", "model.name=no/such-model", "run.dir=it"]
@@ -164,6 +166,7 @@ def test_a_job_script_of_a_wheel_starts_the_installed_program(installed, tmp_pat
     assert (Path(named) / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_wheel_says_how_it_is_started(installed, tmp_path):
     """There is no run_deepspeed.sh in an empty folder."""
     code = "from trainer.commands.fetch import command; from pathlib import Path; "
@@ -175,6 +178,7 @@ def test_a_wheel_says_how_it_is_started(installed, tmp_path):
     assert "octet train --preset 8gb" in plan
 
 
+@pytest.mark.slow
 def test_octet_says_that_another_trainer_is_in_its_place(installed, tmp_path):
     """Once as a file of the user in the working folder, once as a distribution that has overwritten Octet's files."""
     (tmp_path / "trainer.py").write_text("raise SystemExit('imported')\n")

@@ -10,6 +10,8 @@ import pytest
 from scripts import site_links
 from tests.conftest import ROOT, launch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):

@@ -177,6 +177,7 @@ def test_a_mirror_with_a_certificate_of_its_own_is_trusted_when_it_is_named(
         assert "the hub cannot be reached ([SSL: CERTIFICATE_VERIFY_FAILED]" in answer.stderr
 
 
+@pytest.mark.slow
 def test_records_of_the_hub_are_read_under_any_name(gsm8k, model, tmp_path):
     """Neither the model nor the data set is one that Octet knows."""
     asked = ["task.path=octet/sums", "task.subset=main", "task.test_split=test", "-n", "1", "--split", "test", "--json"]
@@ -300,6 +301,7 @@ def test_of_a_model_the_weights_come_once(weights, others, kept):
     assert set(hub.wanted([*names, *elsewhere])) == names
 
 
+@pytest.mark.slow
 def test_the_packages_are_those_of_the_constraints_and_make_the_environment_without_an_index(tmp_path, monkeypatch):
     wanted = fetch.requirements()
     assert {"torch", "deepspeed", "transformers", "math-verify", "setuptools"} <= set(wanted)
