@@ -1,4 +1,4 @@
-"""The fused attention kernels of CUDA, in plain tensor operations: the CPU does not have them by these names."""
+"""The fused kernels of CUDA for attention and norms, in plain operations: the CPU does not have them by these names."""
 
 import math
 from collections.abc import Callable
@@ -69,9 +69,19 @@ def _efficient_backward(
     return attend_backward(grad, q, k, v, bias, is_causal, scale)
 
 
+def _rms_norm_backward(grad, hidden, shape, rstd, weight, output_mask):
+    """Return the gradients of the input and, where it is wanted, of the weight."""
+    normed = hidden.float() * rstd
+    of_normed = grad.float() if weight is None else grad.float() * weight.float()
+    of_input = (of_normed - normed * (of_normed * normed).mean(-1, keepdim=True)) * rstd
+    of_weight = (grad.float() * normed).flatten(0, -2).sum(0)
+    return [part.to(hidden.dtype) for part, wanted in zip((of_input, of_weight), output_mask) if wanted]
+
+
 KERNELS: dict[str, Callable[..., list[Tensor]]] = {
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_fused_rms_norm_backward": _rms_norm_backward,
 }

@@ -30,6 +30,8 @@ class Layout(NamedTuple):
     prompts_PT: Tensor
     answers_AC: Tensor
     keys_AK: Tensor  # what an answer looks at: its prompt, then itself
+    asking_N: Tensor  # the places of prompts and answers
+    seen_N: Tensor  # those of prompts and of what an answer looks at
     mask_ACK: Tensor  # bool: this query may see this key
     masks: dict[int | None, Tensor]  # made of it, by the window
     prompt_A: Tensor  # tokens of the prompt of an answer
@@ -52,9 +54,10 @@ class Layout(NamedTuple):
             self.masks[window].masked_fill_(~may_see_ACK[:, None], float("-inf"))
         return self.masks[window]
 
-    def rows(self, line_1HND: Tensor, *indices: Tensor) -> list[Tensor]:
-        """Lay the line out in rows, by each of the indices."""
-        found = _Gather.apply(line_1HND[0].transpose(0, 1), torch.cat([index.flatten() for index in indices]))
+    def rows(self, line_1HND: Tensor, answers_AX: Tensor, places_N: Tensor) -> list[Tensor]:
+        """Lay the line out in rows: the prompts, and one of the two indices of answers. `places_N` has both."""
+        indices = self.prompts_PT, answers_AX
+        found = _Gather.apply(line_1HND.squeeze(0).transpose(0, 1), places_N)
         parts = zip(found.split([index.numel() for index in indices]), indices, strict=True)
         return [part.unflatten(0, index.shape).transpose(1, 2) for part, index in parts]
 
@@ -98,10 +101,13 @@ def layout_of(batch: TrainingBatch) -> Layout:
     in_prompt_PT = torch.arange(prompts_PT.shape[1], device=answers.device) < prompt_B[is_first_B][:, None]
     of_prompt_N = own_prompt_B[row_N] * prompts_PT.shape[1] + position_N
     of_answer_N = prompts_PT.numel() + own_answer_B[row_N] * longest + position_N - prompt_B[row_N]
+    keys_AK = torch.cat([prompts_PT[own_prompt_B[answers]], answers_AC], dim=1)
     return Layout(
         prompts_PT,
         answers_AC,
-        keys_AK=torch.cat([prompts_PT[own_prompt_B[answers]], answers_AC], dim=1),
+        keys_AK,
+        asking_N=torch.cat([prompts_PT.flatten(), answers_AC.flatten()]),
+        seen_N=torch.cat([prompts_PT.flatten(), keys_AK.flatten()]),
         mask_ACK=_answer_mask(in_prompt_PT[own_prompt_B[answers]], longest),
         masks={},
         prompt_A=prompt_B[answers],
@@ -207,8 +213,8 @@ def _attention(
     if layout is None:  # while sampling
         sampled: tuple[Tensor, None] = plain(module, query, key, value, attention_mask, **options)
         return sampled
-    of_prompts, asking = layout.rows(query, layout.prompts_PT, layout.answers_AC)
-    keys, values = (layout.rows(part, layout.prompts_PT, layout.keys_AK) for part in (key, value))
+    of_prompts, asking = layout.rows(query, layout.answers_AC, layout.asking_N)
+    keys, values = (layout.rows(part, layout.keys_AK, layout.seen_N) for part in (key, value))
     mask, width, window = None, layout.prompts_PT.shape[1], options.get("sliding_window")
     before = width if window is None else window  # tokens that a query of a prompt sees
     if before < width or needs_repeated_keys(query.device, query.dtype):  # transformers repeats them only beside a mask

@@ -1,33 +1,56 @@
 """The low-rank product of an adapter, with fewer and larger calls than PEFT's: added in place to what the layer below
 returns, and scaled inside the matrix products. PEFT keeps the parameters, their names and the files."""
 
+from types import MethodType
 from typing import Any
 
 import torch
 from peft.tuners.lora.variants import LoraVariant
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from trainer.model import lora
 
 
 def use_own(model: Any) -> None:
-    """Compute the adapter that is trained by `LowRank`, in layers where PEFT would compute plain LoRA."""
+    """Compute the adapter that is trained by `LowRank`, in layers where PEFT would compute plain LoRA, and together
+    with the layer below where that is a linear layer of torch."""
     for _, layer in lora.layers(model):
         is_linear = type(dict(layer.lora_A.items()).get(lora.ADAPTER)) is nn.Linear
         if is_linear and lora.ADAPTER not in layer.lora_variant and not layer.lora_bias[lora.ADAPTER]:
             layer.lora_variant[lora.ADAPTER] = LowRank()
+            has_dropout = not isinstance(layer.lora_dropout[lora.ADAPTER], nn.Identity)
+            if type(layer.base_layer) is nn.Linear and not has_dropout:
+                layer.forward = MethodType(_forward, layer)
+
+
+def _forward(layer: Any, x: Tensor, **options: Any) -> Tensor:
+    """Return what the layer and its adapter give together, or leave it to PEFT."""
+    base, is_plain = layer.base_layer, not (options or layer.disable_adapters or layer.merged)
+    if is_plain and layer.active_adapters == [lora.ADAPTER]:
+        weights = base.weight, *(part[lora.ADAPTER].weight for part in (layer.lora_A, layer.lora_B))
+        if _are_alike(x, *weights) and not base.weight.requires_grad:
+            found: Tensor = _Adapted.apply(x, *weights, base.bias, layer.scaling[lora.ADAPTER])
+            return found
+    other: Tensor = type(layer).forward(layer, x, **options)
+    return other
+
+
+def _are_alike(x: Tensor, *weights: Tensor) -> bool:
+    """Return False for factors in fp32 over a base in 16 bits, and under ZeRO-3, which gathers weights when their
+    modules are called."""
+    return all(weight.dtype == x.dtype and not hasattr(weight, "ds_id") for weight in weights)
 
 
 class LowRank(LoraVariant):
-    """What PEFT calls in place of its own forward pass, over layers in 16 bits and over those of bitsandbytes."""
+    """What PEFT calls in place of its own forward pass: over layers of bitsandbytes, and with a dropout."""
 
     @staticmethod
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **options: Any) -> Tensor:
         factors = module.lora_A[active_adapter], module.lora_B[active_adapter]
         scaling, x = module.scaling[active_adapter], module.lora_dropout[active_adapter](x)
         weights = [factor.weight for factor in factors]
-        # factors may be in fp32 over a base in 16 bits, and ZeRO-3 gathers weights when their modules are called
-        if x.dtype != result.dtype or any(hasattr(weight, "ds_id") for weight in weights):
+        if x.dtype != result.dtype or not _are_alike(x, *weights):
             return result + factors[1](factors[0](x)) * scaling
         result = result.clone() if result._is_view() else result  # 8-bit layers return a view, which none may write to
         found: Tensor = _Product.apply(result, x, *weights, scaling)
@@ -54,6 +77,31 @@ class _Product(torch.autograd.Function):
         slope_NR = _scaled(gradient_NO, b_OR, context.scaling)
         by_x = (slope_NR @ a_RH).view(context.shape) if context.needs_input_grad[1] else None
         return gradient, by_x, slope_NR.t() @ x_NH, gradient_NO.t() @ inner_NR, None
+
+
+class _Adapted(torch.autograd.Function):
+    """Returns x W^T + bias + scaling * x A^T B^T, with a frozen W."""
+
+    @staticmethod
+    def forward(
+        context: Any, x: Tensor, w_OH: Tensor, a_RH: Tensor, b_OR: Tensor, bias_O: Tensor | None, scaling: float
+    ) -> Tensor:
+        x_NH = x.flatten(0, -2)
+        inner_NR = _scaled(x_NH, a_RH.t(), scaling)
+        result_NO = F.linear(x_NH, w_OH, bias_O).addmm_(inner_NR, b_OR.t())
+        context.save_for_backward(x_NH, inner_NR, w_OH, a_RH, b_OR)
+        context.scaling, context.shape = scaling, x.shape
+        return result_NO.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x_NH, inner_NR, w_OH, a_RH, b_OR = context.saved_tensors
+        gradient_NO = gradient.flatten(0, -2)
+        slope_NR = _scaled(gradient_NO, b_OR, context.scaling)
+        by_x = None
+        if context.needs_input_grad[0]:
+            by_x = (gradient_NO @ w_OH).addmm_(slope_NR, a_RH).view(context.shape)
+        return by_x, None, slope_NR.t() @ x_NH, gradient_NO.t() @ inner_NR, None, None
 
 
 def _scaled(one: Tensor, other: Tensor, factor: float) -> Tensor:

@@ -127,6 +127,7 @@ def build(request: Request, data: Data | None = None) -> Run:
 
 def make_policy(config: Config, total_steps: int) -> Any:
     """Load the model, add the adapter, and start the engine."""
+    from trainer.model.fewer_kernels import use_fewer_kernels
     from trainer.model.lora import add_adapter, add_teacher
     from trainer.model.low_rank import use_own
     from trainer.step.engine import DeepSpeedPolicy
@@ -134,6 +135,7 @@ def make_policy(config: Config, total_steps: int) -> Any:
     dtype = resolve_dtype(config.model.dtype, distributed.device())
     torch.manual_seed(config.run.seed)  # the adapter's first values
     model = load_model(config.model, dtype, distributed.device())
+    use_fewer_kernels(model)
     model = add_adapter(model, config.lora) if config.lora.enabled else model
     if config.shares_base and config.teacher.adapter:
         add_teacher(model, config.teacher.adapter)

@@ -1,0 +1,72 @@
+"""Norms and rotary embeddings of transformers in fewer kernels on a card, where a kernel costs more than its work. They
+round to 16 bits once, where those of transformers round after each operation."""
+
+import sys
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trainer.model.families import BY_CLASS
+
+ROTATE = "apply_rotary_pos_emb"  # the function of this name in the file of a family
+
+
+def use_fewer_kernels(causal_lm: Any) -> None:
+    """Replace the RMS norms and the rotation of a family that Octet knows."""
+    family = BY_CLASS.get(type(causal_lm).__name__)
+    if causal_lm.device.type != "cuda" or family is None or family.adds_one:
+        return
+    for part in causal_lm.modules():
+        if type(part).__name__.endswith("RMSNorm") and hasattr(part, "variance_epsilon"):
+            part.forward = MethodType(_norm, part)
+    of_family = sys.modules[type(causal_lm).__module__]
+    if _turns_halves(vars(of_family).get(ROTATE), causal_lm.device):
+        setattr(of_family, ROTATE, rotate)
+
+
+def _norm(norm: Any, hidden: Tensor) -> Tensor:
+    return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    """Return queries and keys with their rotary embedding, as the function of transformers does."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return _Rotated.apply(q, cos, sin), _Rotated.apply(k, cos, sin)
+
+
+class _Rotated(torch.autograd.Function):
+    """Turns the two halves of each head."""
+
+    @staticmethod
+    def forward(context: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        context.save_for_backward(cos, sin)
+        first, second = sin.chunk(2, dim=-1)
+        return _turned(heads, cos, first, second)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = context.saved_tensors
+        first, second = sin.chunk(2, dim=-1)
+        return _turned(gradient, cos, second, first, back=True), None, None
+
+
+def _turned(heads: Tensor, cos: Tensor, first: Tensor, second: Tensor, back: bool = False) -> Tensor:
+    sign, turned = 1 if back else -1, heads * cos
+    for half, other, sine, factor in zip(turned.chunk(2, -1), heads.chunk(2, -1)[::-1], (first, second), (sign, -sign)):
+        half.addcmul_(other, sine, value=factor)
+    return turned
+
+
+@torch.no_grad()
+def _turns_halves(function: Any, device: torch.device) -> bool:
+    """Return True if a function rotates as `rotate` does: some families turn neighbouring numbers, or a part."""
+    q, k = (torch.randn(1, heads, 2, 8, device=device) for heads in (2, 1))
+    angles = torch.randn(1, 2, 4, device=device).repeat(1, 1, 2)
+    try:
+        pairs = zip(function(q, k, angles.cos(), angles.sin()), rotate(q, k, angles.cos(), angles.sin()), strict=True)
+        return all(torch.allclose(one, other, atol=1e-5) for one, other in pairs)
+    except (TypeError, RuntimeError):  # there is none, or it has other arguments
+        return False
