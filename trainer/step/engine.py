@@ -71,6 +71,7 @@ class DeepSpeedPolicy:
         self.engine, *_ = deepspeed.initialize(**parts, config=settings, dist_init_required=False)
         distributed.before_disconnect(_leave_group)
         self.engine.checkpoint_engine.load = _load_without_code  # DeepSpeed's own runs what a pickle says
+        self.engine.optimizer.update_offload_overflow_tracker_for_param_grad = lambda _: None  # see `_read_norms`
         self.engine.module.register_state_dict_post_hook(_keep_trained)
         # both with the values as the engine has rounded them
         with self._whole(self.trainable):
@@ -137,11 +138,19 @@ class DeepSpeedPolicy:
     def step(self, measured: dict[str, float]) -> Update:
         """Let the optimizer take a step on what has been added up. The first steps of an adapter are measured."""
         is_measured = self.config.lora.enabled and not self.splits_weights and self.engine.global_steps < MEASURED_STEPS
-        before = [parameter.detach().clone() for parameter in self.trainable] if is_measured else []
+        before_N = _joined(self.trainable) if is_measured else None
+        self._read_norms()
         self.engine.step()
         norm, rate = float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0]
-        size = {"update_size": _change(before, self.trainable)} if before else {}
+        size = {"update_size": _change(before_N, _joined(self.trainable))} if before_N is not None else {}
         return Update(norm, rate, self.engine.optimizer.overflow, measured | size)
+
+    def _read_norms(self) -> None:
+        """Read what DeepSpeed would ask the card for, gradient by gradient, at once: the norms of all gradients, and
+        from them whether one of these is not finite."""
+        if norms := getattr(self.engine.optimizer, "norm_for_param_grads", None):
+            norms.update(zip(norms, torch.stack(tuple(norms.values())).cpu()))
+            self.engine.optimizer.local_overflow = not all(map(torch.isfinite, norms.values()))
 
     def rehearse(self, gradient: Callable[[], None]) -> None:
         """Do everything that an update does except its step. Every rank calls it, and nothing changes."""
@@ -308,11 +317,13 @@ def _load_without_code(path: str, map_location: Any = None) -> Any:
 
 
 @torch.no_grad()
-def _change(before: Sequence[Tensor], now: Sequence[Tensor]) -> float:
-    """Return the norm of the change of some tensors, relative to their norm before."""
-    changes = torch._foreach_norm(torch._foreach_sub(list(now), list(before)))
-    sizes = torch._foreach_norm(list(before))
-    return float(torch.stack(changes).norm() / torch.stack(sizes).norm())
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def _change(before_N: Tensor, now_N: Tensor) -> float:
+    """Return the norm of a change, relative to the norm before."""
+    return float((now_N - before_N).norm() / before_N.norm())
 
 
 def _keep_trained(module: Any, state: dict[str, Any], *_: Any) -> None:
