@@ -5,11 +5,13 @@ import itertools
 import json
 import shutil
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 
 import peft
 import pytest
 import torch
+from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from tests.conftest import refuses
@@ -17,15 +19,18 @@ from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora, Model, Rollout
 from trainer.errors import ConfigError
 from trainer.loss.logprobs import LogProbs
+from trainer.model.ends import causal_lm_of
 from trainer.model.load import load_tokenizer, needs_repeated_keys, stop_tokens
 from trainer.model.lora import add_adapter, add_teacher, save_adapter
 from trainer.model.trained import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import weights
 from trainer.rollout.decoder.cuda_graphs import rounded
+from trainer.rollout.decoder.layers.attention import _rotate, matrices
 from trainer.rollout.decoder.rows import STEPS_PER_CHECK
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.decoder.schedule import AnswerId, Scheduler
+from trainer.rollout.decoder.weights import Projection
 from trainer.rollout.draw import draw
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
@@ -491,6 +496,32 @@ def test_without_memory_for_copies_the_layers_are_called(monkeypatch, tokenizer)
     with model.disable_adapter():
         base = dict(sampler.sample(asked, sampling(temperature=0.0)))
         assert_greedy_is_generate(base, model, asked, SOME)
+
+
+def test_adapters_beside_their_layers_give_what_these_give():
+    """What a card does where a copy does not fit."""
+    model, hidden_NH = adapted(family()), torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    attention = causal_lm_of(model).get_decoder().layers[0].self_attn
+    joined, out = Projection([attention.q_proj, attention.k_proj, attention.v_proj]), Projection([attention.o_proj])
+    for projection in (joined, out):
+        projection.allocate_factors()
+    for seed in (1, 2):
+        move_adapter(model, seed)
+        for is_on in (True, False):
+            with nullcontext() if is_on else model.disable_adapter(), torch.no_grad():
+                for projection in (joined, out):
+                    projection.refresh()
+                    assert_close(projection(hidden_NH), torch.cat([one(hidden_NH) for one in projection.layers], dim=1))
+            assert not joined.live_adapters
+
+
+def test_a_matrix_turns_heads_as_angles_do():
+    torch.manual_seed(0)
+    heads_NhD, angles_N1D = torch.randn(3, 4, 12), torch.randn(3, 1, 8)
+    cos, sin, other = angles_N1D.cos(), angles_N1D.sin(), heads_NhD.clone()
+    _rotate(heads_NhD, cos, sin)
+    _rotate(other, matrices(cos, sin))
+    assert_close(other, heads_NhD)
 
 
 @pytest.mark.parametrize("is_adapted", [True, False])

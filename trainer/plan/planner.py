@@ -345,16 +345,17 @@ class Planner:
 
     @cached_property
     def copies(self) -> float:
-        """Bytes of merged weights that the decoder keeps in a quarter of the free memory, adapted ones first."""
+        """Bytes of merged weights that the decoder keeps in a quarter of the free memory, small ones first."""
         if not self.decodes or self.stage == 3 or self.config.model.quantize != "none" or self.config.lora.dora:
             return 0
         parts, budget, found = Counter[tuple[Linear, ...]](), self._free / SPARE, 0.0
         for block in self.shape.blocks:
             parts.update(dict.fromkeys(block.projections, block.count))
         adapted = {part: any(one in self.adapted for one in part) for part in parts}
-        for part in sorted(parts, key=lambda part: not adapted[part]):
+        weights = {part: sum(one.weights for one in part) for part in parts}
+        for part in sorted(parts, key=lambda part: (not adapted[part], weights[part])):
             if adapted[part] or len(part) > 1:
-                size = sum(one.weights for one in part) * self.item
+                size = weights[part] * self.item
                 count = min(parts[part], int((budget - found) // size)) if budget > found else 0
                 found += count * size
         return found

@@ -18,7 +18,7 @@ from trainer.errors import ConfigError
 from trainer.model.ends import HostEmbedding, causal_lm_of, head_of
 from trainer.model.families import ATTENTIONS, BY_CLASS, MIXERS
 from trainer.model.load import needs_repeated_keys
-from trainer.rollout.decoder.layers.attention import Attention, has_kinds_of_rope
+from trainer.rollout.decoder.layers.attention import Attention, has_kinds_of_rope, matrices
 from trainer.rollout.decoder.layers.block import Block
 from trainer.rollout.decoder.layers.norm import Norm
 from trainer.rollout.decoder.layers.passes import Angles, Cache, Pass, Prompts, Step
@@ -137,7 +137,10 @@ class Forward:
         masks = {window: self._within(window, mask_BT, places_B)[:, None, None] for window in self.windows}
         slots = cache.slots(places_B, mask_BT.shape[1])
         inputs_LNp = self.layer_inputs(tokens_B, hidden_BH) if self.layer_inputs else None
-        at = Step(running_B, cache, slots, self._angles_at(places_B), masks, inputs_LNp)
+        angles = self._angles_at(places_B)
+        if self.device.type == "cuda":
+            angles = {kind: (matrices(*cos_sin),) for kind, cos_sin in angles.items()}
+        at = Step(running_B, cache, slots, angles, masks, inputs_LNp)
         return self.finish(self.head(self.last_norm(self._run(hidden_BH, at))))
 
     def _within(self, window: int | None, mask_BT: Tensor, places_B: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Attention:
         if self.rotates:
             _rotate(heads_NhD[:, : self.query_heads + self.own_heads], *at.angles[self.kind])
         output_NO = self._within(heads_NhD, at) if isinstance(at, Prompts) else self._behind(heads_NhD, at)
-        return self.out(output_NO * gates.flatten(1).sigmoid() if self.is_gated else output_NO)
+        return output_NO * gates.flatten(1).sigmoid() if self.is_gated else output_NO
 
     def _within(self, heads_NhD: Tensor, at: Prompts) -> Tensor:
         """Attend within each prompt, and keep its keys and values."""
@@ -87,7 +87,7 @@ class Attention:
         """Add a token to each row, and attend to the row up to there."""
         slots = at.slots[self.source]
         if self.own_heads:
-            slots.all_SD.index_copy_(0, slots.new_N, heads_BhD[:, self.query_heads :].flatten(0, 1))
+            slots.all_SD.index_put_((slots.new_BK,), heads_BhD[:, self.query_heads :])
         # query heads that share keys take the axis of several query positions
         shared = heads_BhD[:, : self.query_heads].reshape(len(heads_BhD), self.kv_heads, -1, self.head_size)
         output = F.scaled_dot_product_attention(
@@ -101,8 +101,19 @@ def has_kinds_of_rope(config: Any) -> bool:
     return isinstance(config.rope_parameters.get("full_attention"), dict)
 
 
-def _rotate(heads_NhD: Tensor, cos_N1D: Tensor, sin_N1D: Tensor) -> None:
+def matrices(cos_N1D: Tensor, sin_N1D: Tensor) -> Tensor:
+    """Return for each token the matrix that turns a head, so that a card turns all heads with one product."""
+    size = cos_N1D.shape[-1]
+    same_DD = torch.eye(size, dtype=cos_N1D.dtype, device=cos_N1D.device)
+    return (same_DD * cos_N1D).addcmul_(same_DD.roll(size // 2, dims=1), sin_N1D)
+
+
+def _rotate(heads_NhD: Tensor, *angles: Tensor) -> None:
     """Apply the rotary embedding in place, to the first part of each head where the angles are fewer."""
-    turned_NhD = heads_NhD[..., : cos_N1D.shape[-1]]
+    turned_NhD = heads_NhD[..., : angles[0].shape[-1]]
+    if len(angles) == 1:
+        turned_NhD.copy_(torch.bmm(turned_NhD, *angles))
+        return
+    cos_N1D, sin_N1D = angles
     swapped_NhD = turned_NhD.roll(cos_N1D.shape[-1] // 2, dims=-1)
     turned_NhD.mul_(cos_N1D).addcmul_(swapped_NhD, sin_N1D)

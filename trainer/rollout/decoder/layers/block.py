@@ -52,12 +52,17 @@ class Block:
 
     def __call__(self, hidden_NH: Tensor, at: Pass) -> None:
         """Overwrite the hidden states with those behind the block."""
-        mixed_NH = normed(self.mixer(normed(hidden_NH, self.before_mixer), at), self.after_mixer)
-        hidden_NH.add_(mixed_NH, alpha=self.residual_scale)
+        self._add(hidden_NH, self.mixer.out, self.mixer(normed(hidden_NH, self.before_mixer), at), self.after_mixer)
         gate, up = self.gate_up(normed(hidden_NH, self.before_mlp)).chunk(2, dim=-1)
-        fed_NH = normed(self.down(self.activation(gate).mul_(up)), self.after_mlp)
-        hidden_NH.add_(fed_NH, alpha=self.residual_scale)
+        self._add(hidden_NH, self.down, self.activation(gate).mul_(up), self.after_mlp)
         if self.input and at.inputs_LNp is not None:
             hidden_NH.add_(self.input(hidden_NH, at.inputs_LNp))
         if self.scale is not None:
             hidden_NH.mul_(self.scale)
+
+    def _add(self, hidden_NH: Tensor, last: Projection, inner_NH: Tensor, norm: Norm | None) -> None:
+        """Add what the last projection of a half makes to the hidden states."""
+        if norm is None:
+            last.add_to(hidden_NH, inner_NH, self.residual_scale)
+        else:
+            hidden_NH.add_(norm(last(inner_NH)), alpha=self.residual_scale)

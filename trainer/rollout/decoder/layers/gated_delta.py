@@ -46,7 +46,7 @@ class GatedDelta:
         rule = self._within if isinstance(at, Prompts) else self._behind
         read_NhD = rule(heads, fade_Nh, write_Nh.sigmoid(), at).to(hidden_NH.dtype)
         gate_NhD = F.silu(gate_NO.reshape(read_NhD.shape).float())
-        return self.out((self.norm(read_NhD) * gate_NhD).to(hidden_NH.dtype).flatten(1))
+        return (self.norm(read_NhD) * gate_NhD).to(hidden_NH.dtype).flatten(1)
 
     def _within(self, heads: list[Tensor], fade_Nh: Tensor, write_Nh: Tensor, at: Any) -> Tensor:
         """Read each prompt in chunks. Padding neither fades the matrix nor writes to it."""

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Angles = dict[str, tuple[Tensor, Tensor]]  # cosines and sines of each kind of rotary embedding
+# Cosines and sines of each kind of rotary embedding, or the matrices that turn by them.
+Angles = dict[str, tuple[Tensor, ...]]
 
 
 class Keys(NamedTuple):
@@ -28,7 +29,7 @@ class Slots(NamedTuple):
     """The cache of a layer with attention, as a decode step sees it."""
 
     all_SD: Tensor  # the places of all rows and heads
-    new_N: Tensor  # those of the tokens of this step
+    new_BK: Tensor  # those of the tokens of this step
     keys_BKTD: Tensor
     values_BKTD: Tensor
 
@@ -87,11 +88,11 @@ class Cache:
         for keys_LRKTD, layers in zip(self.keys_LRKTD, self.layers_of_keys, strict=True):
             heads, size = keys_LRKTD.shape[2], keys_LRKTD.shape[4]
             new_BK = torch.arange(rows * heads, device=places_B.device).view(rows, heads) * self.places
-            new_N = (new_BK + places_B[:, None]).view(-1)
+            new_BK += places_B[:, None]
             keys, values = (half.unbind() for half in keys_LRKTD[:, :rows, :, :width].chunk(2, dim=2))
             whole = keys_LRKTD.view(len(layers), -1, size).unbind()
             found |= {
-                layer: Slots(whole[number], new_N, keys[number], values[number]) for number, layer in enumerate(layers)
+                layer: Slots(whole[number], new_BK, keys[number], values[number]) for number, layer in enumerate(layers)
             }
         return found
 

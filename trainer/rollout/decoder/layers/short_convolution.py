@@ -50,4 +50,4 @@ class ShortConvolution:
 
     def __call__(self, hidden_NH: Tensor, at: Pass) -> Tensor:
         before_NH, behind_NH, inputs_NH = self.inner(hidden_NH).chunk(3, dim=-1)
-        return self.out(behind_NH * self.convolution(before_NH * inputs_NH, at))
+        return behind_NH * self.convolution(before_NH * inputs_NH, at)
