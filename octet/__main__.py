@@ -8,11 +8,13 @@ from octet import must_be_ours
 def main() -> None:
     try:
         must_be_ours()
+        from trainer.commands.main import main as octet
     except ImportError as error:
         print(f"octet: {error}", file=sys.stderr)
         sys.exit(2)
-    from trainer.commands.main import main as octet
-
+    except KeyboardInterrupt:
+        print("octet: stopped.", file=sys.stderr)
+        sys.exit(130)
     octet()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, said_by, write_lines
-from trainer.answers.decimal_comma import has_comma, with_points
+from trainer.answers.number import has_comma, with_points
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
 from trainer.estimates import mcnemar, visible_gain

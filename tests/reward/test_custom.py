@@ -194,6 +194,8 @@ NAMED = {
     "signal.setitimer(signal.ITIMER_PROF, 0.01, 0.01)": r"it called signal\.setitimer, which",
     "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))": r"it called resource\.setrlimit, which",
     "import resource; resource.prlimit(0, resource.RLIMIT_NOFILE, (16, 16))": r"it called resource\.prlimit, which",
+    "torch.backends.mkldnn.enabled = False": r"mkldnn_enabled\(\) was True, .* False for",
+    "import faulthandler; faulthandler.dump_traceback_later(9, exit=True)": r"it called faulthandler\.dump_traceback",
     "torch.use_deterministic_algorithms(True)": r"torch\.get_deterministic_debug_mode\(\) was 0, .* it is 2 for",
     "return [1e300]": r"`score`: it is 1e\+300, and",
     "return [-1e200]": r"`score`: it is -1e\+200, and",

@@ -3,11 +3,11 @@
 import re
 
 from trainer.answers.notation import DECORATION, clean
+from trainer.answers.words import ANOTHER
 
 LETTERS = "ABCDEFGHIJ"
 _BLANK_LINE = re.compile(  # what follows is an explanation, which may name other choices, or takes this one back
-    r"\n[ \t\r]*\n(?!\s*(?:or|no|wait|maybe|perhaps|actually|sorry|oops|correction|if\s+not|on\s+second)\b)",
-    re.IGNORECASE,
+    rf"(?i)\n[ \t\r]*\n(?!\s*(?:{ANOTHER})\b)"
 )
 _STATED = re.compile(
     r"(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter)\s+)?['\"(\[]?([A-J])['\"\]]?(?P<mark>\)?[.:]?)(?=[\s,;/&]|$)"
@@ -15,10 +15,7 @@ _STATED = re.compile(
 _LABEL = re.compile(r"\(([A-J])\)|(?<![\w'])([A-J])(?=[).:](?:\s|$))|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\b")
 LETTER = re.compile(r"(?<![\w'$\\-])[A-J](?![\w'-])")
 _OTHER = re.compile(r"\b(?:not|than|over|unlike)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-J]\b\)?")  # C, not B
-_BESIDE = re.compile(
-    r"[,;/&]|(?:or|and|no|wait|actually|maybe|perhaps|possibly|also|even|alternatively|if\s+not|on\s+second)\b",
-    re.IGNORECASE,
-)
+_BESIDE = re.compile(rf"(?i)[,;/&]|(?:and|also|even|{ANOTHER})\b")
 _IS_RIGHT = re.compile(
     r"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|(?!(?:Wait|Oops|Sorry|Hmm)\b)[A-Z]"
     r"|(?:is|as|being|seems|must\s+be|would\s+be)\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?"
@@ -61,9 +58,8 @@ def named_letters(line: str) -> set[str]:
 _CLOSING = re.compile(r"\(([A-J])\)[.!]?$")
 _CLAUSE = re.compile(r"[,.;:]|\b(?:so|thus|hence|therefore)\b")
 _RULED_OUT = re.compile(
-    r"n't\b|\b(?:or|either|neither|nor|and|could|might|may|doubt|rul(?:e|es|ed|ing)\s+out|eliminat|exclud|reject|than|if)"
-    r"|\b(?:not|never|cannot|false|wrong|incorrect|maybe|perhaps|unless|otherwise|least)\b",
-    re.IGNORECASE,
+    r"(?i)n't\b|\b(?:or|either|neither|nor|and|could|might|may|doubt|rul(?:e|es|ed|ing)\s+out|eliminat|exclud|reject|than|if)"
+    r"|\b(?:not|never|cannot|false|wrong|incorrect|maybe|perhaps|unless|otherwise|least)\b"
 )
 _NAMED = re.compile(
     r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with|[Ii]t(?: is|'s| must be))(?::|\s+is|(?=\s))[\s*]*"

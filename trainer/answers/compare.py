@@ -107,7 +107,7 @@ def _key(text: str, named: bool, depth: int) -> Hashable:
         return (value, *(word.lower().rstrip("s") for word in words)) if words else value
     text = " ".join(clean(text).split())
     if depth and (pieces := _split(text, _UNION)):
-        return "union", _unordered([_key(piece, named, depth - 1) for piece in pieces])
+        return "union", tuple(sorted((_key(piece, named, depth - 1) for piece in pieces), key=repr))
     items = _split(text, _SEPARATOR) if depth else None
     if items is None:
         sides = exact(parted(text)[1])
@@ -120,11 +120,7 @@ def _key(text: str, named: bool, depth: int) -> Hashable:
     names = ["=".join(_names(item)) for item in items]
     if named and len(set(names)) > 1 and all(names):
         keys = list(zip(names, keys))
-    return (opening, tuple(keys), closing) if opening in ("(", "[") else ("set", _unordered(keys))
-
-
-def _unordered(keys: list[Hashable]) -> tuple[Hashable, ...]:
-    return tuple(sorted(keys, key=repr))
+    return (opening, tuple(keys), closing) if opening in ("(", "[") else ("set", tuple(sorted(keys, key=repr)))
 
 
 def pairs(answer: str, gold: str) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import is_plain, number
 from trainer.answers.phrase import CORRECTION, DIGIT, TURNED, last_number, offered, states, tidy
 from trainer.answers.strip_thinking import after_thinking
-from trainer.answers.words import in_digits
+from trainer.answers.words import ANOTHER, CORRECTING, HEDGING, in_digits
 
 MOST_TRIES = 8  # earlier marks looked at when the last one holds nothing
 NEAR = 40  # characters before a mark in which a word denies it
@@ -68,25 +68,22 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations, which models learn to write
 _JSON = re.compile(r"""\{\s*["'][\w ]{1,30}["']\s*:\s*["']?([^"'{}]*)["']?\s*\}""")  # {"answer": 18}
 _JOINED = re.compile(  # between two marks: "or", "\\quad\\text{and}", "**, maybe **"
-    r"(?:[\s$*_,;/&.()\[\]{}]|\\[()\[\],;! ]|\\(?:q?quad|text)(?![A-Za-z])"
-    r"|\b(?:or|and|also|maybe|perhaps|possibly|either)\b)*",
-    re.IGNORECASE,
+    r"(?i)(?:[\s$*_,;/&.()\[\]{}]|\\[()\[\],;! ]|\\(?:q?quad|text)(?![A-Za-z])"
+    rf"|\b(?:or|and|also|either|{HEDGING})\b)*"
 )
-_CORRECTED = re.compile(r"\b(?:no|wait|rather|actually|sorry|oops|correction)\b", re.IGNORECASE)
+_CORRECTED = re.compile(rf"(?i)\b(?:no|rather|{CORRECTING})\b")
 _OPERAND_BEFORE = re.compile(r"(?:-|[0-9)}]\s?(?:\\(?:cdot|times|div)\s?|[-+*/x×·÷]\s?)?)\Z")  # 2\\boxed{18}
 _JOINED_BEFORE = re.compile(
-    r"(?:\b(?:or|except|than|about|approximately|roughly)|(?:\A|[^0-9.}\s])\s?(?:\\approx|≈))"
-    r"[ \t$*_({\[]*(?:\\[(\[][ \t]*)?\Z",
-    re.IGNORECASE,
+    r"(?i)(?:\b(?:or|except|than|about|approximately|roughly)|(?:\A|[^0-9.}\s])\s?(?:\\approx|≈))"
+    r"[ \t$*_({\[]*(?:\\[(\[][ \t]*)?\Z"
 )
 _DENIED_AFTER = re.compile(  # \\boxed{18} is wrong, \\boxed{18} or 20
-    r"(?:[ \t]?\^(?!\s*\{?\s*\\circ)|_[0-9{]|[ \t]?\\(?:pi|sqrt|times|cdot|div|pm)\b|\.?[0-9]|[a-fijknp-rt-z]\b"
+    r"(?i)(?:[ \t]?\^(?!\s*\{?\s*\\circ)|_[0-9{]|[ \t]?\\(?:pi|sqrt|times|cdot|div|pm)\b|\.?[0-9]|[a-fijknp-rt-z]\b"
     r"|[ \t]?[-+*/<>][ \t]?[0-9(\\]|[ \t$]+to[ \t$]+[0-9]|\$?[-–][$0-9]"
     r"|[ \t]?(?:\\text\{)?[ \t]?(?:hundred|thousand|[mb]illion)\b"
     r"|(?:\\[)\]]|[ \t$*_,)}\]])*(?:\?|(?:is|was|seems|looks|can|could|may|might|would)\b[^.!?\n]{0,20}?"
     r"(?:\bnot|n't|\bwrong|\bincorrect|\bfalse|\btoo|\bguess)\b"
-    r"|(?:isn't|wasn't|cannot|can't)\b|(?:or|but\s+maybe|maybe|perhaps|possibly|alternatively)\b(?P<other>(?:[^.!?\n]|\.(?=[0-9]))*)))",
-    re.IGNORECASE,
+    rf"|(?:isn't|wasn't|cannot|can't)\b|(?:or|(?:but\s+)?(?:{HEDGING}))\b(?P<other>(?:[^.!?\n]|\.(?=[0-9]))*)))"
 )
 _SENTENCE_START = re.compile(r"[.!?]\s|\n")
 _BRACE = re.compile(r"\\[{}]|[{}]")  # { and \{
@@ -169,19 +166,17 @@ def _braced(text: str) -> str | None:
 
 
 _ANSWER_IS = re.compile(  # nswer is, nswer to the question is: **, NSWER:
-    r"""nswers?(?:\s+(?:to|for|of|in)\b[^\n.:=?]{0,80}?)?[*_\s]*
+    r"""(?xi)nswers?(?:\s+(?:to|for|of|in)\b[^\n.:=?]{0,80}?)?[*_\s]*
     (?:[:：]|\b(?:is|are|equals|(?:would|will|should|must)\s+be)\b)
-    (?:[*_]+(?=\s))?\s*(?:[:=]|(?:simply|therefore|thus|clearly|definitely)\b)?(?:[*_]+(?=\s))?\s*""",
-    re.VERBOSE | re.IGNORECASE,
+    (?:[*_]+(?=\s))?\s*(?:[:=]|(?:simply|therefore|thus|clearly|definitely)\b)?(?:[*_]+(?=\s))?\s*"""
 )
 _LABEL = re.compile(  # So the final answer is, Answer:
-    r"[*_#\s]*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?a" + _ANSWER_IS.pattern,
-    re.VERBOSE | re.IGNORECASE,
+    r"(?xi)[*_#\s]*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?a"
+    + _ANSWER_IS.pattern.removeprefix("(?xi)")
 )
 _HEADING = re.compile(  # Step 2, Final Answer, Explanation, but not Answer: 18
-    r"(?:final\s+)?(?:steps?|parts?|cases?|answers?|solutions?|conclusion|explanation|summary|methods?|approach|reasoning|"
-    r"calculations?|verification|check|problem|question|notes?|given|results?)\b(?!\s*[:=]\s*\S*\d|(?<=answer)\s+\$?\d)",
-    re.IGNORECASE,
+    r"(?i)(?:final\s+)?(?:steps?|parts?|cases?|answers?|solutions?|conclusion|explanation|summary|methods?|approach|reasoning|"
+    r"calculations?|verification|check|problem|question|notes?|given|results?)\b(?!\s*[:=]\s*\S*\d|(?<=answer)\s+\$?\d)"
 )
 
 
@@ -220,10 +215,9 @@ _SENTENCE_END = re.compile(  # 18. Then, 18! Great, 18, because; but not 4! = 24
 # After the end of a sentence: another answer, or one that takes the first back: "18. Or 20", "A. B".
 # A blank line ends a choice: what follows may explain the other ones.
 _GOES_ON = re.compile(
-    r"""\s{0,9}(?:or|no|wait|maybe|perhaps|possibly|alternatively|actually|sorry|oops|correction|if\s+not|on\s+second)\b
-    |(?:(?<!\n)[ \t]{0,9}\n)?[ \t]{0,9}[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)
-    |(?:(?<=\bbut)|(?<=\bso))[^.!?\n]*\b(?:or|maybe|perhaps|possibl[ey]|could|might|may|also|better)\b""",
-    re.VERBOSE | re.IGNORECASE,
+    rf"""(?xi)\s{{0,9}}(?:{ANOTHER})\b
+    |(?:(?<!\n)[ \t]{{0,9}}\n)?[ \t]{{0,9}}[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)
+    |(?:(?<=\bbut)|(?<=\bso))[^.!?\n]*\b(?:or|maybe|perhaps|possibl[ey]|could|might|may|also|better)\b"""
 )
 
 
@@ -296,13 +290,13 @@ def strict(text: str, style: str, gold: str = "", opened: bool = False) -> str |
     thought, said, is_open = after_thinking(text)
     if is_open or (opened and thought is None):
         return None
-    wanted = _wanted(gold)
+    wanted = gold if gold and not is_plain(gold) else None  # None: numbers are to be picked out of words
     return _settled(_in_place(said, style, wanted), wanted)
 
 
 def lenient(text: str, gold: str = "") -> str | None:
     """Return the answer wherever it stands. The order of places is at the top of this file."""
-    wanted = _wanted(gold)
+    wanted = gold if gold and not is_plain(gold) else None
     thought, said, _ = after_thinking(text)
     return _settled(_anywhere(said, wanted) or (_anywhere(thought, wanted) if thought else None), wanted)
 
@@ -312,20 +306,14 @@ def marked(text: str, style: str) -> str | None:
     return _in_place(text, style, GOLD)
 
 
-def _wanted(gold: str) -> str | None:
-    """Return None if numbers are to be picked out of words: if the gold answer is a plain number, or not given."""
-    return gold if gold and not is_plain(gold) else None
-
-
 _TAKEN_BACK = re.compile(  # #### 18\n\nWait, that is wrong. The answer is 20.
-    r"""(?:\A|[.!?\n,;])[\s*_$]{0,9}
-    (?:(?P<corrected>(?:wait|no|actually|sorry|oops|correction|edit|hmm|scratch\sthat|on\ssecond\sthought)\b
-        (?:[^\n]{0,200}?\b(?:should|answer\s+is|it\s+is|it's|make\s+that)\b|[\s:,.!-]{1,4}\$?[0-9]|\s?:))
+    rf"""(?xi)(?:\A|[.!?\n,;])[\s*_$]{{0,9}}
+    (?:(?P<corrected>(?:no|{CORRECTING})\b
+        (?:[^\n]{{0,200}}?\b(?:should|answer\s+is|it\s+is|it's|make\s+that)\b|[\s:,.!-]{{1,4}}\$?[0-9]|\s?:))
     |(?:\w+,?\s)?(?:I\s+(?:was\s+wrong|made\s+an?\s|forgot|mis[a-z]+ed\b)
         |(?:that|this|it|which|(?:my|the|this|that)\s(?:\w+\s)?(?:answer|result|solution)(?:\sabove)?)
         (?:(?:\s+(?:is|was)|'s)\s+(?:actually\s+)?(?:wrong|incorrect|false|not\s+the\s+answer|an?\s+(?:mistake|error))
-        |(?:\s+(?:isn't|is\snot|was\snot|can't\sbe|cannot\sbe)|'s\s+not)\s+(?:right|correct)))\b)""",
-    re.VERBOSE | re.IGNORECASE,
+        |(?:\s+(?:isn't|is\snot|was\snot|can't\sbe|cannot\sbe)|'s\s+not)\s+(?:right|correct)))\b)"""
 )
 
 

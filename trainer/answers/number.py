@@ -30,13 +30,12 @@ _CENTS = re.compile(  # R$ 18,50 and 18,50 €, but $18,50$ is a list
     rf"|(?<![0-9.,])[0-9]+,[0-9]{{2}}(?=\s?(?:[{_SYMBOLS[1:]}]|EUR|CHF|zł|kr))"
 )
 _WRITTEN = re.compile(
-    rf"""(?P<sign>[-+]?|minus\s|negative\s)[ ]?(?P<money>{CURRENCY}?)[ ]?(?P<inner>[-+]?)[ ]?
+    rf"""(?xi)(?P<sign>[-+]?|minus\s|negative\s)[ ]?(?P<money>{CURRENCY}?)[ ]?(?P<inner>[-+]?)[ ]?
     (?: (?P<whole>[0-9]+)\s+(?:and\s(?=[0-9/]+\s[a-z]))?(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)(?![0-9.,])
       | (?P<top>{DECIMAL})\s*/\s*(?P<bottom>-?\s*{DECIMAL})
       | {_POWER.replace("NAME", "ten")}
       | (?P<decimal>{DECIMAL})(?:e(?P<e>[-+]?[0-9]+)|\s*[*x]\s*{_POWER.replace("NAME", "times")})?
-    )""",
-    re.VERBOSE | re.IGNORECASE,
+    )"""
 )
 _NUMERIC_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?\s*{DECIMAL})\s*\}}\s*\{{\s*(-?\s*{DECIMAL})\s*\}}")
 _REPEATING = re.compile(
@@ -92,14 +91,10 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] |
         return None
     tail = written.string[written.end() :]
     value, scale = _value(written), _scale(tail, bool(written["money"]))
-    return (
-        None if value is None or scale is None else (value * scale, _nouns(tail), _units(f"{written['money']} {tail}"))
-    )
-
-
-def _nouns(tail: str) -> tuple[str, ...]:
-    words = _LETTERS.findall(tail) if tail else []
-    return tuple(word for word in words if len(word) > 1 and word.lower().rstrip("s") not in _MEASURES)
+    if value is None or scale is None:
+        return None
+    nouns = [word for word in _LETTERS.findall(tail) if len(word) > 1 and word.lower().rstrip("s") not in _MEASURES]
+    return value * scale, tuple(nouns), _units(f"{written['money']} {tail}")
 
 
 _UNIT = re.compile(r"\^\s*\{?\s*([23])|([^\W\d_]+|[%$¢£€¥₹])")
@@ -149,8 +144,7 @@ _OPERATION = re.compile(r"[0-9%)]\s*[-+*/x^(]")
 _ROUND = str.maketrans("{}", "()")
 _NAMED = re.compile(r"([0-9]?)(\\?)(?!a [a-z])([A-Za-z']+)")
 _DENIED = re.compile(
-    r"n't\b|\b(?:no|not|never|none|cannot|false|wrong|incorrect|or|if|suppose|assume|unless|maybe|perhaps|either)\b",
-    re.IGNORECASE,
+    r"(?i)n't\b|\b(?:no|not|never|none|cannot|false|wrong|incorrect|or|if|suppose|assume|unless|maybe|perhaps|either)\b"
 )
 _TIMES = re.compile(r"(?<=[0-9)\s])x(?=\s?[0-9($])")
 
@@ -159,8 +153,9 @@ def _after_equals(text: str) -> str:
     """Return `18` for "x = 18" and "3 * 6 = 18", but the whole text for "2x = 18", "x = 18 or x = 20" and "20 = 18"."""
     labels, sides = parted(text)
     *working, result = sides
-    if _DENIED.search(" ".join((*labels, *working))) or not (labels or all(map(_is_of_numbers, working))):
-        return text
+    named = [name for side in working for name in _NAMED.findall(_TIMES.sub("*", side))]
+    if _DENIED.search(" ".join((*labels, *working))) or (not labels and any(_is_variable(*name) for name in named)):
+        return text  # 2x = 18, but not 3 boxes * 6 eggs = 18
     if result.startswith("~"):
         if not any(working) or not is_rounded(working[-1], result[1:]):
             return text
@@ -178,11 +173,6 @@ def is_rounded(side: str, rounded: str) -> bool:
     digits = rounded.replace(",", "")
     off = (value - shown) * 10 ** len(decimals) / 10 ** (len(digits) - len(digits.rstrip("0")) if not decimals else 0)
     return (Fraction(-1, 2) if decimals else -1) <= (off if shown > 0 else -off) < 1
-
-
-def _is_of_numbers(side: str) -> bool:
-    """Return True if a side of an equation has no variable: for `3 boxes * 6 eggs`, but not for `2x` and `18 - x`."""
-    return not any(_is_variable(*found) for found in _NAMED.findall(_TIMES.sub("*", side)))
 
 
 def _is_variable(digit: str, backslash: str, word: str) -> bool:
@@ -277,3 +267,17 @@ def _unit_words(tail: str) -> list[str] | None:
     if not (is_apart or (len(words[0]) > 1 and unit(words[0])) or (found["joint"] and len(words[0]) > 2)):
         return None
     return words if fits(BEHIND, "".join(map(unit_kind, words))) else None
+
+
+_COMMA = re.compile(r"(?<![\w.,([{])-?\d+(?:\.\d{3})*,(?!\d{3}(?!\d))\d+(?![.,]?\d)")  # 1,234 may be a thousand
+_ANY = re.compile(r"(?<![\w.,])\d+(?:\.\d{3})*(?:,\d+)?(?![.,]?\d)")
+
+
+def has_comma(text: str) -> bool:
+    """Return True for one number that can only be read with a decimal comma, whatever stands around it."""
+    return len(_COMMA.findall(text)) == 1
+
+
+def with_points(text: str) -> str:
+    """Return a text with a point in numbers that have a decimal comma: 1234.50 for 1.234,50, and 1234 for 1.234."""
+    return _ANY.sub(lambda found: found[0].replace(".", "").replace(",", "."), text)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from trainer.answers.compare import ORDINAL
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
 from trainer.answers.number import CURRENCY, DECIMAL, number, worked_out
-from trainer.answers.words import REASON, TEXT, fits, in_digits, is_statement, kind, unit, unit_kind
+from trainer.answers.words import CORRECTING, REASON, TEXT, fits, in_digits, is_statement, kind, unit, unit_kind
 
 WINDOW = 200  # characters before the last digit in which the last number begins
 _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
@@ -26,28 +26,24 @@ _NO_OPERAND = re.compile("[a-z]{2,}|=")
 _SIGN_WORDS = {"times": "*", "multiplied by": "*", "plus": "+", "minus": "-"}
 _SPOKEN_SIGN = re.compile(rf"(?<=[0-9]) ({'|'.join(_SIGN_WORDS)}) (?=[0-9])|(?<=%) (of) (?=[0-9])")  # 8 times 8 is 64
 CORRECTION = re.compile(  # 18, no wait, 20
-    r"[ \t,.;(-]{1,4}(?:no\b[,.;:!]?[ \t])?(?:wait|actually|sorry|oops|correction|scratch that|i mean|make that)\b"
-    r"(?:[ \t,.:;!-]{1,4}no\b)?",
-    re.IGNORECASE,
+    rf"(?i)[ \t,.;(-]{{1,4}}(?:no\b[,.;:!]?[ \t])?(?:{CORRECTING})\b"
+    r"(?:[ \t,.:;!-]{1,4}no\b)?"
 )
 _WORKING = re.compile(  # 3 * 6 = 18, 18 (6 x 3), 3 boxes * 6 eggs = 18
     rf"(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])(?P<equals>\s?=)?"
 )
 _DENIED = re.compile(  # 18 (not 20), 18 rather than 20
-    rf"(?<=[\s,(])(?:(?:and\s+)?not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])",
-    re.VERBOSE | re.IGNORECASE,
+    rf"(?xi)(?<=[\s,(])(?:(?:and\s+)?not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])"
 )
 _BEFORE = "in|for|per|each|every|within|after|before|during|at|on|over"
 _CONTEXT = re.compile(  # 18 in 3 days, 18 for each of 5 friends, 18 (see page 3)
-    rf"""\b(?:{_BEFORE})\s+(?:(?:of|the|a|all|only|about|each|every|these|those|his|her|their|its)\s+){{0,3}}
-    {_NUMBER}\s+(?!(?:{_BEFORE}|and|to)\b)(?=[a-z]{{2}})|\b(?:page|step|part|question|problem)\s+[0-9]+\b""",
-    re.VERBOSE | re.IGNORECASE,
+    rf"""(?xi)\b(?:{_BEFORE})\s+(?:(?:of|the|a|all|only|about|each|every|these|those|his|her|their|its)\s+){{0,3}}
+    {_NUMBER}\s+(?!(?:{_BEFORE}|and|to)\b)(?=[a-z]{{2}})|\b(?:page|step|part|question|problem)\s+[0-9]+\b"""
 )
 _OCCASION = re.compile(  # 18 left after selling 3, $18 to buy 3 of them
-    rf"\b(?:(?:after|by)\s[a-z]+ing(?:\s[a-z]+)?|to\s(?:buy|feed|fill|finish|cook|bake|read))\s{_NUMBER}(?![\w.^])"
+    rf"(?xi)\b(?:(?:after|by)\s[a-z]+ing(?:\s[a-z]+)?|to\s(?:buy|feed|fill|finish|cook|bake|read))\s{_NUMBER}(?![\w.^])"
     rf"|{_NUMBER}\s(?:second|minute|hour|day|week|month|year)s?\s(?:later|ago|from\snow)"
-    rf"|(?<=[0-9])(?<![/.][0-9])(?<![/.][0-9][0-9])\sof\s(?:the|his|her|their|these|those)\s{_NUMBER}\s[a-z]{{3,}}",
-    re.VERBOSE | re.IGNORECASE,
+    rf"|(?<=[0-9])(?<![/.][0-9])(?<![/.][0-9][0-9])\sof\s(?:the|his|her|their|these|those)\s{_NUMBER}\s[a-z]{{3,}}"
 )
 _UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \(([a-z]+s)\)")  # 18 (dollars)
 _WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
@@ -61,19 +57,17 @@ _GRAMS = re.compile(r"(?<=[0-9]{2})(?=[gLh]\Z)")  # 500g, but 5g may be algebra
 _DIMENSION = {"2": "square", "3": "cubic"}
 _POWER = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s?\^\s?\{?([23])\}?")  # 30 cm^2
 _REMARK = re.compile(  # (see above). I hope this helps!
-    r"\b(?:I\s(?:think|believe)|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
+    r"(?i)\b(?:I\s(?:think|believe)|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
     r"\b(?:a\s)?total\sof\b|(?<=\bis\s)(?:therefore|thus|hence)\b|\bi\.e\.|(?<=the\s)two(?=\s[a-z])|"
     r",?\sas\s(?:computed|calculated|shown|found|required|requested|desired|expected|needed|stated)(?:\sabove)?\b|"
     r"\b(?:in\s)?(?:the\s)?year\s(?=[0-9])|\bin\s(?=[12][0-9]{3}\b(?!\s?[a-z]))|\(?\b(?:see|cf\.)\s[^().]*\)?|"
-    r"\b(?:I hope (?:this|that|it)|hope this|let me know|thank|please let)\b[^.!]*",
-    re.IGNORECASE,
+    r"\b(?:I hope (?:this|that|it)|hope this|let me know|thank|please let)\b[^.!]*"
 )
 _IS = re.compile(r"\s?(?:=|(?:is|equals|must\sbe)\s-?[$0-9])")
 _SUMS = re.compile(r"\b(?:add|sum|work|come)s?\s(?:up|out)\sto\b")
 _ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch and $18/hour
-    r"""[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\bshould\shave\sbeen\b|0,0|\b(?:answer|result|solution)\s(?:has|had|contains)\b
-    |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})(?<![0-9])/(?![a-z]{3})""",
-    re.VERBOSE | re.IGNORECASE,
+    r"""(?xi)[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\bshould\shave\sbeen\b|0,0|\b(?:answer|result|solution)\s(?:has|had|contains)\b
+    |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})(?<![0-9])/(?![a-z]{3})"""
 )
 DIGIT = re.compile(f"[\\d{''.join(VULGAR_FRACTIONS)}]")
 
@@ -205,17 +199,15 @@ _IN_TEXT = re.compile(
     rf"(?=[-+.0-9\\$€£¥₹₽₩ACEGHINRSU])(?<!\w)(?<![0-9]/){_NUMBER}", re.VERBOSE
 )  # 18, $1,234.50, 1 1/2
 _PARTS = re.compile(  # between two numbers of which neither is the answer: 17, 18 and 17 or 18 and 3:18 and 2^18
-    r"(?:\s?[,;&]?\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|,?\s(?:it\s)?(?:could|may|might)\sbe\s"
-    r"|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?",
-    re.IGNORECASE,
+    r"(?i)(?:\s?[,;&]?\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|,?\s(?:it\s)?(?:could|may|might)\sbe\s"
+    r"|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?"
 )
 TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, half of 18, x^18, x > 18, except 18
-    r"""(?:(?<![a-z]{2})[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|(?:any|every)thing\sbut)\s
+    r"""(?xi)(?:(?<![a-z]{2})[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|(?:any|every)thing\sbut)\s
     |\b(?:(?:not|never|cannot|neither|nor|(?:doubt|unless)(?:\sthat)?|[a-z]+n't)(?:\s[a-z']+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
     |half(?:\sof)?|twice|up\sto|nearly|almost|hardly|barely|scarcely|(?:may|might|could)\sbe|maybe|perhaps|possibly|probably
     |(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?
-    |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|[\^_]\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$""",
-    re.VERBOSE | re.IGNORECASE,
+    |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|[\^_]\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$"""
 )
 # Behind a number: 18x, 18 squared, 18^2, 18!
 _CONTINUED = re.compile(r"[^\d.!?\n]{0,30}\?|[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?[\^_]|!|\s?\\(?:pi|sqrt)")

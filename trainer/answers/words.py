@@ -10,6 +10,12 @@ import unicodedata
 
 from trainer.answers.equation import FUNCTION, GREEK
 
+# How a text takes an answer back, doubts it, and adds another one.
+CORRECTING = (
+    r"wait|actually|sorry|oops|correction|edit|hmm|scratch\s+that|on\s+second(?:\s+thought)?|i\s+mean|make\s+that"
+)
+HEDGING = "maybe|perhaps|possibly|alternatively"
+ANOTHER = rf"or|no|if\s+not|{CORRECTING}|{HEDGING}"
 SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _TO_TEN = "one two three four five six seven eight nine ten"
 _TO_NINETEEN = "eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
@@ -155,10 +161,9 @@ def unit(word: str) -> str | None:
 
 _ANY = "|".join((*SPOKEN, *SCALES))
 _SPELLED = re.compile(
-    rf"(?<![\w'-])(?<![0-9]\s)(?:an?\s(?={'|'.join(SCALES)})|(?={'|'.join(SPOKEN)}))(?:{_ANY})"
+    rf"(?i)(?<![\w'-])(?<![0-9]\s)(?:an?\s(?={'|'.join(SCALES)})|(?={'|'.join(SPOKEN)}))(?:{_ANY})"
     rf"(?:(?:(?:(?<=hundred)|(?<=thousand)|(?<=million))(?:\sand|,)\s|\s|-)(?:{_ANY}))*"
-    rf"(?!\w|-(?!{'|'.join(_PARTS)}))",
-    re.IGNORECASE,
+    rf"(?!\w|-(?!{'|'.join(_PARTS)}))"
 )
 _FRACTION = re.compile(
     rf"(?<![\w'.,/-])(?:([0-9]+)\sand\s)?(an?|one|[0-9]+)[\s-]({'|'.join(_PARTS)})s?(?![\w-])", re.IGNORECASE

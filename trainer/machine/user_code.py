@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -32,9 +33,12 @@ OF_A_TEMPLATE = (ArithmeticError, AttributeError, LookupError, RuntimeError, Tim
 # What ends the process, or harms it later, is refused while user code runs.
 REFUSED: dict[ModuleType, tuple[str, ...]] = {os: ("_exit", "abort", "closerange", "execv", "execve")}
 REFUSED |= {signal: ("alarm", "setitimer"), resource: ("setrlimit", "prlimit")}
+REFUSED |= {faulthandler: ("dump_traceback_later",)}
+_end_later = faulthandler.dump_traceback_later  # for Octet itself, which calls it while user code runs
 # Settings of torch that change results, and what they are when it has been imported. "set" for "get" sets them.
 OF_TORCH: dict[str, str | int] = {"get_default_dtype": "torch.float32", "get_float32_matmul_precision": "highest"}
 OF_TORCH |= {"get_num_threads": "", "get_deterministic_debug_mode": 0}
+OF_TORCH |= {"_C._get_mkldnn_enabled": "True", "_C._get_cudnn_enabled": "True"}
 MODULE = "octet_custom_"  # what the names of the user's modules begin with
 
 given: dict[str, Callable[..., Any]] = {}  # functions of a session in Python, by the setting that names their copy
@@ -61,7 +65,7 @@ class Call(threading.Thread):
     def within(self, seconds: float) -> bool:
         """Start the call and wait for it. Return False if it is still running after `seconds`."""
         # The interpreter's own alarm needs no lock that the call might hold.
-        faulthandler.dump_traceback_later(2 * seconds + GRACE_S, exit=True, file=2)
+        _end_later(2 * seconds + GRACE_S, exit=True, file=2)
         self.start()
         self.join(seconds)
         faulthandler.cancel_dump_traceback_later()
@@ -76,7 +80,7 @@ def _unchanged() -> Iterator[None]:
     for number in range(3):
         with suppress(OSError):  # the shell has closed it
             files[number] = os.dup(number)
-    before = {name: getattr(torch, name)() for name in OF_TORCH} if (torch := sys.modules.get("torch")) else {}
+    before = {name: attrgetter(name)(torch)() for name in OF_TORCH} if (torch := sys.modules.get("torch")) else {}
     try:
         yield
     finally:
@@ -89,10 +93,10 @@ def _unchanged() -> Iterator[None]:
         except OSError:
             raise RuntimeError("it has closed descriptors that it had not opened") from None
         for name, first in OF_TORCH.items() if (torch := sys.modules.get("torch")) else ():
-            now, known = getattr(torch, name)(), before.get(name, first)
+            now, known = attrgetter(name)(torch)(), before.get(name, first)
             if known != "" and str(now) != str(known):
                 value = getattr(torch, str(known).removeprefix("torch."), known)  # "torch.float32" is a dtype
-                getattr(torch, name.replace("get", "set"))(value)
+                attrgetter(name.replace("get", "set"))(torch)(value)
                 raise RuntimeError(f"torch.{name}() was {known}, and after the call it is {now} for the whole process")
 
 
@@ -143,10 +147,10 @@ class Containment:
             os.environb.update(variables)
         warnings.filters[:] = [one for one in warnings.filters if one[0] != "error" or one in filters]  # type: ignore[index]
 
-    def _refuse(self, own: int, name: str, real: Callable[..., Any], *arguments: Any) -> Any:
+    def _refuse(self, own: int, name: str, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         main = threading.main_thread()  # which does the work of the trainer if it is not inside
         if os.getpid() != own or (threading.current_thread() is main and main not in self._inside):
-            return real(*arguments)
+            return real(*arguments, **named)
         raise SystemExit(f"it called {name}, which a reward may not")
 
 

@@ -13,8 +13,7 @@ from itertools import islice
 from typing import Any, get_args
 
 from trainer.answers import find
-from trainer.answers.decimal_comma import has_comma, with_points
-from trainer.answers.number import number
+from trainer.answers.number import has_comma, number, with_points
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError, counted

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from trainer.answers.decimal_comma import has_comma
-from trainer.answers.number import number
+from trainer.answers.number import has_comma, number
 from trainer.config.settings import TaskSettings
 from trainer.errors import Finding
 from trainer.estimates import visible_gain, what_shows

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.answers import compare, find
-from trainer.answers.decimal_comma import with_points
+from trainer.answers.number import with_points
 from trainer.answers.strip_thinking import THOUGHTS
 from trainer.config.settings import Reward
 from trainer.errors import ConfigError
