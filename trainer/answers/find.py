@@ -81,7 +81,7 @@ _DENIED_AFTER = re.compile(  # \\boxed{18} is wrong, \\boxed{18} or 20
     r"(?i)(?:[ \t]?\^(?!\s*\{?\s*\\circ)|_[0-9{]|[ \t]?\\(?:pi|sqrt|times|cdot|div|pm)\b|\.?[0-9]|[a-fijknp-rt-z]\b"
     r"|[ \t]?[-+*/<>][ \t]?[0-9(\\]|[ \t$]+to[ \t$]+[0-9]|\$?[-–][$0-9]"
     r"|[ \t]?(?:\\text\{)?[ \t]?(?:hundred|thousand|[mb]illion)\b"
-    r"|(?:\\[)\]]|[ \t$*_,)}\]])*(?:\?|(?:is|was|seems|looks|can|could|may|might|would)\b[^.!?\n]{0,20}?"
+    r"|(?:\\[)\]]|\\text\{|[ \t$*_,)}\]])*(?:\?|(?:is|was|seems|looks|can|could|may|might|would)\b[^.!?\n]{0,20}?"
     r"(?:\bnot|n't|\bwrong|\bincorrect|\bfalse|\btoo|\bguess)\b"
     rf"|(?:isn't|wasn't|cannot|can't)\b|(?:or|(?:but\s+)?(?:{HEDGING}))\b(?P<other>(?:[^.!?\n]|\.(?=[0-9]))*)))"
 )

@@ -140,13 +140,13 @@ def _lasting(units: tuple[str, ...]) -> tuple[str, ...]:
 
 _OPENING = re.compile(r"[(\[{]")
 _OPERAND = re.compile(rf"{CURRENCY}?\s?({DECIMAL})%?")
-_OPERATION = re.compile(r"[0-9%)]\s*[-+*/x^(]")
+_OPERATION = re.compile(r"[0-9%)]\s*[-+*/^(]")
 _ROUND = str.maketrans("{}", "()")
 _NAMED = re.compile(r"([0-9]?)(\\?)(?!a [a-z])([A-Za-z']+)")
 _DENIED = re.compile(
     r"(?i)n't\b|\b(?:no|not|never|none|cannot|false|wrong|incorrect|or|if|suppose|assume|unless|maybe|perhaps|either)\b"
 )
-_TIMES = re.compile(r"(?<=[0-9)\s])x(?=\s?[0-9($])")
+_TIMES = re.compile(r"(?<=[0-9)\s])x(?=\s?[0-9($])|(?<=%) of(?= [0-9$])")
 
 
 def _after_equals(text: str) -> str:
@@ -193,9 +193,10 @@ def _of_working(side: str) -> Fraction | None:
 
 def worked_out(working: str) -> Fraction | None:
     """Return what `6 x 3` and `2(4 + 5)` come to, or None if that is not known."""
+    working = _TIMES.sub("*", working)
     if not _OPERATION.search(working):
         return None
-    text = _TIMES.sub("*", working).replace("^", "**").translate(_ROUND)
+    text = working.replace("^", "**").translate(_ROUND)
     share = "/100" if "*" in text else ""  # 60% * 70, but not 60% + 10%
     text = _OPERAND.sub(lambda found: f"({_decimal(found[1])}{share * found[0].endswith('%')})", text).replace(
         ")(", ")*("

@@ -58,7 +58,7 @@ _DIMENSION = {"2": "square", "3": "cubic"}
 _POWER = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s?\^\s?\{?([23])\}?")  # 30 cm^2
 _REMARK = re.compile(  # (see above). I hope this helps!
     r"(?i)\b(?:I\s(?:think|believe)|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
-    r"\b(?:a\s)?total\sof\b|(?<=\bis\s)(?:therefore|thus|hence)\b|\bi\.e\.|(?<=the\s)two(?=\s[a-z])|"
+    r"\b(?:a\s)?total\sof\b|(?<=\bis\s)(?:therefore|thus|hence)\b|\bi\.e\.|(?:(?<=the\s)|(?<=all\s))(?:two|three|four|five|six)(?=\s[a-z][^.]*[0-9])|\bso\sfar\b|\b(?:mrs?|ms|dr)\.\s|"
     r",?\sas\s(?:computed|calculated|shown|found|required|requested|desired|expected|needed|stated)(?:\sabove)?\b|"
     r"\b(?:in\s)?(?:the\s)?year\s(?=[0-9])|\bin\s(?=[12][0-9]{3}\b(?!\s?[a-z]))|\(?\b(?:see|cf\.)\s[^().]*\)?|"
     r"\b(?:I hope (?:this|that|it)|hope this|let me know|thank|please let)\b[^.!]*"
@@ -66,7 +66,7 @@ _REMARK = re.compile(  # (see above). I hope this helps!
 _IS = re.compile(r"\s?(?:=|(?:is|equals|must\sbe)\s-?[$0-9])")
 _SUMS = re.compile(r"\b(?:add|sum|work|come)s?\s(?:up|out)\sto\b")
 _ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch and $18/hour
-    r"""(?xi)[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\bshould\shave\sbeen\b|0,0|\b(?:answer|result|solution)\s(?:has|had|contains)\b
+    r"""(?xi)[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\bshould\shave\s[a-z]|0,0|\b(?:answer|result|solution)\s(?:has|had|contains)\b
     |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})(?<![0-9])/(?![a-z]{3})"""
 )
 DIGIT = re.compile(f"[\\d{''.join(VULGAR_FRACTIONS)}]")
@@ -159,7 +159,7 @@ def _is_name(plain: str, word: re.Match[str], kinds: str) -> bool:
 
 _PIECE = re.compile(r"\w+(?:\s\w+)*|[^\w\s]")
 _SAID = re.compile(r"[^\W\d_][\w'-]*|[0-9][0-9.,:]*|\S")
-_PLACE = re.compile(r"\b(?:on|in|at)\s\Z", re.IGNORECASE)  # on Monday
+_PLACE = re.compile(r"(?i)\b(?:on|in|at|to)\s(?:an?\s|the\s)?\Z")  # on Monday
 _NO = r"\b(?:no|not|never|cannot|none|nothing|nobody|\w+n't)\b"
 _NEGATIONS = {"yes": "(?!)", "true": "(?!)", "no": _NO, "false": _NO}
 
@@ -190,7 +190,8 @@ def states(phrase: str, gold: str) -> bool:
 
 def _kind_of_said(word: str) -> str:
     if word[0].isalpha():
-        return kind(word).replace("Q", "w")  # the most
+        found = kind(word).replace("Q", "w")  # the most
+        return "v" if found == "w" and len(word) > 4 and word.endswith("ed") else found  # It was discovered by
     return "n" if word[0].isdigit() else ":" if word == ":" else "," if word in ",.;!()-" else "q"
 
 

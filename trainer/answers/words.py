@@ -49,8 +49,8 @@ UNITS = {name: group.partition("/")[0] for group in _UNIT_NAMES.split() for name
 _ONE_LETTER_UNITS = frozenset("mgshlLKVWNJCF")
 _KINDS = {  # of which N is a number, w any other word, and x what may be a variable
     "s": "i you he she it we they there me him us them",
-    "d": "the a an his her its their my our your every this these those that both another",
-    "E": "each apiece",
+    "d": "the a an his her its their my our your every this these those that another",
+    "E": "each apiece both",
     "m": "exactly precisely only just simply really actually originally initially eventually currently now again still",
     "p": "of per on from among during within into across between after than",
     "P": "at for with in by",
@@ -72,8 +72,8 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "cook carry hold keep bring build catch charge complete cover donate fill find fit hike invest jump learn lift "
     "live measure move turn gather harvest deliver serve climb consume deposit borrow type order own play practice "
     "print put raise require return ride sew share ship sleep solve start stay study swim teach visit arrive end "
-    "begin want wash wear write written grow come came call amount rise rose fell drop increase decrease reduce "
-    "decline went go",
+    "begin want wash wear write written grow come came call amount rise rose fell fall see drop increase decrease "
+    "reduce decline went go",
     "q": "not no nope nor never none cannot nobody nothing neither either or but if unless otherwise maybe perhaps "
     "could may might except without besides wrong false incorrect untrue invalid mistaken mistake error guess doubt "
     "unsure uncertain unknown joke kidding jk theory dreams what who whom whose when where while until before though "
@@ -84,7 +84,7 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "down off plus minus divided multiplied less remainder power root once thrice double doubled "
     "triple tripled quadruple halved halves third thirds quarter quarters tens lakh lakhs crore crores mil mille "
     "tausend millones millionen short shy close far too tops max maximum minimum something odd ish give "
-    "such like point negative choose pi followed",  # these change a number, and not a name
+    "like bound point negative choose pi followed",  # these change a number, and not a name
 }
 _KIND = {word: kind for kind, words in _KINDS.items() for word in words.split()}
 _VERB = re.compile(r"(\w+?)(?:(?<=[sxzh])es|s|d|(?:(?<=([bgmnprt]))\2)?ed)?")  # dropped
@@ -100,11 +100,11 @@ _MORE = r"(?:[tm]|[pPodE]s?[wAvC]{0,4}s?(?:a[wAv]{1,2})?)*(?<![pPod])"  # left, 
 _UNIT = rf"t?{_NOUN}{{1,3}}(?:a[wAvt])?"
 _OF_WHICH = rf"(?:d?(?:s|{_NOUN}{{1,2}})v{{1,2}}{_MORE})?"  # that she sells each day
 _NAME = (
-    rf"(?:[tm]?s[wm]?|d|sad?{_NOUN}{{1,3}}|E(?:p[sdw])?"
+    rf"(?:[tm]?s[wmE]?|d|sad?{_NOUN}{{1,3}}|E(?:p[sdw])?"
     rf"|[dE]?{_NOUN}{{1,5}}(?:[pPao](?:s|d?{_NOUN}{{1,3}})){{0,2}}{_OF_WHICH})"
 )
 _BEFORE = (
-    rf"(?:[pPo][dpE]{{0,2}}{_NOUN}{{1,4}})?"
+    rf"(?:[pPoE][dpE]{{0,2}}{_NOUN}{{1,4}}){{0,2}}"
     rf"(?:{_NAME}m?(?:[irv]+(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)|[ir]+|d?A{{1,3}})?d?m*"
 )
 _BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|rw)?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
