@@ -20,11 +20,7 @@ from trainer.errors import ConfigError
 from trainer.machine import hardware, quiet
 from trainer.machine.visible import print
 from trainer.plan import preflight, start
-
-GOAL = 0.9
-# What a racer may change. The model, the problems and the evaluation are those of everybody.
-FREE = r"(algorithm|optim|rollout|lora)\.(?!vllm|start|engine)\w+|run\.(seed|steps|threads)|eval\.every"
-COLUMNS = "| CPU seconds | wall seconds | steps | answers | processor | threads | torch | settings | date |"
+from trainer.watch.speedrun import COLUMNS, FREE, GOAL, row_of
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -58,17 +54,10 @@ def run(options: Namespace) -> None:
     result |= {"answers": answers, "accuracy": round(reached.value, 4), "settings": options.overrides}
     result |= {"processor": processor(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"}
     result |= {"date": str(date.today()), "made_with": machine}
+    print(f"{COLUMNS}\n{row_of(result)}")
     with writing(options.out):
         options.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"{COLUMNS}\n{row_of(result)}\n\n{options.out} is the file to send")
-
-
-def row_of(result: dict[str, Any]) -> str:
-    """Return a result as a line of the table in gallery/speedrun.md."""
-    made, settings = result["made_with"], " ".join(result["settings"]) or "as they are"
-    numbers = [f"{result['cpu_seconds']:.1f}", f"{result['wall_seconds']:.1f}", result["steps"], result["answers"]]
-    where = [result["processor"], f"{made['threads']} of {result['cores']}", made["torch"], settings, result["date"]]
-    return f"| {' | '.join(str(cell).replace('|', ' ') for cell in (*numbers, *where))} |"
+    print(f"\n{options.out} is the file to send")
 
 
 def processor() -> str:
