@@ -1,9 +1,14 @@
 """The picture of a result that `octet report --share` writes."""
 
+import os
+import shutil
 from xml.etree import ElementTree
+
+import pytest
 
 import trainer
 from tests.conftest import octet, said_by
+from trainer.commands.options import BROWSERS
 from trainer.run_folder.reader import read_run
 
 
@@ -50,3 +55,21 @@ def test_a_png_is_written_if_something_can_convert_it(copied, tmp_path, capsys, 
     converter.chmod(0o755)
     assert said_by(capsys, "report", "--share", folder)[1] == f"{folder}/share.svg\n{folder}/share.png\n"
     assert (folder / "share.png").read_bytes() == b"PNG -f png\n" + (folder / "share.svg").read_bytes()
+
+
+def test_a_browser_makes_the_png_where_no_converter_does(copied, tmp_path, capsys, monkeypatch):
+    from PIL import Image
+
+    browser = os.environ.get("OCTET_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no Chromium on this machine: install one, or set OCTET_BROWSER to its path")
+    folder = copied("demo")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/chromium").write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]}\nexec "{browser}" "$@"\n')
+    (tmp_path / "bin/chromium").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert said_by(capsys, "report", "--share", folder)[1] == f"{folder}/share.svg\n{folder}/share.png\n"
+    with Image.open(folder / "share.png") as picture:
+        assert picture.size == (1200, 630)
+        assert picture.convert("RGB").getpixel((5, 5)) == (255, 255, 255)
+        assert len(picture.convert("RGB").getcolors(2**20)) > 50

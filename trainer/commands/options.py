@@ -1,12 +1,15 @@
 """Options that several commands share."""
 
+import os
+import re
 import shutil
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from trainer.config.command_line import latest_run
 from trainer.errors import ConfigError
@@ -16,6 +19,9 @@ TASKS = (
     "nano, addition, gsm8k, gsm8k-renumbered, math, multiple_choice, records, reasoning_gym:GENERATOR or "
     "FILE.py:FUNCTION"
 )
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")  # which draw an SVG as a PNG
+PATIENCE_S = 60.0
 
 
 def add_overrides(parser: ArgumentParser, example: str = "task.data_dir=FOLDER") -> None:
@@ -72,7 +78,27 @@ def converted(svg: bytes, name: str, kind: str) -> bytes | None:
             made = subprocess.run(converter, input=svg, capture_output=True, check=False)
             if made.returncode == 0:
                 return made.stdout
+    if kind == "png" and (picture := _of_browser(svg)):
+        return picture
     remedy = f"`pip install cairosvg`, then `cairosvg {name}.svg -o {name}.{kind}`"
-    reason = f"neither rsvg-convert nor cairosvg makes a {kind.upper()} of it here: {remedy}"
+    reason = f"no rsvg-convert, cairosvg{' or Chromium' * (kind == 'png')} makes a {kind.upper()} of it here: {remedy}"
     print(f"octet: an SVG, because {reason}", file=sys.stderr)
+    return None
+
+
+def _of_browser(svg: bytes) -> bytes | None:
+    """Return a picture as PNG, by a browser that is a program of this machine."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    size = re.search(rb'width="([\d.]+)" height="([\d.]+)"', svg)
+    if not browser or not size:
+        return None
+    with TemporaryDirectory(prefix="octet-") as folder, suppress(subprocess.TimeoutExpired):
+        drawn, made = Path(folder) / "drawn.svg", Path(folder) / "made.png"
+        drawn.write_bytes(svg)
+        window = f"--window-size={','.join(str(round(float(side))) for side in size.groups())}"
+        options = ["--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile", window]
+        options += ["--no-sandbox"] * (os.geteuid() == 0)  # Chromium refuses to start as root with it
+        command = [browser, *options, f"--screenshot={made}", drawn.as_uri()]
+        subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_S)
+        return made.read_bytes() if made.is_file() else None
     return None
