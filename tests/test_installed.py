@@ -286,6 +286,8 @@ def test_a_release_is_built_and_tried(source, tmp_path):
     with zipfile.ZipFile(next((checkout / "dist").glob("*.whl"))) as wheel:
         page = wheel.read(f"octet_grpo-{__version__}.dist-info/METADATA").decode()
     assert f"git clone {address}" in page
+    assert f"Project-URL: Source, {address}\n" in page
+    assert f"Project-URL: Changes, {address}/blob/v{__version__}/CHANGELOG.md\n" in page
     links = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", page)
     assert links
     assert all("".join(link).startswith(address) for link in links)
