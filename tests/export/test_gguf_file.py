@@ -6,7 +6,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import NANO, refuses
-from tests.llama.families import FAMILIES, LLAMA3, SHAPE, YARN, make
+from tests.llama.families import FAMILIES, GEMMA4, LLAMA3, QWEN3_5, SHAPE, YARN, make
 from trainer.config.settings import Model
 from trainer.errors import MergeError, ModelError
 from trainer.export import gguf_file, llama_cpp, vocabulary
@@ -52,7 +52,7 @@ def test_weights_come_back_in_the_order_of_the_model(family, tokenizer, tmp_path
         torch.testing.assert_close(value, weights[name], rtol=0, atol=1e-6)
     fields, arch = gguf.GGUFReader(tmp_path / "file").fields, gguf_file.family_of(weights.config).arch
     assert fields[f"{arch}.context_length"].contents() == CONTEXTS.get(family, 1024)
-    assert (f"{arch}.attention.sliding_window" in fields) == (family in ("olmo3", "gemma3"))
+    assert (f"{arch}.attention.sliding_window" in fields) == family.startswith(("olmo3", "gemma3", "gemma4"))
 
 
 def test_a_weight_under_the_name_of_another_is_refused(nano, tokenizer, tmp_path):
@@ -83,6 +83,7 @@ def test_the_tokenizer_is_in_the_file(nano, tokenizer, tmp_path):
 
 WORDS = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 BY_THREE = {"type": "Split", "pattern": {"Regex": vocabulary.BY_THREE_DIGITS}, "behavior": "Isolated", "invert": False}
+BY_MARK = BY_THREE | {"pattern": {"Regex": vocabulary.BY_MARK}}
 DIGITS = {"type": "Digits", "individual_digits": True}
 
 
@@ -95,6 +96,7 @@ def test_the_name_of_a_tokenizer_follows_from_its_rules_or_it_is_refused():
     splits = [DIGITS, WORDS]
     assert vocabulary.pre_of(rules(None, [WORDS], False)) == "gpt-2"
     assert vocabulary.pre_of(rules(None, splits, False)) == "smollm"
+    assert vocabulary.pre_of(rules({"type": "NFC"}, [BY_MARK, WORDS | {"use_regex": False}], False)) == "qwen35"
     assert vocabulary.pre_of(rules(None, [BY_THREE, WORDS | {"use_regex": False}], True)) == "llama-bpe"
     for wrong, reason in (
         (rules({"type": "Lowercase"}, splits, False), "Lowercase"),
@@ -109,6 +111,7 @@ def test_the_name_of_a_tokenizer_follows_from_its_rules_or_it_is_refused():
         vocabulary.begins_with_space({"model": {"type": "BPE"}, "normalizer": None, "pre_tokenizer": metaspace})
 
 
+EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 UNLIKE = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e3}, "full_attention": YARN}
 REFUSED = {
@@ -121,6 +124,11 @@ REFUSED = {
     "its output layer is not its embedding": ("gemma", {"tie_word_embeddings": False}),
     "Olmo3ForCausalLM: rope_theta": ("olmo3", {"rope_parameters": UNLIKE}),
     "query_pre_attn_scalar is 99": ("gemma3_text", {"query_pre_attn_scalar": 99}),
+    "linear_value_head_dim are 16 and 8": ("qwen3_5_text", QWEN3_5 | {"linear_value_head_dim": 8}),
+    "Qwen3_5ForCausalLM: its attention has biases": ("qwen3_5_text", QWEN3_5 | {"attention_bias": True}),
+    "Gemma4ForCausalLM: its attention has biases": ("gemma4_text", GEMMA4 | {"attention_bias": True}),
+    "are mixtures of experts, which Octet": ("gemma4_text", GEMMA4 | EXPERTS),
+    "none of its layers has a sliding window": ("gemma4_text", GEMMA4 | {"layer_types": ["full_attention"] * 6}),
 }
 
 

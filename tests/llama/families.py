@@ -23,6 +23,14 @@ SHORT |= {"short_factor": [1.0, 1.1, 1.3, 2.0, 2.5, 3.0], "long_factor": [9.0] *
 PHI4_MINI = {"rope_parameters": SHORT, "original_max_position_embeddings": 512, "tie_word_embeddings": True}
 ALTERNATING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"]}
 SCALES = {"embedding_multiplier": 12.0, "attention_multiplier": 0.1, "residual_multiplier": 0.4, "logits_scaling": 2.0}
+QWEN3_5 = {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "num_hidden_layers": 3}
+QWEN3_5 |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
+QWEN3_5 |= {"linear_value_head_dim": 16}
+GEMMA4 = {"layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6, "sliding_window": 16}
+GEMMA4 |= {"global_head_dim": 32, "tie_word_embeddings": True, "hidden_size_per_layer_input": 0}
+SHARING = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 5.0}
+SHARING |= {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 480}
+ALIKE = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
 FAMILIES: dict[str, tuple[str, dict]] = {
     "llama": ("llama", {"tie_word_embeddings": True}),
     "llama 3": ("llama", {"rope_parameters": LLAMA3}),
@@ -45,6 +53,10 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "olmo3": ("olmo3", {**ALTERNATING, "rope_parameters": BY_KIND, "tie_word_embeddings": False}),
     "seed_oss": ("seed_oss", {}),
     "gemma": ("gemma", {"num_hidden_layers": 2, "tie_word_embeddings": True}),
+    "qwen3.5": ("qwen3_5_text", QWEN3_5),
+    "qwen3.5 with a head of values for each of keys": ("qwen3_5_text", QWEN3_5 | {"linear_num_key_heads": 4}),
+    "gemma4": ("gemma4_text", GEMMA4 | SHARING),
+    "gemma4 with keys as values": ("gemma4_text", GEMMA4 | ALIKE),
     "gemma3": ("gemma3_text", {"num_hidden_layers": 7, "sliding_window": 16, "query_pre_attn_scalar": 16}),
 }
 
@@ -56,6 +68,11 @@ def make(name: str, folder: Path, **changed: int) -> Path:
     for part, value in model.named_parameters():
         if "norm" in part or "bias" in part:  # else they are all ones, or zero
             value.data.add_(torch.randn_like(value), alpha=0.3)
+        if kind == "gemma4_text" and "q_norm" in part:  # nothing else scales its scores
+            value.data.mul_(SHAPE["head_dim"] ** -0.5)
+    for part, buffer in model.named_buffers():
+        if part.endswith("layer_scalar"):
+            buffer.fill_(0.7)
     model.generation_config.eos_token_id = [0, 2]  # the end of a text and of a turn
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(NANO).save_pretrained(folder)

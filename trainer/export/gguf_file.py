@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trainer.errors import MergeError, ModelError
-from trainer.export import vocabulary
+from trainer.export import delta_rule, vocabulary
 from trainer.model.families import BY_CLASS, Family
 from trainer.model.merge import Weights
 
@@ -71,6 +71,19 @@ def _reasons(config: Any, kind: str) -> Iterator[str]:
         yield "its convolutions have a bias, which llama.cpp does not read"
     if family.arch == "gemma3" and config.query_pre_attn_scalar != config.head_dim:
         yield f"query_pre_attn_scalar is {config.query_pre_attn_scalar}, not head_dim"
+    if family.arch == "gemma4":
+        yield from _reasons_of_gemma4(config)
+    if family.arch == "qwen35":
+        yield from delta_rule.reasons(config)
+
+
+def _reasons_of_gemma4(config: Any) -> Iterator[str]:
+    if config.enable_moe_block:
+        yield "its feed-forward layers are mixtures of experts, which Octet does not write"
+    if config.attention_bias:
+        yield "its attention has biases, which llama.cpp does not read in this family"
+    if "sliding_attention" not in config.layer_types:
+        yield "none of its layers has a sliding window, without which llama.cpp does not start"
 
 
 def _rope(config: Any) -> Mapping[str, Any]:
@@ -107,7 +120,7 @@ def write(
     vocabulary.write(writer, tokenizer, weights.shapes[weights.embedding][0], end_of_turn)
     shapes = {name: _shape(weights.shapes[own]) for name, own in names.items()}
     kinds = {name: _kind(name, shape, fmt) for name, shape in shapes.items()}
-    factors = _rope_factors(config)
+    factors = _rope_factors(config, _heads_of(weights, family)["full_attention"][0])
     for name, value in factors.items():
         writer.add_tensor_info(name, value.shape, value.dtype, value.nbytes)
     for name in names:
@@ -138,7 +151,8 @@ def _names(weights: Weights, arch: str) -> Iterator[tuple[str, str]]:
     by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
     known = gguf.get_tensor_name_map(by_name[arch], weights.config.num_hidden_layers)
     for own in weights.shapes:
-        name = known.get_name(own, try_suffixes=(".weight", ".bias"))
+        spelled = own.replace(".dt_bias", ".dt_proj.bias").replace(".layer_scalar", ".layer_scalar.weight")
+        name = known.get_name(spelled, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise ModelError("--to gguf", f"llama.cpp has no place for {own} in a model of the kind {arch}")
         yield name, own
@@ -152,7 +166,7 @@ def _shape(shape: torch.Size) -> torch.Size:
 def _kind(name: str, shape: torch.Size, fmt: str) -> Kind:
     """Return the type of a weight: small or convolutional ones are exact, rows that fill no block have 16 bits."""
     kind = WRITTEN[fmt]
-    if len(shape) == 1 or name.endswith(("_norm.weight", ".conv.weight")):
+    if len(shape) == 1 or name.endswith(("_norm.weight", ".conv.weight", ".ssm_conv1d.weight")):
         return Kind.F32
     if name in ("token_embd.weight", "output.weight") and gguf.GGML_QUANT_SIZES[kind][0] > 1:
         kind = AT_ENDS
@@ -164,6 +178,8 @@ def stored(value: Tensor, name: str, config: Any, back: bool = False) -> Tensor:
     family = BY_CLASS[config.architectures[0]]
     if name.endswith("conv.conv.weight"):
         return value.unsqueeze(1) if back else value.squeeze(1)
+    if ".linear_attn." in name:
+        return delta_rule.stored(value, name, config, back)
     if family.adds_one and name.endswith("norm.weight"):
         return value.float() + (-1 if back else 1)
     found = re.search(r"\.([qk])_proj\.(weight|bias)$", name)
@@ -177,7 +193,8 @@ def stored(value: Tensor, name: str, config: Any, back: bool = False) -> Tensor:
 def _write_shape(writer: gguf.GGUFWriter, weights: Weights, family: Family) -> None:
     config = weights.config
     rope = _rope(config)
-    head, window = _head_of(config), getattr(config, "sliding_window", None)
+    heads, window = _heads_of(weights, family), getattr(config, "sliding_window", None)
+    head = heads["full_attention"][0]
     context, sliding = config.max_position_embeddings, config.rope_parameters.get("sliding_attention")
     if window and not sliding:  # llama.cpp has no window in this family: up to its length there is no need
         context = min(context, window)
@@ -185,19 +202,25 @@ def _write_shape(writer: gguf.GGUFWriter, weights: Weights, family: Family) -> N
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_head_count(config.num_attention_heads)
-    if family.arch == "lfm2":  # its feed-forward layers may be smaller than config.json says
-        writer.add_feed_forward_length(weights.shapes["model.layers.0.feed_forward.w1.weight"][0])
+    widths = _feed_forward(weights, family)
+    writer.add_feed_forward_length(widths if len({*widths}) > 1 else widths[0])
+    if family.arch == "lfm2":
         kinds = config.layer_types
         writer.add_head_count_kv([config.num_key_value_heads * (kind == "full_attention") for kind in kinds])
         writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif family.arch == "gemma4":
+        writer.add_head_count_kv([heads[kind][1] for kind in config.layer_types])
+        _write_gemma4(writer, config, heads)
     else:
-        writer.add_feed_forward_length(config.intermediate_size)
         writer.add_head_count_kv(config.num_key_value_heads)
+    if family.arch == "qwen35":
+        delta_rule.write(writer, config)
     writer.add_key_length(head)
     writer.add_value_length(head)
     writer.add_vocab_size(config.vocab_size)
     writer.add_layer_norm_rms_eps(config.norm_eps if family.arch == "lfm2" else config.rms_norm_eps)
-    writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 1)))
+    turned = 1 if rope["rope_type"] == "proportional" else rope.get("partial_rotary_factor", 1)
+    writer.add_rope_dimension_count(int(head * turned))
     writer.add_rope_freq_base(rope["rope_theta"])
     _write_stretch(writer, config)
     if family.arch == "mistral3" and (beta := rope.get("llama_4_scaling_beta")):
@@ -213,14 +236,40 @@ def _write_shape(writer: gguf.GGUFWriter, weights: Weights, family: Family) -> N
         writer.add_rope_freq_base_swa(sliding["rope_theta"])
 
 
-def _head_of(config: Any) -> int:
-    return getattr(config, "head_dim", None) or int(config.hidden_size) // int(config.num_attention_heads)
+def _feed_forward(weights: Weights, family: Family) -> list[int]:
+    """Return how wide the feed-forward layers are, which config.json says in another way in some families."""
+    name = f"{family.part('mlp')}.{family.part('down_proj')}.weight"
+    return [weights.shapes[f"model.layers.{index}.{name}"][1] for index in range(weights.config.num_hidden_layers)]
+
+
+def _heads_of(weights: Weights, family: Family) -> dict[str, tuple[int, int]]:
+    """Return the size of a head and how many have keys, of full attention and of that in a window."""
+    config, found = weights.config, dict[str, tuple[int, int]]()
+    if family.arch == "gemma4":
+        for index, kind in enumerate(config.layer_types):
+            at = f"model.layers.{index}.self_attn"
+            if keys := weights.shapes.get(f"{at}.k_proj.weight"):
+                size = weights.shapes[f"{at}.k_norm.weight"][0]
+                found.setdefault(kind, (size, keys[0] // size))
+        return found
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return {"full_attention": (size, config.num_key_value_heads)}
+
+
+def _write_gemma4(writer: gguf.GGUFWriter, config: Any, heads: Mapping[str, tuple[int, int]]) -> None:
+    size = heads["sliding_attention"][0]
+    writer.add_key_length_swa(size)
+    writer.add_value_length_swa(size)
+    writer.add_rope_dimension_count_swa(size)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping or 0)  # else llama.cpp caps at 30
 
 
 def _write_stretch(writer: gguf.GGUFWriter, config: Any) -> None:
     """Write how the rotary angles are stretched to a longer context; factors for each frequency are tensors."""
     rope = _rope(config)
-    if (kind := rope["rope_type"]) in ("default", "llama3"):
+    if (kind := rope["rope_type"]) in ("default", "llama3", "proportional"):
         return
     writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
     if kind != "longrope":
@@ -238,7 +287,7 @@ def _write_stretch(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_scaling_attn_factors(attention)
 
 
-def _rope_factors(config: Any) -> dict[str, np.ndarray[Any, Any]]:
+def _rope_factors(config: Any, head: int) -> dict[str, np.ndarray[Any, Any]]:
     """Return by what each frequency is divided, under llama.cpp's names. Llama 3 divides long waves by `factor`, keeps
     short ones, and goes over from one to the other between them."""
     rope = _rope(config)
@@ -246,9 +295,11 @@ def _rope_factors(config: Any) -> dict[str, np.ndarray[Any, Any]]:
         return {
             f"rope_factors_{name}.weight": np.array(rope[f"{name}_factor"], np.float32) for name in ("long", "short")
         }
+    if rope["rope_type"] == "proportional":  # what is not turned is divided by nearly infinity
+        turned = np.arange(head // 2) < int(rope.get("partial_rotary_factor", 1) * head // 2)
+        return {"rope_freqs.weight": np.where(turned, 1, 1e30).astype(np.float32) / rope.get("factor", 1)}
     if rope["rope_type"] != "llama3":
         return {}
-    head = _head_of(config)
     waves = 2 * math.pi * rope["rope_theta"] ** (np.arange(0, head, 2) / head)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     share = np.clip((rope["original_max_position_embeddings"] / waves - low) / (high - low), 0, 1)

@@ -16,6 +16,7 @@ import torch
 from gguf.quants import dequantize
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from transformers.activations import GELUTanh
 
 from trainer.errors import MergeError
 from trainer.export.gguf_file import QUANTISED, Kind, stored
@@ -36,7 +37,7 @@ BLOCK_OF_8_BITS = 32
 BLOCK_OF_K = 256
 # Two roundings of one size that have nothing in common differ by 1.4 times that size.
 LARGEST = 2.0  # times what this rounding changes in transformers
-FLOOR = 1e-3  # less is the order of sums, and the table that llama.cpp takes GELU from
+FLOOR = 1e-3  # less is the order of sums
 
 
 def is_here() -> bool:
@@ -173,8 +174,9 @@ class FileModel:
         exact = [self._logprobs(prompt, answer.tokens) for prompt, answer in asked]
         with ExitStack() as hooks:
             for name, module in self.model.named_modules():
-                if isinstance(module, nn.Linear):
+                if isinstance(module, (nn.Linear, GELUTanh)):  # GELU comes from a table of 16 bits
                     kind = self.kinds.get(f"{name}.weight", self.kinds[self.embedding])
+                    kind = kind if isinstance(module, nn.Linear) else Kind.F16
                     hook = module.register_forward_pre_hook(partial(_round_input, kind))
                     hooks.callback(hook.remove)
             rounded = [self._logprobs(prompt, answer.tokens) for prompt, answer in asked]

@@ -18,6 +18,7 @@ WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 BY_DIGIT = CONTRACTIONS + WORDS + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + SPACES
 BY_THREE_DIGITS = CONTRACTIONS + WORDS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + SPACES
+BY_MARK = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + SPACES
 UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 BY_CASE = (
@@ -31,6 +32,7 @@ PRE = {
     (("gpt-2",), False): "gpt-2",
     (("digits", "gpt-2"), False): "smollm",
     ((BY_DIGIT,), False): "qwen2",
+    ((BY_MARK,), False): "qwen35",
     ((BY_THREE_DIGITS,), False): "dbrx",
     ((BY_THREE_DIGITS,), True): "llama-bpe",
     ((BY_CASE,), True): "tekken",

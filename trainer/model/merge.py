@@ -60,9 +60,11 @@ class Weights(Mapping[str, Tensor]):
     def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
         self.model, self.dtype, self.config = model, dtype, model.config
         self.layers = {name.removeprefix(WRAPPED): layer for name, layer in lora.layers(model)}
+        parameters, stored = dict(model.named_parameters(remove_duplicate=False)), model.state_dict()
+        buffers = [(name, stored[name]) for name in stored.keys() - parameters.keys()]
         self.shapes = {
-            name.removeprefix(WRAPPED).replace(".base_layer.", "."): parameter.shape
-            for name, parameter in model.named_parameters()
+            name.removeprefix(WRAPPED).replace(".base_layer.", "."): value.shape
+            for name, value in (*model.named_parameters(), *sorted(buffers))
             if "lora_" not in name
         }
         self.files: dict[str, tuple[Path, str]] = {}  # where a weight is stored, and under which name
@@ -171,8 +173,6 @@ def stored_weights(settings: Model, adapter: Path | None, dtype: torch.dtype | N
     if folder is None or settings.trust_remote_code or (adapter and lora.replaces_weights(adapter)):
         return None
     model = _weightless(folder)
-    if model.state_dict().keys() - {name for name, _ in model.named_parameters(remove_duplicate=False)}:
-        return None  # buffers, which an adapter has none of
     was_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     adapted = lora.load_untied(model, adapter) if adapter else model
     weights = Weights(adapted, dtype)
