@@ -155,6 +155,8 @@ def test_a_study_that_goes_on_is_judged_by_the_runs_that_have_ended(study, capsy
     (rows,) = (rows for title, _, rows in tables(found) if title == "Against the untrained base")
     assert {row[-1] for row in rows} == {"not judged: 2 of at least 3 seeds", "not judged: 1 of at least 3 seeds"}
     assert "too few runs or problems for a verdict" in sentences(found)[0]
+    assert "Against grpo, in points, without a verdict: small (" in sentences(found)[0]
+    assert "None." not in "".join(sections(found, collect(study))).partition("<h2>Curves")[0]
     end(study, "grpo-2")
     status, said, _ = said_by(capsys, "study", study.path, "--collect")
     said = " ".join(said.split())

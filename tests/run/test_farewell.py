@@ -12,7 +12,7 @@ from trainer.run import farewell
 from trainer.watch.screen import Screen
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict
 
-OWN = ["task.name=records", "task.path=my own.csv", "reward.custom=['mine.py:brief']", "algorithm.loss=cispo"]
+OWN = ["task.name=records", "task.path=my own.csv", "reward.custom=mine.py:brief", "algorithm.loss=cispo"]
 OF_THE_SMALL_RUN = ["prompt.style=chat", "run.steps=4", "run.merge=false", "run.dir=it", "eval.problems=16"]
 OF_THE_SMALL_RUN += ["algorithm.lr=1e-3", "lora.r=8", "rollout.problems=4", "optim.tokens_per_micro_batch=4096"]
 

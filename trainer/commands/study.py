@@ -225,5 +225,6 @@ def _show(study: Study, found: dict[str, Any]) -> None:
     for title, head, rows in study_page.tables(found):
         for part in folded(head, rows, console.width, title=title):
             console.print(part)
-    print("\n".join(study_page.sentences(found)))
+    for sentence in study_page.sentences(found):
+        console.print(sentence, soft_wrap=not console.is_terminal)
     print(study.folder / "study.html")

@@ -52,7 +52,8 @@ def own_files(settings: Mapping[str, Any]) -> list[str]:
 
 def written(changes: Sequence[Override]) -> list[str]:
     """Return settings as they stand on a command line."""
-    return [f"{change.key}={yaml_of(change.run)}" for change in changes]
+    single = {change.key: change.run[0] for change in changes if change.key == "reward.custom" and len(change.run) == 1}
+    return [f"{change.key}={yaml_of(single.get(change.key, change.run))}" for change in changes]
 
 
 @cache

@@ -247,7 +247,9 @@ def data(run: RunFiles) -> Iterator[Html]:
     if "sha256" in run.data:
         count, digest = run.data["training_problems"], run.data["sha256"][:16]
         yield tag("p", f"{count} training problems, whose SHA-256 begins with ", tag("code", digest))
-    yield from (tag("p", f"{note[:1].upper()}{note[1:].rstrip('.')}.") for note in run.data.get("notes", ()))
+    for note in run.data.get("notes", ()):
+        is_file = "." in note.partition(" ")[0]
+        yield tag("p", f"{note[:1] if is_file else note[:1].upper()}{note[1:].rstrip('.')}.")
 
 
 def how_it_was_made(run: RunFiles) -> Iterator[Html]:

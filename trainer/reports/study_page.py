@@ -95,7 +95,8 @@ def sections(found: Found, collected: Collected) -> Iterator[Html]:
     yield from (tag("p", sentence) for sentence in others)
     for title, head, rows in tables(found):
         yield from section(title, table(head, rows, "numbers"))
-    yield from section("Differences in points", *(tag("figure", svg(*drawn)) for drawn in drawings(found)))
+    if figures := [tag("figure", svg(*drawn)) for drawn in drawings(found)]:
+        yield from section("Differences in points", *figures)
     groups = [Group(arm, [*runs.values()]) for arm, runs in collected.runs.items()]
     yield from section("Curves", charts(groups))
     settings = [[arm, tag("code", str(one["settings"]))] for arm, one in found["arms"].items() if one["settings"]]
