@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 
 import pytest
 
@@ -194,3 +195,14 @@ def test_labelled_completions(capsys, tmp_path):
     assert (row["count"], row["paid"]["correct"]) == (2, 1)
     status, out, _ = octet(capsys, "--labelled", path, "reward.answer=lenient")
     assert status == 0, out
+
+
+def test_data_without_answers_has_nothing_to_try_but_labelled_completions(capsys, tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", ({"question": f"{n}?"} for n in range(20)))
+    asked = ["reward", "test", "--task", "records", f"task.path={path}", "task.answer=none"]
+    status, _, err = said_by(capsys, *asked, SHIPPED)
+    assert (status, "the task has no gold answers" in err) == (2, True)
+    line, labelled = re.search(r"{.*}", err)[0], tmp_path / "labelled.jsonl"  # a line that the message shows
+    labelled.write_text(f"{line}\n{line.replace('true', 'false').replace('may', 'does')}\n")
+    status, said, err = said_by(capsys, *asked, "reward.weights={format: 1.0}", "--labelled", labelled)
+    assert (status, "wrong" in said) == (1, True), err

@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("action", choices=["test"])
     parser.add_argument("-n", type=int, default=16, help="how many problems (default 16)")
     parser.add_argument(
-        "--labelled", metavar="FILE", help="completions as for `octet score`, each with `right`: true or false"
+        "--labelled", metavar="FILE", help="JSON lines with `completion`, `answer` and `right`: true or false"
     )
     parser.add_argument("--data-dir", type=Path, help="a folder with train.jsonl and test.jsonl")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -48,7 +48,8 @@ def run(options: Namespace) -> None:
     task = make_task(config.task)
     rules = rules_of(config, task)
     if options.labelled:
-        samples = labelled(options.labelled, rules, needs_answer="code" not in config.reward.weights)
+        needs_answer = config.task.answer != "none" and "code" not in config.reward.weights
+        samples = labelled(options.labelled, rules, needs_answer)
     else:
         problems = list(task.train())
         gold_check.check(config, task, problems)
