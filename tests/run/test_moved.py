@@ -8,8 +8,10 @@ import subprocess
 import pytest
 import yaml
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, refuses
 from tests.forks import forked
+from trainer.config.command_line import resolve
+from trainer.machine import user_code
 
 FEW = ["rollout.problems=2", "rollout.group_size=2", "rollout.max_new_tokens=16", "eval.problems=4", "run.merge=false"]
 PIPES = {"capture_output": True, "text": True, "input": "2+3?\n\n"}
@@ -32,11 +34,18 @@ def run(tmp_path_factory):
     (folder / "elsewhere").mkdir()
     rows = "".join(f"What is {one}+{one}?,{2 * one}\n" for one in range(1, 11))
     (folder / "home/mine.csv").write_text(f"question,answer\n{rows}")
-    (folder / "home/mine.py").write_text("def brief(completions, **_):\n    return [0.0 for _ in completions]\n")
+    (folder / "home/helper.py").write_text("WORTH = 0.0\n")
+    (folder / "home/mine.py").write_text(
+        "from helper import WORTH\n\ndef brief(completions, **_):\n    return [WORTH for _ in completions]\n"
+    )
     more = ["run.steps=1", "eval.every=1", "run.dir=it"]
     status, said = octet(folder / "home", "train", "--preset", "nano", *FEW, *OWN, *more)
     assert status == 0, said
     return folder / "home/it"
+
+
+def code_of(run):
+    return [run.parent / "mine.py", run.parent / "helper.py"]
 
 
 def test_small_data_are_in_the_run_and_its_paths_do_not_depend_on_where_it_was_started(run):
@@ -61,15 +70,41 @@ def test_a_run_is_evaluated_and_resumed_from_another_working_folder(run, tmp_pat
     assert (status, "other settings" in said) == (0, False), said
 
 
-def test_it_moves_without_its_data(run, tmp_path):
-    run = shutil.copytree(run, tmp_path / "far/it")
-    stored = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(stored.replace("/home/mine.py", "/gone/mine.py"))
-    status, said = octet(tmp_path, "eval", run)
-    assert status == 0, said
-    status, said = octet(tmp_path, "train", "--resume", run, "run.steps=2")
-    assert status == 2
-    assert "/gone/mine.py" in said
+def test_it_moves_without_its_data_and_its_code_which_is_run_if_it_is_named(run, tmp_path):
+    home, run = run, shutil.copytree(run, tmp_path / "far/it")
+    hidden = [(path, path.rename(path.with_suffix(".away"))) for path in code_of(home)]
+    resume, named = ["train", "--resume", run, "run.steps=2"], f"reward.custom={run}/given/code/mine.py:brief"
+    try:
+        status, said = octet(tmp_path, "eval", run)  # which counts right answers, and calls no reward
+        assert status == 0, said
+        status, said = octet(tmp_path, *resume)
+        assert (status, f"the command runs it if it has {named}" in said) == (2, True), said
+        status, said = octet(tmp_path, *resume, named)
+        assert (status, "after step 2" in said) == (0, True), said
+    finally:
+        for path, away in hidden:
+            away.rename(path)
+
+
+@pytest.mark.parametrize("setting", ["reward.custom", "task.name", "task.mix"])
+@pytest.mark.parametrize("named", ["given/code/mine.py", "mine.py", "../mine.py", "{run}/mine.py", "/gone/mine.py"])
+def test_code_that_only_a_run_folder_names_is_not_run(tmp_path, setting, named):
+    run, ran = tmp_path / "stranger", tmp_path / "ran"
+    copy = (run / "given/code/mine.py") if "gone" in named else run / named.format(run=run)
+    (run / "given/code").mkdir(parents=True)
+    copy.write_text(f"open({str(ran)!r}, 'w').close()\n\ndef brief(completions, **_):\n    return [0.0]\n")
+    code, (section, key) = named.format(run=run) + ":brief", setting.split(".")
+    value = {"reward.custom": [code], "task.name": code, "task.mix": {code: 1.0}}[setting]
+    (run / "config.yaml").write_text(yaml.safe_dump({section: {key: value}}))
+    config, found = resolve(str(run / "config.yaml")), f"{copy}:brief"
+    assert found in str(getattr(getattr(config, section), key))
+    with refuses(setting, names="somebody else"):
+        user_code.load(setting, found)
+    assert not ran.exists()
+    typed = {"reward.custom": f"[{found}]", "task.name": found, "task.mix": f"{{'{found}': 1}}"}[setting]
+    resolve(str(run / "config.yaml"), None, [f"{setting}={typed}"])
+    assert user_code.load(setting, found)([""]) == [0.0]
+    assert ran.exists()
 
 
 def test_it_is_resumed_where_its_code_is_elsewhere_but_not_with_other_code(run, tmp_path):
@@ -78,7 +113,7 @@ def test_it_is_resumed_where_its_code_is_elsewhere_but_not_with_other_code(run, 
     moved = code.rename(tmp_path / "mine.py")
     content = moved.read_text()
     try:
-        moved.write_text(content.replace("0.0", "1.0"))
+        moved.write_text(content.replace("[WORTH", "[1.0"))
         status, said = octet(tmp_path, *resume)
         assert (status, "mine.py: changed since this run began" in said) == (2, True), said
         moved.write_text(content)

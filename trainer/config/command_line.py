@@ -25,7 +25,7 @@ from trainer.config.paths import placed
 from trainer.config.read_yaml import BadYaml, read_setting, read_yaml, written
 from trainer.config.settings import RUNS, Config, Reward, fields, sections
 from trainer.errors import ConfigError
-from trainer.machine import hardware
+from trainer.machine import hardware, user_code
 from trainer.machine.visible import visible
 
 # and the GB of the card that each is for; the last that fits is chosen, so the first three only by name
@@ -77,6 +77,8 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         is_of_a_run = layer is layers[0] and Path(preset or "").name == "config.yaml"
         merged = _merge(merged, placed(layer, Path(preset or "").parent) if is_of_a_run else layer)
     typed = dict(text.partition("=")[::2] for text in overrides)
+    files = re.findall(r"[^\[\]{},'\"=]+\.py(?=:)", "=".join(overrides))
+    user_code.named.update(Path(file.strip()).expanduser().resolve() for file in files)
     if not any("dead_by" in layer.get("rollout", {}) for layer in layers[1:]):  # a preset's is one for its own rewards
         plain = _merge(merged, {"rollout": {"dead_by": "reward"}})
         merged = merged if validated(plain, typed).can_drop_by_correct else plain

@@ -7,6 +7,10 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
+from trainer.machine import user_code
+
+GIVEN = "given"  # the folder in a run's of what was handed over, and of copies of small files
+CODE = Path(GIVEN, "code")
 DATA = ("task.path", "task.test_path", "task.data_dir")
 FOLDERS = ("task.data_dir", "lora.start", "teacher.adapter")
 NAMES = ("model.name", "teacher.name", "prompt.style", "reward.judge.rubric", "engine.ds_config")  # or paths
@@ -30,8 +34,23 @@ def stored(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def placed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return settings that a run folder has stored, with paths that lead from here to what is in it."""
-    return _with_paths(settings, lambda text: str(folder / text), lambda text: os.path.exists(folder / text))
+    """Return settings that a run folder has stored, with paths that lead from here to what is in it. Code that is not
+    where it was is replaced by its copy. Code in the folder may be a stranger's, and is run only if it is named."""
+
+    def own(text: str) -> str:
+        path = folder / text
+        if path.suffix == ".py" and (path != Path(text) or path.resolve().is_relative_to(folder.resolve())):
+            user_code.of_runs.add(path.resolve())
+        return str(path)
+
+    def copy(text: str) -> str:
+        return str(CODE / os.path.basename(text))
+
+    def is_copied(text: str) -> bool:
+        return text.endswith(".py") and not os.path.exists(text) and os.path.exists(folder / copy(text))
+
+    found = _with_paths(settings, own, lambda text: os.path.exists(folder / text))
+    return _with_paths(found, lambda text: own(copy(text)), is_copied)
 
 
 def _with_paths(

@@ -42,6 +42,8 @@ OF_TORCH |= {"_C._get_mkldnn_enabled": "True", "_C._get_cudnn_enabled": "True"}
 MODULE = "octet_custom_"  # what the names of the user's modules begin with
 
 given: dict[str, Callable[..., Any]] = {}  # functions of a session in Python, by the setting that names their copy
+of_runs: set[Path] = set()  # code in the folders of runs that their settings name
+named: set[Path] = set()  # code that a command names
 
 
 class Call(threading.Thread):
@@ -172,6 +174,9 @@ def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callab
     if setting in given:
         return given[setting]
     path, name = find(key, setting), setting.rpartition(":")[2]
+    if path in of_runs - named:
+        reason = "this code is in the folder of a run, which somebody else may have made"
+        raise ConfigError(f"{key}={setting}", reason, f"Read it; the command runs it if it has {key}={setting}")
     _refuse_namesakes(f"{key}={setting}", path.parent)
     spec = importlib.util.spec_from_file_location(f"{MODULE}{path.stem}_{zlib.crc32(os.fsencode(path)):08x}", path)
     assert spec is not None, "the settings require a .py file"

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import constants
 
 from trainer.config.command_line import Request, validated
+from trainer.config.paths import GIVEN
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk, hardware, quiet, user_code
 from trainer.machine.visible import print
 from trainer.plan import start
 from trainer.run_folder import previous_run
-from trainer.run_folder.previous_run import GIVEN
 
 if TYPE_CHECKING:
     from trainer.run.job import Result

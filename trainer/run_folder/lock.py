@@ -27,7 +27,7 @@ from trainer.machine.shipped import CHECKOUT
 from trainer.model import hub
 from trainer.ranks import distributed, slurm
 from trainer.run_folder import previous_run
-from trainer.run_folder.provenance import files_of, versions
+from trainer.run_folder.provenance import code_of, files_of, versions
 
 MACHINE = "machine.json"
 LARGEST = 5_000_000  # bytes of data that are copied into the run folder
@@ -90,11 +90,12 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def _movable(config: Config, folder: Path) -> Config:
-    """Copy small data into the run folder, and return settings that name the copy."""
+    """Copy small data and code into the run folder, and return settings that name the copy of the data."""
+    _copy_code(config, folder)
     copied: dict[str, Any] = {}
     for name in ("path", "test_path", "data_dir"):
         source = Path(getattr(config.task, name) or "-").expanduser().absolute()
-        place, files = folder / previous_run.GIVEN / name / source.name, previous_run.data_files(source)
+        place, files = folder / paths.GIVEN / name / source.name, previous_run.data_files(source)
         is_outside = os.path.isabs(paths.place(folder, str(source)))  # a run that goes on reads its copy
         if files and is_outside and sum(file.stat().st_size for file in files) <= LARGEST:
             disk.remove(place.parent)
@@ -104,6 +105,17 @@ def _movable(config: Config, folder: Path) -> Config:
                 disk.replace(to / file.name, file.read_bytes())
             copied[name] = place if name == "data_dir" else str(place)
     return config.model_copy(update={"task": config.task.model_copy(update=copied)})
+
+
+def _copy_code(config: Config, folder: Path) -> None:
+    """Copy the user's code for whoever has the folder and not the code: `paths.placed` finds it."""
+    files = {name: code / name for code, names in code_of(config).items() for name in names}
+    outside = {name: path for name, path in files.items() if os.path.isabs(paths.place(folder, str(path)))}
+    if outside and sum(path.stat().st_size for path in outside.values()) <= LARGEST:
+        disk.remove(folder / paths.CODE)
+        for name, path in outside.items():
+            (folder / paths.CODE / name).parent.mkdir(parents=True, exist_ok=True)
+            disk.replace(folder / paths.CODE / name, path.read_bytes())
 
 
 def write_machine(folder: Path, config: Config) -> None:

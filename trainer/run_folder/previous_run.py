@@ -20,7 +20,6 @@ from trainer.machine.visible import visible
 from trainer.run_folder.journal import VERDICT
 
 CHECKPOINT = re.compile(r"step_(\d{6,})")
-GIVEN = "given"  # the folder of what was handed over, and of copies of small data
 # What a run writes into its folder.
 FILES = re.compile(r"\.lock|tracked_run|.*\.(yaml|json|jsonl|md)|(metrics|samples)\.damaged|vllm-\d+\.log")
 FOLDERS = re.compile(

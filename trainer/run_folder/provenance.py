@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -128,14 +127,26 @@ def apart(before: str, now: str, names: Sequence[str]) -> str:
 def files_of(config: Config, folder: Path) -> dict[str, Any]:
     """Return a checksum of each file of the user that a run depends on: code of rewards and tasks, with what it has
     imported from its folder; templates, rubrics and settings of DeepSpeed; adapters and the teacher."""
-    settings = flat(config.model_dump(mode="json", exclude={"run", "model"}))
-    texts = [text for key, value in settings.items() for text in _texts(value) if key[:5] != "task." or ".py:" in text]
-    names = [os.path.expanduser(file_of(text)) for text in texts]
-    paths = [Path(name) for name in names if os.path.isfile(name)]
-    paths += [path.parent / name for path in paths if path.suffix == ".py" for name in _imported(path.parent.resolve())]
+    paths = _named(config) + [code / name for code, names in code_of(config).items() for name in names]
     paths += [path for one in (config.lora.start, config.teacher.adapter) if one for path in one.glob("adapter_*")]
     teacher = {f"{TEACHER}{one.name}": hub.fingerprint(one) for one in [config.teacher_model] if one}
     return {place(folder, str(path)): _checksum(path) for path in paths} | teacher
+
+
+def _named(config: Config) -> list[Path]:
+    """Return the files that settings name, but for data."""
+    settings = flat(config.model_dump(mode="json", exclude={"run", "model"}))
+    texts = [text for key, value in settings.items() for text in _texts(value) if key[:5] != "task." or ".py:" in text]
+    return [path for text in texts if (path := Path(file_of(text)).expanduser()).is_file()]
+
+
+def code_of(config: Config) -> dict[Path, list[Path]]:
+    """Return the folders of the user's code, with the files that are named or were imported there, relative to them."""
+    found: dict[Path, list[Path]] = {}
+    for path in _named(config):
+        if path.suffix == ".py":
+            found.setdefault(path.parent, [*_imported(path.parent.resolve())]).append(Path(path.name))
+    return found
 
 
 def _texts(value: Any) -> Iterator[str]:
