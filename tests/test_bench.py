@@ -15,6 +15,7 @@ FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"
 # What makes each script a matter of seconds. OUT stands for a file to write in place of the one in bench/results/,
 # FOLDER for that of the test.
 SMOKE = {
+    "agents": ["--rows=8", "--repetitions=1", "--out=OUT"],
     "answers": ["--repetitions=1"],
     "coverage": ["--studies=10", "--spread=0.5", "--out=OUT"],
     "counts_cuda_host": ["--only", "tiny"],

@@ -49,6 +49,7 @@ class Prompt:
     repeat: int = 0  # how often the step has this problem before; it gets other answers each time
     place: int = 0  # among the prompts of the step, on all ranks
     original: Problem | None = None  # as the data has it, where an environment asks something else than its question
+    most: int | None = None  # tokens that may follow, where these are fewer than the sampling allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,15 @@ class Turn(NamedTuple):
     text: str
 
 
+class Segment(NamedTuple):
+    """A conversation of an agent with the model: what came before the first answer, and what follows it."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    written: tuple[bool, ...]  # for each token, whether the model wrote it
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled answer. Token ids and the log-probs they were sampled with travel together.
@@ -88,6 +98,9 @@ class Completion:
 
     With an environment, an answer has several turns. `text` is then the last one; `tokens` has what the environment
     said, too, with a log-prob of 0. The first and the last token are always the model's.
+
+    An agent writes its own prompts, and may have several conversations in one answer. `segments` has them, and `tokens`
+    are those of all of them. An agent that never asked the model has none.
     """
 
     tokens: tuple[int, ...]
@@ -98,6 +111,7 @@ class Completion:
     written: tuple[bool, ...] = ()  # for each token, whether the model wrote it; empty if it wrote all
     turns: tuple[Turn, ...] = ()  # who said what, where an environment answered
     reward: float | None = None  # the sum of the environment's rewards
+    segments: tuple[Segment, ...] = ()
 
     @property
     def mask(self) -> Sequence[bool]:

@@ -63,6 +63,7 @@ def other(settings):
 def brief(completions, **columns):
     return [1.0 / (1 + len(text)) for text in completions]
 """
+AGENT = (Path(__file__).parents[1] / "rollout/agents.py").read_text()
 # feature -> the name of a value -> its settings
 FEATURES: dict[str, dict[str, str]] = {
     "objective": {
@@ -93,6 +94,7 @@ FEATURES: dict[str, dict[str, str]] = {
         "none": "",
         "fenced": "task.tools=[calculator] task.calls=fenced",
         "inline": "task.tools=[calculator] task.calls=inline",
+        "agent": f"task.agent={FILES}/agents.py:twice rollout.rows=1",
     },
     "task": {name: f"task.name={value}" for name, value in TASKS.items()}
     | {"records": f"task.name=records task.path={FILES}/rows.jsonl"},
@@ -224,6 +226,7 @@ def make_files() -> None:
     """Write what the settings name, and train the adapter that teaches."""
     FILES.mkdir(exist_ok=True)
     (FILES / "own.py").write_text(OWN)
+    (FILES / "agents.py").write_text(AGENT)
     rows = [
         {"question": f"What is {a} plus 1?", "answer": f"{a} + 1 = {a + 1}\n#### {a + 1}", "steps": a}
         for a in range(10, 90)

@@ -18,7 +18,7 @@ from tests.e2e.vllm_double import VllmDouble
 from tests.rollout.test_decoder import SOME, Card, adapted, family, prompts, sampling
 from trainer.answers.strip_thinking import after_thinking
 from trainer.batch.aggregation import AGGREGATIONS
-from trainer.batch.pack import halves, row_of, rows_of, to_tensors
+from trainer.batch.pack import halves, rows_of, rows_of_answer, to_tensors
 from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm, PromptSettings, Turns
 from trainer.errors import DataError, TrainingError
@@ -187,7 +187,7 @@ def test_logprobs_of_sampler_and_trainer_agree_over_turns(kind, flat, tokenizer)
     model = adapted(family(initializer_range=0.05))
     groups = sample(kind, model, turns_of(tokenizer, environments()), rows=6)
     asked = prompts(9, 3, 14, 5)
-    rows = [row_of(asked_group(groups, index), one) for index, _ in enumerate(asked) for one in groups[index]]
+    rows = [rows_of_answer(asked_group(groups, at), one)[0] for at, _ in enumerate(asked) for one in groups[at]]
     batch = to_tensors(rows, 0)
     with torch.no_grad():
         trained = LogProbs(model, 1.0, flat=flat)(batch).logprobs_BT

@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.batch.aggregation import AGGREGATIONS, tokens_in
 from trainer.config.settings import Algorithm, Config
 from trainer.ranks import distributed
-from trainer.records import Batch, Completion, MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Tree
+from trainer.records import Batch, Completion, MiniBatch, ScoredGroup, Segment, TrainingBatch, TrainingRow, Tree
 
 
 def rows(
@@ -34,23 +34,27 @@ def rows_of(group: ScoredGroup, advantages_G: Sequence[float | None], settings: 
     kept = [
         (one, advantage, reward)
         for one, advantage, reward in every
-        if advantage is not None and reward is not None and not (one.truncated and masks)
+        if advantage is not None and reward is not None and one.tokens and not (one.truncated and masks)
     ]
     weights_G = AGGREGATIONS[settings.aggregation].weights_G([completion.length for completion, *_ in kept])
-    return [row_of(group, *one, weight) for one, weight in zip(kept, weights_G, strict=True)]
+    return [row for one, weight in zip(kept, weights_G, strict=True) for row in rows_of_answer(group, *one, weight)]
 
 
-def row_of(
+def rows_of_answer(
     group: ScoredGroup, completion: Completion, advantage: float = 0.0, reward: float = 0.0, weight: float = 1.0
-) -> TrainingRow:
-    """Return a completion of a group as a row."""
-    prompt, tokens, logprobs = group.prompt, completion.tokens, completion.logprobs
-    return TrainingRow(prompt.tokens, tokens, logprobs, advantage, reward, weight, completion.written, prompt.place)
+) -> list[TrainingRow]:
+    """Return a completion of a group as a row, or as one for each conversation of an agent."""
+    whole = Segment(group.prompt.tokens, completion.tokens, completion.logprobs, completion.written)
+    return [
+        TrainingRow(prompt, tokens, logprobs, advantage, reward, weight, written, group.prompt.place)
+        for prompt, tokens, logprobs, written in completion.segments or [whole]
+    ]
 
 
 def idle_row(group: ScoredGroup) -> TrainingRow:
     """Return a row without weight, for a rank that has nothing to train on."""
-    return row_of(group, min(group.completions, key=lambda completion: len(completion.tokens)), weight=0.0)
+    shortest = min(group.completions, key=lambda one: (not one.tokens, len(one.tokens)))
+    return rows_of_answer(group, shortest, weight=0.0)[0]
 
 
 def minibatches(

@@ -14,7 +14,7 @@ CODE = Path(GIVEN, "code")
 DATA = ("task.path", "task.test_path", "task.data_dir")
 FOLDERS = ("task.data_dir", "lora.start", "teacher.adapter")
 NAMES = ("model.name", "teacher.name", "prompt.style", "reward.judge.rubric", "engine.ds_config")  # or paths
-PATHS = (*DATA, *FOLDERS[1:], *NAMES, "task.name", "task.mix", "reward.custom")
+PATHS = (*DATA, *FOLDERS[1:], *NAMES, "task.name", "task.mix", "task.agent", "reward.custom")
 
 
 def file_of(text: str) -> str:

@@ -185,6 +185,11 @@ class Prompter:
             turn += "-"
         return self._rendered(self._after(self.messages(problem), turn, text), problem).rpartition(turn)[2]
 
+    def conversation(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the text of a conversation that a program leads, with the tools that it offers."""
+        offered = {"tools": [*tools], "xml_tools": [*tools]} if tools else {}
+        return self._rendered(messages, Problem("", "", ""), offered)
+
     def _after(self, messages: Messages, turn: str, reply: str) -> Messages:
         """Return the conversation after a turn of the model and a reply. The data set may have begun the turn."""
         assert self.environments is not None, "there is no other reply"

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
@@ -37,6 +37,8 @@ _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _LIST = re.compile(r"\[(\w+\(.*\))\]\s*\Z", re.DOTALL)
 _FENCED = re.compile(r"```(\w+)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+# what reading a call may raise
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, SyntaxError, MemoryError)
 _REPORTING = """
 try:
     exec(compile({source!r}, "program.py", "exec"), {{"__name__": "__main__"}})
@@ -83,11 +85,8 @@ class ToolCalls:
         _, said, is_thinking = after_thinking(text)
         if is_thinking:
             calls: list[Callable[[], str]] = []
-        elif self.calls == "template":  # <tool_call> as Qwen and Hermes write it, or bare as Llama and LFM2 do
-            is_bare = said.strip().startswith('{"name"') or (
-                (found := _LIST.search(said)) and found[1].partition("(")[0] in self.tools
-            )
-            calls = [partial(self._called, written) for written in _CALL.findall(said) or [said] * bool(is_bare)]
+        elif self.calls == "template":
+            calls = [partial(self._called, written) for written in _written(said, self.tools)]
         else:
             calls = [partial(self.tools[name].use, body) for name, body in _FENCED.findall(said) if name in self.tools]
         results = [call() for call in calls[:MOST_CALLS]]
@@ -111,8 +110,27 @@ class ToolCalls:
             if tool is None:
                 return f"Error: there is no tool {name!r:.40}. There are: {', '.join(self.tools)}."
             return tool.use(str(arguments[tool.argument]))
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SyntaxError, MemoryError):
+        except UNREADABLE:
             return 'Error: this is no call. Write {"name": ..., "arguments": {...}} as JSON.'
+
+
+def calls_in(text: str, names: Container[str]) -> tuple[str, list[tuple[str, Mapping[str, Any]]]]:
+    """Return a text without its calls, and their names and arguments; the text as it is if it has none to be read."""
+    _, said, is_thinking = after_thinking(text)
+    try:
+        calls = [] if is_thinking else [_read(written) for written in _written(said, names)]
+    except UNREADABLE:
+        calls = []
+    if not calls:
+        return text, []
+    return ("" if "<tool_call>" not in text else _CALL.sub("", text).strip()), calls
+
+
+def _written(said: str, names: Container[str]) -> list[str]:
+    """Return the calls in a text as they are written: in <tool_call>, or bare as Llama and LFM2 do."""
+    found = _LIST.search(said)
+    is_bare = said.strip().startswith('{"name"') or (found and found[1].partition("(")[0] in names)
+    return _CALL.findall(said) or [said] * bool(is_bare)
 
 
 def _read(written: str) -> tuple[str, Mapping[str, Any]]:

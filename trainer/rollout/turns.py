@@ -117,7 +117,8 @@ class TurnTaking:
 
     def begin(self, prompt: Prompt, number: int, sampling: Sampling) -> OpenAnswer:
         """Return an answer without tokens."""
-        return OpenAnswer(prompt, number, sampling.max_new_tokens, self.token_limit(0, sampling.max_new_tokens))
+        most = sampling.max_new_tokens if prompt.most is None else min(prompt.most, sampling.max_new_tokens)
+        return OpenAnswer(prompt, number, most, self.token_limit(0, most))
 
     def token_limit(self, begun: int, most: int) -> int:
         """Return how many tokens an answer may have after a turn that begins behind `begun` tokens."""
@@ -213,11 +214,7 @@ class TurnTaking:
     def _cut(self, text: str) -> str:
         """Return a text of at most so many tokens, without special tokens, that says if it was cut."""
         tokenizer: Any = self.stops.tokenizer
-        for token in tokenizer.added_tokens_decoder.values():
-            if token.special:  # or a tool could end the turn and begin another
-                text = text.replace(token.content, f"{token.content[:1]} {token.content[1:]}")
-        most = self.limits.observation
-        text = text.encode(errors="replace").decode()
+        text, most = without_special(tokenizer, text), self.limits.observation
         begun = text[: most * BYTES_PER_TOKEN]
         tokens = tokenizer(begun, add_special_tokens=False)["input_ids"]
         if len(begun) == len(text) and len(tokens) <= most:
@@ -228,7 +225,18 @@ class TurnTaking:
     def _tokens(self, dialogue: OpenAnswer, text: str) -> list[int]:
         """Return the tokens of a reply in the template's marks, of which the model may have written the first."""
         assert self.prompter is not None, "it wrote the prompt"
-        said = self.prompter.reply(dialogue.prompt.problem, text)
-        tokens: list[int] = self.stops.tokenizer(said, add_special_tokens=False)["input_ids"]
-        both_end = tokens and dialogue.tokens[-1] in self.stops.tokens and tokens[0] in self.stops.tokens
-        return tokens[1:] if both_end else tokens
+        return joined(self.stops, dialogue.tokens[-1], self.prompter.reply(dialogue.prompt.problem, text))
+
+
+def without_special(tokenizer: Any, text: str) -> str:
+    """Return a text in which no special token stands, or a tool could end its turn and begin another."""
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.special:
+            text = text.replace(token.content, f"{token.content[:1]} {token.content[1:]}")
+    return text.encode(errors="replace").decode()
+
+
+def joined(stops: Stops, last: int, text: str) -> list[int]:
+    """Return the tokens of what follows a turn. Both may have the token that ends the turn."""
+    tokens: list[int] = stops.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tokens[1:] if tokens and last in stops.tokens and tokens[0] in stops.tokens else tokens

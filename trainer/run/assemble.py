@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -35,8 +35,9 @@ from trainer.reports import terminal
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Exportable, PlaceboRollouts, Rollouts, Sampler, SamplingContext
 from trainer.rollout.hf import HfSampler
-from trainer.rollout.limits import Say, check_context, context_of, within_context
+from trainer.rollout.limits import Say, check_context, context_of, on_stderr, within_context
 from trainer.rollout.make import make_sampler, make_vllm_sampler
+from trainer.rollout.turns import Stops
 from trainer.rollout.vllm.teacher import ServedTeacher
 from trainer.run.data import Prompts, make_prompts, prompter_of, report
 from trainer.run_folder import checkpoints, lock, previous_run
@@ -195,12 +196,23 @@ def make_sampling(config: Config, policy: Any, prompts: Prompts, log: RunLog) ->
 def make_samplers(context: SamplingContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
     """Return the samplers for training and for evaluation. Copies of weights that are split over the ranks would be as
     large as what splitting saves."""
+    lead = leader(context.config, context.prompter, Stops(context.tokenizer, context.stop_tokens, context.stop_strings))
     if outside := make_vllm_sampler(context):
-        return outside, outside
+        return lead(outside), lead(outside)
     choose = partial(make_sampler, context.config.rollout, model, context.tokenizer, context.stop_tokens, warn)
     choose = partial(choose, stop_strings=context.stop_strings, prompter=context.prompter)
     sampler = choose(copies=copies)
-    return sampler, sampler if isinstance(sampler, HfSampler) else choose(copies=False)
+    return lead(sampler), lead(sampler if isinstance(sampler, HfSampler) else choose(copies=False))
+
+
+def leader(config: Config, prompter: Prompter | None, stops: Stops) -> Callable[[Sampler], Sampler]:
+    """Return what lets the agent of the settings lead a sampler, if there is one."""
+    if not config.task.agent or prompter is None:
+        return lambda sampler: sampler
+    from trainer.rollout.agents.sampler import Agents, AgentSampler
+
+    agents = Agents(config.task.agent, on_stderr)
+    return lambda sampler: AgentSampler(sampler, agents, prompter, stops, config)
 
 
 def sampling_context(
@@ -259,7 +271,8 @@ def evaluate_model(
     prompter = prompter_of(config, data.task, tokenizer)
     stops, strings = ends(config.rollout.stop, prompter, model)
     choose = partial(make_sampler, config.rollout, model, tokenizer, stops, copies=False)
-    sampler = outside or choose(stop_strings=strings, prompter=prompter)
+    own = outside or choose(stop_strings=strings, prompter=prompter)
+    sampler = leader(config, prompter, Stops(tokenizer, stops, strings))(own)
     held_out, new_tokens = [prompter.prompt(problem) for problem in data.held_out], config.rollout.max_new_tokens
     prompts = within_context(held_out, context_limit(sampler, model), new_tokens)
     left_out, measure = len(held_out) - len(prompts), measure_of(config)

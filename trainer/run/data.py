@@ -65,7 +65,10 @@ def task_of(settings: TaskSettings, run: Path | None) -> Task:
 def prompter_of(config: Config, task: Task, tokenizer: Any) -> Prompter:
     """Return what writes the prompts of a task, with its tools or environment."""
     found = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
-    if found is None and config.reward.weights.get("environment"):
+    if config.task.agent and (found or not tokenizer.chat_template):
+        reason = f"{found.setting} has an environment" if found else "the model has no chat template for its messages"
+        raise ConfigError(f"task.agent={config.task.agent}", reason, "Take another task, or another model")
+    if found is None and config.reward.weights.get("environment") and not config.task.agent:
         reason = f"nothing gives this reward, because task.name={config.task.name} has no environment"
         remedy = "Leave it out; docs/environments.md says how to have one"
         raise ConfigError(f"reward.weights.environment={config.reward.weights['environment']:g}", reason, remedy)

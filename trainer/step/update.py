@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import torch
 
-from trainer.batch.pack import Packer, row_of
+from trainer.batch.pack import Packer, rows_of_answer
 from trainer.batch.shrinker import Shrinker
 from trainer.config.settings import Algorithm, Config, GradReg
 from trainer.loss import before_update
@@ -41,11 +42,13 @@ class Updater:
         coef = self.kl.value
         if not coef or self.config.algorithm.kl.where != "reward":
             return list(groups)
-        rows = [row_of(group, completion) for group in groups for completion in group.completions]
+        answers = [rows_of_answer(group, completion) for group in groups for completion in group.completions]
+        rows = [*chain.from_iterable(answers)]
         estimator = self.config.algorithm.kl.estimator
         measure = partial(before_update.divergences, self.policy, rows, self.packer, self.device, estimator)
         with self.policy.gathered():  # the ranks have different numbers of rows
-            found = iter(self._until_rows_fit(measure, rows))
+            of_rows = iter(self._until_rows_fit(measure, rows))
+        found = iter([sum(islice(of_rows, len(answer))) for answer in answers])
         penalised = []
         for group in groups:
             kl_G = [next(found) for _ in group.completions]

@@ -52,6 +52,9 @@ class TaskSettings(Section):
     calls: Literal["auto", "template", "fenced", "inline"] = "auto"
     """How a tool is called. `template`: as in the model's chat template. `fenced`: in a fenced block. `inline`: the
     calculator continues after every `=`. `auto`: `template` if the chat template has tools, else `fenced`."""
+    agent: str | None = None
+    """A program that answers each problem by calling the model through OpenAI's interface: `FILE.py:FUNCTION`, or a
+    command; see docs/agents.md."""
     data_dir: Path | None = None
     """A folder with `train` and `test` as .jsonl, .csv or .parquet; without it, the data set comes from the hub."""
     path: str | None = None

@@ -48,10 +48,15 @@ class DecodeSampler(OwnSampler):
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         limits.check_context(self.model, prompts, sampling.max_new_tokens)
-        scheduler = Scheduler(prompts, sampling.group)
+        yield from self.decode_all(Scheduler(prompts, sampling.group), len(prompts) * sampling.group, sampling)
+
+    def decode_all(
+        self, scheduler: Scheduler, answers: int, sampling: Sampling
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """Decode what a scheduler starts, at most `answers` at a time, until it is finished."""
         with evaluating(self.model):  # for layers that are called as they are
             while not scheduler.is_finished:
-                rows = min(self.rows.limit, len(prompts) * sampling.group)
+                rows = min(self.rows.limit, answers)
                 try:
                     batch = self._prepare(rows, scheduler.longest_prompt, sampling)
                     yield from self._decode(batch, scheduler)
@@ -119,6 +124,8 @@ class DecodeSampler(OwnSampler):
             while begins and (starting := scheduler.schedule(batch.free, batch.usable_rows)):
                 batch.add(starting)
                 yield from self._finish(batch, scheduler)  # the first token may be a stop token
+            if not batch.active:
+                continue
             batch.decode()
             if self.on_tokens:
                 self.on_tokens(batch.sampled_RN[0, : int(batch.counts_R[0])].tolist())

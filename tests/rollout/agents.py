@@ -1,0 +1,130 @@
+"""Agents for the tests: each calls the model as OPENAI_BASE_URL and OPENAI_API_KEY say."""
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+
+def post(body, path="/chat/completions", key=None, **headers):
+    """Return the status and the reply of a request, whose body may be bytes."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent = {"Authorization": f"Bearer {key or os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, data, {**sent, **headers})
+    try:
+        with urllib.request.urlopen(request) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+class Talk:
+    """Calls the model, and counts the tokens that it wrote."""
+
+    def __init__(self):
+        self.tokens = 0
+
+    def __call__(self, messages, **more):
+        status, reply = post({"model": "any", "messages": messages, **more})
+        assert status == 200, reply
+        found = json.loads(reply)
+        self.tokens += found["usage"]["completion_tokens"]
+        return found["choices"][0]["message"]
+
+    def end(self):
+        return json.dumps({"tokens": self.tokens})
+
+
+def three_turns(problem):
+    talk, messages = Talk(), [user(problem.question)]
+    for turn in range(3):
+        messages += [talk(messages), user(f"And then, after {turn}?")]
+    return talk.end()
+
+
+def twice(problem):
+    talk, messages = Talk(), [user(problem.question)]
+    messages += [talk(messages), user("Say it again.")]
+    return talk(messages)["content"]
+
+
+def several(problem):
+    """Ask twice in parallel behind the same reply, then with earlier words changed, then with a limit."""
+    talk, messages = Talk(), [{"role": "system", "content": "Be brief."}, user(problem.question)]
+    messages.append(talk(messages))
+    with ThreadPoolExecutor() as pool:
+        first, _ = pool.map(talk, [[*messages, user("Left?")], [*messages, user("Right?")]])
+    messages += [user("Left?"), first, user("Go on.")]
+    talk(messages)
+    messages[1] = user("Something else")
+    talk(messages, max_tokens=2)
+    talk(messages, n=1, stream=False, temperature=0.2, strange=1)
+    return talk.end()
+
+
+def worth(problem):
+    Talk()([user(problem.question)])
+    return 0.25
+
+
+def silent(problem):
+    return None
+
+
+def failing(problem):
+    number = int(problem.question)
+    if number == 0:
+        raise ValueError("no idea")
+    if number == 1:
+        os._exit(3)
+    if number == 2:
+        time.sleep(60)
+    if number == 3:
+        Talk()([user("Hello")])
+        raise KeyError("afterwards")
+    return Talk()([user("Hello")])["content"]
+
+
+MESSAGES = [user("Hello")]
+REQUESTS = {
+    "no JSON": (b"{", 400, None),
+    "no object": ([], 400, None),
+    "no messages": ({}, 400, "messages"),
+    "no role": ({"messages": [{"content": "a"}]}, 400, "messages[0]"),
+    "a picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0]"),
+    "a number": ({"messages": [{"role": "user", "content": 3}]}, 400, "messages[0]"),
+    "stop": ({"messages": MESSAGES, "stop": 3}, 400, "stop"),
+    "n": ({"messages": MESSAGES, "n": 1000}, 400, "n"),
+    "most": ({"messages": MESSAGES, "max_tokens": 0}, 400, "max_tokens"),
+    "tools": ({"messages": MESSAGES, "tools": [{"function": {}}]}, 400, "tools"),
+    "too long": ({"messages": [user("word " * 3000)]}, 400, "messages"),
+    "large": (b"[" * 10_000_000, 413, None),
+}
+
+
+def malformed(problem):
+    """Return what the endpoint says of each request, and of another path and another key."""
+    found = {}
+    for name, (body, *_) in REQUESTS.items():
+        try:
+            found[name] = post(body)
+        except (ConnectionError, urllib.error.URLError):  # it does not read a body that is too large
+            found[name] = (413, '{"error": {"message": "", "type": "", "param": null, "code": null}}')
+    found["path"] = post({}, path="/completions")
+    found["key"] = post({"messages": MESSAGES}, key="another")
+    return json.dumps(found)
+
+
+def streamed(problem):
+    _, reply = post({"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}})
+    events = [line.removeprefix("data: ") for line in reply.split("\n") if line]
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    assert chunks[-1]["usage"]["completion_tokens"] > 0
+    return "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])

@@ -1,0 +1,200 @@
+"""Agents: programs that call the model through OpenAI's interface, and what is recorded of that."""
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import refuses
+from tests.rollout.agents import REQUESTS
+from tests.rollout.test_decoder import adapted, family, sampling
+from trainer.batch.pack import rows_of
+from trainer.config.command_line import resolve
+from trainer.errors import DataError
+from trainer.problem.prompts import Prompter
+from trainer.problem.word_problems import NanoTask
+from trainer.records import Problem, Score, ScoredGroup
+from trainer.rollout.agents.sampler import Agents, AgentSampler
+from trainer.rollout.decoder.sampler import DecodeSampler
+from trainer.rollout.hf import HfSampler
+from trainer.rollout.turns import Stops, TurnTaking
+
+HERE = Path(__file__).parent
+STOPS = [2, *range(0, 480, 16)]  # many tokens end a turn of the random model
+BOTH = pytest.mark.parametrize("kind", [HfSampler, DecodeSampler], ids=["hf", "decode"])
+
+
+def sample(kind, run, tokenizer, count=3, group=3, model=None, said=None, prompted=NanoTask, **changed):
+    """Return the groups that an agent of this folder makes."""
+    path = run if {*": "} & {*run} else f"{HERE / 'agents.py'}:{run}"
+    config = resolve("nano", None, ["prompt.max_tokens=300", f"task.agent={path}", *changed.pop("settings", ())])
+    stops = Stops(tokenizer, STOPS)
+    inner = kind(model or adapted(family()), tokenizer, STOPS, 64, turns=TurnTaking)
+    prompter = Prompter(tokenizer, config.prompt, prompted())
+    agents = Agents(path, (said if said is not None else []).append)
+    asked = [prompter.prompt(Problem(f"p/{n}", str(n), "4")) for n in range(count)]
+    sampler = AgentSampler(inner, agents, prompter, stops, config)
+    try:
+        return dict(sampler.sample(asked, sampling(**{"group": group, "max_new_tokens": 60, **changed})))
+    finally:
+        sampler.close()
+
+
+def answers_in(groups):
+    return [one for _, group in sorted(groups.items()) for one in group]
+
+
+def worst_difference(model, segment):
+    """Compare the recorded log-probs of what the model wrote with those of one pass over the segment."""
+    tokens = torch.tensor([[*segment.prompt, *segment.tokens]])
+    with torch.no_grad():
+        logprobs = model(tokens).logits[0].float().log_softmax(-1)
+    start = len(segment.prompt)
+    found = logprobs[torch.arange(start - 1, tokens.shape[1] - 1), tokens[0, start:]]
+    written = torch.tensor(segment.written)
+    return float((found - torch.tensor(segment.logprobs))[written].abs().max())
+
+
+@BOTH
+@pytest.mark.parametrize(("run", "segments"), [("three_turns", 1), ("several", 3)])
+def test_every_token_that_was_sampled_is_trained_on_once_and_as_it_was_sampled(kind, run, segments, tokenizer):
+    model, said = adapted(family()), []
+    groups = sample(kind, run, tokenizer, model=model, said=said)
+    for answer in answers_in(groups):
+        assert sum(answer.written) == json.loads(answer.text)["tokens"]
+        assert len(answer.segments) >= segments
+        assert sum((part.tokens for part in answer.segments), ()) == answer.tokens
+        for part in answer.segments:
+            assert part.written[0]
+            assert worst_difference(model, part) < 1e-4
+    assert len(said) == (3 if run == "several" else 0)  # parameters without effect, and changed messages
+
+
+def test_a_conversation_of_several_calls_is_one_segment_with_the_marks_of_the_template(tokenizer):
+    answers = answers_in(sample(DecodeSampler, "three_turns", tokenizer))
+    for answer in answers:
+        [segment] = answer.segments
+        told = tokenizer.decode([one for one, own in zip(segment.tokens, segment.written, strict=True) if not own])
+        assert "<|im_start|>user\nAnd then, after 0?<|im_end|>\n<|im_start|>assistant\n" in told
+        assert [turn.role for turn in answer.turns] == ["environment", "model"] * 3
+        assert tokenizer.decode(segment.prompt).endswith("<|im_start|>assistant\n")
+    assert len({answer.tokens for answer in answers}) == len(answers)
+
+
+def test_the_rows_of_an_answer_share_its_advantage_and_count_as_one(tokenizer):
+    [[answer]] = sample(DecodeSampler, "several", tokenizer, count=1, group=1).values()
+    score = Score(1.0, {}, None, None, True, True)
+    prompter = Prompter(tokenizer, resolve("nano").prompt, NanoTask())
+    silent = replace(answer, tokens=(), logprobs=(), written=(), segments=())
+    group = ScoredGroup(prompter.prompt(Problem("p", "1", "1")), (answer, silent), (score, score))
+    rows = rows_of(group, [0.5, -0.5], resolve("nano", None, ["algorithm.aggregation=grpo"]).algorithm)
+    assert [row.prompt for row in rows] == [part.prompt for part in answer.segments]
+    assert {row.advantage for row in rows} == {0.5}
+    assert sum(row.weight * sum(row.mask) for row in rows) == pytest.approx(1.0)
+
+
+def test_answers_do_not_depend_on_what_is_decoded_beside_them(tokenizer):
+    model = adapted(family())
+    many, few = (
+        answers_in(sample(DecodeSampler, "three_turns", tokenizer, model=model, settings=[f"rollout.rows={rows}"]))
+        for rows in (16, 1)
+    )
+    assert [one.tokens for one in many] == [one.tokens for one in few]
+
+
+def test_agents_that_fail_earn_nothing_and_end_nothing(tokenizer):
+    said = []
+    groups = sample(
+        DecodeSampler, "failing", tokenizer, count=5, group=2, said=said, settings=["rollout.turns.seconds=1"]
+    )
+    for index in range(4):
+        for answer in groups[index]:
+            assert (answer.text, answer.reward) == ("", 0.0)
+            assert bool(answer.tokens) is (index == 3)
+    assert [answer.reward for answer in groups[4]] == [None, None]
+    assert len(said) == 4
+    assert any("ValueError: no idea" in line for line in said)
+    assert any("rollout.turns.seconds=1" in line for line in said)
+
+
+def test_an_agent_may_never_call(tokenizer):
+    [[answer]] = sample(DecodeSampler, "silent", tokenizer, count=1, group=1).values()
+    assert (answer.tokens, answer.text, answer.segments) == ((), "", ())
+
+
+def test_a_reward_needs_a_weight(tokenizer):
+    with refuses("task.agent", DataError):
+        sample(DecodeSampler, "worth", tokenizer)
+    weights = "reward.weights={correct: 0, environment: 1}"
+    groups = sample(DecodeSampler, "worth", tokenizer, settings=[weights])
+    assert {answer.reward for answer in answers_in(groups)} == {0.25}
+
+
+def test_requests_that_cannot_be_answered_get_errors_in_the_form_of_openai(tokenizer):
+    [[answer]] = sample(DecodeSampler, "malformed", tokenizer, count=1, group=1).values()
+    found = json.loads(answer.text)
+    for name, (_, status, parameter) in REQUESTS.items():
+        got, text = found[name]
+        error = json.loads(text)["error"]
+        assert (got, error["param"]) == (status, parameter), name
+        assert error.keys() == {"message", "type", "param", "code"}
+    assert found["path"][0] == 404
+    assert (found["key"][0], json.loads(found["key"][1])["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_a_reply_may_be_streamed(tokenizer):
+    [[answer]] = sample(DecodeSampler, "streamed", tokenizer, count=1, group=1).values()
+    assert answer.text == answer.turns[-1].text
+
+
+def test_calls_are_limited(tokenizer):
+    said = []
+    [[answer]] = sample(
+        DecodeSampler, "three_turns", tokenizer, count=1, group=1, said=said, settings=["rollout.turns.most=2"]
+    ).values()
+    assert answer.truncated
+    assert answer.reward == 0.0
+    assert "rollout.turns.most=2" in said[0]
+
+
+def test_a_command_is_an_agent(tokenizer, tmp_path):
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import json, sys\n"
+        f"sys.path.insert(0, {str(HERE)!r})\n"
+        "from agents import Talk, user\n"
+        "print(Talk()([user(json.load(sys.stdin)['question'])])['content'] + '!')\n"
+    )
+    said = []
+    [[answer]] = sample(DecodeSampler, f"{sys.executable} {program}", tokenizer, count=1, group=1, said=said).values()
+    assert not said
+    assert answer.text == answer.turns[-1].text.strip() + "!"
+
+
+@pytest.mark.parametrize("text", ["raise ValueError('broken')", "other = 1"])
+def test_a_file_that_cannot_be_used_is_refused_at_the_start(text, tmp_path, tokenizer):
+    (tmp_path / "mine.py").write_text(text)
+    setting = f"{tmp_path / 'mine.py'}:run"
+    with refuses("task.agent"):
+        sample(DecodeSampler, setting, tokenizer)
+
+
+def test_nothing_of_the_agents_is_left_behind(tokenizer):
+    before = Counter(os.listdir("/proc/self/fd"))
+    sample(DecodeSampler, "three_turns", tokenizer)
+    deadline = time.monotonic() + 10
+    while children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not children()
+    assert len(os.listdir("/proc/self/fd")) <= sum(before.values()) + 2
+
+
+def children():
+    own = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [one for one in own if b"agents.runner" in Path(f"/proc/{one}/cmdline").read_bytes()]

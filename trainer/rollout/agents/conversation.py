@@ -1,0 +1,295 @@
+"""What an agent has said to the model and heard from it in one answer, in the tokens that were sampled.
+
+A call that begins with the messages of an earlier one, and with the reply to it, continues there: its tokens are those
+of the earlier call, the reply as it was sampled, and then the new messages, or what the last message adds to a reply
+that was cut. Every other call begins a new segment. The
+first call that continues a reply extends its segment; a second one, such as a call in parallel, begins a segment whose
+prompt is the whole conversation so far. So every token that the model wrote is trained on exactly once.
+"""
+
+import json
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainer.errors import DataError
+from trainer.problem.prompts import TURN, Prompter
+from trainer.problem.tools import calls_in
+from trainer.records import Completion, Prompt, Segment, Turn
+from trainer.rollout.turns import Stops, joined, without_special
+
+Message = dict[str, Any]
+LEAST = 1  # tokens that there must be room for in an answer
+
+
+class Refused(Exception):
+    """A call that the model does not answer, in the terms of OpenAI's errors."""
+
+    def __init__(self, message: str, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one answer may use: calls, tokens of a reply, tokens of a conversation, and seconds between two calls."""
+
+    calls: int
+    new_tokens: int
+    context: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A segment that grows."""
+
+    prompt: tuple[int, ...]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    written: list[bool] = field(default_factory=list)
+
+    def add(self, tokens: Sequence[int], logprobs: Sequence[float], is_written: bool) -> None:
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.written += [is_written] * len(tokens)
+
+    def segment(self) -> Segment:
+        return Segment(self.prompt, tuple(self.tokens), tuple(self.logprobs), tuple(self.written))
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A call that was answered: its messages with the reply at the end, and the tokens of all of that."""
+
+    messages: list[Message]
+    tokens: tuple[int, ...]
+    segment: Recorded
+    cut: str  # the stop string of the call at the end of the reply, which its message leaves out
+
+    def goes_on(self, messages: Sequence[Message]) -> bool:
+        """Return True if the messages begin with all of these, or add to the reply at their end."""
+        *before, reply = self.messages
+        if not same(before, messages[: len(before)]) or len(messages) < len(self.messages):
+            return False
+        return same([reply], messages[len(before) :]) if messages[len(self.messages) :] else self.added(messages) != ""
+
+    def added(self, messages: Sequence[Message]) -> str:
+        """Return what the last message adds to the reply, if there are no more of them."""
+        *_, reply = self.messages
+        last = messages[-1]
+        adds = len(messages) == len(self.messages) and last["role"] == "assistant" and "tool_calls" not in reply
+        if not (adds and last["content"].startswith(reply["content"])):
+            return ""
+        return str(last["content"].removeprefix(reply["content"]).removeprefix(self.cut))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A call that waits for the model. `told` are the tokens between the reply that it continues and the next one."""
+
+    conversation: "Conversation"
+    prompt: Prompt
+    messages: list[Message]
+    tools: Sequence[Mapping[str, Any]]
+    continued: Exchange | None
+    told: tuple[int, ...]
+    stops: Stops
+    strings: Sequence[str]  # that end its reply, and are not in it
+    reply: "Future[Completion]" = field(default_factory=Future)
+
+    @property
+    def number(self) -> int:
+        """Return the number of the answer in its group."""
+        return self.conversation.number
+
+
+class Conversation:
+    """All calls of one answer. Several threads may ask at once."""
+
+    def __init__(self, prompter: Prompter, stops: Stops, prompt: Prompt, number: int, limits: Limits) -> None:
+        self.prompter, self.stops, self.prompt, self.number, self.limits = prompter, stops, prompt, number, limits
+        self.segments: list[Recorded] = []
+        self.turns: list[Turn] = []
+        self.calls = 0
+        self.is_cut = False  # by a limit
+        self.rewritten = 0
+        self.version: int | None = None
+        self._exchanges: list[Exchange] = []
+        self._asked: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def call(
+        self, messages: list[Message], tools: Sequence[Mapping[str, Any]], most: int | None, strings: Sequence[str]
+    ) -> Call:
+        """Return a call as the sampler takes it. Raise Refused if a limit of the answer does not allow it."""
+        with self._lock:
+            if self.calls == self.limits.calls:
+                self.is_cut = True
+                raise Refused(
+                    f"rollout.turns.most={self.limits.calls}: the answer has as many calls", 429, "too_many_calls"
+                )
+            continued = self._continued(messages)
+            told = self._told(messages, tools, continued)
+            context = (*continued.tokens, *told) if continued else told
+            room = self.limits.context - len(context)
+            if room < LEAST:
+                self.is_cut = True
+                reason = f"the conversation has {len(context)} tokens, and with an answer at most {self.limits.context}"
+                raise Refused(reason, code="context_length_exceeded", param="messages")
+            digest = zlib.crc32(repr(context).encode())
+            name = f"{self.prompt.problem.id}/{digest:08x}/{self._asked[digest]}"
+            self._asked[digest] += 1
+            self.calls += 1
+        problem = replace(self.prompt.problem, id=name)
+        most = min(most or room, room, self.limits.new_tokens)
+        asked = Prompt(problem, "", context, self.prompt.repeat, self.prompt.place, most=most)
+        stops = (
+            Stops(self.stops.tokenizer, sorted(self.stops.tokens), (*self.stops.strings, *strings))
+            if strings
+            else self.stops
+        )
+        return Call(self, asked, messages, tools, continued, told, stops, strings)
+
+    def answer(self, call: Call, sampled: Completion) -> tuple[Message, str]:
+        """Record what the model wrote. Return it as a message, and why it ended, in OpenAI's words."""
+        reply = call.stops.completion(sampled.tokens, sampled.logprobs, sampled.version)
+        shown = min((reply.text.partition(string)[0] for string in call.strings), key=len, default=reply.text)
+        text, calls = calls_in(shown, [tool["function"]["name"] for tool in call.tools])
+        message: Message = {"role": "assistant", "content": text}
+        with self._lock:
+            if calls:
+                begun = sum(len(turn.text) for turn in self.turns)
+                made = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in calls]
+                message["tool_calls"] = [
+                    {"id": f"call_{self.number}_{begun}_{at}", "type": "function", "function": one}
+                    for at, one in enumerate(made)
+                ]
+            self._record(call, reply, message, reply.text[len(shown) :])
+        return message, "tool_calls" if calls else "length" if reply.truncated else "stop"
+
+    def completion(self, value: str | float | None, failed: bool) -> Completion:
+        """Return the whole answer. Its text is what the agent returned, or else the last reply."""
+        replies = [turn.text for turn in self.turns if turn.role == "model"]
+        text = value if isinstance(value, str) else "" if failed or not replies else replies[-1]
+        reward = 0.0 if failed else value if isinstance(value, float) else None
+        parts = tuple(one.segment() for one in self.segments)
+        tokens = tuple(token for part in parts for token in part.tokens)
+        logprobs = tuple(logprob for part in parts for logprob in part.logprobs)
+        written = tuple(is_written for part in parts for is_written in part.written)
+        turns = tuple(self.turns)
+        return Completion(tokens, logprobs, text, self.is_cut, self.version, written, turns, reward, parts)
+
+    def _continued(self, messages: list[Message]) -> Exchange | None:
+        """Return the longest exchange that the messages begin with, if there is more behind it."""
+        found = [one for one in self._exchanges if one.goes_on(messages)]
+        if messages[-1]["role"] == "assistant":  # a turn that the model has ended cannot go on
+            found = [one for one in found if one.tokens[-1] not in self.stops.tokens]
+        self.rewritten += bool(self._exchanges) and not found
+        return max(found, key=lambda one: len(one.messages), default=None)
+
+    def _told(
+        self, messages: list[Message], tools: Sequence[Mapping[str, Any]], continued: Exchange | None
+    ) -> tuple[int, ...]:
+        tokenizer = self.stops.tokenizer
+        safe = [one | {"content": without_special(tokenizer, one["content"])} for one in messages]
+        try:
+            if continued is None:
+                text = self.prompter.conversation([*map(_for_template, safe)], tools)
+                return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+            if added := continued.added(safe):
+                return tuple(tokenizer(added, add_special_tokens=False)["input_ids"])
+            *before, _ = continued.messages
+            turn = TURN
+            while any(turn in one["content"] for one in safe):
+                turn += "-"
+            whole = [*safe[: len(before)], {"role": "assistant", "content": turn}, *safe[len(continued.messages) :]]
+            text = self.prompter.conversation([*map(_for_template, whole)], tools).rpartition(turn)[2]
+        except DataError as error:
+            raise Refused(str(error), param="messages") from None
+        return tuple(joined(self.stops, continued.tokens[-1], text))
+
+    def _record(self, call: Call, reply: Completion, message: Message, cut: str) -> None:
+        self.version = reply.version if self.version is None else self.version
+        continued = call.continued
+        is_end = (
+            continued is not None
+            and continued.segment.tokens
+            and ((*continued.segment.prompt, *continued.segment.tokens) == continued.tokens)
+        )
+        if continued is not None and is_end:
+            segment = continued.segment
+            segment.add(call.told, [0.0] * len(call.told), False)
+        else:
+            segment = Recorded(call.prompt.tokens)
+            self.segments.append(segment)
+        segment.add(reply.tokens, reply.logprobs, True)
+        said = [one["content"] for one in call.messages[len(continued.messages) if continued else 0 :]]
+        added = continued.added(call.messages) if continued else ""
+        self.turns += [Turn("environment", added or "\n\n".join(said)), Turn("model", reply.text)]
+        whole = (*call.prompt.tokens, *reply.tokens)
+        self._exchanges.append(Exchange(self._heard(call, message), whole, segment, cut))
+        self.is_cut |= reply.truncated
+
+    def _heard(self, call: Call, message: Message) -> list[Message]:
+        """Return the conversation with a reply, which may have added to the message before it."""
+        if call.messages[-1]["role"] != "assistant":
+            return [*call.messages, message]
+        *before, last = call.messages
+        return [*before, message | {"content": last["content"] + message["content"]}]
+
+
+def read_messages(value: Any) -> list[Message]:
+    """Return the messages of a request in one form. Raise Refused if they are none."""
+    if not (isinstance(value, list) and value):
+        raise Refused("'messages' is a list of at least one message", param="messages")
+    return [_message(one, f"messages[{at}]") for at, one in enumerate(value)]
+
+
+def _message(one: Any, where: str) -> Message:
+    if not (isinstance(one, dict) and isinstance(one.get("role"), str)):
+        raise Refused(f"{where} has no role", param=where)
+    content = one.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        if None in texts:
+            raise Refused(f"{where} has a part that is no text, and the model reads only text", param=where)
+        content = "".join(map(str, texts))
+    if not isinstance(content, str | None):
+        raise Refused(f"the content of {where} is no text", param=where)
+    message = {"role": one["role"], "content": content or ""}
+    if calls := one.get("tool_calls"):
+        try:
+            message["tool_calls"] = [
+                {"id": made["id"], "type": "function", "function": dict(made["function"])} for made in calls
+            ]
+        except (LookupError, TypeError, ValueError):
+            raise Refused(f"a tool call of {where} has not the form of OpenAI's", param=where) from None
+    return message | {name: one[name] for name in ("tool_call_id", "name") if isinstance(one.get(name), str)}
+
+
+def _for_template(message: Message) -> Message:
+    """Return a message as chat templates read it, with the arguments of calls as values."""
+    calls = [one["function"] for one in message.get("tool_calls", ())]
+    if not calls:
+        return message
+    read = [{"type": "function", "function": call | {"arguments": _arguments(call)}} for call in calls]
+    return message | {"tool_calls": read}
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    written = call.get("arguments")
+    try:
+        return json.loads(written) if isinstance(written, str) else written
+    except ValueError:
+        return written
+
+
+def same(some: Sequence[Message], others: Sequence[Message]) -> bool:
+    """Return True if messages say the same. Agents may leave out the names of tool calls' answers."""
+    keys = ("role", "content", "tool_calls")
+    return all(one.get(key) == other.get(key) for one, other in zip(some, others) for key in keys)

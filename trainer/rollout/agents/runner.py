@@ -1,0 +1,135 @@
+"""A process that runs agents: it forks one for each answer, and imports the user's file only once.
+
+It is started with the setting `task.agent`, and imports nothing heavy. Lines of JSON come in and go out:
+
+    {"id": 3, "problem": {...}, "key": "...", "url": "http://127.0.0.1:1234/v1"}      start an agent
+    {"id": 3}                                                                         end it
+    {"id": 3, "value": "42"}   or   {"id": 3, "error": "ValueError: ..."}             it has ended
+"""
+
+import asyncio
+import gc
+import importlib.util
+import inspect
+import json
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+LARGEST = 1_000_000  # bytes of a result
+
+
+def agent_of(setting: str) -> Callable[[Any], Any]:
+    """Return what answers a problem: a function of a file, or a command that reads it and prints an answer."""
+    path, _, name = setting.rpartition(":")
+    if not (path.endswith(".py") and name.isidentifier()):
+        return lambda problem: _command(setting, problem)
+    spec = importlib.util.spec_from_file_location(f"octet_agent_{Path(path).stem}", path)
+    assert spec is not None, "it is a .py file"
+    assert spec.loader is not None, "a .py file has one"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    spec.loader.exec_module(module)
+    function: Callable[[Any], Any] = getattr(module, name)
+    return function
+
+
+def _command(setting: str, problem: Any) -> str:
+    text = json.dumps(vars(problem))
+    ended = subprocess.run(shlex.split(setting), input=text, stdout=subprocess.PIPE, text=True, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"it ended with status {ended.returncode}")
+    return ended.stdout.strip()
+
+
+def serve(setting: str) -> None:
+    """Start and end agents as the lines on standard input say, until it is closed."""
+    results, sys.stdout = sys.stdout, sys.stderr
+    try:
+        agent = agent_of(setting)
+    except BaseException as error:  # noqa: BLE001  the user's file may raise anything
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=results, flush=True)
+        return
+    if openai := sys.modules.get(
+        "openai"
+    ):  # the first client reads certificates and modules, which all forks then have
+        with suppress(Exception):
+            _ = openai.OpenAI(api_key="none").chat
+    gc.freeze()
+    print(json.dumps({}), file=results, flush=True)
+    children: dict[int, tuple[int, int]] = {}  # the process of each answer, and where its result comes from
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ)
+    unread = b""
+    while True:
+        for key, _ in selector.select():
+            if key.fd == 0:
+                read = os.read(0, LARGEST)
+                if not read:
+                    _end(children.values())
+                    return
+                *lines, unread = (unread + read).split(b"\n")
+                for order in map(json.loads, lines):
+                    if "key" in order:
+                        children[order["id"]] = _start(agent, order)
+                        selector.register(children[order["id"]][1], selectors.EVENT_READ, order["id"])
+                    elif order["id"] in children:
+                        _end([children[order["id"]]])
+            else:
+                selector.unregister(key.fd)
+                process, result = children.pop(key.data)
+                found = _read(result)
+                os.waitpid(process, 0)
+                print(json.dumps({"id": key.data, **found}), file=results, flush=True)
+
+
+def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, int]:
+    """Fork an agent. Return its process, and the pipe that its result comes from."""
+    result, written = os.pipe()
+    if process := os.fork():
+        os.close(written)
+        return process, result
+    found: dict[str, Any] = {"error": "it ended its process"}
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(2, 1)
+        os.environ.update(OPENAI_BASE_URL=order["url"], OPENAI_API_KEY=order["key"])
+        value = agent(SimpleNamespace(**order["problem"]))
+        found = {"value": asyncio.run(value) if inspect.iscoroutine(value) else value}
+    except BaseException as error:  # noqa: BLE001  the user's code may raise anything
+        found = {"error": f"{type(error).__name__}: {error}"[:500]}
+    finally:
+        with suppress(BaseException):
+            os.write(written, json.dumps(found, default=repr).encode()[:LARGEST])
+        os._exit(0)
+
+
+def _read(result: int) -> dict[str, Any]:
+    with os.fdopen(result, "rb") as file:
+        text = file.read()
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {"error": "it was ended, or has ended its process"}
+    return found
+
+
+def _end(children: Any) -> None:
+    for process, _ in children:
+        with suppress(OSError):
+            os.killpg(process, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

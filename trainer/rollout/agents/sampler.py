@@ -1,0 +1,344 @@
+"""rollout: answers of agents. An agent is a program of the user that calls the model through OpenAI's interface.
+
+runner.py         a process that starts an agent for each answer
+endpoint.py       the address that agents call
+conversation.py   what was asked and sampled in an answer, in tokens
+this file         calls become prompts of the run's own sampler, and answers groups
+"""
+
+import json
+import queue
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from trainer.config.settings import Config
+from trainer.errors import ConfigError, DataError, TrainingError
+from trainer.machine.visible import visible
+from trainer.plan.planner import PREFILL_TOKENS
+from trainer.problem.prompts import Prompter
+from trainer.records import Completion, Prompt, Sampling
+from trainer.rollout.agents.conversation import Call, Conversation, Limits
+from trainer.rollout.agents.endpoint import Endpoint
+from trainer.rollout.collect import Sampler
+from trainer.rollout.decoder.sampler import DecodeSampler
+from trainer.rollout.decoder.schedule import AnswerId, NewAnswers, Scheduler
+from trainer.rollout.limits import Say
+from trainer.rollout.turns import Stops
+
+START_S = 60.0  # until the file of an agent has been imported
+PATIENCE_S = 0.2  # for the next calls of quick agents, so that rows go on in the same order in every run
+SLOW_S, SLOW_TIMES = 0.03, 8  # agents that let the model wait so long, so often, are not waited for any more
+FIRST_CALL_S = 2.0
+WATCH_S = 0.5  # between two looks for agents that take too long
+
+
+@dataclass(slots=True)
+class Agent:
+    """An agent that is at work on an answer."""
+
+    index: int  # of the prompt
+    conversation: Conversation
+    key: str
+    deadline: float  # of its next call
+    pending: int = 0  # calls that the model has not answered yet
+
+
+class Agents:
+    """Starts agents, and hears what they call and how they end."""
+
+    def __init__(self, setting: str, say: Say) -> None:
+        self.setting, self.say = setting, say
+        self.inbox: queue.SimpleQueue[Call | Mapping[str, Any]] = queue.SimpleQueue()
+        self.at_work: dict[int, Agent] = {}
+        self._keys: dict[str, Conversation] = {}
+        self._started = 0
+        self._said: set[str] = set()
+        self._endpoint = Endpoint(self._keys.get, self.inbox.put, say)
+        start = "from trainer.rollout.agents.runner import serve"
+        start = f"import sys; sys.path[:] = {sys.path!r}; {start}; serve({setting!r})"
+        command = [sys.executable, "-c", start]  # in a session of its own: Ctrl-C is not for it
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            first = self.inbox.get(timeout=START_S)
+        except queue.Empty:
+            first = {"error": f"it was not imported within {START_S:g} s"}
+        if isinstance(first, Mapping) and first:
+            self.close()
+            raise ConfigError(f"task.agent={setting}", visible(first["error"])[:300], "Correct the file or its name")
+
+    def start(self, index: int, conversation: Conversation) -> None:
+        self._started += 1
+        agent = Agent(index, conversation, secrets.token_urlsafe(24), time.monotonic() + conversation.limits.seconds)
+        self.at_work[self._started], self._keys[agent.key] = agent, conversation
+        problem = conversation.prompt.problem
+        names = ("id", "question", "gold", "solution", "extra", "messages")
+        told = {name: getattr(problem, name) for name in names}
+        self._send({"id": self._started, "problem": told, "key": agent.key, "url": self._endpoint.url})
+
+    def of(self, conversation: Conversation) -> Agent | None:
+        return next((agent for agent in self.at_work.values() if agent.conversation is conversation), None)
+
+    def ended(self, result: Mapping[str, Any]) -> tuple[Agent, Completion] | None:
+        """Return an agent that has ended, and its answer; None for one that nobody waits for any more."""
+        if "id" not in result:
+            raise TrainingError(f"task.agent={self.setting}", "the process that starts agents has ended", "See above")
+        agent = self.at_work.pop(result["id"], None)
+        if agent is None:
+            return None
+        del self._keys[agent.key]
+        if error := result.get("error"):
+            told = f"an agent failed, and its answer earns nothing: {visible(error)[:200]}"
+            self._name(told, error.partition(":")[0])
+        if agent.conversation.rewritten:
+            told = "an agent has changed messages that it had sent, so its answer is trained on in several parts"
+            self._name(told, "rewritten")
+        return agent, agent.conversation.completion(self._value(result), bool(error))
+
+    def end_late(self) -> None:
+        """End the agents that have not called in time."""
+        now = time.monotonic()
+        for number, agent in [*self.at_work.items()]:
+            if not agent.pending and now > agent.deadline:
+                late = f"late: no call and no end for rollout.turns.seconds={agent.conversation.limits.seconds:g}"
+                self._send({"id": number})
+                self.inbox.put({"id": number, "error": late})
+                agent.deadline = now + WATCH_S * 10
+
+    def end_all(self) -> None:
+        for number in self.at_work:
+            self._send({"id": number})
+        self.at_work.clear()
+        self._keys.clear()
+
+    def close(self) -> None:
+        self._endpoint.shutdown()
+        self._endpoint.server_close()
+        assert self._process.stdin is not None, "it is a pipe"
+        with suppress(OSError):
+            self._process.stdin.close()  # which ends it, with the agents that are at work
+        try:
+            self._process.wait(timeout=START_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+
+    def _value(self, result: Mapping[str, Any]) -> str | float | None:
+        value = result.get("value")
+        if isinstance(value, bool | int | float):
+            return float(value)
+        if value is None or isinstance(value, str):
+            return value
+        reason = f"it returned {value!r:.60}"
+        raise DataError(f"task.agent={self.setting}", reason, "Return the text of the answer, a reward, or None")
+
+    def _name(self, told: str, kind: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self.say(f"task.agent={self.setting}: {told}")
+
+    def _send(self, order: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None, "it is a pipe"
+        with suppress(OSError):  # it has ended, which the thread that reads says
+            self._process.stdin.write(json.dumps(order, default=str).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None, "it is a pipe"
+        with self._process.stdout as results:
+            for line in results:
+                self.inbox.put(json.loads(line))
+        self.inbox.put({"error": "the process that starts agents has ended"})
+
+
+class Calls(Scheduler):
+    """The calls of agents as what the sampler decodes next, in place of prompts that are known at the start."""
+
+    def __init__(self, agents: Agents, conversations: Sequence[tuple[int, Conversation]], at_once: int) -> None:
+        self.agents = agents
+        self.limits = conversations[0][1].limits
+        self._not_started = deque(conversations)
+        self._queued: list[Call] = []
+        self._decoding: dict[AnswerId, Call] = {}
+        self._patience_s, self._slow, self._prompts_read = PATIENCE_S, 0, 0
+        self.ended: list[tuple[int, int, Completion]] = []  # index of the prompt, number, and answer
+        for _ in range(min(at_once, len(conversations))):
+            agents.start(*self._not_started.popleft())
+
+    @property
+    def longest_prompt(self) -> int:
+        return self.limits.context - self.limits.new_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return not (self.agents.at_work or self._not_started)
+
+    def schedule(self, free: int, usable: int) -> list[NewAnswers]:
+        """Return calls to start, as many as one pass reads. Equal ones of a group are read once."""
+        self._listen()
+        self._queued.sort(key=_order)
+        starting: list[NewAnswers] = []
+        for _, alike in groupby([*self._queued], key=_prompt):
+            calls = [*alike][: free - sum(len(new.numbers) for new in starting)]
+            if not calls:
+                break
+            self._prompts_read += 1
+            new = NewAnswers(self._prompts_read, calls[0].prompt, [one.number for one in calls])
+            width = max(len(one.prompt.tokens) for one in (*starting, new))
+            if starting and (len(starting) + 1) * width > PREFILL_TOKENS:
+                break
+            starting.append(new)
+            self._decoding |= {AnswerId(self._prompts_read, one.number): one for one in calls}
+            self._queued = [one for one in self._queued if one not in calls]
+        return starting
+
+    def finish(self, answer: AnswerId, completion: Completion) -> list[Completion] | None:
+        """Give a call its reply."""
+        call = self._decoding.pop(answer)
+        if agent := self.agents.of(call.conversation):
+            agent.pending -= 1
+            agent.deadline = time.monotonic() + self.limits.seconds
+        call.reply.set_result(completion)
+        return [completion]
+
+    def restart_unfinished(self) -> None:
+        self._queued += self._decoding.values()
+        self._decoding.clear()
+
+    def close(self) -> None:
+        """End the agents that are at work, and leave their calls without a reply."""
+        self.agents.end_all()
+        for call in (*self._queued, *self._decoding.values()):
+            call.reply.cancel()
+
+    def _listen(self) -> None:
+        """Take in calls and ended agents. If there is nothing to decode, wait for one. Quick agents are waited for."""
+        began = time.monotonic()
+        while not self.is_finished:
+            self._take_all()
+            thinking = [one.conversation for one in self.agents.at_work.values() if not one.pending]
+            waited, is_idle = time.monotonic() - began, not (self._queued or self._decoding)
+            patience_s = FIRST_CALL_S if any(not one.calls for one in thinking) else self._patience_s
+            if not thinking or not (is_idle or waited < patience_s):
+                break
+            with suppress(queue.Empty):
+                self._take(self.agents.inbox.get(timeout=WATCH_S if is_idle else patience_s - waited))
+            self.agents.end_late()
+        else:
+            return
+        if waited > SLOW_S and patience_s == self._patience_s:
+            self._slow += 1
+            self._patience_s = 0.0 if self._slow >= SLOW_TIMES else self._patience_s
+
+    def _take_all(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._take(self.agents.inbox.get_nowait())
+
+    def _take(self, item: Call | Mapping[str, Any]) -> None:
+        if isinstance(item, Call):
+            if agent := self.agents.of(item.conversation):
+                agent.pending += 1
+                self._queued.append(item)
+        elif found := self.agents.ended(item):
+            agent, completion = found
+            self.ended.append((agent.index, agent.conversation.number, completion))
+            for call in [one for one in self._queued if one.conversation is agent.conversation]:
+                self._queued.remove(call)
+                call.reply.cancel()
+            if self._not_started:
+                self.agents.start(*self._not_started.popleft())
+
+
+class AgentSampler(Sampler):
+    """Samples the answers of agents with a sampler of the run."""
+
+    def __init__(self, inner: Sampler, agents: Agents, prompter: Prompter, stops: Stops, config: Config) -> None:
+        self.inner, self.agents, self.prompter, self.stops, self.config = inner, agents, prompter, stops, config
+        self.owns_copy = inner.owns_copy
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+        groups: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
+        rows, room = self.config.rollout.rows, self.config.prompt.max_tokens + sampling.max_new_tokens
+        turns = self.config.rollout.turns
+        limits = Limits(turns.most, sampling.max_new_tokens, room, turns.seconds)
+        conversations = [
+            (index, Conversation(self.prompter, self.stops, prompt, number, limits))
+            for index, prompt in enumerate(prompts)
+            for number in range(sampling.group)
+        ]
+        calls = Calls(self.agents, conversations, rows)
+        try:
+            for _ in self._decoded(calls, rows, sampling):
+                yield from self._complete(calls, groups, sampling.group)
+            yield from self._complete(calls, groups, sampling.group)
+        finally:
+            calls.close()
+
+    def _decoded(self, calls: Calls, rows: int, sampling: Sampling) -> Iterator[object]:
+        """Decode calls until all agents have ended: with Octet's decoder as they come, otherwise in rounds."""
+        if isinstance(self.inner, DecodeSampler):
+            yield from self.inner.decode_all(calls, rows, sampling)
+            return
+        while not calls.is_finished:
+            starting = [(new, number) for new in calls.schedule(rows, rows) for number in new.numbers]
+            asked = [_apart(new.prompt, number) for new, number in starting]
+            for at, [completion] in self.inner.sample(asked, replace(sampling, group=1)) if asked else ():
+                new, number = starting[at]
+                yield calls.finish(AnswerId(new.prompt_index, number), completion)
+
+    def _complete(
+        self, calls: Calls, groups: dict[int, dict[int, Completion]], size: int
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        for index, number, completion in calls.ended:
+            if completion.reward and not self.config.reward.weights.get("environment"):
+                reason = f"it returned {completion.reward:g}, the reward `environment`, which has no weight"
+                remedy = "Write reward.weights='{correct: 0, environment: 1}', or return the text of the answer"
+                raise DataError(f"task.agent={self.agents.setting}", reason, remedy)
+            groups[index][number] = completion
+            if len(groups[index]) == size:
+                yield index, [one for _, one in sorted(groups.pop(index).items())]
+        calls.ended.clear()
+
+    def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        self.inner.rehearse(prompts, sampling)
+
+    def give_back(self) -> bool:
+        return self.inner.give_back()
+
+    def context_limit(self) -> int | None:
+        return self.inner.context_limit()
+
+    def frozen(self) -> Sampler:
+        return AgentSampler(self.inner.frozen(), self.agents, self.prompter, self.stops, self.config)
+
+    def each(self) -> Mapping[str, Sampler]:
+        return self.inner.each()
+
+    def close(self) -> None:
+        self.agents.close()
+        self.inner.close()
+
+
+def _order(call: Call) -> tuple[Any, ...]:
+    return (call.prompt.place, call.prompt.problem.id, call.prompt.repeat, call.prompt.most, call.number)
+
+
+def _prompt(call: Call) -> tuple[Any, ...]:
+    return (call.prompt.problem.id, call.prompt.repeat, call.prompt.most, call.prompt.tokens)
+
+
+def _apart(prompt: Prompt, number: int) -> Prompt:
+    """Return a prompt whose first answer has random numbers of its own."""
+    return replace(prompt, problem=replace(prompt.problem, id=f"{prompt.problem.id}/{number}"))
