@@ -21,7 +21,7 @@ from tests.hub_server import use_hub
 from tests.sandbox.lacking import python_without
 from trainer.commands import doctor
 from trainer.config.command_line import resolve
-from trainer.errors import CheckpointError, ConfigError, DataError, Finding, ModelError
+from trainer.errors import CheckpointError, ConfigError, Finding, ModelError
 from trainer.machine import disk, hardware
 from trainer.model import hub
 from trainer.plan import downloads, preflight
@@ -340,13 +340,6 @@ def test_without_a_network_the_run_ends_before_it_imports(tmp_path):
     assert "task.name=gsm8k: openai/gsm8k train is not in the cache" in answer.stderr
 
 
-def test_offline_by_its_own_word_it_is_not_asked(monkeypatch, tmp_path):
-    use_hub(monkeypatch, "no address at all", tmp_path)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with refuses("task.name", DataError, names="HF_HUB_OFFLINE"):
-        downloads.check(resolve("nano", None, ["task.name=gsm8k"]))
-
-
 # ---------------------------------------------------------------- the commands
 
 
@@ -423,10 +416,3 @@ def test_other_versions_than_those_that_were_tried_are_seen(tmp_path):
     installed = doctor.pinned(doctor.CONSTRAINTS)
     assert not doctor.differs("pydantic", installed["pydantic"])
     assert doctor.differs("pydantic", "1.0")
-
-
-@pytest.mark.parametrize("below", ["", "/x/y"])
-def test_a_run_folder_that_is_a_file_is_found_at_once(tmp_path, below):
-    (tmp_path / "small").touch()
-    with refuses("run.dir", names="folder"):
-        preflight.check(resolve("nano", None, [f"run.dir={tmp_path}/small{below}"]), NO_CARDS)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.conftest import ROOT, refuses
 from trainer.config.command_line import resolve
-from trainer.errors import DataError
 from trainer.problem.task import make_task
 from trainer.reward import gold_check
 
@@ -42,20 +41,6 @@ TEXTS = ["Apollo 11", "World War 2", "the end of the cold war", "Summary judgmen
 @pytest.mark.parametrize("reward", [[], ["reward.answer=lenient"], ["reward.weights={correct: 1, format: 0.1}"]])
 def test_every_kind_of_gold_answer_can_be_earned(tmp_path, style, reward):
     check(tmp_path, TEXTS, f"prompt.style={style}", *reward)
-
-
-@pytest.mark.parametrize(
-    "answer, overrides, said",
-    [
-        ("two\nlines", [], r"1 of 3 gold .* '#### ...', .*: records/held-out/2: 'two.* Write prompt.style=boxed"),
-        ("Paris", ["prompt.style=letter"], "3 of 3 gold answers .*'Answer: ...'.* Write prompt.style=gsm8k"),
-        (PARAGRAPH, [], "in at most 400 characters. .* reward.weights.correct=0 and eval.problems=0"),
-        (PARAGRAPH, ["reward.weights={length: 1}"], "1 of 3"),  # the evaluation compares
-    ],
-)
-def test_what_nobody_can_give_is_refused(tmp_path, answer, overrides, said):
-    with pytest.raises(DataError, match=said):
-        check(tmp_path, ["18", "Apollo 11", answer], *overrides)
 
 
 def test_nothing_is_refused_where_nothing_is_compared(tmp_path):
