@@ -23,6 +23,15 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+# Of tests with an engine in this process. DeepSpeed imports parts of torch that warn about themselves, and its ZeRO-3
+# calls torch by old names.
+WITH_ENGINE = [
+    pytest.mark.usefixtures("alone"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.distributed.*is deprecated:FutureWarning"),
+]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Silence the messages that a run silences by name, and let examples take their time on a busy machine."""
     quiet.quiet()
@@ -156,6 +165,26 @@ def alone() -> Iterator[None]:
     distributed.disconnect()
     os.environ.clear()
     os.environ.update(before)  # an address here would be taken for that of a group to join
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a file system of so many bytes."""
+    mounted = []
+
+    def mount(size: int) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode != 0:
+            pytest.skip(f"a small file system cannot be mounted here: {answer.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 def group(

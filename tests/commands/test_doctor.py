@@ -42,26 +42,6 @@ def doctor_of(folder: Path, *arguments: str, **environment: str) -> subprocess.C
     return launch(*command, folder=folder, **environment)
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """Mounts a file system of so many bytes."""
-    mounted = []
-
-    def mount(size: int) -> Path:
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-        if answer.returncode != 0:
-            pytest.skip(f"a small file system cannot be mounted here: {answer.stderr.strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
 def fill(folder: Path, leave: int) -> Path:
     ballast = folder / "ballast"
     ballast.write_bytes(b"\0" * (shutil.disk_usage(folder).free - leave))

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from tests.run.test_job import run
-from trainer.commands import main as cli
+from tests.conftest import launch, said_by
 from trainer.config.command_line import GPU_PRESETS, resolve
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
@@ -20,10 +19,7 @@ def ram(monkeypatch):
 
 
 def octet_plan(capsys, *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["plan", *arguments])
-    told = capsys.readouterr()
-    return ended.value.code, told.out, told.err
+    return said_by(capsys, "plan", *arguments)
 
 
 def planned(capsys, *arguments: str) -> dict:
@@ -101,7 +97,7 @@ def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
 def test_the_command_works_without_torch(tmp_path):
     code = "import sys; sys.modules['torch'] = None\n"
     code += "from trainer.commands.main import main; main(['plan', '--model', 'nano'])"
-    answer = run(sys.executable, "-c", code, folder=tmp_path)
+    answer = launch(sys.executable, "-c", code, folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert "nano" in answer.stdout
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.conftest import refuses
+from tests.conftest import WITH_ENGINE, refuses
 from tests.model.test_quantised import assert_sampled_as_trained
 from tests.model.test_variants import advance, assert_close, logits, make_policy, read
 from tests.rollout.test_decoder import move_adapter
@@ -21,11 +21,7 @@ from trainer.rollout.hf import HfSampler
 
 BOTH = {"embeddings": "cpu", "quantize_head": "int8"}
 
-pytestmark = [
-    pytest.mark.usefixtures("alone"),
-    # DeepSpeed imports parts of torch that warn about themselves
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = WITH_ENGINE
 
 
 @pytest.fixture(scope="module")

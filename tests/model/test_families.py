@@ -15,7 +15,7 @@ from tests.forks import forked
 from tests.llama.families import FAMILIES as EXPORTED
 from tests.loss.test_shared_prefix import GEMMA2
 from tests.model.test_mixture_of_experts import base
-from tests.rollout.test_decoder import FAMILIES, SOME, adapted, family, move_adapter, prompts, sample
+from tests.rollout.test_decoder import FAMILIES, SOME, adapted, family, move_adapter, prompts, rows_in, sample
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora, Model
 from trainer.errors import ModelError
@@ -23,7 +23,6 @@ from trainer.loss.logprobs import LogProbs
 from trainer.loss.shared_prefix import layers_with_a_state, make_flat
 from trainer.model import families, lora, merge
 from trainer.model.load import load_model
-from trainer.records import TrainingRow
 from trainer.rollout.decoder.forward import why_unsupported
 from trainer.rollout.decoder.sampler import DecodeSampler
 
@@ -64,12 +63,7 @@ def test_in_bf16_sampling_and_training_are_as_close_to_the_exact_log_probs(name,
     model, exact = adapted(family(name)).bfloat16(), adapted(family(name)).bfloat16().float()
     asked = prompts(9, 3, 30, 4, 17)
     groups = sample(DecodeSampler, model, tokenizer, asked, stops=SOME)
-    rows = [
-        TrainingRow(asked[index].tokens, one.tokens, one.logprobs, 0.0)
-        for index, group in groups.items()
-        for one in group
-    ]
-    batch = to_tensors(rows, 0)
+    batch = to_tensors(rows_in(groups, asked), 0)
     modules = [LogProbs(exact, 1.0), LogProbs(model, 1.0), LogProbs(model, 1.0, flat=True)]
     with torch.no_grad():
         wanted_BT, padded_BT, tree_BT = (module(batch).logprobs_BT for module in modules)

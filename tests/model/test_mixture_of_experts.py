@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tests.conftest import NANO, ROOT, launch, lines_of, refuses, said_by
 from tests.e2e.short_job import resumes_to_the_bit
 from tests.forks import forked
-from tests.rollout.test_decoder import SOME, prompts, sample
+from tests.rollout.test_decoder import SOME, prompts, rows_in, sample
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora, Model
 from trainer.errors import ConfigError, ModelError
@@ -93,12 +93,7 @@ def test_sampling_and_training_choose_the_same_experts(family, tokenizer):
         for value in lora.trainable(model).values():
             value.add_(0.1 * torch.randn_like(value))
     groups = sample(HfSampler, model, tokenizer, asked, stops=SOME)
-    rows = [
-        TrainingRow(asked[index].tokens, one.tokens, one.logprobs, 1.0)
-        for index, group in groups.items()
-        for one in group
-    ]
-    batch, gradients = to_tensors(rows, 0), []
+    batch, gradients = to_tensors(rows_in(groups, asked), 0), []
     for module in (LogProbs(model, 1.0), LogProbs(model, 1.0, flat=True)):
         logprobs_BT = module(batch).logprobs_BT
         assert (logprobs_BT - batch.sampled_logprobs_BT)[batch.mask_BT].abs().max() < 1e-4

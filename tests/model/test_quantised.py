@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.conftest import octet
+from tests.conftest import WITH_ENGINE, octet
 from tests.e2e import short_job
 from tests.model.test_variants import advance, assert_close, logits, make_policy, read
 from tests.plan.test_levers import KINDS, base
@@ -22,13 +22,7 @@ from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
 
-pytestmark = [
-    pytest.mark.usefixtures("alone"),
-    # DeepSpeed imports parts of torch that warn about themselves
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    # and its ZeRO-3 calls torch by old names
-    pytest.mark.filterwarnings("ignore:`torch.distributed.*is deprecated:FutureWarning"),
-]
+pytestmark = WITH_ENGINE
 
 
 def quantised_and_adapted(folder, kind: str, **options):

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.conftest import ROOT, octet
+from tests.conftest import ROOT, WITH_ENGINE, octet
 from tests.e2e.updates import IDLE, ROWS, Case, in_one, in_pairs, make_model, settings
 from tests.forks import forked
 from trainer.batch.pack import Packer, minibatches
@@ -39,11 +39,7 @@ ADAPTERS = {
 EIGHT_BIT = "optim.name=adamw_8bit engine.ds_config=zero2"
 FULL = "lora.enabled=false algorithm.lr=0.001"
 
-pytestmark = [
-    pytest.mark.usefixtures("alone"),
-    # DeepSpeed imports parts of torch that warn about themselves
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = WITH_ENGINE
 
 
 def make_policy(model, more: str = "", dtype: str = "fp32"):

@@ -8,7 +8,7 @@ import bitsandbytes
 import pytest
 import torch
 
-from tests.conftest import refuses
+from tests.conftest import WITH_ENGINE, refuses
 from tests.e2e.updates import ROWS, Case, settings
 from tests.model.test_variants import make_policy, one_update, read
 from tests.step.test_engine import assert_same, launch
@@ -50,13 +50,7 @@ SPLIT = {
     "8 bit states": (*SLOW, "optim.name=adamw_8bit"),
 }
 
-pytestmark = [
-    pytest.mark.usefixtures("alone"),
-    # DeepSpeed imports parts of torch that warn about themselves
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    # and its ZeRO-3 calls torch by old names
-    pytest.mark.filterwarnings("ignore:`torch.distributed.*is deprecated:FutureWarning"),
-]
+pytestmark = WITH_ENGINE
 
 
 def base(folder, kind: str = "none", dtype: str = "fp32"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import ROOT, WITH_ENGINE, refuses
 from tests.e2e import short_job
 from tests.e2e.updates import ROWS, in_one
 from tests.model.test_variants import advance, assert_close, logits, make_policy, one_update, read
@@ -18,13 +18,7 @@ from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.step.update import backward
 from trainer.watch.tally import Tally
 
-pytestmark = [
-    pytest.mark.usefixtures("alone"),
-    # DeepSpeed imports parts of torch that warn about themselves
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    # and its ZeRO-3 calls torch by old names
-    pytest.mark.filterwarnings("ignore:`torch.distributed.*is deprecated:FutureWarning"),
-]
+pytestmark = WITH_ENGINE
 
 
 KINDS_OF_SPLIT = pytest.mark.parametrize("trained", ["", " ".join(FULL)], ids=["adapter", "whole"])

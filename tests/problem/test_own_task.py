@@ -102,7 +102,7 @@ def test_what_is_wrong_with_a_file_is_said(written, right):
     config = configured(written(SUMS.replace(right, WRONG[right])))
     with pytest.raises((ConfigError, DataError)) as refused:
         training_problems(make_task(config.task), config.task, 0)
-    assert "mine.py:build" in str(refused.value.key)
+    assert "mine.py:build" in str(refused.value)
 
 
 @pytest.mark.parametrize("answer", ["numpy.int64(n + 1)", "numpy.float32(n + 1)", "Fraction(n + 1)", "Decimal(n + 1)"])

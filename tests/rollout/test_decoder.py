@@ -195,16 +195,18 @@ def test_neither_refill_nor_compaction_changes_greedy_tokens(kind, rows, tokeniz
     assert_greedy_is_generate(groups, model, asked, SOME)
 
 
+def rows_in(groups, asked) -> list[TrainingRow]:
+    """Return what was sampled as rows to train on."""
+    pairs = ((asked[index].tokens, one) for index, group in groups.items() for one in group)
+    return [TrainingRow(prompt, one.tokens, one.logprobs, 0.0) for prompt, one in pairs]
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("kind", "name"), OF_FAMILIES)
 def test_returned_logprobs_equal_a_training_forward(kind, name, temperature, tokenizer):
     model, asked = adapted(family(name)), prompts(9, 3, 30)
     groups = sample(kind, model, tokenizer, asked, stops=SOME, temperature=temperature, rows=9)
-    rows = [
-        TrainingRow(asked[index].tokens, one.tokens, one.logprobs, 0.0)
-        for index, group in groups.items()
-        for one in group
-    ]
+    rows = rows_in(groups, asked)
     batch = to_tensors(rows, tokenizer.pad_token_id)
     with torch.no_grad():
         trained = LogProbs(model, temperature)(batch).logprobs_BT

@@ -1,13 +1,12 @@
 """Keys in the environment reach nothing that a run leaves: its folder, its output, its report, or a job script."""
 
-import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from tests.conftest import ROOT, launch
 from tests.forks import forked
+from tests.reward.test_judge import GOOD, Server, chat
 from trainer.config.command_line import resolve
 from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.vllm.process import arguments
@@ -19,33 +18,16 @@ FEW += ["reward.weights={judge: 1, correct: 1}", "reward.judge.model=m", "reward
 FEW += ["reward.judge.cache=cache", "rollout.dead_groups=keep"]
 
 
-class Judge(BaseHTTPRequestHandler):
-    """Gives one good reply, and then errors that quote the key."""
-
-    asked = 0
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        Judge.asked += 1
-        grades = json.dumps({"factual_accuracy": 1, "conciseness": 1, "formatting": 1})
-        good = json.dumps({"choices": [{"message": {"content": grades}}]})
-        body = (good if Judge.asked == 1 else f"who is {self.headers['Authorization']}?").encode()
-        self.send_response(200 if Judge.asked == 1 else 500)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture(scope="module")
 def left(tmp_path_factory):
     """What each command says, and every file that they write."""
     folder = tmp_path_factory.mktemp("secrets")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
+    with Server() as server:
+        # one good reply, and then errors that quote the key
+        quoting = lambda: (500, {}, f"who is {server.headers[-1]['Authorization']}?".encode())  # noqa: E731
+        server.replies = [chat(GOOD), quoting]
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        judged = f"reward.judge.url=http://127.0.0.1:{server.server_address[1]}/v1"
+        judged = f"reward.judge.url={server.url}"
         octet = [*forked(), "-m", "trainer.commands.main"]
         commands = {
             "train": [*forked(), str(ROOT / "train.py"), "--preset", "nano", *FEW, judged, "run.dir=it"],
@@ -59,6 +41,7 @@ def left(tmp_path_factory):
             assert done.returncode == 0, done.stderr
             found[name] = (done.stdout + done.stderr).encode()
         server.shutdown()
+        assert len(server.requests) > 1
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert {"it/config.yaml", "it/metrics.jsonl", "it/report.html"} <= set(files)
     assert b"#SBATCH" in found["slurm"]
@@ -67,7 +50,6 @@ def left(tmp_path_factory):
 
 @pytest.mark.parametrize("name", KEYS)
 def test_a_key_is_nowhere(left, name):
-    assert Judge.asked > 1
     assert [where for where, content in left.items() if CANARIES[name].encode() in content] == []
 
 

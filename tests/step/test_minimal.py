@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from examples import minimal
-from tests.conftest import NANO, group
+from tests.conftest import NANO, WITH_ENGINE, group
 from trainer import advantage
 from trainer.batch import pack
 from trainer.batch.pack import Packer
@@ -17,11 +17,7 @@ from trainer.loss.objectives import Coefficient
 from trainer.step.update import Updater
 from trainer.watch.tally import Tally
 
-pytestmark = [
-    pytest.mark.usefixtures("alone"),
-    # DeepSpeed imports parts of torch that warn about themselves
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = WITH_ENGINE
 
 SAME = ["lora.enabled=false", f"algorithm.lr={minimal.LEARNING_RATE}", "optim.weight_decay=0", "optim.warmup=0"]
 SAME += ["optim.schedule=constant", "optim.max_grad_norm=1", "algorithm.correction.level=none"]

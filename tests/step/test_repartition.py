@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 
 from tests.run_on_ranks import on_ranks
 
+pytestmark = pytest.mark.slow
+
 # With LoRA+ there are two groups of parameters. In bf16 the master weights are more than the weights.
 SETTINGS = ["run.merge=false", "eval.problems=0", "lora.r=3", "lora.plus_ratio=4", "optim.schedule=constant"]
 SETTINGS += ["rollout.problems=6", "rollout.group_size=4", "optim.warmup=0", "rollout.max_new_tokens=24"]
@@ -74,7 +76,6 @@ def test_dealt_to_two_ranks_then_three_and_back_nothing_is_lost(trained, tmp_pat
     torch.testing.assert_close(load_file(before / adapter), load_file(trained / adapter), atol=0, rtol=0)
 
 
-@pytest.mark.slow
 def test_a_run_that_goes_on_with_other_ranks_learns_the_same(tmp_path):
     train(1, tmp_path / "undisturbed", "run.steps=4", "algorithm.lr=1e-4")
     for steps, count in ((2, 2), (3, 1), (4, 3)):
