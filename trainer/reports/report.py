@@ -9,6 +9,7 @@ from trainer.machine.visible import around, shortened
 from trainer.reports import repeat
 from trainer.reports.chart import HEIGHT, WIDTH, colour_of, line, svg
 from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
+from trainer.reports.forecast import outlook
 from trainer.reports.markup import Html, joined, page, table, tag
 from trainer.reports.terminal import earned, stopped, told
 from trainer.run_folder.reader import RunFiles, differing, facts_of, phases, table_rows
@@ -87,7 +88,8 @@ def verdict(run: RunFiles, alarms: Sequence[Alarm]) -> Html:
     ends = ends_of(run)
     headline = tag("p", " → ".join(ends), class_="headline") if ends else Html()
     said = tag("p", tag("strong", kind), f": {evidence}")
-    return tag("div", headline, said, tag("p", health, class_="soft"), class_=CLASSES[kind])
+    coming = tag("p", text, class_="soft") if (text := outlook(run)) else Html()
+    return tag("div", headline, said, tag("p", health, class_="soft"), coming, class_=CLASSES[kind])
 
 
 def ends_of(run: RunFiles) -> list[str]:
