@@ -2,12 +2,13 @@
 
 A call that begins with the messages of an earlier one, and with the reply to it, continues there: its tokens are those
 of the earlier call, the reply as it was sampled, and then the new messages, or what the last message adds to a reply
-that was cut. Every other call begins a new segment. The
-first call that continues a reply extends its segment; a second one, such as a call in parallel, begins a segment whose
-prompt is the whole conversation so far. So every token that the model wrote is trained on exactly once.
+that was cut. Every other call begins a new segment. The first call that continues a reply extends its segment; a second
+one, such as a call in parallel, begins a segment whose prompt is the whole conversation so far. So every token that the
+model wrote is trained on exactly once.
 """
 
 import json
+import secrets
 import threading
 import zlib
 from collections import Counter
@@ -20,10 +21,9 @@ from trainer.errors import DataError
 from trainer.problem.prompts import TURN, Prompter
 from trainer.problem.tools import calls_in
 from trainer.records import Completion, Prompt, Segment, Turn
-from trainer.rollout.turns import Stops, joined, without_special
+from trainer.rollout.turns import OpenAnswer, Stops, joined, without_special
 
 Message = dict[str, Any]
-LEAST = 1  # tokens that there must be room for in an answer
 
 
 class Refused(Exception):
@@ -44,31 +44,13 @@ class Limits:
     seconds: float
 
 
-@dataclass(slots=True)
-class Recorded:
-    """A segment that grows."""
-
-    prompt: tuple[int, ...]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    written: list[bool] = field(default_factory=list)
-
-    def add(self, tokens: Sequence[int], logprobs: Sequence[float], is_written: bool) -> None:
-        self.tokens += tokens
-        self.logprobs += logprobs
-        self.written += [is_written] * len(tokens)
-
-    def segment(self) -> Segment:
-        return Segment(self.prompt, tuple(self.tokens), tuple(self.logprobs), tuple(self.written))
-
-
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """A call that was answered: its messages with the reply at the end, and the tokens of all of that."""
 
     messages: list[Message]
     tokens: tuple[int, ...]
-    segment: Recorded
+    segment: OpenAnswer
     cut: str  # the stop string of the call at the end of the reply, which its message leaves out
 
     def goes_on(self, messages: Sequence[Message]) -> bool:
@@ -98,8 +80,8 @@ class Call:
     tools: Sequence[Mapping[str, Any]]
     continued: Exchange | None
     told: tuple[int, ...]
-    stops: Stops
     strings: Sequence[str]  # that end its reply, and are not in it
+    is_short: bool  # the agent itself wants fewer tokens than it may have
     reply: "Future[Completion]" = field(default_factory=Future)
 
     @property
@@ -113,12 +95,11 @@ class Conversation:
 
     def __init__(self, prompter: Prompter, stops: Stops, prompt: Prompt, number: int, limits: Limits) -> None:
         self.prompter, self.stops, self.prompt, self.number, self.limits = prompter, stops, prompt, number, limits
-        self.segments: list[Recorded] = []
-        self.turns: list[Turn] = []
+        self.segments: list[OpenAnswer] = []
         self.calls = 0
         self.is_cut = False  # by a limit
-        self.rewritten = 0
-        self.version: int | None = None
+        self.is_rewritten = False
+        self.last = ""  # what the model wrote last
         self._exchanges: list[Exchange] = []
         self._asked: Counter[int] = Counter()
         self._lock = threading.Lock()
@@ -130,14 +111,12 @@ class Conversation:
         with self._lock:
             if self.calls == self.limits.calls:
                 self.is_cut = True
-                raise Refused(
-                    f"rollout.turns.most={self.limits.calls}: the answer has as many calls", 429, "too_many_calls"
-                )
+                raise Refused(f"the answer has rollout.turns.most={self.limits.calls} calls", 429, "too_many_calls")
             continued = self._continued(messages)
             told = self._told(messages, tools, continued)
             context = (*continued.tokens, *told) if continued else told
-            room = self.limits.context - len(context)
-            if room < LEAST:
+            room = min(self.limits.context - len(context), self.limits.new_tokens)
+            if room < 1:
                 self.is_cut = True
                 reason = f"the conversation has {len(context)} tokens, and with an answer at most {self.limits.context}"
                 raise Refused(reason, code="context_length_exceeded", param="messages")
@@ -146,50 +125,51 @@ class Conversation:
             self._asked[digest] += 1
             self.calls += 1
         problem = replace(self.prompt.problem, id=name)
-        most = min(most or room, room, self.limits.new_tokens)
-        asked = Prompt(problem, "", context, self.prompt.repeat, self.prompt.place, most=most)
-        stops = (
-            Stops(self.stops.tokenizer, sorted(self.stops.tokens), (*self.stops.strings, *strings))
-            if strings
-            else self.stops
-        )
-        return Call(self, asked, messages, tools, continued, told, stops, strings)
+        is_short = most is not None and most < room
+        asked = Prompt(problem, "", context, self.prompt.repeat, self.prompt.place, most=most if is_short else room)
+        return Call(self, asked, messages, tools, continued, told, strings, is_short)
 
     def answer(self, call: Call, sampled: Completion) -> tuple[Message, str]:
         """Record what the model wrote. Return it as a message, and why it ended, in OpenAI's words."""
-        reply = call.stops.completion(sampled.tokens, sampled.logprobs, sampled.version)
+        own = self.stops
+        stops = Stops(own.tokenizer, sorted(own.tokens), (*own.strings, *call.strings)) if call.strings else own
+        reply = stops.completion(sampled.tokens, sampled.logprobs, sampled.version)
         shown = min((reply.text.partition(string)[0] for string in call.strings), key=len, default=reply.text)
         text, calls = calls_in(shown, [tool["function"]["name"] for tool in call.tools])
         message: Message = {"role": "assistant", "content": text}
+        for name, arguments in calls:
+            called = {"name": name, "arguments": json.dumps(arguments)}
+            made = message.setdefault("tool_calls", [])
+            made.append({"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": called})
         with self._lock:
-            if calls:
-                begun = sum(len(turn.text) for turn in self.turns)
-                made = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in calls]
-                message["tool_calls"] = [
-                    {"id": f"call_{self.number}_{begun}_{at}", "type": "function", "function": one}
-                    for at, one in enumerate(made)
-                ]
             self._record(call, reply, message, reply.text[len(shown) :])
         return message, "tool_calls" if calls else "length" if reply.truncated else "stop"
 
     def completion(self, value: str | float | None, failed: bool) -> Completion:
         """Return the whole answer. Its text is what the agent returned, or else the last reply."""
-        replies = [turn.text for turn in self.turns if turn.role == "model"]
-        text = value if isinstance(value, str) else "" if failed or not replies else replies[-1]
+        text = value if isinstance(value, str) else "" if failed else self.last
         reward = 0.0 if failed else value if isinstance(value, float) else None
-        parts = tuple(one.segment() for one in self.segments)
-        tokens = tuple(token for part in parts for token in part.tokens)
-        logprobs = tuple(logprob for part in parts for logprob in part.logprobs)
-        written = tuple(is_written for part in parts for is_written in part.written)
-        turns = tuple(self.turns)
-        return Completion(tokens, logprobs, text, self.is_cut, self.version, written, turns, reward, parts)
+        whole = OpenAnswer(self.prompt, self.number, 0, 0)
+        for one in self.segments:
+            whole.tokens += one.tokens
+            whole.logprobs += one.logprobs
+            whole.written += one.written
+            whole.turns += one.turns
+            whole.version = one.version if whole.version is None else whole.version
+        if not whole.turns:
+            return Completion((), (), text, self.is_cut, reward=reward)
+        segments = tuple(
+            Segment(one.prompt.tokens, tuple(one.tokens), tuple(one.logprobs), tuple(one.written))
+            for one in self.segments
+        )
+        return replace(whole.completion(self.is_cut), text=text, reward=reward, segments=segments)
 
     def _continued(self, messages: list[Message]) -> Exchange | None:
         """Return the longest exchange that the messages begin with, if there is more behind it."""
         found = [one for one in self._exchanges if one.goes_on(messages)]
         if messages[-1]["role"] == "assistant":  # a turn that the model has ended cannot go on
             found = [one for one in found if one.tokens[-1] not in self.stops.tokens]
-        self.rewritten += bool(self._exchanges) and not found
+        self.is_rewritten |= bool(self._exchanges) and not found
         return max(found, key=lambda one: len(one.messages), default=None)
 
     def _told(
@@ -214,26 +194,21 @@ class Conversation:
         return tuple(joined(self.stops, continued.tokens[-1], text))
 
     def _record(self, call: Call, reply: Completion, message: Message, cut: str) -> None:
-        self.version = reply.version if self.version is None else self.version
-        continued = call.continued
-        is_end = (
-            continued is not None
-            and continued.segment.tokens
-            and ((*continued.segment.prompt, *continued.segment.tokens) == continued.tokens)
-        )
-        if continued is not None and is_end:
-            segment = continued.segment
-            segment.add(call.told, [0.0] * len(call.told), False)
+        said = [one["content"] for one in call.messages]
+        if (before := call.continued) is not None:
+            said = [before.added(call.messages)] if before.added(call.messages) else said[len(before.messages) :]
+        if before is not None and before.segment.context == before.tokens:
+            segment = before.segment
+            segment.listen(call.told, "\n\n".join(said))
         else:
-            segment = Recorded(call.prompt.tokens)
+            segment = OpenAnswer(call.prompt, self.number, 0, 0)
+            segment.turns.append(Turn("environment", "\n\n".join(said)))
             self.segments.append(segment)
-        segment.add(reply.tokens, reply.logprobs, True)
-        said = [one["content"] for one in call.messages[len(continued.messages) if continued else 0 :]]
-        added = continued.added(call.messages) if continued else ""
-        self.turns += [Turn("environment", added or "\n\n".join(said)), Turn("model", reply.text)]
+        segment.write(reply)
+        self.last = reply.text
         whole = (*call.prompt.tokens, *reply.tokens)
         self._exchanges.append(Exchange(self._heard(call, message), whole, segment, cut))
-        self.is_cut |= reply.truncated
+        self.is_cut |= reply.truncated and not call.is_short
 
     def _heard(self, call: Call, message: Message) -> list[Message]:
         """Return the conversation with a reply, which may have added to the message before it."""

@@ -100,7 +100,7 @@ class Agents:
         if error := result.get("error"):
             told = f"an agent failed, and its answer earns nothing: {visible(error)[:200]}"
             self._name(told, error.partition(":")[0])
-        if agent.conversation.rewritten:
+        if agent.conversation.is_rewritten:
             told = "an agent has changed messages that it had sent, so its answer is trained on in several parts"
             self._name(told, "rewritten")
         return agent, agent.conversation.completion(self._value(result), bool(error))
