@@ -34,6 +34,13 @@ SMALL |= {"intermediate_size": 160, "vocab_size": 320, "head_dim": 16, "max_posi
 SMALL |= {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 2}
 
 
+def dense(family: str, layers: int) -> dict:
+    """What leaves experts and Mamba layers out of Granite 4."""
+    own = {"num_local_experts": 0, "layer_types": ["full_attention"] * layers, "shared_intermediate_size": 13824}
+    own |= {"mamba_n_heads": 8}
+    return own if family == "granitemoehybrid" else {}
+
+
 def settings_of(shape: shapes.Shape) -> dict:
     """A config.json of this shape."""
     return {
@@ -131,7 +138,7 @@ WINDOWED = ("mistral", "ministral", "gemma2", "gemma3_text", "gemma4_text", "gpt
 @pytest.mark.parametrize("biases", [{}, BIASES], ids=["usual", "all biases"])
 @pytest.mark.parametrize("family", families.BY_TYPE)
 def test_a_folder_is_read_with_all_that_its_family_has(tmp_path, family, biases):
-    model = without_weights({"model_type": family, **SMALL, **biases.get(family, {})})
+    model = without_weights({"model_type": family, **SMALL, **dense(family, 3), **biases.get(family, {})})
     model.config.save_pretrained(tmp_path)
     shape = shapes.shape_of(str(tmp_path))
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
@@ -198,7 +205,7 @@ LARGE |= {"intermediate_size": 13824, "vocab_size": 32000, "head_dim": 128, "max
 
 @pytest.mark.parametrize("family", families.BY_TYPE)
 def test_a_model_of_10_b_or_more_is_refused_on_8_gb_whatever_its_family(tmp_path, family):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | LARGE))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | LARGE | dense(family, 40)))
     config = resolve("8gb", None, [f"model.name={tmp_path}"])
     assert shapes.shape_of(str(tmp_path)).parameters > 10 * GB
     with pytest.raises(ConfigError, match="even one answer at a time takes"):

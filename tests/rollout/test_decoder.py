@@ -46,6 +46,8 @@ TWO_ROPES = {
 }
 WINDOWED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.0}
+GRANITE4 = GRANITE | {"layer_types": ["full_attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 48}
+GRANITE4 |= {"mamba_n_heads": 4, "mamba_d_state": 8}  # which layers that are not there have
 LFM2 = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 QWEN3_5 = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16, "linear_num_key_heads": 2}
 QWEN3_5 |= {"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
@@ -72,6 +74,8 @@ FAMILIES = {
     "phi3": ("phi3", {"sliding_window": 8, "tie_word_embeddings": False}),
     "phi4-mini": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64}),
     "granite": ("granite", GRANITE),
+    "granite 4": ("granitemoehybrid", GRANITE4 | {"position_embedding_type": "rope"}),
+    "granite 4 without positions": ("granitemoehybrid", GRANITE4 | {"embedding_multiplier": 0.5}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", WINDOWED),
     "lfm2": ("lfm2", LFM2),
@@ -638,10 +642,13 @@ def other(kind, **shape):
 
 GPT2 = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 480, "n_positions": 64, "eos_token_id": 2}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+MAMBA = ["linear_attention", "full_attention"]
 UNSUPPORTED = {
     "unknown family": (lambda: other("gpt2", **GPT2), "no forward pass for GPT2LMHeadModel, and no plan"),
     "window": (lambda: family("llama", sliding_window=8), "a sliding window of 8 tokens"),
     "experts": (lambda: family("gemma4 with keys as values", **GEMMA4_EXPERTS), "mixtures of experts"),
+    "experts of Granite 4": (lambda: family("granite 4", num_local_experts=4), "mixtures of experts"),
+    "Mamba": (lambda: family("granite 4", layer_types=MAMBA), "layers of another kind (1 x mamba)"),
     "rope": (lambda: family(rope_parameters=DYNAMIC), "its rope_type is dynamic"),
     "adapter": (lambda: peft.get_peft_model(family(), peft.IA3Config(task_type="CAUSAL_LM")), "IA3, not LoRA"),
     "embedding": (lambda: adapted(family("llama"), target_modules=["embed_tokens", "q_proj"]), "input embedding"),

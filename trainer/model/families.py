@@ -51,6 +51,12 @@ class Family:
         return dict(self.names).get(name, name)
 
     @property
+    def gates(self) -> tuple[str, ...]:
+        """The linear layers that read the input of a feed-forward part."""
+        is_joined = self.is_joined or "gate_up_proj" in dict(self.names)
+        return tuple(map(self.part, ("gate_up_proj",) if is_joined else ("gate_proj", "up_proj")))
+
+    @property
     def block_norms(self) -> int:
         return 4 if self.norms == "both" else 2
 
@@ -68,6 +74,8 @@ LFM2_NAMES = (
     ("norm", "embedding_norm"),
 )
 
+GRANITE4_NAMES = (("mlp", "shared_mlp"), ("gate_up_proj", "input_linear"), ("down_proj", "output_linear"))
+
 ROWS = (
     Family("Qwen2", "qwen2", has_biases=True, arch="qwen2"),
     Family("Qwen3", "qwen3", query_norms="each", arch="qwen3"),
@@ -77,6 +85,7 @@ ROWS = (
     Family("Ministral3", "ministral3", windows="every layer", arch="mistral3", ropes=("yarn",), turns_pairs=True),
     Family("SmolLM3", "smollm3", is_tied=True, arch="smollm3", turns_pairs=True),
     Family("Granite", "granite", arch="granite", turns_pairs=True),
+    Family("GraniteMoeHybrid", "granitemoehybrid", is_mixed=True, names=GRANITE4_NAMES),
     Family("Phi3", "phi3", is_joined=True, windows="every layer", arch="phi3", ropes=("default", "longrope")),
     Family("Olmo2", "olmo2", norms="after", query_norms="all", arch="olmo2"),
     Family("Olmo3", "olmo3", norms="after", query_norms="all", arch="olmo2"),

@@ -131,8 +131,8 @@ class Shape:
         return heads, (Linear(self.family.part("o_proj"), self.queries, self.hidden, self.out_bias),)
 
     def feed_forward(self, width: int) -> Projections:
-        sizes = {"gate_up_proj": 2 * width} if self.family.is_joined else {"gate_proj": width, "up_proj": width}
-        gates = tuple(Linear(self.family.part(name), self.hidden, size, self.mlp_bias) for name, size in sizes.items())
+        names = self.family.gates
+        gates = tuple(Linear(name, self.hidden, 2 * width // len(names), self.mlp_bias) for name in names)
         return gates, (Linear(self.family.part("down_proj"), width, self.hidden, self.mlp_bias),)
 
     def total(self, of_block: Callable[[Block], float]) -> float:
@@ -276,7 +276,9 @@ def _described(family: Family, settings: Mapping[str, Any]) -> Shape:
 def _has_window(settings: Mapping[str, Any]) -> bool:
     """Return True if a layer has sliding-window attention. Qwen2 names a window that it does not use."""
     if kinds := settings.get("layer_types"):
-        return not isinstance(kinds, list) or any(kind not in ("full_attention", *MIXERS) for kind in kinds)
+        return not isinstance(kinds, list) or any(
+            kind not in ("full_attention", "attention", *MIXERS) for kind in kinds
+        )
     return bool(settings.get("sliding_window")) and settings.get("use_sliding_window", True)
 
 
@@ -301,6 +303,10 @@ def _with_kinds(name: str, shape: Shape, settings: Mapping[str, Any]) -> Shape:
     if family.kind == "Lfm2":
         shape = replace(shape, intermediate=_lfm2_width(shape.intermediate, settings, number))
     kinds = settings.get("layer_types")
+    if family.kind == "GraniteMoeHybrid":
+        shape = replace(shape, intermediate=number("shared_intermediate_size", 1024))
+        if number("num_local_experts", 8) or {*(kinds or [DELTA])} - {FULL, "attention"}:
+            raise UnknownFamily(f"model.name={name}: memory is not planned for experts and Mamba layers of Granite 4.")
     if not isinstance(kinds, list) or len(kinds) != shape.layers:
         kinds = _usual_kinds(shape, settings, number)
     if family.kind == "Gemma4":

@@ -12,7 +12,7 @@ from math import ceil
 
 from trainer.model.shapes import CHUNK_BYTES, Block, Shape
 
-GATES = ("gate_proj", "up_proj", "gate_up_proj", "w1", "w3")
+GATES = ("gate_proj", "up_proj", "gate_up_proj", "input_linear", "w1", "w3")
 FLOAT = 4  # norms, logits and sums of attention are in fp32, whatever the precision of the model
 
 

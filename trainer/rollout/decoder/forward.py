@@ -76,7 +76,7 @@ class Forward:
         positions_1T = torch.arange(places, device=self.device)[None]
         self._refuse_other_angles(places)
         self.angles: Angles = {}
-        for kind in {attention.kind for attention in self.attentions}:
+        for kind in {attention.kind for attention in self.attentions if attention.rotates}:
             cos, sin = rotary(hidden, positions_1T, *([kind] if kind else []))
             half = cos.shape[-1] // 2
             self.angles[kind] = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
@@ -194,8 +194,10 @@ def _reasons(model: Any) -> Iterator[str]:
     has_windows = any(hasattr(getattr(block, "self_attn", None), "sliding_window") for block in blocks)
     if window and family.windows != "every layer" and not has_windows:
         yield f"its configuration names a sliding window of {window} tokens, which {name} does not have"
-    if getattr(config, "enable_moe_block", False):
+    if getattr(config, "enable_moe_block", False) or getattr(blocks[0], "block_sparse_moe", None) is not None:
         yield "its feed-forward layers are mixtures of experts"
+    if mambas := sum(getattr(block, "mamba", None) is not None for block in blocks):
+        yield f"it has layers of another kind ({mambas} x mamba)"
     if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):  # text is causal then
         yield "its attention also looks ahead"
     if getattr(model, "peft_type", "LORA") != "LORA":

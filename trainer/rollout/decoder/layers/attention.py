@@ -25,7 +25,8 @@ class Attention:
         of_all = config.sliding_window if family.windows == "every layer" else None
         self.window = getattr(module, "sliding_window", of_all)
         self.kind = config.layer_types[index] if has_kinds_of_rope(config) else ""
-        self.rotates = getattr(module, "use_rope", True)  # SmolLM3 has layers without positions
+        of_all = getattr(config, "position_embedding_type", "rope") == "rope"  # in Granite 4
+        self.rotates = getattr(module, "use_rope", of_all)  # SmolLM3 has layers without positions
         made = [getattr(module, family.part(name), None) for name in ("q_norm", "k_norm")]
         self.head_norms = [norm if norm is None else Norm(norm, family.adds_one) for norm in made]
         self.norms = [norm for norm in self.head_norms if norm]

@@ -34,11 +34,10 @@ class Block:
         mixer = getattr(block, MIXERS.get(kind, "self_attn"))
         self.mixer = KINDS.get(kind, Attention)(mixer, config, index, family)
         mlp = getattr(block, family.part("mlp"))
-        gates = ("gate_up_proj",) if family.is_joined else ("gate_proj", "up_proj")
-        self.gate_up = Projection([getattr(mlp, family.part(name)) for name in gates])
+        self.gate_up = Projection([getattr(mlp, name) for name in family.gates])
         self.down = Projection([getattr(mlp, family.part("down_proj"))])
         self.projections = [*self.mixer.projections, self.gate_up, self.down]
-        self.activation = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", F.silu))
+        self.activation = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", getattr(mlp, "activation", F.silu)))
         self.residual_scale = getattr(config, "residual_multiplier", 1.0)
         made = [getattr(block, family.part(name), None) for name in NORMS[family.norms]]
         norms = [norm if norm is None else Norm(norm, family.adds_one) for norm in made]
