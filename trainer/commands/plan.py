@@ -65,9 +65,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet plan --preset 8gb --vram 6 --search"
     add_settings_of_a_run(parser)
     parser.add_argument("--model", help="a hub id, a folder, or nano; by default that of the preset")
-    parser.add_argument(
-        "--vram", type=float, metavar="GB", help="of the card; by default that of --card or of this machine"
-    )
+    parser.add_argument("--vram", type=float, metavar="GB", help="of the card; by default of --card or this machine")
     parser.add_argument("--gpus", type=int, metavar="N", help="cards in a machine; by default those here")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines that share the work")
     parser.add_argument("--group", type=int, metavar="G", help="the same as rollout.group_size=G")
@@ -131,8 +129,7 @@ def ask(options: Namespace) -> Question:
     vram, size, card = _card(options, machine)
     preset = options.preset or ("nano" if options.model == "nano" else command_line.preset_for(vram) or "8gb")
     named = {"model.name": options.model, "rollout.group_size": options.group, "prompt.max_tokens": options.prompt}
-    named |= {"rollout.max_new_tokens": options.completion}
-    overrides = command_line.overrides_of(named) + options.overrides
+    overrides = command_line.overrides_of(named | {"rollout.max_new_tokens": options.completion}) + options.overrides
     config = command_line.resolve(preset, options.recipe, overrides)
     elsewhere = options.vram is not None or options.card is not None  # a card that is named may be in another machine
     ranks, local = (1, 1) if elsewhere else hardware.ranks(machine)
@@ -143,10 +140,9 @@ def ask(options: Namespace) -> Question:
             raise ConfigError(f"{option} {number}", "at least one is needed", f"Write {option} 1")
     if options.nodes > 1:
         elsewhere, ranks = True, options.nodes * local
-    free = hardware.free_ram()
-    shape = shape_of(config.model.name, config.model.revision)
-    ram = inf if elsewhere else free
-    placement = Placement(shape, config, ranks, round(vram * GB), ram, local).with_chosen_engine()
+    free, shape = hardware.free_ram(), shape_of(config.model.name, config.model.revision)
+    placement = Placement(shape, config, ranks, round(vram * GB), inf if elsewhere else free, local)
+    placement = placement.with_chosen_engine()
     _refuse_what_a_run_refuses(placement)
     command = _command(options, preset, overrides)
     if options.nodes > 1:
@@ -165,9 +161,8 @@ def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str, s
         hours.must_know(options.card)
     if options.vram is not None:
         if not 0 < options.vram < inf:
-            raise ConfigError(
-                f"--vram {options.vram:g}", "that is not the size of a card", "Write its GB, such as --vram 8"
-            )
+            reason, remedy = "that is not the size of a card", "Write its GB, such as --vram 8"
+            raise ConfigError(f"--vram {options.vram:g}", reason, remedy)
         return options.vram, f"{options.vram:g} GB", common(options.vram)
     if options.card is not None and (card := card_of(options.card)):
         return card.memory_gb, card.size, card.name
@@ -185,12 +180,10 @@ def _refuse_what_a_run_refuses(placement: Placement) -> None:
     if reason := memory_check.no_layer_to_adapt(config, placement.shape) or memory_check.too_little_for_vllm(placement):
         raise ConfigError(reason)
     if new_tokens > placement.longest_answer:
-        raise ConfigError(
-            f"rollout.max_new_tokens={new_tokens}",
-            f"the context of this model is {placement.shape.context}, and prompts of up to {config.prompt.max_tokens} "
-            "tokens have to be in it as well",
-            f"Write --completion {placement.longest_answer} or less, or a smaller --prompt",
-        )
+        context, prompts = placement.shape.context, f"prompts of up to {config.prompt.max_tokens} tokens"
+        reason = f"the context of this model is {context}, and {prompts} have to be in it as well"
+        remedy = f"Write --completion {placement.longest_answer} or less, or a smaller --prompt"
+        raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
 
 
 def searched(question: Question) -> Question:
@@ -201,13 +194,11 @@ def searched(question: Question) -> Question:
     found = placement.search()
     if found is None:
         and_ram = "" if placement.ram == inf else f" and the {question.free_ram / GB:.1f} GB of RAM that are free"
-        raise ConfigError(
-            "--search",
-            f"nothing makes {placement.config.model.name} fit {placement.vram / GB:g} GB{and_ram}: with prompts of "
-            f"{placement.config.prompt.max_tokens} and answers of {placement.config.rollout.max_new_tokens} tokens, "
-            "one answer at a time and every other setting tried, it is still too large",
-            f"Shorten them. {placement.nearest()}",
-        )
+        config, on = placement.config, f"{placement.vram / GB:g} GB{and_ram}"
+        texts = f"prompts of {config.prompt.max_tokens} and answers of {config.rollout.max_new_tokens} tokens"
+        tried = f"with {texts}, one answer at a time and every other setting tried, it is still too large"
+        reason = f"nothing makes {config.model.name} fit {on}: {tried}"
+        raise ConfigError("--search", reason, f"Shorten them. {placement.nearest()}")
     found = placement.grown(found)
     changes = search.difference(placement.config, found)
     keys = {change.partition("=")[0] for change in changes}
@@ -221,12 +212,11 @@ def _shipped(question: Question) -> Question | None:
     options, placement = question.options, question.placement
     others = [text for text in question.command if "=" in text and not text.startswith("model.name=")]
     for name, size in command_line.GPU_PRESETS.items():
-        of_preset = command_line.resolve(name, options.recipe)
-        if of_preset.model.name.lower() != placement.config.model.name.lower() or name in question.command:
+        model = command_line.resolve(name, options.recipe).model.name
+        if model.lower() != placement.config.model.name.lower() or name in question.command:
             continue
-        config = command_line.resolve(name, options.recipe, others)
-        found = replace(placement, config=config)
-        if size * GB <= 1.07 * placement.vram and found.fits(config):
+        found = replace(placement, config=command_line.resolve(name, options.recipe, others))
+        if size * GB <= 1.07 * placement.vram and found.fits(found.config):
             command = _command(options, name, others)
             return replace(question, placement=found, command=command, proposal=["--preset", name])
     return None
@@ -294,10 +284,9 @@ def answer(question: Question) -> Iterator[str | Text]:
         f"RAM: {plan.ram_peak / GB:.1f} GB {'for each machine' if question.options.nodes > 1 else here} ({parts})",
         "" if question.ram_fits else Text.assemble(", ", ("more than this machine has", "bold red")),
     )
-    little = ", because LoRA trains little" if placement.config.lora.enabled else " of the card"
+    little, time = ", because LoRA trains little" if placement.config.lora.enabled else " of the card", question.time
     yield f"optimizer offload saves {placement.state / GB:.2f} GB{little}"
     yield from _limits(placement)
-    time = question.time
     yield f"time: {time or 'not known for this machine; name a --card, or an earlier run with --like'}"
     if time and (shorter := hours.shorter(time)):
         yield f"  {shorter}"
@@ -315,12 +304,8 @@ def answer(question: Question) -> Iterator[str | Text]:
 def _limits(placement: Placement) -> Iterator[str]:
     found = placement.limits()
     whole = {"rows": placement.all_rows, "tokens_per_micro_batch": placement.most_tokens}
-    parts = [
-        f"{found[name]:,} {what}{' (all of a step)' if found[name] == whole.get(name) else ''}"
-        for name, what in LARGEST.items()
-        if found[name]
-    ]
-    if parts:
+    all_of = {name: " (all of a step)" if found[name] == whole.get(name) else "" for name in LARGEST}
+    if parts := [f"{found[name]:,} {what}{all_of[name]}" for name, what in LARGEST.items() if found[name]]:
         yield f"the most that fits, each with the rest as it is:\n  {', '.join(parts)}"
 
 

@@ -40,9 +40,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     if options.n < 1:
-        raise ConfigError(
-            f"-n {options.n}", "at least one problem is needed to try a reward with", "Leave it out for 16"
-        )
+        reason = "at least one problem is needed to try a reward with"
+        raise ConfigError(f"-n {options.n}", reason, "Leave it out for 16")
     config = score.settings_for(options, options.data_dir)
     downloads.check(config)
     task = make_task(config.task)

@@ -132,15 +132,11 @@ class Planner:
         if self.teacher:
             phases["teacher"] = trains | self.teacher.passing(())
         if self.config.shares_base:
-            gathered = {"weights": self._own_weights + self._gathered}
-            phases["teacher"] = (
-                trains | gathered | self.passing({part for name in self._taught for part in name.split(".")})
-            )
+            taught = {part for name in self._taught for part in name.split(".")}
+            phases["teacher"] = trains | self._whole | self.passing(taught)
         if algorithm.kl.coef or algorithm.top_entropy < 1 or algorithm.minibatches > 1:  # a pass before the update
-            reference = {"weights": self._own_weights + self._gathered}  # it needs all of them
-            phases["score"] = (
-                trains | (reference if algorithm.kl.coef else self._layer_by_layer) | self.passing(self.targets)
-            )
+            weights = self._whole if algorithm.kl.coef else self._layer_by_layer  # the reference needs all of them
+            phases["score"] = trains | weights | self.passing(self.targets)
         phases |= {"backward": trains | self._backward(), "step": trains | self._step()}
         planned = {}
         for name, terms in phases.items():
@@ -244,6 +240,10 @@ class Planner:
         return self.weights if self.splits else 0
 
     @property
+    def _whole(self) -> Sizes:
+        return {"weights": self._own_weights + self._gathered}
+
+    @property
     def _layer_by_layer(self) -> Sizes:
         """The weights of a training pass, which gathers split layers while they are computed."""
         live = int(self.zero.get("stage3_max_live_parameters", GB))
@@ -290,11 +290,8 @@ class Planner:
         frozen = self.weights if self.config.lora.enabled else 0
         own = self.shard * (self.item if self.offloads else max(4 + self.item, 8))  # in fp32, with a first gradient
         loaded = self.weights
-        if (
-            self.config.model.quantize != "none"
-        ):  # made on the card, where embedding and output layer arrive as they came
-            ends = (self.shape.embeddings + self.shape.ends) * self.item
-            loaded = ends + self.shape.total(self._block)
+        if self.config.model.quantize != "none":  # on the card, where embedding and output layer arrive as they came
+            loaded = (self.shape.embeddings + self.shape.ends) * self.item + self.shape.total(self._block)
         twice = flat if frozen + 2 * flat <= self.vram - CONTEXT else 0
         flattening = {} if self.splits else {"flattening": max(twice, own)}  # parts replace whole weights one by one
         return {"weights": loaded, "adapter": flat if frozen else 0, **flattening}
@@ -321,10 +318,8 @@ class Planner:
     @cached_property
     def decodes(self) -> bool:
         """True if Octet's own decoder samples, and not model.generate, a server or vLLM in this process."""
-        engine = self.config.rollout.engine
-        return (
-            self.shape.family.decodes and not self.config.rollout.uses_servers and engine not in ("hf", "vllm_colocate")
-        )
+        rollout, others = self.config.rollout, ("hf", "vllm_colocate")
+        return self.shape.family.decodes and not rollout.uses_servers and rollout.engine not in others
 
     @property
     def _vllm_here(self) -> Sizes:
@@ -405,13 +400,12 @@ class Planner:
         return tokens * (2 * shape.hidden + inside + adapters) * self.item
 
     def _rollout(self) -> Sizes:
-        gathered = {"weights": self._own_weights + self._gathered}
         rollout, rows, shape = self.config.rollout, self.rows, self.shape
         if rollout.uses_servers or self._vllm_here:
-            return gathered | self._vllm_here
+            return self._whole | self._vllm_here
         if not self.decodes:
-            return gathered | self._generate()
-        kept = gathered | self._kept_by_rollout
+            return self._whole | self._generate()
+        kept = self._whole | self._kept_by_rollout
         prompts = max(1, min(PREFILL_TOKENS // self.prompt, ceil(rows / rollout.group_size)))  # read at once
         keys = max(block.keys for block in shape.blocks)
         spread = 2 * keys * self.prompt * min(rows, prompts * rollout.group_size) * self.item  # of one layer
@@ -511,10 +505,8 @@ class Planner:
 
     def _ram(self) -> dict[str, Terms]:
         model, shape = self.config.model, self.shape
-        phases: dict[str, Sizes] = {"load": {}, "run": {}}
-        phases["load"]["weights being loaded"] = (
-            self.weights if model.quantize == "none" else shape.embedding * self.item
-        )
+        loaded = self.weights if model.quantize == "none" else shape.embedding * self.item
+        phases: dict[str, Sizes] = {"load": {"weights being loaded": loaded}, "run": {}}
         if self.offloads:
             # weights and gradient in fp32 and a copy to send, page-locked as a rule, and the moments
             sizes = (4 * self.shard, 4 * self.shard, self.item * self.shard)

@@ -121,12 +121,8 @@ def card(dtype: str, gpu: hardware.Gpu) -> Iterator[Finding]:
         text = f"{gpu.name} has compute capability {state.capability:g}, and torch has no kernels below 7.5"
         yield Finding("end", name, text, "Take a GTX 16, RTX 20 or newer card, or set CUDA_VISIBLE_DEVICES=''.")
     if dtype == "bf16" and state.capability < BF16_CAPABILITY:
-        yield Finding(
-            "end",
-            name,
-            f"model.dtype=bf16: {gpu.name} (compute capability {state.capability:g}) has no bf16",
-            "Write model.dtype=auto, or fp16.",
-        )
+        text = f"model.dtype=bf16: {gpu.name} (compute capability {state.capability:g}) has no bf16"
+        yield Finding("end", name, text, "Write model.dtype=auto, or fp16.")
     free = f"{state.free_gb:.1f} of {gpu.memory_gb:.1f} GB free"
     if state.used_gb > BUSY_GB:
         text = f"another program holds {state.used_gb:.1f} GB of {gpu.name} {gpu.index}: {free}"

@@ -17,18 +17,9 @@ from trainer.plan.planner import GB, Planner
 
 # What the search may change, in the order in which needless changes are taken back: activation offload
 # needs checkpointing, and optimizer offload needs 32-bit states.
-LEVERS = (
-    "lora.enabled",
-    "model.quantize_head",
-    "model.quantize",
-    "model.embeddings",
-    "model.activation_offload",
-    "model.gradient_checkpointing",
-    "engine.ds_config",
-    "optim.name",
-    "rollout.rows",
-    "optim.tokens_per_micro_batch",
-)
+LEVERS: tuple[str, ...] = ("lora.enabled", "model.quantize_head", "model.quantize", "model.embeddings")
+LEVERS += ("model.activation_offload", "model.gradient_checkpointing", "engine.ds_config", "optim.name", "rollout.rows")
+LEVERS += ("optim.tokens_per_micro_batch",)
 WITHOUT_A_CARD = 8  # GB that are planned for on a machine that has none
 # Models of today that Octet's decoder samples, the largest first, which is the best as a rule; see docs/training.md.
 CHOICES = (

@@ -37,13 +37,10 @@ def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
 def must_name_devices(machine: hardware.Hardware, vllm: Vllm) -> None:
     """Raise ConfigError if the servers are given no cards: for a CPU, they would still take one of the policy."""
     if vllm.start and machine.gpus and not vllm.devices:
-        raise ConfigError(
-            "rollout.vllm.start=true",
-            f"this machine has {len(machine.gpus)} x {machine.gpus[0].name}, and the servers are not told which of "
-            "them are theirs",
-            "Write rollout.vllm.devices=0, or rollout.engine=vllm_colocate without rollout.vllm.start, which shares a "
-            "card",
-        )
+        cards = f"{len(machine.gpus)} x {machine.gpus[0].name}"
+        reason = f"this machine has {cards}, and the servers are not told which of them are theirs"
+        shares = "rollout.engine=vllm_colocate without rollout.vllm.start, which shares a card"
+        raise ConfigError("rollout.vllm.start=true", reason, f"Write rollout.vllm.devices=0, or {shares}")
 
 
 def must_leave_our_cards(machine: hardware.Hardware, vllm: Vllm, ranks: int) -> None:
