@@ -178,7 +178,8 @@ def states(phrase: str, gold: str) -> bool:
     before, after = text[: found[0].start()], text[found[0].end() :]
     if not (before and name.lower() in ("true", "false")) and (negation := _NEGATIONS.get(name.lower())):
         rest = re.findall(r"[\w'-]+", re.sub(negation, " is ", after, flags=re.IGNORECASE))
-        return not before and after[:1] in ",.;:!- " and fits(REASON, "".join(map(kind, rest)))
+        is_alone = not before and after[:1] in ",.;:!- " and rest[:1] != ["one"]  # no one is right
+        return is_alone and fits(REASON, "".join(map(kind, rest)))
     sides = [_SAID.findall(side) for side in (_PLACE.sub("", before), after)]
     kinds = ["".join(map(_kind_of_said, side)) for side in sides]
     may_follow = "pP" if kinds[0][-1:] in ("i", "r") else ""  # the capital of France is Paris
