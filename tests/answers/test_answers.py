@@ -463,7 +463,7 @@ FRAGMENTS = st.sampled_from([
     "\\boxed{", "\\fbox", "\\frac", "\\frac{1}", "\\cup", "\\text{", "{", "}", "\\{", "\\}", "(", ")", "[", "]", "####",
     "<answer>", "</answer>", "</think>", "the answer is ", "Answer:", "\n", " ", ".", ",", "1", "23", "000", "/", "e9",
     "10^", "*", "**", "$", "\\$", "%", "-", "\u2212", "=", "C", "(C)", " or ", " and ", "pi", " dollars", "½", "²",
-    "\0", "\ud800",
+    "yes", "no", "Tim", "third", "\0", "\ud800",
 ])  # fmt: skip
 GENERATED = st.one_of(st.lists(FRAGMENTS, max_size=40).map("".join), st.text(st.characters(), max_size=60))
 
@@ -472,12 +472,11 @@ GENERATED = st.one_of(st.lists(FRAGMENTS, max_size=40).map("".join), st.text(st.
 @given(GENERATED)
 @example("\\boxed{\\frac{1}{0}}")
 @example("10^{-}")
+@example("#### yes (+)")
 def test_no_text_raises_and_every_answer_equals_itself(text: str) -> None:
-    for style in STYLES:
-        found = strict(text, style)
-        assert found is None or equal(found, found)
-    found = lenient(text)
-    assert found is None or equal(found, found)
+    for gold in ("", "yes", "no", "Tim and Sarah", "3rd", "C", "x = 1"):
+        for found in (lenient(text, gold), *(strict(text, style, gold) for style in STYLES)):
+            assert found is None or equal(found, found)
     assert equal(text, text)
 
 
