@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import import_module, util
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +38,7 @@ class Compiler:
     def __init__(self) -> None:
         self.marked: list[tuple[str, Function]] = []
         self.left_alone: list[Function] = []
+        self.swapping = Lock()
         rules, masks = f"{COMPILER}.trace_rules", f"{COMPILER}._trace_wrapped_higher_order_op"
         self.rules = StandIn(self, rules, {"clear_lru_cache": lambda: None})
         get_item = {"TransformGetItemToIndex": lambda: self.real(masks).TransformGetItemToIndex()}
@@ -57,10 +59,13 @@ class Compiler:
 
     def real(self, name: str) -> Any:
         """Return the compiler or a module of it. The first time, import it and tell it what it was asked before."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            for module in self.modules:
-                del sys.modules[module.__name__]
+        with self.swapping:  # threads may ask at the same time; that of Python is enough for the import itself
+            is_first = self in sys.meta_path
+            if is_first:
+                sys.meta_path.remove(self)
+                for module in self.modules:
+                    del sys.modules[module.__name__]
+        if is_first:
             compiler = import_module(COMPILER)
             for mark, function in self.marked:
                 getattr(compiler, mark)(function)

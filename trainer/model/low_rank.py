@@ -28,9 +28,9 @@ def _forward(layer: Any, x: Tensor, **options: Any) -> Tensor:
     """Return what the layer and its adapter give together, or leave it to PEFT."""
     base, is_plain = layer.base_layer, not (options or layer.disable_adapters or layer.merged)
     if is_plain and layer.active_adapters == [lora.ADAPTER]:
-        weights = base.weight, *(part[lora.ADAPTER].weight for part in (layer.lora_A, layer.lora_B))
-        if _are_alike(x, *weights) and not base.weight.requires_grad:
-            found: Tensor = _Adapted.apply(x, *weights, base.bias, layer.scaling[lora.ADAPTER])
+        factors = [part[lora.ADAPTER].weight for part in (layer.lora_A, layer.lora_B)]
+        if _are_alike(x, base.weight, *factors) and not base.weight.requires_grad:
+            found: Tensor = _Product.apply(None, x, *factors, layer.scaling[lora.ADAPTER], base.weight, base.bias)
             return found
     other: Tensor = type(layer).forward(layer, x, **options)
     return other
@@ -58,50 +58,33 @@ class LowRank(LoraVariant):
 
 
 class _Product(torch.autograd.Function):
-    """Adds scaling * x A^T B^T to a result, whose gradient stays as it is."""
+    """Adds scaling * x A^T B^T to a result, whose gradient stays as it is, or to x W^T + bias, with a frozen W."""
 
     @staticmethod
-    def forward(context: Any, result: Tensor, x: Tensor, a_RH: Tensor, b_OR: Tensor, scaling: float) -> Tensor:
+    def forward(
+        context: Any, result: Tensor | None, x: Tensor, a_RH: Tensor, b_OR: Tensor, scaling: float, *base: Tensor | None
+    ) -> Tensor:
         x_NH = x.flatten(0, -2)
         inner_NR = _scaled(x_NH, a_RH.t(), scaling)
+        if result is None:
+            result = F.linear(x_NH, *base).view(*x.shape[:-1], -1)  # type: ignore[arg-type]
+        else:
+            context.mark_dirty(result)
         result.flatten(0, -2).addmm_(inner_NR, b_OR.t())
-        context.save_for_backward(x_NH, inner_NR, a_RH, b_OR)
+        context.save_for_backward(x_NH, inner_NR, a_RH, b_OR, *base[:1])
         context.scaling, context.shape = scaling, x.shape
-        context.mark_dirty(result)
         return result
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x_NH, inner_NR, a_RH, b_OR = context.saved_tensors
-        gradient_NO = gradient.flatten(0, -2)
+        x_NH, inner_NR, a_RH, b_OR, *base = context.saved_tensors
+        gradient_NO, by_x = gradient.flatten(0, -2), None
         slope_NR = _scaled(gradient_NO, b_OR, context.scaling)
-        by_x = (slope_NR @ a_RH).view(context.shape) if context.needs_input_grad[1] else None
-        return gradient, by_x, slope_NR.t() @ x_NH, gradient_NO.t() @ inner_NR, None
-
-
-class _Adapted(torch.autograd.Function):
-    """Returns x W^T + bias + scaling * x A^T B^T, with a frozen W."""
-
-    @staticmethod
-    def forward(
-        context: Any, x: Tensor, w_OH: Tensor, a_RH: Tensor, b_OR: Tensor, bias_O: Tensor | None, scaling: float
-    ) -> Tensor:
-        x_NH = x.flatten(0, -2)
-        inner_NR = _scaled(x_NH, a_RH.t(), scaling)
-        result_NO = F.linear(x_NH, w_OH, bias_O).addmm_(inner_NR, b_OR.t())
-        context.save_for_backward(x_NH, inner_NR, w_OH, a_RH, b_OR)
-        context.scaling, context.shape = scaling, x.shape
-        return result_NO.view(*x.shape[:-1], -1)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x_NH, inner_NR, w_OH, a_RH, b_OR = context.saved_tensors
-        gradient_NO = gradient.flatten(0, -2)
-        slope_NR = _scaled(gradient_NO, b_OR, context.scaling)
-        by_x = None
-        if context.needs_input_grad[0]:
-            by_x = (gradient_NO @ w_OH).addmm_(slope_NR, a_RH).view(context.shape)
-        return by_x, None, slope_NR.t() @ x_NH, gradient_NO.t() @ inner_NR, None, None
+        if context.needs_input_grad[1]:
+            by_x = (gradient_NO @ base[0]).addmm_(slope_NR, a_RH) if base else slope_NR @ a_RH
+            by_x = by_x.view(context.shape)
+        by_result = gradient if context.needs_input_grad[0] else None
+        return by_result, by_x, slope_NR.t() @ x_NH, gradient_NO.t() @ inner_NR, *[None] * (3 if base else 1)
 
 
 def _scaled(one: Tensor, other: Tensor, factor: float) -> Tensor:
