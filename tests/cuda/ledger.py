@@ -112,7 +112,8 @@ def operation_of(func: Any, args: Any, kwargs: Any, out: Any, launches: int, cap
     new = [result for result in results if result.untyped_storage().data_ptr() not in known]
     if not (inputs or new) or name in emulation.HOST_ONLY or not (func._schema.is_mutable or new or launches):
         return None
-    formula = flop_registry.get(func._overloadpacket)
+    plain = getattr(torch.ops.aten, name.removesuffix("_"), None)  # torch has no formula for what writes in place
+    formula = flop_registry.get(func._overloadpacket) or flop_registry.get(plain)
     flops = formula(*(one for one in args if isinstance(one, Tensor)), out_val=out) if formula else 0
     is_fp32 = any(tensor.dtype == torch.float32 for tensor in inputs[:1])
     changed = changed_by(func, args, kwargs)

@@ -24,6 +24,13 @@ def test_a_matmul_reads_its_inputs_and_writes_its_output():
     assert found[:5] == ("mm", 2 * (4 * 8 + 8 * 16 + 4 * 16), 2 * 4 * 8 * 16, False, 1)
 
 
+def test_a_product_in_place_costs_what_it_does_elsewhere():
+    a, b, total = torch.zeros(4, 8, **BF16), torch.zeros(8, 16, **BF16), torch.zeros(4, 16, **BF16)
+    beside = torch.empty_like(total)
+    for work in (lambda: total.addmm_(a, b), lambda: torch.mm(a, b, out=beside)):
+        assert [one.flops for one in operations(work)] == [2 * 4 * 8 * 16]
+
+
 def test_composite_operations_are_taken_apart_where_no_gradient_is_recorded():
     with torch.inference_mode():
         x, weight = torch.zeros(4, 8, **BF16), torch.zeros(16, 8, **BF16)
