@@ -7,7 +7,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,7 +21,6 @@ TASKS = (
 )
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")  # which draw an SVG as a PNG
-PATIENCE_S = 60.0
 
 
 def add_overrides(parser: ArgumentParser, example: str = "task.data_dir=FOLDER") -> None:
@@ -89,16 +88,14 @@ def converted(svg: bytes, name: str, kind: str) -> bytes | None:
 def _of_browser(svg: bytes) -> bytes | None:
     """Return a picture as PNG, by a browser that is a program of this machine."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    size = re.search(rb'width="([\d.]+)" height="([\d.]+)"', svg)
+    size = re.search(rb'width="(\d+)[.\d]*" height="(\d+)', svg)
     if not browser or not size:
         return None
-    with TemporaryDirectory(prefix="octet-") as folder, suppress(subprocess.TimeoutExpired):
+    with TemporaryDirectory(prefix="octet-") as folder:
         drawn, made = Path(folder) / "drawn.svg", Path(folder) / "made.png"
         drawn.write_bytes(svg)
-        window = f"--window-size={','.join(str(round(float(side))) for side in size.groups())}"
-        options = ["--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile", window]
+        options = ["--headless", "--hide-scrollbars", f"--user-data-dir={folder}/profile", f"--screenshot={made}"]
         options += ["--no-sandbox"] * (os.geteuid() == 0)  # Chromium refuses to start as root with it
-        command = [browser, *options, f"--screenshot={made}", drawn.as_uri()]
-        subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_S)
+        command = [browser, *options, f"--window-size={','.join(side.decode() for side in size.groups())}"]
+        subprocess.run([*command, drawn.as_uri()], capture_output=True, check=False)
         return made.read_bytes() if made.is_file() else None
-    return None

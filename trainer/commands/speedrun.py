@@ -41,9 +41,9 @@ def run(options: Namespace) -> None:
         start.check(config, hardware.detect())
         quiet.quiet()
         preflight.import_libraries(config)
-        from trainer.run import race
+        from trainer.run import replay
 
-        reached = race.until(GOAL, config)
+        reached = replay.race(config, GOAL)
         wall, cpu = time.time() - psutil.Process().create_time(), sum(os.times()[:4])  # with the imports
         if reached.value < GOAL:
             print(f"octet: {reached.value:.1%} after the last step: no time until {GOAL:.0%}", file=sys.stderr)

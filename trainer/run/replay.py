@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from trainer.config.command_line import Request
 from trainer.config.paths import DATA
 from trainer.config.settings import Config
 from trainer.errors import DataError, counted
+from trainer.evaluation.best import Milestone
 from trainer.loop import train, warm_up
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import print, visible
 from trainer.run import assemble, teaching
+from trainer.run.assemble import Run
 from trainer.run.rehearsal import rehearse
 from trainer.run_folder import lock, previous_run, provenance
 from trainer.run_folder.journal import read_records
@@ -35,7 +38,7 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     if not recorded:
         raise DataError(folder, "its metrics.jsonl has no step", "Name a run that has made some")
     steps = min(steps, max(recorded))
-    problems = _train(config, steps)
+    problems = [problem.id for problem in _train(config, steps).rollouts.curriculum.problems]
     causes = [*_settings(folder, config), *_data(folder, scratch, problems), *_surroundings(folder, scratch)]
     differences = _differences(folder, scratch, steps)
     if first := next(differences, None):
@@ -53,14 +56,20 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     return True
 
 
-def _train(config: Config, steps: int) -> Sequence[str]:
-    """Train so many steps, with the schedule of the whole run, and return the names of the problems in their order."""
+def race(config: Config, goal: float) -> Milestone:
+    """Train until an evaluation reaches the goal. Return that evaluation, or the one after the last step."""
+    return _train(config, goal=goal).evaluator.history.milestones[-1]
+
+
+def _train(config: Config, steps: int | None = None, goal: float = inf) -> Run:
+    """Train so many steps, with the schedule of the whole run."""
     no_progress_bars()
     with assemble.process_group(config):
         run, lessons = assemble.build(Request(config, "repro", "", json=True)), None  # progress goes to standard error
         if config.is_warmup:
             lessons, run = teaching.lessons_of(config, run)
-        run.log.total_steps = steps
+        run.log.total_steps = steps or run.log.total_steps
+        run.evaluator.history.goal = goal
         try:
             rehearse(run.rollouts, run.updater)
             if lessons:
@@ -70,7 +79,7 @@ def _train(config: Config, steps: int) -> Sequence[str]:
         finally:
             run.rollouts.close()
             run.log.close()
-        return [problem.id for problem in run.rollouts.curriculum.problems]
+        return run
 
 
 def _differences(folder: Path, scratch: Path, steps: int) -> Iterator[str]:
