@@ -26,6 +26,7 @@ def test_the_picture_has_the_result_the_verdict_and_a_curve(copied):
     assert f"{base:.1%} → {trained:.1%}" in texts
     assert f"{run.verdict.kind}: {run.verdict.evidence}".startswith(texts[2])
     assert f"{run.steps} steps of GRPO with octet {trainer.__version__}" in texts
+    assert texts[0] == "Octet's embedded model on word problems"
     assert "accuracy" in texts
     assert any(one.tag.endswith("}polyline") for one in drawn.iter())
 

@@ -17,7 +17,6 @@ WIDTH, HEIGHT, MARGIN = 1200.0, 630.0, 60.0  # what pages show of a link
 COLOURS = {LEARNED: "#1a7f37", NOT_LEARNED: "#cf222e"}
 UNDECIDED = "#9a6700"
 LETTERS = 92  # of the verdict in a line
-EMBEDDED = "Octet's embedded model on word problems"
 SCALE = 2.0  # of the chart, whose letters are made for a page
 
 
@@ -25,11 +24,12 @@ def picture(run: RunFiles) -> Html:
     """Return the picture as SVG. A run without evaluations has its verdict in place of the two results."""
     kind, evidence = run.verdict
     model, task = (visible(run.settings[key]) for key in ("model.name", "task.name"))
-    title = f"{model.rpartition('/')[2]} on {task.rpartition('/')[2]}"
+    model = "Octet's embedded model" if model == "nano" else model.rpartition("/")[2]
+    task = "word problems" if task == "nano" else task.rpartition("/")[2].partition(".py:")[0]
     said = wrap(f"{kind}: {evidence}", LETTERS, max_lines=3, placeholder=" ...")
     made = f"{counted(run.steps, 'step')} of GRPO with octet {trainer.__version__}"
     lines = [
-        _text(EMBEDDED if (model, task) == ("nano", "nano") else title[:60], 78, 34, GREY),
+        _text(f"{model} on {task}"[:60], 78, 34, GREY),
         _text(" → ".join(ends_of(run)) or kind, 190, 104, COLOURS.get(kind, UNDECIDED)),
         *(_text(line, 246 + 32 * row, 24, INK) for row, line in enumerate(said)),
         _text(made, HEIGHT - 18, 20, GREY),
