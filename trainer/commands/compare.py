@@ -17,7 +17,8 @@ from trainer.watch.measure import REWARD, STRICT
 from trainer.watch.progress import clock
 
 WIDTH = 500  # characters of a line where there is no screen
-MEASURED = ("best", "steps", "training", "against the first")
+AGAINST = "against the first"
+MEASURED = (STRICT.name, REWARD.name, "best", "steps", "training", AGAINST)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -69,7 +70,7 @@ def tables(rows: Sequence[dict[str, Any]], names: Mapping[str, str], width: int)
     compared = sum(row["against"] is not None for row in rows)
     corrected = f", p corrected for {compared} runs (Holm)" if compared > 1 else ""
     title = f"Held-out problems: {', '.join(map(str, problems)) or 'none yet'}; 95 % intervals{corrected}"
-    texts = {*columns} - {STRICT.name, REWARD.name, *MEASURED}
+    texts = {*columns} - {*MEASURED}
     return folded([*columns], zip(*columns.values(), strict=True), width, texts, title)
 
 
@@ -82,16 +83,7 @@ def _columns(rows: Sequence[dict[str, Any]], names: Mapping[str, str]) -> dict[s
     measure = REWARD if REWARD.name in rows[0] else STRICT
     found = [(row[measure.name], row["interval"], "none yet" if row["evaluates"] else "-") for row in rows]
     columns[measure.name] = [measure.text(value, span) if span else missing for value, span, missing in found]
-    results = [
-        (
-            "-" if row["best"] is None else measure.text(row["best"]),
-            str(row["steps"]),
-            clock(row["training_s"]),
-            row["against"]["said"] if row["against"] else "",
-        )
-        for row in rows
-    ]
-    columns |= {head: list(cells) for head, cells in zip(MEASURED, zip(*results, strict=True), strict=True)}
-    if not any(columns[MEASURED[-1]]):
-        del columns[MEASURED[-1]]
-    return columns
+    columns["best"] = ["-" if row["best"] is None else measure.text(row["best"]) for row in rows]
+    columns |= {"steps": [str(row["steps"]) for row in rows], "training": [clock(row["training_s"]) for row in rows]}
+    against = [row["against"]["said"] if row["against"] else "" for row in rows]
+    return columns | ({AGAINST: against} if any(against) else {})

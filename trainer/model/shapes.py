@@ -36,9 +36,7 @@ class Linear(NamedTuple):
         return self.inputs * self.outputs
 
 
-Projections = tuple[
-    tuple[Linear, ...], ...
-]  # linear layers by what they read: those with the same input stand together
+Projections = tuple[tuple[Linear, ...], ...]  # linear layers by what they read: those with one input stand together
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +225,8 @@ def known_shape(name: str, revision: str | None = None) -> Shape | None:
 def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     """Return the shape that a config.json describes. Raise ModelError if it is incomplete, or of a quantised model."""
     hub.refuse_quantised(name, settings)
-    if (
-        isinstance(text := settings.get("text_config"), dict) and text.get("model_type") in BY_TYPE
-    ):  # it is trained alone
+    text = settings.get("text_config")  # which is trained alone
+    if isinstance(text, dict) and text.get("model_type") in BY_TYPE:
         settings = text | {key: settings[key] for key in ("tie_word_embeddings",) if key in settings}
     family = BY_TYPE.get(str(settings.get("model_type")))
     if family is None:
@@ -248,9 +245,8 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     try:
         return _with_kinds(name, shape, settings) if family.is_mixed else shape
     except (TypeError, AttributeError):
-        raise ModelError(
-            f"model.name={name}", "its config.json does not say what its layers are", "Is it whole?"
-        ) from None
+        reason = "its config.json does not say what its layers are"
+        raise ModelError(f"model.name={name}", reason, "Is it whole?") from None
 
 
 def _described(family: Family, settings: Mapping[str, Any]) -> Shape:
@@ -337,9 +333,8 @@ def _usual_kinds(shape: Shape, settings: Mapping[str, Any], number: Number) -> l
     if shape.family.kind == "Lfm2":
         attends = settings.get("full_attn_idxs") or places
         return [FULL if index in attends else CONV for index in places]
-    other, every = {"Qwen3_5": (DELTA, number("full_attention_interval", 4)), "Gemma4": (SLIDING, 6)}.get(
-        shape.family.kind, (FULL, 1)
-    )
+    known = {"Qwen3_5": (DELTA, number("full_attention_interval", 4)), "Gemma4": (SLIDING, 6)}
+    other, every = known.get(shape.family.kind, (FULL, 1))
     return [other if (index + 1) % max(1, every) else FULL for index in places]
 
 
@@ -403,9 +398,8 @@ def _of_gemma4(shape: Shape, kind: str, index: int, settings: Mapping[str, Any],
         keys = number("num_global_key_value_heads") if settings.get("attention_k_eq_v") else 0
         own = {"head_dim": number("global_head_dim", 512), "num_key_value_heads": keys or shape.kv_heads}
     has_values = not (settings.get("attention_k_eq_v") and kind == FULL)
-    shape = replace(
-        shape, head_size=own.get("head_dim", shape.head_size), kv_heads=own.get("num_key_value_heads", shape.kv_heads)
-    )
+    head_size, kv_heads = own.get("head_dim", shape.head_size), own.get("num_key_value_heads", shape.kv_heads)
+    shape = replace(shape, head_size=head_size, kv_heads=kv_heads)
     names = {"q_proj"} | ({"k_proj"} if lends else set()) | ({"v_proj"} if lends and has_values else set())
     heads, out = shape.attention
     width = shape.intermediate * (1 + (bool(settings.get("use_double_wide_mlp")) and not lends))

@@ -31,12 +31,21 @@ TAIL = 2**18  # bytes at the end of samples.jsonl in which the last answers are
 Record = Mapping[str, Any]
 
 
+def _stored(name: str) -> cached_property[dict[str, Any]]:
+    """Return the property of a run that has the object in a JSON file of its folder."""
+    return cached_property(lambda run: _object(run.folder / name))
+
+
 @dataclass(frozen=True)
 class RunFiles:
     """A run folder. A file is read when it is asked for; what is missing is empty."""
 
     folder: Path
     settings: Mapping[str, Any]
+    data = _stored("data.json")
+    machine = _stored("machine.json")
+    best = _stored("best/best.json")  # the step of the model in `best/`, and its accuracy or reward
+    memory_plan = _stored("memory_plan.json")  # bytes that were planned for each phase, which a run on a GPU writes
 
     @property
     def name(self) -> str:
@@ -59,21 +68,13 @@ class RunFiles:
         return read_records(self.folder / "metrics.jsonl")
 
     @cached_property
-    def data(self) -> dict[str, Any]:
-        return self._json("data.json")
-
-    @cached_property
-    def machine(self) -> dict[str, Any]:
-        return self._json("machine.json")
-
-    @cached_property
     def history(self) -> History:
         return History(self.config, self.metrics, self.data.get("training_problems", 0))
 
     @cached_property
     def evaluation(self) -> dict[str, Any]:
         """The content of eval.json. Raise DataError if it lacks what the reports read, or has another kind of value."""
-        found = self._json("eval.json")
+        found = _object(self.folder / "eval.json")
         if not (models := found.get("evaluations")):
             return {}
         try:
@@ -88,16 +89,6 @@ class RunFiles:
             remedy = "Delete it, or write it again with `octet eval`"
             raise DataError(self.folder / "eval.json", reason, remedy) from None
         return found
-
-    @cached_property
-    def best(self) -> dict[str, Any]:
-        """The step of the model in `best/`, and its accuracy or reward."""
-        return self._json("best/best.json")
-
-    @cached_property
-    def memory_plan(self) -> dict[str, int]:
-        """The bytes that were planned for each phase, which a run on a GPU writes."""
-        return self._json("memory_plan.json")
 
     @property
     def measure(self) -> Measure:
@@ -196,9 +187,6 @@ class RunFiles:
         """True if an answer is right, or has earned something where no reward asks for right answers."""
         name = "reward" if self.measure.is_reward or "reward/correct" not in sample else "reward/correct"
         return (sample.get(name) or 0) > 0
-
-    def _json(self, name: str) -> dict[str, Any]:
-        return _object(self.folder / name)
 
 
 ORDER = ("first good", "first bad", "last good", "last bad")

@@ -161,9 +161,7 @@ def few_problems(history: History) -> str | None:
     """Problems that are repeated this often are memorized."""
     steps, each = history.steps[-1]["step"], history.config.rollout.problems
     passes = steps * each / history.problems if history.problems else 0.0
-    if passes > 10:
-        return f"the {history.problems} training problems have been asked {passes:.0f} times each"
-    return None
+    return f"the {history.problems} training problems have been asked {passes:.0f} times each" if passes > 10 else None
 
 
 # the reward
@@ -376,9 +374,7 @@ def rate_too_large(history: History) -> str | None:
 def rate_too_small(history: History) -> str | None:
     """The adapter hardly moves."""
     size = history.update_size
-    if 0 < size < 2e-4:
-        return f"an update at the full rate changes the adapter by {size:.1e} of its size"
-    return None
+    return f"an update at the full rate changes the adapter by {size:.1e} of its size" if 0 < size < 2e-4 else None
 
 
 @rule(

@@ -27,12 +27,13 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure =
         tally.add("distinct", len({one.turns or one.text for one in group.completions}), len(group.completions))
         _tally_length(tally, group)
         for completion, score in zip(group.completions, group.scores, strict=True):
+            _, _, is_thinking = after_thinking(group.prompt.text + completion.text)
             tally.add("length", completion.length)
             if completion.turns:
                 tally.add("turns", sum(turn.role == "model" for turn in completion.turns))
                 tally.add("observed", len(completion.tokens) - completion.length)
             tally.add("truncated", completion.truncated)
-            tally.add("unfinished_thinking", completion.truncated and _is_thinking(group, completion))
+            tally.add("unfinished_thinking", completion.truncated and is_thinking)
             tally.add("empty", not completion.text.strip())
             tally.add("repetitive", is_repetitive(completion))
             if (reward := score.reward) is not None:
@@ -72,11 +73,6 @@ def _tally_length(tally: Tally, group: ScoredGroup) -> None:
         mean = fmean(reward for *_, reward in pairs)
         differences = sum((reward - mean) ** 2 for *_, reward in pairs)
         tally.merge({"reward_length": Correlation(0.0, 0.0, 0.0, differences, 0.0)})
-
-
-def _is_thinking(group: ScoredGroup, completion: Completion) -> bool:
-    _, _, is_open = after_thinking(group.prompt.text + completion.text)
-    return is_open
 
 
 def is_repetitive(completion: Completion) -> bool:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from math import sqrt
+from operator import add
 from typing import Any, NamedTuple
 
 
 class Mean(NamedTuple):
     amount: float
     weight: float
-
-    def plus(self, other: Mean) -> Mean:
-        return Mean(self.amount + other.amount, self.weight + other.weight)
 
     def metrics(self, name: str) -> dict[str, float]:
         return {name: self.amount / self.weight} if self.weight else {}
@@ -25,18 +23,12 @@ class Mean(NamedTuple):
 class Min(NamedTuple):
     value: float
 
-    def plus(self, other: Min) -> Min:
-        return min(self, other)
-
     def metrics(self, name: str) -> dict[str, float]:
         return {name: self.value}
 
 
 class Max(NamedTuple):
     value: float
-
-    def plus(self, other: Max) -> Max:
-        return max(self, other)
 
     def metrics(self, name: str) -> dict[str, float]:
         return {name: self.value}
@@ -48,9 +40,6 @@ class Std(NamedTuple):
     amount: float
     squares: float
     weight: float
-
-    def plus(self, other: Std) -> Std:
-        return Std(self.amount + other.amount, self.squares + other.squares, self.weight + other.weight)
 
     def metrics(self, name: str) -> dict[str, float]:
         mean = self.amount / self.weight
@@ -68,9 +57,6 @@ class Correlation(NamedTuple):
     whole_yy: float
     weight: float
 
-    def plus(self, other: Correlation) -> Correlation:
-        return Correlation(*(one + two for one, two in zip(self, other, strict=True)))
-
     def metrics(self, name: str) -> dict[str, float]:
         if not all((self.xx, self.yy, self.whole_yy)):
             return {}
@@ -82,6 +68,12 @@ KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Mean, Min, Max, 
 Accumulator = Mean | Min | Max | Std | Correlation
 Sums = Mapping[str, Accumulator]
 Sent = dict[str, tuple[str, Accumulator]]  # with the names of the kinds, because ranks send JSON
+
+
+def _together(one: Any, other: Any) -> Any:
+    """Return the lower of two `Min`, the higher of two `Max`, and of any other kind their sums added up."""
+    extreme = {Min: min, Max: max}.get(type(one))
+    return extreme(one, other) if extreme else type(one)(*map(add, one, other))
 
 
 class Tally:
@@ -100,7 +92,7 @@ class Tally:
 
     def merge(self, sums: Sums) -> None:
         for name, other in sums.items():
-            self.sums[name] = self.sums[name].plus(other) if name in self.sums else other
+            self.sums[name] = _together(self.sums[name], other) if name in self.sums else other
 
     def packed(self) -> Sent:
         return {name: (type(sums).__name__, sums) for name, sums in self.sums.items()}

@@ -53,10 +53,7 @@ class VllmColocateSampler(Sampler):
         if self.sleeps:
             self.llm.wake_up()
         try:
-            version = self.sync()
-            if not prompts:
-                return
-            yield from self._sampled(prompts, sampling, version)
+            yield from self._sampled(prompts, sampling, self.sync())
         finally:
             self._sleep()
 
@@ -175,16 +172,13 @@ def explaining_failures() -> Iterator[None]:
 def restoring_global_state() -> Iterator[None]:
     """Restore random generators, environment and threads afterwards: starting an engine changes all of them."""
     environment, threads = dict(os.environ), torch.get_num_threads()
-    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    cards = torch.cuda.get_rng_state_all() if distributed.on_gpu() else []
+    states = random.getstate(), numpy.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if distributed.on_gpu() else []):
+            yield
     finally:
         random.setstate(states[0])
         numpy.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        if cards:
-            torch.cuda.set_rng_state_all(cards)
         torch.set_num_threads(threads)
         os.environ.clear()
         os.environ.update(environment)

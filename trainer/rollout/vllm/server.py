@@ -34,7 +34,7 @@ Body = dict[str, Any]  # of a request
 Written = tuple[list[int], list[float]]  # tokens and log-probs of a turn
 
 OPEN_REQUESTS = 128  # of a rank at each server; more would only wait there
-LARGEST_TOKEN = 1 << 31  # above any token id or log-prob
+LARGEST = 1 << 31  # above any token id or log-prob
 UNLOAD_S = 5.0  # timeout at the end of the run, when nothing depends on it
 WEIGHTS_S = 600.0  # timeout for the weights of a whole model
 
@@ -112,30 +112,22 @@ class VllmServerSampler(Sampler):
         self, adapter: Published | None, servers: Sequence[Server], sampling: Sampling, index: int, prompt: Prompt
     ) -> list[Completion]:
         """Return a group: all first turns by one request, and then each answer by itself."""
-        ask = partial(self._ask, adapter, servers, index)
+        ask, version = partial(self._ask, adapter, servers, index), adapter.version if adapter else None
+
+        def finished(answer: OpenAnswer, turn: Written) -> Completion:
+            """Return a whole answer that begins with this turn."""
+            while True:
+                if completion := self.turns.add(answer, *turn, version) or self.turns.hear(answer):
+                    return completion
+                seed = group_seed(sampling, prompt, f"/{answer.number}/{len(answer.tokens)}")
+                (turn,) = ask(self._body(answer, sampling, 1, seed))
+
         dialogues = [self.turns.begin(prompt, number, sampling) for number in range(sampling.group)]
         begun = ask(self._body(dialogues[0], sampling, sampling.group, group_seed(sampling, prompt)))
-        version = adapter.version if adapter else None
-        work = [partial(self._answer, ask, sampling, version, *pair) for pair in zip(dialogues, begun, strict=True)]
+        work = [partial(finished, *pair) for pair in zip(dialogues, begun, strict=True)]
         if self.context.prompter is None or self.context.prompter.environments is None:
             return [finish() for finish in work]
         return [completion for _, completion in sorted(threads.each(work, len(work)), key=lambda done: done[0])]
-
-    def _answer(
-        self,
-        ask: Callable[[Body], list[Written]],
-        sampling: Sampling,
-        version: int | None,
-        answer: OpenAnswer,
-        turn: Written,
-    ) -> Completion:
-        """Return a whole answer that begins with this turn."""
-        while True:
-            completion = self.turns.add(answer, *turn, version)
-            if completion := completion or self.turns.hear(answer):
-                return completion
-            seed = group_seed(sampling, answer.prompt, f"/{answer.number}/{len(answer.tokens)}")
-            (turn,) = ask(self._body(answer, sampling, 1, seed))
 
     def _ask(self, adapter: Published | None, servers: Sequence[Server], index: int, body: Body) -> list[Written]:
         """Ask the servers in turn until one of them answers."""
@@ -170,7 +162,8 @@ class VllmServerSampler(Sampler):
         if [choice["index"] for choice in choices] != list(range(body["n"])):
             raise InvalidReply(f"{url}: {len(choices)} answers, not {body['n']}")
         for tokens, logprobs in rows:
-            if not _are_numbers(tokens, int) or not _are_numbers(logprobs, float) or len(tokens) != len(logprobs):
+            whole = _are_numbers(tokens, -1, (int,)) and _are_numbers(logprobs, -LARGEST, (int, float))
+            if not whole or not 0 < len(tokens) == len(logprobs):
                 raise InvalidReply(f"{url}: the tokens and log-probs of an answer do not belong together")
             if self.turns.stops.completion(tokens, logprobs).truncated and len(tokens) < body["max_tokens"]:
                 raise InvalidReply(f"{url}: an answer ends after {len(tokens)} tokens without a stop token or string")
@@ -252,10 +245,6 @@ def _too_long(servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: 
     return None
 
 
-def _are_numbers(values: Any, kind: type) -> bool:
-    """True for a list of token ids, or of log-probs."""
-    if not isinstance(values, list) or not values:
-        return False
-    if kind is int:
-        return all(type(value) is int and 0 <= value < LARGEST_TOKEN for value in values)
-    return all(type(value) in (int, float) and abs(value) < LARGEST_TOKEN for value in values)
+def _are_numbers(values: Any, least: int, kinds: tuple[type, ...]) -> bool:
+    """True for a list of numbers, all of them larger than the least."""
+    return isinstance(values, list) and all(type(one) in kinds and least < one < LARGEST for one in values)
