@@ -126,9 +126,8 @@ def _refuse_another_base(source: Source, model: Model, is_named: bool) -> None:
     base, is_base = visible(source.base), source.is_over(model)
     if is_base is None and is_named:
         known = f"it was trained over {base}" if base else "it does not say what it was trained over"
-        print(
-            f"octet: warning: --adapter {source.folder}: {known}; is model.name={model.name} the same?", file=sys.stderr
-        )
+        warning = f"--adapter {source.folder}: {known}; is model.name={model.name} the same?"
+        print(f"octet: warning: {warning}", file=sys.stderr)
     elif not is_base:
         reason = f"it was trained over {base or 'a model without a name'}, not over model.name={model.name}"
         remedy = f"Write --model {base or 'and its base'}, or leave --preset out"

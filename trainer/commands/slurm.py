@@ -246,9 +246,8 @@ def _sbatch(script: Path, options: Sequence[str], request: JobRequest) -> str:
     try:
         answer = _run(command, _without_options())
     except FileNotFoundError:
-        raise ClusterError(
-            "sbatch", "there is none on this machine", "Log in to a Slurm cluster, or add --dry-run"
-        ) from None
+        remedy = "Log in to a Slurm cluster, or add --dry-run"
+        raise ClusterError("sbatch", "there is none on this machine", remedy) from None
     except (OSError, subprocess.SubprocessError) as error:
         remedy = f"Check with `squeue --me` whether the job is queued; if not, run sbatch {shlex.quote(str(script))}"
         raise ClusterError("sbatch", f"it does not answer ({error})", remedy) from None

@@ -214,9 +214,8 @@ def _judge(study: Study) -> dict[str, Any]:
         raise StudyError(study.folder, f"no run of {study.first}, the first arm, has ended yet")
     found = summary(collected)
     disk.replace(study.folder / "study.json", (json.dumps(found, indent=1) + "\n").encode())
-    disk.replace(
-        study.folder / "study.html", page(f"{study.name}: Octet", *study_page.sections(found, collected)).encode()
-    )
+    html = page(f"{study.name}: Octet", *study_page.sections(found, collected))
+    disk.replace(study.folder / "study.html", html.encode())
     return found
 
 

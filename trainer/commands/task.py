@@ -86,12 +86,8 @@ def _of_prompts(config: Config, task: Task, problems: Sequence[Problem], count: 
     found = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
     prompter = Prompter(tokenizer, config.prompt, task, found)
     prompts = [prompter.prompt(problem) for problem in problems[:MEASURED]]
-    facts: dict[str, Any] = {
-        "prompt_style": prompter.style,
-        "answer_style": prompter.answer_style,
-        "model": config.model.name,
-    }
-    facts["stop_strings"] = [*prompter.stop_strings, *config.rollout.stop]
+    facts: dict[str, Any] = {"prompt_style": prompter.style, "answer_style": prompter.answer_style}
+    facts |= {"model": config.model.name, "stop_strings": [*prompter.stop_strings, *config.rollout.stop]}
     lengths, limit = [len(prompt.tokens) for prompt in prompts], config.prompt.max_tokens
     spread = {"min": min(lengths), "median": median(lengths), "max": max(lengths), "measured": len(lengths)}
     facts["prompt_tokens"] = {**spread, "limit": limit, "too_long": sum(length > limit for length in lengths)}

@@ -68,14 +68,11 @@ def _check_split_weights(config: Config) -> None:
     model, lora = config.model, config.lora
     targets = lora.targets if lora.enabled and isinstance(lora.targets, tuple) else ()
     ends = [name for name in targets if name.rpartition(".")[2] in ("embed_tokens", "lm_head")]
+    regularises = config.algorithm.gradreg.strength
     for is_wrong, reason, instead in (
         (model.quantize != "none", f"those of model.quantize={model.quantize} cannot be split", ""),
         (model.quantize_head != "none", f"those of model.quantize_head={model.quantize_head} cannot be split", ""),
-        (
-            config.algorithm.gradreg.strength,
-            "algorithm.gradreg takes whole weights",
-            ", or algorithm.gradreg.strength=0",
-        ),
+        (regularises, "algorithm.gradreg takes whole weights", ", or algorithm.gradreg.strength=0"),
         (lora.enabled and lora.dora, "lora.dora=true measures whole weights in each pass", ", or lora.dora=false"),
         (ends, f"lora.targets={','.join(ends)} is worked with in pieces", ", or lora.targets=all"),
     ):

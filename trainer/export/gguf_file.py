@@ -22,15 +22,9 @@ from trainer.model.merge import Weights
 
 Kind = gguf.GGMLQuantizationType
 ROWS = 4096  # that are quantised at once
-WRITTEN = {"f32": Kind.F32, "f16": Kind.F16, "bf16": Kind.BF16, "q8_0": Kind.Q8_0}
-WRITTEN |= {"q5_1": Kind.Q5_1, "q5_0": Kind.Q5_0, "q4_1": Kind.Q4_1, "q4_0": Kind.Q4_0}
-QUANTISED = {  # by llama.cpp itself, from a file in f32, and its number for the format
-    "q6_k": gguf.LlamaFileType.MOSTLY_Q6_K,
-    "q5_k_m": gguf.LlamaFileType.MOSTLY_Q5_K_M,
-    "q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M,
-    "q4_k_s": gguf.LlamaFileType.MOSTLY_Q4_K_S,
-    "q3_k_m": gguf.LlamaFileType.MOSTLY_Q3_K_M,
-}
+# The formats that are written here; llama.cpp itself quantises others, from a file in f32.
+_NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+WRITTEN = {name: gguf.GGMLQuantizationType[name.upper()] for name in _NAMES}
 AT_ENDS = Kind.Q8_0  # of embedding and output layer in formats of fewer bits: they are the most sensitive
 
 
@@ -292,9 +286,8 @@ def _rope_factors(config: Any, head: int) -> dict[str, np.ndarray[Any, Any]]:
     short ones, and goes over from one to the other between them."""
     rope = _rope(config)
     if rope["rope_type"] == "longrope":
-        return {
-            f"rope_factors_{name}.weight": np.array(rope[f"{name}_factor"], np.float32) for name in ("long", "short")
-        }
+        factors = {name: np.array(rope[f"{name}_factor"], np.float32) for name in ("long", "short")}
+        return {f"rope_factors_{name}.weight": value for name, value in factors.items()}
     if rope["rope_type"] == "proportional":  # what is not turned is divided by nearly infinity
         turned = np.arange(head // 2) < int(rope.get("partial_rotary_factor", 1) * head // 2)
         return {"rope_freqs.weight": np.where(turned, 1, 1e30).astype(np.float32) / rope.get("factor", 1)}

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from transformers.activations import GELUTanh
 
 from trainer.errors import MergeError
-from trainer.export.gguf_file import QUANTISED, Kind, stored
+from trainer.export.gguf_file import Kind, stored
 from trainer.model.merge import Weights
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
@@ -49,7 +49,7 @@ def quantise(source: Path, file: Path, fmt: str) -> None:
     import llama_cpp
 
     options = llama_cpp.llama_model_quantize_default_params()
-    options.ftype = int(QUANTISED[fmt])
+    options.ftype = int(gguf.LlamaFileType[f"MOSTLY_{fmt.upper()}"])
     if llama_cpp.llama_model_quantize(str(source).encode(), str(file).encode(), options):
         raise MergeError(file, f"llama.cpp cannot write --format {fmt}", "Take q8_0 or q4_0, which need no llama.cpp")
 

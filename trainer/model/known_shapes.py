@@ -49,55 +49,32 @@ def _config(model_type: str, sizes: tuple[int, ...], **others: Any) -> dict[str,
 
 _DELTA = {"linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 _DELTA |= {"linear_conv_kernel_dim": 4, "full_attention_interval": 4, "head_dim": 256}
-_QWEN35 = {"max_position_embeddings": 262144, **_DELTA}
+_QWEN35 = {"max_position_embeddings": 262144, "linear_num_value_heads": 16, "tie_word_embeddings": True, **_DELTA}
+_QWEN35_4B = _QWEN35 | {"linear_num_value_heads": 32}
+_QWEN35_9B = _QWEN35_4B | {"tie_word_embeddings": False}
 _GEMMA4 = {"head_dim": 256, "global_head_dim": 512, "hidden_size_per_layer_input": 256}
 _GEMMA4 |= {"vocab_size_per_layer_input": 262144, "max_position_embeddings": 131072, "tie_word_embeddings": True}
-_LFM2 = {"max_position_embeddings": 128000, "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}
+_LFM2: dict[str, Any] = {"max_position_embeddings": 128000, "conv_L_cache": 3}
+_LFM2 |= {"full_attn_idxs": [2, 5, 8, 10, 12, 14]}
+# eight layers have attention; which ones makes no difference here
+_LFM2_2B = _LFM2 | {"full_attn_idxs": [*range(8)], "block_auto_adjust_ff_dim": False}
 _A3B = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 _OSS = {"head_dim": 64, "num_experts_per_tok": 4, "attention_bias": True, "max_position_embeddings": 131072}
 _OSS["sliding_window"] = 128
 SLIDING, FULL = "sliding_attention", "full_attention"
+_E2B = {"num_kv_shared_layers": 20, "layer_types": [*[SLIDING] * 4, FULL] * 7, "use_double_wide_mlp": True}
+_E4B = {"num_kv_shared_layers": 18, "layer_types": [*[SLIDING] * 5, FULL] * 7}
 CONFIGS = {
-    "Qwen/Qwen3.5-0.8B": _config(
-        "qwen3_5_text", (1024, 3584, 24, 8, 2, 248320), linear_num_value_heads=16, tie_word_embeddings=True, **_QWEN35
-    ),
-    "Qwen/Qwen3.5-2B": _config(
-        "qwen3_5_text", (2048, 6144, 24, 8, 2, 248320), linear_num_value_heads=16, tie_word_embeddings=True, **_QWEN35
-    ),
-    "Qwen/Qwen3.5-4B": _config(
-        "qwen3_5_text", (2560, 9216, 32, 16, 4, 248320), linear_num_value_heads=32, tie_word_embeddings=True, **_QWEN35
-    ),
-    "Qwen/Qwen3.5-9B": _config(
-        "qwen3_5_text",
-        (4096, 12288, 32, 16, 4, 248320),
-        linear_num_value_heads=32,
-        tie_word_embeddings=False,
-        **_QWEN35,
-    ),
-    "google/gemma-4-E2B": _config(
-        "gemma4_text",
-        (1536, 6144, 35, 8, 1, 262144),
-        num_kv_shared_layers=20,
-        use_double_wide_mlp=True,
-        layer_types=[*[SLIDING] * 4, FULL] * 7,
-        **_GEMMA4,
-    ),
-    "google/gemma-4-E4B": _config(
-        "gemma4_text",
-        (2560, 10240, 42, 8, 2, 262144),
-        num_kv_shared_layers=18,
-        layer_types=[*[SLIDING] * 5, FULL] * 7,
-        **_GEMMA4,
-    ),
+    "Qwen/Qwen3.5-0.8B": _config("qwen3_5_text", (1024, 3584, 24, 8, 2, 248320), **_QWEN35),
+    "Qwen/Qwen3.5-2B": _config("qwen3_5_text", (2048, 6144, 24, 8, 2, 248320), **_QWEN35),
+    "Qwen/Qwen3.5-4B": _config("qwen3_5_text", (2560, 9216, 32, 16, 4, 248320), **_QWEN35_4B),
+    "Qwen/Qwen3.5-9B": _config("qwen3_5_text", (4096, 12288, 32, 16, 4, 248320), **_QWEN35_9B),
+    "google/gemma-4-E2B": _config("gemma4_text", (1536, 6144, 35, 8, 1, 262144), **_GEMMA4, **_E2B),
+    "google/gemma-4-E4B": _config("gemma4_text", (2560, 10240, 42, 8, 2, 262144), **_GEMMA4, **_E4B),
     "LiquidAI/LFM2-350M": _config("lfm2", (1024, 6656, 16, 16, 8, 65536), **_LFM2),
     "LiquidAI/LFM2-700M": _config("lfm2", (1536, 10240, 16, 24, 8, 65536), **_LFM2),
     "LiquidAI/LFM2-1.2B": _config("lfm2", (2048, 12288, 16, 32, 8, 65536), **_LFM2),
-    "LiquidAI/LFM2-2.6B": _config(  # eight layers have attention; which ones makes no difference here
-        "lfm2",
-        (2048, 10752, 30, 32, 8, 65536),
-        block_auto_adjust_ff_dim=False,
-        **_LFM2 | {"full_attn_idxs": [*range(8)]},
-    ),
+    "LiquidAI/LFM2-2.6B": _config("lfm2", (2048, 10752, 30, 32, 8, 65536), **_LFM2_2B),
     "Qwen/Qwen3-30B-A3B": _config("qwen3_moe", (2048, 6144, 48, 32, 4, 151936), max_position_embeddings=40960, **_A3B),
     "openai/gpt-oss-20b": _config("gpt_oss", (2880, 2880, 24, 64, 8, 201088), num_local_experts=32, **_OSS),
     "openai/gpt-oss-120b": _config("gpt_oss", (2880, 2880, 36, 64, 8, 201088), num_local_experts=128, **_OSS),

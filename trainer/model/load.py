@@ -184,11 +184,8 @@ def _checked_config(settings: Model) -> Any:
         reason = f"{settings.name} is stored in {hub.UNPACKED}, which is written out in 16 bits, and not packed again"
         raise ModelError(f"model.quantize={settings.quantize}", reason, "Write model.quantize=none")
     kinds = [str(kind) for kind in config.architectures or []]
-    if (
-        kinds
-        and not text_part(config)
-        and not any(kind in CAUSAL or kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds)
-    ):
+    is_causal = any(kind in CAUSAL or kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds)
+    if kinds and not is_causal and not text_part(config):
         reason = f"it is a {kinds[0]}, and Octet trains causal language models only, such as Qwen2ForCausalLM"
         if hasattr(config, "text_config"):
             reason = f"it is a {kinds[0]}, and its text part ({config.text_config.model_type}) is no model of its own"

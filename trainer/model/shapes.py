@@ -182,12 +182,9 @@ def shape_of(name: str, revision: str | None = None) -> Shape:
     try:
         return known_shape(name, revision) or from_config(name, hub.configuration(Model(name=name, revision=revision)))
     except (hub.Refused, hub.Unreachable) as reason:
-        raise ModelError(
-            f"model.name={name}",
-            f"its config.json cannot be had ({reason})",
-            "Write a local folder, or a model of Qwen, Llama 3, SmolLM, Gemma, LFM2 or gpt-oss, whose shapes are "
-            "shipped: Qwen/Qwen2.5-1.5B-Instruct",
-        ) from None
+        remedy = "Write a local folder, or a model of Qwen, Llama 3, SmolLM, Gemma, LFM2 or gpt-oss, whose shapes are "
+        remedy += "shipped: Qwen/Qwen2.5-1.5B-Instruct"
+        raise ModelError(f"model.name={name}", f"its config.json cannot be had ({reason})", remedy) from None
 
 
 def adapter_shapes(setting: str, folder: Path) -> dict[str, list[int]]:

@@ -43,12 +43,10 @@ def find_data(data: HubSet, task: TaskSettings) -> bool:
         listing("datasets", data.name, None)
     except Refused as refusal:
         if not cached:
-            raise DataError(
-                f"task.name={task.name}",
-                f"the hub does not give {data.name} ({refusal})",
-                "Check the spelling, and log in with `hf auth login` if it is private or gated, or write "
-                "task.data_dir=FOLDER",
-            ) from None
+            remedy = "Check the spelling, and log in with `hf auth login` if it is private or gated, or write "
+            remedy += "task.data_dir=FOLDER"
+            reason = f"the hub does not give {data.name} ({refusal})"
+            raise DataError(f"task.name={task.name}", reason, remedy) from None
     except Unreachable as unreachable:
         if not cached:
             reason = f"{data} is not in the cache ({data_cache()}), and {unreachable}"

@@ -17,12 +17,11 @@ similar size, and whole where it was whole.
 
 from __future__ import annotations
 
-import ast
 import operator
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -30,6 +29,7 @@ from functools import cached_property
 from itertools import combinations_with_replacement, pairwise
 from math import ceil, floor
 
+from trainer.answers.arithmetic import UNCALCULATED, worth
 from trainer.answers.words import SPOKEN
 from trainer.errors import DataError
 from trainer.problem.published import Gsm8kTask
@@ -44,6 +44,7 @@ SMALL = 12  # a number up to here is easily in a problem for two reasons
 NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+", re.ASCII)
 GLUED = re.compile(rf"(?<=[A-Za-z])(?:{NUMBER.pattern})|(?:{NUMBER.pattern})(?=[A-Za-z%]|\s%)")  # 2x, x2, 60%
 ANNOTATION = re.compile(r"<<([^=<>]*)=([^=<>]*)>>")
+_SIGN = re.compile(r"[^\d+*/() \t-]|\*\*|//|(?:^|[-+*/(])[ \t]*[-+]")  # other signs than + - * / between two numbers
 
 
 class RenumberedTask(Gsm8kTask):
@@ -82,43 +83,23 @@ class Unsuitable(Exception):
     """The problem cannot be renumbered, or not in this way."""
 
 
-_OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """An annotation: an expression of numbers, + - * / and brackets, and the result that the solution gives."""
 
-    expression: ast.expr
+    expression: str
     operands: Sequence[Fraction]
     result: Fraction
 
-    @classmethod
-    def parse(cls, expression: str, result: str) -> Step:
-        plain = NUMBER.sub(lambda found: found[0].replace(",", "").lstrip("0") or "0", expression)
-        if plain.strip("0123456789.+-*/() \t"):
+    def calculated(self, numbers: Numbers) -> Fraction:
+        """Return the value of the expression with other numbers. Raise Unsuitable if it has none."""
+        text = NUMBER.sub(lambda found: f"({numbers[_value(found[0])]})", self.expression)
+        if _SIGN.search(text):
             raise Unsuitable("an expression cannot be read")
         try:
-            parsed = ast.parse(plain.strip(), mode="eval").body
-        except SyntaxError:
-            raise Unsuitable("an expression cannot be read") from None
-        return cls(parsed, list(_values(expression)), _value(result))
-
-
-def _calculated(node: ast.expr, numbers: Numbers) -> Fraction:
-    if isinstance(node, ast.Constant):
-        return numbers[Fraction(str(node.value))]
-    if not isinstance(node, ast.BinOp) or type(node.op) not in _OPERATORS:
-        raise Unsuitable("an expression cannot be read")
-    left, right = _calculated(node.left, numbers), _calculated(node.right, numbers)
-    if isinstance(node.op, ast.Div) and not right:
-        raise Unsuitable("a division by 0")
-    return _OPERATORS[type(node.op)](left, right)
+            return Fraction(worth(text))
+        except UNCALCULATED:
+            raise Unsuitable("an expression cannot be calculated") from None
 
 
 def steps_of(solution: str) -> list[Step]:
@@ -127,12 +108,10 @@ def steps_of(solution: str) -> list[Step]:
     gold = solution.rpartition("####")[2].strip()
     if solution.count("<<") != len(found) or not all(map(NUMBER.fullmatch, [gold, *(result for _, result in found)])):
         raise Unsuitable("an annotation or the answer cannot be read")
-    steps, same = [Step.parse(*one) for one in found], {value: value for value in _values(solution)}
-    if (
-        not steps
-        or steps[-1].result != _value(gold)
-        or any(_calculated(one.expression, same) != one.result for one in steps)
-    ):
+    steps = [Step(expression, [*_values(expression)], _value(result)) for expression, result in found]
+    same = {value: value for value in _values(solution)}
+    are_right = all(one.calculated(same) == one.result for one in steps)
+    if not steps or not are_right or steps[-1].result != _value(gold):
         raise Unsuitable("the annotations do not lead to the answer")
     return steps
 
@@ -316,7 +295,7 @@ class Template:
     def _calculated(self, numbers: dict[Fraction, Fraction]) -> Numbers:
         """Add the results. Raise Unsuitable if one of them is another kind of number than before."""
         for step in self.steps:
-            old, new = step.result, _calculated(step.expression, numbers)
+            old, new = step.result, step.calculated(numbers)
             is_alike = new > 0 and not old.denominator % new.denominator and 1 / SIMILAR <= new / old <= SIMILAR
             if numbers.setdefault(old, new) != new or not is_alike:
                 raise Unsuitable("a result is another kind of number")

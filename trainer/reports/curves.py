@@ -60,14 +60,8 @@ class Series(NamedTuple):
 # What is drawn: the curves of each chart of each file, what matters most first.
 CHARTS: dict[str, dict[str, list[Series]]] = {
     "curves": {
-        "accuracy": [
-            Series("training", accuracy),
-            Series("held-out, 95 %", held_out(False), dots=True),
-        ],
-        "mean reward": [
-            Series("reward", "reward/mean"),
-            Series("held-out, 95 %", held_out(True), dots=True),
-        ],
+        "accuracy": [Series("training", accuracy), Series("held-out, 95 %", held_out(False), dots=True)],
+        "mean reward": [Series("reward", "reward/mean"), Series("held-out, 95 %", held_out(True), dots=True)],
         "tokens of an answer": [Series("length", "length")],
         "entropy of a token": [Series("entropy", "entropy")],
     },

@@ -120,12 +120,9 @@ class Judge:
     def rehearse(self, reading: Reading) -> None:
         grades = self.client.ask(self._question(reading), self.rubric.grades, Meter(), fresh=True)
         if grades is None and self.client.last_failure != SPENT:  # a resumed run may have nothing left to spend
-            reason = f"the grader gave no grade: {self.client.last_failure}"
-            asked = self.settings
-            remedy = (
-                f"Is it there, does it know reward.judge.model={asked.model}, and does {asked.key_env} hold the right"
-            )
-            remedy += " key? If it refuses `response_format`: reward.judge.structured=false"
+            reason, asked = f"the grader gave no grade: {self.client.last_failure}", self.settings
+            remedy = f"Is it there, does it know reward.judge.model={asked.model}, and does {asked.key_env} hold the "
+            remedy += "right key? If it refuses `response_format`: reward.judge.structured=false"
             raise RewardError(f"reward.judge.url={self.settings.url}", reason, remedy)
 
     def _question(self, reading: Reading) -> dict[str, Any]:

@@ -138,9 +138,8 @@ def total(values: Mapping[str, float | None], weights: Mapping[str, float]) -> f
     for name, value in values.items():
         weight = weights.get(name, 0.0)
         if value is not None and abs(value * max(1.0, weight)) > LARGEST:
-            raise RewardError(
-                f"`{name}`", f"it is {value:g}, and a reward is at most {LARGEST:g}, because it is squared"
-            )
+            reason = f"it is {value:g}, and a reward is at most {LARGEST:g}, because it is squared"
+            raise RewardError(f"`{name}`", reason)
         if weight:
             summed = None if value is None or summed is None else summed + weight * value
     return summed

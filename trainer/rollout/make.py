@@ -38,9 +38,8 @@ def make_sampler(
     with an adapter is evaluated like this, so that the merged model is compared with the adapter itself."""
     reason = None if settings.engine == "hf" else why_unsupported(model)
     if reason and settings.engine == "decode":
-        raise ConfigError(
-            "rollout.engine=decode", f"it cannot sample from this model: {reason}", "Write rollout.engine=hf"
-        )
+        why = f"it cannot sample from this model: {reason}"
+        raise ConfigError("rollout.engine=decode", why, "Write rollout.engine=hf")
     if reason:
         say(f"rollout: sampling with model.generate, which takes three times as long or more, because {reason}")
     turns = partial(TurnTaking, prompter=prompter, limits=settings.turns)

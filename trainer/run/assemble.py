@@ -95,7 +95,7 @@ def build(request: Request, data: Data | None = None) -> Run:
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
     given_back = (samplers.sampler.give_back, samplers.evaluating.give_back)
     shrinker = Shrinker(policy, given_back, packer, log.screen.warn)
-    held_out, new_tokens = samplers.held_out, config.rollout.max_new_tokens
+    held_out, new_tokens, progress = samplers.held_out, config.rollout.max_new_tokens, log.screen.progress
     left_out = len(prompts.held_out) - len(held_out)
     of_run = (log.first_step, log.total_steps, origin.run, measure_of(config))
     history = EvaluationHistory(folder, config.eval, len(held_out), *of_run)
@@ -107,18 +107,7 @@ def build(request: Request, data: Data | None = None) -> Run:
     return Run(
         kind(config, prompts.curriculum, prompts.prompter, samplers.sampler, scorer, prompts.longest),
         Updater(policy, config, distributed.device(), packer, shrinker, kl, teacher),
-        Evaluator(
-            policy,
-            samplers.evaluating,
-            scorer,
-            held_out,
-            new_tokens,
-            history,
-            log.screen.progress,
-            left_out,
-            None,
-            draws,
-        ),
+        Evaluator(policy, samplers.evaluating, scorer, held_out, new_tokens, history, progress, left_out, draws=draws),
         log,
     )
 

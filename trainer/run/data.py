@@ -49,9 +49,8 @@ def make_prompts(config: Config, data: Data, tokenizer: Any) -> Prompts:
     later = partial(_later_pass, config, data.task, prompter, problems, longest) if changes else None
     kind = CURRICULA[config.task.curriculum]
     curriculum = kind(problems, config.rollout.problems, config.run.seed, total_steps, later)
-    return Prompts(
-        prompter, problems, longest, total_steps, curriculum, [prompter.prompt(problem) for problem in data.held_out]
-    )
+    held_out = [prompter.prompt(problem) for problem in data.held_out]
+    return Prompts(prompter, problems, longest, total_steps, curriculum, held_out)
 
 
 def task_of(settings: TaskSettings, run: Path | None) -> Task:

@@ -115,10 +115,8 @@ def _checked(
     finally:
         sampler.close()
     del model
-    asked = list(zip(prompts, theirs.outcomes, strict=True))
-    apart = llama_cpp.FileModel(file, weights, names).difference(
-        [(prompt.tokens, outcome.completion) for prompt, outcome in asked]
-    )
+    asked = [(prompt.tokens, one.completion) for prompt, one in zip(prompts, theirs.outcomes, strict=True)]
+    apart = llama_cpp.FileModel(file, weights, names).difference(asked)
     if not apart.mean <= apart.bound:
         raise MergeError(file, f"{apart}: llama.cpp computes another model than transformers")
     alike = agreement(own, theirs)

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 from trainer.errors import RewardError
@@ -42,7 +41,6 @@ class Ran:
     status: int
     timed_out: bool
     cut: bool
-    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class Sandbox:
     def __enter__(self) -> Sandbox:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -104,7 +102,7 @@ class Sandbox:
                 if len(text) > most:
                     _end(control)
                 ended = _how_it_ended(control)
-        return Ran(text[:most], ended["status"], ended["timed_out"], len(text) > most, ended["cpu_s"])
+        return Ran(text[:most], ended["status"], ended["timed_out"], len(text) > most)
 
     def _judge(self, source: str, tests: str, name: str, first: bool) -> Assertions:
         (asked, asks), (replied, replies), (reading, writing) = os.pipe(), os.pipe(), os.pipe()

@@ -107,14 +107,14 @@ class ProgramServer:
         child = self.children.pop(watched)
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         child.kill()  # what it has started; its number is taken until it is waited for
-        _, status, used = os.wait4(child.pid, 0)
+        _, status = os.waitpid(child.pid, 0)
         del self.controls[child.control.fileno()]
         for place in (watched, child.control.fileno()):
             with suppress(KeyError):
                 self.poll.unregister(place)
         result = {"status": os.waitstatus_to_exitcode(status), "timed_out": child.timed_out}
         with suppress(OSError):  # the trainer does not wait for it any more
-            child.control.send(json.dumps(result | {"cpu_s": used.ru_utime + used.ru_stime}).encode())
+            child.control.send(json.dumps(result).encode())
         child.control.close()
         os.close(watched)
 
