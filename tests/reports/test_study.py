@@ -15,9 +15,9 @@ from trainer.commands import study as command
 from trainer.config.study import read_study
 from trainer.errors import DataError, OctetError
 from trainer.reports.chart import COLOURS, GREY
+from trainer.reports.markup import as_latex
 from trainer.reports.study import _at, collect, ended, shares, summary
 from trainer.reports.study_page import drawings, sections, sentences, tables
-from trainer.reports.tables import as_latex
 
 TEXT = """
 settings: {run.steps: 4, eval.problems: 200, warmup.problems: 8}

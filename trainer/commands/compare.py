@@ -10,8 +10,8 @@ from rich.table import Table
 from trainer.commands.options import add_runs
 from trainer.machine.console import Console, folded
 from trainer.machine.visible import print
+from trainer.reports.markup import as_csv
 from trainer.reports.report import Pair, ranked, shown
-from trainer.reports.tables import as_csv
 from trainer.run_folder.reader import RunFiles, differing, facts_of, names_of, read_runs
 from trainer.watch.measure import REWARD, STRICT
 from trainer.watch.progress import clock

@@ -242,9 +242,8 @@ def _submit(script: Path, request: JobRequest) -> list[str]:
 
 
 def _sbatch(script: Path, options: Sequence[str], request: JobRequest) -> str:
-    command = ["sbatch", "--parsable", *options, str(script)]
     try:
-        answer = _run(command, _without_options())
+        answer = _run(["sbatch", "--parsable", *options, str(script)], _without_options())
     except FileNotFoundError:
         remedy = "Log in to a Slurm cluster, or add --dry-run"
         raise ClusterError("sbatch", "there is none on this machine", remedy) from None
@@ -281,9 +280,8 @@ def _explain(complaint: str, script: str, request: JobRequest) -> str:
 
 
 def _sinfo(wanted: str, *options: str) -> str:
-    command = ["sinfo", "--noheader", f"--format={wanted}", *options]
     try:
-        answer = _run(command)
+        answer = _run(["sinfo", "--noheader", f"--format={wanted}", *options])
     except (OSError, subprocess.SubprocessError) as error:
         return f"unknown nodes and partitions, because sinfo failed ({error})"
     return ", ".join(sorted(set(answer.stdout.split("\n")) - {""})) or "none that you may use"

@@ -43,10 +43,9 @@ def add_adapter(model: Any, settings: Lora) -> Any:
     wanted = list(settings.targets) if isinstance(settings.targets, tuple) else TARGETS[settings.targets]
     if settings.targets == "all" and has_experts(model):
         experts = ("gate_proj", "up_proj", "down_proj")  # PEFT takes all layers of these names for the experts'
-        linear = {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
-        head = model.get_output_embeddings()
-        linear = {name: part for name, part in linear.items() if part is not head}
-        wanted = sorted(name for name in linear if name.rpartition(".")[2] not in experts)
+        head, linear = model.get_output_embeddings(), torch.nn.Linear
+        found = (name for name, part in model.named_modules() if isinstance(part, linear) and part is not head)
+        wanted = sorted(name for name in found if name.rpartition(".")[2] not in experts)
     shape = {"r": settings.r, "lora_alpha": settings.alpha, "use_rslora": settings.rslora, "use_dora": settings.dora}
     options = peft.LoraConfig(target_modules=wanted, lora_dropout=settings.dropout, task_type="CAUSAL_LM", **shape)
     _refuse_unknown_targets(model, settings)

@@ -53,16 +53,13 @@ class Verifiers:
         self.state["completion"].append({"role": "assistant", "content": text})
         self.state["turn"] += 1
         if await self._call(self.env.is_completed):
-            return "", True, await self._reward()
+            scored = await self._call(self.env.rubric.score_rollout)
+            return "", True, float(scored.reward if hasattr(scored, "reward") else self.state["reward"])
         said = await self._call(self.env.env_response)
         if isinstance(said, tuple):  # in versions before 0.1.8
             said, self.state = said
         self.state["completion"] += said
         return "\n\n".join(str(message["content"]) for message in said), False, 0.0
-
-    async def _reward(self) -> float:
-        scored = await self._call(self.env.rubric.score_rollout)
-        return float(scored.reward if hasattr(scored, "reward") else self.state["reward"])
 
     async def _call(self, method: Callable[..., Any]) -> Any:
         """Call a method with those of the known arguments that this version of it takes."""

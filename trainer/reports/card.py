@@ -55,15 +55,10 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
     values = {"run": run, "settings": settings, "name": name, "kind": kind, "licence": licence, "made": made}
     values |= {"curves": curves, "base": base, "is_on_the_hub": _is_on_the_hub(base), "facts": facts_of(run)}
     values |= {"metadata": _metadata(run, kind, licence), "title": name.rpartition("/")[2], "data": _data(run)}
-    what = {"adapter": f"A LoRA adapter of {base}", "model": base, "gguf": f"A GGUF file of {base}"}[kind]
-    values |= {"what": what, "how": "supervised training on worked solutions" if is_warmup else "GRPO"}
     recipe = (OF_A_WARMUP if is_warmup else OF_GRPO) | (OF_LORA if settings["lora.enabled"] else {})
     values |= {"recipe": recipe, "preset": preset, "changes": repeat.written(changes)}
     alarms = [alarm.finding.name for alarm in alarms_of(run.history) if alarm.lasts]
     values["results"] = made.get("accuracy") or made.get("reward")
-    values["legend"] = "`correct` asks for the requested format, `in any format` does not."
-    if run.measure.is_reward:
-        values["legend"] = "`reward` is the mean of the weighted rewards of the run; no answer is known to be right."
     values |= {"commands": repeat.commands(whole, run.made_with), "alarms": alarms, **_evaluation(run, made["step"])}
     values["base_in_code"] = json.dumps(base, ensure_ascii=False)
     text = template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(values)

@@ -1,15 +1,21 @@
-"""HTML and SVG in which every text is escaped: only what `tag` has made is markup."""
+"""HTML and SVG in which every text is escaped: only what `tag` has made is markup. And tables as CSV and LaTeX."""
 
+import csv
+import io
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from html import escape
+from itertools import chain
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from trainer.machine.visible import visible
 
 HERE = Path(__file__).parent
+WORDS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+SPECIAL = str.maketrans(WORDS | {character: f"\\{character}" for character in "&%$#_{}"})
 
 
 class Html(str):
@@ -44,3 +50,19 @@ def page(title: str, *sections: Html) -> str:
     digest = b64encode(sha256(style.encode()).digest()).decode()
     template = Template((HERE / "page.html").read_text(encoding="utf-8"))
     return template.substitute(title=joined(title), digest=digest, style=style, body="\n".join(sections))
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return records as lines, below their keys."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*dict.fromkeys(chain.from_iterable(rows))], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().rstrip("\n")
+
+
+def as_latex(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a tabular below its title, which is a comment."""
+    lines = [" & ".join(cell.translate(SPECIAL) for cell in row) + r" \\" for row in [head, *rows]]
+    lines[0] += r" \hline"
+    return "\n".join([f"% {title}", rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", *lines, r"\end{tabular}"])
