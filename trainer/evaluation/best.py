@@ -36,28 +36,23 @@ class Milestone:
     value: float  # of eval.metric; the loss with the opposite sign, so that more is always better
 
 
+@dataclass(eq=False)
 class EvaluationHistory:
     """The evaluations after the steps of a run. That of the base model is not a candidate for the best."""
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: Eval,
-        problems: int,
-        first_step: int,
-        total_steps: int,
-        run: str = "",
-        measure: Measure = STRICT,
-    ) -> None:
-        self.folder = folder
-        self.settings = settings
-        self.measure = measure
+    folder: Path
+    settings: Eval
+    problems: int
+    first_step: int
+    total_steps: int
+    run: str = ""  # what tells its best.json from that of another run
+    measure: Measure = STRICT
+
+    def __post_init__(self) -> None:
+        folder, settings, measure, problems = self.folder, self.settings, self.measure, self.problems
         self.metric = "reward" if measure.is_reward and settings.metric != "loss" else settings.metric
-        self.problems = problems
-        self.total_steps = total_steps
-        self.run = run  # what tells its best.json from that of another run
-        named, is_main = measure.noted, distributed.is_main()
-        read = (_evaluated(folder, first_step, named), *_kept(folder, run, named)) if is_main else ([], None, "")
+        named, first_step, is_main = measure.noted, self.first_step, distributed.is_main()
+        read = (_evaluated(folder, first_step, named), *_kept(folder, self.run, named)) if is_main else ([], None, "")
         records, kept, wrong = distributed.gather(read)[0]
         self.kept: dict[str, Any] | None = kept  # the content of best.json, which describes what is beside it
         by_step = {record["step"]: record for record in records}
@@ -71,7 +66,7 @@ class EvaluationHistory:
         is_gone = settings.every and self.milestones and not kept
         self.lost = wrong or (f"{folder / 'best'} is not there" if is_gone else "")
         self.is_seen = any(record["step"] == first_step for record in records)  # with any number of problems
-        self.spares_best = first_step >= total_steps and kept is not None
+        self.spares_best = first_step >= self.total_steps and kept is not None
         self.last: Evaluation | None = None
         self.goal = inf  # of `octet speedrun`
 
