@@ -1,6 +1,7 @@
 """Write so that a crash leaves nothing half written, and give one clear error when the disk fills up."""
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -130,6 +131,18 @@ def keep(path: Path) -> None:
 def not_a_link(path: str, flags: int) -> int:
     """Open a file for `open(opener=)`, but not through a link, which would lead what is written elsewhere."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def is_locked(path: Path) -> bool:
+    """Return True while another process has locked a file. Raise OSError where files cannot be locked."""
+    try:
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def replace(path: Path, content: bytes) -> None:

@@ -17,7 +17,6 @@ from trainer.model import hub
 from trainer.model.families import BY_TYPE, MIXERS, Family
 from trainer.model.known_shapes import CONFIGS, TABLE
 
-NANO = Path(__file__).parent / "nano"
 CHUNK_BYTES = 64 * 2**20  # of fp32 logits that loss/ computes at once; about three such tensors are alive
 
 
@@ -204,8 +203,7 @@ def adapter_shapes(setting: str, folder: Path) -> dict[str, list[int]]:
 
 def known_shape(name: str, revision: str | None = None) -> Shape | None:
     """Return the shape without the network; None for a model that only the hub knows."""
-    folder = NANO if name == "nano" else hub.local_folder(name)
-    if folder:
+    if folder := hub.NANO if name == "nano" else hub.local_folder(name):
         return from_config(name, hub.read_json(f"model.name={name}", folder / "config.json"))
     hub.refuse_missing_folder(name)
     plain = name.lower().replace("qwen2.5-coder-", "qwen2.5-")  # of the same shapes

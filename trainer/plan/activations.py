@@ -94,16 +94,14 @@ def kept_bytes(shape: Shape, work: Work, item: int) -> float:
 
 def forward_bytes(shape: Shape, work: Work, item: int, targets: Collection[str]) -> float:
     """Return the peak of a pass without gradients, inside one layer: its feed-forward part, or its attention."""
-    return max(_forward_of(shape, block, work, item, targets) for block in shape.blocks)
-
-
-def _forward_of(shape: Shape, block: Block, work: Work, item: int, targets: Collection[str]) -> float:
-    gates = [one for one in block.linears if one.name in GATES]
-    adapters = sum(one.outputs for one in gates) if any(one.name in targets for one in gates) else 0
-    mlp = work.tokens * (block.mlp + (3 + block.chosen) * shape.hidden + adapters) * item
-    attention = attention_saves(shape, block, work, item) + work.tokens * 2 * shape.hidden * item
-    attention += _beside_sinks(shape, work, item)
-    return max(mlp, attention)
+    peaks = []
+    for block in shape.blocks:
+        gates = [one for one in block.linears if one.name in GATES]
+        adapters = sum(one.outputs for one in gates) if any(one.name in targets for one in gates) else 0
+        peaks.append(work.tokens * (block.mlp + (3 + block.chosen) * shape.hidden + adapters) * item)
+        attention = attention_saves(shape, block, work, item) + work.tokens * 2 * shape.hidden * item
+        peaks.append(attention + _beside_sinks(shape, work, item))
+    return max(peaks)
 
 
 def head_bytes(shape: Shape, edges: float, item: int, learns: bool, wants_entropy: bool) -> float:

@@ -46,23 +46,16 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     """Make the checks once on each machine. Raise one ConfigError for all problems; print each warning."""
     if os.environ.get(CHECKED):
         return
-    if config.run.dir:
-        must_be_folder(config.run.dir)
-        warmup = config.run.dir / "warmup"
+    if folder := config.run.dir:
+        if path := next((one for one in (folder, *folder.parents) if one.exists() and not one.is_dir()), None):
+            raise ConfigError(f"run.dir={folder}", f"{path} is a file", "Name a folder")
         chained = config.warmup.steps and not config.is_warmup
-        previous_run.refuse_other_settings(config.run.dir, config.after_warmup(warmup) if chained else config)
+        previous_run.refuse_other_settings(folder, config.after_warmup(folder / "warmup") if chained else config)
     found = downloads.check(config)  # on every rank: it may decide that this process leaves the hub alone
     downloads.find_adapters(config)
     teacher = downloads.find_teacher(config.teacher_model)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         complain(findings(config, found, machine, teacher))
-
-
-def must_be_folder(folder: Path) -> None:
-    """Raise ConfigError if the run folder, or one above it, is a file."""
-    for path in (folder, *folder.parents):
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"run.dir={folder}", f"{path} is a file", "Name a folder")
 
 
 def complain(found: Sequence[Finding]) -> None:

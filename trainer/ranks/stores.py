@@ -114,14 +114,7 @@ def _create(folder: Path) -> Path:
 
 def _is_in_use(folder: Path) -> bool:
     """Return True while the rank 0 that has created the folder is running."""
-    try:
-        with (folder / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return disk.is_locked(folder / "lock")
 
 
 def absent(store: Any, keys: Sequence[str], seconds: float) -> list[int]:

@@ -3,9 +3,9 @@
 `octet watch` shows it for any run, and a run shows it of itself below what it prints.
 """
 
-import fcntl
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.columns import Columns
 from rich.panel import Panel
 from rich.text import Text
 
+from trainer.machine import disk
 from trainer.machine.console import Console
 from trainer.machine.visible import around, visible
 from trainer.run_folder.reader import RunFiles, phases, read_run
@@ -173,13 +174,8 @@ def stopped(run: RunFiles) -> str | None:
 
 
 def _is_locked(folder: Path) -> bool:
-    try:
-        with (folder / ".lock").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is no lock, or the file system has none
-        pass
+    with suppress(OSError):  # the file system has no locks
+        return disk.is_locked(folder / ".lock")
     return False
 
 
