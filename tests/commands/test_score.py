@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, launch, said_by
-from trainer.commands.score import gold_of
 from trainer.config.command_line import resolve
+from trainer.problem.own_records import gold_of
 
 KEYS = ["strict", "lenient", "correct_strict", "correct_lenient", "correct", "format", "length", "overlong"]
 KEYS += ["repetition", "think_tags", "reward"]

@@ -21,12 +21,12 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from trainer.answers import find
 from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
 from trainer.errors import DataError
 from trainer.machine.visible import print
+from trainer.problem.own_records import gold_of
 from trainer.problem.sources import json_records
 from trainer.problem.task import make_task
 from trainer.records import Completion, Problem, Prompt
@@ -109,13 +109,6 @@ def samples(lines: Iterable[bytes], name: str, needs_answer: bool = True) -> Ite
         if record.flaw:
             raise DataError(record.where, record.flaw)
         yield _sample(dict(record.values), record.where, needs_answer)
-
-
-def gold_of(answer: str) -> str:
-    r"""Return the gold answer of a solution: after the last `####`, else in the last `\boxed{}`, else all of it."""
-    if "####" in answer:
-        return answer.rpartition("####")[2].strip()
-    return find.marked(answer, "boxed") or answer.strip()
 
 
 def open_lines(path: str) -> IO[bytes]:

@@ -169,6 +169,13 @@ def own_task(settings: TaskSettings) -> Task:
     return built if isinstance(built, DataTask) else OwnTask(settings, built)
 
 
+def gold_of(answer: str) -> str:
+    r"""Return the gold answer of a solution: after the last `####`, else in the last `\boxed{}`, else all of it."""
+    if "####" in answer:
+        return answer.rpartition("####")[2].strip()
+    return find.marked(answer, "boxed") or answer.strip()
+
+
 def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:
     """Return the messages of a chat-format column unchanged, or none if the column holds text."""
     value = record.values.get(column)
