@@ -40,8 +40,8 @@ class Projection:
 
     @property
     def bytes(self) -> int:
-        weights = [_base(layer).weight for layer in self.layers]
-        return sum(weight.numel() * weight.element_size() for weight in weights)
+        weights = [getattr(_base(layer), "weight", None) for layer in self.layers]  # 8-bit heads have none
+        return sum(weight.numel() * weight.element_size() for weight in weights if weight is not None)
 
     @property
     def gains_from_a_copy(self) -> bool:
