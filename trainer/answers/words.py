@@ -78,7 +78,7 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "could may might except without besides wrong false incorrect untrue invalid mistaken mistake error guess doubt "
     "unsure uncertain unknown joke kidding jk theory dreams what who whom whose when where while until before though "
     "although however instead rather possible wait oops sorry hmm scratch lie lies yes yeah everything everyone "
-    "everybody anything anyone sure certain know idea clue rejected excluded suppose assume",
+    "everybody anything anyone sure certain know idea clue rejected excluded suppose assume according",
     "Q": "some about around approximately approx roughly least most best worst first almost under above below near "
     "beyond upward upwards whenever fold fail fails onwards ballpark estimate estimated approximation "
     "down off plus minus divided multiplied less remainder power root once thrice double doubled "
@@ -107,7 +107,7 @@ _BEFORE = (
     rf"(?:[pPoE][dpE]{{0,2}}{_NOUN}{{1,4}}){{0,2}}"
     rf"(?:{_NAME}m?(?:[irv]+(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)|[ir]+|d?A{{1,3}})?d?m*"
 )
-_BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|rw)?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
+_BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|r[wt])?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
 BEHIND = re.compile(_BEHIND)
 _CLAUSE = re.compile(rf"c*(?:{_BEFORE}N{_BEHIND}=?|(?:d?A{{1,3}}[ir])?{_NAME}[:=]|pd|[iv]?{_MORE}=?)")
 TEXT = re.compile(  # The winner is N; N is cheaper; N, because it has more
