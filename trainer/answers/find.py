@@ -47,7 +47,7 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
     plain number: then the answer is the whole phrase."""
     if len(phrase) > LONGEST_ANSWER:
         return None
-    if wanted is not None:
+    if wanted:
         for whole in (tidy(phrase), phrase.strip(), in_digits(tidy(phrase))):
             if equal(whole, wanted):
                 return whole
