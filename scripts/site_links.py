@@ -1,5 +1,6 @@
 """Hooks of mkdocs: the pages of gallery/ belong to the site over docs/, and links that lead to neither lead to the
 repository. Without its address (OCTET_REPOSITORY, such as https://github.com/NAME/octet) those are plain text.
+Code is folded where the page is narrow, but for tables and comments that stand in columns.
 """
 
 import re
@@ -32,3 +33,13 @@ def on_page_markdown(markdown: str, config: Any, page: Any = None, **_: object) 
         return f"[{text}]({config['repo_url'].rstrip('/')}/blob/main/{target})" if config["repo_url"] else text
 
     return OUTSIDE.sub(link, markdown)
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Mark the blocks of code that have columns."""
+
+    def marked(block: re.Match[str]) -> str:
+        columns = "─" in block[0] or len(re.findall(r"\S {3,}\S", block[0])) > 1
+        return block[0].replace("<pre>", '<pre class="columns">', 1) if columns else block[0]
+
+    return re.sub(r"<pre>.*?</pre>", marked, html, flags=re.DOTALL)

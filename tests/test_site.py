@@ -10,8 +10,6 @@ import pytest
 from scripts import site_links
 from tests.conftest import ROOT, launch
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
@@ -37,6 +35,15 @@ def test_every_page_is_on_the_site_and_has_its_docstrings(site):
 def test_a_page_loads_nothing_from_elsewhere(site):
     for page in (site / "index.html", site / "evidence/index.html"):
         assert not re.findall(r"<(?:script|img)[^>]+src=.?https?:|<link[^>]+stylesheet[^>]+https?:", page.read_text())
+
+
+def test_a_table_is_not_folded_and_a_command_is(site):
+    page = (site / "memory/index.html").read_text()
+    kinds = re.findall(r"<pre( class=.columns.)?>(.*?)</pre>", page, re.DOTALL)
+    assert [bool(kind) for kind, text in kinds if "octet plan --preset" in text or "KV cache" in text][:2] == [
+        False,
+        True,
+    ]
 
 
 def test_links_out_of_docs_lead_to_the_repository(site):
