@@ -52,7 +52,7 @@ def test_the_tree_by_hand():
 def test_gradients_of_a_token_that_is_read_often_are_added_in_fp32():
     layout = layout_of(to_tensors([answer((5, 6), *tail) for tail in ((7, 2), (8, 2), (9, 2))], pad_token=0))
     line_1HND = torch.randn(1, 2, len(layout.source_N), 4, dtype=torch.bfloat16, requires_grad=True)
-    (read,) = layout.rows(line_1HND, layout.keys_AK)
+    _, read = layout.rows(line_1HND, layout.keys_AK, layout.seen_N)
     gradient = torch.randn_like(read)
     exact_1HND = line_1HND.detach().float().requires_grad_()
     expected = exact_1HND[0][:, layout.keys_AK].transpose(0, 1)
@@ -162,7 +162,7 @@ def test_attention_that_knows_no_layout_stays_as_it_is(make):
 def test_an_attention_that_computes_something_else_is_found_out(monkeypatch):
     def wrong(batch):
         right = layout_of(batch)
-        return right._replace(keys_AK=right.keys_AK.roll(1, dims=1))
+        return right._replace(seen_N=right.seen_N.roll(1))
 
     monkeypatch.setattr(shared_prefix, "layout_of", wrong)
     assert not make_flat(tiny("qwen2"))

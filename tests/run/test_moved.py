@@ -111,6 +111,7 @@ def test_it_is_resumed_where_its_code_is_elsewhere_but_not_with_other_code(run, 
     copy, code = shutil.copytree(run, tmp_path / "far/it"), run.parent / "mine.py"
     resume = ["train", "--resume", copy, "run.steps=2", f"reward.custom={tmp_path}/mine.py:brief"]
     moved = code.rename(tmp_path / "mine.py")
+    shutil.copy(run.parent / "helper.py", tmp_path)
     content = moved.read_text()
     try:
         moved.write_text(content.replace("[WORTH", "[1.0"))

@@ -27,7 +27,7 @@ GROUPS = {
         "train": "Train a model, or resume a run.",
         "warmup": "Teach a model worked solutions first; see docs/warmup.md.",
         "study": "Train and judge the arms of an experiment; see docs/studies.md.",
-        "speedrun": "Measure the seconds until the embedded model solves 90 %; see gallery/speedrun.md.",
+        "speedrun": "Measure the seconds until the embedded model solves 90 %.",
         "slurm": "Submit a run to a Slurm cluster; see docs/slurm.md.",
     },
     "look": {

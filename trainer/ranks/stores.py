@@ -79,7 +79,11 @@ def is_one_machine() -> bool:
 
 def another(store: Any, seconds: float) -> Any:
     """Return a connection to the same store for another thread, because the first one may be waiting in a call."""
-    return store if isinstance(store, FolderStore) else connect_tcp(seconds)
+    if isinstance(store, FolderStore):
+        return store
+    other = store.clone()
+    other.set_timeout(timedelta(seconds=seconds))
+    return other
 
 
 def for_group(store: Any, ranks: int) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.command_line import flat, resolve, validated
-from trainer.config.paths import DATA, PATHS, file_of, placed, stored
+from trainer.config.paths import CODE, DATA, PATHS, file_of, placed, stored
 from trainer.config.read_yaml import written
 from trainer.config.settings import Config, Vllm
 from trainer.errors import CheckpointError, ConfigError, OctetError
@@ -95,7 +95,8 @@ def _is_copied(change: Change, folder: Path) -> bool:
     if change.key not in PATHS or [Path(text).name for text in before] != [Path(text).name for text in now]:
         return False
     old, new = ([folder.absolute() / file_of(text) for text in texts] for texts in (before, now))
-    if not any(path.exists() for path in old):
+    own_copies = (folder / CODE).absolute()  # of code that is no longer where it was
+    if not any(path.exists() for path in old if path.parent != own_copies):
         return all(path.exists() for path in new)
     pairs = [[file for path in paths for file in data_files(path)] for paths in (old, new)]
     return len(pairs[0]) == len(pairs[1]) > 0 and all(filecmp.cmp(*pair) for pair in zip(*pairs, strict=True))
