@@ -20,6 +20,7 @@ from trainer.run_folder.reader import read_run
 DOCS = Path(__file__).parent.parent / "docs"
 CURVE = DOCS / "vs_trl_seconds.svg"
 PAPER = {"light": ("#ffffff", "#222222"), "dark": ("#0d1117", "#e6edf3")}  # page and ink, those of GitHub
+SIDES = {"trl": "TRL", "octet": "Octet, training on every group as TRL does", "octet, dropping": "Octet as it is"}
 WIDTH = 92
 # Those of GitHub for black, red, green, yellow, blue, magenta and cyan.
 COLOURS = {
@@ -46,7 +47,10 @@ def _bytes(colour: str) -> tuple[int, int, int]:
 
 def of_curve(name: str) -> str:
     page, ink = PAPER[name]
-    return CURVE.read_text().replace('color="#222222"', f'color="{ink}"').replace('fill="#fff"', f'fill="{page}"')
+    drawn = CURVE.read_text().replace('color="#222222"', f'color="{ink}"').replace('fill="#fff"', f'fill="{page}"')
+    for side, shown in SIDES.items():
+        drawn = drawn.replace(f">{side}</text>", f">{shown}</text>")
+    return drawn
 
 
 def main() -> None:
