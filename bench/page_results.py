@@ -36,6 +36,11 @@ STUDIES = {
         "The embedded model, four updates of each batch. With one, the ratio to the sampler is 1, and REINFORCE with a"
         " baseline, GSPO and CISPO are the same loss as GRPO's.",
     ),
+    "adapters": (
+        "Adapters",
+        "The embedded model, at the learning rate of its preset, 3e-3; `full_slow` trains the whole model with a tenth of"
+        " it.",
+    ),
     "shaping": (
         "Rewards beside right answers",
         "The embedded model, which skips its working where answers of at most 8 characters are paid. Numbers are"
@@ -51,7 +56,14 @@ STUDIES = {
         " `scripts/smollm2.py` makes.",
     ),
 }
-SHARED = ("ablations", "losses", "shaping", "shaping_smollm2", "addition_cpu")  # other programs ran beside them
+SHARED = (
+    "ablations",
+    "losses",
+    "adapters",
+    "shaping",
+    "shaping_smollm2",
+    "addition_cpu",
+)  # other programs ran beside them
 
 
 def page() -> str:
