@@ -289,6 +289,12 @@ def test_a_package_is_missed_only_by_settings_that_need_it(monkeypatch, override
         assert [doctor.bitsandbytes("no kernel", one).severity for one in (NANO, config)] == ["note", "end"]
 
 
+def test_a_card_does_not_take_what_makes_cpus_faster():
+    (finding,) = preflight.bf16_products(has_card=True)
+    assert (finding.severity, finding.remedy) == ("end", "Write model.dtype=bf16.")
+    assert {finding.severity for finding in preflight.bf16_products(has_card=False)} <= {"warn"}
+
+
 # ---------------------------------------------------------------- the hub
 
 

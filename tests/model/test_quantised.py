@@ -17,12 +17,14 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Lora
 from trainer.loss.logprobs import LogProbs
 from trainer.model import lora, merge, quantised
+from trainer.model.low_rank import use_own
 from trainer.records import TrainingRow
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
 
 pytestmark = WITH_ENGINE
+EVERY_KIND = (*KINDS, "bf16")
 
 
 def quantised_and_adapted(folder, kind: str, **options):
@@ -86,15 +88,47 @@ def assert_sampled_as_trained(sampler, model, tokenizer):
     asked = prompts(9, 3, 14)
     greedy = sample(sampler, model, tokenizer, asked, stops=SOME, temperature=0.0)
     assert_greedy_is_generate(greedy, model, asked, SOME)
+    assert_logprobs_of_training(sampler, model, tokenizer, 5e-5)
+
+
+def assert_logprobs_of_training(sampler, model, tokenizer, tolerance):
+    asked = prompts(9, 3, 14)
     groups = sample(sampler, model, tokenizer, asked, stops=SOME)
     rows = [TrainingRow(asked[i].tokens, one.tokens, one.logprobs, 0.0) for i, group in groups.items() for one in group]
     batch = to_tensors(rows, 0)
     with torch.no_grad():
         trained_BT = LogProbs(model.train(), temperature=1.0)(batch).logprobs_BT
-    assert_close(trained_BT, batch.sampled_logprobs_BT * batch.mask_BT, 5e-5)
+    assert_close(trained_BT, batch.sampled_logprobs_BT * batch.mask_BT, tolerance)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("targets", ["all", "attention", ("q_proj", "down_proj")])
+def test_a_base_in_bf16_is_sampled_and_trained_alike(tiny_model, tokenizer, targets):
+    """Products are rounded to bf16, and those of the sampler add up in another order. An adapter of one of three joined
+    layers is not kept beside their copy."""
+    model = lora.add_adapter(base(tiny_model, "bf16"), Lora(r=4, targets=targets))
+    move_adapter(model, seed=1)
+    use_own(model)
+    assert_logprobs_of_training(DecodeSampler, model, tokenizer, 2e-2)
+
+
+def test_what_is_in_bf16_and_its_gradients(tiny_model):
+    """The adapter computes in fp32, as autograd would, through the rounded products."""
+    model, plain = (lora.add_adapter(base(tiny_model, "bf16"), Lora(r=4, targets="all")) for _ in "ab")
+    assert {value.dtype for name, value in model.float().named_parameters() if "base_layer" in name} == {torch.bfloat16}
+    rest = {value.dtype for name, value in model.named_parameters() if "base_layer" not in name}
+    assert (rest, model.get_output_embeddings().weight.dtype) == ({torch.float32}, torch.float32)
+    use_own(model)
+    for one in (model, plain):
+        move_adapter(one, seed=1)
+        one(input_ids=torch.arange(5, 25)[None]).logits.square().mean().backward()
+    wanted = dict(plain.named_parameters())
+    for name, value in model.named_parameters():
+        if "lora_" in name:
+            scale = wanted[name].grad.abs().max()
+            assert (value.grad - wanted[name].grad).abs().max() < 0.02 * scale, name
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_each_token_goes_through_a_quantised_model_once(tiny_model, kind):
     assert make_policy(tiny_model, f"model.quantize={kind}").is_flat
     assert not make_policy(tiny_model, f"model.quantize={kind} model.attention=eager").is_flat
@@ -110,7 +144,7 @@ def test_variants_over_4_bits_learn_and_return_to_their_base(tiny_model, more):
     assert (trained - original).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_run_over_a_quantised_base_resumes_exactly_from_an_adapter_sized_checkpoint(tiny_model, tmp_path, kind):
     more = f"model.quantize={kind}"
     undisturbed = advance(make_policy(tiny_model, more), 0, 1, 2)
@@ -126,7 +160,7 @@ def test_a_run_over_a_quantised_base_resumes_exactly_from_an_adapter_sized_check
     assert_close(logits(resumed.model), logits(undisturbed.model), 1e-6)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "none"])
+@pytest.mark.parametrize("kind", [*EVERY_KIND, "none"])
 def test_a_released_policy_holds_nothing_of_its_base(tiny_model, kind):
     policy = advance(make_policy(tiny_model, f"model.quantize={kind}"), 0)
     layers = list(quantised.layers(policy.model))
@@ -137,7 +171,7 @@ def test_a_released_policy_holds_nothing_of_its_base(tiny_model, kind):
         assert getattr(layer, "state", None) is None or layer.state.CB is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_the_adapter_is_merged_into_the_clean_base(tiny_model, tmp_path, kind):
     policy = advance(make_policy(tiny_model, f"model.quantize={kind}"), 0)
     policy.write_model(tmp_path / "adapter")

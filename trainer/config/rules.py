@@ -135,6 +135,9 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("model.quantize", lambda c: c.model.quantize != "none" and not c.lora.enabled,
      "quantised weights cannot be trained, only an adapter over them",
      "Write lora.enabled=true, or model.quantize=none"),
+    ("model.quantize", lambda c: c.model.quantize == "bf16" and c.model.dtype in ("bf16", "fp16"),
+     "it is for computing in fp32, and model.dtype={c.model.dtype} stores all weights in 16 bits",
+     "Leave one of the two out"),
     ("lora.init", lambda c: c.model.quantize != "none" and c.lora.init != "zero",
      "PiSSA changes the weights of the base, and model.quantize={c.model.quantize} does not allow that",
      "Write lora.init=zero, or model.quantize=none"),
@@ -142,8 +145,9 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
        f"it is for a layer that is not trained, and {of} is",
        f"Write model.{key}={usual}, or train an adapter of other layers")
       for key, usual, of in (("embeddings", "device", "embed_tokens"), ("quantize_head", "none", "lm_head"))),
-    ("lora.dora", lambda c: c.lora.dora and c.model.quantize == "int8",
-     "PEFT cannot measure the rows of model.quantize=int8 reliably", "Write model.quantize=nf4, or lora.dora=false"),
+    ("lora.dora", lambda c: c.lora.dora and c.model.quantize in ("int8", "bf16"),
+     "PEFT cannot measure the rows of model.quantize={c.model.quantize} reliably",
+     "Write model.quantize=nf4, or lora.dora=false"),
 
     ("rollout.dead_groups", lambda c: c.algorithm.loss == "reinforce" and c.rollout.dead_groups == "refill",
      "algorithm.loss=reinforce learns from the raw reward, so a group of equal rewards is not dead",

@@ -142,7 +142,7 @@ def check_vocabulary(tokenizer: Any, model: Any) -> None:
 def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
     config = _checked_config(settings)
     options: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION[settings.attention]}
-    if settings.quantize != "none":
+    if settings.quantize in ("nf4", "int8"):
         options |= quantised.options(settings.quantize, DTYPES[dtype], device)
     elif hub.quantisation_of(config) == hub.UNPACKED:
         options["quantization_config"] = Mxfp4Config(dequantize=True)
@@ -163,7 +163,11 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
         model.name_or_path = model.config._name_or_path = settings.name
     _disable_noise(model)
     compact(model, settings)
-    return model.to(device) if settings.quantize == "none" else quantised.keep_training_arithmetic(model)
+    if settings.quantize in ("nf4", "int8"):
+        return quantised.keep_training_arithmetic(model)
+    if settings.quantize == "bf16":
+        quantised.round_to_bf16(model)
+    return model.to(device)
 
 
 def text_part(config: Any) -> Any:

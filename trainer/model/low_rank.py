@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.model import lora
+from trainer.model.quantised import Bf16Linear
 
 
 def use_own(model: Any) -> None:
@@ -20,7 +21,7 @@ def use_own(model: Any) -> None:
         if is_linear and lora.ADAPTER not in layer.lora_variant and not layer.lora_bias[lora.ADAPTER]:
             layer.lora_variant[lora.ADAPTER] = LowRank()
             has_dropout = not isinstance(layer.lora_dropout[lora.ADAPTER], nn.Identity)
-            if type(layer.base_layer) is nn.Linear and not has_dropout:
+            if type(layer.base_layer) in (nn.Linear, Bf16Linear) and not has_dropout:
                 layer.forward = MethodType(_forward, layer)
 
 
@@ -29,7 +30,8 @@ def _forward(layer: Any, x: Tensor, **options: Any) -> Tensor:
     base, is_plain = layer.base_layer, not (options or layer.disable_adapters or layer.merged)
     if is_plain and layer.active_adapters == [lora.ADAPTER]:
         factors = [part[lora.ADAPTER].weight for part in (layer.lora_A, layer.lora_B)]
-        if _are_alike(x, base.weight, *factors) and not base.weight.requires_grad:
+        weights = factors if type(base) is Bf16Linear else [base.weight, *factors]
+        if _are_alike(x, *weights) and not base.weight.requires_grad:
             found: Tensor = _Product.apply(None, x, *factors, layer.scaling[lora.ADAPTER], base.weight, base.bias)
             return found
     other: Tensor = type(layer).forward(layer, x, **options)
@@ -58,7 +60,8 @@ class LowRank(LoraVariant):
 
 
 class _Product(torch.autograd.Function):
-    """Adds scaling * x A^T B^T to a result, whose gradient stays as it is, or to x W^T + bias, with a frozen W."""
+    """Adds scaling * x A^T B^T to a result, whose gradient stays as it is, or to x W^T + bias, with a frozen W that may
+    be in bf16."""
 
     @staticmethod
     def forward(
@@ -67,7 +70,9 @@ class _Product(torch.autograd.Function):
         x_NH = x.flatten(0, -2)
         inner_NR = _scaled(x_NH, a_RH.t(), scaling)
         if result is None:
-            result = F.linear(x_NH, *base).view(*x.shape[:-1], -1)  # type: ignore[arg-type]
+            weight, bias = base
+            assert weight is not None
+            result = F.linear(x_NH.to(weight.dtype), weight, bias).to(x.dtype).view(*x.shape[:-1], -1)
         else:
             context.mark_dirty(result)
         result.flatten(0, -2).addmm_(inner_NR, b_OR.t())
@@ -81,7 +86,8 @@ class _Product(torch.autograd.Function):
         gradient_NO, by_x = gradient.flatten(0, -2), None
         slope_NR = _scaled(gradient_NO, b_OR, context.scaling)
         if context.needs_input_grad[1]:
-            by_x = (gradient_NO @ base[0]).addmm_(slope_NR, a_RH) if base else slope_NR @ a_RH
+            by_x = (gradient_NO.to(base[0].dtype) @ base[0]).to(gradient.dtype) if base else None
+            by_x = slope_NR @ a_RH if by_x is None else by_x.addmm_(slope_NR, a_RH)
             by_x = by_x.view(context.shape)
         by_result = gradient if context.needs_input_grad[0] else None
         return by_result, by_x, slope_NR.t() @ x_NH, gradient_NO.t() @ inner_NR, *[None] * (3 if base else 1)

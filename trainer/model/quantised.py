@@ -1,14 +1,39 @@
-"""A frozen base in 4 or 8 bits, quantised by bitsandbytes (NF4 or LLM.int8), under an adapter that is trained.
+"""A frozen base in fewer bits, under an adapter that is trained: in 4 or 8 by bitsandbytes (NF4 or LLM.int8), or in
+bf16 on a CPU, where all else is in fp32.
 
-The layers between the embedding and the output layer are quantised one by one while they are loaded, so the whole model
-is never in memory in 16 bits.
+Layers of bitsandbytes are quantised one by one while they are loaded, so the whole model is never in memory in 16 bits.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import BitsAndBytesConfig
+
+
+class Bf16Linear(nn.Linear):
+    """A frozen layer whose weight and input are rounded to bf16, and whose result has the type of its input. CPUs with
+    AVX512-BF16 or AMX multiply bf16 at least twice as fast as fp32."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden.bfloat16(), self.weight, self.bias).to(hidden.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Stay in bf16 where the model is converted, as DeepSpeed does with each model."""
+        super()._apply(fn, recurse)
+        for value in self.parameters(recurse=False):
+            value.data = value.data.bfloat16()
+        return self
+
+
+def round_to_bf16(model: Any) -> None:
+    """Round the linear layers of a model but its output layer."""
+    head = model.get_output_embeddings()
+    for layer in [part for part in model.modules() if type(part) is nn.Linear and part is not head]:
+        layer.__class__ = Bf16Linear
+        layer.requires_grad_(False).bfloat16()
 
 
 def options(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:

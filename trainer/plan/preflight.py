@@ -71,7 +71,8 @@ def complain(found: Sequence[Finding]) -> None:
 def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: Found) -> list[Finding]:
     wanted, folder = needs(config, found, machine, teacher), config.run.dir or RUNS
     cards = [of_card for gpu in machine.gpus for of_card in card(config.model.dtype, gpu)]
-    return [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *packages(config)]
+    rounded = bf16_products(bool(machine.gpus)) if config.model.quantize == "bf16" else ()
+    return [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *rounded, *packages(config)]
 
 
 # ---------------------------------------------------------------- the checks
@@ -124,6 +125,15 @@ def card(dtype: str, gpu: hardware.Gpu) -> Iterator[Finding]:
         yield Finding("note", name, f"{gpu.name}, {free}")
 
 
+def bf16_products(has_card: bool) -> Iterator[Finding]:
+    """Look whether model.quantize=bf16 makes this machine faster."""
+    setting, other = "model.quantize=bf16", "model.quantize=none may be faster."
+    if has_card:
+        yield Finding("end", "CPU", f"{setting}: it is for CPUs, and there is a card", "Write model.dtype=bf16.")
+    elif not any(name in Path("/proc/cpuinfo").read_text() for name in ("avx512_bf16", "amx_bf16")):
+        yield Finding("warn", "CPU", f"{setting}: this CPU does not multiply bf16", other)
+
+
 def packages(config: Config) -> Iterator[Finding]:
     """Look for the packages that only some settings need."""
     wanted = [(setting, "bitsandbytes", "bitsandbytes", other) for setting, other in needs_bitsandbytes(config)]
@@ -153,7 +163,7 @@ def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
     """Yield each setting that needs bitsandbytes, and what to write to do without."""
     if config.optim.name == "adamw_8bit":
         yield "optim.name=adamw_8bit", "optim.name=adamw"
-    if config.model.quantize != "none":
+    if config.model.quantize in ("nf4", "int8"):
         yield f"model.quantize={config.model.quantize}", "model.quantize=none"
     if config.teacher.quantize != "none":
         yield f"teacher.quantize={config.teacher.quantize}", "teacher.quantize=none"
@@ -176,7 +186,7 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
     is_adapter, dtype = config.lora.enabled, config.model.dtype
     numbers = _numbers(found)
     width = 4 if dtype == "fp32" or (dtype == "auto" and not machine.gpus) else 2
-    loaded = [numbers * (width if config.model.quantize == "none" else 1)]
+    loaded = [numbers * (width if config.model.quantize in ("none", "bf16") else 1)]
     loaded.append(_numbers(teacher) * (width if config.teacher.quantize == "none" else 1))
     trained = numbers
     if is_adapter:

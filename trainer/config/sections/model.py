@@ -25,9 +25,10 @@ class Model(Section):
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """`auto` is bf16 on cards that support it, fp16 on older ones, fp32 on the CPU."""
-    quantize: Literal["none", "nf4", "int8"] = "none"
-    """Store the frozen base of an adapter in 4 bits (NF4 with double quantisation) or 8 bits (LLM.int8). Embeddings and
-    output layer stay in model.dtype. The adapter is merged into the original base."""
+    quantize: Literal["none", "nf4", "int8", "bf16"] = "none"
+    """Store the frozen base of an adapter in 4 bits (NF4 with double quantisation) or 8 bits (LLM.int8), or multiply by
+    it in bf16, on a CPU with AVX512-BF16 or AMX. Embeddings and output layer stay in model.dtype. The adapter is merged
+    into the original base."""
     quantize_head: Literal["none", "int8"] = "none"
     """Store the frozen output layer in 8 bits, with a factor for each token of the vocabulary. Only for models whose
     output layer is not their embedding."""
@@ -62,8 +63,8 @@ class Lora(Section):
     dora: bool = False
     """Train the magnitude of each weight row separately from its direction (DoRA): better at low ranks, and slower."""
     init: Literal["zero", "pissa", "pissa_niter_16"] = "zero"
-    """`zero`: the adapter has no effect at first. `pissa`: it starts as the principal part of each weight, and is saved
-    with twice the rank. `pissa_niter_16`: a faster approximation of `pissa`."""
+    """`zero`: the adapter has no effect at first. `pissa`: it starts as the principal part of each weight, is saved
+    with twice the rank, and needs a smaller learning rate. `pissa_niter_16`: a faster approximation of `pissa`."""
     start: Path | None = None
     """Folder of an adapter to train further, over the same model and with the rank, alpha and targets of this section.
     The model with this adapter is the base of the run and the reference of its KL."""

@@ -6,7 +6,8 @@ it and out of it again at every step would let it drift. On a card, where a copy
 joined beside them. Layers that cannot be copied (4-bit weights, DoRA) are called directly.
 
 On a CPU large layers in fp32 have the layout of oneDNN, whose products take 40 to 90 % of the time of `F.linear`,
-with relative errors of 1e-6 in place of 4e-7. The layers of the embedded model are smaller.
+with relative errors of 1e-6 in place of 4e-7. The layers of the embedded model are smaller. Layers in bf16 have it as
+well, and their adapters stay beside them, in fp32.
 """
 
 import os
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 from trainer.model.lora import ADAPTER
 from trainer.model.low_rank import LowRank
+from trainer.model.quantised import Bf16Linear
 from trainer.plan.planner import SPARE
 from trainer.rollout.limits import free_bytes
 
@@ -34,6 +36,7 @@ class Projection:
         self.adapted = any(
             ADAPTER in getattr(layer, "lora_A", ()) for layer in layers
         )  # a teacher's is not sampled from
+        self._is_bf16 = all(isinstance(_base(layer), Bf16Linear) for layer in layers)
         self._copy_OH: Tensor | None = None
         self._bias_O: Tensor | None = None
         self._factors: tuple[Tensor, Tensor] | None = None  # the A of all layers, and each B where its inputs are
@@ -46,14 +49,17 @@ class Projection:
     @property
     def gains_from_a_copy(self) -> bool:
         can_be = all(map(_can_be_copied, self.layers))
+        if self._is_bf16:
+            adapted = {ADAPTER in getattr(layer, "lora_A", ()) for layer in self.layers}
+            return can_be and self.is_packed and len(adapted) == 1
         return can_be and (self.adapted or len(self.layers) > 1 or self.is_packed)
 
     @property
     def is_packed(self) -> bool:
         """True if a copy has the layout of oneDNN."""
         weight = _base(self.layers[0]).weight
-        is_slow = weight.device.type == "cpu" and weight.dtype == torch.float32 and self.bytes >= 4 * LARGE
-        return is_slow and torch.backends.mkldnn.is_available()
+        is_large = weight.dtype == torch.float32 and self.bytes >= 4 * LARGE
+        return weight.device.type == "cpu" and (is_large or self._is_bf16) and torch.backends.mkldnn.is_available()
 
     @property
     def is_a_copy(self) -> bool:
@@ -69,12 +75,14 @@ class Projection:
         self._copy_OH = torch.cat([base.weight for base in bases])
         if any(base.bias is not None for base in bases):
             self._bias_O = self._copy_OH.new_zeros(len(self._copy_OH))
+        if self._is_bf16 and self.adapted:
+            self.allocate_factors()
 
     def allocate_factors(self) -> None:
         """Make room for the adapters of all layers beside these."""
         if all(ADAPTER in getattr(layer, "lora_A", ()) and _can_be_copied(layer) for layer in self.layers):
             a_RH = torch.cat([layer.lora_A[ADAPTER].weight for layer in self.layers])
-            if a_RH.dtype == _base(self.layers[0]).weight.dtype:
+            if self._is_bf16 or a_RH.dtype == _base(self.layers[0]).weight.dtype:
                 outputs = sum(_base(layer).out_features for layer in self.layers)
                 self._factors = a_RH, a_RH.new_zeros(outputs, len(a_RH))
 
@@ -93,13 +101,13 @@ class Projection:
             self._refresh_factors(*self._factors)
         if self._copy_OH is None or (self._copy_OH.is_mkldnn and self._is_constant):
             return
-        copy_OH = torch.empty(self._copy_OH.shape) if self.is_packed else self._copy_OH
+        copy_OH = torch.empty(self._copy_OH.shape, dtype=self._copy_OH.dtype) if self.is_packed else self._copy_OH
         row = 0
         for layer in self.layers:
             base = _base(layer)
             rows = slice(row, row := row + base.out_features)
             copy_OH[rows].copy_(base.weight)
-            for adapter in _active_adapters(layer):
+            for adapter in [] if self._is_bf16 else _active_adapters(layer):
                 copy_OH[rows].add_(layer.get_delta_weight(adapter))
             if self._bias_O is not None and base.bias is not None:
                 self._bias_O[rows].copy_(base.bias)
@@ -108,7 +116,8 @@ class Projection:
 
     @property
     def _is_constant(self) -> bool:
-        return not self.adapted and not any(weight.requires_grad for one in self.layers for weight in one.parameters())
+        trained = any(weight.requires_grad for one in self.layers for weight in one.parameters())
+        return self._is_bf16 or not (self.adapted or trained)
 
     @property
     def live_adapters(self) -> list[str]:
@@ -119,13 +128,22 @@ class Projection:
 
     def __call__(self, hidden_NH: Tensor) -> Tensor:
         if self._copy_OH is not None and self._copy_OH.is_mkldnn:
-            return torch.ops.mkldnn._linear_pointwise(hidden_NH, self._copy_OH, self._bias_O, "none", [], "")
+            return self._packed_product(hidden_NH, self._copy_OH)
         if self._copy_OH is not None:
             return F.linear(hidden_NH, self._copy_OH, self._bias_O)
         if self._factors is not None:
             return self._beside(hidden_NH, *self._factors)
         outputs = [layer(hidden_NH) for layer in self.layers]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+
+    def _packed_product(self, hidden_NH: Tensor, packed: Tensor) -> Tensor:
+        own_NH = hidden_NH.to(packed.dtype)
+        product_NO: Tensor = torch.ops.mkldnn._linear_pointwise(own_NH, packed, self._bias_O, "none", [], "")
+        product_NO = product_NO.to(hidden_NH.dtype)
+        if self._factors is not None:
+            a_RH, b_OR = self._factors
+            product_NO.addmm_(hidden_NH @ a_RH.t(), b_OR.t())
+        return product_NO
 
     def _beside(self, hidden_NH: Tensor, a_RH: Tensor, b_OR: Tensor) -> Tensor:
         """Multiply by each layer into its part of the result, and by the adapters of all layers."""
@@ -182,8 +200,8 @@ def _active_adapters(layer: Any) -> list[str]:
 def _can_be_copied(layer: Any) -> bool:
     """Return True for linear layers, under plain LoRA or not: variants such as DoRA compute more than W + B A."""
     base = _base(layer)
-    if type(base) is not nn.Linear or base is layer:
-        return type(base) is nn.Linear  # quantised layers are subclasses
+    if type(base) not in (nn.Linear, Bf16Linear) or base is layer:
+        return type(base) in (nn.Linear, Bf16Linear)  # other quantised layers are subclasses
     is_lora = hasattr(layer, "lora_A") and not layer.merged
     is_plain = is_lora and type(layer.lora_variant.get(ADAPTER)) in (type(None), LowRank)
     return is_plain and not layer.lora_bias.get(ADAPTER)
