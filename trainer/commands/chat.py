@@ -19,6 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_run(parser)
     add_overrides(parser, "rollout.max_new_tokens=1024, or the words of a question")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0, the most likely answer")
+    parser.add_argument("--json", action="store_true", help="print the answers to a question as a line of JSON")
 
 
 def run(options: Namespace) -> None:
@@ -35,4 +36,4 @@ def run(options: Namespace) -> None:
     preflight.import_libraries(config)
     from trainer.run import chat
 
-    chat.chat(source, config, options.temperature, asked)
+    chat.chat(source, config, options.temperature, asked, options.json)

@@ -24,15 +24,21 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    found = [one for one in options.folder.rglob("config.yaml") if one.parent.name != "warmup"]
+    found = runs_in(options.folder)
     if not found and not options.presets:
         raise ConfigError(options.folder, "there is no run in it", "Name a folder of runs")
     rows = []
-    for path in sorted(found, key=lambda path: path.stat().st_mtime):
+    for folder in found:
         with suppress(DataError):  # a configuration that is not of a run
-            rows.append(_row(read_run(path.parent), options.folder))
+            rows.append(row(read_run(folder), options.folder))
     listed = table(("", "what it is"), _presets(), {"what it is"}) if options.presets else table(HEADS, rows, HEADS)
     Console(wide=100 if options.presets else WIDTH).print(listed)
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folders of runs, the one started last at the end."""
+    found = [one for one in folder.rglob("config.yaml") if one.parent.name != "warmup"]
+    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime)]
 
 
 def _presets() -> Iterator[list[str]]:
@@ -43,7 +49,7 @@ def _presets() -> Iterator[list[str]]:
             yield [f"{option} {name}", *re.findall(r"^.{20,}?\.(?= |$)", comment)]
 
 
-def _row(run: RunFiles, folder: Path) -> list[str]:
+def row(run: RunFiles, folder: Path) -> list[str]:
     state, steps, result = "damaged", "", ""
     with suppress(DataError):  # its files cannot be read, or are of another version
         state = "ended" if run.has_ended else "stopped" if stopped(run) else "running"

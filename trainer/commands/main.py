@@ -25,6 +25,7 @@ with naming_missing_packages():
 GROUPS = {
     "train": {
         "train": "Train a model, or resume a run.",
+        "ui": "Open a page on this machine to drive runs from; see docs/ui.md.",
         "warmup": "Teach a model worked solutions first; see docs/warmup.md.",
         "study": "Train and judge the arms of an experiment; see docs/studies.md.",
         "speedrun": "Measure the seconds until the embedded model solves 90 %.",

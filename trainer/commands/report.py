@@ -1,14 +1,22 @@
 """`octet report`: a page about a run, or about several, from the files in their folders."""
 
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.commands.options import add_runs, converted, writing
+from trainer.errors import ConfigError, DataError
 from trainer.machine import disk
 from trainer.machine.visible import print
 from trainer.reports.report import report
 from trainer.reports.share import picture
-from trainer.run_folder.reader import RunFiles, read_runs
+from trainer.reports.terminal import stopped
+from trainer.run_folder.reader import RunFiles, read_run, read_runs
+
+SECONDS = 5.0  # between two looks
+REST = 50.0  # times as long as a look takes, so that it costs a run on the same processor at most 2 %
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -16,6 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_runs(parser)
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--out", type=Path, metavar="FILE", help="by default report.html in the folder of the run")
+    parser.add_argument("--watch", action="store_true", help="write it again until the runs end; it reloads itself")
     either.add_argument(
         "--share", action="store_true", help="one picture instead: share.svg and share.png in the folder"
     )
@@ -23,18 +32,35 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     runs = read_runs(options.runs)
+    if options.watch and options.share:
+        raise ConfigError("--watch", "a picture does not reload itself", "Leave out --share")
     if options.share:
         for one in runs:
             _share(one)
         return
-    text = report(runs)
     path = options.out or (options.runs[0] / "report.html" if len(options.runs) == 1 else Path("report.html"))
+    goes_on = options.watch and _goes_on(runs)
+    write(path, report(runs, reloads=goes_on), is_named=options.out is not None)
+    print(path, flush=True)
+    while goes_on:
+        began = time.perf_counter()
+        with suppress(DataError):  # a file that is being written; it is whole at the next look
+            runs = [read_run(run.folder) for run in runs]
+            goes_on = _goes_on(runs)
+            write(path, report(runs, reloads=goes_on), is_named=options.out is not None)
+        time.sleep(max(SECONDS, REST * (time.perf_counter() - began)) if goes_on else 0)
+
+
+def write(path: Path, text: str, is_named: bool) -> None:
     with writing(path):
-        if options.out:
+        if is_named:  # it may be a device, such as /dev/stdout
             path.write_text(text, encoding="utf-8")
         else:
             disk.replace(path, text.encode())
-    print(path)
+
+
+def _goes_on(runs: Sequence[RunFiles]) -> bool:
+    return not all(run.has_ended or stopped(run) for run in runs)
 
 
 def _share(run: RunFiles) -> None:

@@ -64,8 +64,10 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     facts |= {"test": len(held_out), "notes": task.notes(), "data": sheet.facts_of(task, [*training, *held_out])}
     if not as_json:
         print("\n".join(sheet.lines(facts)), flush=True)
-    if facts["data"]["left_out"]:
-        make_task(config.task).train()  # raises, unless bad records are left out
+    if facts["data"]["left_out"] and config.task.on_bad_record == "error":
+        if as_json:
+            print(json.dumps(facts, indent=2), flush=True)
+        make_task(config.task).train()  # raises
     problems = training or held_out
     gold_check.check(config, task, problems)
     if count:

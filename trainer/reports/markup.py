@@ -15,6 +15,7 @@ from trainer.machine.visible import visible
 
 HERE = Path(__file__).parent
 WORDS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+RELOAD = '<meta http-equiv="refresh" content="5">\n'
 SPECIAL = str.maketrans(WORDS | {character: f"\\{character}" for character in "&%$#_{}"})
 
 
@@ -44,12 +45,15 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]], kind: str = 
     return tag("div", tag("table", top, body), class_=f"wide {kind}".strip())
 
 
-def page(title: str, *sections: Html) -> str:
-    """Return a page that loads nothing and runs no script: a browser is told to refuse both."""
+def page(title: str, *sections: Html, reloads: bool = False) -> str:
+    """Return a page that loads nothing, but itself if it is written again, and runs no script: a browser is told to
+    refuse both."""
     style = (HERE / "page.css").read_text(encoding="utf-8")
     digest = b64encode(sha256(style.encode()).digest()).decode()
     template = Template((HERE / "page.html").read_text(encoding="utf-8"))
-    return template.substitute(title=joined(title), digest=digest, style=style, body="\n".join(sections))
+    return template.substitute(
+        title=joined(title), reload=RELOAD if reloads else "", digest=digest, style=style, body="\n".join(sections)
+    )
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

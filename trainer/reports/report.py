@@ -31,11 +31,11 @@ KWH = 3.6e6  # joules
 CLASSES = {LEARNED: "verdict better", NOT_LEARNED: "verdict worse", CANNOT_TELL: "verdict"}
 
 
-def report(runs: Sequence[RunFiles]) -> str:
+def report(runs: Sequence[RunFiles], reloads: bool = False) -> str:
     """Return the page: of one run in full, of several what differs and their curves."""
     if len(runs) == 1:
-        return page(f"{runs[0].name}: Octet", *of_one(runs[0]))
-    return page(f"{len(runs)} runs: Octet", *of_several(runs))
+        return page(f"{runs[0].name}: Octet", *of_one(runs[0]), reloads=reloads)
+    return page(f"{len(runs)} runs: Octet", *of_several(runs), reloads=reloads)
 
 
 def of_one(run: RunFiles) -> Iterator[Html]:
@@ -47,8 +47,8 @@ def of_one(run: RunFiles) -> Iterator[Html]:
     first, *others = figures(groups_of([run])) or [Html()]
     yield tag("div", verdict(run, alarms), first, class_="charts")
     flipped, titles = run.flips(), [one.capitalize() for one in run.measure.flipped]
-    gained = [flip for flip in flipped if flip.get("direction") == "gained"]
-    if examples := [_flip(flip, is_open=True) for flip in gained[:EXAMPLES]]:
+    gained = [one for one in flipped if one.get("direction") == "gained"]
+    if examples := [flip(one, is_open=True) for one in gained[:EXAMPLES]]:
         yield from section(f"{titles[0]}: {len(gained)}, {len(examples)} of them here", *examples)
     yield from still_wrong(run)
     yield from section("Curves", tag("div", *others, class_="charts") if others else Html())
@@ -169,15 +169,16 @@ def flips(found: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> Iterator
         more = f", {MOST_FLIPS} of them here, all in eval_flips.jsonl" if len(these) > MOST_FLIPS else ""
         if these:
             yield tag("h3", f"{title}: {len(these)}{more}")
-        yield from map(_flip, these[:MOST_FLIPS])
+        yield from map(flip, these[:MOST_FLIPS])
 
 
-def _flip(flip: Mapping[str, Any], is_open: bool = False) -> Html:
+def flip(one: Mapping[str, Any], is_open: bool = False) -> Html:
+    """Return the answers before and after to a question whose worth has changed."""
     sides = []
     for side in ("before", "after"):
-        of_side = [flip.get(f"{side}_{name}") for name in ("answer", "reward")]
-        sides.append(tag("div", tag("p", side, class_="soft"), answer(flip[f"{side}_completion"], *of_side)))
-    asked = tag("summary", f"{flip['question']} ", tag("strong", flip["gold"]))
+        of_side = [one.get(f"{side}_{name}") for name in ("answer", "reward")]
+        sides.append(tag("div", tag("p", side, class_="soft"), answer(one[f"{side}_completion"], *of_side)))
+    asked = tag("summary", f"{one['question']} ", tag("strong", one["gold"]))
     return tag("details", asked, tag("div", *sides, class_="pair"), open="" if is_open else None)
 
 

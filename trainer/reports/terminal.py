@@ -74,12 +74,13 @@ def _progress(run: RunFiles, width: int) -> Iterator[Text]:
     size = min(WIDTH, width)
     done = size * min(run.steps, run.total_steps) // run.total_steps
     yield Text("█" * done + "░" * (size - done), style="blue")
-    yield Text(f"step {run.steps} of {run.total_steps}, {_state(run)}", style="bold")
+    yield Text(f"step {run.steps} of {run.total_steps}, {state(run)}", style="bold")
     if run.has_ended:
         yield run.verdict.shown
 
 
-def _state(run: RunFiles) -> str:
+def state(run: RunFiles) -> str:
+    """Return whether a run goes on, and how long."""
     if run.has_ended:
         return "ended"
     if said := stopped(run):

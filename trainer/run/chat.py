@@ -1,5 +1,6 @@
 """Ask the models of a run, and show their answers, one below the other, while they are written."""
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +31,8 @@ from trainer.run import assemble
 from trainer.run.data import prompter_of, task_of
 from trainer.run_folder.source import Source
 
+ASKED = "chat"  # the id of a question of a person
+
 
 class Voice(NamedTuple):
     """A model that answers. `as_itself` is entered meanwhile: the base is the model with its adapter switched off."""
@@ -40,8 +43,9 @@ class Voice(NamedTuple):
     as_itself: Callable[[], AbstractContextManager[Any]]
 
 
-def chat(source: Source, config: Config, temperature: float, asked: str = "") -> None:
-    """Answer a question with the base and with what was trained, or all that are read from standard input."""
+def chat(source: Source, config: Config, temperature: float, asked: str = "", as_json: bool = False) -> None:
+    """Answer a question with the base and with what was trained, or all that are read from standard input. As JSON, the
+    answers to a question are a line."""
     no_progress_bars()
     task = task_of(config.task, source.run)
     prompter = prompter_of(config, task, load_tokenizer(config.model))
@@ -49,15 +53,22 @@ def chat(source: Source, config: Config, temperature: float, asked: str = "") ->
     sampling = Sampling(1, temperature, config.rollout.max_new_tokens, config.run.seed)
     held_out = partial(evaluation_problems, task, max(1, config.eval.problems))
     if not asked:
-        console.print("Ask, or press Enter for a held-out problem. Ctrl-D ends it.")
+        if not as_json:
+            console.print("Ask, or press Enter for a held-out problem. Ctrl-D ends it.")
         if isinstance(sys.stdin, TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")  # what is no text is no reason to end
     for number, problem in enumerate(_questions([asked] if asked else iter(sys.stdin.readline, ""), held_out)):
         another = replace(sampling, seed=sampling.seed + number)  # or the same question has the same answer
         try:
-            _answer(problem, voices, prompter, another, scorer, console)
-        except ConfigError as error:  # a question that is too long for the model, or for the memory
-            print(error)
+            if isinstance(problem, DataError):
+                raise problem
+            prompt = _prompt(problem, prompter, another, voices[0].context)
+            if as_json:
+                print(json.dumps(_record(prompt, voices, another, scorer)), flush=True)
+            else:
+                _answer(prompt, voices, another, scorer, console)
+        except (ConfigError, DataError) as error:  # a question that is too long for the model, or for the memory
+            print(json.dumps({"error": str(error)}) if as_json else error, flush=True)
 
 
 def _voices(source: Source, config: Config, prompter: Prompter) -> Iterator[Voice]:
@@ -83,44 +94,60 @@ def _load(config: Config, prompter: Prompter, adapter: Path | None = None) -> tu
     return model, choose(copies=False, stop_strings=strings, prompter=prompter)
 
 
-def _questions(lines: Iterable[str], held_out: Callable[[], list[Problem]]) -> Iterator[Problem]:
+def _questions(lines: Iterable[str], held_out: Callable[[], list[Problem]]) -> Iterator[Problem | DataError]:
     """Yield what a person asks, and a held-out problem for an empty line. Data are read when they are asked for."""
     problems: list[Problem] = []
     for line in lines:
         if text := line.strip():
-            yield Problem("chat", text, "")
+            yield Problem(ASKED, text, "")
         else:
             try:
                 problems = problems or held_out()
             except DataError as error:
-                print(error)
+                yield error
                 continue
-            print(problems[0].question)
             yield problems[0]
             problems = [*problems[1:], problems[0]]
 
 
-def _answer(
-    problem: Problem, voices: list[Voice], prompter: Prompter, sampling: Sampling, scorer: Scorer, console: Console
-) -> None:
-    """Show the answers of all models while they are written, and what the verifier reads in each."""
+def _prompt(problem: Problem, prompter: Prompter, sampling: Sampling, context: int | None) -> Prompt:
+    """Return the prompt. Raise ConfigError if an answer has no room behind it."""
     prompt = prompter.prompt(problem)
-    length, longest, context = len(prompt.tokens), sampling.max_new_tokens, voices[0].context
+    length, longest = len(prompt.tokens), sampling.max_new_tokens
     if context is not None and length + longest > context:
         reason = f"with such an answer a prompt of {length} tokens exceeds the context of this model, {context}"
         remedy = "Ask a shorter question, or start again with a smaller rollout.max_new_tokens"
         raise ConfigError(f"rollout.max_new_tokens={longest}", reason, remedy)
+    return prompt
+
+
+def _answer(prompt: Prompt, voices: list[Voice], sampling: Sampling, scorer: Scorer, console: Console) -> None:
+    """Show the answers of all models while they are written, and what the verifier reads in each."""
+    if prompt.problem.id != ASKED:
+        print(prompt.problem.question)
     for voice in voices:
         console.rule(voice.name, align="left")
         completion = _ask(voice, prompt, sampling)
-        if not problem.gold:
+        if not prompt.problem.gold:
             print()
             continue
         (score,) = scorer.score(prompt, [completion]).scores
         found = score.strict if score.strict is not None else score.lenient
         read = "nothing" if found is None else found + (" elsewhere" if score.strict is None else "")
-        print(f"\nread: {read}, {'right' if score.correct_strict else 'wrong'}; the answer is {problem.gold}")
+        print(f"\nread: {read}, {'right' if score.correct_strict else 'wrong'}; the answer is {prompt.problem.gold}")
     print(flush=True)
+
+
+def _record(prompt: Prompt, voices: list[Voice], sampling: Sampling, scorer: Scorer) -> dict[str, Any]:
+    """Return the answers of all models, and what the verifier reads in each."""
+    answers = []
+    for voice in voices:
+        with voice.as_itself():
+            ((_, (completion,)),) = voice.sampler.sample([prompt], sampling)
+        (score,) = scorer.score(prompt, [completion]).scores
+        read = {"strict": score.strict, "lenient": score.lenient, "right": score.correct_strict}
+        answers.append({"model": voice.name, "answer": completion.text, **read})
+    return {"question": prompt.problem.question, "gold": prompt.problem.gold, "answers": answers}
 
 
 def _ask(voice: Voice, prompt: Prompt, sampling: Sampling) -> Completion:

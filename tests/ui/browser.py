@@ -1,0 +1,130 @@
+"""Chromium, driven through a pipe as its developer tools do it: opens pages, runs scripts in them, takes pictures."""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import until
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
+
+
+def found() -> str:
+    named = os.environ.get("OCTET_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+    return named or pytest.skip("no Chromium on this machine: install one, or set OCTET_BROWSER to its path")
+
+
+class Browser:
+    """Commands go down one pipe, and answers and events come up another, each ended by a zero byte."""
+
+    def __init__(self, down: int, up: int) -> None:
+        self.down, self.up, self.rest, self.number = down, os.fdopen(up, "rb", 0), b"", 0
+        self.events: list[dict[str, Any]] = []
+
+    def __call__(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        self.number += 1
+        said = {"id": self.number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
+        os.write(self.down, json.dumps(said).encode() + b"\0")
+        while True:
+            while b"\0" not in self.rest:
+                more = self.up.read(1 << 16)
+                assert more, "the browser has ended"
+                self.rest += more
+            one, _, self.rest = self.rest.partition(b"\0")
+            answer = json.loads(one)
+            if answer.get("id") == self.number:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self.events.append(answer)
+
+    def open(self, address: str, width: int = 1280, height: int = 900) -> "Page":
+        target = self("Target.createTarget", url="about:blank")["targetId"]
+        page = Page(self, self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"], target)
+        for domain in ("Page", "Runtime", "Log", "DOM"):
+            page(f"{domain}.enable")
+        page.size(width, height)
+        page("Page.navigate", url=address)
+        until(lambda: page.js("document.readyState") == "complete")
+        return page
+
+
+class Page:
+    def __init__(self, browser: Browser, session: str, target: str) -> None:
+        self.browser, self.session, self.target = browser, session, target
+
+    def __call__(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self.browser(method, self.session, **parameters)
+
+    def js(self, script: str) -> Any:
+        """Return the value of a script, or of what it promises."""
+        options = {"returnByValue": True, "awaitPromise": True, "userGesture": True}
+        answer = self("Runtime.evaluate", expression=script, **options)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def size(self, width: int, height: int = 900) -> None:
+        self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+
+    def dark(self, is_dark: bool = True) -> None:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
+        self("Emulation.setEmulatedMedia", features=[scheme])
+
+    def text(self, selector: str) -> str:
+        return self.js(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
+
+    def click(self, selector: str) -> None:
+        self.js(f"document.querySelector({json.dumps(selector)}).click()")
+
+    def write(self, **fields: str) -> None:
+        for name, value in fields.items():
+            field = f"document.getElementById('choices').elements[{json.dumps(name)}]"
+            self.js(
+                f"{field}.value = {json.dumps(value)}; {field}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+            )
+
+    def choose_file(self, path: Path) -> None:
+        root = self("DOM.getDocument")["root"]["nodeId"]
+        node = self("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
+        self("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
+
+    def until(self, selector: str, words: str, seconds: float = 120) -> None:
+        until(lambda: words in self.text(selector), seconds, lambda: self.text("main"))
+
+    def picture(self, path: Path, whole: bool = True) -> None:
+        data = self("Page.captureScreenshot", captureBeyondViewport=whole, format="png")["data"]
+        path.write_bytes(base64.b64decode(data))
+
+    def complaints(self) -> list[str]:
+        """Return what the console of this page has said: errors, and what its policy has refused."""
+        own = [one for one in self.browser.events if one.get("sessionId") == self.session]
+        return [str(one["params"]) for one in own if one["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")]
+
+    def close(self) -> None:
+        self.browser("Target.closeTarget", targetId=self.target)
+
+
+@contextmanager
+def browsing(folder: Path) -> Iterator[Browser]:
+    theirs_down, down = os.pipe()
+    up, theirs_up = os.pipe()
+    shell = f'exec 3<&{theirs_down} 4>&{theirs_up}; exec "$0" "$@"'  # its numbers are fixed
+    command = [found(), *OPTIONS, f"--user-data-dir={folder / 'profile'}", "--remote-debugging-pipe", "about:blank"]
+    with (folder / "browser.log").open("wb") as log:
+        process = subprocess.Popen(["bash", "-c", shell, *command], pass_fds=(theirs_down, theirs_up), stderr=log)
+    os.close(theirs_down)
+    os.close(theirs_up)
+    try:
+        yield Browser(down, up)
+    finally:
+        process.terminate()
+        process.wait()
+        os.close(down)

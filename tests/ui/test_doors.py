@@ -1,0 +1,170 @@
+"""The doors of `octet ui`: who is refused, what is too large, and which names lead out of the folder."""
+
+import json
+import os
+import shutil
+from http.client import HTTPConnection
+from itertools import chain
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from tests.conftest import NANO, said_by
+from tests.reports.conftest import HOSTILE
+from trainer.commands.page.doors import LARGEST, LARGEST_UPLOAD
+from trainer.config.command_line import resolve
+
+ROUTES = ["", "ui.js", "ui.css", "live", "do/look", "upload?name=a.csv", "made/share.png?run=run-1"]
+
+
+@pytest.fixture
+def asked(address):
+    """Send a request with the key of the address, and return status, headers and text."""
+    where = urlsplit(address)
+
+    def ask(method: str, path: str, body: bytes | str | None = None, key: str = where.path, **headers: str):
+        connection = HTTPConnection(where.hostname, where.port, timeout=60)
+        connection.request(method, f"{key}{path}", body, {name.replace("_", "-"): one for name, one in headers.items()})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, answer.headers, text
+
+    return ask
+
+
+def does(asked, deed: str, **given: object) -> str:
+    status, _, text = asked("POST", f"do/{deed}", json.dumps(given))
+    assert status == 200
+    return text
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_every_route_asks_for_the_key_a_local_name_and_no_other_origin(asked, address, path):
+    for method in ("GET", "POST", "PUT"):
+        for key in ("/", "/wrong/", urlsplit(address).path[:-2] + "/"):
+            assert asked(method, path, key=key)[0] == 403
+        for refused in (
+            {"Host": "evil.example"},
+            {"Host": "127.0.0.1.evil.example:80"},
+            {"Origin": "http://evil.example"},
+        ):
+            assert asked(method, path, **refused)[0] == 403
+        assert asked(method, path, Origin="null")[0] == 403
+
+
+def test_a_web_socket_is_refused(asked):
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec_WebSocket_Key": "AAAA",
+        "Sec_WebSocket_Version": "13",
+    }
+    assert asked("GET", "live", key="/", **upgrade)[0] == 403
+    assert asked("GET", "live", **upgrade)[0] == 200  # it is answered as what it is without the upgrade
+
+
+def test_nothing_listens_but_loopback(address):
+    port = urlsplit(address).port
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for line in chain.from_iterable(tables)]
+    assert {row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")} == {f"0100007F:{port:04X}"}
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_says_so(asked):
+    status, headers, page = asked("GET", "", Origin="http://localhost:1", Host="localhost:1")
+    assert status == 200
+    assert "http" not in page.replace("http-equiv", "")
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self';")
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert "access-control-allow-origin" not in headers
+
+
+def test_a_table_is_kept_and_nothing_that_could_run(asked, folder):
+    assert asked("PUT", "upload?name=my%20table.csv", "question,answer\n1+1,2\n")[0] == 200
+    assert (folder / "runs/uploads/my_table.csv").read_text() == "question,answer\n1+1,2\n"
+    for name in ("x.py", "x.csv.py", "", "..", ".csv", "config.yaml", "x.csv/../../x.py"):
+        assert asked("PUT", f"upload?name={quote(name)}", "x")[0] == 415
+    for name in ("../../out.csv", "/tmp/out.csv", "..\\out.csv", "out.csv"):
+        assert asked("PUT", f"upload?name={quote(name)}", "x")[0] == 200
+    assert sorted(os.listdir(folder / "runs/uploads")) == ["my_table.csv", "out.csv"]
+    assert sorted(os.listdir(folder)) == ["runs", "server.log"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "most"), [("PUT", "upload?name=a.csv", LARGEST_UPLOAD), ("POST", "do/plan", LARGEST)]
+)
+def test_what_is_too_large_is_refused_and_leaves_nothing(asked, folder, method, path, most):
+    status, _, said = asked(method, path, bytes(most + 1))
+    assert status == 413
+    assert "name the path of the file" in said
+    assert not [name for name in os.listdir(folder / "runs") if "partial" in name]
+
+
+@pytest.mark.parametrize("name", ["", "..", "../out", "a/b", "/tmp/out", ".hidden", "-x", "a b", "a\nb", "x" * 65])
+def test_the_name_of_a_run_leads_nowhere_else(asked, folder, name):
+    given = {"--preset": "nano", "task.name": "nano", "name": name, "into": "said"}
+    assert "it is made of letters" in does(asked, "train", **given)
+    assert "there is none of this name" in does(asked, "resume", run=name)
+    assert asked("GET", f"made/report.html?run={quote(name)}")[0] == 404
+
+
+def test_a_link_out_of_the_folder_has_no_name(asked, folder, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.yaml").write_text(resolve("nano").to_yaml())
+    (folder / "runs/link").symlink_to(tmp_path / "other")
+    assert "it is made of letters" in does(asked, "train", **{"--preset": "nano", "name": "link"})
+    assert "there is none of this name" in does(asked, "stop", run="link")
+    assert "link" not in asked("GET", "live?run=link")[2]
+
+
+@pytest.mark.parametrize("more", ["--debug", "run.dir=/tmp/x", "task.name=nano; reboot", "'open", "$(reboot)"])
+def test_more_settings_are_settings(asked, more):
+    given = {"--preset": "nano", "task.name": "nano", "name": "run-1", "more": more}
+    assert "More settings" in does(asked, "train", **given)
+
+
+def test_only_the_actions_of_the_table_exist(asked):
+    for name in ("training", "told", "__init__", "nothing"):
+        assert asked("POST", f"do/{name}", "{}")[0] == 404
+    for body in ("", "[1]", "no", "3"):
+        assert asked("POST", "do/plan", body)[0] == 400
+    assert asked("GET", "do/plan")[0] == 405
+
+
+def test_a_hostile_table_is_text(asked, folder):
+    """It says what the command says, and its names and values are escaped."""
+    (folder / "runs/uploads").mkdir(exist_ok=True)
+    table = folder / "runs/uploads/hostile.csv"
+    rows = [f'"{number} {HOSTILE}",{HOSTILE}' for number in range(9)]
+    table.write_text("\n".join(["question,answer", *rows, f'"{HOSTILE}",']), encoding="utf-8", errors="replace")
+    said = does(asked, "look", **{"--preset": "nano", "task.name": "records", "task.path": str(table), "into": "sheet"})
+    assert "&lt;script&gt;" in said
+    assert "<script" not in said
+    assert "\x1b" not in said
+    (folder / "runs/uploads/broken.csv").write_bytes(b"\0\xff\xfe" * 50)
+    said = does(asked, "look", **{"--preset": "nano", "task.name": "records", "task.path": "runs/uploads/broken.csv"})
+    assert 'class="error"' in said
+
+
+def test_a_port_that_is_taken_is_said(capsys, address, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    port = urlsplit(address).port
+    status, _, said = said_by(capsys, "ui", "--port", port)
+    assert (status, f"--port {port}: it cannot be had" in said) == (2, True)
+    assert said_by(capsys, "ui", "--port", 99999)[0] == 2
+
+
+def test_the_files_of_a_run_are_sent_and_no_others(asked, folder):
+    place = folder / "runs/sent"
+    place.mkdir()
+    (place / "config.yaml").write_text(resolve("nano").to_yaml())
+    (place / "report.html").write_text("<script>alert(1)</script>")
+    status, headers, _ = asked("GET", "made/report.html?run=sent")
+    assert (status, "sandbox" in headers["Content-Security-Policy"]) == (200, True)
+    assert asked("GET", "made/config.yaml?run=sent")[0] == 404
+    assert asked("GET", "made/..%2fconfig.yaml?run=sent")[0] == 404
+    (place / "share.png").symlink_to(NANO / "config.json")
+    assert asked("GET", "made/share.png?run=sent")[0] == 404
+    shutil.rmtree(place)

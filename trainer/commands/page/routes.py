@@ -1,0 +1,160 @@
+"""The routes of the page."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from trainer.commands.export import FORMATS
+from trainer.commands.list import row
+from trainer.commands.page import views
+from trainer.commands.page.deeds import DEEDS, Choices
+from trainer.commands.page.doors import UPLOAD, Doors
+from trainer.commands.page.runs import Runs
+from trainer.config.arguments import PRESETS, RECIPES, names_in
+from trainer.config.command_line import choose_preset
+from trainer.config.sections.task import BUILT_IN, PROMPT_STYLES
+from trainer.errors import ConfigError, DataError, OctetError
+from trainer.machine import disk, hardware
+from trainer.plan.cards import CARDS
+from trainer.plan.search import CHOICES
+from trainer.problem.sources import READERS
+from trainer.reports import markup
+from trainer.reports.markup import Html, joined, tag
+from trainer.run_folder.reader import read_run
+
+HERE = Path(__file__).parent
+UPLOADS = "uploads"
+MADE = ("share.png", "share.svg", "report.html")
+OF_A_FILE = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; sandbox"
+
+
+def application(folder: Path, key: str) -> Doors:
+    pages = Pages(folder)
+
+    @asynccontextmanager
+    async def ending(app: Starlette) -> AsyncIterator[None]:
+        yield
+        for name in list(pages.runs.chats):
+            pages.runs.hang_up(name)
+
+    routes = [
+        Route("/", pages.page),
+        Route("/ui.js", lambda request: FileResponse(HERE / "ui.js")),
+        Route("/ui.css", pages.style),
+        Route("/live", pages.live),
+        Route("/do/{deed}", pages.act, methods=["POST"]),
+        Route(UPLOAD, pages.upload, methods=["PUT"]),
+        Route("/made/{name}", pages.made),
+    ]
+    return Doors(Starlette(routes=routes, lifespan=ending), key)
+
+
+class Pages:
+    def __init__(self, folder: Path) -> None:
+        self.runs = Runs(folder)
+        self.waited_for = CapacityLimiter(2)  # commands at a time, so that many clicks leave the processor to a run
+        self.row = lru_cache(1000)(lambda name, seen: row(read_run(folder / name), folder))
+        self.shown = lru_cache(8)(self._shown)
+
+    async def page(self, request: Request) -> Response:
+        """Answer with the form. Its script fills in what the address has, or these first choices."""
+        machine, named = hardware.detect(), self.runs.named()
+        preset, _ = choose_preset(machine)
+        name = next(name for number in count(1) if (name := f"run-{number}") not in named)
+        first = {"--preset": preset, "task.name": "nano" if preset == "nano" else "gsm8k", "name": name}
+        lists = {"tasks": BUILT_IN, "models": ("nano", *CHOICES), "cards": CARDS, "styles": PROMPT_STYLES}
+        lists |= {"presets": names_in(PRESETS), "recipes": names_in(RECIPES), "formats": ("q8_0", *FORMATS)}
+        options = {key: joined(*(tag("option", one, value=one) for one in found)) for key, found in lists.items()}
+        texts = {"first": json.dumps(first), "machine": str(machine), "endings": ", ".join(READERS)}
+        values = options | {key: joined(text) for key, text in texts.items()}
+        return HTMLResponse(Template((HERE / "ui.html").read_text(encoding="utf-8")).substitute(values))
+
+    async def style(self, request: Request) -> Response:
+        files = (markup.HERE / "page.css", HERE / "ui.css")
+        return PlainTextResponse("".join(file.read_text(encoding="utf-8") for file in files), media_type="text/css")
+
+    async def live(self, request: Request) -> Response:
+        """Answer with what is seen of the runs, or that nothing has changed."""
+        selected = tuple(request.query_params.getlist("run"))
+        return await to_thread.run_sync(self._live, selected, request.headers.get("if-none-match"))
+
+    def _live(self, selected: tuple[str, ...], known: str | None) -> Response:
+        names = dict.fromkeys((*self.runs.named(), *(name for name in selected if name in self.runs.started)))
+        seen = tuple(self.runs.seen(name) for name in names)
+        mark = sha256(repr((selected, seen)).encode()).hexdigest()
+        return (
+            Response(status_code=304) if mark == known else _answer(*self.shown(selected, seen), headers={"ETag": mark})
+        )
+
+    def _shown(self, selected: tuple[str, ...], seen: tuple[tuple[str, ...], ...]) -> list[Html]:
+        rows = []
+        for name, *of_run in seen:
+            with suppress(DataError):  # a configuration that is not of a run
+                rows.append(self.row(name, tuple(of_run)))
+        return [*views.of_runs(self.runs, rows, selected)]
+
+    async def act(self, request: Request) -> Response:
+        name = request.path_params["deed"]
+        try:
+            chosen = Choices(dict(await request.json()))
+        except (ValueError, TypeError):
+            return PlainTextResponse("Write an object, as JSON.\n", 400)
+        if name not in DEEDS:
+            return PlainTextResponse("There is no such action.\n", 404)
+        return _answer(await to_thread.run_sync(self._act, name, chosen, limiter=self.waited_for))
+
+    def _act(self, name: str, chosen: Choices) -> Html:
+        """Return the place on the page that the browser has named, with what the action has yielded."""
+        parts = list[Html]()
+        try:
+            parts.extend(DEEDS[name](self.runs, chosen))
+        except OctetError as error:
+            parts.append(views.error(str(error)))
+        return views.target(chosen.of("into"), *parts)
+
+    async def upload(self, request: Request) -> Response:
+        """Keep a table under its name, and nothing that could be run."""
+        name = re.sub(r"[^\w.-]+", "_", Path(request.query_params.get("name", "")).name).lstrip("._-")[-100:]
+        if Path(name).suffix not in READERS:
+            error = ConfigError(
+                name or "a file", "its name does not say what it is", f"A table ends in {', '.join(READERS)}"
+            )
+            return _answer(views.target("sent", views.error(str(error))), status_code=415)
+        place = self.runs.folder / UPLOADS / name
+        place.parent.mkdir(exist_ok=True)
+        part = place.with_name(f"{name}.partial")
+        try:
+            with part.open("wb") as file:
+                async for piece in request.stream():
+                    file.write(piece)
+            part.replace(place)
+        finally:
+            part.unlink(missing_ok=True)
+        words = json.dumps(["task.name=records", f"task.path={place}", "task.question=", "task.answer="])
+        return _answer(views.target("sent", f"{place}, {disk.amount(place.stat().st_size)}", data_take=words))
+
+    async def made(self, request: Request) -> Response:
+        """Send a picture or the report of a run. Nothing in them may run."""
+        name = request.path_params["name"]
+        with suppress(OctetError):
+            file = self.runs.place(request.query_params.get("run")) / name
+            if name in MADE and file.is_file() and not file.is_symlink():
+                return FileResponse(file, headers={"Content-Security-Policy": OF_A_FILE})
+        return PlainTextResponse("There is no such file.\n", 404)
+
+
+def _answer(*parts: Html, **options: Any) -> Response:
+    return HTMLResponse("\n".join(parts), **options)

@@ -1,0 +1,136 @@
+"""The runs below a folder, whoever started them; the commands that were started here; and conversations."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import psutil
+
+from trainer.commands.list import runs_in
+from trainer.errors import ConfigError
+from trainer.machine import disk
+from trainer.reports.repeat import joined
+
+LOCKS = Path("/proc/locks")
+TAIL = 6000  # bytes of a log
+WATCHED = ("config.yaml", "metrics.jsonl", "samples.jsonl", "eval.json", "verdict.json")
+
+
+def command(words: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "octet", *words]
+
+
+def shown(words: Sequence[str]) -> str:
+    return joined(["octet", *words])
+
+
+class Runs:
+    """The runs of a folder by their names. A command that was started here has a session of its own, and a log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.chats: dict[str, Chat] = {}
+
+    def named(self) -> dict[str, Path]:
+        """Return the folders of the runs. What is not among them has no name here, so no name leads elsewhere."""
+        return {str(place.relative_to(self.folder)): place for place in runs_in(self.folder)}
+
+    def place(self, name: object) -> Path:
+        if (place := self.named().get(str(name))) is None:
+            raise ConfigError(f"run {name!s:.80}", "there is none of this name", "Choose one under Train")
+        return place
+
+    def seen(self, name: str) -> tuple[object, ...]:
+        """Return what changes whenever there is something new of a run, without reading its files."""
+        files = [self.folder / name / file for file in WATCHED]
+        found: list[object] = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
+        with suppress(OSError):  # the file system has no locks
+            found.append(disk.is_locked(self.folder / name / ".lock"))
+        chat = self.chats.get(name)
+        talk = (chat.asked, len(chat.answers()), chat.failure()) if chat else ()
+        return (name, *found, self.status(name), len(self.said(name)), talk)
+
+    def start(self, name: str, words: Sequence[str]) -> None:
+        for other in list(self.chats):  # a conversation holds memory of the card
+            self.hang_up(other)
+        with open(self.log(name), "ab", opener=disk.not_a_link) as log:
+            log.write(f"$ {shown(words)}\n".encode())
+            log.flush()
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            self.started[name] = subprocess.Popen(command(words), start_new_session=True, **streams)
+
+    def status(self, name: str) -> int | None:
+        """Return the exit status of what was started here; None if it goes on, or was started elsewhere."""
+        return self.started[name].poll() if name in self.started else None
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def said(self, name: str) -> str:
+        """Return the end of what the last command of a run has printed that a page has started."""
+        if name not in (*self.started, *self.named()) or not self.log(name).is_file():
+            return ""
+        with self.log(name).open("rb") as file:
+            file.seek(max(0, self.log(name).stat().st_size - TAIL))
+            return file.read().decode(errors="replace").rpartition("\n$ ")[2]
+
+    def process(self, name: str) -> int | None:
+        """Return the process that a signal stops: that of the run, whoever started it, or the command before it."""
+        found = holder(self.folder / name / ".lock")
+        return self.started[name].pid if found is None and name in self.started and self.status(name) is None else found
+
+    def stop(self, name: str) -> None:
+        """Let a run save and stop. Another such signal changes nothing."""
+        if (process := self.process(name)) is None:
+            raise ConfigError(f"run {name}", "no process of yours on this machine has it", "Stop it where it runs")
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGUSR1)
+
+    def hang_up(self, name: str) -> None:
+        if chat := self.chats.pop(name, None):
+            chat.process.terminate()
+            chat.process.wait()
+
+
+def holder(lock: Path) -> int | None:
+    """Return the process of this user that has locked a file."""
+    inode = f":{lock.stat().st_ino}" if lock.is_file() and LOCKS.is_file() else None
+    for row in map(str.split, LOCKS.read_text().splitlines() if inode else ()):
+        if row[1] == "FLOCK" and row[5].endswith(str(inode)):
+            with suppress(psutil.Error):
+                if str(lock.resolve()) in [file.path for file in psutil.Process(int(row[4])).open_files()]:
+                    return int(row[4])
+    return None
+
+
+class Chat:
+    """`octet chat --json`, to which questions are written. It ends with this server, which closes its input."""
+
+    def __init__(self, place: Path) -> None:
+        self.words, self.asked = ["chat", str(place)], 0
+        self.out, self.errors = TemporaryFile(), TemporaryFile()  # noqa: SIM115  as long as the conversation
+        streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": self.out, "stderr": self.errors}
+        self.process = subprocess.Popen(command([*self.words, "--json"]), **streams)
+
+    def ask(self, question: str) -> None:
+        assert self.process.stdin is not None, "it is a pipe"
+        self.asked += 1
+        self.process.stdin.write(" ".join(question.split()).encode(errors="replace") + b"\n")
+        self.process.stdin.flush()
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Return what was asked and answered so far: whole lines."""
+        return [json.loads(line) for line in os.pread(self.out.fileno(), 1 << 24, 0).split(b"\n")[:-1]]
+
+    def failure(self) -> str:
+        if self.process.poll() is None:
+            return ""
+        return os.pread(self.errors.fileno(), TAIL, 0).decode(errors="replace") or "The conversation has ended."

@@ -1,0 +1,56 @@
+"""`octet ui`: a page on this machine to drive runs from. Its server and its doors are in `page/`."""
+
+import os
+import socket
+import sys
+import webbrowser
+from argparse import ArgumentParser, Namespace
+from importlib.util import find_spec
+from pathlib import Path
+from secrets import token_urlsafe
+
+from trainer.commands.options import writing
+from trainer.config.settings import RUNS
+from trainer.errors import ConfigError
+from trainer.machine.shipped import pip_install
+from trainer.machine.visible import print
+
+LOOPBACK = "127.0.0.1"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet ui runs. What it starts goes on when the page, or this command, is closed."
+    parser.add_argument("folder", nargs="?", type=Path, default=RUNS, metavar="FOLDER", help=f"default {RUNS}/")
+    parser.add_argument("--port", type=int, default=0, help="for a port that is forwarded; by default any free one")
+
+
+def run(options: Namespace) -> None:
+    """Print the address, and serve the page until Ctrl-C."""
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        raise ConfigError("octet ui", f"not installed: {', '.join(missing)}", f"Run: {pip_install('ui')}")
+    import uvicorn
+
+    from trainer.commands.page.routes import application
+
+    with writing(options.folder, "FOLDER"):
+        options.folder.mkdir(parents=True, exist_ok=True)
+    key, served = token_urlsafe(24), _socket(options.port)
+    address = f"http://{LOOPBACK}:{served.getsockname()[1]}/{key}/"
+    print(
+        f"octet: {address}\nThe address holds a key: keep it. Ctrl-C ends the page, and no run.",
+        flush=True,
+    )
+    if sys.stdout.isatty() and os.environ.get("DISPLAY"):
+        webbrowser.open(address)
+    app = application(options.folder, key)
+    settings = uvicorn.Config(app, ws="none", log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    uvicorn.Server(settings).run(sockets=[served])  # without a log of its own, which would show the key
+
+
+def _socket(port: int) -> socket.socket:
+    try:
+        if not 0 <= port < 2**16:
+            raise OSError(0, "ports are below 65536")
+        return socket.create_server((LOOPBACK, port))
+    except OSError as error:
+        raise ConfigError(f"--port {port}", f"it cannot be had ({error.strerror})", "Leave it out") from None
