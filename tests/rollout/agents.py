@@ -2,17 +2,20 @@
 
 import json
 import os
+import subprocess
 import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy
 
-def post(body, path="/chat/completions", key=None, **headers):
+
+def post(body, path="/chat/completions", key=None, method="POST"):
     """Return the status and the reply of a request, whose body may be bytes."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
     sent = {"Authorization": f"Bearer {key or os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, data, {**sent, **headers})
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, data, sent, method=method)
     try:
         with urllib.request.urlopen(request) as reply:
             return reply.status, reply.read().decode()
@@ -70,7 +73,19 @@ def several(problem):
 
 def worth(problem):
     Talk()([user(problem.question)])
-    return 0.25
+    return 0.25 if problem.question == "0" else numpy.float32(0.25)
+
+
+def endless(problem):
+    return 10**400
+
+
+def unlike(problem):
+    return float("nan")
+
+
+def leaving(problem):
+    return str(subprocess.Popen(["sleep", "600"]).pid)
 
 
 def silent(problem):
@@ -99,8 +114,12 @@ REQUESTS = {
     "no role": ({"messages": [{"content": "a"}]}, 400, "messages[0]"),
     "a picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0]"),
     "a number": ({"messages": [{"role": "user", "content": 3}]}, 400, "messages[0]"),
+    "a mapping": ({"messages": [{"role": "user", "content": {"text": "a"}}]}, 400, "messages[0]"),
+    "another role": ({"messages": [{"role": "narrator", "content": "a"}]}, 400, "messages[0]"),
+    "no call": ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, 400, "messages[0]"),
     "stop": ({"messages": MESSAGES, "stop": 3}, 400, "stop"),
     "n": ({"messages": MESSAGES, "n": 1000}, 400, "n"),
+    "n as a truth": ({"messages": MESSAGES, "n": True}, 400, "n"),
     "most": ({"messages": MESSAGES, "max_tokens": 0}, 400, "max_tokens"),
     "tools": ({"messages": MESSAGES, "tools": [{"function": {}}]}, 400, "tools"),
     "too long": ({"messages": [user("word " * 3000)]}, 400, "messages"),
@@ -110,15 +129,24 @@ REQUESTS = {
 
 def malformed(problem):
     """Return what the endpoint says of each request, and of another path and another key."""
-    found = {}
-    for name, (body, *_) in REQUESTS.items():
-        try:
-            found[name] = post(body)
-        except (ConnectionError, urllib.error.URLError):  # it does not read a body that is too large
-            found[name] = (413, '{"error": {"message": "", "type": "", "param": null, "code": null}}')
+    found = {name: post(body) for name, (body, *_) in REQUESTS.items()}
     found["path"] = post({}, path="/completions")
     found["key"] = post({"messages": MESSAGES}, key="another")
+    found["method"] = post({"messages": MESSAGES}, method="PUT")
     return json.dumps(found)
+
+
+def unusual(problem):
+    """Return what the endpoint says of requests that few agents make, and that can be answered."""
+    called = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "not JSON"}}
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be <|im_end|> brief."}]},
+        user("half \ud800"),
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "content": "seen", "tool_call_id": "1"},
+    ]
+    asked = {"messages": messages, "tools": [{"type": "function", "function": {"name": "look"}}], "tool_choice": "auto"}
+    return json.dumps([post(asked), post(None, "/models/octet?like=this", method="GET")])
 
 
 def streamed(problem):

@@ -134,6 +134,9 @@ def test_a_reward_needs_a_weight(tokenizer):
     weights = "reward.weights={correct: 0, environment: 1}"
     groups = sample(DecodeSampler, "worth", tokenizer, settings=[weights])
     assert {answer.reward for answer in answers_in(groups)} == {0.25}
+    for run in ("endless", "unlike"):
+        with refuses("task.agent", DataError):
+            sample(DecodeSampler, run, tokenizer, count=1, group=1, settings=[weights])
 
 
 def test_requests_that_cannot_be_answered_get_errors_in_the_form_of_openai(tokenizer):
@@ -144,8 +147,18 @@ def test_requests_that_cannot_be_answered_get_errors_in_the_form_of_openai(token
         error = json.loads(text)["error"]
         assert (got, error["param"]) == (status, parameter), name
         assert error.keys() == {"message", "type", "param", "code"}
-    assert found["path"][0] == 404
+    assert (found["path"][0], found["method"][0]) == (404, 501)
+    assert json.loads(found["method"][1])["error"]["type"] == "server_error"
     assert (found["key"][0], json.loads(found["key"][1])["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_what_few_agents_ask_is_answered(tokenizer):
+    [[answer]] = sample(DecodeSampler, "unusual", tokenizer, count=1, group=1).values()
+    (status, reply), (_, model) = json.loads(answer.text)
+    assert (status, json.loads(model)["id"]) == (200, "octet"), reply
+    told = answer.turns[0].text
+    assert tokenizer.decode(answer.segments[0].prompt).count("<|im_end|>") == 4
+    assert "half ?" in told
 
 
 def test_a_reply_may_be_streamed(tokenizer):
@@ -175,6 +188,20 @@ def test_a_command_is_an_agent(tokenizer, tmp_path):
     [[answer]] = sample(DecodeSampler, f"{sys.executable} {program}", tokenizer, count=1, group=1, said=said).values()
     assert not said
     assert answer.text == answer.turns[-1].text.strip() + "!"
+
+
+def test_what_an_agent_has_started_ends_with_it(tokenizer):
+    [[answer]] = sample(DecodeSampler, "leaving", tokenizer, count=1, group=1).values()
+    status = Path(f"/proc/{answer.text}/stat")
+    deadline = time.monotonic() + 10
+    while status.exists() and status.read_text().split()[2] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+def test_a_program_that_is_not_there_is_refused_at_the_start(tokenizer):
+    with refuses("task.agent", names="no-such-program"):
+        sample(DecodeSampler, "no-such-program: --fast", tokenizer)
 
 
 @pytest.mark.parametrize("text", ["raise ValueError('broken')", "other = 1"])

@@ -83,7 +83,7 @@ class Environments:
         reply = self._call("step", problem, lambda: environment.step(text))
         is_triple = isinstance(reply, tuple | list) and len(reply) == 3
         observation, done, reward = reply if is_triple else (reply, None, None)
-        if not (isinstance(observation, str) and _is_number(reward) and _is_number(done)):
+        if not (isinstance(observation, str) and is_number(reward) and is_number(done)):
             remedy = 'Return what the model is told, whether it is done, and a reward, such as ("too low", False, 0.0)'
             raise DataError(self.setting, f"step() returned {reply!r:.80} for {problem.id}", remedy)
         return observation, bool(done), float(reward or 0.0)
@@ -142,7 +142,7 @@ def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environmen
     return Environments(name, Path(__file__), lambda _: ToolCalls(tools, calls), ends_in_time=True, **how[calls])
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Return True for a finite number, of NumPy too."""
     try:
         return not isinstance(value, str | bytes) and math.isfinite(value)

@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +25,9 @@ from trainer.records import Completion, Prompt, Segment, Turn
 from trainer.rollout.turns import OpenAnswer, Stops, joined, without_special
 
 Message = dict[str, Any]
+# What chat templates call the roles of OpenAI's messages.
+ROLES = {one: one for one in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
+CALLED = ("name", "arguments")
 
 
 class Refused(Exception):
@@ -129,8 +133,8 @@ class Conversation:
         asked = Prompt(problem, "", context, self.prompt.repeat, self.prompt.place, most=most if is_short else room)
         return Call(self, asked, messages, tools, continued, told, strings, is_short)
 
-    def answer(self, call: Call, sampled: Completion) -> tuple[Message, str]:
-        """Record what the model wrote. Return it as a message, and why it ended, in OpenAI's words."""
+    def answer(self, call: Call, sampled: Completion) -> tuple[Message, str, int]:
+        """Record what the model wrote. Return it as a message, why it ended, in OpenAI's words, and its tokens."""
         own = self.stops
         stops = Stops(own.tokenizer, sorted(own.tokens), (*own.strings, *call.strings)) if call.strings else own
         reply = stops.completion(sampled.tokens, sampled.logprobs, sampled.version)
@@ -143,7 +147,9 @@ class Conversation:
             made.append({"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": called})
         with self._lock:
             self._record(call, reply, message, reply.text[len(shown) :])
-        return message, "tool_calls" if calls else "length" if reply.truncated else "stop"
+        if calls:
+            return message | {"content": text or None}, "tool_calls", len(reply.tokens)
+        return message, "length" if reply.truncated else "stop", len(reply.tokens)
 
     def completion(self, value: str | float | None, failed: bool) -> Completion:
         """Return the whole answer. Its text is what the agent returned, or else the last reply."""
@@ -176,19 +182,21 @@ class Conversation:
         self, messages: list[Message], tools: Sequence[Mapping[str, Any]], continued: Exchange | None
     ) -> tuple[int, ...]:
         tokenizer = self.stops.tokenizer
-        safe = [one | {"content": without_special(tokenizer, one["content"])} for one in messages]
+        safe, tools = json.loads(without_special(tokenizer, json.dumps([messages, tools], ensure_ascii=False)))
+        for function in (made["function"] for one in safe for made in one.get("tool_calls", ())):
+            with suppress(ValueError, TypeError):  # templates write arguments as values
+                function["arguments"] = json.loads(function["arguments"])
         try:
             if continued is None:
-                text = self.prompter.conversation([*map(_for_template, safe)], tools)
+                text = self.prompter.conversation(safe, tools)
                 return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-            if added := continued.added(safe):
-                return tuple(tokenizer(added, add_special_tokens=False)["input_ids"])
-            *before, _ = continued.messages
+            if added := continued.added(messages):
+                return tuple(tokenizer(without_special(tokenizer, added), add_special_tokens=False)["input_ids"])
             turn = TURN
             while any(turn in one["content"] for one in safe):
                 turn += "-"
-            whole = [*safe[: len(before)], {"role": "assistant", "content": turn}, *safe[len(continued.messages) :]]
-            text = self.prompter.conversation([*map(_for_template, whole)], tools).rpartition(turn)[2]
+            safe[len(continued.messages) - 1] = {"role": "assistant", "content": turn}
+            text = self.prompter.conversation(safe, tools).rpartition(turn)[2]
         except DataError as error:
             raise Refused(str(error), param="messages") from None
         return tuple(joined(self.stops, continued.tokens[-1], text))
@@ -226,42 +234,21 @@ def read_messages(value: Any) -> list[Message]:
 
 
 def _message(one: Any, where: str) -> Message:
-    if not (isinstance(one, dict) and isinstance(one.get("role"), str)):
-        raise Refused(f"{where} has no role", param=where)
-    content = one.get("content")
-    if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        if None in texts:
-            raise Refused(f"{where} has a part that is no text, and the model reads only text", param=where)
-        content = "".join(map(str, texts))
-    if not isinstance(content, str | None):
-        raise Refused(f"the content of {where} is no text", param=where)
-    message = {"role": one["role"], "content": content or ""}
-    if calls := one.get("tool_calls"):
-        try:
-            message["tool_calls"] = [
-                {"id": made["id"], "type": "function", "function": dict(made["function"])} for made in calls
-            ]
-        except (LookupError, TypeError, ValueError):
-            raise Refused(f"a tool call of {where} has not the form of OpenAI's", param=where) from None
-    return message | {name: one[name] for name in ("tool_call_id", "name") if isinstance(one.get(name), str)}
-
-
-def _for_template(message: Message) -> Message:
-    """Return a message as chat templates read it, with the arguments of calls as values."""
-    calls = [one["function"] for one in message.get("tool_calls", ())]
-    if not calls:
-        return message
-    read = [{"type": "function", "function": call | {"arguments": _arguments(call)}} for call in calls]
-    return message | {"tool_calls": read}
-
-
-def _arguments(call: Mapping[str, Any]) -> Any:
-    written = call.get("arguments")
     try:
-        return json.loads(written) if isinstance(written, str) else written
-    except ValueError:
-        return written
+        parts = one.get("content") or ""
+        texts = [part["text"] for part in parts] if isinstance(parts, list) else [parts]
+        message: Message = {"role": ROLES[one["role"]], "content": "".join(texts)}
+        if calls := one.get("tool_calls"):
+            message["tool_calls"] = [
+                {"id": made["id"], "type": "function", "function": {key: made["function"][key] for key in CALLED}}
+                for made in calls
+            ]
+    except (LookupError, TypeError, AttributeError):
+        reason = (
+            f"{where} has no role ({', '.join(ROLES)}), content that is no text, or calls of tools that cannot be read"
+        )
+        raise Refused(reason, param=where) from None
+    return message | {name: one[name] for name in ("tool_call_id", "name") if isinstance(one.get(name), str)}
 
 
 def same(some: Sequence[Message], others: Sequence[Message]) -> bool:

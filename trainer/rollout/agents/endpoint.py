@@ -13,17 +13,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from trainer.machine.visible import visible
-from trainer.records import Completion
-from trainer.rollout.agents.conversation import Call, Conversation, Message, Refused, read_messages
+from trainer.rollout.agents.conversation import Call, Conversation, Refused, read_messages
 
 LARGEST = 4_000_000  # bytes of a request
+THROWN_AWAY = 64_000_000  # bytes of a larger one are read all the same, or its sender would not read why it is refused
 MOST_CHOICES = 64
-PATH = "/v1/chat/completions"
+PATH, MODELS = "/v1/chat/completions", "/v1/models"
 # What is read of a request, and what has no effect on it that an agent could see.
 READ = {"model", "messages", "tools", "n", "stop", "max_tokens", "max_completion_tokens", "stream", "stream_options"}
-WITHOUT_EFFECT = {"user", "metadata", "store", "parallel_tool_calls", "tool_choice", "logprobs", "top_logprobs"}
-
-Ask = Callable[[Call], None]
+WITHOUT_EFFECT = {"user", "metadata", "store", "tool_choice"}
 
 
 class Endpoint(ThreadingHTTPServer):
@@ -32,10 +30,12 @@ class Endpoint(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, find: Callable[[str], Conversation | None], ask: Ask, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, find: Callable[[str], Conversation | None], ask: Callable[[Call], None], say: Callable[[str], None]
+    ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.find, self.ask, self.say = find, ask, say
-        self.said = set(WITHOUT_EFFECT)
+        self.said = READ | WITHOUT_EFFECT
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
@@ -60,45 +60,42 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
     def do_GET(self) -> None:
-        def models() -> None:
-            self._conversation()
-            if self.path.rstrip("/") != "/v1/models":
-                raise Refused(f"there is no {self.path[:80]}", 404)
-            self._send(
-                {"object": "list", "data": [{"id": "octet", "object": "model", "created": 0, "owned_by": "octet"}]}
-            )
-
-        self._answered(models)
+        model = {"id": "octet", "object": "model", "created": 0, "owned_by": "octet"}
+        self._answer({MODELS: lambda _: {"object": "list", "data": [model]}, f"{MODELS}/octet": lambda _: model})
 
     def do_POST(self) -> None:
-        self._answered(self._complete)
+        self._answer({PATH: self._complete})
 
-    def _answered(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Refused as error:
-            kind = "invalid_request_error" if error.status < 500 else "server_error"
-            told = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-            self.close_connection = True  # the body may not have been read
-            self._send({"error": told}, error.status)
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what is no request, in the form of OpenAI's errors."""
+        self._refuse(Refused(message or "this is no request", code))
 
-    def _conversation(self) -> Conversation:
+    def _answer(self, paths: Mapping[str, Callable[[Conversation], Mapping[str, Any] | bytes]]) -> None:
         kind, _, key = self.headers.get("Authorization", "").partition(" ")
-        found = self.server.find(key.strip()) if kind == "Bearer" else None
-        if found is None:
-            raise Refused("this is no key of an answer that is being written", 401, "invalid_api_key")
-        return found
+        path = self.path.partition("?")[0].rstrip("/")
+        try:
+            conversation = self.server.find(key.strip()) if kind == "Bearer" else None
+            if conversation is None:
+                raise Refused("this is no key of an answer that is being written", 401, "invalid_api_key")
+            if path not in paths:
+                raise Refused(f"there is no {path[:80]}; agents use {PATH}", 404)
+            self._send(paths[path](conversation))
+        except Refused as error:
+            self._refuse(error)
 
-    def _complete(self) -> None:
-        conversation, request = self._conversation(), self._request()
-        if self.path.rstrip("/") != PATH:
-            raise Refused(f"there is no {self.path[:80]}; agents use {PATH}", 404)
-        messages = read_messages(request.get("messages"))
-        tools, most, strings = _tools(request), _most(request), _strings(request)
-        self.server.name_ignored(request.keys() - READ)
-        count = request.get("n") or 1
-        if not (isinstance(count, int) and 1 <= count <= MOST_CHOICES):
-            raise Refused(f"'n' is a number from 1 to {MOST_CHOICES}", param="n")
+    def _refuse(self, error: Refused) -> None:
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        told = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+        self.close_connection = True  # the body may not have been read
+        self._send({"error": told}, error.status)
+
+    def _complete(self, conversation: Conversation) -> Mapping[str, Any] | bytes:
+        request = self._request()
+        messages, tools, strings = read_messages(request.get("messages")), _tools(request), _strings(request)
+        most = _number(request, "max_completion_tokens") or _number(request, "max_tokens")
+        count = _number(request, "n", MOST_CHOICES) or 1
+        chosen = request.get("tool_choice") in (None, "auto", "none")
+        self.server.name_ignored([*request, *(() if chosen else ("a tool_choice other than auto and none",))])
         calls = [conversation.call(messages, tools, most, strings) for _ in range(count)]
         for call in calls:
             self.server.ask(call)
@@ -106,65 +103,67 @@ class Handler(BaseHTTPRequestHandler):
             replies = [call.reply.result() for call in calls]
         except CancelledError:
             raise Refused("the answer has been given up", 503) from None
-        choices = [_choice(at, *conversation.answer(call, one)) for at, (call, one) in enumerate(zip(calls, replies))]
-        head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": "octet"}
-        usage = _usage(calls, replies)
-        if request.get("stream"):
-            self._stream(head, choices, usage, request.get("stream_options"))
-        else:
-            self._send({**head, "object": "chat.completion", "choices": choices, "usage": usage})
+        answers = [conversation.answer(call, one) for call, one in zip(calls, replies)]
+        asked, written = len(calls[0].prompt.tokens), sum(tokens for *_, tokens in answers)
+        whole = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": "octet",
+            "choices": [
+                {"index": at, "message": message, "finish_reason": reason, "logprobs": None}
+                for at, (message, reason, _) in enumerate(answers)
+            ],
+            "usage": {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written},
+        }
+        return _events(whole, request.get("stream_options")) if request.get("stream") else whole
 
     def _request(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             raise Refused("the request has no Content-Length", 411)
         if int(length) > LARGEST:
+            left = min(int(length), THROWN_AWAY)
+            while left > 0 and (read := self.rfile.read(min(left, LARGEST))):
+                left -= len(read)
             raise Refused(f"the request has {length} bytes, and may have {LARGEST}", 413)
         try:
             request = json.loads(self.rfile.read(int(length)))
+            # half a character is no text for a tokenizer
+            request = json.loads(json.dumps(request, ensure_ascii=False).encode(errors="replace"))
         except (ValueError, RecursionError):
             raise Refused("the request is not JSON") from None
         if not isinstance(request, dict):
             raise Refused("the request is no JSON object")
         return request
 
-    def _send(self, reply: Mapping[str, Any], status: int = 200) -> None:
-        body = json.dumps(reply).encode()
+    def _send(self, reply: Mapping[str, Any] | bytes, status: int = 200) -> None:
+        """Send JSON, or events. A reply is sent when all of it has been recorded, so its events are sent at once."""
+        body = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/event-stream" if body is reply else "application/json")
         self.send_header("Content-Length", str(len(body)))
         if self.close_connection:
             self.send_header("Connection", "close")
+        if status >= 400:
+            self.send_header("x-should-retry", "false")  # which clients of OpenAI read
         self.end_headers()
         self.wfile.write(body)
 
-    def _stream(self, head: dict[str, Any], choices: list[Any], usage: dict[str, int], options: Any) -> None:
-        """Send the reply as events. The whole text is one of them, because it is recorded when it has ended."""
-        events: list[dict[str, Any]] = []
-        for choice in choices:
-            delta = dict(choice["message"])
-            delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(delta.get("tool_calls", ()))]
-            events += [{"index": choice["index"], "delta": delta, "finish_reason": None}]
-            events += [{"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}]
-        lines = [{**head, "object": "chat.completion.chunk", "choices": [event]} for event in events]
-        if isinstance(options, dict) and options.get("include_usage"):
-            lines.append({**head, "object": "chat.completion.chunk", "choices": [], "usage": usage})
-        self.close_connection = True
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(b"".join(f"data: {json.dumps(line)}\n\n".encode() for line in lines) + b"data: [DONE]\n\n")
 
-
-def _choice(index: int, message: Message, reason: str) -> dict[str, Any]:
-    shown = {**message, "content": message["content"] or None} if "tool_calls" in message else message
-    return {"index": index, "message": shown, "finish_reason": reason, "logprobs": None}
-
-
-def _usage(calls: list[Call], replies: list[Completion]) -> dict[str, int]:
-    asked, written = len(calls[0].prompt.tokens), sum(len(one.tokens) for one in replies)
-    return {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written}
+def _events(whole: dict[str, Any], options: Any) -> bytes:
+    """Return a reply as events, with its whole text in one of them."""
+    head = {**whole, "object": "chat.completion.chunk"}
+    usage, lines = head.pop("usage"), []
+    for choice in head.pop("choices"):
+        delta, reason = choice["message"], choice["finish_reason"]
+        if calls := delta.get("tool_calls"):
+            delta = {**delta, "tool_calls": [{"index": at, **call} for at, call in enumerate(calls)]}
+        for part, why in ((delta, None), ({}, reason)):
+            lines.append(head | {"choices": [{"index": choice["index"], "delta": part, "finish_reason": why}]})
+    if isinstance(options, dict) and options.get("include_usage"):
+        lines.append({**head, "choices": [], "usage": usage})
+    return b"".join(f"data: {json.dumps(line)}\n\n".encode() for line in lines) + b"data: [DONE]\n\n"
 
 
 def _tools(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -178,14 +177,11 @@ def _tools(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [] if request.get("tool_choice") == "none" else tools
 
 
-def _most(request: Mapping[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        most = request.get(name)
-        if most is not None and not (isinstance(most, int) and most >= 1):
-            raise Refused(f"'{name}' is a number above 0", param=name)
-        if most is not None:
-            return most
-    return None
+def _number(request: Mapping[str, Any], name: str, most: int = 10**9) -> int | None:
+    value: int | None = request.get(name)
+    if value is not None and not (type(value) is int and 1 <= value <= most):
+        raise Refused(f"'{name}' is a whole number from 1 to {most}", param=name)
+    return value
 
 
 def _strings(request: Mapping[str, Any]) -> list[str]:

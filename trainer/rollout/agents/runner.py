@@ -15,11 +15,13 @@ import json
 import os
 import selectors
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +33,10 @@ def agent_of(setting: str) -> Callable[[Any], Any]:
     """Return what answers a problem: a function of a file, or a command that reads it and prints an answer."""
     path, _, name = setting.rpartition(":")
     if not (path.endswith(".py") and name.isidentifier()):
-        return lambda problem: _command(setting, problem)
+        command = shlex.split(setting)
+        if not shutil.which(command[0]):
+            raise FileNotFoundError(f"there is no program {command[0]}, and no FILE.py:FUNCTION")
+        return partial(_command, command)
     spec = importlib.util.spec_from_file_location(f"octet_agent_{Path(path).stem}", path)
     assert spec is not None, "it is a .py file"
     assert spec.loader is not None, "a .py file has one"
@@ -43,12 +48,9 @@ def agent_of(setting: str) -> Callable[[Any], Any]:
     return function
 
 
-def _command(setting: str, problem: Any) -> str:
+def _command(command: list[str], problem: Any) -> str:
     text = json.dumps(vars(problem))
-    ended = subprocess.run(shlex.split(setting), input=text, stdout=subprocess.PIPE, text=True, check=False)
-    if ended.returncode:
-        raise RuntimeError(f"it ended with status {ended.returncode}")
-    return ended.stdout.strip()
+    return subprocess.run(command, input=text, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
 def serve(setting: str) -> None:
@@ -59,10 +61,8 @@ def serve(setting: str) -> None:
     except BaseException as error:  # noqa: BLE001  the user's file may raise anything
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=results, flush=True)
         return
-    if openai := sys.modules.get(
-        "openai"
-    ):  # the first client reads certificates and modules, which all forks then have
-        with suppress(Exception):
+    if openai := sys.modules.get("openai"):
+        with suppress(Exception):  # the first client reads certificates and modules, which all forks then have
             _ = openai.OpenAI(api_key="none").chat
     gc.freeze()
     print(json.dumps({}), file=results, flush=True)
@@ -88,6 +88,7 @@ def serve(setting: str) -> None:
                 selector.unregister(key.fd)
                 process, result = children.pop(key.data)
                 found = _read(result)
+                _end([(process, result)])  # with all that it has started
                 os.waitpid(process, 0)
                 print(json.dumps({"id": key.data, **found}), file=results, flush=True)
 
@@ -106,18 +107,19 @@ def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, 
         os.dup2(2, 1)
         os.environ.update(OPENAI_BASE_URL=order["url"], OPENAI_API_KEY=order["key"])
         value = agent(SimpleNamespace(**order["problem"]))
-        found = {"value": asyncio.run(value) if inspect.iscoroutine(value) else value}
+        value = asyncio.run(value) if inspect.iscoroutine(value) else value
+        found = {"value": getattr(value, "item", lambda: value)()}  # numbers of NumPy
     except BaseException as error:  # noqa: BLE001  the user's code may raise anything
         found = {"error": f"{type(error).__name__}: {error}"[:500]}
     finally:
         with suppress(BaseException):
-            os.write(written, json.dumps(found, default=repr).encode()[:LARGEST])
+            os.write(written, json.dumps(found, default=repr).encode()[:LARGEST] + b"\n")
         os._exit(0)
 
 
 def _read(result: int) -> dict[str, Any]:
     with os.fdopen(result, "rb") as file:
-        text = file.read()
+        text = file.readline()
     try:
         found: dict[str, Any] = json.loads(text)
     except ValueError:
@@ -129,7 +131,3 @@ def _end(children: Any) -> None:
     for process, _ in children:
         with suppress(OSError):
             os.killpg(process, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])

@@ -24,6 +24,7 @@ from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError, TrainingError
 from trainer.machine.visible import visible
 from trainer.plan.planner import PREFILL_TOKENS
+from trainer.problem.environment import is_number
 from trainer.problem.prompts import Prompter
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.agents.conversation import Call, Conversation, Limits
@@ -101,7 +102,7 @@ class Agents:
             told = f"an agent failed, and its answer earns nothing: {visible(error)[:200]}"
             self._name(told, error.partition(":")[0])
         if agent.conversation.is_rewritten:
-            told = "an agent has changed messages that it had sent, so its answer is trained on in several parts"
+            told = "a call does not continue an earlier one, so its answer is trained on in several parts"
             self._name(told, "rewritten")
         return agent, agent.conversation.completion(self._value(result), bool(error))
 
@@ -136,10 +137,10 @@ class Agents:
 
     def _value(self, result: Mapping[str, Any]) -> str | float | None:
         value = result.get("value")
-        if isinstance(value, bool | int | float):
-            return float(value)
         if value is None or isinstance(value, str):
-            return value
+            return value and value.encode(errors="replace").decode()
+        if is_number(value):
+            return float(value)
         reason = f"it returned {value!r:.60}"
         raise DataError(f"task.agent={self.setting}", reason, "Return the text of the answer, a reward, or None")
 
@@ -251,6 +252,8 @@ class Calls(Scheduler):
             if agent := self.agents.of(item.conversation):
                 agent.pending += 1
                 self._queued.append(item)
+            else:  # of an answer that has ended
+                item.reply.cancel()
         elif found := self.agents.ended(item):
             agent, completion = found
             self.ended.append((agent.index, agent.conversation.number, completion))
