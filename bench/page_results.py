@@ -38,8 +38,8 @@ STUDIES = {
     ),
     "adapters": (
         "Adapters",
-        "The embedded model, at the learning rate of its preset, 3e-3; `full_slow` trains the whole model with a tenth of"
-        " it.",
+        "The embedded model, at the learning rate of its preset, 3e-3; `full_slow` trains the whole model with a tenth"
+        " of it.",
     ),
     "shaping": (
         "Rewards beside right answers",
