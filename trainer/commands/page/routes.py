@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
@@ -92,12 +93,14 @@ class Pages:
         return await to_thread.run_sync(self._live, selected, request.headers.get("if-none-match"))
 
     def _live(self, selected: tuple[str, ...], known: str | None) -> Response:
+        began = time.thread_time()
         names = dict.fromkeys((*self.runs.named(), *(name for name in selected if name in self.runs.started)))
         seen = tuple(self.runs.seen(name) for name in names)
         mark = sha256(repr((selected, seen)).encode()).hexdigest()
-        return (
-            Response(status_code=304) if mark == known else _answer(*self.shown(selected, seen), headers={"ETag": mark})
-        )
+        if mark == known:
+            return Response(status_code=304)
+        parts = self.shown(selected, seen)
+        return _answer(*parts, headers={"ETag": mark, "X-Seconds": f"{time.thread_time() - began:.3f}"})
 
     def _shown(self, selected: tuple[str, ...], seen: tuple[tuple[str, ...], ...]) -> list[Html]:
         rows = []

@@ -1,0 +1,143 @@
+"""Evenings on the page, in a real browser: a messy table, stop and resume, a page that is closed, hostile text."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+
+from tests.conftest import launch, lines_of, until, write_lines
+from tests.reports.conftest import HOSTILE
+from tests.ui.conftest import serving
+
+SHORT = {"--preset": "nano", "task.name": "nano", "more": "eval.problems=32 run.merge=false rollout.problems=4"}
+
+
+@pytest.fixture(scope="module")
+def short(folder):
+    """A short run that a terminal has started."""
+    words = ["--preset", "nano", "run.steps=3", "eval.problems=32", "run.merge=false", "run.dir=runs/terminal"]
+    ended = launch(sys.executable, "-m", "octet", "train", *words, folder=folder)
+    assert ended.returncode == 0, ended.stderr
+    return folder / "runs/terminal"
+
+
+def messy(path):
+    """Write a table with semicolons, other names of columns, an empty row, and answers that are none."""
+    rows = ["Frage;Antwort", "What is missing?;", "Who buys plums?;n/a"]
+    for bags, each, given, who in product(range(2, 8), range(2, 8), range(1, 4), ("Ann", "Ben")):
+        question = f"{who} buys {bags} bags of {each} plums and gives {given} away. How many plums are left?"
+        rows.append(f"{question};{bags * each - given}")
+    path.write_text("\n".join(rows), encoding="utf-16")
+    return path
+
+
+@pytest.mark.slow
+def test_from_a_messy_table_to_a_trained_model_its_verdict_and_a_chat(browser, address, folder, tmp_path):
+    page = browser.open(address)
+    page.choose_file(messy(tmp_path / "plums.csv"))
+    page.until("#sheet", "there is no column")
+    page.write(**{"task.question": "Frage", "task.answer": "Antwort", "prompt.style": "chat"})
+    page.click("[data-do=look]")
+    page.until("#sheet", "`Antwort` is empty")
+    assert "UTF-16" in page.text("#sheet")
+    page.js("[...document.querySelectorAll('#sheet button')].find(one => one.innerText == 'Leave them out').click()")
+    page.click("[data-do=look]")
+    page.until("#sheet", "What the model will see")
+    assert "n/a" in page.text("#sheet")
+    page.write(**{"run.steps": "30", "name": "plums"})
+    page.write(more="task.on_bad_record=skip task.holdout=0.3 run.merge=false")
+    page.until("#start", "task.holdout=0.3")
+    page.click("[data-do=train]")
+    page.until("#live", "left, last step at")
+    page.until("#outcome", "learned:", 300)
+    page.write(asked="Ann buys 3 bags of 4 plums and gives 2 away. How many plums are left?")
+    page.click("[data-do=ask]")
+    page.until("#chat", "adapter")
+    assert page.text("#chat").count("read:") == 2
+    page.click("[data-do=share]")
+    until(lambda: page.js("document.querySelector('#made img')?.naturalWidth > 0"), say=lambda: page.text("#made"))
+    assert page.complaints() == []
+    page.close()
+
+
+@pytest.mark.slow
+def test_a_run_is_stopped_resumed_and_goes_on_without_page_and_server(browser, tmp_path):
+    settings = SHORT | {"run.steps": "150", "name": "long"}
+    with serving(tmp_path) as address:
+        page, other = browser.open(address), browser.open(address)
+        page.write(**settings)
+        page.until("#start", "run.steps=150")
+        page.click("[data-do=train]")
+        page.until("#live", "left, last step at")
+        until(lambda: other.js("document.querySelector('[data-pick=long]') !== null"))
+        other.click("[data-pick=long]")
+        other.until("#live", "left, last step at")
+        page.click("[data-do=stop]")
+        page.until("#live", "stopped after step")
+        other.until("#live", "stopped after step")
+        stopped = len(lines_of(tmp_path / "runs/long/metrics.jsonl"))
+        other.click("[data-do=resume]")
+        until(lambda: len(lines_of(tmp_path / "runs/long/metrics.jsonl")) > stopped + 1)
+        other.close()
+        page.js("document.querySelector('[data-do=train]').click()")
+        page.until("#said", "there is one of this name")
+        page.close()
+    until((tmp_path / "runs/long/verdict.json").is_file, 200)
+    assert "runs/long" in (tmp_path / "runs/long.log").read_text()
+    with serving(tmp_path) as address:
+        page = browser.open(f"{address}?run=long")
+        page.until("#live", "Step 150 of 150, ended")
+        page.close()
+
+
+@pytest.mark.slow
+def test_a_killed_run_and_one_that_cannot_start_are_shown_as_what_they_are(browser, tmp_path):
+    with serving(tmp_path) as address:
+        page = browser.open(address)
+        page.write(**SHORT | {"run.steps": "60", "name": "killed"})
+        page.until("#start", "killed")
+        page.click("[data-do=train]")
+        page.until("#live", "left, last step at")
+        os.kill(int(page.text("#live .command pre").split()[-1]), signal.SIGKILL)
+        page.until("#live", "stopped after step")
+        page.until("#live", "was killed (signal 9)")
+        page.write(**{"task.name": "records", "task.path": "nowhere.csv", "name": "wrong"})
+        page.until("#start", "wrong")
+        page.click("[data-do=train]")
+        page.until("#live", "there is no such file")
+        page.close()
+
+
+@pytest.mark.slow
+def test_hostile_answers_are_text_and_a_run_of_a_terminal_is_there(browser, address, short):
+    samples = lines_of(short / "samples.jsonl")
+    for sample in samples:
+        sample |= {"completion": HOSTILE, "prompt": HOSTILE, "gold": HOSTILE}
+    write_lines(short / "samples.jsonl", samples)
+    page = browser.open(f"{address}?run=terminal")
+    page.until("#live", "<script>document.title='taken'</script>")
+    page.size(390)
+    assert page.js("document.documentElement.scrollWidth") <= 390
+    assert page.js("document.title") == "Octet"
+    assert page.complaints() == []
+    page.close()
+
+
+@pytest.mark.slow
+def test_a_report_is_written_again_until_its_run_ends_and_reloads_itself(folder, short, tmp_path):
+    from tests.reports.conftest import going_on
+
+    verdict, page = (short / "verdict.json").read_bytes(), tmp_path / "page.html"
+    (short / "verdict.json").unlink()
+    with going_on(short):
+        words = [sys.executable, "-m", "octet", "report", str(short), "--watch", "--out", str(page)]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        until(lambda: page.is_file() and 'http-equiv="refresh"' in page.read_text())
+        (short / "verdict.json").write_bytes(verdict)
+        assert process.wait(60) == 0
+    assert "refresh" not in page.read_text()
+    assert json.loads(verdict)["verdict"].split()[0] in page.read_text()
