@@ -49,7 +49,8 @@ else
     part doctor python -m trainer.commands.main doctor --json --preset 8gb
     part rehearsal python bench/memory_cuda_host.py --case 8gb
     part memory python bench/gpu_memory.py --only "1.5b bf16 512" --json
-    part speed python bench/gpu_memory.py --cap 0 --only "1.5b bf16 512" --json
+    part versus python bench/versus.py --cells --only "1.5b bf16, 256" --out "$parts/versus.json" --json
+    part learning bash -c 'python -m octet train --preset nano run.merge=false run.dir="$1" >&2 && cat "$1/eval.json"' - "$parts/run"
     part decode python bench/decode.py --model qwen2.5-1.5b-shape --device cuda --dtype bf16 --rows 32 \
         --repetitions 1 --out "$parts/decode.json" --json
     part tests python -m pytest -q -m gpu tests/test_gpu.py

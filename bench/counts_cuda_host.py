@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import vs_trl
+import versus
 from memory_cuda_host import in_a_child, save_zeros
 
 from machine import describe
@@ -121,7 +121,7 @@ def built(work: Work) -> Iterator[Run]:
 
     quiet.quiet()
     hardware.prepare_cuda("decode")
-    config = vs_trl.settings(1, 0, work.folder / "run", *work.settings)
+    config = versus.settings(1, 0, work.folder / "run", *work.settings)
     with assemble.process_group(config):
         yield assemble.build(Request(config, "nano", ""))
 
@@ -204,7 +204,7 @@ def trl(work: Work, ledger: Ledger) -> None:
         clock.begun = ledger.now()
         return found
 
-    class Update(vs_trl.Clock):
+    class Update(versus.Clock):
         begun: Count
 
         def tick(self, *_: Any, **__: Any) -> None:
@@ -212,7 +212,7 @@ def trl(work: Work, ledger: Ledger) -> None:
 
     clock = Update()
     GenerationMixin.generate, GRPOTrainer._generate_and_score_completions = generated, sampled
-    vs_trl.trl(1, 0, work.folder, clock, *work.settings)
+    versus.trl(1, 0, work.folder, clock, *work.settings)
 
 
 SIDES: dict[str, tuple[Callable[[Work, Ledger], None], float]] = {  # with the GiB of a card on which it fits

@@ -6,8 +6,8 @@ python bench/gpu_memory.py --only tiny                           without a card:
 
 A larger card is made as small as that for each run, a process of its own: torch's allocator ends there, and what is
 free is counted from there. The context of CUDA is taken as the plan takes it, and measured. Weights are random, because
-neither memory nor speed depends on them, and answers run to their full length. TRL's GRPOTrainer is beside it, on the
-same shape, rows and lengths.
+neither memory nor speed depends on them, and answers run to their full length. `bench/versus.py --cells` has other
+programs on the same shapes.
 """
 
 import argparse
@@ -16,14 +16,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import vs_trl
+import versus
 
 from machine import describe, python_path
 
@@ -128,7 +127,7 @@ def octet(folder: Path, cap: int, more: list[str]) -> dict[str, Any]:
 
     quiet.quiet()
     hardware.prepare_cuda("decode")
-    config = vs_trl.settings(STEPS, 0, folder, "rollout.dead_groups=keep", *more)
+    config = versus.settings(STEPS, 0, folder, "rollout.dead_groups=keep", *more)
     with assemble.process_group(config):
         assemble.Screen = Listening
         run = assemble.build(Request(config, "nano", ""))
@@ -152,36 +151,26 @@ def planned(more: list[str], cap: int) -> dict[str, float]:
     from trainer.model.shapes import shape_of
     from trainer.plan import planner
 
-    config = vs_trl.settings(STEPS, 0, Path("none"), *more)
+    config = versus.settings(STEPS, 0, Path("none"), *more)
     plan = planner.plan(shape_of(config.model.name), config, vram=cap)
     allocated = {phase: plan.allocated_of(phase) / GB for phase in plan.phases}
     return {**allocated, "peak": plan.peak / GB}
 
 
-def trl(folder: Path, cap: int, more: list[str]) -> dict[str, Any]:
-    clock = vs_trl.Clock()
-    vs_trl.trl(STEPS, 0, folder, clock, *more)
-    return {"seconds": {"step": median(clock.seconds(1))}}
-
-
-SIDES: dict[str, Callable[[Path, int, list[str]], dict[str, Any]]] = {"octet": octet, "trl": trl}
-
-
-def one_side(side: str, cap: int, more: list[str]) -> dict[str, Any]:
-    """Run one program in this child process. Its CUDA context is what the card lacks before anything is allocated."""
+def measured(cap: int, more: list[str]) -> dict[str, Any]:
+    """Run Octet in this child process. Its CUDA context is what the card lacks before anything is allocated."""
     context = 0
-    if on_card := torch.cuda.is_available():
+    if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         context = total - free
         be_small(cap)
     with tempfile.TemporaryDirectory() as folder:
-        found = SIDES[side](Path(folder), cap, more)
-    reserved = found.get("reserved") or (torch.cuda.max_memory_reserved() / GB if on_card else 0.0)
-    return {**found, "context": context / GB, "peak": reserved + context / GB}
+        found = octet(Path(folder), cap, more)
+    return {**found, "context": context / GB, "peak": found["reserved"] + context / GB}
 
 
-def run(side: str, cap: int, more: list[str]) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--side", side, "--bytes", str(cap), *more]
+def run(cap: int, more: list[str]) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--bytes", str(cap), *more]
     environment = os.environ | {"PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1"}
     environment |= {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
@@ -201,47 +190,37 @@ def be_small(cap: int) -> None:
         torch.cuda.mem_get_info = lambda *_: (max(0, cap - CONTEXT - torch.cuda.memory_reserved()), cap)
 
 
-def compared(case: Case, cap: int, sides: Sequence[str]) -> dict[str, Any]:
+def compared(case: Case, cap: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         SIZES[case.size].save(Path(folder))
-        found = {side: run(side, cap, case.settings(Path(folder))) for side in sides}
-    print(line(case.name, found), file=sys.stderr, flush=True)
-    return {"case": case.name, **found}
-
-
-def line(name: str, found: dict[str, Any]) -> str:
-    parts = [f"{name:18}"]
-    for side, one in found.items():
-        parts.append(f"{side}: {one['failed'][:60]}" if "failed" in one else f"{side}: {one['peak']:.2f} GB")
-    if "planned" in found.get("octet", {}):
-        parts.append(f"planned {found['octet']['planned']['peak']:.2f} GB")
-    return "  ".join(parts)
+        found = run(cap, case.settings(Path(folder)))
+    said = found["failed"] if "failed" in found else f"{found['peak']:.2f} GB, planned {found['planned']['peak']:.2f}"
+    print(f"{case.name:18}  {said}", file=sys.stderr, flush=True)
+    return {"case": case.name, "octet": found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cap", type=float, default=8.0, help="GiB of the card that the runs see (default 8; 0: all)")
     parser.add_argument("--only", default="", help="cases whose name begins so; with it, nothing is written")
-    parser.add_argument("--sides", choices=SIDES, nargs="+", default=list(SIDES), help="default: both")
     parser.add_argument("--json", action="store_true", help="print the result")
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--bytes", type=int, help=argparse.SUPPRESS)
     parser.add_argument("more", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args()
-    if options.side:
-        print(json.dumps(one_side(options.side, options.bytes, options.more)))
+    if options.bytes is not None:
+        print(json.dumps(measured(options.bytes, options.more)))
         return
     if not torch.cuda.is_available() and not options.only.startswith("tiny"):
         sys.exit("there is no card: --only tiny tries the script without one")
     cases = [case for case in CASES if case.name.startswith(options.only) and (options.only or case.size != "tiny")]
     cap = int(options.cap * GIB) or torch.cuda.get_device_properties(0).total_memory
-    found = [compared(case, cap, options.sides) for case in cases]
+    found = [compared(case, cap) for case in cases]
     result = {"machine": describe(), "card": card(), "cap_gib": options.cap, "cases": found}
     if not options.only:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
         print(json.dumps(result))
-    if any("failed" in case[side] for case in found for side in options.sides if case["case"].startswith("tiny")):
+    if any("failed" in case["octet"] for case in found if case["case"].startswith("tiny")):
         sys.exit("a case that fits every card failed")
 
 

@@ -31,11 +31,12 @@ SMOKE = {
     "scaling": ["--steps=1", "--rounds=1", "--out=OUT"],
     "seeds": ["--seeds=1", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
     "soak": ["--steps=4", "--only=plain", "--out=OUT"],
+    "short_gsm8k": ["FOLDER", "FOLDER"],
     "serving": ["--engines=decode", "--steps=3", "--out=OUT"],
     "startup": ["--repeats=1", "--out=OUT"],
     "step_cost": ["--steps=1", "--only", "usual", "--out=OUT"],
     "verdicts": ["--out=OUT"],
-    "vs_trl": ["--steps=4", "--repeats=1", "--out=OUT", *FEW],
+    "versus": ["--steps=4", "--repeats=1", "--out=OUT", *FEW],
 }
 MODULES = sorted(file.stem for file in (ROOT / "bench").glob("*.py"))
 SCRIPTS = [name for name in MODULES if "__main__" in (ROOT / f"bench/{name}.py").read_text()]
@@ -56,7 +57,7 @@ TIERS = {name: pytest.mark.cuda if name.endswith("cuda_host") else pytest.mark.s
 
 @pytest.mark.parametrize("script", [pytest.param(name, marks=tier) for name, tier in TIERS.items()])
 def test_a_script_runs(script, tmp_path):
-    record = json.dumps({"question": "What is 6 * 7?", "answer": "6 * 7 = 42\n#### 42"})
+    record = json.dumps({"question": "What is 6 * 7?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"})
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(f"{record}\n")
     names = {"OUT": str(tmp_path / "out.json"), "FOLDER": str(tmp_path)}
