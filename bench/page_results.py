@@ -66,6 +66,66 @@ SHARED = (
 )  # other programs ran beside them
 
 
+EMBEDDED, SMOL = "embedded, 0.65 M", "SmolLM2-135M"
+RESULTS_HEAD = """# Results
+
+What models have learned here, each row from a file that holds every seed which was run; `python bench/report.py` makes
+the table from these files. Accuracy is of greedy answers to held-out problems, in the requested format.
+[Evidence](evidence.md) has the questions behind it, and [all tables](../bench/results/learning.md) the intervals and
+tests.
+
+"""
+RESULTS_TAIL = """
+GSM8K has been learned from worked solutions only, by one seed. GRPO on it has not been run to its end anywhere.
+"""
+# model, task, file, the arm that learns, what is beside it, and the command that repeats it
+SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
+    (EMBEDDED, "word problems", "seeds", "", (), "octet train --preset nano"),
+    (EMBEDDED, "word problems, 15 steps", "studies/controls", "right", ("format", "random", "shuffled_gold",
+     "shuffled_advantages", "supervised"), "octet study bench/studies/controls.yaml"),
+    (SMOL, "sums, 20 steps", "studies/addition_cpu", "right", ("random", "shuffled_gold", "shuffled_advantages",
+     "format", "supervised"), "octet study bench/studies/addition_cpu.yaml"),
+    (SMOL, "sums, 60 steps", "addition", "right", ("random",), "octet study bench/studies/addition.yaml"),
+    (SMOL, "GSM8K, by worked solutions", "gsm8k", "warm_grpo", (), "octet warmup --preset smollm2-gsm8k"),
+    (EMBEDDED, "word problems, with a teacher", "teaching", "teacher", ("grpo",),
+     "octet study bench/studies/teaching.yaml"),
+    (EMBEDDED, "sums of large numbers, with a calculator", "calculator", "calculator", ("control",),
+     "octet study bench/studies/calculator.yaml"),
+)  # fmt: skip
+
+
+def results_page() -> str:
+    head = ["model", "task", "before", "after, each seed", "beside it, means", "hardware", "repeats it"]
+    return RESULTS_HEAD + "\n".join(markdown(head, map(_summary_row, SUMMARY))).rstrip() + "\n" + RESULTS_TAIL
+
+
+def _summary_row(row: tuple[str, str, str, str, tuple[str, ...], str]) -> list[str]:
+    model, task, name, arm, others, command = row
+    before, after = _before_and_after(name, arm)
+    beside = ", ".join(f"{other.replace('_', ' ')} {fmean(_before_and_after(name, other)[1]):.1%}" for other in others)
+    seeds = ", ".join(f"{one:.1%}" for one in after)
+    found = read(name)
+    machine = found.get("machine") or {"card": "2 CPU cores" if "no GPU" in found["made_with"][1] else "card"}
+    hardware = machine.get("card") or f"{machine['cores']} CPU cores"
+    return [model, f"[{task}](../bench/results/{name}.json)", f"{before:.1%}", seeds, beside, hardware, f"`{command}`"]
+
+
+def _before_and_after(name: str, arm: str) -> tuple[float, list[float]]:
+    """Return the accuracy before training, and that of each seed after it."""
+    found = read(name)
+    if "arms" in found:
+        return found["arms"]["base"]["strict"][0], found["arms"][arm]["strict"]
+    ends = [one for run in found["runs"] if run.get("arm", "") == arm for one in [_ends(run)]]
+    return fmean(before for before, _ in ends), [after for _, after in ends]
+
+
+def _ends(run: Mapping[str, Any]) -> tuple[float, float]:
+    if "trained" in run:
+        return run["base"], run["trained"]
+    first, *_, last = run.get("warmup", run)["curve"]
+    return first["strict"], last["strict"]
+
+
 def page() -> str:
     studies = [line for name, text in STUDIES.items() for line in _study(name, *text)]
     return "\n".join([HEAD, *studies, *_addition(), *_gsm8k(), *_teaching(), *_calculator(), *_coverage()])

@@ -261,6 +261,7 @@ def main() -> None:
         (root / folder).mkdir(parents=True, exist_ok=True)
     for name, text in pages.items():
         (root / f"bench/results/{name}.md").write_text(text, encoding="utf-8")
+    (root / "docs/results.md").write_text(page_results.results_page(), encoding="utf-8")
     for name, *drawn in figures.figures():
         (root / f"docs/{name}.svg").write_text(svg(*drawn, alone=True), encoding="utf-8")
 
