@@ -50,16 +50,18 @@ class Verifiers:
         self.state = await self._call(self.env.setup_state) or self.state
 
     async def step(self, text: str) -> tuple[str, bool, float]:
-        self.state["completion"].append({"role": "assistant", "content": text})
+        asked, said = [*self.state["prompt"], *self.state["completion"]], {"role": "assistant", "content": text}
+        self.state["trajectory"].append({"prompt": asked, "completion": [said]})
+        self.state["completion"].append(said)
         self.state["turn"] += 1
         if await self._call(self.env.is_completed):
             scored = await self._call(self.env.rubric.score_rollout)
             return "", True, float(scored.reward if hasattr(scored, "reward") else self.state["reward"])
-        said = await self._call(self.env.env_response)
-        if isinstance(said, tuple):  # in versions before 0.1.8
-            said, self.state = said
-        self.state["completion"] += said
-        return "\n\n".join(str(message["content"]) for message in said), False, 0.0
+        told = await self._call(self.env.env_response)
+        if isinstance(told, tuple):  # in versions before 0.1.8
+            told, self.state = told
+        self.state["completion"] += told
+        return "\n\n".join(str(message["content"]) for message in told), False, 0.0
 
     async def _call(self, method: Callable[..., Any]) -> Any:
         """Call a method with those of the known arguments that this version of it takes."""
