@@ -3,7 +3,7 @@
 python bench/versus.py [--steps 40] [--repeats 3] [--sides trl octet]     the embedded model, with its accuracy
 python bench/versus.py --cells                                           on a card: 1.5 B in bf16 and 7 B in 4 bits,
     256 and 1,024 tokens, 8 GiB and the whole card; time and memory of random weights, no accuracy
-python bench/versus.py --cells --only "tiny bf16"                        a cell that needs no card; writes nothing
+python bench/versus.py --cells --only "tiny bf16"                        a cell that needs no card; see --out
 
 What is not installed is said, and left out. `octet` trains on every group, as TRL does; `octet, dropping` leaves out
 those that teach nothing, which is Octet's default. Each side is a process of its own, and they take turns. A step is
@@ -227,6 +227,7 @@ class Side:
         return [name for name in self.needs if not (has_card if name == "a card" else find_spec(name))]
 
 
+BATCHING = "trl, continuous batching"  # takes 12 GB on a CPU, and five times as long as without it
 KEEP, OWN = "rollout.dead_groups=keep", "rollout.engine=decode"
 SIDES = {
     "trl": Side(trl, ("trl",)),
@@ -235,7 +236,7 @@ SIDES = {
     "octet, vllm colocated": Side(
         lambda *given: octet(*given, KEEP, "rollout.engine=vllm_colocate"), ("vllm", "a card")
     ),
-    "trl, continuous batching": Side(partial(trl, use_transformers_continuous_batching=True), ("trl",)),
+    BATCHING: Side(partial(trl, use_transformers_continuous_batching=True), ("trl",)),
     "trl, vllm colocated": Side(partial(trl, use_vllm=True, vllm_mode="colocate"), ("trl", "vllm", "a card")),
     "unsloth": Side(unsloth, ("unsloth", "a card")),
 }
@@ -444,7 +445,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, help="steps between evaluations (default: only after the last step)")
     parser.add_argument("--target", type=float, default=0.9, help="accuracy to reach (default %(default)s)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default cpu, and in cells the card if there is one")
-    parser.add_argument("--sides", choices=SIDES, nargs="+", default=list(SIDES), help="default: all")
+    parser.add_argument("--sides", choices=SIDES, nargs="+", help=f"default on a card all, else all but {BATCHING}")
     parser.add_argument("--cells", action="store_true", help="random weights of larger shapes")
     parser.add_argument("--only", default="", help="with --cells: those whose name begins so")
     parser.add_argument("--seconds", type=float, help="most seconds of one side")
@@ -470,6 +471,7 @@ def compared(options: argparse.Namespace) -> dict[str, Any]:
     options.device = options.device or ("cuda" if options.cells and torch.cuda.is_available() else "cpu")
     if options.every is None:
         options.every = 0 if options.cells else options.steps  # random weights learn nothing
+    options.sides = options.sides or [one for one in SIDES if one != BATCHING or options.device == "cuda"]
     for side in options.sides:
         if missing := SIDES[side].missing:
             print(f"{side}: not run, for lack of {', '.join(missing)}", file=sys.stderr)

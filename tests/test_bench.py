@@ -36,7 +36,7 @@ SMOKE = {
     "startup": ["--repeats=1", "--out=OUT"],
     "step_cost": ["--steps=1", "--only", "usual", "--out=OUT"],
     "verdicts": ["--out=OUT"],
-    "versus": ["--sides", "trl", "octet", "octet, dropping", "--steps=4", "--repeats=1", "--out=OUT", *FEW],
+    "versus": ["--steps=4", "--repeats=1", "--out=OUT", *FEW],
 }
 MODULES = sorted(file.stem for file in (ROOT / "bench").glob("*.py"))
 SCRIPTS = [name for name in MODULES if "__main__" in (ROOT / f"bench/{name}.py").read_text()]
