@@ -55,15 +55,13 @@ STUDIES = {
         "20 steps of 8 sums with 8 answers each, on one core of a CPU; `model.name` is the folder that"
         " `scripts/smollm2.py` makes.",
     ),
+    "maze": ("A maze", "The embedded model in `examples/maze.py`, where each new room is worth a tenth."),
+    "parallel_agent": (
+        "An agent that asks twice in parallel",
+        f"The embedded model, once in the process and once through [an agent]({DOCS}/agents.md).",
+    ),
 }
-SHARED = (
-    "ablations",
-    "losses",
-    "adapters",
-    "shaping",
-    "shaping_smollm2",
-    "addition_cpu",
-)  # other programs ran beside them
+SHARED = {*STUDIES} - {"controls"}  # other programs ran beside them
 
 
 EMBEDDED, SMOL = "embedded, 0.65 M", "SmolLM2-135M"
@@ -83,6 +81,7 @@ SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
     (EMBEDDED, "word problems", "seeds", "", (), "octet train --preset nano"),
     (EMBEDDED, "word problems, 15 steps", "studies/controls", "right", ("format", "random", "shuffled_gold",
      "shuffled_advantages", "supervised"), "octet study bench/studies/controls.yaml"),
+    (EMBEDDED, "a maze of several turns", "studies/maze", "maze", ("random",), "octet study bench/studies/maze.yaml"),
     (SMOL, "sums, 20 steps", "studies/addition_cpu", "right", ("random", "shuffled_gold", "shuffled_advantages",
      "format", "supervised"), "octet study bench/studies/addition_cpu.yaml"),
     (SMOL, "sums, 60 steps", "addition", "right", ("random",), "octet study bench/studies/addition.yaml"),
