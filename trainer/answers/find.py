@@ -26,7 +26,7 @@ from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import is_plain, number
 from trainer.answers.phrase import CORRECTION, DIGIT, TURNED, last_number, offered, states, tidy
 from trainer.answers.strip_thinking import after_thinking
-from trainer.answers.words import ANOTHER, CORRECTING, HEDGING, in_digits
+from trainer.answers.words import ANOTHER, CORRECTING, HEDGING, SCALES, in_digits
 
 MOST_TRIES = 8  # earlier marks looked at when the last one holds nothing
 NEAR = 40  # characters before a mark in which a word denies it
@@ -80,7 +80,7 @@ _JOINED_BEFORE = re.compile(
 _DENIED_AFTER = re.compile(  # \\boxed{18} is wrong, \\boxed{18} or 20
     r"(?i)(?:[ \t]?\^(?!\s*\{?\s*\\circ)|_[0-9{]|[ \t]?\\(?:pi|sqrt|times|cdot|div|pm)\b|\.?[0-9]|[a-fijknp-rt-z]\b"
     r"|[ \t]?[-+*/<>][ \t]?[0-9(\\]|[ \t$]+to[ \t$]+[0-9]|\$?[-–][$0-9]"
-    r"|[ \t]?(?:\\text\{)?[ \t]?(?:hundred|thousand|[mb]illion)\b"
+    rf"|(?:[ \t~$]|\\(?:[)\], ]|text\{{)){{0,4}}(?:{'|'.join(SCALES)})s?\b"
     r"|(?:\\[)\]]|\\text\{|[ \t$*_,)}\]])*(?:\?|(?:is|was|seems|looks|can|could|may|might|would)\b[^.!?\n]{0,20}?"
     r"(?:\bnot|n't|\bwrong|\bincorrect|\bfalse|\btoo|\bguess)\b"
     rf"|(?:isn't|wasn't|cannot|can't)\b|(?:or|(?:but\s+)?(?:{HEDGING}))\b(?P<other>(?:[^.!?\n]|\.(?=[0-9]))*)))"

@@ -37,7 +37,7 @@ _DENIED = re.compile(  # 18 (not 20), 18 rather than 20
 )
 _BEFORE = "in|for|per|each|every|within|after|before|during|at|on|over"
 _CONTEXT = re.compile(  # 18 in 3 days, 18 for each of 5 friends, 18 (see page 3)
-    rf"""(?xi)\b(?:{_BEFORE})\s+(?:(?:of|the|a|all|only|about|each|every|these|those|his|her|their|its)\s+){{0,3}}
+    rf"""(?xi)\b(?:{_BEFORE})(?:\s+the\s[a-z]+\sof)?\s+(?:(?:of|the|a|all|only|about|each|every|these|those|his|her|their|its)\s+){{0,3}}
     {_NUMBER}\s+(?!(?:{_BEFORE}|and|to)\b)(?=[a-z]{{2}})|\b(?:page|step|part|question|problem)\s+[0-9]+\b"""
 )
 _OCCASION = re.compile(  # 18 left after selling 3, $18 to buy 3 of them
@@ -45,7 +45,7 @@ _OCCASION = re.compile(  # 18 left after selling 3, $18 to buy 3 of them
     rf"|{_NUMBER}\s(?:second|minute|hour|day|week|month|year)s?\s(?:later|ago|from\snow)"
     rf"|(?<=[0-9])(?<![/.][0-9])(?<![/.][0-9][0-9])\sof\s(?:the|his|her|their|these|those)\s{_NUMBER}\s[a-z]{{3,}}"
 )
-_UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \(([a-z]+s)\)")  # 18 (dollars)
+_UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \((?!dozen)([a-z]+s(?:\s[^()0-9]+)?|(?:final\s)?answer)\)")  # 18 (dollars each day)
 _WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
 # A number with what is joined to it, a word, or a mark: `18cm`, `per`, `day`
 _TOKEN = re.compile(
@@ -59,13 +59,13 @@ _POWER = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s?\^\s?\{?([23])\}?")  # 30 cm^2
 _REMARK = re.compile(  # (see above). I hope this helps!
     r"(?i)\b(?:I\s(?:think|believe)|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
     r"\b(?:a\s)?total\sof\b|(?<=\bis\s)(?:therefore|thus|hence)\b|\bi\.e\.|(?:(?<=the\s)|(?<=all\s))(?:two|three|four|five|six)(?:\sof\sthem)?(?=\s[a-z][^.]*[0-9])|\bso\sfar\b|(?<=the\s)(?:first|second|third)(?=\s(?!of\b)[a-z])|\bus(?=\sdollars)|"
-    r"\b(?:(?:which|this|that)\s(?:gives|makes|means|leaves)|(?<![a-z]\s)giving)\b(?:\sthat\b)?|\b(?:mrs?|ms|dr)\.\s|"
+    r"\b(?:(?:which|this|that)\s(?:gives|makes|means|leaves)|(?<![a-z]\s)giving)\b(?:\sthat\b)?|\b(?:mrs?|ms|dr)\.\s|(?-i:(?:\b[A-Z][a-z]+,\s){2,}and\s(?=[A-Z]))|"
     r",?\sas\s(?:computed|calculated|shown|found|required|requested|desired|expected|needed|stated)(?:\sabove)?\b|"
     r"\b(?:in\s)?(?:the\s)?year\s(?=[0-9])|\bin\s(?=[12][0-9]{3}\b(?!\s?[a-z]))|\(?\b(?:see|cf\.)\s[^().]*\)?|"
     r"\b(?:I hope (?:this|that|it)|hope this|let me know|thank|please let)\b[^.!]*"
 )
 _IS = re.compile(r"\s?(?:=|(?:is|equals|must\sbe)\s-?[$0-9])")
-_SUMS = re.compile(r"\bconsists?\sof\b|\b(?:add|sum|work|come)s?\s(?:up|out)\sto\b")
+_SUMS = re.compile(r"\b\w+ed in(?= [12]\d{3}\b(?! ?[a-z]))|\bconsists? of\b|\b(?:add|sum|work|come)s? (?:up|out) to\b")
 _ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch and $18/hour
     r"""(?xi)[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\bshould\shave\s[a-z]|0,0|\b(?:answer|result|solution)\s(?:has|had|contains)\b
     |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})(?<![0-9])/(?![a-z]{3})"""
@@ -99,7 +99,7 @@ def offered(phrase: str) -> str | None:
 def _among_words(phrase: str) -> str | None:
     """Drop what offers nothing, and return the number that is left if nothing that was dropped contradicts it."""
     plain = " ".join(clean("; ".join(phrase.split("\n"))).split())
-    plain = in_digits(_SUMS.sub("equals", _REMARK.sub(" ", plain)))
+    plain = in_digits(_REMARK.sub(" ", _SUMS.sub("equals", plain)))
     plain = _SPOKEN_SIGN.sub(lambda sign: _SIGN_WORDS.get(sign[1], "*"), plain)
     if number(plain) is not None:
         return plain
