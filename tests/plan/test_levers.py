@@ -37,7 +37,8 @@ LEVERS = {
     "small micro-batches": {"budget": 30},
     "optimizer on the card": {"ds_config": "zero2"},
 }
-QUANTISED = LEVERS | {"everything": {"settings": (*OFFLOADED, *EAGER), "budget": 30, "ds_config": "zero2"}}
+TOGETHER = {"everything": {"settings": (*OFFLOADED, *EAGER), "budget": 30, "ds_config": "zero2"}}
+QUANTISED = LEVERS | TOGETHER
 SLOW = ("lora.enabled=false", "algorithm.lr=0.00005")
 SPLIT = {
     "adapter": (),
@@ -94,14 +95,16 @@ def updates(tiny_model, twins, splits, tmp_path_factory, tiers):
     cases = [case(name, **how) for name, how in {"plain": {}, **LEVERS}.items()]
     for kind in KINDS:
         cases.append(case(f"{kind} twin", settings=(f"model.name={twins[kind]}",), as_it_is=True))
-        cases += [case(f"{kind} {name}", **over(kind, how)) for name, how in {"plain": {}, **QUANTISED}.items()]
+        chosen = {"plain": {}, **(QUANTISED if "slow" in tiers else TOGETHER)}
+        cases += [case(f"{kind} {name}", **over(kind, how)) for name, how in chosen.items()]
     cases.append(case("nf4 8 bit states", ds_config="zero2", **over("nf4", {"settings": ("optim.name=adamw_8bit",)})))
     for name, chosen in SPLIT.items():
         cases.append(case(f"{name} zero2", ds_config="zero2", settings=chosen))
         into = splits["zero3" if name == "8 bit states" else "zero3_offload"]
         cases.append(case(f"{name} split", ds_config=into, settings=chosen))
     if tiers == {"slow"}:
-        cases = [case(f"{name} zero2", ds_config="zero2", settings=SPLIT[name]) for name in TWO_RANKS]
+        needed = {f"{kind} {name}" for kind in KINDS for name in ("plain", *LEVERS)}
+        cases = [one for one in cases if one.name in needed | {f"{name} zero2" for name in TWO_RANKS}]
     return launch(tiny_model, tmp_path_factory.mktemp("one") / "out.json", 1, cases)
 
 
@@ -128,7 +131,7 @@ def test_a_lever_changes_nothing_but_memory(updates, lever):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lever", QUANTISED)
+@pytest.mark.parametrize("lever", [*(pytest.param(name, marks=pytest.mark.slow) for name in LEVERS), *TOGETHER])
 def test_a_lever_changes_nothing_over_a_quantised_base(updates, kind, lever):
     assert_same(updates[f"{kind} plain"], updates[f"{kind} {lever}"], tolerance=1e-5)
 
