@@ -122,9 +122,11 @@ def browsing(folder: Path) -> Iterator[Browser]:
         process = subprocess.Popen(["bash", "-c", shell, *command], pass_fds=(theirs_down, theirs_up), stderr=log)
     os.close(theirs_down)
     os.close(theirs_up)
+    browser = Browser(down, up)
     try:
-        yield Browser(down, up)
+        yield browser
     finally:
         process.terminate()
         process.wait()
+        browser.up.close()
         os.close(down)
