@@ -233,7 +233,7 @@ try:
         distributed.barrier()
         distributed.gather("never")
 except errors.ClusterError as error:
-    print(error)
+    print(error, flush=True)  # os._exit writes nothing
 distributed.disconnect()
 os._exit(0)
 """

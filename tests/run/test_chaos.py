@@ -32,7 +32,7 @@ PROGRAMS = {
 def test_a_run_survives(program, tmp_path):
     others, said = PROGRAMS[program]
     own = [str(tmp_path / one) if one.endswith(".json") else one for one in others]
-    answer = launch(*forked(), "-m", f"tests.e2e.{program}", *own)
+    answer = launch(*forked(), "-m", f"tests.e2e.{program}", *own, timeout=1800)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert said in answer.stdout
 
