@@ -57,9 +57,9 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "o": "to",
     "u": "up",
     "a": "and",
-    "c": "so thus hence therefore then finally because since as which",
+    "c": "so thus hence therefore then finally because since as which 因此 所以",
     "r": "are were",
-    "i": "is was equals it's that's there's es son ist sind lautet est sont é são 是 答案是",
+    "i": "is was equals it's that's there's es son ist sind lautet est sont é è são 是 答案是 答えは",
     "t": "all apart left over remaining remain remains more fewer extra total altogether overall combined "
     "away old long tall wide deep high together daily weekly monthly yearly annually today tomorrow",
     "C": "change",  # but 18 dollars and change is more than 18
@@ -78,7 +78,7 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "could may might except without besides wrong false incorrect untrue invalid mistaken mistake error guess doubt "
     "unsure uncertain unknown joke kidding jk theory dreams what who whom whose when where while until before though "
     "although however instead rather possible wait oops sorry hmm scratch lie lies yes yeah everything everyone "
-    "everybody anything anyone sure certain know idea clue rejected excluded suppose assume according",
+    "everybody anything anyone sure certain know idea clue rejected excluded suppose assume according non não",
     "Q": "some about around approximately approx roughly least most best worst first almost under above below near "
     "beyond upward upwards whenever fold fail fails onwards ballpark estimate estimated approximation "
     "down off plus minus divided multiplied less remainder power root once thrice double doubled "
