@@ -50,7 +50,7 @@ else
     part rehearsal python bench/memory_cuda_host.py --case 8gb
     part memory python bench/gpu_memory.py --only "1.5b bf16 512" --json
     part versus python bench/versus.py --cells --only "1.5b bf16, 256" --out "$parts/versus.json" --json
-    part learning bash -c 'python -m octet train --preset nano run.merge=false run.dir="$1" >&2 && cat "$1/eval.json"' - "$parts/run"
+    part learning python -m octet train --preset nano run.merge=false run.dir="$parts/run"
     part decode python bench/decode.py --model qwen2.5-1.5b-shape --device cuda --dtype bf16 --rows 32 \
         --repetitions 1 --out "$parts/decode.json" --json
     part tests python -m pytest -q -m gpu tests/test_gpu.py
@@ -75,6 +75,8 @@ for file in sorted(parts.glob("*.status")):
     found[file.stem] = {"status": int(file.read_text()), "result": said}
     if found[file.stem]["status"]:
         found[file.stem]["messages"] = file.with_suffix(".log").read_text()[-2000:]
+if (evaluation := parts / "run/eval.json").is_file():
+    found["learning"]["result"] = json.loads(evaluation.read_text())
 watts = [float(line) for line in (parts / "watts").read_text().splitlines() if line.replace(".", "", 1).isdigit()]
 energy = {"seconds": len(watts), "kwh": sum(watts) / 3.6e6}
 result.write_text(json.dumps({"machine": describe(), "energy": energy, "parts": found}, indent=1) + "\n")
