@@ -76,7 +76,7 @@ async function look() {
     document.getElementById("none").hidden = runs.size === 1;
   }
   const seconds = Number(answer?.headers.get("X-Seconds") ?? 0);  // that the server has computed
-  next = setTimeout(look, document.hidden ? 10000 : Math.max(2000, 60000 * seconds));
+  next = setTimeout(look, document.hidden ? 10000 : Math.max(4000, 100000 * seconds));
 }
 
 form.addEventListener("submit", event => event.preventDefault());
