@@ -55,6 +55,10 @@ STUDIES = {
         "20 steps of 8 sums with 8 answers each, on one core of a CPU; `model.name` is the folder that"
         " `scripts/smollm2.py` makes.",
     ),
+    "bf16_base": (
+        "A base in bf16",
+        "SmolLM2-135M on sums as above; `bf16` has `model.quantize=bf16`, on an AMD EPYC with AVX512-BF16.",
+    ),
     "maze": ("A maze", "The embedded model in `examples/maze.py`, where each new room is worth a tenth."),
     "parallel_agent": (
         "An agent that asks twice in parallel",
