@@ -24,6 +24,7 @@ NOT_RUN = {
     r"octet eval .*rollout\.vllm\.urls=.*|python -m (llama_cpp|venv).*": "a server, or another program",
     r"octet plan --model NAME .*": "the end of an answer",
     r"python (make_table|ask)\.py": "test_pages.py runs them where the page has written them",
+    r"octet ui.*": "a server, which tests/ui starts",
     r"bash tests/.*|python bench/soak.*|python -m tests.*": "tests, which are run by themselves",
 }
 # How a command runs here: what names a card or a model that is not here, and what would take long.
@@ -116,7 +117,7 @@ def test_a_printed_command_runs(words, folder):
     is_octet, environment = program == "octet", os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [*forked(), *(["-m", "trainer.commands.main"] if is_octet else []), *rest]
     where, pipes = folder if is_octet else ROOT, {"input": "", "capture_output": True, "text": True}
-    done = subprocess.run(command, check=False, cwd=where, env=environment, **pipes)
+    done = subprocess.run(command, check=False, cwd=where, env=environment, timeout=590, **pipes)
     status = next((status for name, status in STATUS.items() if " ".join(words).startswith(name)), 0)
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
