@@ -31,7 +31,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the server is started. The runs are in its folder `runs`."""
+    """Make the folder in which the server is started. The runs are in its folder `runs`."""
     return tmp_path_factory.mktemp("ui")
 
 

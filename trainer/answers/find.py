@@ -35,7 +35,7 @@ THOUGHT, THOUGHT_END = "<think>", "</think>"  # what prompts of our own write
 
 
 class Mark(NamedTuple):
-    """Where a mark begins and ends, and what it marks."""
+    """A mark: the places where it begins and ends, and the text that it marks."""
 
     start: int
     end: int
