@@ -89,7 +89,8 @@ class Case:
         return f"{self.size} {'bf16' if self.quantize == 'none' else self.quantize} {self.completion}"
 
     def settings(self, folder: Path) -> list[str]:
-        dtype = "bf16" if torch.cuda.is_available() else "fp32"  # bf16 takes a CPU minutes
+        card = torch.cuda.is_available()
+        dtype, threads = ("bf16", "null") if card else ("fp32", "1")  # bf16 takes a CPU minutes; TRL has one thread
         fixed = [
             f"model.dtype={dtype}",
             "model.gradient_checkpointing=true",
@@ -97,7 +98,7 @@ class Case:
             "prompt.style=few_shot",
         ]
         fixed += ["rollout.problems=4", "rollout.group_size=8", "rollout.rows=32", "optim.tokens_per_micro_batch=4096"]
-        fixed += ["engine.ds_config=zero2_offload", "run.threads=null", f"model.name={folder}"]
+        fixed += ["engine.ds_config=zero2_offload", f"run.threads={threads}", f"model.name={folder}"]
         return [*fixed, f"model.quantize={self.quantize}", f"rollout.max_new_tokens={self.completion}"]
 
 
