@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import group, row
 from trainer import advantage
-from trainer.batch.aggregation import AGGREGATIONS
-from trainer.batch.pack import Packer, idle_row, minibatches, rows_of, to_tensors
+from trainer.batch.pack import Packer, minibatches, rows_of, to_tensors
 from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm
 from trainer.records import TrainingRow
@@ -91,16 +90,6 @@ def test_masked_answers_leave_the_loss_but_not_the_mean_of_their_group():
     assert made_of(cut_off(group([1, 0]), 0, 1), Algorithm(truncated="mask")) == []
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "weights", "size"),
-    [("dapo", [1, 1], 6), ("dr_grpo", [1, 1], 6), ("grpo", [1 / 2, 1 / 4], 2), ("bnpo", [1 / 6, 1 / 6], 1)],
-)
-def test_a_row_has_the_weight_that_its_aggregation_gives_it(aggregation, weights, size):
-    made = made_of(group([1, 0], lengths=[2, 4]), Algorithm(aggregation=aggregation))
-    assert [one.weight for one in made] == pytest.approx(weights)
-    assert AGGREGATIONS[aggregation].size(made) == size
-
-
 IDLE = row(1, 1, 0.0, weight=0.0)
 
 
@@ -139,11 +128,6 @@ def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_without_weight(monke
     (made,) = minibatches([row(2, 3, 1.0)], IDLE, resolve("nano"), PACKER)
     assert [batch.weights_B.tolist() for batch in made.batches] == [[1.0], [0.0], [0.0]]
     assert (made.divisor, made.tokens) == (33.0, 33.0)
-
-
-def test_an_idle_row_has_no_weight():
-    assert idle_row(group([1, 1], lengths=[5, 3])).weight == 0
-    assert len(idle_row(group([1, 1], lengths=[5, 3])).completion) == 3
 
 
 def test_a_batch_moves_as_a_whole():
