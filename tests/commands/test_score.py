@@ -30,18 +30,6 @@ def score(tmp_path, capsys):
     return run
 
 
-def test_a_function_gets_the_columns_that_training_gives_it(score, tmp_path):
-    """GSM8K's `answer` is the whole solution, and its number is `gold`."""
-    body = (
-        "def mine(answer, gold, **columns):\n    return [float(a != g and g == '12') for a, g in zip(answer, gold)]\n"
-    )
-    (tmp_path / "mine.py").write_text(body)
-    line = {"completion": "#### 12", "answer": "3 * 4 = 12\n#### 12"}
-    status, out, said = score(line, options=("--task", "gsm8k", f"reward.custom={tmp_path}/mine.py:mine"))
-    assert status == 0, said
-    assert out[0]["mine"] == 1.0
-
-
 def test_one_object_for_each_line_in_order(score):
     status, out, _ = score(
         {"completion": "3 * 4 = 12\n#### 12", "answer": "12"},
@@ -103,16 +91,17 @@ def test_hostile_completions_are_scored(score, text):
     assert (status, one["reward"]) == (0, 0.0)
 
 
-def test_rewards_of_ones_own_see_the_other_columns(score, tmp_path):
+def test_rewards_of_ones_own_see_the_columns_that_training_gives_them(score, tmp_path):
+    """GSM8K's `answer` is the whole solution, and its number is `gold`."""
     (tmp_path / "mine.py").write_text(
-        "def hard(prompts, completions, level, question, problem_id, **c):\n"
+        "def hard(prompts, completions, level, question, problem_id, answer, gold, **c):\n"
         "    assert prompts == question and problem_id == ['a', 'b']\n"
+        "    assert gold == ['1', '1'] and answer == ['0 + 1 = 1\\n#### 1'] * 2\n"
         "    return [float(one) for one in level]"
     )
-    lines = [
-        {"completion": "#### 1", "answer": "1", "question": "q", "level": n, "id": i} for n, i in ((3, "a"), (4, "b"))
-    ]
-    status, out, said = score(*lines, options=(f"reward.custom={tmp_path}/mine.py:hard",))
+    line = {"completion": "#### 1", "answer": "0 + 1 = 1\n#### 1", "question": "q"}
+    lines = [line | {"level": level, "id": name} for level, name in ((3, "a"), (4, "b"))]
+    status, out, said = score(*lines, options=("--task", "gsm8k", f"reward.custom={tmp_path}/mine.py:hard"))
     assert status == 0, said
     assert [(one["hard"], one["reward"]) for one in out] == [(3.0, 4.0), (4.0, 5.0)]
 

@@ -162,15 +162,6 @@ def test_a_right_and_a_wrong_answer(monkeypatch, capsys):
     assert "  overlong         none  x 0" in shown
 
 
-def test_gsm8k_from_a_folder_with_weights(monkeypatch, capsys, gsm8k_folder):
-    options = ("--data-dir", str(gsm8k_folder), "reward.weights={format: 0.25}")
-    status, shown, _ = play(monkeypatch, capsys, "#### 3\n", *options, task="gsm8k")
-    assert status == 0
-    assert "gsm8k/train/" in shown
-    assert "  format          1.000  x 0.25" in shown
-    assert "  reward          0.250" in shown
-
-
 def test_a_function_of_ones_own(monkeypatch, capsys, tmp_path):
     (tmp_path / "mine.py").write_text("def short(completions, **c): return [1.0 / len(text) for text in completions]")
     _, shown, _ = play(monkeypatch, capsys, "1234", f"reward.custom={tmp_path}/mine.py:short")

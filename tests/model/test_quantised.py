@@ -215,10 +215,3 @@ def test_an_adapter_is_evaluated_over_the_clean_base_unless_another_is_asked_for
 def answers(folder, model: str) -> list[str]:
     records = [json.loads(line) for line in (folder / "eval_answers.jsonl").read_text().splitlines()]
     return [record["completion"] for record in records if record["model"] == model]
-
-
-def test_a_job_over_a_4_bit_base_resumes_byte_for_byte(job):
-    folder = job[0]
-    before = (folder / "adapter/adapter_model.safetensors").read_bytes()
-    assert "going on after step 1" in short_job.do_the_last_step_again(folder)
-    assert (folder / "adapter/adapter_model.safetensors").read_bytes() == before

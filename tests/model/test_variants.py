@@ -223,13 +223,6 @@ def test_the_reference_of_a_whole_model_is_kept_and_not_read_at_every_step(tiny_
     assert not torch.equal(trained, original)
 
 
-def test_the_whole_model_is_exported_with_its_tokenizer(tiny_model, tmp_path, tokenizer):
-    policy = advance(make_policy(tiny_model, FULL), 0)
-    policy.write_model(tmp_path)
-    assert_close(logits(read(tmp_path)), logits(policy.model), 1e-6)
-    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"] == tokenizer.get_vocab()
-
-
 def test_a_checkpoint_holds_the_whole_model_once_and_an_adapter_for_others(tiny_model, tmp_path):
     for name, more in (("full", FULL), ("lora", "")):
         advance(make_policy(tiny_model, more), 0).save(tmp_path / name)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import lines_of, octet, said_by, write_lines
 from tests.reports.conftest import HOSTILE, configure
-from trainer.reports.chart import COLOURS, MOST_POINTS, Chart, Curve, Value, smoothed, svg, thinned, ticks
+from trainer.reports.chart import COLOURS, MOST_POINTS, Chart, Curve, Value, smoothed, svg, thinned
 from trainer.reports.curves import charts_of, groups_of
 from trainer.run_folder.reader import read_run
 
@@ -86,11 +86,6 @@ def test_a_noisy_curve_is_drawn_with_its_mean():
     assert smoothed(noisy[:19]) == noisy[:19]
     chart = Chart("", [Curve("", [Value(x, y, y, y) for x, y in noisy])])
     assert any(one.get("stroke-opacity") == "0.35" for one in elements(chart.marks(), "polyline"))
-
-
-def test_ticks_are_round():
-    assert ticks(-0.26, 0.02) == [-0.2, -0.1, 0]
-    assert ticks(1, 20) == [5, 10, 15, 20]
 
 
 @pytest.mark.parametrize("values", [[0.0], [3.0], [-2.0, -2.0], [1e-9, 2e-9], [-1e6, 1e6]])

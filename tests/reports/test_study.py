@@ -275,14 +275,6 @@ def test_the_results_are_printed_for_papers_and_for_other_programs(study, found,
     ]
 
 
-def test_the_name_of_an_arm_is_whole(found):
-    for one in found["comparisons"]:
-        one["arm"] = "random"
-    of_base, _ = drawings(found)
-    name = next(one for one in elements(of_base[0], "text") if one.text == "random")
-    assert float(name.get("x")) > 42.6  # its width in DejaVu Sans, a wide font
-
-
 def test_a_study_names_a_file_that_its_runs_would_take_for_the_program(study):
     (study.path.parent / "trainer.py").write_text("")
     failed = command.Runner(study).train(next(iter(study.runs())))

@@ -1,7 +1,5 @@
 """The built-in rewards, their weighted sum, and what is measured beside them."""
 
-import subprocess
-import sys
 import threading
 from concurrent.futures import wait
 from contextlib import nullcontext
@@ -10,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import refuses
 from tests.rewarding import PROBLEM, PROMPT, MadeUp, answer, scorer_of, scores_of
 from trainer.answers import compare, symbolic
 from trainer.config.command_line import resolve
@@ -140,17 +138,6 @@ def test_the_reward_is_the_weighted_sum_of_which_a_missing_part_leaves_nothing_u
 
 def test_every_name_in_the_settings_is_a_reward():
     assert set(REWARDS) == {*COMPONENTS, "judge", "code"}
-
-
-def test_a_wrong_name_is_answered_before_torch_is_loaded():
-    code = (
-        "import sys; from trainer.config.command_line import resolve; from trainer.errors import ConfigError\n"
-        "import trainer.reward.make, trainer.commands.score, trainer.commands.task\n"
-        "try: resolve(None, None, ['reward.weights.corect=1'])\n"
-        "except ConfigError: print('torch' in sys.modules, 'datasets' in sys.modules)"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert said.stdout.strip() == "False False"
 
 
 # ---------------------------------------------------------------------------------------------------------- symbolic

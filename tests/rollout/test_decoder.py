@@ -241,6 +241,16 @@ def is_ended(tokenizer, tokens):
     return any(string in tokenizer.decode(tokens, skip_special_tokens=True) for string in STRINGS)
 
 
+def assert_read_up_to_the_stop(tokenizer, one):
+    """What a line break opens is not part of the answer."""
+    decoded = tokenizer.decode(one.tokens, skip_special_tokens=True)
+    assert decoded.startswith(one.text)
+    assert "\n" not in one.text
+    if is_ended(tokenizer, one.tokens):
+        assert not one.truncated
+        assert "\n" in decoded or one.text.endswith(STRINGS)
+
+
 @pytest.mark.parametrize(("rows", "steps_per_check"), [(3, 1), (64, 1), (64, 8)])
 def test_greedy_tokens_end_with_the_first_that_completes_a_stop_string(
     kind, model, tokenizer, monkeypatch, rows, steps_per_check
@@ -253,27 +263,10 @@ def test_greedy_tokens_end_with_the_first_that_completes_a_stop_string(
         prefixes = (count for count in range(1, len(one.tokens)) if is_ended(tokenizer, one.tokens[:count]))
         count = next(prefixes, len(one.tokens))
         assert {other.tokens for other in ended[index]} == {one.tokens[:count]}
+        assert_read_up_to_the_stop(tokenizer, ended[index][0])
         assert ended[index][0].logprobs == pytest.approx(one.logprobs[:count], abs=1e-4)
     lengths = {len(group[0].tokens) for group in ended.values()}
     assert len(lengths) > 4, "the answers should end at different tokens"
-
-
-def test_sampled_answers_end_with_a_stop_string_and_are_read_up_to_it(kind, model, tokenizer):
-    groups = sample(kind, model, tokenizer, prompts(5, 9), strings=STRINGS, group=32, rows=24, max_new_tokens=40)
-    answers, stops = [one for group in groups.values() for one in group], stop_tokens(tokenizer, model)
-    by_string = [one for one in answers if is_ended(tokenizer, one.tokens)]
-    assert len(by_string) > 8
-    for one in by_string:
-        assert not one.truncated
-        assert not is_ended(tokenizer, one.tokens[:-1])
-        assert len(one.logprobs) == len(one.tokens)
-        assert "\n" not in one.text, "what a line break opens is not part of the answer"
-        decoded = tokenizer.decode(one.tokens, skip_special_tokens=True)
-        assert decoded.startswith(one.text)
-        assert "\n" in decoded or one.text.endswith(STRINGS)
-    for one in (one for one in answers if one not in by_string):
-        assert (one.tokens[-1] in stops) is not one.truncated
-        assert len(one.tokens) == 40 or not one.truncated
 
 
 def test_a_seed_repeats_after_other_work_and_another_does_not(kind, model, tokenizer):
@@ -490,18 +483,6 @@ def test_other_values_swapped_in_are_read_from_elsewhere(tokenizer):
     with Snapshot(model.parameters()).swapped_in():
         assert sampler.forward.addresses != before
     assert sampler.forward.addresses == before
-
-
-def test_without_memory_for_copies_the_layers_are_called(monkeypatch, tokenizer):
-    monkeypatch.setattr(weights, "SPARE", 2**62)
-    model, asked = adapted(family()), prompts(9, 3, 14)
-    sampler = DecodeSampler(model, tokenizer, SOME, 64)
-    groups = dict(sampler.sample(asked, sampling(temperature=0.0)))
-    assert_greedy_is_generate(groups, model, asked, SOME)
-    assert not any(projection.is_a_copy for projection in sampler.forward.projections)
-    with model.disable_adapter():
-        base = dict(sampler.sample(asked, sampling(temperature=0.0)))
-        assert_greedy_is_generate(base, model, asked, SOME)
 
 
 def test_adapters_beside_their_layers_give_what_these_give():
