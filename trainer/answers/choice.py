@@ -6,9 +6,7 @@ from trainer.answers.notation import DECORATION, clean
 from trainer.answers.words import ANOTHER
 
 LETTERS = "ABCDEFGHIJ"
-_BLANK_LINE = re.compile(  # what follows is an explanation, which may name other choices, or takes this one back
-    rf"(?i)\n[ \t\r]*\n(?!\s*(?:{ANOTHER})\b)"
-)
+_BLANK_LINE = re.compile(rf"(?i)\n[ \t\r]*\n(?!\s*(?:{ANOTHER})\b)")  # before an explanation
 _STATED = re.compile(
     r"(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter)\s+)?['\"(\[]?([A-J])['\"\]]?(?P<mark>\)?[.:]?)(?=[\s,;/&]|$)"
 )

@@ -43,12 +43,8 @@ def equal(answer: str, gold: str) -> bool:
         rounded = number(rough[2]) if rough and is_rounded(rough[1], rough[2]) else None
         return same_quantity(answer, gold) or (rounded is not None and rounded == number(gold))
     named = "=" in gold
-    if (
-        _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH)
-        or _is_without_its_noun(answer, gold)
-        or _is_power(answer, gold)
-        or _are_together(answer, gold)
-    ):
+    looser = (_is_without_its_noun, _is_power, _are_together)
+    if _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH) or any(same(answer, gold) for same in looser):
         return True
     choice = choice_letter(gold) if len(clean(gold)) <= 5 and not gold.islower() else None
     is_variable = len(answer.strip()) == len(gold.strip()) == 1  # e is not E, and (e) is the choice E

@@ -78,7 +78,8 @@ _JOINED_BEFORE = re.compile(
     r"[ \t$*_({\[]*(?:\\[(\[][ \t]*)?\Z"
 )
 _DENIED_AFTER = re.compile(  # \\boxed{18} is wrong, \\boxed{18} or 20
-    r"(?i)(?:[ \t]?\^(?!\s*\{?\s*\\circ)|_[0-9{]|[ \t]?\\(?:pi|sqrt|times|cdot|div|pm)\b|\.?[0-9]|[a-fijknp-rt-z]\b"
+    r"(?i)(?:[ \t]?\^(?!\s*\{?\s*\\circ)|[ \t]?\\?%[ \t$]*of[ \t$]+(?:the\s)?[0-9]|_[0-9{]"
+    r"|[ \t]?\\(?:pi|sqrt|times|cdot|div|pm)\b|\.?[0-9]|[a-fijknp-rt-z]\b"
     r"|[ \t]?[-+*/<>][ \t]?[0-9(\\]|[ \t$]+to[ \t$]+[0-9]|\$?[-–][$0-9]"
     rf"|(?:[ \t~$]|\\(?:[)\], ]|text\{{)){{0,4}}(?:{'|'.join(SCALES)})s?\b"
     r"|(?:\\[)\]]|\\text\{|[ \t$*_,)}\]])*(?:\?|(?:is|was|seems|looks|can|could|may|might|would)\b[^.!?\n]{0,20}?"
@@ -125,9 +126,7 @@ def _are_beside(between: str, wanted: str | None, by_line: bool) -> bool:
     if len(between) > LONGEST_ANSWER or _CORRECTED.search(between):
         return False
     is_joined = _JOINED.fullmatch(between) is not None
-    if by_line and "\n" in between:
-        return is_joined
-    return is_joined or (wanted != GOLD and "\n\n" not in between)
+    return is_joined or (wanted != GOLD and ("\n" if by_line else "\n\n") not in between)
 
 
 def _denied(text: str, start: int, mark: Mark) -> str | None:
@@ -178,8 +177,6 @@ _HEADING = re.compile(  # Step 2, Final Answer, Explanation, but not Answer: 18
     r"(?i)(?:final\s+)?(?:steps?|parts?|cases?|answers?|solutions?|conclusion|explanation|summary|methods?|approach|reasoning|"
     r"calculations?|verification|check|problem|question|notes?|given|results?)\b(?!\s*[:=]\s*\S*\d|(?<=answer)\s+\$?\d)"
 )
-
-
 _LINE = re.compile(r"(?:\s*(?:\\\[|\$\$)[ \t]*\n(?=[^\n]+\n\s*(?:\\\]|\$\$)))?[^\n]*")  # a displayed formula has three
 
 

@@ -106,5 +106,5 @@ def clean(text: str) -> str:
         text = without_styling(text)
         for pattern, replacement in _LATEX:
             text = pattern.sub(replacement, text)
-    text = _HALF_OF_DAY.sub(lambda half: f" {half[1].lower()}m", text)
+    text = _HALF_OF_DAY.sub(lambda half: f" {half[1].lower()}m", text.replace(" per cent", " percent"))
     return text.strip(WRAPPERS).rstrip(".,;: ").strip(WRAPPERS)

@@ -86,8 +86,7 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] |
         text = text[1:-1].strip()
     elif not _OPENING.search(text):
         text = text.rstrip(")]} ")  # 18) has lost its beginning
-    written = _WRITTEN.match(text)
-    if written is None:
+    if (written := _WRITTEN.match(text)) is None:
         return None
     tail = written.string[written.end() :]
     value, scale = _value(written), _scale(tail, bool(written["money"]))
@@ -198,11 +197,9 @@ def worked_out(working: str) -> Fraction | None:
         return None
     text = working.replace("^", "**").translate(_ROUND)
     share = "/100" if "*" in text else ""  # 60% * 70, but not 60% + 10%
-    text = _OPERAND.sub(lambda found: f"({_decimal(found[1])}{share * found[0].endswith('%')})", text).replace(
-        ")(", ")*("
-    )
+    text = _OPERAND.sub(lambda found: f"({_decimal(found[1])}{share * found[0].endswith('%')})", text)
     try:
-        value = worth(text)
+        value = worth(text.replace(")(", ")*("))
     except UNCALCULATED:
         return None
     return value if isinstance(value, Fraction) else None

@@ -22,15 +22,15 @@ _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
     (?:\s?\\?%|(?:\s(?:hundred|thousand|[mb]illion)s?\b)+)?"""
 _NUMERAL = re.compile(_NUMBER, re.VERBOSE)
 _OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
-_NO_OPERAND = re.compile("[a-z]{2,}|=")
+_NO_OPERAND = re.compile("[a-z]{2,}|=.*")
 _SIGN_WORDS = {"times": "*", "multiplied by": "*", "plus": "+", "minus": "-"}
 _SPOKEN_SIGN = re.compile(rf"(?<=[0-9]) ({'|'.join(_SIGN_WORDS)}) (?=[0-9])|(?<=%) (of) (?=[0-9])")  # 8 times 8 is 64
 CORRECTION = re.compile(  # 18, no wait, 20
-    rf"(?i)[ \t,.;(-]{{1,4}}(?:no\b[,.;:!]?[ \t])?(?:{CORRECTING})\b"
-    r"(?:[ \t,.:;!-]{1,4}no\b)?"
+    rf"(?i)[ \t,.;(-]{{1,4}}(?:no\b[,.;:!]?[ \t])?(?:{CORRECTING})\b(?:[ \t,.:;!-]{{1,4}}no\b)?"
 )
 _WORKING = re.compile(  # 3 * 6 = 18, 18 (6 x 3), 3 boxes * 6 eggs = 18
-    rf"(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])(?P<equals>\s?=)?"
+    rf"(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])"
+    rf"(?P<equals>\s?=(?:\s?(?P<step>{_OPERAND})[,;.]?\s(?:so|then)\s(?={_OPERAND}\s?[-+*/x]\s?[$0-9]))?)?"
 )
 _DENIED = re.compile(  # 18 (not 20), 18 rather than 20
     rf"(?xi)(?<=[\s,(])(?:(?:and\s+)?not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])"
@@ -57,15 +57,17 @@ _GRAMS = re.compile(r"(?<=[0-9]{2})(?=[gLh]\Z)")  # 500g, but 5g may be algebra
 _DIMENSION = {"2": "square", "3": "cubic"}
 _POWER = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s?\^\s?\{?([23])\}?")  # 30 cm^2
 _REMARK = re.compile(  # (see above). I hope this helps!
-    r"(?i)\b(?:I\s(?:think|believe)|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
+    r"(?i)\b(?:I(?:\s(?:think|believe)|(?:'m|\sam)\s(?:sure|certain))|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
     r"\b(?:a\s)?total\sof\b|(?<=\bis\s)(?:therefore|thus|hence)\b|\bi\.e\.|(?:(?<=the\s)|(?<=all\s))(?:two|three|four|five|six)(?:\sof\sthem)?(?=\s[a-z][^.]*[0-9])|\bso\sfar\b|(?<=the\s)(?:first|second|third)(?=\s(?!of\b)[a-z])|\bus(?=\sdollars)|"
     r"\b(?:(?:which|this|that)\s(?:gives|makes|means|leaves)|(?<![a-z]\s)giving)\b(?:\sthat\b)?|\b(?:mrs?|ms|dr)\.\s|(?<=[0-9])です|(?-i:(?:\b[A-Z][a-z]+,\s){2,}and\s(?=[A-Z]))|"
     r",?\sas\s(?:computed|calculated|shown|found|required|requested|desired|expected|needed|stated)(?:\sabove)?\b|"
-    r"\b(?:in\s)?(?:the\s)?year\s(?=[0-9])|\bin\s(?=[12][0-9]{3}\b(?!\s?[a-z]))|\(?\b(?:see|cf\.)\s[^().]*\)?|"
+    r"\(?\b(?:see|cf\.)\s[^().]*\)?|"
     r"\b(?:I hope (?:this|that|it)|hope this|let me know|thank|please let)\b[^.!]*"
 )
+_SO = re.compile(r"(?i)(.+)[,;]\s(?:so|thus|hence|therefore)\b(.*[0-9].*)")
 _IS = re.compile(r"\s?(?:=|(?:is|equals|must\sbe)\s-?[$0-9])")
-_SUMS = re.compile(r"\b\w+ed in(?= [12]\d{3}\b(?! ?[a-z]))|\bconsists? of\b|\b(?:add|sum|work|come)s? (?:up|out) to\b")
+_YEAR = re.compile(r"(?i)\b(?:in(?= [12]\d{3}\b(?! ?[a-z]))|(?:in )?(?:the )?year(?= [0-9]))")  # It sank in 1912
+_SUMS = re.compile(r"\bconsists? of\b|\b(?:add|sum|work|come)s? (?:up|out) to\b")
 _ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch and $18/hour
     r"""(?xi)[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\bshould\shave\s[a-z]|0,0|\b(?:answer|result|solution)\s(?:has|had|contains)\b
     |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})(?<![0-9])/(?![a-z]{3})"""
@@ -99,7 +101,7 @@ def offered(phrase: str) -> str | None:
 def _among_words(phrase: str) -> str | None:
     """Drop what offers nothing, and return the number that is left if nothing that was dropped contradicts it."""
     plain = " ".join(clean("; ".join(phrase.split("\n"))).split())
-    plain = in_digits(_REMARK.sub(" ", _SUMS.sub("equals", plain)))
+    plain = in_digits(_REMARK.sub(" ", _SUMS.sub("equals", _YEAR.sub("anno", plain))))
     plain = _SPOKEN_SIGN.sub(lambda sign: _SIGN_WORDS.get(sign[1], "*"), plain)
     if number(plain) is not None:
         return plain
@@ -116,15 +118,25 @@ def _among_words(phrase: str) -> str | None:
     def drop_working(found: re.Match[str]) -> str:
         if not found["equals"] and number(found[0]) is not None:  # a fraction
             return found[0]
-        results.add(worked_out(_NO_OPERAND.sub("", found[0])))
+        result, step = worked_out(_NO_OPERAND.sub("", found[0])), found["step"]
+        if step is None or result != number(step):
+            results.add(None if step else result)
         return " "
 
     plain = plain[: first.end()] + _DENIED.sub(denied, plain[first.end() :])  # "not 17, 18" denies the first number
     plain = _WORKING.sub(drop_working, _UNIT_IN_BRACKETS.sub(r" \1", _GRAMS.sub(" ", plain)))
     without = _CONTEXT.sub(" in the ", _OCCASION.sub(" now ", plain, count=1), count=1)
-    found = _only_number(without if DIGIT.search(without) else plain)
+    found = _only_number(_concluded(without if DIGIT.search(without) else plain))
     is_sure = found is not None and results <= {number(found)} and number(found) not in others
     return found if is_sure else None
+
+
+def _concluded(plain: str) -> str:
+    """Return `she has 18` for `She had 20 and ate 2, so she has 18`, but all of `20, so 18` and `Half, so 18`."""
+    found = _SO.fullmatch(plain)
+    if found is None or {"q", "Q"} & {*map(kind, re.findall(_WORD, found[1]))} or _only_number(found[1]):
+        return plain
+    return found[2]
 
 
 def _only_number(plain: str) -> str | None:
@@ -187,6 +199,7 @@ def states(phrase: str, gold: str) -> bool:
     others = [word for kind_before, word in zip(kinds[0] + "N", sides[0][1:]) if kind_before not in may_follow]
     if (after and not is_word) or any(word[0].isupper() and word != "I" for word in others + sides[1]):
         return False
+    kinds[0] += "i" * (kinds[0] == "s" and kind(name.partition(" ")[0]) in "iqrv")  # It cannot be determined
     return fits(TEXT, "N".join(kinds)) or (found[0][0].islower() and fits(TEXT, "M".join(kinds)))
 
 
@@ -198,9 +211,7 @@ def _kind_of_said(word: str) -> str:
 
 
 # The first part only makes it fast.
-_IN_TEXT = re.compile(
-    rf"(?=[-+.0-9\\$€£¥₹₽₩ACEGHINRSU])(?<!\w)(?<![0-9]/){_NUMBER}", re.VERBOSE
-)  # 18, $1,234.50, 1 1/2
+_IN_TEXT = re.compile(rf"(?=[-+.0-9\\$€£¥₹₽₩ACEGHINRSU])(?<!\w)(?<![0-9]/){_NUMBER}", re.VERBOSE)
 _PARTS = re.compile(  # between two numbers of which neither is the answer: 17, 18 and 17 or 18 and 3:18 and 2^18
     r"(?i)(?:\s?[,;&]?\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|,?\s(?:it\s)?(?:could|may|might)\sbe\s"
     r"|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?"

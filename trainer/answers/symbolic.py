@@ -144,11 +144,7 @@ def comparer() -> Callable[[tuple[str, str]], bool]:
 
     def same(pair: tuple[str, str]) -> bool:
         answer, gold = pair
-        options = {
-            "float_rounding": DECIMALS,
-            "allow_set_relation_comp": True,
-            "timeout_seconds": None,
-        }  # x > 5 is (5, oo)
-        return bool(verify(read(gold), read(answer), **options))
+        options = {"float_rounding": DECIMALS, "allow_set_relation_comp": True}  # x > 5 is (5, oo)
+        return bool(verify(read(gold), read(answer), timeout_seconds=None, **options))
 
     return same

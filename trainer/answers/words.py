@@ -51,11 +51,13 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "s": "i you he she it we they there me him us them",
     "d": "the a an his her its their my our your every this these those that another",
     "E": "each apiece both",
-    "m": "exactly precisely only just simply really actually originally initially eventually currently now again still",
+    "m": "exactly precisely only just simply really actually clearly definitely certainly obviously originally "
+    "initially eventually currently now again still",
     "p": "of per on from among during within into across between after than",
     "P": "at for with in by",
     "o": "to",
     "u": "up",
+    "Y": "anno",
     "a": "and",
     "c": "so thus hence therefore then finally because since as which 因此 所以",
     "r": "are were",
@@ -84,7 +86,7 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "down off plus minus divided multiplied less remainder power root once thrice double doubled "
     "triple tripled quadruple halved halves third thirds quarter quarters tens lakh lakhs crore crores mil mille "
     "tausend millones millionen short shy close far too tops max maximum minimum something odd ish give "
-    "like bound point negative choose pi followed",  # these change a number, and not a name
+    "like bound point negative choose pi followed permille promille",  # these change a number, and not a name
 }
 _KIND = {word: kind for kind, words in _KINDS.items() for word in words.split()}
 _VERB = re.compile(r"(\w+?)(?:(?<=[sxzh])es|s|d|(?:(?<=([bgmnprt]))\2)?ed)?")  # dropped
@@ -105,11 +107,12 @@ _NAME = (
 )
 _BEFORE = (
     rf"(?:[pPoE][dpE]{{0,2}}{_NOUN}{{1,4}}){{0,2}}"
-    rf"(?:{_NAME}m?(?:[irv]+(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)|[ir]+|d?A{{1,3}})?d?m*"
+    rf"(?:{_NAME}m?(?:[irv][irvE]*(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)|[ir]+|d?A{{1,3}})?d?m*"
 )
 _BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|r[wt])?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
 BEHIND = re.compile(_BEHIND)
-_CLAUSE = re.compile(rf"c*(?:{_BEFORE}N{_BEHIND}=?|(?:d?A{{1,3}}[ir])?{_NAME}[:=]|pd|[iv]?{_MORE}=?)")
+_LEAD = rf"(?:[pP]|d?A{{1,3}}[ir])?{_NAME}(?:v+[sw]{{0,2}})?[:=]"  # After checking:
+_CLAUSE = re.compile(rf"c*(?:(?:{_BEFORE}|[^qQNY]*Y)N{_BEHIND}=?|{_LEAD}|pd|[iv]?{_MORE}=?)")  # It sank in the year N
 TEXT = re.compile(  # The winner is N; N is cheaper; N, because it has more
     rf"c*,*(?:(?!w[va]){_NAME}(?:v?[ir]v?P?|v{{1,2}}|:)|[ir]+)?(?:d?m*N|dMw)(?:[irv][^q]*|,*c[dswEn][^q]*)?,*"
 )
@@ -165,6 +168,7 @@ _SPELLED = re.compile(
     rf"(?:(?:(?:(?<=hundred)|(?<=thousand)|(?<=million))(?:\sand|,)\s|\s|-)(?:{_ANY}))*"
     rf"(?!\w|-(?!{'|'.join(_PARTS)}))"
 )
+_HALF = re.compile(rf"(?i)(?<!and )\bhalf an? ({'|'.join(SCALES)})\b")  # half a dozen
 _FRACTION = re.compile(
     rf"(?<![\w'.,/-])(?:([0-9]+)\sand\s)?(an?|one|[0-9]+)[\s-]({'|'.join(_PARTS)})s?(?![\w-])", re.IGNORECASE
 )
@@ -180,6 +184,7 @@ def same_rank(answer: str, gold: str) -> bool:
 def in_digits(text: str) -> str:
     """Write number words as digits: `45 marbles` for `forty-five marbles`, `3/4` for `three quarters`."""
     is_bare = not re.search("[0-9]", text)
+    text = _HALF.sub(lambda found: f"{SCALES[found[1].lower()] // 2}", text)
     if is_bare:
         text = re.sub(r"(?<![\w-])half(?=\Z|\s(?:an?|the|of)\b)(?<!(?:one|..a)\shalf)", "one half", text)
 
