@@ -12,7 +12,6 @@ from trainer.model.families import ROWS, Family
 PAGE = ROOT / "docs/training.md"
 HEAD = "| family | decoder | tree | plan | GGUF | turns |\n| --- | --- | --- | --- | --- | --- |\n"
 END = "| others | `generate` | if exact | no | no | asked |\n"
-WITH_STATES = ("qwen3_5_text", "lfm2")
 # The chat template of a family in TURNS; those of others are not at hand, and each run asks its own.
 TEMPLATES = {"qwen2": "qwen2_5", "qwen3": "qwen3", "qwen3_moe": "qwen3", "llama": "llama3_1", "smollm3": "smollm3"}
 TEMPLATES |= {"phi3": "phi3", "gemma": "gemma", "gemma3_text": "gemma3", "gemma4_text": "gemma4_v5"}
@@ -20,13 +19,15 @@ TEMPLATES |= {"qwen3_5_text": "qwen3_5_think", "lfm2": "lfm2", "gpt_oss": "gptos
 SAID = {("yes", "yes"): "yes", ("yes", "no"): "tools", ("no", "no"): "no"}
 
 
-def tree_of(row: Family) -> str:
-    return "no" if row.is_eager else "but states" if row.model_type in WITH_STATES else "yes"
-
-
 def cells(row: Family) -> tuple[str, ...]:
     turns = SAID[TURNS[TEMPLATES[row.model_type]]] if row.model_type in TEMPLATES else "asked"
-    return "yes" if row.decodes else "`generate`", tree_of(row), "yes", "yes" if row.arch else "no", turns
+    return (
+        "yes" if row.decodes else "`generate`",
+        "no" if row.is_eager else "yes",
+        "yes",
+        "yes" if row.arch else "no",
+        turns,
+    )
 
 
 def table() -> str:

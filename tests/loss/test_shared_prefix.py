@@ -51,15 +51,15 @@ def test_the_tree_by_hand():
 
 def test_gradients_of_a_token_that_is_read_often_are_added_in_fp32():
     layout = layout_of(to_tensors([answer((5, 6), *tail) for tail in ((7, 2), (8, 2), (9, 2))], pad_token=0))
-    line_1HND = torch.randn(1, 2, len(layout.source_N), 4, dtype=torch.bfloat16, requires_grad=True)
-    _, read = layout.rows(line_1HND, layout.keys_AK, layout.seen_N)
+    line_NHD = torch.randn(len(layout.source_N), 2, 4, dtype=torch.bfloat16, requires_grad=True)
+    _, read = layout.rows(line_NHD, layout.keys_AK, layout.seen_N)
     gradient = torch.randn_like(read)
-    exact_1HND = line_1HND.detach().float().requires_grad_()
-    expected = exact_1HND[0][:, layout.keys_AK].transpose(0, 1)
+    exact_NHD = line_NHD.detach().float().requires_grad_()
+    expected = exact_NHD[layout.keys_AK]
     assert torch.equal(read.float(), expected)
     (found,), (wanted,) = (
-        torch.autograd.grad(read, line_1HND, gradient),
-        torch.autograd.grad(expected, exact_1HND, gradient.float()),
+        torch.autograd.grad(read, line_NHD, gradient),
+        torch.autograd.grad(expected, exact_NHD, gradient.float()),
     )
     assert torch.equal(found, wanted.bfloat16())
 
@@ -125,9 +125,12 @@ def test_repeated_keys_give_the_same_values_and_gradients(monkeypatch):
     torch.testing.assert_close(pass_over(module), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_layers_and_output_see_every_token_once():
-    module, seen = LogProbs(tiny("qwen2"), 1.0), []
-    for layer in (module.model.model.layers[0].mlp, module.output):
+@pytest.mark.parametrize(
+    ("kind", "layer"), [("qwen2", "mlp"), ("lfm2", "conv.in_proj"), ("qwen3.5", "linear_attn.in_proj_qkv")]
+)
+def test_layers_and_output_see_every_token_once(kind, layer):
+    module, seen = LogProbs(tiny(kind), 1.0), []
+    for layer in (module.model.model.layers[0].get_submodule(layer), module.output):
         layer.register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0].numel() // 32))
     module(to_tensors(ROWS, pad_token=0))
     prompts = [5, 6, 7, 8, 9, 60]

@@ -20,7 +20,7 @@ from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora, Model
 from trainer.errors import ModelError
 from trainer.loss.logprobs import LogProbs
-from trainer.loss.shared_prefix import layers_with_a_state, make_flat
+from trainer.loss.shared_prefix import make_flat
 from trainer.model import families, lora, merge
 from trainer.model.load import load_model
 from trainer.rollout.decoder.forward import why_unsupported
@@ -48,7 +48,6 @@ def test_the_table_of_models_is_true(model_type):
     model = small(model_type)
     assert (decoder == "yes") == (why_unsupported(model) is None) == (model_type in dict(FAMILIES.values()))
     assert (tree != "no") == make_flat(model)
-    assert (tree == "but states") == bool(layers_with_a_state(model))
     assert (plan == "yes") == (model_type in families.BY_TYPE)
     assert (export == "yes") == (model_type in dict(EXPORTED.values()))
 

@@ -5,10 +5,13 @@ work, sees one line of tokens (`Tree` in records.py), which holds a prompt once 
 beginning of answers once.
 
 The attention function below lays queries, keys and values out, once as prompts and once as answers that look back at
-their prompt, calls the model's own attention, and puts the result back into the line. Layers with a state, which a line
-would mix, read each row from its beginning: two hooks lay their input out and put their output back.
+their prompt, calls the model's own attention, and puts the result back into the line. In layers with a state only the
+convolution and the delta rule mix positions. They go through each prompt once, too, and its answers begin with the
+state at its end.
 """
 
+import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -34,10 +37,12 @@ class Layout(NamedTuple):
     seen_N: Tensor  # those of prompts and of what an answer looks at
     mask_ACK: Tensor  # bool: this query may see this key
     masks: dict[int | None, Tensor]  # made of it, by the window
-    prompt_A: Tensor  # tokens of the prompt of an answer
+    in_prompt_PT: Tensor  # bool: no padding
+    own_prompt_A: Tensor  # the prompt of an answer
+    prompt_A: Tensor  # its tokens
+    rows_A: Tensor  # the row of an answer in `place_BT`
     source_N: Tensor  # which of the places of all prompts, then of all answers, computes a token of the line
     place_BT: Tensor  # the places of whole rows
-    line_N: Tensor  # which of the tokens of all rows computes a token of the line
 
     def mask(self, window: int | None, query: Tensor) -> Tensor:
         """Return what is added to the scores of answers, so that no query sees a key from before its window. It is made
@@ -54,12 +59,18 @@ class Layout(NamedTuple):
             self.masks[window].masked_fill_(~may_see_ACK[:, None], float("-inf"))
         return self.masks[window]
 
-    def rows(self, line_1HND: Tensor, answers_AX: Tensor, places_N: Tensor) -> list[Tensor]:
-        """Lay the line out in rows: the prompts, and one of the two indices of answers. `places_N` has both."""
+    def rows(self, line_NX: Tensor, answers_AX: Tensor, places_N: Tensor) -> list[Tensor]:
+        """Lay the line out in rows: the prompts, and one of the indices of answers. `places_N` has both."""
         indices = self.prompts_PT, answers_AX
-        found = _Gather.apply(line_1HND.squeeze(0).transpose(0, 1), places_N)
-        parts = zip(found.split([index.numel() for index in indices]), indices, strict=True)
-        return [part.unflatten(0, index.shape).transpose(1, 2) for part, index in parts]
+        parts = zip(_Gather.apply(line_NX, places_N).split([index.numel() for index in indices]), indices, strict=True)
+        return [part.unflatten(0, index.shape) for part, index in parts]
+
+    def with_tokens_before(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the places of answers and of so many tokens before each, and where there are none."""
+        reach = torch.arange(-count, self.answers_AC.shape[1], device=self.prompt_A.device)
+        position_AX = self.prompt_A[:, None] + reach
+        places_BT = self.place_BT[self.rows_A]
+        return places_BT.gather(1, position_AX.clamp(0, places_BT.shape[1] - 1)), position_AX < 0
 
     def line(self, *rows: Tensor) -> Tensor:
         """Put rows back into the line."""
@@ -71,16 +82,16 @@ class _Gather(torch.autograd.Function):
     and adds in bf16; this one adds in fp32."""
 
     @staticmethod
-    def forward(context: Any, line_NHD: Tensor, places: Tensor) -> Tensor:
+    def forward(context: Any, line_NX: Tensor, places: Tensor) -> Tensor:
         context.save_for_backward(places)
-        context.tokens = len(line_NHD)
-        return line_NHD.index_select(0, places)
+        context.tokens = len(line_NX)
+        return line_NX.index_select(0, places)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (places,) = context.saved_tensors
-        sums_NHD = torch.zeros(context.tokens, *gradient.shape[1:], dtype=torch.float32, device=gradient.device)
-        return sums_NHD.index_add_(0, places, gradient.float()).to(gradient.dtype), None
+        sums_NX = torch.zeros(context.tokens, *gradient.shape[1:], dtype=torch.float32, device=gradient.device)
+        return sums_NX.index_add_(0, places, gradient.float()).to(gradient.dtype), None
 
 
 def layout_of(batch: TrainingBatch) -> Layout:
@@ -110,10 +121,12 @@ def layout_of(batch: TrainingBatch) -> Layout:
         seen_N=torch.cat([prompts_PT.flatten(), keys_AK.flatten()]),
         mask_ACK=_answer_mask(in_prompt_PT[own_prompt_B[answers]], longest),
         masks={},
+        in_prompt_PT=in_prompt_PT,
+        own_prompt_A=own_prompt_B[answers],
         prompt_A=prompt_B[answers],
+        rows_A=answers,
         source_N=torch.where(in_answer_N, of_answer_N, of_prompt_N),
         place_BT=tree.place_BT,
-        line_N=tree.line_N,
     )
 
 
@@ -146,18 +159,17 @@ def make_flat(model: Any) -> bool:
     if below != BELOW or _has_unknown_layers(config, BY_CLASS.get(type(model).__name__)):
         return False
     model.set_attn_implementation(FLAT)
-    mixers = layers_with_a_state(model)
-    hooks = [mixer.register_forward_pre_hook(_to_rows, with_kwargs=True) for mixer in mixers]
-    hooks += [mixer.register_forward_hook(_to_line, with_kwargs=True) for mixer in mixers]
+    for code in {sys.modules[type(mixer).__module__] for mixer in _layers_with_a_state(model)}:
+        for name, flat in FLAT_STATES.items():
+            if (plain := getattr(code, name, None)) and not isinstance(plain, _Flat):
+                setattr(code, name, _Flat(plain, flat))
     if _is_exact(model):
         return True
-    for hook in hooks:
-        hook.remove()
     model.set_attn_implementation(below)
     return False
 
 
-def layers_with_a_state(model: Any) -> list[Any]:
+def _layers_with_a_state(model: Any) -> list[Any]:
     """Return the layers that mix positions and are no attention."""
     kinds, blocks = getattr(model.config.get_text_config(), "layer_types", None), model.get_decoder()
     blocks = zip(kinds or (), getattr(blocks, "layers", ()))
@@ -172,18 +184,6 @@ def _has_unknown_layers(config: Any, family: Family | None) -> bool:
     return not knows_windows and bool(
         getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
     )
-
-
-def _to_rows(mixer: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:
-    layout: Layout | None = options.get("layout")
-    if layout is None:  # while sampling
-        return None
-    return inputs, {**options, "hidden_states": options["hidden_states"][0, layout.place_BT]}
-
-
-def _to_line(mixer: Any, inputs: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> Tensor:
-    layout: Layout | None = options.get("layout")
-    return output if layout is None else output.flatten(0, 1)[layout.line_N][None]
 
 
 @torch.no_grad()
@@ -213,8 +213,10 @@ def _attention(
     if layout is None:  # while sampling
         sampled: tuple[Tensor, None] = plain(module, query, key, value, attention_mask, **options)
         return sampled
-    of_prompts, asking = layout.rows(query, layout.answers_AC, layout.asking_N)
-    keys, values = (layout.rows(part, layout.keys_AK, layout.seen_N) for part in (key, value))
+    of_prompts, asking = _heads_first(layout.rows(query[0].transpose(0, 1), layout.answers_AC, layout.asking_N))
+    keys, values = (
+        _heads_first(layout.rows(part[0].transpose(0, 1), layout.keys_AK, layout.seen_N)) for part in (key, value)
+    )
     mask, width, window = None, layout.prompts_PT.shape[1], options.get("sliding_window")
     before = width if window is None else window  # tokens that a query of a prompt sees
     if before < width or needs_repeated_keys(query.device, query.dtype):  # transformers repeats them only beside a mask
@@ -225,5 +227,51 @@ def _attention(
     return layout.line(seen, said), None
 
 
+def _heads_first(rows: list[Tensor]) -> list[Tensor]:
+    return [part.transpose(1, 2) for part in rows]
+
+
+class _Flat(NamedTuple):
+    """A function of transformers' code for layers with a state, which works on a line where it gets a layout."""
+
+    plain: Callable[..., Any]
+    flat: Callable[..., Any]
+
+    def __call__(self, *inputs: Any, layout: Layout | None = None, **options: Any) -> Any:
+        if layout is None:
+            return self.plain(*inputs, **options)
+        return self.flat(self.plain, layout, *inputs, **options)
+
+
+def _convolution(
+    plain: Callable[..., Tensor], layout: Layout, line_1DN: Tensor, weight_DK: Tensor, *bias: Any, **options: Any
+) -> Tensor:
+    before = weight_DK.shape[1] - 1
+    places_AX, is_missing_AX = layout.with_tokens_before(before)
+    places_N = torch.cat([layout.prompts_PT.flatten(), places_AX.flatten()])
+    of_prompts, of_answers = layout.rows(line_1DN[0].T, places_AX, places_N)
+    of_answers = of_answers.masked_fill(is_missing_AX[..., None], 0.0)
+    seen, said = (plain(part.mT, weight_DK, *bias, **options).mT for part in (of_prompts, of_answers))
+    return layout.line(seen, said[:, before:]).mT
+
+
+def _delta_rule(
+    plain: Callable[..., Any], layout: Layout, *line: Tensor, g: Tensor, beta: Tensor, **options: Any
+) -> tuple[Tensor, None]:
+    """Go on from the matrix at the end of a prompt. Padding neither fades it nor writes to it."""
+    parts = [layout.rows(part[0], layout.answers_AC, layout.asking_N) for part in (*line, g, beta)]
+    prompts, answers = zip(*parts, strict=True)
+    fade, write = (part.masked_fill(~layout.in_prompt_PT[..., None], 0.0) for part in prompts[3:])
+    options["output_final_state"] = True
+    seen, matrix_P = plain(*prompts[:3], g=fade, beta=write, **options)
+    options["initial_state"] = matrix_P.index_select(0, layout.own_prompt_A)
+    said, _ = plain(*answers[:3], g=answers[3], beta=answers[4], **options)
+    return layout.line(seen, said), None
+
+
+FLAT_STATES: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": _convolution,
+    "torch_chunk_gated_delta_rule": _delta_rule,
+}
 AttentionInterface.register(FLAT, _attention)
 AttentionMaskInterface.register(FLAT, AttentionMaskInterface()[BELOW])

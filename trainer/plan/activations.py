@@ -50,7 +50,7 @@ class Work:
 def attention_saves(shape: Shape, block: Block, work: Work, item: int) -> float:
     """Return the bytes of queries, keys (copied for the heads that share them), values and output."""
     if not block.queries:
-        return work.key_places * (block.mixed * item + block.mixing)
+        return (work.prompt_places + work.answer_places) * (block.mixed * item + block.mixing)
     sums = FLOAT * shape.heads * (work.prompt_places + work.answer_places)
     keys = block.queries if shape.windowed else block.keys  # a window needs a mask
     if work.is_flat:
