@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import yaml
+from transformers.utils import get_json_schema
 
-from tests.conftest import refuses
+from tests.conftest import NANO, refuses
 from trainer.config.command_line import resolve
 from trainer.config.settings import PromptSettings, TaskSettings
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 from trainer.machine import user_code
 from trainer.problem.adapters import OpenEnv, Verifiers
 from trainer.problem.environment import Environments, environments_of
@@ -362,6 +363,111 @@ def test_the_verifiers_that_is_installed_counts_the_turns_of_an_answer():
         return [await environment.step("41"), await environment.step("42")]
 
     assert asyncio.run(talk()) == [("Sure?", False, 0.0), ("", True, 1.0)]
+
+
+TRL = """
+class Counter:
+    def reset(self, start, prompt, **columns):
+        self.value = start
+        return f" Start: {self.value}."
+
+    def add(self, amount: int) -> int:
+        '''Add to the counter.
+
+        Args:
+            amount: How much to add.
+        '''
+        self.value += amount
+        return self.value
+
+    def get_reward(self):
+        return float(self.value)
+
+async def double(number: float) -> float:
+    '''Double a number.
+
+    Args:
+        number: The number.
+    '''
+    return number * 2
+
+class Mine:
+    prompt_style = "chat"
+    environment_factory = Counter
+    tools = [double]
+
+    def train(self):
+        system = {"role": "system", "content": "Count."}
+        return [{"prompt": [system, {"role": "user", "content": f"Reach {n}."}], "start": n} for n in range(9)]
+
+def build(settings):
+    return Mine()
+"""
+
+
+def of_trl(tmp_path, text=TRL):
+    (tmp_path / "mine.py").write_text(text)
+    return make_task(TaskSettings(name=f"{tmp_path}/mine.py:build", answer="none"))
+
+
+def test_what_trl_takes_as_environment_and_tools_is_used_as_it_is(tokenizer, tmp_path):
+    task = of_trl(tmp_path)
+    asked = prompter(tokenizer, HERMES, task)
+    problem = next(one for one in task.train() if one.question == "Reach 4.")
+    text = asked.prompt(problem).text
+    for part in (
+        '"name": "add"',
+        "How much to add.",
+        '"name": "double"',
+        "system\nCount.",
+        "user\nReach 4. Start: 4.<|",
+    ):
+        assert part in text
+    environment, _ = asked.environments.begin(problem)
+    call = '<tool_call>{"name": "%s", "arguments": %s}</tool_call>'
+    said = call % ("add", '{"amount": 3}') + call % ("double", '{"number": 1.5}')
+    assert asked.environments.step(environment, problem, said) == ("7\n3.0", False, 0.0)
+    said = call % ("add", "{}") + call % ("reset", '{"start": 99}') + call % ("get_reward", "{}")
+    told, done, _ = asked.environments.step(environment, problem, said)
+    assert not done
+    assert told.count("{'error': ") == 3
+    assert "Tool reset not found." in told
+    assert asked.environments.step(environment, problem, "I am there.") == ("", True, 7.0)
+
+
+@pytest.mark.filterwarnings("ignore")  # of TRL, about its own arguments
+def test_trl_shows_a_model_the_same_tools_and_gives_the_same_reward(tmp_path, tokenizer, monkeypatch):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    task = of_trl(tmp_path)
+    own = user_code.load("task.name", f"{tmp_path}/mine.py:build")(None)
+    template = Path(trl.__file__).parent / "chat_templates/qwen2_5.jinja"
+    monkeypatch.setattr(tokenizer, "chat_template", template.read_text())
+    options = {"output_dir": str(tmp_path), "report_to": "none", "use_cpu": True, "bf16": False, "max_steps": 1}
+    options |= {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 2}
+    own = {"environment_factory": own.environment_factory, "tools": own.tools, "train_dataset": own.train()[6:7]}
+    own["train_dataset"] = datasets.Dataset.from_list(own["train_dataset"])
+    theirs = trl.GRPOTrainer(str(NANO), args=trl.GRPOConfig(**options), processing_class=tokenizer, **own)
+    assert tuple(map(get_json_schema, theirs.tools)) == environments_of(task, task.settings, HERMES).schemas
+    theirs.train()
+    assert theirs.state.log_history[-1]["rewards/Counter/mean"] == 6.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("environment_factory = Counter", "environment_factory = {'a': Counter}", "several environments"),
+        ("def train", "environment = Counter\n    def train", "beside TRL's"),
+        ("amount: How", "other: How", "cannot be described"),
+    ],
+)
+def test_what_trl_would_take_in_another_way_is_refused(tokenizer, tmp_path, old, new, says):
+    with pytest.raises(ConfigError, match=says):
+        prompter(tokenizer, HERMES, of_trl(tmp_path, TRL.replace(old, new)))
+
+
+def test_a_model_that_calls_no_tools_cannot_use_those_of_trl(tokenizer, tmp_path):
+    with refuses("task.name", names="Qwen2.5"):
+        prompter(tokenizer, None, of_trl(tmp_path))
 
 
 # ---------------------------------------------------------------- containment

@@ -57,6 +57,13 @@ def test_it_gets_what_trl_gives_and_the_columns_of_the_record_first(mine):
     assert (seen_by(scorer)["level"], seen_by(scorer)["topic"]) == (["easy", None], [None, "sums"])
 
 
+@pytest.mark.parametrize("name", ["environments", "log_metric"])
+def test_what_only_trl_passes_is_refused_by_name(mine, name):
+    with refuses("reward.custom", RewardError, names="get_reward"):
+        grades(mine(f"def score(completions, {name}, **columns):\n    return [1.0] * len(completions)\n"), "a")
+    assert grades(mine(f"def score(completions, {name}=None):\n    return [1.0] * len(completions)\n"), "a") == [1.0]
+
+
 CHAT = [{"role": "user", "content": "3 * 4?"}]
 
 

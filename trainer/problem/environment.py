@@ -118,21 +118,34 @@ def environments_of(
         return part.environment(problem) if part.environment else None
 
     setting = own[0].settings.name
-    named = f"task.name={setting}" if own[0] is task else "task.mix"
-    return Environments(named, user_code.find("task.name", setting), make, seconds, may_ask=True)
+    named, path = f"task.name={setting}" if own[0] is task else "task.mix", user_code.find("task.name", setting)
+    if not (functions := next((part.functions for part in own if part.functions), None)):
+        return Environments(named, path, make, seconds, may_ask=True)
+    if own[0] is not task:
+        raise ConfigError(
+            named, "a part of the mixture has TRL's tools, which all prompts would show", "Train it alone"
+        )
+    if not _knows_tools(chat_template):
+        raise ConfigError(named, NO_TOOLS, "Take a model that calls tools, such as Qwen2.5")
+    schemas = user_code.call(f"{named}: its tools cannot be described: ", path, lambda: functions().schemas)
+    return Environments(named, path, make, seconds, may_ask=True, role="tool", schemas=schemas)
 
 
 OTHER_CALLS = ("<|tool_call>", "<|call|>", "[TOOL_CALLS]", "tool▁call")  # of Gemma 4, gpt-oss, Mistral, DeepSeek
+NO_TOOLS = "the chat template of this model has no tools, or calls in a form that Octet does not read"
+
+
+def _knows_tools(chat_template: str | None) -> bool:
+    template = chat_template or ""
+    return "tools" in template and not any(mark in template for mark in OTHER_CALLS)
 
 
 def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environments:
-    template = chat_template or ""
-    knows_tools = "tools" in template and not any(mark in template for mark in OTHER_CALLS)
+    knows_tools = _knows_tools(chat_template)
     calls = settings.calls if settings.calls != "auto" else "template" if knows_tools else "fenced"
     tools = tools_of(settings.tools)
     if calls == "template" and not knows_tools:
-        reason = "the chat template of this model has no tools, or calls in a form that Octet does not read"
-        raise ConfigError("task.calls=template", reason, "Write task.calls=fenced")
+        raise ConfigError("task.calls=template", NO_TOOLS, "Write task.calls=fenced")
     how: dict[str, dict[str, Any]] = {
         "inline": {"is_inline": True, "stops": ("=",)},
         "template": {"role": "tool", "schemas": tuple(tool.schema for tool in tools)},

@@ -4,6 +4,7 @@ text or a conversation.
 All columns but the question's go into `Problem.extra` under their own names, where a custom reward finds them.
 """
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from trainer.config.sections.task import PROMPT_STYLES, PromptSettings
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError, counted
 from trainer.machine import user_code
+from trainer.problem.adapters import Functions
 from trainer.problem.sources import Record, is_unicode
 from trainer.problem.task import DataTask, Task
 from trainer.records import Problem
@@ -118,6 +120,8 @@ class OwnTask(RecordsTask):
     read(problem, text)       finds the answer in what a model wrote, or returns None
     score(problem, answer)    says what an answer is worth, from 0 to 1; without it, answers are compared with `answer`
     environment(problem)      returns what replies to the model between its turns; see environment.py
+
+    What TRL takes as `environment_factory` and `tools` may be attributes of it.
     """
 
     def __init__(self, settings: TaskSettings, own: Any) -> None:
@@ -143,6 +147,13 @@ class OwnTask(RecordsTask):
             if hasattr(own, method):
                 setattr(self, method, partial(self._call, method))
         self.environment = getattr(own, "environment", None)
+        factory, tools = inspect.getattr_static(own, "environment_factory", None), getattr(own, "tools", ())
+        if factory or tools:
+            if self.environment or isinstance(factory, dict):
+                what = "several environments" if isinstance(factory, dict) else "an `environment` beside TRL's"
+                raise ConfigError(f"task.name={settings.name}", f"it has {what}", "Leave all but one out")
+            self.functions = partial(Functions, factory, tools)
+            self.environment = lambda problem: Functions(factory, tools)
 
     def _call(self, method: str, problem: Problem, text: str) -> Any:
         path = user_code.find("task.name", self.settings.name)

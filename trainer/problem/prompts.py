@@ -116,7 +116,10 @@ class Prompter:
     def prompt(self, problem: Problem) -> Prompt:
         asked = self.environments.reset(problem) if self.environments else None
         original = None if asked is None else problem
-        problem = problem if asked is None else replace(problem, question=asked, messages=())
+        if asked is not None:  # a system message of the data set stays
+            system = tuple(one for one in problem.messages if one["role"] == "system")
+            question = ({"role": "user", "content": asked},) if system else ()
+            problem = replace(problem, question=asked, messages=system + question)
         text, has_special_tokens = self._text(problem)
         tokens = self.tokenizer(text, add_special_tokens=not has_special_tokens)["input_ids"]
         return Prompt(problem, text, tuple(tokens), original=original)

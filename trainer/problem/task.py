@@ -40,6 +40,7 @@ class Task(ABC):
     read: Callable[[Problem, str], str | None] | None = None  # finds the answer in what a model wrote
     score: Callable[[Problem, str], float] | None = None  # what an answer is worth; an answer worth 1 is correct
     environment: Callable[[Problem], Any] | None = None  # what replies to the model; see `environment.py`
+    functions: Callable[[], Any] | None = None  # makes such an environment of TRL's; see `adapters.py`
 
     in_words = False  # whether most gold answers are no numbers, which the prompt then says
 

@@ -29,6 +29,8 @@ from trainer.reward.scorer import Meter
 KEY = "reward.custom"
 REHEARSED = 4  # completions in a rehearsal: a function that returns one number for all of them is found
 SHOWN = 200  # characters of a completion in an error
+NOT_PASSED = ("environments", "trainer_state", "log_extra", "log_metric")  # what TRL passes, and Octet does not
+INSTEAD = "give the environment a method get_reward, or the argument a default"
 # Most users' functions are not thread-safe, and faulthandler has only one timer.
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -106,7 +108,8 @@ class Custom:
         wanted = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
         missing = {one.name for one in parameters if one.default is one.empty and one.name in wanted} - set(offered)
         if missing:
-            what = f"it asks for `{'`, `'.join(sorted(missing))}`, which is no column of the data"
+            of_trl = f", and which only TRL passes; {INSTEAD}" if missing & {*NOT_PASSED} else ""
+            what = f"it asks for `{'`, `'.join(sorted(missing))}`, which is no column of the data{of_trl}"
             raise self._error(f"{what}. There are: {', '.join(sorted(offered))}.")
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
         return offered if takes_all else {name: column for name, column in offered.items() if name in wanted}
