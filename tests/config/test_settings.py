@@ -33,6 +33,16 @@ def test_numbers_need_no_dot_and_a_home_folder_is_found_behind_an_equals_sign():
     assert resolve("nano", None, ["task.name=gsm8k", "task.data_dir=~/x"]).task.data_dir == Path.home() / "x"
 
 
+def test_a_mixture_replaces_that_of_a_run_whose_parts_have_absolute_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("mine.py").touch()
+    before = resolve("nano", None, ["task.name=mix", "task.mix={mine.py:f: 1}"])
+    Path("run/config.yaml").write_text(before.to_yaml(Path("run")))
+    settings = resolve("run/config.yaml", None, ["task.mix={mine.py:f: 2}", "task.mix.nano=1"])
+    assert settings.task.mix == {"mine.py:f": 2.0, "nano": 1.0}
+
+
 def test_one_weight_can_be_changed_and_the_others_stay():
     weights = resolve("8gb", None, ["reward.weights.format=0.3"]).reward.weights
     assert weights == {"correct": 1.0, "format": 0.3, "length": 0.05}

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,7 +12,9 @@ import yaml
 from tests.conftest import ROOT, refuses
 from tests.forks import forked
 from trainer.config.command_line import resolve
+from trainer.config.paths import file_of
 from trainer.machine import user_code
+from trainer.run_folder import lock
 
 FEW = ["rollout.problems=2", "rollout.group_size=2", "rollout.max_new_tokens=16", "eval.problems=4", "run.merge=false"]
 PIPES = {"capture_output": True, "text": True, "input": "2+3?\n\n"}
@@ -84,6 +87,22 @@ def test_it_moves_without_its_data_and_its_code_which_is_run_if_it_is_named(run,
     finally:
         for path, away in hidden:
             away.rename(path)
+
+
+def test_files_of_one_name_have_a_copy_each_and_a_copy_in_use_is_kept(tmp_path):
+    run, code = tmp_path / "run", [tmp_path / name / "mine.py" for name in "abc"]
+    for file in code:
+        file.parent.mkdir()
+        file.write_text(f"# {file.parent.name}")
+    settings = resolve("nano", None, [f"reward.custom=[{code[0]}:f,{code[1]}:g]"])
+    lock._copy_code(settings, run)
+    (run / "config.yaml").write_text(settings.to_yaml(run))
+    for file in code[:2]:
+        file.unlink()
+    found = resolve(str(run / "config.yaml"), None, []).reward.custom
+    assert [Path(file_of(text)).read_text() for text in found] == ["# a", "# b"]
+    lock._copy_code(resolve("nano", None, [f"reward.custom=[{found[0]},{found[1]},{code[2]}:h]"]), run)
+    assert [Path(file_of(text)).read_text() for text in found] == ["# a", "# b"]
 
 
 @pytest.mark.parametrize("setting", ["reward.custom", "task.name", "task.mix"])

@@ -1,6 +1,7 @@
 """The settings that name files, as a run folder stores them: the folder can be read from anywhere, and be moved."""
 
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial, reduce
@@ -20,6 +21,11 @@ PATHS = (*DATA, *FOLDERS[1:], *NAMES, "task.name", "task.mix", "task.agent", "re
 def file_of(text: str) -> str:
     """Return the file that a setting names, without the name of a function in it."""
     return text.rpartition(":")[0] if ".py:" in text else text
+
+
+def apart(code: str | Path) -> Path:
+    """Return where the copies of a folder of code stand that has names in common with another one."""
+    return CODE / f"{zlib.crc32(os.fsencode(os.path.abspath(code))):08x}"
 
 
 def place(folder: Path, path: str) -> str:
@@ -44,7 +50,8 @@ def placed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         return str(path)
 
     def copy(text: str) -> str:
-        return str(CODE / os.path.basename(text))
+        places = (apart(os.path.dirname(text)), CODE)
+        return str(next(one for one in places if one == CODE or (folder / one).exists()) / os.path.basename(text))
 
     def is_copied(text: str) -> bool:
         return text.endswith(".py") and not os.path.exists(text) and os.path.exists(folder / copy(text))

@@ -109,13 +109,17 @@ def _movable(config: Config, folder: Path) -> Config:
 
 def _copy_code(config: Config, folder: Path) -> None:
     """Copy the user's code for whoever has the folder and not the code: `paths.placed` finds it."""
-    files = {name: code / name for code, names in code_of(config).items() for name in names}
-    outside = {name: path for name, path in files.items() if os.path.isabs(paths.place(folder, str(path)))}
+    files: dict[Path, Path] = {}
+    for code, names in code_of(config).items():
+        is_free = all(paths.CODE / name not in files for name in names)
+        files |= {(paths.CODE if is_free else paths.apart(code)) / name: code / name for name in names}
+    outside = {copy: path for copy, path in files.items() if os.path.isabs(paths.place(folder, str(path)))}
     if outside and sum(path.stat().st_size for path in outside.values()) <= LARGEST:
-        disk.remove(folder / paths.CODE)
-        for name, path in outside.items():
-            (folder / paths.CODE / name).parent.mkdir(parents=True, exist_ok=True)
-            disk.replace(folder / paths.CODE / name, path.read_bytes())
+        if len(outside) == len(files):  # otherwise the run needs copies that it has
+            disk.remove(folder / paths.CODE)
+        for copy, path in outside.items():
+            (folder / copy).parent.mkdir(parents=True, exist_ok=True)
+            disk.replace(folder / copy, path.read_bytes())
 
 
 def write_machine(folder: Path, config: Config) -> None:
