@@ -43,13 +43,6 @@ def test_the_better_run_comes_first_with_what_differs(runs, capsys):
     assert (second["steps"], second["training_s"]) == (4, 62.0)
 
 
-def test_files_among_the_folders_are_passed_over_and_other_folders_are_named(runs, tmp_path, capsys):
-    (tmp_path / "a.log").write_text("octet: loading nano\n")
-    (tmp_path / "plots").mkdir()
-    assert octet("compare", *sorted(tmp_path.iterdir())) == 0
-    assert capsys.readouterr().err.count(str(tmp_path)) == 1
-
-
 def test_the_same_as_csv(runs, capsys):
     octet("compare", *runs, "--csv")
     first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))

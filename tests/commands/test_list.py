@@ -35,11 +35,6 @@ def test_runs_are_listed_in_the_order_of_their_start(runs, capsys):
     assert [line.split()[0] for line in said_by(capsys, "list", "runs/sweep")[1].splitlines()[2:]] == ["other"]
 
 
-def test_a_task_in_a_file_is_listed_without_its_folder(runs, capsys):
-    run_in(runs / "own", {}, "task.name=/a/b/mine.py:build")
-    assert said_by(capsys, "list")[1].splitlines()[-1].split()[:4] == ["own", "stopped", "nano", "mine.py:build"]
-
-
 def test_presets_and_recipes_are_listed_with_what_they_are_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     status, page, _ = said_by(capsys, "list", "--presets")

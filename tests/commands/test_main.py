@@ -12,8 +12,7 @@ from tests.conftest import ROOT, launch, said_by
 from tests.forks import forked
 from tests.run.test_job import FEW, train
 from tests.terminal import shown
-from trainer import __version__
-from trainer.commands.main import COMMANDS, main
+from trainer.commands.main import COMMANDS
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +67,6 @@ def test_the_help_of_a_command_has_an_example(capsys, name):
     assert page.startswith(f"usage: octet {name} ")
     assert f"example: octet {name} " in " ".join(page.split())
     assert "\n  run " not in page, "a run folder is called RUN"
-
-
-def test_the_version(capsys):
-    main(["--version"])
-    assert capsys.readouterr().out == f"octet {__version__}\n"
 
 
 def test_the_help_of_train_imports_no_settings():

@@ -160,9 +160,3 @@ def test_a_right_and_a_wrong_answer(monkeypatch, capsys):
     assert f"  strict       '{golds[0]}' is right" in shown
     assert "  reward          1.000" in shown
     assert "  overlong         none  x 0" in shown
-
-
-def test_a_function_of_ones_own(monkeypatch, capsys, tmp_path):
-    (tmp_path / "mine.py").write_text("def short(completions, **c): return [1.0 / len(text) for text in completions]")
-    _, shown, _ = play(monkeypatch, capsys, "1234", f"reward.custom={tmp_path}/mine.py:short")
-    assert "  short           0.250  x 1" in shown

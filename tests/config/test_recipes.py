@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -83,15 +81,6 @@ def test_what_a_preset_says_of_dead_groups_gives_way_where_it_can_do_nothing(set
     assert resolve("8gb", None, settings.split()).rollout.dead_by == ("reward" if settings else "correct")
     tested = ["task.name=records", "task.path=x", "task.answer=none", "reward.weights={code: 1}"]
     assert resolve("8gb", None, tested).rollout.dead_by == "correct"  # tests say what is right
-
-
-def test_the_command_line_takes_a_recipe_and_still_wins():
-    options = ["--preset", "8gb", "--recipe", "dapo", "--dry-run", "algorithm.clip_high=0.3"]
-    command = [sys.executable, "train.py", *options]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=240).stdout
-    settings = yaml.safe_load(printed)
-    assert (settings["algorithm"]["clip_high"], settings["rollout"]["dead_groups"]) == (0.3, "refill")
-    assert settings["reward"]["weights"] == {"correct": 1.0, "format": 0.1, "length": 0.05, "overlong": 0.5}
 
 
 # commands/test_printed.py starts dapo, and model/test_variants.py trains a whole model.

@@ -12,7 +12,7 @@ import yaml
 from scripts import make_configuration_page
 from tests.conftest import ROOT, refuses
 from trainer.config import command_line, ds_config
-from trainer.config.arguments import PRESETS, RECIPES, argument_parser, names_in
+from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.command_line import choose_preset, parse_command_line, resolve
 from trainer.config.settings import Algorithm, fields, is_section
 from trainer.errors import ConfigError
@@ -207,12 +207,6 @@ def test_the_page_of_objectives_has_every_choice_setting_and_recipe():
     mentioned = {part for word in words for part in re.split(r"[.=]", word)}
     assert sorted(settings - mentioned) == []
     assert sorted({*names_in(RECIPES)} - {*words}) == []
-
-
-def test_help_names_the_presets_and_the_recipes():
-    told = " ".join(argument_parser().format_help().split())
-    assert "8gb, 8gb-4b, cluster, nano" in told
-    assert "on top: cispo, dapo, distill, dr_grpo" in told
 
 
 WARMUPS = ["", "warmup.from=samples warmup.rounds=2", "warmup.then=merged", "warmup.every=2 warmup.patience=1"]

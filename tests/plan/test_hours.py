@@ -110,10 +110,6 @@ def test_a_warm_up_is_part_of_the_run():
     assert sampled.run(0) - alone.run(0) == pytest.approx(2 * alone._sampling(24, 4))
 
 
-def test_a_refill_samples_again():
-    assert replace(duration(), rounds=4).rollout == pytest.approx(4 * duration().rollout)
-
-
 def test_what_is_between_layers_and_the_optimizer_states_move_through_memory():
     """States that are offloaded go to the CPU and back, and nothing else does."""
     states, passed = 28 * 2 * (4 * 20 + 3 * 30), 2 * 76 * PASSED

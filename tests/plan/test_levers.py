@@ -16,7 +16,6 @@ from trainer.batch.pack import to_tensors
 from trainer.config import ds_config
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
-from trainer.errors import ModelError
 from trainer.loss import logprobs
 from trainer.model import lora
 from trainer.model.load import load_model
@@ -257,14 +256,6 @@ def test_what_goes_together_is_not_refused():
     eight = ["optim.name=adamw_8bit", "engine.ds_config=zero2"]
     for chosen in (eight, ["model.quantize=nf4", *OFFLOADED], split, [*split, *FULL], [*split, "lora.init=pissa"]):
         ds_config.check(resolve("nano", None, chosen), has_gpu=True)
-
-
-def test_a_model_that_is_quantised_on_disk_is_refused_before_its_weights_are_read(tiny_model, tmp_path):
-    config = json.loads((tiny_model / "config.json").read_text())
-    found = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": found}))
-    with refuses("model.name", ModelError, names="bitsandbytes"):
-        base(tmp_path)
 
 
 def test_the_check_of_settings_reads_the_engines_file(tmp_path):

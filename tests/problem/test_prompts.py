@@ -10,11 +10,11 @@ from transformers.utils import chat_template_utils
 from tests.conftest import refuses
 from trainer.answers import compare, find
 from trainer.config.command_line import resolve
-from trainer.config.settings import PROMPT_STYLES, PromptSettings, TaskSettings
+from trainer.config.settings import PROMPT_STYLES, PromptSettings
 from trainer.errors import ConfigError, DataError
 from trainer.problem import prompts
 from trainer.problem.prompts import MARKS, STYLES, Prompter, solved
-from trainer.problem.task import Task, make_task
+from trainer.problem.task import Task
 from trainer.records import Problem
 
 PROBLEM = Problem("p/1", "What is {a} + 1?", "3", "2 + 1 = 3\n#### 3")
@@ -98,22 +98,6 @@ def test_a_base_model_gets_its_first_token_and_plain_text():
     assert raw.text.startswith("Be brief.\n\nA conversation")
 
 
-@pytest.mark.parametrize(
-    ("style", "answer", "task", "expected"),
-    [
-        ("chat", "auto", "math", "boxed"),
-        ("few_shot", "auto", "multiple_choice", "letter"),
-        ("gsm8k", "auto", "math", "gsm8k"),
-        ("gsm8k", "tags", "math", "tags"),
-        ("auto", "auto", "multiple_choice", "letter"),
-    ],
-)
-def test_where_a_strict_answer_stands(tokenizer, monkeypatch, style, answer, task, expected):
-    task = make_task(TaskSettings(name=task))
-    monkeypatch.setattr(task, "train", Made().train)
-    assert prompter(tokenizer, task, style=style, answer=answer).answer_style == expected
-
-
 # --- few_shot
 
 
@@ -133,15 +117,6 @@ def test_examples_are_the_same_for_every_problem_and_never_the_problem_itself(to
         said = asks.prompt(problem).text
         assert said.count(problem.question) == 1
         assert said.count("<|im_start|>user") == 4
-
-
-def test_examples_for_a_base_model():
-    said = text(WithoutTemplate(), style="few_shot", shots=1)
-    number = said.split()[3]
-    assert said == (
-        f"Question: What is {number} + 0?\nAnswer: {number} + 0 = {number}\n#### {number}\n\n"
-        "Question: What is {a} + 1?\nAnswer:"
-    )
 
 
 @pytest.mark.parametrize("style", MARKS)

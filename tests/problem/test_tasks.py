@@ -195,11 +195,6 @@ def test_a_conversation_is_kept_as_it_is_and_makes_the_question(tmp_path):
     assert several.question == "2 + 2?\n\n4\n\nwhy?"
 
 
-def test_data_without_an_answer_is_for_custom_rewards(tmp_path):
-    problem = read(write(tmp_path / "a.jsonl", {"prompt": "Write a poem."}), answer="none")[0]
-    assert (problem.question, problem.gold) == ("Write a poem.", "")
-
-
 # --- splits
 
 
@@ -224,12 +219,6 @@ def test_training_leaves_out_what_the_test_set_asks(tmp_path):
     asked = {normalised(problem.question) for problem in training_problems(task, task.settings, seed=0)}
     assert asked == {*(normalised(one["question"]) for one in many(4)), "3 - 4?"}
     assert task.notes() == ["training problems left out because the test set asks them too: 1"]
-
-
-def test_a_test_file_of_its_own(tmp_path):
-    train, test = write(tmp_path / "a.jsonl", *many(9)), write(tmp_path / "b.csv", "question,answer\nWho?,4")
-    task = task_of("records", path=str(train), test_path=str(test))
-    assert (len(task.train()), [problem.question for problem in task.test()]) == (9, ["Who?"])
 
 
 def test_a_folder_with_a_test_set_alone_can_be_evaluated(tmp_path):

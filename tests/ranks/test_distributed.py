@@ -74,10 +74,6 @@ def test_one_rank_of_each_node_is_its_first(monkeypatch, mine, first):
     assert distributed.is_first_here() == first
 
 
-def test_a_lone_process_is_the_first():
-    assert distributed.is_first_here()
-
-
 GATHER = """
 import json
 from math import inf

@@ -38,9 +38,12 @@ def test_a_task_of_srun_takes_its_rank_from_it(task):
     assert [os.environ[name] for name in names] == ["3", "1", "4", "10539"]
 
 
-@pytest.mark.parametrize(("node", "here"), [("0", "4"), ("1", "4"), ("2", "3")])
-def test_a_task_of_srun_knows_how_many_are_on_its_node(task, node, here):
-    task(**STEP, MASTER_ADDR="node1", SLURM_NODEID=node, SLURM_STEP_TASKS_PER_NODE="4(x2),3")
+NODES = [("4(x2),3", "0", "4"), ("4(x2),3", "1", "4"), ("4(x2),3", "2", "3"), ("1,3", "1", "3"), ("2", "0", "2")]
+
+
+@pytest.mark.parametrize(("each", "node", "here"), [*NODES, ("1(x10)", "9", "1")])
+def test_a_task_of_srun_knows_how_many_are_on_its_node(task, each, node, here):
+    task(**STEP, MASTER_ADDR="node1", SLURM_NODEID=node, SLURM_STEP_TASKS_PER_NODE=each)
     slurm.adopt_ranks()
     assert os.environ["LOCAL_WORLD_SIZE"] == here
 
@@ -52,13 +55,6 @@ def test_deepspeed_has_another_word_for_the_ranks_here(task):
     task(LOCAL_WORLD_SIZE="2")
     slurm.adopt_ranks()
     assert os.environ["LOCAL_WORLD_SIZE"] == "2"
-
-
-@pytest.mark.parametrize(
-    ("each", "tasks"), [("2", [2]), ("1,3", [1, 3]), ("2(x3),1", [2, 2, 2, 1]), ("1(x10)", [1] * 10)]
-)
-def test_tasks_of_nodes_are_read_as_slurm_writes_them(each, tasks):
-    assert slurm.tasks_of(each) == tasks
 
 
 def test_what_a_launcher_says_goes_before(task):

@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import trainer
-from tests.conftest import ROOT, refuses, write_lines
+from tests.conftest import refuses, write_lines
 from trainer.commands.study import Runner
 from trainer.config.command_line import Request, resolve
 from trainer.config.settings import fields
@@ -55,30 +53,6 @@ def test_a_process_that_a_reward_has_forked_does_not_keep_the_folder(tmp_path, a
     finally:
         child.kill()
         child.wait()
-
-
-BARE = """
-from importlib import metadata
-installed = metadata.version
-def version(name):
-    if name == "octet-grpo":
-        raise metadata.PackageNotFoundError(name)
-    return installed(name)
-metadata.version = version
-import trainer
-from tests.conftest import ROOT, refuses, write_lines
-from trainer.run_folder import lock
-print(lock.provenance())
-"""
-
-
-def test_neither_git_nor_the_installed_distribution_is_needed(tmp_path):
-    """A container may have only the dependencies, and the checkout on PYTHONPATH."""
-    bare = {"PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    answer = subprocess.run([sys.executable, "-c", BARE], env=bare, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.startswith(f"octet-grpo {trainer.__version__}, torch ")
-    assert answer.stdout.endswith(", no git revision\n")
 
 
 @pytest.fixture
