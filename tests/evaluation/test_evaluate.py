@@ -157,16 +157,6 @@ def test_answers_belong_to_their_problems_and_trials_differ_by_their_seed_alone(
     assert [[len(group) for group in trial] for trial in result.sampled.trials] == [[4, 4]] * 3
 
 
-def test_a_record_for_every_answer():
-    one = evaluation("model", "yn")
-    both = Evaluation("model", one.outcomes, sampled(["yn", "ny"], ["yy", "nn"], samples=2))
-    records = both.records()
-    assert [record["temperature"] for record in records] == [0.0] * 2 + [0.7] * 8
-    numbers = [(record["trial"], record["sample"]) for record in records[2:]]
-    assert numbers == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (1, 1), (1, 0), (1, 1)]
-    assert [record["category"] for record in records[:2]] == ["correct", "wrong answer"]
-
-
 # --- two models
 
 

@@ -33,13 +33,3 @@ def test_inside_are_the_earlier_values_and_outside_the_very_same_tensors(layer):
     with contextlib.suppress(RuntimeError), snapshot.swapped_in():
         raise RuntimeError("the evaluation failed")
     assert torch.equal(layer.weight, now)
-
-
-def test_refresh_takes_the_present_values_and_they_stay(layer):
-    snapshot = Snapshot(layer.parameters())
-    move(layer, 1.0)
-    snapshot.refresh()
-    now = layer.weight.detach().clone()
-    move(layer, 1.0)
-    with snapshot.swapped_in():
-        assert torch.equal(layer.weight, now)
