@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -165,6 +166,38 @@ def alone() -> Iterator[None]:
     distributed.disconnect()
     os.environ.clear()
     os.environ.update(before)  # an address here would be taken for that of a group to join
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Puts a program of that name on the PATH, which prints what it is given, `listed` for -L, and `driver` for no
+    question. It notes each call in a file."""
+    from trainer.machine import hardware
+
+    def install(output: str, status: int = 0, listed: str = "", driver: str = "") -> None:
+        hardware.answers.clear()
+        says = {"-L": listed, "": driver, "*": output}
+        cases = "".join(f"{asked or chr(39) * 2}) cat <<'END'\n{said}\nEND\n;;\n" for asked, said in says.items())
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\ncase "$1" in\n{cases}esac\nexit {status}\n')
+        program.chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield install
+    hardware.answers.clear()
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory) -> Path:
+    """A certificate of this machine that signs itself, with its key in the same file."""
+    file = tmp_path_factory.mktemp("certificate") / "127.0.0.1.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "-", "-out", "-", "-days", "2"]
+    named = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl here to make a certificate")
+    file.write_bytes(subprocess.run([*command, *named], check=True, capture_output=True).stdout)
+    return file
 
 
 @pytest.fixture

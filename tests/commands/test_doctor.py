@@ -199,26 +199,16 @@ def test_numbers_of_the_adapter_are_those_of_its_file():
 
 
 @pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """A program of that name on the PATH: one card with so much used, of this capability."""
+def one_card(nvidia_smi):
+    """Puts one card with so much used, of this capability, into the machine."""
 
-    def install(used: int, capability: str, cuda: str = "12.4") -> None:
-        hardware.answers.clear()
-        free, program = 8192 - used if capability != "[N/A]" else "[N/A]", tmp_path / "nvidia-smi"
-        program.write_text(
-            f"""#!/bin/sh
-case "$1" in
-  *memory.total*) echo "0, GPU-aa11, NVIDIA GeForce RTX 2070, 8192, {used}, {free}, {capability}, 550.54, [N/A]" ;;
-  *) echo "| NVIDIA-SMI 550.54    Driver Version: 550.54    CUDA Version: {cuda}  |" ;;
-esac
-"""
-        )
-        program.chmod(0o755)
+    def install(used: int, capability: str) -> None:
+        free = 8192 - used if capability != "[N/A]" else "[N/A]"
+        driver = "| NVIDIA-SMI 550.54    Driver Version: 550.54    CUDA Version: 12.4  |"
+        facts = f"8192, {used}, {free}, {capability}, 550.54, [N/A]"
+        nvidia_smi(f"0, GPU-aa11, NVIDIA GeForce RTX 2070, {facts}", driver=driver)
 
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield install
-    hardware.answers.clear()
+    return install
 
 
 NOTES = ["note"] * 3
@@ -236,9 +226,9 @@ NOTES = ["note"] * 3
     ],
 )
 def test_a_card_is_seen_with_what_others_use_and_what_it_cannot(
-    nvidia_smi, capsys, used, capability, overrides, severities
+    one_card, capsys, used, capability, overrides, severities
 ):
-    nvidia_smi(used, capability)
+    one_card(used, capability)
     found = list(doctor.visible_cards(resolve("nano", None, overrides).model, hardware.detect()))
     assert [one.severity for one in found] == severities
     if "end" in severities:
@@ -260,8 +250,8 @@ def test_a_card_is_seen_with_what_others_use_and_what_it_cannot(
         ({"gpu": False}, "end", "it sees none"),
     ],
 )
-def test_torch_has_to_fit_the_driver_and_the_card(nvidia_smi, facts, severity, text):
-    nvidia_smi(used=10, capability="8.6", cuda="12.4")
+def test_torch_has_to_fit_the_driver_and_the_card(one_card, facts, severity, text):
+    one_card(used=10, capability="8.6")
     usual = {"torch": "2.13.0", "cuda": "12.4", "gpu": True, "bf16": True, "trouble": ""}
     finding = doctor.build(usual | facts, ONE_CARD, hardware.driver_cuda())
     assert finding.severity == severity
@@ -366,8 +356,8 @@ def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path):
         ([], "note", "it fits", ""),
     ],
 )
-def test_octet_doctor_knows_what_a_run_would_be_told(nvidia_smi, monkeypatch, overrides, severity, text, remedy):
-    nvidia_smi(used=10, capability="8.6")
+def test_octet_doctor_knows_what_a_run_would_be_told(one_card, monkeypatch, overrides, severity, text, remedy):
+    one_card(used=10, capability="8.6")
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * 10**9)
     found = doctor.settings(resolve("8gb", None, overrides), hardware.detect())
     (finding,) = [one for one in found if one.name == "plan"]

@@ -148,18 +148,6 @@ def test_another_configuration_of_a_data_set_is_not_the_one_that_is_asked_for(fe
     assert prepared == [True, True, False, False, False]
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory) -> Path:
-    """A certificate that signs itself, with its key in the same file."""
-    file = tmp_path_factory.mktemp("certificate") / "127.0.0.1.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "-", "-out", "-", "-days", "2"]
-    named = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl here to make a certificate")
-    file.write_bytes(subprocess.run([*command, *named], check=True, capture_output=True).stdout)
-    return file
-
-
 @pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", None])
 def test_a_mirror_with_a_certificate_of_its_own_is_trusted_when_it_is_named(
     model, certificate, tmp_path, monkeypatch, variable

@@ -23,27 +23,6 @@ def card(index: int) -> Gpu:
     return Gpu(index, f"GPU-{index}", "a card", 8.6)
 
 
-@pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """Puts a program of that name on the PATH, which prints what it is given, and `listed` for -L. It notes each call
-    in a file."""
-
-    def install(output: str, status: int = 0, listed: str = "") -> None:
-        hardware.answers.clear()
-        program = tmp_path / "nvidia-smi"
-        program.write_text(
-            f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n'
-            f"if [ \"$1\" = -L ]; then cat <<'END'\n{listed}\nEND\n"
-            f"else cat <<'END'\n{output}\nEND\nfi\nexit {status}\n"
-        )
-        program.chmod(0o755)
-
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield install
-    hardware.answers.clear()
-
-
 def test_cards_are_read_with_their_memory(nvidia_smi):
     nvidia_smi(TWO_CARDS)
     machine = hardware.detect()

@@ -1,20 +1,15 @@
 """An exchange over an encrypted connection; those without encryption are tried in tests/reward/test_judge.py."""
 
 import http.server
-import shutil
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
-from pathlib import Path
 
 import pytest
 
 from trainer.machine.http_client import NoReply, exchange
-
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -37,35 +32,26 @@ class Server(http.server.BaseHTTPRequestHandler):
         return
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("certificate")
-    request = ["-nodes", "-days", "2", "-newkey", "rsa:2048", "-subj", "/CN=localhost"]
-    request += ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "certificate.pem"]
-    subprocess.run(["openssl", "req", "-x509", *request], cwd=folder, check=True, capture_output=True)
-    return folder
-
-
 @pytest.fixture
 def url(certificate) -> Iterator[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
     server.daemon_threads = True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate / "certificate.pem", certificate / "key.pem")
+    context.load_cert_chain(certificate)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"https://localhost:{server.server_port}"
+    yield f"https://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
 
 
 def test_a_reply_over_an_encrypted_connection(url, certificate, monkeypatch):
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "certificate.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     assert exchange(f"{url}/now", {"a": 1}, timeout_s=30, largest=100, direct=True) == b"42"
 
 
 def test_a_reply_that_drips_over_an_encrypted_connection(url, certificate, monkeypatch):
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "certificate.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with pytest.raises(NoReply, match="did not end within 1 s"):
         exchange(f"{url}/drip", {"a": 1}, timeout_s=1, largest=10**9, direct=True)
 
