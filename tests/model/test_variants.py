@@ -1,5 +1,6 @@
 """Each kind of adapter, and the whole model: trained by the engine, saved, read by others, resumed, and its base."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -92,8 +93,9 @@ def test_the_base_is_the_model_before_the_first_update(tiny_model, more):
     original = logits(read(tiny_model))
     assert_close(logits(policy.model), original)
     trained = logits(advance(policy, 0).model)
-    with policy.as_base():
+    with contextlib.suppress(ZeroDivisionError), policy.as_base():
         assert_close(logits(policy.model), original)
+        raise ZeroDivisionError("an evaluation of the base failed")
     assert torch.equal(logits(policy.model), trained)
     advance(policy, 1)
     assert (logits(policy.model) - trained).abs().max() > 0.01, "and it goes on learning"

@@ -191,9 +191,9 @@ def test_with_the_adapter_off_it_is_the_base(kind, name, tokenizer):
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 11])
 def test_neither_refill_nor_compaction_changes_greedy_tokens(kind, rows, tokenizer):
-    """Fewer rows than completions, and fewer than one group."""
+    """Fewer rows than completions, and fewer than one group; and a stop token that the model does not have."""
     model, asked = adapted(family()), prompts(9, 3, 30, 4, 17, 8, 21)
-    groups = sample(kind, model, tokenizer, asked, stops=SOME, group=4, temperature=0.0, rows=rows)
+    groups = sample(kind, model, tokenizer, asked, stops=[*SOME, 487], group=4, temperature=0.0, rows=rows)
     assert sorted(groups) == list(range(7))
     assert {len(group) for group in groups.values()} == {4}
     assert_greedy_is_generate(groups, model, asked, SOME)
@@ -361,13 +361,10 @@ def test_sampling_leaves_the_model_as_it_was(kind, tokenizer):
     ("length", "new_tokens", "message"),
     [(512, 8, "Write prompt.max_tokens=504"), (500, 13, "Write rollout.max_new_tokens=12 ")],
 )
-def test_nothing_is_sampled_beyond_the_context(kind, length, new_tokens, message, tokenizer):
-    with pytest.raises(ConfigError, match=message):
-        sample(kind, family(), tokenizer, prompts(3, length), max_new_tokens=new_tokens)
-
-
-def test_the_last_place_of_the_context_is_used(kind, tokenizer):
+def test_nothing_is_sampled_beyond_the_context_whose_last_place_is_used(kind, length, new_tokens, message, tokenizer):
     model, asked = family(), prompts(500)
+    with pytest.raises(ConfigError, match=message):
+        sample(kind, model, tokenizer, prompts(3, length), max_new_tokens=new_tokens)
     groups = sample(kind, model, tokenizer, asked, group=1, stops=[479], max_new_tokens=12, temperature=0.0)
     assert_greedy_is_generate(groups, model, asked, [479])
 
@@ -395,10 +392,6 @@ def test_a_batch_that_does_not_fit_is_halved_once_and_for_all(kind, tokenizer, m
     assert sampler.rows.limit in range(3, 7)
     assert len(said) == 1
     assert "20 completions" in said[0]
-
-
-def test_not_even_one_row_fits(kind, tokenizer):
-    model = family()
     Card(model, rows=0)
     with refuses("rollout.rows"):
         sample(kind, model, tokenizer, prompts(4))
@@ -418,12 +411,6 @@ def test_a_tokenizer_without_a_pad_token(kind, tiny_model, tmp_path):
     model, asked = adapted(family()), prompts(9, 3, 14)
     groups = sample(kind, model, tokenizer, asked, temperature=0.0)
     assert_greedy_is_generate(groups, model, asked, stop_tokens(tokenizer, model))
-
-
-def test_a_stop_token_that_the_model_does_not_have(kind, tokenizer):
-    model, asked = family(), prompts(9, 3)
-    groups = sample(kind, model, tokenizer, asked, stops=[*SOME, model.config.vocab_size + 7], temperature=0.0)
-    assert_greedy_is_generate(groups, model, asked, SOME)
 
 
 # What only the fast sampler has to promise.
@@ -648,13 +635,6 @@ def test_a_model_that_the_fast_path_does_not_know(name, tokenizer):
         make_sampler(Rollout(engine="decode"), model, tokenizer, [2])
 
 
-@pytest.mark.parametrize("engine, kind", [("auto", DecodeSampler), ("decode", DecodeSampler), ("hf", HfSampler)])
-def test_the_engine_is_the_one_that_was_asked_for(engine, kind, tokenizer):
-    said = []
-    assert type(make_sampler(Rollout(engine=engine), adapted(family()), tokenizer, [2], said.append)) is kind
-    assert said == []
-
-
 SCALED = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -683,11 +663,6 @@ def test_other_adapters_and_ropes_answer_as_in_generate(name, options, changed, 
     model, asked = adapted(family(name, **changed), **options), prompts(9, 3, 14, 30)
     groups = sample(DecodeSampler, model, tokenizer, asked, stops=SOME, temperature=0.0)
     assert_greedy_is_generate(groups, model, asked, SOME)
-
-
-@pytest.mark.parametrize("rows, width, sizes", [(1, 1, (1, 256)), (5, 256, (8, 256)), (33, 257, (48, 300))])
-def test_captured_steps_have_few_sizes(rows, width, sizes):
-    assert rounded(rows, 48, width, 300) == sizes
 
 
 def test_calls_that_take_turns_share_one_memory(tokenizer):

@@ -68,14 +68,6 @@ def test_over_the_same_base_it_is_not_saved(job):
 
 
 @pytest.mark.slow
-def test_two_ranks_learn_what_one_does(job, tmp_path):
-    train(tmp_path, *TAUGHT, f"teacher.adapter={job.parent / 'teacher'}", ranks=2)
-    for one, other in zip(learned(job), learned(tmp_path / "it"), strict=True):
-        assert other["advantage/token"] == pytest.approx(one["advantage/token"], abs=1e-4)
-        assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
-
-
-@pytest.mark.slow
 def test_the_teacher_as_the_reference_of_the_kl(job, tmp_path):
     settings = ["teacher.form=loss", "algorithm.kl.coef=1", "algorithm.kl.estimator=k2"]
     train(tmp_path, *TAUGHT, "teacher.name=nano", *settings, f"teacher.adapter={job.parent / 'teacher'}")

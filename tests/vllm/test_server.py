@@ -38,8 +38,6 @@ from trainer.model.load import load_model
 from trainer.model.lora import add_adapter, save_adapter
 from trainer.records import Sampling
 from trainer.rollout.hf import HfSampler
-from trainer.rollout.vllm import check
-from trainer.rollout.vllm.check import check_server
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Published
 from trainer.rollout.vllm.server import VllmServerSampler
@@ -167,11 +165,6 @@ def test_an_adapter_of_another_scale_or_rate_is_served_as_it_was_trained(server,
         assert apart(run) < 1e-4
 
 
-def test_what_is_beyond_the_servers_context_is_refused(run):
-    with pytest.raises(ConfigError, match=r"max_new_tokens=200.* has room for, 256"):
-        list(run.rollouts.sampler.sample(run.rollouts.prompts_of(0), Sampling(2, 1.0, 200, 0)))
-
-
 def test_a_folder_that_the_server_cannot_see_is_said_so(server, tmp_path):
     with pytest.raises(ConfigError, match="cannot see"):
         Server(server.url).load_adapter(Published("octet-x-v1", tmp_path / "nowhere", 1))
@@ -189,12 +182,6 @@ def test_a_server_that_says_nothing_is_asked_for_its_logprobs(tmp_path):
             server.load_adapter(Published("octet-x-v1", adapter, 1))
     finally:
         plain.end()
-
-
-def test_a_server_that_reports_too_few_slots_is_refused(server, monkeypatch):
-    monkeypatch.setattr(check, "SLOTS", 3)
-    with pytest.raises(ConfigError, match=r"it holds 2 .* --max-loras 3"):
-        check_server(Server(server.url), Lora(), print)
 
 
 def test_a_server_that_is_killed_and_started_again_in_the_middle_of_a_run(server, tmp_path):
