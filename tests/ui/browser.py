@@ -91,10 +91,33 @@ class Page:
                 f"{field}.value = {json.dumps(value)}; {field}.dispatchEvent(new Event('input', {{bubbles: true}}))"
             )
 
-    def choose_file(self, path: Path) -> None:
-        root = self("DOM.getDocument")["root"]["nodeId"]
-        node = self("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
-        self("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
+    def drop(self, path: Path, x: int = 640, y: int = 20) -> None:
+        """Drop a file as a person does, by default outside of the place for it."""
+        data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+
+    def press(self, key: str) -> None:
+        """Press a key: Tab, Enter, or a character."""
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r")}.get(key, (ord(key[0].upper()), key))
+        for kind in ("keyDown", "keyUp"):
+            about = {"text": text} if text and kind == "keyDown" else {}
+            self("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **about)
+
+    def tab_to(self, selector: str) -> None:
+        for _ in range(200):
+            self.press("Tab")
+            if self.js(f"document.activeElement.matches({json.dumps(selector)})"):
+                return
+        raise AssertionError(f"no key leads to {selector}")
+
+    def start(self, action: str = "train") -> None:
+        """Start a run, or resume it, also beside those that others have on this machine."""
+        self.js("document.getElementById('said').textContent = ''")
+        self.click(f"[data-do={action}]:not(#said *)")
+        until(lambda: self.text("#said"), say=lambda: self.text("main"))
+        if "in progress" in self.text("#said"):
+            self.click("#said [data-do]")
 
     def until(self, selector: str, words: str, seconds: float = 120) -> None:
         until(lambda: words in self.text(selector), seconds, lambda: self.text("main"))

@@ -1,9 +1,7 @@
 """The doors of `octet ui`: who is refused, what is too large, and which names lead out of the folder."""
 
-import json
 import os
 import shutil
-from http.client import HTTPConnection
 from itertools import chain
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -12,32 +10,11 @@ import pytest
 
 from tests.conftest import NANO, said_by
 from tests.reports.conftest import HOSTILE
+from tests.ui.conftest import does
 from trainer.commands.page.doors import LARGEST, LARGEST_UPLOAD
 from trainer.config.command_line import resolve
 
-ROUTES = ["", "ui.js", "ui.css", "live", "do/look", "upload?name=a.csv", "made/share.png?run=run-1"]
-
-
-@pytest.fixture
-def asked(address):
-    """Send a request with the key of the address, and return status, headers and text."""
-    where = urlsplit(address)
-
-    def ask(method: str, path: str, body: bytes | str | None = None, key: str = where.path, **headers: str):
-        connection = HTTPConnection(where.hostname, where.port, timeout=60)
-        connection.request(method, f"{key}{path}", body, {name.replace("_", "-"): one for name, one in headers.items()})
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        connection.close()
-        return answer.status, answer.headers, text
-
-    return ask
-
-
-def does(asked, deed: str, **given: object) -> str:
-    status, _, text = asked("POST", f"do/{deed}", json.dumps(given))
-    assert status == 200
-    return text
+ROUTES = ["", "ui.js", "ui.css", "live", "do/look", "commands", "upload?name=a.csv", "made/share.png?run=run-1"]
 
 
 @pytest.mark.parametrize("path", ROUTES)

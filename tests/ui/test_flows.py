@@ -38,8 +38,9 @@ def messy(path):
 @pytest.mark.slow
 def test_from_a_messy_table_to_a_trained_model_its_verdict_and_a_chat(browser, address, folder, tmp_path):
     page = browser.open(address)
-    page.choose_file(messy(tmp_path / "plums.csv"))
+    page.drop(messy(tmp_path / "plums.csv"))
     page.until("#sheet", "there is no column")
+    assert page.js("location.pathname") in address  # a browser opens a file that the page does not take
     page.write(**{"task.question": "Frage", "task.answer": "Antwort", "prompt.style": "chat"})
     page.click("[data-do=look]")
     page.until("#sheet", "`Antwort` is empty")
@@ -50,8 +51,8 @@ def test_from_a_messy_table_to_a_trained_model_its_verdict_and_a_chat(browser, a
     assert "n/a" in page.text("#sheet")
     page.write(**{"run.steps": "30", "name": "plums"})
     page.write(more="task.on_bad_record=skip task.holdout=0.3 run.merge=false")
-    page.until("#start", "task.holdout=0.3")
-    page.click("[data-do=train]")
+    page.until("#train .row pre", "task.holdout=0.3")
+    page.start()
     page.until("#live", "left, last step at")
     page.until("#outcome", "learned:", 300)
     page.write(asked="Ann buys 3 bags of 4 plums and gives 2 away. How many plums are left?")
@@ -70,8 +71,8 @@ def test_a_run_is_stopped_resumed_and_goes_on_without_page_and_server(browser, t
     with serving(tmp_path) as address:
         page, other = browser.open(address), browser.open(address)
         page.write(**settings)
-        page.until("#start", "run.steps=150")
-        page.click("[data-do=train]")
+        page.until("#train .row pre", "run.steps=150")
+        page.start()
         page.until("#live", "left, last step at")
         until(lambda: other.js("document.querySelector('[data-pick=long]') !== null"))
         other.click("[data-pick=long]")
@@ -80,10 +81,10 @@ def test_a_run_is_stopped_resumed_and_goes_on_without_page_and_server(browser, t
         page.until("#live", "stopped after step")
         other.until("#live", "stopped after step")
         stopped = len(lines_of(tmp_path / "runs/long/metrics.jsonl"))
-        other.click("[data-do=resume]")
+        other.start("resume")
         until(lambda: len(lines_of(tmp_path / "runs/long/metrics.jsonl")) > stopped + 1)
         other.close()
-        page.js("document.querySelector('[data-do=train]').click()")
+        page.click("[data-do=train]")
         page.until("#said", "there is one of this name")
         page.close()
     until((tmp_path / "runs/long/verdict.json").is_file, 200)
@@ -99,16 +100,63 @@ def test_a_killed_run_and_one_that_cannot_start_are_shown_as_what_they_are(brows
     with serving(tmp_path) as address:
         page = browser.open(address)
         page.write(**SHORT | {"run.steps": "60", "name": "killed"})
-        page.until("#start", "killed")
-        page.click("[data-do=train]")
+        page.until("#train .row pre", "killed")
+        page.start()
         page.until("#live", "left, last step at")
-        os.kill(int(page.text("#live .command pre").split()[-1]), signal.SIGKILL)
+        os.kill(int(page.text("#live .row pre").split()[-1]), signal.SIGKILL)
         page.until("#live", "stopped after step")
         page.until("#live", "was killed (signal 9)")
         page.write(**{"task.name": "records", "task.path": "nowhere.csv", "name": "wrong"})
-        page.until("#start", "wrong")
-        page.click("[data-do=train]")
+        page.until("#train .row pre", "wrong")
+        page.start()
         page.until("#live", "there is no such file")
+        page.close()
+    with serving(tmp_path) as address:
+        page = browser.open(f"{address}?run=killed")
+        page.until("#live", "was killed (signal 9)")
+        page.close()
+
+
+FOCUSED = "a[href], button, input, select, textarea, summary"
+ALL = f"[...document.querySelectorAll('{FOCUSED}')].filter(one => one.checkVisibility())"
+
+
+@pytest.mark.slow
+def test_by_keyboard_alone(browser, tmp_path):
+    with serving(tmp_path) as address:
+        page = browser.open(address)
+        page.until("#plan", "fit")
+        reached = []
+        for _ in range(page.js(f"window.there = {ALL}; there.length")):
+            page.press("Tab")
+            reached.append(page.js("there.indexOf(document.activeElement)"))
+            assert page.js("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        assert reached == [*range(len(reached))]
+        for name, text in {"task.name": "nano", "run.steps": "99", "name": "keys"}.items():
+            page.tab_to(f"[name='{name}']")
+            page.js("document.activeElement.select()")
+            for key in text:
+                page.press(key)
+        page.until("#train .row pre", "task.name=nano run.steps=99 run.dir=runs/keys")
+        page.tab_to("[data-do=train]")
+        page.press("Enter")
+        until(lambda: page.text("#said"))
+        assert page.js("document.activeElement.dataset.do") == "train"
+        if "in progress" in page.text("#said"):
+            page.tab_to("#said [data-do]")
+            page.press("Enter")
+        page.until("#live", "left, last step at")
+        page.tab_to("#live summary")
+        page.press("Enter")
+        before = page.text("#live p")
+        until(lambda: page.text("#live p") != before)
+        assert page.js("document.activeElement.closest('#live details').open")
+        page.tab_to("#live [data-do]")
+        page.press(" ")
+        page.until("#live", "stopped after step")
+        page.tab_to("[data-pick=keys]")
+        page.press(" ")
+        until(lambda: page.text("#live") == "", say=lambda: page.text("#live"))
         page.close()
 
 

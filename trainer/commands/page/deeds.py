@@ -1,20 +1,21 @@
-"""The actions of the page. Each runs the `octet` command that it shows, and yields what the command has said."""
+"""The actions of the page. Each yields its command, which stands beside its button, then what came of running it."""
 
 import json
 import re
 import shlex
 import subprocess
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from trainer.commands.page import views
-from trainer.commands.page.runs import Chat, Runs, command, shown
+from trainer.commands.page.runs import Chat, Runs, command, held, shown
 from trainer.config.command_line import flat, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware
+from trainer.plan.preflight import card
 from trainer.reports.markup import Html, tag
 from trainer.reports.repeat import changes, joined
 
@@ -30,6 +31,7 @@ Words = list[str]
 class Choices:
     """What is chosen on the page. Fields have the names of the settings and options that they stand for."""
 
+    runs: Runs
     given: Mapping[str, Any]
 
     def of(self, name: str) -> str:
@@ -56,17 +58,17 @@ class Choices:
         named = self.of("--card")
         return [f"--{'vram' if re.fullmatch('[0-9.]+', named) else 'card'}={named}"] if named else []
 
-    def run(self, runs: Runs) -> tuple[str, Path]:
+    def run(self) -> tuple[str, Path]:
         """Return the run of the button, or the one that is chosen."""
         names = [self.given["run"]] if "run" in self.given else list(self.given.get("runs") or [])
         if len(names) != 1:
             raise ConfigError("run", f"{len(names)} are chosen", "Choose one under Train")
-        return str(names[0]), runs.place(names[0])
+        return str(names[0]), self.runs.place(names[0])
 
 
-def told(words: Words, *more: str, typed: str = "", before: str = "") -> Generator[Html, None, str]:
-    """Run a command, show it, and yield what it complains of. Return what it has printed."""
-    yield views.command(f"{before}{shown(words)}")
+def told(words: Words, *more: str, typed: str = "", before: str = "") -> Generator[str, None, str]:
+    """Yield a command, run it, and yield what it complains of. Return what it has printed."""
+    yield f"{before}{shown(words)}"
     streams: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "input": typed}
     try:
         ended = subprocess.run(command([*words, *more]), timeout=PATIENCE_S, check=False, **streams)
@@ -78,19 +80,19 @@ def told(words: Words, *more: str, typed: str = "", before: str = "") -> Generat
     return str(ended.stdout)
 
 
-def as_json(words: Words) -> Generator[Html, None, Any]:
+def as_json(words: Words) -> Generator[str, None, Any]:
     """Run a command, and return what it has printed as JSON; None where it could not."""
     return json.loads((yield from told(words, "--json")) or "null")
 
 
-def look(runs: Runs, chosen: Choices) -> Iterator[Html]:
+def look(chosen: Choices) -> Iterator[str]:
     model = chosen.of("model.name") or resolve(chosen.of("--preset")).model.name
     words = ["task", "show", chosen.of("task.name"), "--model", model, *chosen.option("--preset")]
     if found := (yield from as_json([*words, *chosen.settings("task.name", "model.name")])):
         yield from views.sheet(found)
 
 
-def worth(runs: Runs, chosen: Choices) -> Iterator[Html]:
+def worth(chosen: Choices) -> Iterator[str]:
     record = json.dumps({name: chosen.of(name) for name in ("prompt", "completion", "answer")})
     settings = chosen.settings("model.name")
     words = ["score", "-", *chosen.option("--preset"), *settings]
@@ -98,12 +100,12 @@ def worth(runs: Runs, chosen: Choices) -> Iterator[Html]:
         yield views.worth(json.loads(found), resolve(chosen.of("--preset"), None, settings).reward.weights)
 
 
-def doctor(runs: Runs, chosen: Choices) -> Iterator[Html]:
+def doctor(chosen: Choices) -> Iterator[str]:
     if found := (yield from as_json(["doctor", *chosen.option("--preset", "--recipe"), *chosen.settings()])):
         yield views.findings(found["findings"])
 
 
-def plan(runs: Runs, chosen: Choices, *search: str) -> Iterator[Html]:
+def plan(chosen: Choices, *search: str) -> Iterator[str]:
     words = ["plan", *chosen.option("--preset", "--recipe"), *chosen.card, *search, *chosen.settings()]
     if found := (yield from as_json(words)):
         yield from views.plan(found)
@@ -112,81 +114,100 @@ def plan(runs: Runs, chosen: Choices, *search: str) -> Iterator[Html]:
         yield views.changed(preset, changes(flat(config.model_dump(mode="json")), preset))
 
 
-def search(runs: Runs, chosen: Choices) -> Iterator[Html]:
-    yield from plan(runs, chosen, "--search")
+def search(chosen: Choices) -> Iterator[str]:
+    yield from plan(chosen, "--search")
 
 
-def models(runs: Runs, chosen: Choices) -> Iterator[Html]:
+def models(chosen: Choices) -> Iterator[str]:
     here = f"--vram={hardware.detect().memory_gb or SMALLEST_CARD:.3g}"
     yield views.models((yield from as_json(["plan", *(chosen.card or [here])])) or [])
 
 
-def start(runs: Runs, chosen: Choices) -> Iterator[Html]:
-    """Show the command that trains."""
-    yield views.command(shown(training(runs, chosen)))
-
-
-def training(runs: Runs, chosen: Choices) -> Words:
-    """Return the words of the command that trains. Raise ConfigError if its folder is not one below the others."""
-    place = runs.folder / chosen.of("name")
-    if not re.fullmatch(NAME, place.name) or place.name != chosen.of("name") or place.is_symlink():
+def train(chosen: Choices) -> Iterator[str]:
+    """Raise ConfigError if the folder of the run is not one below the others, or is there already."""
+    name, runs = chosen.of("name"), chosen.runs
+    if not re.fullmatch(NAME, name) or (runs.folder / name).is_symlink():
         raise ConfigError("Name of the run", "it is made of letters, digits, dots and dashes", "Write run-1")
-    return ["train", *chosen.option("--preset", "--recipe"), *chosen.settings(), f"run.dir={place}"]
-
-
-def train(runs: Runs, chosen: Choices) -> Iterator[Html]:
-    words, name = training(runs, chosen), chosen.of("name")
+    words = ["train", *chosen.option("--preset", "--recipe"), *chosen.settings(), f"run.dir={runs.folder / name}"]
+    yield shown(words)
     if name in runs.named():
         raise ConfigError(f"run {name}", "there is one of this name", "Resume it below, or write another name")
-    runs.start(name, words)
-    yield tag("p", f"{name} is started. It goes on when this page, or its server, is closed.", data_run=name)
+    yield from begun(chosen, "train", name, words)
 
 
-def resume(runs: Runs, chosen: Choices) -> Iterator[Html]:
-    name, place = chosen.run(runs)
-    runs.start(name, ["train", "--resume", str(place)])
-    yield tag("p", f"{name} goes on from its last checkpoint.")
+def resume(chosen: Choices) -> Iterator[str]:
+    name, place = chosen.run()
+    words = ["train", "--resume", str(place)]
+    yield shown(words)
+    yield from begun(chosen, "resume", name, words)
 
 
-def stop(runs: Runs, chosen: Choices) -> Iterator[Html]:
-    name, _ = chosen.run(runs)
-    runs.stop(name)
+def begun(chosen: Choices, deed: str, name: str, words: Words) -> Iterator[Html]:
+    """Start a run; ask before that if it would not have this machine for itself."""
+    for other in list(chosen.runs.chats):  # a conversation holds memory of the card
+        chosen.runs.hang_up(other)
+    if (others := [*in_progress(chosen.runs)]) and not chosen.of("beside"):
+        yield from (tag("p", f"{other[:1].upper()}{other[1:]}.") for other in others)
+        yield tag("p", "Beside that, a run is slower, and may lack memory.")
+        yield views.button("Start it all the same", deed, "said", shown(words), run=name, beside="yes")
+    else:
+        chosen.runs.start(name, words)
+        yield tag("p", f"{name} is started. It goes on when this page, or its server, is closed.", data_run=name)
+
+
+def in_progress(runs: Runs) -> Iterator[str]:
+    """Yield what a run would share this machine with: runs of this user, and other programs on its cards."""
+    begun = {(runs.folder / name).resolve() for name in runs.started if runs.status(name) is None}
+    yield from (f"the run {folder} is in progress" for folder in {*held(), *begun})
+    hardware.answers.clear()  # what nvidia-smi has said before
+    for gpu in hardware.detect().gpus:
+        yield from (finding.seen for finding in card("auto", gpu) if finding.severity == "warn")
+
+
+def stop(chosen: Choices) -> Iterator[str]:
+    name, _ = chosen.run()
+    yield f"kill -USR1 {chosen.runs.process(name)}"
+    chosen.runs.stop(name)
     yield tag("p", f"{name} saves after its step, and stops.")
 
 
-def export(runs: Runs, chosen: Choices) -> Iterator[Html]:
-    _, place = chosen.run(runs)
+def export(chosen: Choices) -> Iterator[str]:
+    _, place = chosen.run()
     yield tag("pre", (yield from told(["export", str(place), *chosen.option("--to", "--format")])))
 
 
-def share(runs: Runs, chosen: Choices) -> Iterator[Html]:
-    name, place = chosen.run(runs)
+def share(chosen: Choices) -> Iterator[str]:
+    name, place = chosen.run()
     yield from told(["report", str(place), "--share"])
     kind = "png" if (place / "share.png").is_file() else "svg"
     picture = {"src": f"made/share.{kind}?run={quote(name)}", "alt": f"What {name} has come to", "class_": "picture"}
     yield tag("a", tag("img", **picture), href=picture["src"], download=f"{place.name}.{kind}")
 
 
-def report(runs: Runs, chosen: Choices) -> Iterator[Html]:
-    name, place = chosen.run(runs)
+def report(chosen: Choices) -> Iterator[str]:
+    name, place = chosen.run()
     yield from told(["report", str(place)])
     where = f"made/report.html?run={quote(name)}"
     yield tag("p", tag("a", "Open the report", href=where, target="_blank", rel="noopener"))
 
 
-def ask(runs: Runs, chosen: Choices) -> Iterator[Html]:
-    name, place = chosen.run(runs)
-    if name not in runs.chats or runs.chats[name].failure():
-        runs.chats[name] = Chat(place)
-    runs.chats[name].ask(chosen.of("asked"))
-    yield views.talk(runs.chats[name])
+def ask(chosen: Choices) -> Iterator[str]:
+    (name, place), chats, question = chosen.run(), chosen.runs.chats, chosen.of("asked").split()
+    yield shown(["chat", str(place), *([" ".join(question)] if question else [])])
+    if name not in chats or chats[name].failure():
+        chats[name] = Chat(place)
+    chats[name].ask(" ".join(question))
+    yield views.talk(chats[name])
 
 
-def hang_up(runs: Runs, chosen: Choices) -> Iterator[Html]:
-    runs.hang_up(chosen.run(runs)[0])
+def hang_up(chosen: Choices) -> Iterator[str]:
+    yield f"kill {chosen.of('process')}"
+    chosen.runs.hang_up(chosen.run()[0])
     yield tag("p", "The conversation has ended, and its memory is free.")
 
 
-OF_QUESTIONS, OF_A_CARD, OF_A_RUN = (look, worth, doctor), (plan, search, models), (start, train, resume, stop)
+OF_PREPARING, OF_A_RUN = (look, worth, doctor, plan, search, models), (train, resume, stop)
 OF_A_RESULT = (export, share, report, ask, hang_up)
-DEEDS = {deed.__name__: deed for deed in (*OF_QUESTIONS, *OF_A_CARD, *OF_A_RUN, *OF_A_RESULT)}
+DEEDS: dict[str, Callable[[Choices], Iterator[str]]] = {
+    deed.__name__: deed for deed in (*OF_PREPARING, *OF_A_RUN, *OF_A_RESULT)
+}

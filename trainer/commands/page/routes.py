@@ -14,8 +14,9 @@ from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from trainer.commands.export import FORMATS
@@ -57,6 +58,7 @@ def application(folder: Path, key: str) -> Doors:
         Route("/ui.css", pages.style),
         Route("/live", pages.live),
         Route("/do/{deed}", pages.act, methods=["POST"]),
+        Route("/commands", pages.commands, methods=["POST"]),
         Route(UPLOAD, pages.upload, methods=["PUT"]),
         Route("/made/{name}", pages.made),
     ]
@@ -97,10 +99,9 @@ class Pages:
         names = dict.fromkeys((*self.runs.named(), *(name for name in selected if name in self.runs.started)))
         seen = tuple(self.runs.seen(name) for name in names)
         mark = sha256(repr((selected, seen)).encode()).hexdigest()
-        if mark == known:
-            return Response(status_code=304)
-        parts = self.shown(selected, seen)
-        return _answer(*parts, headers={"ETag": mark, "X-Seconds": f"{time.thread_time() - began:.3f}"})
+        parts = self.shown(selected, seen) if mark != known else ()
+        headers = {"ETag": mark, "X-Seconds": f"{time.thread_time() - began:.3f}"}
+        return _answer(*parts, headers=headers) if parts else Response(status_code=304, headers=headers)
 
     def _shown(self, selected: tuple[str, ...], seen: tuple[tuple[str, ...], ...]) -> list[Html]:
         rows = []
@@ -109,24 +110,17 @@ class Pages:
                 rows.append(self.row(name, tuple(of_run)))
         return [*views.of_runs(self.runs, rows, selected)]
 
-    async def act(self, request: Request) -> Response:
-        name = request.path_params["deed"]
-        try:
-            chosen = Choices(dict(await request.json()))
-        except (ValueError, TypeError):
-            return PlainTextResponse("Write an object, as JSON.\n", 400)
-        if name not in DEEDS:
-            return PlainTextResponse("There is no such action.\n", 404)
-        return _answer(await to_thread.run_sync(self._act, name, chosen, limiter=self.waited_for))
+    async def commands(self, request: Request) -> Response:
+        """Answer with the command of each action that is asked for, or with the reason why there is none."""
+        given = await _object(request)
+        asked = [(name, Choices(self.runs, {**given, **own})) for name, own in given.get("rows", ())]
+        return JSONResponse(await to_thread.run_sync(lambda: [_command(*one) for one in asked]))
 
-    def _act(self, name: str, chosen: Choices) -> Html:
-        """Return the place on the page that the browser has named, with what the action has yielded."""
-        parts = list[Html]()
-        try:
-            parts.extend(DEEDS[name](self.runs, chosen))
-        except OctetError as error:
-            parts.append(views.error(str(error)))
-        return views.target(chosen.of("into"), *parts)
+    async def act(self, request: Request) -> Response:
+        name, chosen = request.path_params["deed"], Choices(self.runs, await _object(request))
+        if name not in DEEDS:
+            raise HTTPException(404, "There is no such action.")
+        return _answer(await to_thread.run_sync(_act, name, chosen, limiter=self.waited_for))
 
     async def upload(self, request: Request) -> Response:
         """Keep a table under its name, and nothing that could be run."""
@@ -147,7 +141,8 @@ class Pages:
         finally:
             part.unlink(missing_ok=True)
         words = json.dumps(["task.name=records", f"task.path={place}", "task.question=", "task.answer="])
-        return _answer(views.target("sent", f"{place}, {disk.amount(place.stat().st_size)}", data_take=words))
+        sent = tag("p", f"{place}, {disk.amount(place.stat().st_size)}", data_take=words)
+        return _answer(views.target("sent", sent))
 
     async def made(self, request: Request) -> Response:
         """Send a picture or the report of a run. Nothing in them may run."""
@@ -157,6 +152,32 @@ class Pages:
             if name in MADE and file.is_file() and not file.is_symlink():
                 return FileResponse(file, headers={"Content-Security-Policy": OF_A_FILE})
         return PlainTextResponse("There is no such file.\n", 404)
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    try:
+        return dict(await request.json())
+    except (ValueError, TypeError):
+        raise HTTPException(400, "Write an object, as JSON.") from None
+
+
+def _command(name: str, chosen: Choices) -> str:
+    try:
+        return next(DEEDS[name](chosen))
+    except OctetError as error:
+        return str(error)
+
+
+def _act(name: str, chosen: Choices) -> Html:
+    """Return the place on the page that the browser has named, with what an action has come to."""
+    parts = list[str]()
+    try:
+        deed = DEEDS[name](chosen)
+        next(deed)  # its command stands on the page
+        parts.extend(deed)
+    except OctetError as error:
+        parts.append(views.error(str(error)))
+    return views.target(chosen.of("into"), *parts)
 
 
 def _answer(*parts: Html, **options: Any) -> Response:

@@ -50,17 +50,15 @@ class Runs:
 
     def seen(self, name: str) -> tuple[object, ...]:
         """Return what changes whenever there is something new of a run, without reading its files."""
-        files = [self.folder / name / file for file in WATCHED]
+        files = [*(self.folder / name / file for file in WATCHED), self.log(name)]
         found: list[object] = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
         with suppress(OSError):  # the file system has no locks
             found.append(disk.is_locked(self.folder / name / ".lock"))
         chat = self.chats.get(name)
         talk = (chat.asked, len(chat.answers()), chat.failure()) if chat else ()
-        return (name, *found, self.status(name), len(self.said(name)), talk)
+        return (name, *found, self.status(name), talk)
 
     def start(self, name: str, words: Sequence[str]) -> None:
-        for other in list(self.chats):  # a conversation holds memory of the card
-            self.hang_up(other)
         with open(self.log(name), "ab", opener=disk.not_a_link) as log:
             log.write(f"$ {shown(words)}\n".encode())
             log.flush()
@@ -84,7 +82,7 @@ class Runs:
 
     def process(self, name: str) -> int | None:
         """Return the process that a signal stops: that of the run, whoever started it, or the command before it."""
-        found = holder(self.folder / name / ".lock")
+        found = held().get((self.folder / name).resolve())
         return self.started[name].pid if found is None and name in self.started and self.status(name) is None else found
 
     def stop(self, name: str) -> None:
@@ -100,15 +98,15 @@ class Runs:
             chat.process.wait()
 
 
-def holder(lock: Path) -> int | None:
-    """Return the process of this user that has locked a file."""
-    inode = f":{lock.stat().st_ino}" if lock.is_file() and LOCKS.is_file() else None
-    for row in map(str.split, LOCKS.read_text().splitlines() if inode else ()):
-        if row[1] == "FLOCK" and row[5].endswith(str(inode)):
-            with suppress(psutil.Error):
-                if str(lock.resolve()) in [file.path for file in psutil.Process(int(row[4])).open_files()]:
-                    return int(row[4])
-    return None
+def held() -> dict[Path, int]:
+    """Return the folders of the runs that are in progress on this machine, and the processes of this user with them."""
+    rows = [row.split() for row in LOCKS.read_text().splitlines()] if LOCKS.is_file() else []
+    found: dict[Path, int] = {}
+    for process in (int(row[4]) for row in rows if row[1] == "FLOCK"):
+        with suppress(psutil.Error):
+            files = [Path(file.path) for file in psutil.Process(process).open_files()]
+            found |= {file.parent: process for file in files if file.name == ".lock"}
+    return found
 
 
 class Chat:

@@ -3,19 +3,29 @@ const form = document.getElementById("choices"), lost = document.getElementById(
 const runs = new Set(new URLSearchParams(location.search).getAll("run"));
 const fields = [...form.elements].filter(field => field.name && field.name !== "asked" && !["--to", "--format"].includes(field.name));
 
-/* The server sends elements with ids. Each takes the place of the one before; what was open stays open. */
+/* The server sends elements with ids. What is inside takes the place of what was there. */
 function show(html) {
-  const opened = one => one.querySelector("summary").textContent;
-  for (const fresh of [...new DOMParser().parseFromString(html, "text/html").body.children]) {
-    const old = document.getElementById(fresh.id), focus = document.activeElement.id;
-    if (!old) continue;
-    const before = new Map([...old.querySelectorAll("details")].map(one => [opened(one), one.open]));
-    for (const one of fresh.querySelectorAll("details")) one.open = before.get(opened(one)) ?? one.open;
-    old.replaceWith(fresh);
-    if (focus) document.getElementById(focus)?.focus();
-    const started = fresh.querySelector("[data-run]");
-    if (started) { runs.clear(); runs.add(started.dataset.run); }
+  for (const fresh of new DOMParser().parseFromString(html, "text/html").body.children) {
+    const old = document.getElementById(fresh.id);
+    if (old) fill(old, fresh);
   }
+}
+
+function fill(old, fresh) {
+  const before = [...old.childNodes], after = [...fresh.childNodes];
+  after.forEach((node, place) => { if (place < before.length) become(before[place], node); else old.append(node); });
+  for (const node of before.slice(after.length)) node.remove();
+}
+
+/* Change only what differs, so that focus, what is typed, opened, scrolled or selected stays. */
+function become(old, fresh) {
+  if (old.isEqualNode(fresh)) return;
+  const same = [old, fresh].map(node => `${node.nodeName} ${node.id} ${node.dataset?.do}`);
+  if (same[0] !== same[1] || !old.attributes) return old.replaceWith(fresh);
+  for (const { name } of [...old.attributes]) if (name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (name !== "open") old.setAttribute(name, value);
+  if ("checked" in old) old.checked = fresh.checked;
+  fill(old, fresh);
 }
 
 async function ask(path, options) {
@@ -28,10 +38,26 @@ async function ask(path, options) {
   }
 }
 
-async function act(name, into, given = {}, signal = undefined) {
-  const body = JSON.stringify({ ...Object.fromEntries(new FormData(form)), runs: [...runs], into, ...given });
-  const answer = await ask("do/" + name, { method: "POST", headers: { "Content-Type": "application/json" }, body, signal });
+function post(path, more, signal) {
+  const body = JSON.stringify({ ...Object.fromEntries(new FormData(form)), runs: [...runs], ...more });
+  return ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body, signal });
+}
+
+async function act(name, into, given, signal) {
+  const answer = await post("do/" + name, { into, ...given }, signal);
   if (answer) show(await answer.text());
+}
+
+/* What a button sends: what it was given, and what is typed beside it. */
+function given(button) {
+  const typed = button.closest("details")?.querySelector("textarea");
+  return { ...JSON.parse(button.dataset.given || "{}"), ...(typed && { completion: typed.value }) };
+}
+
+async function commands() {
+  const buttons = [...form.querySelectorAll("[data-do]")];
+  const answer = await post("commands", { rows: buttons.map(button => [button.dataset.do, given(button)]) });
+  if (answer?.ok) (await answer.json()).forEach((text, place) => { buttons[place].nextElementSibling.textContent = text; });
 }
 
 /* What is chosen stands in the address, so that a reload has it, and another page has its own. */
@@ -44,13 +70,18 @@ function keep() {
 let waiting, planning;
 function changed() {
   keep();
+  later(commands, plan);
+}
+
+function later(...calls) {
   clearTimeout(waiting);
-  waiting = setTimeout(() => {
-    planning?.abort();
-    planning = new AbortController();
-    act("start", "start", {}, planning.signal);
-    act("plan", "plan", {}, planning.signal);
-  }, 500);
+  waiting = setTimeout(() => calls.forEach(call => call()), 500);
+}
+
+function plan() {
+  planning?.abort();
+  planning = new AbortController();
+  act("plan", "plan", {}, planning.signal);
 }
 
 /* Put words of a command line into the fields that stand for them. */
@@ -72,15 +103,17 @@ async function look() {
   if (answer?.status === 200) {
     seen = answer.headers.get("ETag");
     show(await answer.text());
-    document.getElementById("one").hidden = runs.size !== 1;
-    document.getElementById("none").hidden = runs.size === 1;
+    const [one, none] = ["one", "none"].map(id => document.getElementById(id));
+    const known = document.querySelectorAll("[data-pick]:checked").length === 1;
+    if (one.hidden === known) commands();
+    [one.hidden, none.hidden] = [!known, known];
   }
   const seconds = Number(answer?.headers.get("X-Seconds") ?? 0);  // that the server has computed
   next = setTimeout(look, document.hidden ? 10000 : Math.max(4000, 100000 * seconds));
 }
 
 form.addEventListener("submit", event => event.preventDefault());
-form.addEventListener("input", event => { if (fields.includes(event.target)) changed(); });
+form.addEventListener("input", event => { if (fields.includes(event.target)) changed(); else later(commands); });
 form.addEventListener("change", event => {
   const { files, dataset, checked } = event.target;
   if (files?.[0]) send(files[0]);
@@ -88,10 +121,11 @@ form.addEventListener("change", event => {
   if (checked) runs.add(dataset.pick); else runs.delete(dataset.pick);
   keep();
   look();
+  commands();
 });
 form.addEventListener("click", async event => {
   const button = event.target.closest("button");
-  if (!button) return;
+  if (!button || button.ariaBusy) return;
   const data = button.dataset;
   if ("copy" in data) {
     await navigator.clipboard.writeText(button.previousElementSibling.textContent);
@@ -99,12 +133,14 @@ form.addEventListener("click", async event => {
   } else if (data.take) {
     take(JSON.parse(data.take));
   } else if (data.do) {
-    button.disabled = true;
-    const own = button.closest("details")?.querySelector("textarea");
-    await act(data.do, data.into, { ...JSON.parse(data.given || "{}"), ...(own && { completion: own.value }) });
-    button.disabled = false;
+    button.ariaBusy = "true";  // and not disabled, which would take the focus away
+    await act(data.do, data.into, given(button));
+    button.ariaBusy = null;
+    const started = document.querySelector(`#${data.into} [data-run]`);
+    if (started) { runs.clear(); runs.add(started.dataset.run); }
     keep();
     look();
+    commands();
   }
 });
 
@@ -112,22 +148,22 @@ async function send(file) {
   const answer = await ask("upload?name=" + encodeURIComponent(file.name), { method: "PUT", body: file });
   if (!answer) return;
   show(await answer.text());
-  const words = document.getElementById("sent").dataset.take;
-  if (words) {
-    take(JSON.parse(words));
-    act("look", "sheet");
-  }
+  const sent = document.querySelector("#sent [data-take]");
+  if (!sent) return;
+  take(JSON.parse(sent.dataset.take));
+  act("look", "sheet");
 }
 
-const drop = document.querySelector(".drop");
-for (const kind of ["dragover", "dragleave", "drop"]) drop.addEventListener(kind, event => {
+/* The whole page takes a file: a browser opens one that is dropped beside the place for it, and leaves the page. */
+for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, event => {
   event.preventDefault();
-  drop.classList.toggle("over", kind === "dragover");
+  document.querySelector(".drop").classList.toggle("over", kind === "dragover");
   if (kind === "drop" && event.dataTransfer.files[0]) send(event.dataTransfer.files[0]);
 });
 
 const first = { ...JSON.parse(form.dataset.first), ...Object.fromEntries(new URLSearchParams(location.search)) };
 for (const field of fields) if (field.name in first) field.value = first[field.name];
 document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
-changed();
+keep();
+if (runs.size) commands(); else changed();  // a page that is opened to watch a run plans none
 look();

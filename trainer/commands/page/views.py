@@ -23,25 +23,23 @@ VERDICTS = {"fits": "It fits", "tight": "It may not fit", "too large": "It does 
 ROW, NAMES, PEAKS, WIDE = 26, 80, 70, 620  # of the bars of memory
 MOST_CURVES = 4  # of a run that goes on
 RIGHT = {True: "right", False: "wrong"}
+WARNING, FAILED = r"(?m)^octet: (warning: .*)", r"\noctet: (?!stopped after)(.*)$"  # in what a run has printed
 PROPOSED = r"task\.(?:question|answer|on_bad_record)=\w+"  # by an error, as its remedy
 
 Record = Mapping[str, Any]
 
 
-def target(name: str, *inside: object, **own: object) -> Html:
-    """Return a place whose content changes, and is then read out."""
-    return tag("div", *inside, id=name, aria_live="polite", **own)
+def target(name: str, *inside: object) -> Html:
+    """Return what the place of this name on the page has inside from now on."""
+    return tag("div", *inside, id=name)
 
 
-def command(text: str) -> Html:
+def button(name: str, deed: str, into: str, text: str = "", **given: object) -> Html:
+    """Return a button that sends what is chosen, and what is given, to an action, and the command that does the same.
+    Its answer stands at a place."""
+    own = {"data_do": deed, "data_into": into, "data_given": json.dumps(given)}
     copy = tag("button", "Copy", type="button", data_copy="", aria_label="Copy the command")
-    return tag("div", tag("pre", text), copy, class_="command")
-
-
-def button(name: str, deed: str, into: str, **given: object) -> Html:
-    """Return a button that sends what is chosen, and what is given, to an action. Its answer stands at a place."""
-    own = {"id": f"{deed}-{into}", "data_do": deed, "data_into": into, "data_given": json.dumps(given)}
-    return tag("button", name, type="button", **own)
+    return tag("div", tag("button", name, type="button", **own), tag("pre", text), copy, class_="row")
 
 
 def take(name: str, words: Sequence[str]) -> Html:
@@ -78,10 +76,11 @@ def sheet(facts: Record) -> Iterator[Html]:
     yield from (table(head, rows) for head, rows in tables.items() if rows)
     problems = facts.get("problems", [])
     yield tag("h3", "What the model will see") if problems else Html()
-    for place, one in enumerate(problems):
+    for number, one in enumerate(problems):
         asked = tag("label", "Answer in its place", tag("textarea", rows="2"))
         given = {"prompt": one["text"], "answer": one["gold"]}
-        tried = (asked, button("What is it worth?", "worth", f"tried-{place}", **given), target(f"tried-{place}"))
+        place = f"tried-{number}"
+        tried = (asked, button("What is it worth?", "worth", place, **given), tag("div", id=place, aria_live="polite"))
         known = tag(
             "p", f"{one['id']}, {one['tokens']} tokens; the answer is ", tag("code", one["gold"] or "not given")
         )
@@ -187,7 +186,7 @@ def of_runs(runs: Runs, rows: Sequence[Sequence[str]], selected: Sequence[str]) 
     named, live, outcome = runs.named(), list[Html](), list[Html]()
     try:
         found = [read_run(named[name]) for name in selected if name in named]
-        live += several(found) if len(found) > 1 else ()
+        live += report.of_several(found) if len(found) > 1 else ()
         for run in found if len(found) == 1 else ():
             live += going(runs, run, next(name for name in selected if name in named))
             outcome += result(run) if run.has_ended else ()
@@ -209,12 +208,11 @@ def going(runs: Runs, run: RunFiles, name: str) -> Iterator[Html]:
     yield tag("progress", value=min(run.steps, total), max=total, aria_label=f"Step {run.steps} of {total}")
     yield tag("p", f"Step {run.steps} of {total}, {state(run)}.")
     if process is not None and not run.has_ended:
-        yield joined(button("Save and stop", "stop", "said", run=name), command(f"kill -USR1 {process}"))
+        yield button("Save and stop", "stop", "said", f"kill -USR1 {process}", run=name)
     elif stopped(run):
-        yield joined(
-            button("Resume", "resume", "said", run=name), command(shown(["train", "--resume", str(run.folder)]))
-        )
-        yield error(said.rpartition("octet: ")[2]) if runs.status(name) and "octet: " in said else Html()
+        yield button("Resume", "resume", "said", shown(["train", "--resume", str(run.folder)]), run=name)
+        yield from (error(last) for last in re.findall(FAILED, said.strip()))
+    yield from (tag("p", warning, class_="soft") for warning in re.findall(WARNING, said))
     yield from (tag("div", tag("p", alarm), class_="alarm") for alarm in lasting(run.history))
     first, more = drawn[:MOST_CURVES], drawn[MOST_CURVES:]
     yield tag("div", *first, class_="charts")
@@ -230,12 +228,6 @@ def waiting(name: str, status: int | None, said: str) -> Iterator[Html]:
     yield tag("pre", said) if status is None else error(said.partition("\n")[2])
 
 
-def several(runs: Sequence[RunFiles]) -> Iterator[Html]:
-    yield report.charts(groups_of(runs))
-    yield from report.results(runs)
-    yield report.different_settings(runs)
-
-
 def result(run: RunFiles) -> Iterator[Html]:
     """Yield what a run has come to, in parts of its report."""
     yield report.verdict(run, alarms_of(run.history))
@@ -248,12 +240,11 @@ def result(run: RunFiles) -> Iterator[Html]:
 
 def talk(chat: Chat) -> Html:
     """Return the questions, the last at the top, with the answers of both models side by side."""
-    answers, failure, parts = chat.answers(), chat.failure(), [command(shown(chat.words))]
-    if failure:
-        parts.append(error(failure))
-    elif len(answers) < chat.asked:
-        parts.append(tag("p", "They are writing. The first answer takes longer: the model is loaded.", class_="soft"))
-    return joined(*parts, *(error(one["error"]) if "error" in one else _said(one) for one in reversed(answers)))
+    answers, failure, process = chat.answers(), chat.failure(), chat.process.pid
+    end = button("End the conversation", "hang_up", "chat", f"kill {process}", process=process)
+    wait = "" if failure or len(answers) == chat.asked else "They are writing. Before the first answer the model loads."
+    state = error(failure) if failure else joined(end, tag("p", wait, class_="soft"))
+    return joined(state, *(error(one["error"]) if "error" in one else _said(one) for one in reversed(answers)))
 
 
 def _said(one: Record) -> Html:

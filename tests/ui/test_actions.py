@@ -1,0 +1,77 @@
+"""The actions of the page without a browser: their commands, what they ask before, and what they show of failures."""
+
+import json
+import os
+
+import pyarrow
+from pyarrow import parquet
+
+from tests.conftest import ROOT
+from tests.reports.conftest import going_on
+from tests.ui.conftest import asking, does, serving
+from trainer.commands.page.deeds import DEEDS
+from trainer.config.command_line import resolve
+
+NANO = {"--preset": "nano", "task.name": "nano"}
+
+
+def test_every_action_has_a_command_before_it_is_asked_for(asked, folder):
+    (folder / "runs/known").mkdir()
+    (folder / "runs/known/config.yaml").write_text(resolve("nano").to_yaml())
+    given = NANO | {"name": "new", "--card": "8", "--to": "gguf", "asked": "Is it 4?", "runs": ["known"]}
+    rows = [[name, {"process": 7}] for name in DEEDS]
+    found = dict(zip(DEEDS, json.loads(asked("POST", "commands", json.dumps(given | {"rows": rows}))[2]), strict=True))
+    assert found["search"] == "octet plan --preset nano --vram=8 --search task.name=nano"
+    assert found["train"] == "octet train --preset nano task.name=nano run.dir=runs/new"
+    assert found["ask"] == "octet chat runs/known 'Is it 4?'"
+    assert found["export"] == "octet export runs/known --to gguf"
+    assert found["worth"].startswith("printf %s '{")
+    assert all(text.startswith(("octet ", "printf ", "kill ")) for text in found.values())
+    assert not (folder / "runs/new").exists()
+    wrong = json.dumps(given | {"runs": [], "more": "'", "rows": [["export", {}], ["train", {}]]})
+    assert [text.partition(":")[0] for text in json.loads(asked("POST", "commands", wrong)[2])] == [
+        "run",
+        "More settings",
+    ]
+
+
+def test_a_table_in_parquet_is_read(asked):
+    table = pyarrow.table({"question": [f"{one} + 0?" for one in range(18)], "answer": [*map(str, range(18))]})
+    file = pyarrow.BufferOutputStream()
+    parquet.write_table(table, file)
+    assert asked("PUT", "upload?name=sums.parquet", file.getvalue().to_pybytes())[0] == 200
+    given = {"--preset": "nano", "task.name": "records", "task.path": "runs/uploads/sums.parquet", "into": "sheet"}
+    assert "What the model will see" in does(asked, "look", **given)
+
+
+def test_a_run_beside_another_is_asked_about_first(asked, folder, tmp_path):
+    given = NANO | {"name": "second", "into": "said"}
+    with going_on(tmp_path):
+        said = does(asked, "train", **given)
+    assert f"The run {tmp_path} is in progress." in said
+    assert "run.dir=runs/second" in said
+    assert "beside" in said
+    assert not (folder / "runs/second.log").exists()
+
+
+def test_a_full_card_is_said_before_a_run_is_started(tmp_path):
+    path = f"{ROOT / 'tests/cuda'}:{os.environ['PATH']}"
+    with serving(tmp_path, PATH=path, CUDA_STUB_CONTEXT_GIB="7.2") as address:
+        said = does(asking(address), "train", **NANO, name="full", into="said")
+    assert "Another program holds 7.7 GB of CUDA stub 0: 0.9 of 8.6 GB free" in said
+    assert os.listdir(tmp_path / "runs") == []
+
+
+def test_what_has_ended_a_run_is_shown_whoever_serves_the_page(asked, folder):
+    place = folder / "runs/failed"
+    place.mkdir()
+    (place / "config.yaml").write_text(resolve("nano").to_yaml())
+    (folder / "runs/failed.log").write_text(
+        "$ octet train\noctet: warning: another program holds 7.7 GB\noctet: loading nano\noctet: out of memory (<b>)\n"
+    )
+    live = asked("GET", "live?run=failed")[2]
+    assert '<p class="error">out of memory (&lt;b&gt;)</p>' in live
+    assert '<p class="soft">warning: another program holds 7.7 GB</p>' in live
+    assert "octet train --resume runs/failed" in live
+    with going_on(place):
+        assert 'class="error"' not in asked("GET", "live?run=failed")[2]
