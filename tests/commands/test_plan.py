@@ -202,6 +202,8 @@ def test_problems_that_nobody_has_counted_are_said(capsys):
         (["--preset", "8gb", "--card", "RTX 4090"], 24, "RTX 4090"),
         (["--card", "rtx 5060 ti 16gb", "--preset", "16gb"], 16, "rtx 5060 ti 16gb"),
         (["--card", "RTX 4060", "--vram", "6", "--preset", "8gb"], 6, "RTX 4060"),
+        (["--card", "RTX 5060 Ti", "--preset", "16gb"], 16, "RTX 5060 Ti"),
+        (["--card", "RTX 5060 Ti", "--preset", "8gb"], 8, "RTX 5060 Ti"),
         (["--preset", "cluster"], 80, "H100"),
         (["--preset", "12gb"], 12, "RTX 3060"),
         (["--preset", "8gb", "--vram", "24"], 24, "RTX 3090"),
@@ -243,6 +245,10 @@ def test_the_search_proposes_nothing_worse_than_a_preset(capsys, preset):
     assert again.rollout.rows >= config.rollout.rows
     assert again.model.quantize in ("none", config.model.quantize)
     assert not again.model.activation_offload
+    least, own = (
+        planned(capsys, *one, "--vram", str(size)) for one in (found["command"].split()[1:], ["--preset", preset])
+    )
+    assert least["peak_bytes"] == own["peak_bytes"] or least["time"]["about"] < 0.95 * own["time"]["about"]
     if preset == "8gb-4b":
         assert (found["proposal"], found["command"].split()[1:]) == (["--preset", preset], ["--preset", preset])
 

@@ -11,6 +11,7 @@ NAMES = {
     "Tesla V100-PCIE-16GB": "V100 PCIe",
     "NVIDIA H100 NVL": "H100 NVL",
     "NVIDIA L40S": "L40S",
+    "NVIDIA H800": "H800",
     "NVIDIA RTX A6000": "A6000",
     "NVIDIA RTX 6000 Ada Generation": "RTX 6000 Ada",
     "NVIDIA A10": "A10",
@@ -34,7 +35,6 @@ NEIGHBOURS = {
     "RTX 6060 Ti": "RTX 5060 Ti",
     "RTX 5070 Super": "RTX 5070",
     "A800": "A100",
-    "NVIDIA H800": "H200",
     "B300": "B200",
 }
 
@@ -44,6 +44,7 @@ def test_a_card_is_known_by_its_names_and_another_is_taken_for_its_neighbour(nam
     found, known = card_of(name), CARDS[NAMES.get(name) or NEIGHBOURS[name]]
     assert (found.name, found.speed, found.neighbour) == (name, known.speed, NEIGHBOURS.get(name, ""))
     assert name in NAMES or found.memory_gb == known.memory_gb
+    assert found.size.endswith(f", taken for {known.name}") == (name in NEIGHBOURS)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ A2000 31.9 288 6/12, A4000 76.7 448 16, A4500 94.6 640 20, A5000 111.1 768 24, A
 RTX PRO 6000 503.8 1792 96, RTX 4000 Ada 106.8 360 20, RTX 5000 Ada 261.2 576 32, RTX 6000 Ada 364.2 960 48,
 A10 125 600 24, A10G 70 600 24, A30 165 933 24, A40 149.7 696 48, L4 121 300 24, L40 181 864 48, L40S 362 864 48,
 A100 312 1555 40/80, A100 80GB PCIe 312 1935 80, H100 989 3350 80, H100 PCIe 756 2000 80, H100 NVL 835 3938 94,
-H200 989 4800 141, H200 NVL 835 4800 141, B200 2250 8000 180
+H800 989 3350 80, H200 989 4800 141, H200 NVL 835 4800 141, B200 2250 8000 180
 """
 COMMON = {8: "RTX 4060", 12: "RTX 3060", 16: "RTX 5060 Ti", 24: "RTX 3090", 80: "H100"}  # by their GB
 OTHERS = {"TI", "SUPER", "LAPTOP", "ADA", "MAX", "D"}  # words in the name of another card
@@ -52,7 +52,7 @@ class Card(NamedTuple):
     @property
     def size(self) -> str:
         other = f" (a larger one: --card '{self.larger}')" if self.larger else ""
-        return f"{self.name}, {self.memory_gb:g} GB{other}"
+        return f"{self.name}, {self.memory_gb:g} GB{f', taken for {self.neighbour}' if self.neighbour else other}"
 
 
 def _rows() -> Iterator[tuple[str, Card]]:

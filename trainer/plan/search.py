@@ -79,12 +79,8 @@ class Placement(Planner):
         }
 
     @property
-    def longest_row(self) -> int:
-        return self.prompt + self.completion
-
-    @property
     def most_tokens(self) -> int:
-        return self.longest_row * self.all_rows
+        return (self.prompt + self.completion) * self.all_rows
 
     @property
     def longest_answer(self) -> int:
@@ -139,7 +135,10 @@ class Placement(Planner):
             ("optim.name", ["adamw"] if whole else []),
             ("engine.ds_config", ["zero2_offload"] if whole else []),
             ("rollout.rows", _halves(rollout.rows, few)),
-            ("optim.tokens_per_micro_batch", _halves(self.config.optim.tokens_per_micro_batch, self.longest_row)),
+            (
+                "optim.tokens_per_micro_batch",
+                _halves(self.config.optim.tokens_per_micro_batch, self.prompt + self.completion),
+            ),
             ("model.activation_offload", [True]),
             ("engine.ds_config", ["zero3_offload"] if whole else []),
             ("rollout.rows", _halves(few, 1)),
