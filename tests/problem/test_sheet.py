@@ -33,7 +33,7 @@ KINDS = [
     ("texts", "Paris E=mc"),
     ("texts with digits", "3:30 R2D2 (1,2) 7|Up"),
     ("no answer", "n/a N/A na None #REF! ? ??? - ... see|above tbd s.o. unknown"),
-    ("doubtful", "about|28 ~28 28? 20-30 20|–|30|m 18|or|20 ca.|5"),
+    ("doubtful", "about|28 ~28 28? 20-30 20|–|30|m 18|or|20 4|or|-4 ca.|5"),
     ("long texts", "|".join(["word"] * 20)),
 ]
 
@@ -136,6 +136,30 @@ def test_answers_with_a_decimal_comma_are_numbers_if_the_settings_say_so(tmp_pat
     assert problem.gold == "3.5 m"
     assert [score.correct_strict for score in scores] == [True, True, False, False]
     assert "task.decimal" not in " ".join(task.notes())
+
+
+@pytest.mark.parametrize(
+    ("golds", "asks"),
+    [
+        ("1.764 2.244 €3.550", True),
+        ("1.764 2.5 1.25", False),
+        ("0.125 0.250", False),
+        ("1.764 3,5", True),
+        ("12 7", False),
+    ],
+)
+def test_thousands_that_read_as_decimals_are_asked_about(tmp_path, golds, asks):
+    (tmp_path / "a.csv").write_text(
+        "sep=;\nquestion;answer\n" + "".join(f"Is it {one}?;{one}\n" for one in golds.split())
+    )
+    task, _ = sheet_of(path=f"{tmp_path}/a.csv", holdout=0.5)
+    assert ("task.decimal=comma" in " ".join(task.notes())) == asks
+
+
+def test_a_comma_in_the_name_of_a_column_separates_nothing(tmp_path):
+    (tmp_path / "a.csv").write_text("Nr;question;answer, rounded\n1;Who?;4\n")
+    task, _ = sheet_of(path=f"{tmp_path}/a.csv", holdout=1.0, answer="answer, rounded")
+    assert [one.gold for one in task.test()] == ["4"]
 
 
 @pytest.mark.parametrize(

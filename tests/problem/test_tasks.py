@@ -247,7 +247,7 @@ GOOD = word_problem("good?")
 
 
 @pytest.mark.parametrize(
-    "bad", [{"question": "a?"}, "[" * 100_000, b'{"question": "caf\xe9?"}', word_problem("GOOD?  ")]
+    "bad", [{"question": "a?"}, "[" * 100_000, b'{"question": "caf\xe9?"}', word_problem("GOOD?  ", "#### 8")]
 )
 def test_a_bad_record_is_an_error_or_is_left_out_and_counted(tmp_path, bad):
     path = write(tmp_path / "a.jsonl", GOOD, "", bad)
@@ -257,6 +257,11 @@ def test_a_bad_record_is_an_error_or_is_left_out_and_counted(tmp_path, bad):
     assert [problem.id for problem in task.test()] == ["gsm8k/held-out/0"]
     assert len(task.test()) == len(task.skipped) == 1
     assert task.notes()[-1].startswith(f"bad records left out: 1; the first: {path}:3: ")
+
+
+def test_an_equal_record_is_only_left_out_and_counted(tmp_path):
+    task = task_of("gsm8k", path=str(write(tmp_path / "a.jsonl", GOOD, word_problem("GOOD?  "))), holdout=1.0)
+    assert (len(task.test()), len(task.skipped), task.bad) == (1, 1, 0)
 
 
 # --- the hub

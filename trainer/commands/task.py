@@ -9,6 +9,7 @@ import random
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from statistics import median
 from typing import Any
 
@@ -64,7 +65,7 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     facts |= {"test": len(held_out), "notes": task.notes(), "data": sheet.facts_of(task, [*training, *held_out])}
     if not as_json:
         print("\n".join(sheet.lines(facts)), flush=True)
-    if facts["data"]["left_out"] and config.task.on_bad_record == "error":
+    if facts["data"]["bad"] and config.task.on_bad_record == "error":
         if as_json:
             print(json.dumps(facts, indent=2), flush=True)
         make_task(config.task).train()  # raises
@@ -151,15 +152,9 @@ def played(problem: Problem, texts: Iterator[str], environments: Environments | 
 
 def typed(lines: Iterable[str]) -> Iterator[str]:
     """Yield the texts that were typed, each ended by an empty line or by the end of the input."""
-    text: list[str] = []
-    for line in lines:
-        if line.strip():
-            text.append(line.rstrip("\n"))
-        elif text:
-            yield "\n".join(text)
-            text = []
-    if text:
-        yield "\n".join(text)
+    for is_written, text in groupby(lines, lambda line: bool(line.strip())):
+        if is_written:
+            yield "".join(text).rstrip("\n")
 
 
 def verdict(problem: Problem, score: Score, weights: dict[str, float]) -> Iterator[str]:

@@ -28,6 +28,7 @@ NO_ANSWER = "none"
 MOST = 5_000_000  # records of a function, which may be a generator without an end
 METHODS = ("train", "test", "read", "score", "environment")
 STYLES = {"prompt_style": PROMPT_STYLES, "answer_style": get_args(PromptSettings.model_fields["answer"].annotation)}
+_THOUSANDS = re.compile(r"[^\d,]*[1-9]\d{0,2}\.\d{3}[^\d,]*")  # a number that is read as a decimal
 EXPECTED_MESSAGES = 'expected text, or a conversation: [{"role": "user", "content": "..."}]'
 
 
@@ -62,11 +63,12 @@ class RecordsTask(DataTask):
 
     def notes(self) -> list[str]:
         golds = [problem.gold for problems in self._read.values() for problem in problems]
-        commas = [gold for gold in golds if has_comma(gold) and number(gold) is None]
-        if len(commas) <= sum(bool(re.search(r"\d\.\d", gold)) for gold in golds):
+        read = {gold: number(gold) for gold in golds if has_comma(gold) or re.search(r"\d\.\d", gold)}
+        odd = [gold for gold in golds if gold in read and (read[gold] is None or _THOUSANDS.fullmatch(gold))]
+        if 2 * len(odd) <= sum(gold in read for gold in golds):
             return super().notes()
-        told = f"decimal commas in {counted(len(commas), 'answer')}, such as {commas[0]!r}"
-        return [*super().notes(), f"{told}: these are compared as texts; task.decimal=comma makes numbers of them"]
+        told = f"decimal commas in {counted(len(odd), 'answer')}, such as {odd[0]!r}? Then write task.decimal=comma"
+        return [*super().notes(), f"{told}; without it 3,5 is a text, and 1.234 is less than 2"]
 
     def _solution(self, record: Record) -> str:
         """Return the worked solution: a text, or what the assistant says last in a conversation."""

@@ -30,7 +30,7 @@ _KINDS = {
     "dates": r"\d{1,2}[-. ]+(?:jan|feb|m[aär]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\w*\W*\d*"
     r"|\d{4}-\d\d-\d\d.*|\d{1,2}\.\d{1,2}\.(?:\d{4})?",
     "doubtful": r"(?:about|around|approx|roughly|circa|ca\.? |etwa|ungefähr|maybe|probably|at least|at most|[~≈<>]).*"
-    r"|.*\?|\d\S* (?:or|oder) \d.*|.*\d\s?[-–]\s?\d+\s*[^\W\d]*",
+    r"|.*\?|\d\S* (?:or|oder) [-±]?\d.*|.*\d\s?[-–]\s?\d+\s*[^\W\d]*",
     "choices": r"\(?[A-J][).]?|yes|no|true|false|ja|nein",
 }
 _PATTERNS = {kind: re.compile(pattern, re.IGNORECASE | re.DOTALL) for kind, pattern in _KINDS.items()}
@@ -75,6 +75,7 @@ def facts_of(task: Task, problems: Sequence[Problem]) -> dict[str, Any]:
             for gold, count in kinds[kind].most_common()
         ],
         "visible_gain": visible_gain(len(task.test())) if kinds else None,
+        "bad": sum(part.bad for part in parts),
         "left_out": [{"count": count, "first": first} for part in parts for count, first in part.left_out()],
     }
 
@@ -115,7 +116,7 @@ def finding(settings: TaskSettings) -> Finding:
     named = " ".join(f"task.{key}={getattr(settings, key)}" for key in settings.own_data)
     told += f"; bad records: {left_out}, answers unlike the others: {odd}"
     remedy = f"See them: octet task show {settings.name} {named} -n 0"
-    return Finding("end" if left_out and settings.on_bad_record == "error" else "warn", "data", told, remedy)
+    return Finding("end" if facts["bad"] and settings.on_bad_record == "error" else "warn", "data", told, remedy)
 
 
 def wrapped(text: str) -> str:

@@ -91,11 +91,7 @@ def _kind(value: Any) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return not re.search("[\ud800-\udfff]", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +192,7 @@ def _csv(path: Path) -> Iterator[Record]:
     with path.open(encoding=encoding, errors=errors, newline="") as file:
         csv.field_size_limit(LARGEST_FIELD)
         first = file.readline()
-        separator = "," if "," in first else next((one for one in ";\t|" if one in first), ",")
+        separator = max(",;\t|", key=first.count)
         file.seek(0)
         rows = csv.reader(file, strict=True, delimiter=separator)
         header: list[str] = []
@@ -210,6 +206,8 @@ def _csv(path: Path) -> Iterator[Record]:
                 yield Record(where, flaw=f"broken CSV: {error}")
                 continue
             text = "".join(row)
+            if not header and text.lower() == "sep=":  # Excel's own line, `sep=;`
+                continue
             if not header:
                 header, header_at = row, where
                 if "\0" in text or not is_unicode(text):

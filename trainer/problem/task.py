@@ -80,6 +80,7 @@ class DataTask(Task):
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings
         self.skipped: list[str] = []  # the reason for each record that was left out
+        self.bad = 0  # how many of these end a run with task.on_bad_record=error
         self.encodings = dict[str, None]()  # what to say about files that are not UTF-8
         self.overlap = 0  # number of training problems that are in the test set, too
         self._read: dict[str, list[Problem]] = {}
@@ -165,7 +166,7 @@ class DataTask(Task):
                 repeated = f"{record.where}: the question of {first.where} again{other}; expected each one once."
                 if first is problem:
                     problems.append(problem)
-                elif isinstance(source, HubSet):  # the user cannot mend a published set
+                elif not other or isinstance(source, HubSet):  # nobody can mend a published set
                     self.skipped.append(repeated)
                 else:
                     raise DataError(repeated)
@@ -175,6 +176,7 @@ class DataTask(Task):
                     remedy = "" if is_everywhere else " task.on_bad_record=skip leaves such records out."
                     raise DataError(f"{error}{remedy}") from None
                 self.skipped.append(str(error))
+                self.bad += 1
         if not problems:
             bad = self.skipped[skipped_before:]
             raise DataError(source, f"no record can be used: {bad[0]}" if bad else "it is empty")

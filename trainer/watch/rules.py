@@ -55,7 +55,7 @@ def rule(
 
 @rule("cut off", "Raise rollout.max_new_tokens.")
 def cut_off(history: History) -> str | None:
-    """A cut-off answer has no result, so it counts as wrong."""
+    """A cut-off answer seldom has a result, and earns little."""
     share = history.now("truncated")
     if share > 0.3 and not thinking_too_long(history):
         return f"{share:.0%} of the answers reach rollout.max_new_tokens={history.config.rollout.max_new_tokens}"
