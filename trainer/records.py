@@ -50,6 +50,7 @@ class Prompt:
     place: int = 0  # among the prompts of the step, on all ranks
     original: Problem | None = None  # as the data has it, where an environment asks something else than its question
     most: int | None = None  # tokens that may follow, where these are fewer than the sampling allows
+    stop: tuple[str, ...] = ()  # more strings that end its answers; samplers may decode beyond them
 
 
 @dataclass(frozen=True, slots=True)

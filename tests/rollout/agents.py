@@ -118,6 +118,7 @@ REQUESTS = {
     "another role": ({"messages": [{"role": "narrator", "content": "a"}]}, 400, "messages[0]"),
     "no call": ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, 400, "messages[0]"),
     "stop": ({"messages": MESSAGES, "stop": 3}, 400, "stop"),
+    "long stop": ({"messages": MESSAGES, "stop": ["a" * 1000]}, 400, "stop"),
     "n": ({"messages": MESSAGES, "n": 1000}, 400, "n"),
     "n as a truth": ({"messages": MESSAGES, "n": True}, 400, "n"),
     "most": ({"messages": MESSAGES, "max_tokens": 0}, 400, "max_tokens"),

@@ -125,6 +125,20 @@ def test_agents_that_fail_earn_nothing_and_end_nothing(tokenizer):
     assert any("rollout.turns.seconds=1" in line for line in said)
 
 
+def test_the_decoder_stops_where_a_call_says(tokenizer):
+    """A row beside it goes on."""
+    sampler = DecodeSampler(adapted(family()), tokenizer, [2], 8, turns=TurnTaking)
+    asked = Prompter(tokenizer, resolve("nano").prompt, NanoTask()).prompt(Problem("p", "1", "4"))
+    [[whole]] = dict(sampler.sample([asked], sampling(group=1, max_new_tokens=40))).values()
+    string = whole.text[9:11]
+    cut = Stops(tokenizer, [2], [string]).completion(whole.tokens, whole.logprobs)
+    other = replace(asked, problem=replace(asked.problem, id="q"))
+    found = dict(sampler.sample([replace(asked, stop=(string,)), other], sampling(group=1, max_new_tokens=40)))
+    assert len(cut.tokens) < len(whole.tokens)
+    assert found[0][0].tokens == cut.tokens
+    assert len(found[1][0].tokens) == 40
+
+
 def test_an_agent_may_never_call(tokenizer):
     [[answer]] = sample(DecodeSampler, "silent", tokenizer, count=1, group=1).values()
     assert (answer.tokens, answer.text, answer.segments) == ((), "", ())

@@ -39,9 +39,13 @@ class Stops:
         # A string has at most as many tokens as bytes.
         self.window = MARGIN + max((len(string.encode()) for string in strings), default=0)
 
+    def also(self, strings: Sequence[str]) -> "Stops":
+        """Return these and more strings."""
+        return Stops(self.tokenizer, sorted(self.tokens), (*self.strings, *strings)) if strings else self
+
     def is_in(self, tokens: Sequence[int]) -> bool:
         """Return True if the text of the tokens has a stop string in it."""
-        text = self._text(tokens)
+        text = self._text(tokens) if self.strings else ""
         return any(string in text for string in self.strings)
 
     def completion(self, tokens: Sequence[int], logprobs: Sequence[float], version: int | None = None) -> Completion:
@@ -74,6 +78,7 @@ class OpenAnswer:
         self.turns: list[Turn] = []
         self.reward = 0.0
         self.version: int | None = None
+        self.stops: Stops | None = None
         self.environment: Environment | None = None
         self.reply: Future[Reply] | None = None
         self.deadline = 0.0
@@ -118,7 +123,9 @@ class TurnTaking:
     def begin(self, prompt: Prompt, number: int, sampling: Sampling) -> OpenAnswer:
         """Return an answer without tokens."""
         most = sampling.max_new_tokens if prompt.most is None else min(prompt.most, sampling.max_new_tokens)
-        return OpenAnswer(prompt, number, most, self.token_limit(0, most))
+        dialogue = OpenAnswer(prompt, number, most, self.token_limit(0, most))
+        dialogue.stops = self.stops.also(prompt.stop)
+        return dialogue
 
     def token_limit(self, begun: int, most: int) -> int:
         """Return how many tokens an answer may have after a turn that begins behind `begun` tokens."""

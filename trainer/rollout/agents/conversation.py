@@ -130,14 +130,20 @@ class Conversation:
             self.calls += 1
         problem = replace(self.prompt.problem, id=name)
         is_short = most is not None and most < room
-        asked = Prompt(problem, "", context, self.prompt.repeat, self.prompt.place, most=most if is_short else room)
+        asked = Prompt(
+            problem,
+            "",
+            context,
+            self.prompt.repeat,
+            self.prompt.place,
+            most=most if is_short else room,
+            stop=(*strings,),
+        )
         return Call(self, asked, messages, tools, continued, told, strings, is_short)
 
     def answer(self, call: Call, sampled: Completion) -> tuple[Message, str, int]:
         """Record what the model wrote. Return it as a message, why it ended, in OpenAI's words, and its tokens."""
-        own = self.stops
-        stops = Stops(own.tokenizer, sorted(own.tokens), (*own.strings, *call.strings)) if call.strings else own
-        reply = stops.completion(sampled.tokens, sampled.logprobs, sampled.version)
+        reply = self.stops.also(call.strings).completion(sampled.tokens, sampled.logprobs, sampled.version)
         shown = min((reply.text.partition(string)[0] for string in call.strings), key=len, default=reply.text)
         text, calls = calls_in(shown, [tool["function"]["name"] for tool in call.tools])
         message: Message = {"role": "assistant", "content": text}

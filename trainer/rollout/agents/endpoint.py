@@ -18,6 +18,7 @@ from trainer.rollout.agents.conversation import Call, Conversation, Refused, rea
 LARGEST = 4_000_000  # bytes of a request
 THROWN_AWAY = 64_000_000  # bytes of a larger one are read all the same, or its sender would not read why it is refused
 MOST_CHOICES = 64
+MOST_STOPS, LONGEST_STOP = 16, 200
 PATH, MODELS = "/v1/chat/completions", "/v1/models"
 # What is read of a request, and what has no effect on it that an agent could see.
 READ = {"model", "messages", "tools", "n", "stop", "max_tokens", "max_completion_tokens", "stream", "stream_options"}
@@ -187,6 +188,10 @@ def _number(request: Mapping[str, Any], name: str, most: int = 10**9) -> int | N
 def _strings(request: Mapping[str, Any]) -> list[str]:
     stop = request.get("stop") or []
     strings = [stop] if isinstance(stop, str) else stop
-    if not (isinstance(strings, list) and all(isinstance(one, str) and one for one in strings)):
-        raise Refused("'stop' is a text or a list of texts", param="stop")
+    is_read = isinstance(strings, list) and all(
+        isinstance(one, str) and 0 < len(one) <= LONGEST_STOP for one in strings
+    )
+    if not (is_read and len(strings) <= MOST_STOPS):
+        reason = f"'stop' is a text or a list of at most {MOST_STOPS} texts, of at most {LONGEST_STOP} characters each"
+        raise Refused(reason, param="stop")
     return strings

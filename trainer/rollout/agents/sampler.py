@@ -335,11 +335,12 @@ class AgentSampler(Sampler):
 
 
 def _order(call: Call) -> tuple[Any, ...]:
-    return (call.prompt.place, call.prompt.problem.id, call.prompt.repeat, call.prompt.most, call.number)
+    prompt = call.prompt
+    return (prompt.place, prompt.problem.id, prompt.repeat, prompt.most, prompt.stop, call.number)
 
 
 def _prompt(call: Call) -> tuple[Any, ...]:
-    return (call.prompt.problem.id, call.prompt.repeat, call.prompt.most, call.prompt.tokens)
+    return (call.prompt.problem.id, call.prompt.repeat, call.prompt.most, call.prompt.stop, call.prompt.tokens)
 
 
 def _apart(prompt: Prompt, number: int) -> Prompt:

@@ -13,7 +13,7 @@ from trainer.rollout.decoder.cuda_graphs import DecodeStep
 from trainer.rollout.decoder.forward import Forward
 from trainer.rollout.decoder.schedule import AnswerId, NewAnswers
 from trainer.rollout.draw import draw, uniforms
-from trainer.rollout.turns import OpenAnswer, TurnTaking
+from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking
 
 DRAWN = -1  # no token is forced
 STEPS_PER_CHECK = {"cuda": 8}  # elsewhere 1: on a CPU a check costs nothing
@@ -230,8 +230,9 @@ class Batch:
     @torch.inference_mode()
     def ended(self) -> list[EndedTurn]:
         """Return the turns that have ended since the last call."""
-        if self.stops.strings and self.active:
-            self._freeze_at_strings()
+        stops = [one.stops or self.stops for one in self.dialogues]
+        if any(one.strings for one in stops):
+            self._freeze_at_strings(stops)
         running = self.running_R[: self.active]
         if bool(running.all()):
             return []
@@ -246,16 +247,17 @@ class Batch:
                 ended.append(EndedTurn(member.dialogue, sampled[i][turn], logprobs[i][turn]))
         return ended
 
-    def _freeze_at_strings(self) -> None:
+    def _freeze_at_strings(self, stops: Sequence[Stops]) -> None:
         """Freeze the rows in whose newest tokens, of this turn, a stop string is complete."""
-        counts_B, width = self.counts_R[: self.active], self.stops.window + self.steps_per_check
+        counts_B, width = self.counts_R[: self.active], max(one.window for one in stops) + self.steps_per_check
         newest_BT = (counts_B[:, None] - width + torch.arange(width, device=counts_B.device)).clamp(min=0)
         tokens_BT = self.sampled_RN[: self.active].gather(1, newest_BT).tolist()
         written = [
             min(width, max(0, count - len(one.tokens)))
             for count, one in zip(counts_B.tolist(), self.dialogues, strict=True)
         ]
-        ended = [self.stops.is_in(row[width - count :]) for row, count in zip(tokens_BT, written, strict=True)]
+        newest = [row[width - count :] for row, count in zip(tokens_BT, written, strict=True)]
+        ended = [one.is_in(tokens) for one, tokens in zip(stops, newest, strict=True)]
         self.running_R[: self.active] &= ~torch.tensor(ended, device=counts_B.device)
 
     @torch.inference_mode()
