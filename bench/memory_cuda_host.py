@@ -35,6 +35,7 @@ class Case:
     preset: str
     card_gib: float
     settings: tuple[str, ...] = ()
+    recipe: str | None = None
 
 
 LONG = ("rollout.max_new_tokens=1024", "rollout.rows=24")
@@ -59,6 +60,8 @@ CASES = [  # those with the name of a preset are the presets as they were with Q
     ),
     Case("24gb", "7b", "24gb", 24, ("rollout.max_new_tokens=768", "rollout.rows=24")),
     Case("80gb", "7b", "80gb", 80, ("rollout.problems=32", "rollout.max_new_tokens=2048", "rollout.rows=192")),
+    Case("verl_gsm8k, 0.5b", "0.5b", "8gb", 8, recipe="verl_gsm8k"),
+    Case("verl_gsm8k, 1.5b", "1.5b", "8gb", 8, recipe="verl_gsm8k"),
     Case("tiny", "tiny", "nano", 8, ("model.dtype=bf16",)),
 ]
 
@@ -82,7 +85,7 @@ def rehearsed(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         save_zeros(case.size, Path(name) / "model")
         fixed = [f"model.name={name}/model", f"run.dir={name}/run", "task.name=nano", "eval.problems=0"]
-        config = resolve(case.preset, None, [*fixed, "run.merge=false", *case.settings])
+        config = resolve(case.preset, case.recipe, [*fixed, "run.merge=false", *case.settings])
         with assemble.process_group(config):
             run = assemble.build(Request(config, case.preset, ""))
             longest = run.rollouts.longest

@@ -26,7 +26,8 @@ def _allocated() -> Iterator[str]:
     yield "other lengths.\n"
     yield from _cases(found["cases"])
     machine = found["machine"]
-    yield on({**machine, "command": machine["command"].replace("python ", "tests/cuda/python.sh ")})
+    command = machine["command"].replace("python ", "tests/cuda/python.sh ")
+    yield f"{on({**machine, 'command': command}).rstrip()} Added: {machine['added']}.\n"
 
 
 def _on_a_card() -> Iterator[str]:
