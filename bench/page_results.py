@@ -14,7 +14,8 @@ from trainer.reports.study_page import sentences, tables
 LEAST, MOST = 0.93, 0.97  # shares of studies near the 95 % that are claimed
 POINTS = 17  # of accuracy for a logit, at 50 % and with the spread of difficulties in bench/coverage.py
 VERDICTS = (BETTER, WORSE, CANNOT_TELL)
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench/results"
 STUDY_FILES = Path(__file__).parent / "studies"
 DOCS = "../../docs"
 HEAD = f"""# What was learned: all tables
@@ -74,12 +75,13 @@ RESULTS_HEAD = """# Results
 What models have learned here, each row from a file that holds every seed which was run; `python bench/report.py` makes
 the table from these files. Accuracy is of greedy answers to held-out problems, in the requested format.
 [Evidence](evidence.md) has the questions behind it, and [all tables](../bench/results/learning.md) the intervals and
-tests.
+tests. A run that is shown can be repeated: `octet repro gallery/default` trains its first steps again and compares.
 
 """
 RESULTS_TAIL = """
 GSM8K has been learned from worked solutions only, by one seed. GRPO on it has not been run to its end anywhere.
 """
+SHOWN = {"seeds": "default", "calculator": "calculator", "addition": "sums"}  # results with a page in gallery/
 # model, task, file, the arm that learns, what is beside it, and the command that repeats it
 SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
     (EMBEDDED, "word problems", "seeds", "", (), "octet train --preset nano"),
@@ -98,7 +100,7 @@ SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
 
 
 def results_page() -> str:
-    head = ["model", "task", "before", "after, each seed", "beside it, means", "hardware", "repeats it"]
+    head = ["model", "task", "before", "after, each seed", "beside it, means", "hardware", "repeats it", "files"]
     return RESULTS_HEAD + "\n".join(markdown(head, map(_summary_row, SUMMARY))).rstrip() + "\n" + RESULTS_TAIL
 
 
@@ -110,7 +112,19 @@ def _summary_row(row: tuple[str, str, str, str, tuple[str, ...], str]) -> list[s
     found = read(name)
     machine = found.get("machine") or {"card": "2 CPU cores" if "no GPU" in found["made_with"][1] else "card"}
     hardware = machine.get("card") or f"{machine['cores']} CPU cores"
-    return [model, f"[{task}](../bench/results/{name}.json)", f"{before:.1%}", seeds, beside, hardware, f"`{command}`"]
+    said = [model, task, f"{before:.1%}", seeds, beside, hardware, f"`{command}`"]
+    return [*said, ", ".join(f"[{what}](../{file})" for what, file in _files(name, command))]
+
+
+def _files(name: str, command: str) -> Iterator[tuple[str, str]]:
+    """Yield the files behind a row: its numbers, its settings, and the page and adapter of a run that is shown."""
+    yield "numbers", f"bench/results/{name}.json"
+    last = command.rsplit(maxsplit=1)[-1]
+    yield "settings", last if last.endswith(".yaml") else f"trainer/config/presets/{last}.yaml"
+    if name in SHOWN:
+        yield "run", f"gallery/{SHOWN[name]}.md"
+        if (ROOT / (adapter := f"gallery/{SHOWN[name]}/adapter")).is_dir():
+            yield "adapter", adapter
 
 
 def _before_and_after(name: str, arm: str) -> tuple[float, list[float]]:

@@ -26,7 +26,7 @@ def on_page_markdown(markdown: str, config: Any, page: Any = None, **_: object) 
 
     def link(found: re.Match[str]) -> str:
         text, target = found.groups()
-        if target.startswith("gallery/") and not in_gallery:
+        if re.fullmatch(r"gallery/[\w.]+", target) and not in_gallery:
             return f"[{text}]({target})"
         if target.startswith("docs/") and in_gallery:
             return f"[{text}](../{target.removeprefix('docs/')})"

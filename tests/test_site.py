@@ -56,6 +56,7 @@ def test_links_out_of_docs_lead_to_the_repository(site):
     ("page", "link", "expected"),
     [
         ("docs", "../gallery/sums.md", "[a](gallery/sums.md)"),
+        ("docs", "../gallery/default/adapter", "a"),
         ("gallery/sums.md", "../docs/use.md#b", "[a](../use.md#b)"),
         ("gallery/sums.md", "speedrun.md", "[a](speedrun.md)"),
         ("gallery/sums.md", "../bench/a.py", "a"),
