@@ -17,7 +17,7 @@ from trainer.evaluation.merge_check import agreement
 from trainer.evaluation.results import Comparison
 from trainer.plan.read_data import read_held_out
 from trainer.problem.prompts import Prompter
-from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score
+from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score, Turn
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
 from trainer.run.assemble import evaluate_model
@@ -175,6 +175,12 @@ def test_the_sentence_about_two_models_is_honest(before, after, said):
         ("gained", None, "18"),
         ("lost", "18", "7"),
     ]
+
+
+def test_an_answer_of_several_turns_is_shown_as_a_whole():
+    turns = (Turn("model", "5"), Turn("environment", "too low"), Turn("model", "18"))
+    (flip,) = Comparison(evaluation("base", "n"), Evaluation("adapter", (outcome("18", turns=turns),))).flips
+    assert [flip.record()[f"{side}_completion"] for side in ("before", "after")] == ["#### 7", "5\n> too low\n18"]
 
 
 def test_agreement_looks_at_log_probs_up_to_the_first_other_token():

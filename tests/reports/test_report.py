@@ -193,6 +193,23 @@ def test_runs_are_tested_on_the_problems_that_both_were_asked(finished, copied):
     assert any(text.startswith(f"{-100 * solved / 32:+.1f} (") for text in seen.within("td"))
 
 
+def test_a_page_opens_with_the_task_and_not_with_its_folder(copied):
+    folder = copied("own")
+    configure(folder, task__name="/home/me/dice.py:build")
+    assert "nano on dice.py:build, " in report([read_run(folder)])
+
+
+def test_problems_that_ask_the_same_are_all_compared(copied):
+    """An environment that hides a number may ask every time: Guess it."""
+    folder, other = copied("alike"), copied("other")
+    for one in (folder, other):
+        answers = lines_of(one / "eval_answers.jsonl")
+        write_lines(one / "eval_answers.jsonl", [answer | {"question": "Guess it.", "gold": ""} for answer in answers])
+    run = read_run(folder)
+    assert len(run.worth) == len({one["problem"] for one in run.greedy["trained"].values()}) == 32
+    assert run.worth.keys() == read_run(other).worth.keys()
+
+
 def test_the_answers_that_are_paid_decide(copied):
     folder = copied("lenient")
     answers, records = lines_of(folder / "eval_answers.jsonl"), lines_of(folder / "metrics.jsonl")

@@ -37,7 +37,11 @@ class Flip:
         sides = {"before": self.before, "after": self.after}
         name, read = ("reward", "reward") if self.measure.is_reward else ("answer", "strict")
         answers = {f"{side}_{name}": getattr(outcome.score, read) for side, outcome in sides.items()}
-        completions = {f"{side}_completion": outcome.completion.text for side, outcome in sides.items()}
+        written = {f"{side}_completion": outcome.completion for side, outcome in sides.items()}
+        completions = {
+            key: "\n".join("> " * (role != "model") + text for role, text in one.turns) or one.text
+            for key, one in written.items()
+        }
         return {"direction": self.direction, **asked, **answers, **completions}
 
 

@@ -42,7 +42,8 @@ def of_one(run: RunFiles) -> Iterator[Html]:
     alarms = alarms_of(run.history)
     yield tag("h1", run.name)
     ended = "ended" if run.has_ended else stopped(run) or "not ended"
-    trained = f"{run.settings['model.name']} on {run.settings['task.name']}, {run.steps} of {run.total_steps} steps"
+    model, task = run.settings["model.name"], run.settings["task.name"].rpartition("/")[2]
+    trained = f"{model} on {task}, {run.steps} of {run.total_steps} steps"
     yield tag("p", f"{trained}, {ended}", class_="soft")
     first, *others = figures(groups_of([run])) or [Html()]
     yield tag("div", verdict(run, alarms), first, class_="charts")

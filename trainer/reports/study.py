@@ -32,7 +32,7 @@ class Collected:
     missing: Sequence[str]
 
     @cached_property
-    def problems(self) -> list[tuple[str, str]]:
+    def problems(self) -> list[tuple[str, ...]]:
         """The held-out problems, by question and gold answer. Raise DataError if a run was asked other ones."""
         found = {
             (one.folder, model): one.answered(model, lenient=False)

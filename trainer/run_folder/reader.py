@@ -110,7 +110,7 @@ class RunFiles:
         return Share(record[self.measure.logged], record["eval/low"], record["eval/high"])
 
     @property
-    def worth(self) -> dict[tuple[str, str], float]:
+    def worth(self) -> dict[tuple[str, ...], float]:
         """Whether the trained model solved each held-out problem, or its reward, by its question and gold answer."""
         name, found = self.measure.of_answer, self.greedy.get("trained", {})
         return {key: one[name] for key, one in found.items() if one.get(name) is not None}
@@ -121,18 +121,20 @@ class RunFiles:
         warmup = self.folder / "warmup"
         return read_run(warmup) if (warmup / "config.yaml").is_file() else self
 
-    def answered(self, model: str, lenient: bool) -> dict[tuple[str, str], bool]:
+    def answered(self, model: str, lenient: bool) -> dict[tuple[str, ...], bool]:
         """Return whether a model of the run solved each held-out problem with its greedy answer."""
         kind = "correct_lenient" if lenient else "correct_strict"
         return {key: one[kind] for key, one in self.greedy.get(model, {}).items()}
 
     @cached_property
-    def greedy(self) -> dict[str, dict[tuple[str, str], Record]]:
-        """The greedy answers of each model to the held-out problems, by question and gold answer."""
-        found: dict[str, dict[tuple[str, str], Record]] = {}
+    def greedy(self) -> dict[str, dict[tuple[str, ...], Record]]:
+        """The greedy answers of each model to the held-out problems, by question and gold answer: another run may have
+        other ids. Environments may ask the same of several problems; the later ones have their id as well."""
+        found: dict[str, dict[tuple[str, ...], Record]] = {}
         for one in _lines(self.folder / "eval_answers.jsonl"):
             if one.get("temperature") == 0 and {"model", "question", "gold"} <= one.keys():
-                found.setdefault(one["model"], {})[one["question"], one["gold"]] = one
+                key, of_model = (one["question"], one["gold"]), found.setdefault(one["model"], {})
+                of_model[(*key, one.get("problem", "")) if key in of_model else key] = one
         return found
 
     @property
