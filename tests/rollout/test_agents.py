@@ -113,13 +113,13 @@ def test_answers_do_not_depend_on_what_is_decoded_beside_them(tokenizer):
 def test_agents_that_fail_earn_nothing_and_end_nothing(tokenizer):
     said = []
     groups = sample(
-        DecodeSampler, "failing", tokenizer, count=5, group=2, said=said, settings=["rollout.turns.seconds=1"]
+        DecodeSampler, "failing", tokenizer, count=6, group=2, said=said, settings=["rollout.turns.seconds=1"]
     )
-    for index in range(4):
+    for index in range(5):
         for answer in groups[index]:
             assert (answer.text, answer.reward) == ("", 0.0)
             assert bool(answer.tokens) is (index == 3)
-    assert [answer.reward for answer in groups[4]] == [None, None]
+    assert [answer.reward for answer in groups[5]] == [None, None]
     assert len(said) == 4
     assert any("ValueError: no idea" in line for line in said)
     assert any("rollout.turns.seconds=1" in line for line in said)
@@ -163,7 +163,7 @@ def test_requests_that_cannot_be_answered_get_errors_in_the_form_of_openai(token
         error = json.loads(text)["error"]
         assert (got, error["param"]) == (status, parameter), name
         assert error.keys() == {"message", "type", "param", "code"}
-    assert (found["path"][0], found["method"][0]) == (404, 501)
+    assert (found["path"][0], found["length"][0], found["method"][0]) == (404, 411, 501)
     assert json.loads(found["method"][1])["error"]["type"] == "server_error"
     assert (found["key"][0], json.loads(found["key"][1])["error"]["code"]) == (401, "invalid_api_key")
 

@@ -190,7 +190,7 @@ class Conversation:
         tokenizer = self.stops.tokenizer
         safe, tools = json.loads(without_special(tokenizer, json.dumps([messages, tools], ensure_ascii=False)))
         for function in (made["function"] for one in safe for made in one.get("tool_calls", ())):
-            with suppress(ValueError, TypeError):  # templates write arguments as values
+            with suppress(ValueError, TypeError, RecursionError):  # templates write arguments as values
                 function["arguments"] = json.loads(function["arguments"])
         try:
             if continued is None:

@@ -17,6 +17,7 @@ from trainer.rollout.agents.conversation import Call, Conversation, Refused, rea
 
 LARGEST = 4_000_000  # bytes of a request
 THROWN_AWAY = 64_000_000  # bytes of a larger one are read all the same, or its sender would not read why it is refused
+LONGEST_NUMBER = 20  # digits
 MOST_CHOICES = 64
 MOST_STOPS, LONGEST_STOP = 16, 200
 PATH, MODELS = "/v1/chat/completions", "/v1/models"
@@ -121,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _request(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
+        if not (length.isdecimal() and len(length) < LONGEST_NUMBER):
             raise Refused("the request has no Content-Length", 411)
         if int(length) > LARGEST:
             left = min(int(length), THROWN_AWAY)

@@ -90,7 +90,7 @@ def serve(setting: str) -> None:
                 found = _read(result)
                 _end([(process, result)])  # with all that it has started
                 os.waitpid(process, 0)
-                print(json.dumps({"id": key.data, **found}), file=results, flush=True)
+                print(json.dumps({**found, "id": key.data}), file=results, flush=True)
 
 
 def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, int]:
@@ -120,14 +120,14 @@ def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, 
 def _read(result: int) -> dict[str, Any]:
     with os.fdopen(result, "rb") as file:
         text = file.readline()
-    try:
-        found: dict[str, Any] = json.loads(text)
-    except ValueError:
-        return {"error": "it was ended, or has ended its process"}
-    return found
+    found = None
+    with suppress(ValueError, RecursionError):
+        found = json.loads(text)
+    return found if isinstance(found, dict) else {"error": "it was ended, or has ended its process"}
 
 
 def _end(children: Any) -> None:
     for process, _ in children:
-        with suppress(OSError):
-            os.killpg(process, signal.SIGKILL)
+        for end in (os.killpg, os.kill):  # its own group does not exist yet where it has just begun
+            with suppress(OSError):
+                end(process, signal.SIGKILL)
