@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, is_running, until
+from tests.rollout.test_agents import worst_difference
 from tests.vllm.serving import (
     ARGUMENTS,
     PYTHON,
@@ -52,6 +53,21 @@ def run(server, tmp_path):
     more = ["run.steps=3", "algorithm.lr=0.01", "rollout.dead_groups=keep"]  # an update in each step
     with built(tmp_path / "run", f"rollout.vllm.urls={server.url}", *more) as run:
         yield run
+
+
+def test_calls_of_an_agent_are_recorded_as_the_tokens_and_logprobs_of_vllm(server, tmp_path):
+    more = [f"rollout.vllm.urls={server.url}", f"task.agent={ROOT}/tests/rollout/agents.py:twice"]
+    with built(tmp_path / "run", *more, "run.steps=2", "algorithm.lr=0.01", "rollout.dead_groups=keep") as run:
+        train_all(run)
+        prompts = run.rollouts.prompts_of(7)[:2]
+        groups = dict(run.rollouts.sampler.sample(prompts, Sampling(2, 1.0, 24, 0)))
+        model = run.updater.policy.model
+        for answer in (one for group in groups.values() for one in group):
+            assert [turn.role for turn in answer.turns] == ["environment", "model"] * 2
+            [segment] = answer.segments
+            assert sum(segment.written) > 2
+            assert worst_difference(model, segment) < 1e-4
+    assert largest(tmp_path / "run", "sampler_difference/max") < 1e-4
 
 
 def test_greedy_tokens_are_those_of_generate(run):
