@@ -171,14 +171,6 @@ def test_the_time_on_a_card_lies_between_bounds(capsys):
     assert f"time: about {found['about']:.1f} h (between {least:.0f} and {most:.1f}) for 100 steps on RTX 4060\n" in out
 
 
-def test_a_long_run_has_a_shorter_one_beside_it(capsys):
-    asked = ("--preset", "8gb", "--card", "RTX 4060", "run.epochs=3")
-    time = planned(capsys, *asked)["time"]
-    steps = int(re.search(r"\n  run.steps=(\d+) would take", octet_plan(capsys, *asked)[1])[1])
-    assert time["steps"] == round(3 * 7473 / 8)
-    assert 3.6 < planned(capsys, *asked[:-1], f"run.steps={steps}")["time"]["about"] < 4.4
-
-
 GSM8K = ["--preset", "8gb", "--card", "H100", "run.epochs=2"]
 LINES = ["task.name=records", "task.question=q", "task.answer=a", "task.holdout=0.2"]
 

@@ -96,6 +96,8 @@ def test_nothing_speaks_of_right_answers(job, capsys, monkeypatch):
     said_by(capsys, "report", "demo")
     page = re.sub(r"<(style|pre|code|svg).*?</\1>", "", (folder / "report.html").read_text(), flags=re.DOTALL)
     page = page.partition(">Settings<")[0]
+    lowest = re.findall(r"<td>(0|1)</td>", page[page.index("Lowest rewards") : page.index("<h2>Curves")])
+    assert lowest == sorted(lowest) != []
     pages = {"said": said.partition("next\n")[0], "report": page, "eval.md": (folder / "eval.md").read_text()}
     for command in (("watch", "--once", "demo"), ("compare", "demo", "demo"), ("push", "demo", "--to", "me/demo")):
         status, pages[command[0]], err = said_by(capsys, *command)

@@ -111,8 +111,8 @@ def test_repeated_keys_give_the_same_values_and_gradients(monkeypatch):
 )
 def test_layers_and_output_see_every_token_once(kind, layer):
     module, seen = LogProbs(tiny(kind), 1.0), []
-    for layer in (module.model.model.layers[0].get_submodule(layer), module.output):
-        layer.register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0].numel() // 32))
+    for part in (module.model.model.layers[0].get_submodule(layer), module.output):
+        part.register_forward_hook(lambda _, inputs, output: seen.append(inputs[0].numel() // 32))
     module(to_tensors(ROWS, pad_token=0))
     prompts = [5, 6, 7, 8, 9, 60]
     answers = [20, 21, 22, 23, 30, 40, 41, 50]  # a last token is no input, but 22 is the last of one answer only

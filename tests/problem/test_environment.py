@@ -342,29 +342,6 @@ def test_an_environment_of_verifiers(returns_state):
     assert asyncio.run(environment.step("42")) == ("", True, 1.0)
 
 
-def test_the_verifiers_that_is_installed_counts_the_turns_of_an_answer():
-    """Version 0.1.14, for one; 0.4 has other classes."""
-    vf, datasets = pytest.importorskip("verifiers"), pytest.importorskip("datasets")
-    if not hasattr(vf, "MultiTurnEnv"):
-        pytest.skip("this verifiers has no MultiTurnEnv")
-
-    class Doubting(vf.MultiTurnEnv):
-        async def env_response(self, messages, state, **kwargs):
-            return [{"role": "user", "content": "Sure?"}]
-
-    def right(completion, answer, **kwargs):
-        return float(completion[-1]["content"] == answer)
-
-    asked = datasets.Dataset.from_list([{"question": PROBLEM.question, "answer": PROBLEM.gold}])
-    environment = Verifiers(Doubting(dataset=asked, rubric=vf.Rubric(funcs=[right]), max_turns=2))
-
-    async def talk():
-        await environment.reset(PROBLEM)
-        return [await environment.step("41"), await environment.step("42")]
-
-    assert asyncio.run(talk()) == [("Sure?", False, 0.0), ("", True, 1.0)]
-
-
 TRL = """
 class Counter:
     def reset(self, start, prompt, **columns):

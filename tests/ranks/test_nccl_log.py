@@ -31,7 +31,7 @@ def write(*lines: str) -> Path:
 
 def test_its_last_words_are_shown_with_the_warnings_first(log, tmp_path):
     log.start()
-    assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"]) == ("INFO", NCCL_PARTS)
+    assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"], log.excerpt()) == ("INFO", NCCL_PARTS, "")
     infos = [f"{INFO} {number}" for number in range(20)]
     file = write(*infos[:10], WARN, *infos[10:])
     head, *shown = log.excerpt().splitlines()
@@ -72,8 +72,3 @@ def test_parts_that_somebody_has_chosen_stay(log, monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG_SUBSYS", "ALL")
     log.start()
     assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"]) == ("INFO", "ALL")
-
-
-def test_when_it_has_said_nothing_nothing_is_shown(log):
-    log.start()
-    assert log.excerpt() == ""

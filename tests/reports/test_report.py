@@ -105,29 +105,6 @@ def test_a_wrong_answer_is_shown_as_it_was_read(copied, paid, strict, lenient, s
     assert cells[cells.index("9") - 1] == said
 
 
-def test_a_run_without_gold_answers_opens_with_its_reward(copied):
-    folder = copied("paid")
-    configure(folder, task__answer="none", task__name="records", task__path="mine.csv")
-    configure(folder, reward__custom=["mine.py:brief"], reward__weights={"correct": 0.0, "brief": 1.0})
-    found = json.loads((folder / "eval.json").read_text())
-    for value, one in enumerate(found["evaluations"]):
-        one |= {"reward": 0.25 + value / 2, "interval": [0.2, 0.3], "deviation": 0.1}
-    for one in found["comparisons"]:
-        one |= {"difference": 0.5, "interval": [0.4, 0.6]}
-    (folder / "eval.json").write_text(json.dumps(found))
-    answers = [
-        one | {"reward": place / 100} | dict.fromkeys(("strict", "correct_strict"))
-        for place, one in enumerate(reversed(lines_of(folder / "eval_answers.jsonl")))
-    ]
-    write_lines(folder / "eval_answers.jsonl", answers)
-    seen = page_of(folder)
-    assert "0.250 → 0.750" in seen.within("p")
-    assert "Lowest rewards" in seen.within("h2")
-    assert not any("wrong" in title.lower() for title in seen.within("h2"))
-    rewards = [text for text in seen.within("td") if re.fullmatch(r"0\.\d\d?|0", text)]
-    assert rewards[:MOST_WRONG] == sorted(rewards[:MOST_WRONG], key=float)
-
-
 def test_what_a_model_wrote_is_text_on_the_page(finished, hostile):
     text = report([read_run(hostile)])
     seen = Seen(text)

@@ -176,7 +176,8 @@ def first_tokens(groups) -> set[int]:
     return {one.tokens[0] for group in groups.values() for one in group}
 
 
-def test_groups_are_whole_and_of_the_version_of_the_moment(sampler, policy):
+def test_groups_are_whole_and_of_the_version_of_the_moment(sampler, policy, double):
+    """And the base has its own name."""
     for policy.version in (0, 1, 5):
         groups = sample(sampler)
         assert sorted(groups) == [0, 1, 2, 3]
@@ -185,6 +186,9 @@ def test_groups_are_whole_and_of_the_version_of_the_moment(sampler, policy):
         assert {one.version for group in groups.values() for one in group} == {policy.version}
     one = groups[2][0]
     assert (one.tokens, one.logprobs, one.truncated) == ((105, 26, STOP), (-0.5, -0.25, -1.0), False)
+    policy.version = None
+    assert {one.version for group in sample(sampler).values() for one in group} == {None}
+    assert {body["model"] for body in double.asked[-4:]} == {"base"}
 
 
 def test_nothing_that_bends_the_distribution_is_left_to_the_server(sampler, double):
@@ -207,13 +211,6 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string(double, make
     assert {(one.text, one.truncated) for one in answers} == {("66 77 88", False)}
     assert double.asked[-1]["stop"] == ["77 88", "99"]
     assert double.asked[-1]["include_stop_str_in_output"]
-
-
-def test_the_base_is_asked_for_by_its_own_name(sampler, policy, double):
-    sample(sampler)
-    policy.version = None
-    assert {one.version for group in sample(sampler).values() for one in group} == {None}
-    assert {body["model"] for body in double.asked[-4:]} == {"base"}
 
 
 def test_a_name_and_a_path_never_come_again(policy, double, make_sampler, tmp_path):
