@@ -181,13 +181,6 @@ def test_any_model_on_any_task(foreign_model, gsm8k_folder, tmp_path, monkeypatc
     assert json.loads((tmp_path / "eval-tiny-gpt2/eval.json").read_text())["comparisons"] == []
 
 
-def test_an_adapter_of_another_model_is_refused(run_folder, foreign_model, tmp_path, capsys):
-    named = ("--model", foreign_model, "--adapter", run_folder / "adapter")
-    status, _, error = said_by(capsys, "eval", *named, "--problems", 2, "--out", tmp_path / "o")
-    assert status == 2
-    assert f"--adapter {run_folder / 'adapter'}: it was trained over nano, not over model.name={foreign_model}" in error
-
-
 def test_an_adapter_of_other_layers_is_refused_before_the_evaluation(run_folder, foreign_model, tmp_path, capsys):
     shutil.copytree(run_folder / "adapter", tmp_path / "adapter")
     described = tmp_path / "adapter/adapter_config.json"

@@ -12,7 +12,6 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Model
 from trainer.errors import ConfigError, ModelError, TrainingError
 from trainer.loss.logprobs import LogProbs
-from trainer.machine import hardware
 from trainer.model.load import load_model
 from trainer.rollout.vllm.teacher import ServedTeacher
 
@@ -72,12 +71,6 @@ def test_a_teacher_that_counts_in_other_tokens_is_refused_by_name(connect, token
 
     with refuses("teacher.url", ModelError, names="model"):
         connect(tokenizer=SimpleNamespace(get_vocab=tokenizer.get_vocab, decode=decode))
-
-
-def test_a_server_that_is_not_there_is_named(tokenizer):
-    config = resolve("nano", None, [f"teacher.url=http://127.0.0.1:{hardware.free_port()}", *QUICK])
-    with pytest.raises(TrainingError, match=r"^teacher\.url=.*refused"):
-        ServedTeacher(config, tokenizer, 8, print)
 
 
 TOO_LARGE = [None, {"27": {"logprob": 3.0}}, {"34": {"logprob": 3.0}}]

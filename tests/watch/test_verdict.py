@@ -32,14 +32,6 @@ def test_the_verdict_of_an_evaluation(asked, kind, numbers):
     assert (verdict.kind, numbers in verdict.evidence) == (kind, True)
 
 
-def test_the_answers_that_are_paid_decide():
-    asked = evaluation(0, 0, 1.0, lenient={"gained": 40, "lost": 5, "p": 1e-7})
-    assert verdict_of(asked, [], STRICT).kind == NOT_LEARNED
-    verdict = verdict_of(asked, [], resolve("nano", None, ["reward.answer=lenient"]))
-    assert verdict.kind == LEARNED
-    assert verdict.evidence.startswith("60.0% -> 60.0% of 200 held-out problems, +17.5 points")
-
-
 def steps(rise: float, count: int = 60, right: float = 0.0) -> list[dict]:
     draw = random.Random(1)
     return [
