@@ -45,6 +45,8 @@ FOUND = {
     "best_of_call": f"`best_of_call` {SWAYED}",
     "steps": f"`steps` {RISES} a wrong answer with steps",
     "logarithm": f"`logarithm` {RISES} a wrong answer with steps",
+    "connectives": f"`connectives` {RISES} a wrong answer with steps",
+    "formulas": f"`formulas` {RISES} a wrong answer with steps",
     "equations": f"`equations` {RISES} a wrong answer with steps",
     "right_steps": f"`right_steps` {RISES} a right answer with steps 0, 25 and 50 times earns 1, 1.25 and 1.5",
     "generous": f"`generous` {KEEPS} 60% of what a right answer earns: a wrong answer, as it is",
