@@ -10,6 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import NANO
 from trainer.config.settings import Lora, Model
+from trainer.errors import CheckpointError
+from trainer.machine import manifest
 from trainer.model import lora, merge
 from trainer.model.load import load_model
 from trainer.watch.progress import Progress
@@ -67,6 +69,16 @@ def test_a_base_whose_files_name_its_layers_otherwise(kind, tmp_path):
     assert merge.stored_weights(Model(name=str(base)), adapter, None) is not None
     merge.write_merged(Model(name=str(base)), adapter, out, "fp32")
     assert_merged(base, adapter, out)
+
+
+def test_a_flipped_bit_of_a_merged_model_is_found(tmp_path):
+    adapter, out = save_adapter(NANO, ADAPTERS["lora"], tmp_path / "adapter"), tmp_path / "merged"
+    merge.write_merged(Model(), adapter, out, "fp32")
+    weights = bytearray((out / "model.safetensors").read_bytes())
+    weights[-3] ^= 1
+    (out / "model.safetensors").write_bytes(weights)
+    with pytest.raises(CheckpointError, match="is not what was saved"):
+        manifest.must_be_whole(out)
 
 
 def assert_merged(base, adapter, out):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from trainer.config.settings import Model
-from trainer.machine import disk
+from trainer.machine import disk, manifest
 from trainer.model import hub, lora
 from trainer.model.load import DTYPES, TEXT_PART, load_model, load_tokenizer, location, text_part
 
@@ -52,6 +52,7 @@ def write_merged(
     with disk.writing(out, "the merged model", remedy):
         disk.follow_umask(*out.glob("*.safetensors"))
         load_tokenizer(settings).save_pretrained(str(out))
+        manifest.seal(out)
 
 
 class Weights(Mapping[str, Tensor]):
