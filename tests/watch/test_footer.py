@@ -148,6 +148,14 @@ def test_after_ten_steps_the_time_that_is_left_is_right_within_a_fifth(clock, st
         assert when + seconds == pytest.approx(clock.now, abs=max(0.2 * (clock.now - when), 45.0))
 
 
+def test_steps_that_have_become_cheaper_are_soon_believed(clock):
+    left = TimeLeft(100, None, at_end=0)
+    for step in range(1, 26):
+        clock.now += 90.0 if step <= 15 else 60.0
+        seconds = left.after(step)
+    assert seconds == pytest.approx(75 * 60.0, rel=0.2)
+
+
 def test_the_tenth_step_says_when_a_long_run_ends(clock, capsys):
     metrics = {"time/rollout": 0.5, "length": 20.0, "accuracy/strict": 0.25}
     screen = Screen(100, left=TimeLeft(100, 50, at_end=2))

@@ -15,7 +15,7 @@ from trainer.machine.console import Console
 
 BAR = 20  # characters
 PATIENCE_S = 2.0  # of a task that may be done at once
-RECENT = 20  # steps whose mean predicts the next ones
+RECENT = 8  # steps whose mean predicts the next ones: updates get cheaper while groups die
 
 
 class Footer:
