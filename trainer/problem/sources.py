@@ -273,7 +273,8 @@ def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
     if path.is_dir():
         raise DataError(f"{setting}={name}", "it is a folder", f"Write task.data_dir={name}, with train.jsonl in it")
     if path.exists() and path.suffix not in READERS:
-        raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known")
+        remedy = "Save the table of a spreadsheet as CSV, and call a .tsv file .csv"
+        raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known", remedy)
     if path.suffix in READERS and not path.is_file():
         raise DataError(f"{setting}={name}", "there is no such file", f"Write {setting}=FILE{HERE}")
     if path.suffix in READERS:
