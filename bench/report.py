@@ -194,6 +194,7 @@ def claims() -> dict[str, list[str]]:
         "docs/evidence_trl.md": [*_against_trl()],
         "docs/evidence_small_model.md": [*_of_a_small_model()],
         "docs/evidence_learning.md": [*_of_studies("controls", "addition_cpu")],
+        "docs/small_model_learns.md": [*_of_generators()],
         "docs/evidence_settings.md": [*_of_studies("ablations", "losses")],
         "docs/evidence_intervals.md": [*_of_intervals()],
         "docs/evidence_scaling.md": [*_of_scaling()],
@@ -238,6 +239,14 @@ def _of_studies(*names: str) -> Iterator[str]:
             if one["against"] == "base" and one["arm"] == found["first"]:
                 low, gain, high = (100 * one[value] for value in ("low", "difference", "high"))
                 yield f"{gain:+.1f} points ({low:+.1f} to {high:+.1f})"
+
+
+def _of_generators() -> Iterator[str]:
+    for name in ("gym_products", "gym_word_order"):
+        arms = _read(f"studies/{name}")["arms"]
+        before, *after = ([f"{100 * one:.0f}" for one in arms[arm]["strict"]] for arm in arms)
+        yield " | ".join([f"{before[0]} %", *(f"{', '.join(seeds)} %" for seeds in after)])
+    yield from _of_studies("gym_products")
 
 
 def _of_intervals() -> Iterator[str]:
