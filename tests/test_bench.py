@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, launch
+from tests.ui.browser import found
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"]
 # What makes each script a matter of seconds. OUT stands for a file to write in place of the one in bench/results/,
@@ -25,6 +26,7 @@ SMOKE = {
     "hours": ["--steps=1", "--rounds=1", "--only", "256 wide", "--out=OUT"],
     "logprobs": ["--tokens=8", "--out=OUT"],
     "memory_cuda_host": ["--only", "tiny"],
+    "page_cost": ["--minutes=0.05", "--out=OUT"],
     "plan": ["--only", "small"],
     "report": ["--out=FOLDER"],
     "sandbox": ["--programs=4", "--repetitions=1", "--out=OUT"],
@@ -57,6 +59,8 @@ TIERS = {name: pytest.mark.cuda if name.endswith("cuda_host") else pytest.mark.s
 
 @pytest.mark.parametrize("script", [pytest.param(name, marks=tier) for name, tier in TIERS.items()])
 def test_a_script_runs(script, tmp_path):
+    if script == "page_cost":
+        found()  # skips without a browser
     record = json.dumps({"question": "What is 6 * 7?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"})
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(f"{record}\n")

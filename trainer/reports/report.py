@@ -1,6 +1,6 @@
 """A page about a run, or about several: one HTML file that loads nothing and runs no script."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -123,9 +123,9 @@ def _read(one: Mapping[str, Any], run: RunFiles) -> str:
     return "nothing" if one["lenient"] is None else f"{one['lenient']}, in another format"
 
 
-def figures(groups: Sequence[Group]) -> list[Html]:
-    """Return all charts, what matters most first."""
-    drawn = [chart for file in CHARTS for chart in charts_of(groups, file)]
+def figures(groups: Sequence[Group], files: Iterable[str] = CHARTS) -> list[Html]:
+    """Return all charts, what matters most first, or those of some files."""
+    drawn = [chart for file in files for chart in charts_of(groups, file)]
     return [tag("figure", svg(chart.marks(), WIDTH, HEIGHT, chart.title)) for chart in drawn]
 
 
@@ -215,8 +215,12 @@ def settings(run: RunFiles) -> Html:
     """Return the settings that differ from those of the nearest preset."""
     preset, changes = repeat.nearest_preset(run.settings)
     said = f"Compared with preset {preset}, the nearest one. All other settings are those of the preset."
-    rows = [[tag("code", one.key), shown(one.preset), shown(one.run)] for one in changes]
+    rows = of_changes(changes)
     return joined(tag("p", said, class_="soft"), table(["setting", "preset", "this run"], rows) if rows else "")
+
+
+def of_changes(changes: Sequence[repeat.Override]) -> list[list[object]]:
+    return [[tag("code", one.key), shown(one.preset), shown(one.run)] for one in changes]
 
 
 def shown(value: object) -> str:

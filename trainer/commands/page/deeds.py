@@ -206,8 +206,7 @@ def hang_up(chosen: Choices) -> Iterator[str]:
     yield tag("p", "The conversation has ended, and its memory is free.")
 
 
-OF_PREPARING, OF_A_RUN = (look, worth, doctor, plan, search, models), (train, resume, stop)
-OF_A_RESULT = (export, share, report, ask, hang_up)
 DEEDS: dict[str, Callable[[Choices], Iterator[str]]] = {
-    deed.__name__: deed for deed in (*OF_PREPARING, *OF_A_RUN, *OF_A_RESULT)
+    deed.__name__: deed
+    for deed in (look, worth, doctor, plan, search, models, train, resume, stop, export, share, report, ask, hang_up)
 }

@@ -109,7 +109,7 @@ async function look() {
     [one.hidden, none.hidden] = [!known, known];
   }
   const seconds = Number(answer?.headers.get("X-Seconds") ?? 0);  // that the server has computed
-  next = setTimeout(look, document.hidden ? 10000 : Math.max(4000, 100000 * seconds));
+  next = setTimeout(look, document.hidden ? 10000 : Math.max(4000, 300000 * seconds));
 }
 
 form.addEventListener("submit", event => event.preventDefault());

@@ -21,7 +21,6 @@ from trainer.watch.alarms import alarms_of, lasting
 GB = 10**9
 VERDICTS = {"fits": "It fits", "tight": "It may not fit", "too large": "It does not fit"}
 ROW, NAMES, PEAKS, WIDE = 26, 80, 70, 620  # of the bars of memory
-MOST_CURVES = 4  # of a run that goes on
 RIGHT = {True: "right", False: "wrong"}
 WARNING, FAILED = r"(?m)^octet: (warning: .*)", r"\noctet: (?!stopped after)(.*)$"  # in what a run has printed
 PROPOSED = r"task\.(?:question|answer|on_bad_record)=\w+"  # by an error, as its remedy
@@ -64,16 +63,12 @@ def sheet(facts: Record) -> Iterator[Html]:
     data, counts = facts["data"], {"training": facts.get("train"), "held-out": facts["test"]}
     yield tag("p", ", ".join(f"{count:,} {what} questions" for what, count in counts.items() if count is not None), ".")
     yield from (tag("p", f"{note[:1].upper()}{note[1:]}.", class_="soft") for note in facts["notes"])
-    tables = {
-        ("answers", "number", "such as"): [
-            [kind, f"{one['count']:,}", "; ".join(one["such_as"])] for kind, one in data["answers"].items()
-        ],
-        ("left out", "the first of them"): [[f"{one['count']:,}", one["first"]] for one in data["left_out"]],
-        ("unlike the others", "answer", "are they right?"): [
-            [one["where"].rpartition("/")[2], one["gold"], one["kind"]] for one in data["odd"][: report.MOST_WRONG]
-        ],
-    }
-    yield from (table(head, rows) for head, rows in tables.items() if rows)
+    answers = [[kind, f"{one['count']:,}", "; ".join(one["such_as"])] for kind, one in data["answers"].items()]
+    left_out = [[f"{one['count']:,}", one["first"]] for one in data["left_out"]]
+    odd = [[one["where"].rpartition("/")[2], one["gold"], one["kind"]] for one in data["odd"][: report.MOST_WRONG]]
+    yield table(["answers", "number", "such as"], answers) if answers else Html()
+    yield table(["left out", "the first of them"], left_out) if left_out else Html()
+    yield table(["unlike the others", "answer", "are they right?"], odd) if odd else Html()
     problems = facts.get("problems", [])
     yield tag("h3", "What the model will see") if problems else Html()
     for number, one in enumerate(problems):
@@ -81,22 +76,17 @@ def sheet(facts: Record) -> Iterator[Html]:
         given = {"prompt": one["text"], "answer": one["gold"]}
         place = f"tried-{number}"
         tried = (asked, button("What is it worth?", "worth", place, **given), tag("div", id=place, aria_live="polite"))
-        known = tag(
-            "p", f"{one['id']}, {one['tokens']} tokens; the answer is ", tag("code", one["gold"] or "not given")
-        )
-        yield joined(known, tag("pre", one["text"]), tag("details", tag("summary", f"Try {one['id']}"), *tried))
+        known = f"{one['id']}, {one['tokens']} tokens; the answer is "
+        yield tag("p", known, tag("code", one["gold"] or "not given"))
+        yield joined(tag("pre", one["text"]), tag("details", tag("summary", f"Try {one['id']}"), *tried))
 
 
 def worth(scored: Record, weights: Mapping[str, float]) -> Html:
     def number(name: str) -> str:
         return "none" if scored.get(name) is None else f"{scored[name]:.3g}"
 
-    read = [
-        [f"read, {kind}", scored[kind], RIGHT[scored[f"correct_{kind}"]]]
-        if scored[kind] is not None
-        else [kind, "nothing", ""]
-        for kind in ("strict", "lenient")
-    ]
+    kinds = ("strict", "lenient")
+    read = [[f"read, {kind}", scored[kind] or "nothing", RIGHT[scored[f"correct_{kind}"]]] for kind in kinds]
     parts = [[name, number(name), f"x {weight:g}"] for name, weight in weights.items()]
     return table(["", "", ""], [*read, *parts, ["reward", tag("strong", number("reward")), ""]])
 
@@ -117,13 +107,16 @@ def plan(found: Record) -> Iterator[Html]:
     peak = f"{found['peak_bytes'] / GB:.1f} of {found['vram_bytes'] / GB:.1f} GB in {found['peak_phase']}"
     yield tag("p", tag("strong", fits), f": {peak}, most of it {found['dominant']}.")
     yield bars(found["phases"], found["peaks"], found["vram_bytes"])
-    time = found["time"]
-    hours = (
-        f"About {spoken(time['about'])[0]} for {time['steps']} steps {time['basis']}." if time and time["about"] else ""
-    )
-    yield tag("p", hours or "How long it takes is not known for this machine; name a card.")
+    if about := hours(found["time"]):
+        yield tag("p", f"About {about} for {found['time']['steps']} steps {found['time']['basis']}.")
+    else:
+        yield tag("p", "How long it takes is not known for this machine; name a card.")
     if proposal := found["proposal"]:
         yield tag("p", "Proposed: ", tag("code", " ".join(proposal)), " ", take("Take it", planned(found)))
+
+
+def hours(time: Record | None) -> str:
+    return spoken(time["about"])[0] if time and time["about"] else ""
 
 
 def planned(found: Record) -> list[str]:
@@ -156,19 +149,15 @@ def bars(phases: Mapping[str, Mapping[str, int]], peaks: Mapping[str, int], card
 
 
 def changed(preset: str, found: Sequence[Override]) -> Html:
-    rows = [[tag("code", one.key), report.shown(one.preset), report.shown(one.run)] for one in found]
-    if not rows:
-        return tag("p", f"Everything is as in the preset {preset}.", class_="soft")
-    return tag(
-        "details", tag("summary", f"Changed against {preset}: {len(rows)}"), table(["setting", preset, "now"], rows)
-    )
+    title = tag("summary", f"Changed against {preset}: {len(found) or 'nothing'}")
+    return tag("details", title, table(["setting", preset, "now"], report.of_changes(found)))
 
 
 def models(found: Sequence[Record]) -> Html:
-    rows: list[Sequence[object]] = []
-    for one in found:
-        hours = spoken(one["time"]["about"])[0] if one["time"] and one["time"]["about"] else "?"
-        rows.append([one["model"], f"{one['peak_bytes'] / GB:.1f}", hours, take("Take", planned(one))])
+    rows = [
+        [one["model"], f"{one['peak_bytes'] / GB:.1f}", hours(one["time"]) or "?", take("Take", planned(one))]
+        for one in found
+    ]
     return table(["model", "GB", "about", ""], rows, "numbers") if rows else tag("p", "Nothing fits.")
 
 
@@ -202,7 +191,6 @@ def of_runs(runs: Runs, rows: Sequence[Sequence[str]], selected: Sequence[str]) 
 
 def going(runs: Runs, run: RunFiles, name: str) -> Iterator[Html]:
     """Yield a run as it is: how far, what is wrong with it, its curves, and its last answers."""
-    drawn = report.figures(groups_of([run]))
     process, said, total = runs.process(name), runs.said(name), max(1, run.total_steps)
     yield tag("h3", name)
     yield tag("progress", value=min(run.steps, total), max=total, aria_label=f"Step {run.steps} of {total}")
@@ -214,10 +202,8 @@ def going(runs: Runs, run: RunFiles, name: str) -> Iterator[Html]:
         yield from (error(last) for last in re.findall(FAILED, said.strip()))
     yield from (tag("p", warning, class_="soft") for warning in re.findall(WARNING, said))
     yield from (tag("div", tag("p", alarm), class_="alarm") for alarm in lasting(run.history))
-    first, more = drawn[:MOST_CURVES], drawn[MOST_CURVES:]
-    yield tag("div", *first, class_="charts")
+    yield tag("div", *report.figures(groups_of([run]), ["curves"]), class_="charts")
     yield tag("div", *report.samples(run.last_samples(), run.measure), class_="pair")
-    yield tag("details", tag("summary", "More curves"), tag("div", *more, class_="charts")) if more else Html()
     yield tag("details", tag("summary", "What it has printed"), tag("pre", said)) if said else Html()
 
 
