@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -230,7 +230,7 @@ def _submit(script: Path, request: JobRequest) -> list[str]:
     for _ in range(request.chain):
         after = [f"--dependency=afterany:{jobs[-1]}"] if jobs else []
         try:
-            jobs.append(_sbatch(script, after, request))
+            jobs.append(_sbatch(script, after))
         except ClusterError as error:
             if not jobs:
                 raise
@@ -241,9 +241,12 @@ def _submit(script: Path, request: JobRequest) -> list[str]:
     return jobs
 
 
-def _sbatch(script: Path, options: Sequence[str], request: JobRequest) -> str:
+def _sbatch(script: Path, options: Sequence[str]) -> str:
     try:
-        answer = _run(["sbatch", "--parsable", *options, str(script)], _without_options())
+        command = ["sbatch", "--parsable", *options, str(script)]
+        answer = subprocess.run(
+            command, env=_without_options(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except FileNotFoundError:
         remedy = "Log in to a Slurm cluster, or add --dry-run"
         raise ClusterError("sbatch", "there is none on this machine", remedy) from None
@@ -251,40 +254,9 @@ def _sbatch(script: Path, options: Sequence[str], request: JobRequest) -> str:
         remedy = f"Check with `squeue --me` whether the job is queued; if not, run sbatch {shlex.quote(str(script))}"
         raise ClusterError("sbatch", f"it does not answer ({error})", remedy) from None
     if answer.returncode:
-        raise ClusterError(_explain(answer.stderr, script.read_text(), request))
+        remedy = f"Change the options of octet slurm, or {site_file()}"
+        raise ClusterError(str(script), f"sbatch refuses it: {answer.stderr.strip()}", remedy)
     return answer.stdout.strip().partition(";")[0]
-
-
-def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-
-
-def _explain(complaint: str, script: str, request: JobRequest) -> str:
-    """Return an error message that says what sbatch complained about, and what the cluster has instead."""
-    lines = re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script, flags=re.MULTILINE)
-    chosen = {key: "".join(shlex.split(value)) for key, value in lines}
-    partition = chosen.get("partition", "")
-    if "invalid partition" in complaint:
-        return (
-            f"partition={partition}: there is no such partition. This cluster has {_sinfo('%R')}. "
-            f"Set SBATCH_PARTITION in {site_file()}."
-        )
-    if "node configuration is not available" in complaint or "Invalid generic resource" in complaint:
-        where = f" of partition {partition}" if partition else ""
-        has = _sinfo("%D x %G", *([f"--partition={partition}"] if partition else []))
-        return (
-            f"--nodes {request.range} --gpus {request.gpus}: no nodes{where} have that many; there are {has}. "
-            f"Request fewer, or set another SBATCH_PARTITION in {site_file()}."
-        )
-    return f"sbatch refuses {chosen.get('job-name', 'the job')}: {complaint.strip()}"
-
-
-def _sinfo(wanted: str, *options: str) -> str:
-    try:
-        answer = _run(["sinfo", "--noheader", f"--format={wanted}", *options])
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"unknown nodes and partitions, because sinfo failed ({error})"
-    return ", ".join(sorted(set(answer.stdout.split("\n")) - {""})) or "none that you may use"
 
 
 def _next_commands(jobs: Sequence[str], folder: Path, request: JobRequest) -> Iterator[str]:
