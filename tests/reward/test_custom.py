@@ -12,7 +12,7 @@ from tests.conftest import ROOT, refuses
 from tests.forks import forked
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
-from trainer.errors import ConfigError, RewardError
+from trainer.errors import RewardError
 from trainer.machine import user_code
 from trainer.problem.task import make_task
 from trainer.records import Prompt
@@ -329,39 +329,11 @@ def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch):
         assemble.build(Request(config, "nano", ""))
 
 
-HELPERS = {  # what a file imports, and the helpers in its folder and in that of another file
-    "a module": ("import levels", "levels.py", "levels.py"),
-    "inside a function": ("def f():\n    from levels import x", "levels.py", "levels.py"),
-    "a package": ("import levels", "levels/one.py", "levels.py"),
-    "in a list": ("import re, levels as own", "levels/__init__.py", "levels/__init__.py"),
-    "the other file": ("import rew_of_two", "rew_of_two.py", "rew_of_two.py"),
-}
-
-
-@pytest.mark.parametrize("name", HELPERS)
-@pytest.mark.parametrize("importer", ["m1", "m2"])
-def test_helpers_of_one_name_in_two_folders_are_refused(tmp_path, name, importer, monkeypatch):
-    statement, *helpers = HELPERS[name]
-    first, second = helped(tmp_path, monkeypatch, helpers)
-    (tmp_path / importer / "game.py").write_text(f"{statement}\ndef score(completions): return [1.0]\n")
-    user_code.load("reward.custom", first)
-    with pytest.raises(ConfigError, match=r"m1/\w+(\.py)? and .*m2/\w+(\.py)? have one name.* Rename one\."):
-        user_code.load("reward.custom", second)
-
-
-def test_files_of_one_name_that_import_no_namesake_are_both_loaded(tmp_path, monkeypatch):
-    functions = [user_code.load("reward.custom", one) for one in helped(tmp_path, monkeypatch, ["setup.py"] * 2)]
-    assert len({one.__module__ for one in functions}) == 2
-    assert [sys.modules[one.__module__].__file__ for one in functions] == [f"{tmp_path}/m{n}/game.py" for n in (1, 2)]
-
-
-def helped(folder, monkeypatch, helpers):
-    """Write two files of one name, each beside a helper, and return the settings that name them."""
+def test_files_of_one_name_are_both_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in {"levels", "rew_of_two", *filter(lambda name: name.startswith(user_code.MODULE), sys.modules)}:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    for name, helper in zip(("m1", "m2"), helpers, strict=True):
-        (folder / name / helper).parent.mkdir(parents=True)
-        (folder / name / helper).write_text("x = 1\n")
-        (folder / name / "game.py").write_text("def score(completions): return [1.0]\n")
-    return [f"{folder}/{name}/game.py:score" for name in ("m1", "m2")]
+    files = [tmp_path / folder / "game.py" for folder in ("m1", "m2")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("def score(completions): return [1.0]\n")
+    functions = [user_code.load("reward.custom", f"{file}:score") for file in files]
+    assert [sys.modules[one.__module__].__file__ for one in functions] == [*map(str, files)]

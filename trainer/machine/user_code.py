@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import io
 import os
-import re
 import resource
 import signal
 import sys
@@ -177,7 +176,6 @@ def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callab
     if path in of_runs - named:
         reason = "this code is in the folder of a run, which somebody else may have made"
         raise ConfigError(f"{key}={setting}", reason, f"Read it; the command runs it if it has {key}={setting}")
-    _refuse_namesakes(f"{key}={setting}", path.parent)
     spec = importlib.util.spec_from_file_location(f"{MODULE}{path.stem}_{zlib.crc32(os.fsencode(path)):08x}", path)
     assert spec is not None, "the settings require a .py file"
     assert spec.loader is not None, "a .py file has one"
@@ -191,24 +189,6 @@ def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callab
         there = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise kind(f"{key}={setting}: there is no function `{name}` in it. There are: {', '.join(there) or 'none'}.")
     return function
-
-
-def _refuse_namesakes(setting: str, folder: Path) -> None:
-    """Refuse a file that may import a module named as one beside an earlier file: Python would mix them up."""
-    loaded = [str(module.__file__) for name, module in sys.modules.items() if name.startswith(MODULE)]
-    here = _modules(folder)
-    for there in map(_modules, {Path(file).parent for file in loaded} - {folder}):
-        files = [file for file in (*here.values(), *there.values()) if here.keys() & there.keys() and file.is_file()]
-        text = "\n".join(file.read_text(errors="replace") for file in files if os.access(file, os.R_OK))
-        for name in here.keys() & there.keys():
-            if re.search(rf"\bfrom {name}\b|import.*\b{name}\b", text):
-                both = f"{there[name]} and {here[name]} have one name, and Python would import one of them for both"
-                raise ConfigError(setting, both, "Rename one")
-
-
-def _modules(folder: Path) -> dict[str, Path]:
-    packages = {file.parent.name: file.parent for file in folder.glob("*/*.py")}
-    return packages | {file.stem: file for file in folder.glob("*.py")}
 
 
 def call(what: str, path: Path, work: Callable[[], Any], kind: type[OctetError] = ConfigError) -> Any:
