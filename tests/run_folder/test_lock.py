@@ -170,30 +170,25 @@ def saved(failed):
     return failed
 
 
-def test_one_changed_digit_in_the_settings_is_named(saved, capsys):
+def test_the_settings_of_the_checkpoint_count(saved):
     path = saved / "config.yaml"
     path.write_text(path.read_text().replace("lr: 0.003", "lr: 0.001"))
     wrong, right = (resolve("nano", None, [f"run.dir={saved}", f"algorithm.lr={lr}"]) for lr in (0.001, 0.003))
-    named = "algorithm.lr: 0.001 in config.yaml, 0.003 in the checkpoint"
-    with refuses("run.dir", names=named):
+    with refuses("run.dir", names="algorithm.lr: 0.003"):
         lock.claim(Request(wrong, "nano", ""))
-    with pytest.raises(ConfigError, match=r"algorithm\.lr: 0\.003"):
-        lock.claim(asked(saved, "algorithm.lr=0.002"))
     lock.claim(Request(right, "nano", ""))
-    assert named in capsys.readouterr().err
     state = saved / "checkpoints/step_000002/state.json"
     state.write_text(state.read_text().replace("0.003", "0.007"))  # one that is damaged says nothing
     assert previous_run.settings_of(saved).algorithm.lr == 0.001
 
 
 @pytest.mark.parametrize("take", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:40])])
-def test_without_its_settings_a_run_is_compared_with_its_checkpoint(saved, capsys, take):
+def test_without_its_settings_a_run_is_compared_with_its_checkpoint(saved, take):
     take(saved / "config.yaml")
     with pytest.raises(ConfigError, match=r"algorithm\.lr=0\.5 \(it has 0\.003\)|cannot be read"):
         lock.claim(asked(saved, "algorithm.lr=0.5"))
     if not (saved / "config.yaml").exists():
         lock.claim(asked(saved, "algorithm.lr=0.003"))
-        assert "config.yaml is not as the run left it: there is none" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- what is in the way

@@ -46,8 +46,6 @@ def claim(request: Request) -> Path:
         previous_run.refuse_to_lengthen(folder, request.config)
     if distributed.is_main():
         _lock(folder)
-        if edited := previous_run.edited(folder):
-            print(f"octet: warning: {folder}/config.yaml is not as the run left it: {edited}", file=sys.stderr)
         if others := previous_run.meaning(previous_run.changes(folder, request.config)):
             said = "\n".join([f"octet: run.dir={folder}: it goes on with other settings:", *others])
             print(said, file=sys.stderr if request.json else sys.stdout, flush=True)

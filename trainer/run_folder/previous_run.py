@@ -113,9 +113,8 @@ def refuse_other_settings(folder: Path, config: Config) -> None:
     """Raise ConfigError if the folder holds a run with other settings on which its steps depend."""
     found = changes(folder, config)
     if refused := [one for one in found if one.is_refused]:
-        others, wrong = meaning(found), edited(folder)
+        others = meaning(found)
         beside = "\n".join(["\nThe other changes would be possible:", *others] if others else [])
-        beside += f"\nIts config.yaml is not as the run left it: {wrong}." if wrong else ""
         back = ", ".join(visible(f"{one.key}: {written(one.before)}") for one in refused)
         reason = f"it holds a run with other settings: {', '.join(map(str, refused))}. Its steps depend on them"
         raise ConfigError(f"run.dir={folder}", reason, f"Go back to {back}, or choose another folder.{beside}")
@@ -129,16 +128,6 @@ def refuse_to_lengthen(folder: Path, config: Config) -> None:
         reason = f"its run has ended, and its result would be replaced: {', '.join(map(str, longer))}"
         remedy = f"Write --resume {folder} {settings} to go on with it, or choose another folder"
         raise ConfigError(f"run.dir={folder}", reason, remedy)
-
-
-def edited(folder: Path) -> str:
-    """Return what config.yaml has not as the newest checkpoint has it, of the settings that a run keeps; else ""."""
-    if (saved := saved_settings(folder)) is None:
-        return ""
-    if (written := written_settings(folder)) is None:
-        return "there is none"
-    changed = [one for one in between(folder, saved, written) if one.is_refused]
-    return visible(", ".join(f"{one.key}: {one.now} in config.yaml, {one.before} in the checkpoint" for one in changed))
 
 
 def settings_of(folder: Path) -> Config | None:
