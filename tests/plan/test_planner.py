@@ -22,7 +22,7 @@ from trainer.config.settings import Lora
 from trainer.errors import ConfigError, ModelError
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
-from trainer.model import families, known_shapes, lora, shapes
+from trainer.model import families, lora, shapes
 from trainer.plan import memory_check, planner, search
 from trainer.plan.hours import on_card
 from trainer.plan.planner import GB
@@ -41,22 +41,6 @@ def dense(family: str, layers: int) -> dict:
     return own if family == "granitemoehybrid" else {}
 
 
-def settings_of(shape: shapes.Shape) -> dict:
-    """A config.json of this shape."""
-    return {
-        "model_type": shape.family.model_type,
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_size,
-        "intermediate_size": shape.intermediate,
-        "vocab_size": shape.vocabulary,
-        "tie_word_embeddings": shape.tied,
-        "max_position_embeddings": shape.context,
-    }
-
-
 def without_weights(settings: dict, dtype: torch.dtype = torch.bfloat16):
     with init_empty_weights(include_buffers=True):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=dtype)
@@ -66,17 +50,9 @@ def bytes_of(tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-@pytest.mark.parametrize("name", shapes.SHIPPED)
-def test_a_shipped_shape_has_the_parameters_that_transformers_makes(name):
-    shape = shapes.SHIPPED[name]
-    model = without_weights(settings_of(shape))
-    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert shapes.from_config(name, settings_of(shape)) == shape
-
-
-@pytest.mark.parametrize("name", known_shapes.CONFIGS)
+@pytest.mark.parametrize("name", shapes.KNOWN)
 def test_a_shipped_configuration_has_the_parameters_that_transformers_makes(name):
-    model = without_weights(known_shapes.CONFIGS[name])
+    model = without_weights(shapes.KNOWN[name])
     assert shapes.known_shape(name).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -220,7 +196,7 @@ def test_every_family_of_the_table_is_decoded_and_exported_in_a_test():
     assert {kind for kind, _ in EXPORTED.values()} == {row.model_type for row in families.ROWS if row.arch}
 
 
-WHOLE = settings_of(shapes.SHIPPED["Qwen/Qwen2.5-0.5B"])
+WHOLE = shapes.KNOWN["Qwen/Qwen2.5-0.5B"]
 
 
 def test_a_snapshot_of_another_revision_is_not_taken(tmp_path, monkeypatch):
@@ -251,7 +227,7 @@ def planner_of(name: str, *overrides: str, vram: int = 100 * GB, world: int = 1)
 def test_weights_and_adapter_to_the_byte(name, settings):
     overrides = [f"lora.{key}={json.dumps(value)}" for key, value in settings.model_dump(mode="json").items()]
     planned = planner_of(name, *overrides)
-    model = without_weights(settings_of(planned.shape))
+    model = without_weights(shapes.KNOWN[name])
     assert planned.weights == bytes_of(model.parameters())
     with init_empty_weights():
         adapted = lora.add_adapter(model, settings)
@@ -260,7 +236,7 @@ def test_weights_and_adapter_to_the_byte(name, settings):
 
 def test_the_cache_to_the_byte():
     planned = planner_of("Qwen/Qwen2.5-1.5B", "prompt.max_tokens=100", "rollout.max_new_tokens=60")
-    shape, config = planned.shape, AutoConfig.for_model(**settings_of(planned.shape))
+    shape, config = planned.shape, AutoConfig.for_model(**shapes.KNOWN["Qwen/Qwen2.5-1.5B"])
     from trainer.rollout.decoder.layers.passes import Cache, Keys
 
     kept = [[Keys(2 * shape.kv_heads, shape.head_size)]] * shape.layers
@@ -579,7 +555,7 @@ def test_ranks_are_counted_as_the_launcher_has_said(monkeypatch):
 
 
 def test_a_model_that_only_the_hub_describes_is_refused_before_its_download(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text(json.dumps(settings_of(shapes.SHIPPED["Qwen/Qwen2.5-14B"])))
+    (tmp_path / "config.json").write_text(json.dumps(shapes.KNOWN["Qwen/Qwen2.5-14B"]))
     with serving({"models/some/body": tmp_path}) as hub:
         use_hub(monkeypatch, hub.url, tmp_path)
         with pytest.raises(ConfigError, match="some/body: even one answer at a time takes 32"):

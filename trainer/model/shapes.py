@@ -15,7 +15,6 @@ from trainer.config.settings import Model
 from trainer.errors import ModelError
 from trainer.model import hub
 from trainer.model.families import BY_TYPE, MIXERS, Family
-from trainer.model.known_shapes import CONFIGS, TABLE
 
 CHUNK_BYTES = 64 * 2**20  # of fp32 logits that loss/ computes at once; about three such tensors are alive
 
@@ -165,12 +164,9 @@ class Shape:
         return self.parameters - sum(one.count * (one.experts - one.chosen) * one.expert for one in self.blocks)
 
 
-def _shipped(model_type: str, *numbers: Any) -> Shape:
-    family = BY_TYPE[model_type]
-    return replace(Shape(family, *numbers), qkv_bias=family.has_biases, windowed=family.windows == "some layers")
-
-
-SHIPPED = {name: _shipped(*numbers) for name, numbers in TABLE.items()}
+# What decides about bytes in the config.json of common models. Each was compared with the size that its makers publish,
+# where they do (`tests/plan/test_planner.py`).
+KNOWN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("known_shapes.json").read_bytes())
 NUMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 ENDINGS = ("-instruct", "-it", "-pt", "-base")  # variants that share their base's shape
@@ -209,9 +205,7 @@ def known_shape(name: str, revision: str | None = None) -> Shape | None:
     plain = name.lower().replace("qwen2.5-coder-", "qwen2.5-")  # of the same shapes
     for ending in ENDINGS:
         plain = plain.removesuffix(ending)
-    if shipped := {known.lower(): shape for known, shape in SHIPPED.items()}.get(plain):
-        return shipped
-    if config := {known.lower(): config for known, config in CONFIGS.items()}.get(plain):
+    if config := {known.lower(): config for known, config in KNOWN.items()}.get(plain):
         return from_config(name, config)
     cached = hub.snapshot(Model(name=name, revision=revision))
     return from_config(name, hub.read_json(f"model.name={name}", cached / "config.json")) if cached else None

@@ -28,9 +28,11 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import combinations_with_replacement, pairwise
 from math import ceil, floor
+from pathlib import Path
 
 from trainer.answers.arithmetic import UNCALCULATED, worth
 from trainer.answers.words import SPOKEN
+from trainer.config.read_yaml import read_yaml
 from trainer.errors import DataError
 from trainer.problem.published import Gsm8kTask
 from trainer.problem.sources import Record
@@ -138,50 +140,7 @@ _MEANT = re.compile(  # what stands behind a number that is more than a number
     r"floors|weekdays)\b))",
     re.IGNORECASE,
 )
-_CALENDAR = {  # a number before such a word has a limit, if one of the other words is there
-    "day": "week|weekly|month|monthly|year|school|days",
-    "hour": "day|days|daily|night|nightly|everyday|today|week|weekday|weekend|morning|afternoon|evening",
-    "minute": "hour|hours|hourly",
-    "second": "minute|minutes",
-    "week": "month|months|year|years|semester|summer",
-    "month": "year|years|yearly|annual|annually",
-    "inche": "foot|feet|yard|yards",
-}
-_IMPLIED = {  # what words may mean without saying it; a plural counts as well
-    "2": "twice double pair couple both second twin parent other weekend bike bicycle shoe sock glove eye ear arm hand",
-    "1/2 3/2 2": "half halve halfway",
-    "3": "thrice triple third triplet tricycle triangle",
-    "4": "quadruple fourth season",
-    "7": "seventh weekend",
-    "8": "eighth octopus spider",
-    "12": "dozen",
-    "2 4": "square rectangle rectangular perimeter side wall",
-    "2 4 6 8": "leg paw wheel tire hoove car",
-    "2 4 8 16 128": "gallon quart pint cup",
-    "3 12 144": "foot feet inch inche ft",
-    "3 36": "yard",
-    "4 15 25 1/4 3/4": "quarter quarterly",
-    "5": "fifth",
-    "5 7": "weekday workday school",
-    "5 10 20": "finger toe",
-    "5 10 25 100": "cent penny pennie nickel dime coin",
-    "6": "sixth",
-    "9": "ninth",
-    "10": "tenth decade",
-    "10 100 1000": "km kilometer meter cm centimeter mm millimeter",
-    "16": "pound ounce lb oz",
-    "24 30 60 3600": "hour hourly minute second mph",
-    "32 100 212": "degree temperature freeze boil",
-    "52": "deck",
-    "4 5 7 52": "week weekly",
-    "4 12 28 30 31 52": "month monthly",
-    "2 4 12 52 365": "year annual annually yearly birthday",
-    "5 7 24 30 365": "day daily everyday today",
-    "100": "century percent",
-    "1000": "kg kilo kilogram gram liter litre ml milliliter",
-    "2000": "ton",
-    "5280": "mile",
-}
+_WORDS = read_yaml(Path(__file__).with_suffix(".yaml").read_bytes())
 _DEPENDENT = re.compile(
     r"\b(?:hundred|thousand|million|billion|ratio|average|mean|remainder|prime|odd|digit)", re.IGNORECASE
 )
@@ -235,7 +194,7 @@ def _stays(question: str, found: re.Match[str]) -> bool:
     if re.fullmatch(r"(?:1[5-9]|20)\d\d", found[0]) and not before.endswith("$"):
         return True  # a year
     counted = re.match(r"\s*(?:more |extra |full |straight |work |working |school |of )?([a-z]+)", behind)
-    limits = _CALENDAR.get(counted[1].removesuffix("s"), "") if counted else ""
+    limits = _WORDS["calendar"].get(counted[1].removesuffix("s"), "") if counted else ""
     return bool(limits and re.search(rf"\b(?:{limits})\b", question.lower()))
 
 
@@ -244,7 +203,7 @@ def _meant(question: str, solution: str) -> set[Fraction]:
     words = {*re.findall("[a-z]+", f"{question} {solution}".lower())}
     words |= {word.removesuffix("s") for word in words}
     found = {Fraction(1), *(Fraction(value) for word, value in SPOKEN.items() if word in words)}
-    implied = " ".join(values for values, named in _IMPLIED.items() if words & {*named.split()})
+    implied = " ".join(values for values, named in _WORDS["implied"].items() if words & {*named.split()})
     found |= {Fraction(value) for value in implied.split()}
     for percent in (_value(text) for text in re.findall(rf"({NUMBER.pattern})(?=%|\s*percent)", question)):
         of_hundred = {Fraction(100), percent, 100 - percent, 100 + percent}

@@ -1,6 +1,6 @@
 """The tasks that are made up here: word problems of one to three steps in GSM8K's own format, and sums.
 
-A template is a story and the calculation that solves it:
+A template of word_problems.txt is a story and the calculation that solves it:
 
     bags    {who} buys {a} bags of {b} {item} and gives {c} away. How many {item} are left?
             a * b = x; x - c = y
@@ -25,61 +25,13 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from operator import add, floordiv, mul, sub
+from pathlib import Path
 
 from trainer.config.settings import TaskSettings
 from trainer.problem.task import Task
 from trainer.records import Problem
 
-_TEMPLATES = """
-find    {who} has {m} {item} and finds {k} more. How many {item} does {who} have now?
-        m + k = x
-lose    {who} had {m} {item} and lost {n}. How many {item} are left?
-        m - n = x
-boxes   There are {a} boxes with {k} {item} in each box. How many {item} are there?
-        a * k = x
-share   {who} shares {m} {item} equally among {a} friends. How many {item} does each friend get?
-        m / a = x
-compare {who} has {m} {item} and {other} has {n}. How many more {item} does {who} have than {other}?
-        m - n = x
-bags    {who} buys {a} bags of {b} {item} and gives {c} away. How many {item} are left?
-        a * b = x; x - c = y
-market  {who} had {m} {item}, sold {n} and then bought {k} more. How many {item} does {who} have now?
-        m - n = x; x + k = y
-change  A toy costs {a} dollars. {who} buys {b} toys and pays with {m} dollars. How many dollars does {who} get back?
-        a * b = x; m - x = y
-more    {who} has {k} {item} and {other} has {a} more than {who}. How many {item} do they have together?
-        k + a = x; k + x = y
-fewer   {who} has {k} {item} and {other} has {a} fewer than {who}. How many {item} do they have together?
-        k - a = x; k + x = y
-times   {who} has {a} {item} and {other} has {b} times as many. How many {item} do they have together?
-        a * b = x; a + x = y
-teams   {who} puts {k} girls and {m} boys into {a} equal teams. How many children are in each team?
-        k + m = x; x / a = y
-book    A book has {m} pages. {who} reads {a} pages a day for {b} days. How many pages are left?
-        a * b = x; m - x = y
-savings {who} has {k} dollars and saves {a} dollars a week for {b} weeks. How many dollars does {who} have then?
-        a * b = x; k + x = y
-rest    {who} had {m} {item}, kept {a} and shared the rest equally among {b} friends. How many did each friend get?
-        m - a = x; x / b = y
-hall    {who} sets up {a} rows of {k} chairs. {m} chairs are taken. How many chairs are free?
-        a * k = x; x - m = y
-shop    {who} buys {a} pens for {b} dollars each and {c} books for {d} dollars each. How many dollars is that?
-        a * b = x; c * d = y; x + y = z
-garden  {who} plants {a} rows of {b} roses and {c} rows of {d} tulips. How many more roses than tulips are there?
-        a * b = x; c * d = y; x - y = z
-bus     A bus has {m} riders. First {a} get off, then {k} get on, then {b} get off. How many riders are left?
-        m - a = x; x + k = y; y - b = z
-wage    {who} works {a} hours a day for {b} days at {c} dollars an hour and spends {k} dollars. How much is left?
-        a * b = x; c * x = y; y - k = z
-bakery  {who} bakes {a} trays of {b} rolls, eats {c} and packs the rest in boxes of {d}. How many boxes is that?
-        a * b = x; x - c = y; y / d = z
-cards   {who} has {a} packs of {b} cards and {k} single cards, and loses {c} cards. How many cards are left?
-        a * b = x; x + k = y; y - c = z
-fair    {who} earns {m} dollars and {other} earns {n}. They spend {k} and halve the rest. How much does each get?
-        m + n = x; x - k = y; y / 2 = z
-legs    {who} has {k} hens with 2 legs and {a} cows with 4 legs each. How many legs do the animals have?
-        k * 2 = x; a * 4 = y; x + y = z
-"""
+_TEMPLATES = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 TEMPLATES = {name: texts for name, *texts in re.findall(r"^(\w+) +(.*)\n +(.*)$", _TEMPLATES, re.MULTILINE)}
 RANGES = {"a": (2, 9), "b": (2, 9), "c": (2, 9), "d": (2, 9), "k": (10, 30), "m": (20, 90), "n": (20, 90)}
 NAMES = ["Amy", "Ben", "Cara", "Dan", "Eva", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo", "Mia", "Noah"]
