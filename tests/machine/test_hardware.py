@@ -187,11 +187,8 @@ def test_memory_does_not_grow_under_wsl(allocator, monkeypatch):
     assert allocator() == []
 
 
-def test_memory_does_not_grow_where_vllm_may_sample_in_this_process(allocator, monkeypatch, tmp_path):
-    (tmp_path / "vllm.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert allocator("auto") == allocator("vllm_colocate") == []
-    assert allocator("decode") == ["expandable_segments:True"]
+def test_memory_does_not_grow_where_vllm_samples_in_this_process(allocator):
+    assert allocator("vllm_colocate") == []
 
 
 DRIVER = """

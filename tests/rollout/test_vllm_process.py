@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import is_running, refuses, until
-from tests.run_on_ranks import on_two_ranks
 from trainer.commands import eval as eval_command
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, TrainingError
@@ -330,39 +329,3 @@ def test_whoever_asks_about_a_served_adapter_does_not_need_its_server(tmp_path, 
     options = parser.parse_intermixed_args([f"--adapter={tmp_path / 'adapter'}", *given])
     rollout = eval_command.settings_for(options, eval_command.adapter_of(options)).rollout
     assert (rollout.engine, rollout.vllm.urls, rollout.ahead) == (engine, urls, 0)
-
-
-def test_auto_says_why_it_leaves_an_installed_vllm(tmp_path, monkeypatch):
-    said: list[str] = []
-    run = replace(outside(tmp_path), say=said.append)
-    monkeypatch.setattr(make, "find_spec", lambda name: None)
-    assert make.make_vllm_sampler(run) is None
-    assert said == []
-    monkeypatch.setattr(make, "find_spec", lambda name: name)
-    assert make.make_vllm_sampler(run) is None
-    assert said == ["rollout: sampling without the vLLM of this environment: there is no GPU"]
-
-
-AUTO = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from tests.rollout.test_vllm_process import *
-from trainer.ranks import distributed
-
-distributed.connect(60)
-make.find_spec = lambda name: name
-for mine in (sys.argv[2] if distributed.rank() else None, None):
-    make._why_not_colocated, said = lambda run: mine, []
-    print(make.why_auto_colocates(replace(outside(Path(sys.argv[1])), say=said.append)), said)
-distributed.disconnect()
-"""
-
-
-def test_a_rank_without_room_speaks_for_all(tmp_path):
-    """One that chose by itself would wait for the others for ever."""
-    why = "rollout: sampling without the vLLM of this environment: the card is full"
-    for said in on_two_ranks(AUTO, str(tmp_path), "the card is full"):
-        full, taken = said.splitlines()
-        assert full == f"None {[why]}"
-        assert taken.endswith("is installed, and the card has room for it []")

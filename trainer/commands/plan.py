@@ -143,7 +143,6 @@ def ask(options: Namespace) -> Question:
         elsewhere, ranks = True, options.nodes * local
     free, shape = hardware.free_ram(), shape_of(config.model.name, config.model.revision)
     placement = Placement(shape, config, ranks, round(vram * GB), inf if elsewhere else free, local)
-    placement = placement.with_chosen_engine()
     _refuse_what_a_run_refuses(placement)
     command = _command(options, preset, overrides)
     if options.nodes > 1:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from ctypes import CDLL, byref, c_int, c_size_t, c_ubyte, create_string_buffer
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from uuid import UUID
 
@@ -76,14 +75,13 @@ def prepare_cuda(engine: str = "auto") -> None:
     """Set what CUDA and torch read from the environment. Call it before torch is imported. CUDA numbers the cards as
     nvidia-smi does. On H100 and B200, torch would prefer cuDNN for attention, which builds a plan for each new length;
     that takes up to half a second, and nearly every batch has new lengths. torch's allocator extends its segments, so
-    that batches of many lengths leave no holes; not under WSL, which cannot, and not where vLLM may sample in this
+    that batches of many lengths leave no holes; not under WSL, which cannot, and not where vLLM samples in this
     process, because it could not free its memory while it sleeps."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     os.environ.setdefault("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", "0")  # it would need NVML, which a container may lack
     os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
-    with_vllm = engine in ("auto", "vllm_colocate") and find_spec("vllm") is not None
     is_set = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ)
-    if not (is_set or with_vllm or is_wsl()):
+    if not (is_set or engine == "vllm_colocate" or is_wsl()):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 

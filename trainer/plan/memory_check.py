@@ -60,8 +60,7 @@ def problem(config: Config, machine: hardware.Hardware, shape: Shape) -> str | N
 
 def _placement(config: Config, machine: hardware.Hardware, shape: Shape) -> Placement:
     world_size, local_size = hardware.ranks(machine)
-    placement = Placement(shape, config, world_size, int(machine.memory_gb * GB), hardware.free_ram(), local_size)
-    return placement.with_chosen_engine()
+    return Placement(shape, config, world_size, int(machine.memory_gb * GB), hardware.free_ram(), local_size)
 
 
 def no_layer_to_adapt(config: Config, shape: Shape) -> str | None:

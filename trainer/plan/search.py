@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property, reduce
-from importlib.util import find_spec
+from functools import reduce
 from typing import Any
 
 from trainer.config import ds_config
-from trainer.config.settings import SERVED_RANKS, Config, Model
+from trainer.config.settings import Config, Model
 from trainer.errors import ConfigError
 from trainer.model import hub
 from trainer.model.shapes import Shape, UnknownFamily, from_config, known_shape, shape_of
-from trainer.plan.planner import GB, Planner
+from trainer.plan.planner import Planner
 
 # What the search may change, in the order in which needless changes are taken back: activation offload
 # needs checkpointing, and optimizer offload needs 32-bit states.
@@ -37,35 +36,6 @@ class Placement(Planner):
     def fits(self, config: Config) -> bool:
         plan = replace(self, config=config).plan
         return plan.fits and plan.ram_peak <= self.ram
-
-    # the engine that samples
-
-    def with_chosen_engine(self) -> Placement:
-        """Return it with the engine that rollout.engine=auto stands for, as far as that is known without the model."""
-        rollout = self.config.rollout
-        if rollout.engine != "auto" or rollout.uses_servers or not find_spec("vllm") or self.why_no_vllm:
-            return self
-        return self.with_vllm
-
-    @property
-    def with_vllm(self) -> Placement:
-        return replace(self, config=changed(self.config, {"rollout.engine": "vllm_colocate"}))
-
-    @cached_property
-    def why_no_vllm(self) -> str | None:
-        """The reason why rollout.engine=auto does not use an installed vLLM; None where it does."""
-        lora, planned = self.config.lora, self.with_vllm.plan
-        if not lora.enabled or lora.dora or lora.served_rank > SERVED_RANKS[-1]:
-            return "it serves plain LoRA adapters only"
-        if unserved := lora.unserved_targets:
-            return f"it serves no adapter of {', '.join(unserved)}"
-        if self.config.model.quantize != "none":
-            return "the base is quantised, and would be held a second time as it came"
-        if not planned.fits:
-            return f"with it {planned.peak / GB:.1f} GB are planned ({planned.peak_phase}), of {self.vram / GB:.1f} GB"
-        if planned.ram_peak > self.ram:
-            return f"while it sleeps {planned.ram_peak / GB:.1f} GB of RAM are planned, of {self.ram / GB:.1f} GB free"
-        return None
 
     # the largest values that fit
 

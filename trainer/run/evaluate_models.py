@@ -31,7 +31,7 @@ from trainer.ranks import distributed
 from trainer.records import Draws, Prompt, Sampling
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler, StaticPolicy
-from trainer.rollout.make import make_vllm_sampler, may_colocate
+from trainer.rollout.make import make_vllm_sampler
 from trainer.run import assemble, sampler_check
 from trainer.run.data import prompter_of
 from trainer.watch.progress import Footer, Progress
@@ -52,7 +52,7 @@ def evaluate(
     """Evaluate the model of the configuration, and those that `models` has under `adapter` and `merged`. Under srun or
     torchrun the problems are split over the ranks."""
     start.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
-    joins = distributed.world_size() > 1 or may_colocate(config.rollout)
+    joins = distributed.world_size() > 1 or config.rollout.engine == "vllm_colocate"
     with assemble.process_group(config) if joins else nullcontext():
         evaluations = list(_evaluations(config, data, models, draws, out))
     if not distributed.is_main():

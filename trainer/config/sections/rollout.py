@@ -80,8 +80,8 @@ class Turns(Section):
 class Rollout(Section):
     engine: Literal["auto", "decode", "hf", "vllm_server", "vllm_colocate"] = "auto"
     """`decode` is Octet's own decoder, `hf` is model.generate, `vllm_server` uses servers, and `vllm_colocate` runs
-    vLLM in the trainer's process. `auto` uses servers if rollout.vllm names or starts some, else vLLM if it is
-    installed and fits on the GPU, else `decode`, else `hf`."""
+    vLLM in the trainer's process. `auto` uses servers if rollout.vllm names or starts some, else `decode`, else
+    `hf`."""
     vllm: Vllm = Vllm()
     """Settings of the two vLLM engines."""
     ahead: Literal[0, 1] = 0

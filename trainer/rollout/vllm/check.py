@@ -27,13 +27,9 @@ def installed() -> str | None:
     return None
 
 
-def _release(found: str) -> str:
-    return found.split("+", maxsplit=1)[0].split(".post", maxsplit=1)[0]
-
-
 def check_version(found: str, where: str, say: Say, tested: Sequence[str] = TESTED) -> None:
     """Raise if the version cannot work, and warn if it has not been tested."""
-    release = _release(found)
+    release = found.split("+", maxsplit=1)[0].split(".post", maxsplit=1)[0]
     numbers = [int(part) for part in release.split(".")[:2] if part.isdigit()]
     known = ", ".join(tested)
     if len(numbers) == 2 and tuple(numbers) < OLDEST:
@@ -42,17 +38,6 @@ def check_version(found: str, where: str, say: Say, tested: Sequence[str] = TEST
         raise ConfigError(where, reason, remedy)
     if release not in tested:
         say(f"rollout: vLLM {found} has not been tested (tested: {known}); its log-probs are compared below")
-
-
-def why_not_automatic() -> str | None:
-    """Return why `auto` should not start the vLLM of this environment in the trainer's process, or None."""
-    found = installed()
-    if found is None:
-        return f"it is not installed as {' or '.join(PACKAGES)}"
-    if _release(found) not in COLOCATED:
-        tried = ", ".join(COLOCATED)
-        return f"{found} has not been tried in this process ({tried} has). rollout.engine=vllm_colocate uses it"
-    return None
 
 
 def check_server(server: Server, lora: Lora, say: Say) -> None:
