@@ -2,30 +2,10 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 LATENCY = 1.1e-4  # seconds of a layer: an H100 decodes 256 tokens for 32 rows of 1.5 B parameters in 1.06 s
-# TFLOPS, GB a second, and GB of the smallest card of that name, and of a larger one. As their makers publish them: bf16
-# (V100, T4, RTX 20: fp16) with sums in fp32, without sparsity. A GeForce card with sums in fp32 does half of what it
-# does with sums in fp16, which is often the number quoted.
-TABLE = """
-RTX 2060 25.8 336 6/12, RTX 2060 Super 28.7 448 8, RTX 2070 29.9 448 8, RTX 2070 Super 36.2 448 8,
-RTX 2080 40.3 448 8, RTX 2080 Super 44.6 496 8, RTX 2080 Ti 53.8 616 11, RTX 3050 18.2 224 8, RTX 3060 25.5 360 12,
-RTX 3060 Ti 32.4 448 8, RTX 3070 40.6 448 8, RTX 3070 Ti 43.5 608 8, RTX 3080 59.5 760 10/12, RTX 3080 Ti 68.2 912 12,
-RTX 3090 71 936 24, RTX 3090 Ti 80 1008 24, RTX 4060 30.2 272 8, RTX 4060 Ti 44.1 288 8/16, RTX 4070 58.3 504 12,
-RTX 4070 Super 71 504 12, RTX 4070 Ti 80.2 504 12, RTX 4070 Ti Super 88.2 672 16, RTX 4080 97.5 717 16,
-RTX 4080 Super 104.4 736 16, RTX 4090 165.2 1008 24, RTX 4090 D 147.1 1008 24, RTX 5050 26.3 320 8,
-RTX 5060 38.4 448 8, RTX 5060 Ti 47.4 448 8/16, RTX 5070 61.7 672 12, RTX 5070 Ti 87.9 896 16, RTX 5080 112.6 960 16,
-RTX 5090 209.5 1792 32, RTX 3060 Laptop 26.2 336 6, RTX 3070 Laptop 33.2 448 8, RTX 3080 Laptop 42 448 8,
-RTX 4050 Laptop 24.3 192 6, RTX 4060 Laptop 29.1 256 8, RTX 4070 Laptop 40.1 256 8, RTX 4080 Laptop 67.7 432 12,
-RTX 4090 Laptop 79.4 576 16, RTX 5060 Laptop 33.2 384 8, RTX 5070 Laptop 43.3 384 8, RTX 5070 Ti Laptop 52.3 672 12,
-RTX 5080 Laptop 70.3 896 16, RTX 5090 Laptop 90.7 896 24, T4 65 320 16, V100 125 900 16/32, V100 PCIe 112 900 16/32,
-A2000 31.9 288 6/12, A4000 76.7 448 16, A4500 94.6 640 20, A5000 111.1 768 24, A6000 154.8 768 48,
-RTX PRO 6000 503.8 1792 96, RTX 4000 Ada 106.8 360 20, RTX 5000 Ada 261.2 576 32, RTX 6000 Ada 364.2 960 48,
-A10 125 600 24, A10G 70 600 24, A30 165 933 24, A40 149.7 696 48, L4 121 300 24, L40 181 864 48, L40S 362 864 48,
-A100 312 1555 40/80, A100 80GB PCIe 312 1935 80, H100 989 3350 80, H100 PCIe 756 2000 80, H100 NVL 835 3938 94,
-H800 989 3350 80, H200 989 4800 141, H200 NVL 835 4800 141, B200 2250 8000 180
-"""
 COMMON = {8: "RTX 4060", 12: "RTX 3060", 16: "RTX 5060 Ti", 24: "RTX 3090", 80: "H100"}  # by their GB
 OTHERS = {"TI", "SUPER", "LAPTOP", "ADA", "MAX", "D"}  # words in the name of another card
 SLICES = 7  # of a card in MIG mode
@@ -56,8 +36,9 @@ class Card(NamedTuple):
 
 
 def _rows() -> Iterator[tuple[str, Card]]:
-    for row in TABLE.replace("\n", " ").split(","):
-        name, teraflops, gigabytes, memory = row.strip().rsplit(" ", 3)
+    rows = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines()
+    for row in (row for row in rows if not row.startswith("#")):
+        name, teraflops, gigabytes, memory = row.rsplit(" ", 3)
         small, _, large = memory.partition("/")
         speed = Speed(float(teraflops) * 1e12, float(gigabytes) * 1e9, LATENCY)
         yield name, Card(name, speed, float(small), larger=f"{name} {large}GB" if large else "")

@@ -27,6 +27,7 @@ from typing import Any
 from trainer.answers import compare, find
 from trainer.answers.strip_thinking import THOUGHTS
 from trainer.config.nearest_name import did_you_mean
+from trainer.config.read_yaml import read_yaml
 from trainer.config.sections.task import SET_BY_OCTET
 from trainer.config.settings import PromptSettings
 from trainer.errors import ConfigError, DataError, ModelError
@@ -45,36 +46,11 @@ class Style:
     request: str
     answer: str | None = None
     raw: bool = False  # no chat template is applied
-    stops: tuple[str, ...] = ()  # strings at which an answer ends
+    stops: Sequence[str] = ()  # strings at which an answer ends
 
 
 STYLES: dict[str, Style] = {
-    "chat": Style("{question}"),
-    "gsm8k": Style(
-        "{question}\n\nWork it out step by step. "
-        "Then write the answer alone on a last line, after four hash marks, like this:\n#### 42",
-        "gsm8k",
-    ),
-    "boxed": Style("{question}\n\nWork it out step by step. Then write the answer within \\boxed{}.", "boxed"),
-    "tags": Style(
-        "{question}\n\nThink step by step. Then write the answer alone between <answer> and </answer>.", "tags"
-    ),
-    "letter": Style(
-        "{question}\n\nThink step by step. Then write the letter of the right choice on a last line, like this:\n"
-        "Answer: B",
-        "letter",
-    ),
-    "few_shot": Style("{question}"),
-    "r1_zero": Style(
-        "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. "
-        "The Assistant first thinks about the reasoning process in the mind and then provides the User with the "
-        "answer. The reasoning process is enclosed within <think> </think> and answer is enclosed within "
-        "<answer> </answer> tags, respectively, i.e., <think> reasoning process here </think> "
-        "<answer> answer here </answer>.\nUser: {question}\nAssistant: <think>",
-        "tags",
-        raw=True,
-        stops=("</answer>", "\nUser:"),
-    ),
+    name: Style(**fields) for name, fields in read_yaml(Path(__file__).with_name("styles.yaml").read_bytes()).items()
 }
 TODAY = date(2026, 1, 1)  # for all chat templates: prompts of tomorrow, of a run that goes on, are those of today
 TURN = "OCTET-TURN"  # stands for what the model wrote, where a template is asked what follows it
