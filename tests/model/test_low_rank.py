@@ -11,7 +11,6 @@ from trainer.model.low_rank import LowRank, use_own
 
 
 def gradients(model):
-    torch.manual_seed(1)  # of the dropout
     hidden = torch.randn(1, 6, model.config.hidden_size, generator=torch.Generator().manual_seed(2))
     output = model(inputs_embeds=hidden.requires_grad_()).logits
     output.square().mean().backward()
@@ -20,11 +19,10 @@ def gradients(model):
     return {"output": output.detach(), "hidden": hidden.grad, **found}
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("quantize", ["none", "nf4", "int8"])
-def test_results_and_gradients_are_those_of_peft(tiny_model, quantize, dropout):
+def test_results_and_gradients_are_those_of_peft(tiny_model, quantize):
     model = load_model(Model(name=str(tiny_model), quantize=quantize), "fp32", torch.device("cpu"))
-    model = lora.add_adapter(model, Lora(r=4, targets="all", dropout=dropout)).train()
+    model = lora.add_adapter(model, Lora(r=4, targets="all")).train()
     for name, value in model.named_parameters():
         if "lora_" in name:
             value.data = torch.randn(value.shape, generator=torch.Generator().manual_seed(3)).mul(0.1)

@@ -37,8 +37,6 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("model.activation_offload", lambda c: c.model.activation_offload and not c.model.gradient_checkpointing,
      "it moves what gradient checkpointing stores, and that is switched off",
      "Write model.gradient_checkpointing=true as well"),
-    ("lora.dropout", lambda c: c.lora.dropout,
-     "with dropout, the log-probs of step 1 differ from those of the sampler, so the ratio is wrong", "Write 0"),
     ("task.calls", lambda c: c.task.calls == "inline" and c.task.tools != ("calculator",),
      "it is for the calculator alone", "Write task.tools=[calculator]"),
     ("task.calls", lambda c: c.task.calls != "auto" and not c.task.tools,

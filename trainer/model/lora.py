@@ -47,7 +47,7 @@ def add_adapter(model: Any, settings: Lora) -> Any:
         found = (name for name, part in model.named_modules() if isinstance(part, linear) and part is not head)
         wanted = sorted(name for name in found if name.rpartition(".")[2] not in experts)
     shape = {"r": settings.r, "lora_alpha": settings.alpha, "use_rslora": settings.rslora, "use_dora": settings.dora}
-    options = peft.LoraConfig(target_modules=wanted, lora_dropout=settings.dropout, task_type="CAUSAL_LM", **shape)
+    options = peft.LoraConfig(target_modules=wanted, task_type="CAUSAL_LM", **shape)
     _refuse_unknown_targets(model, settings)
     try:
         with _without_tying_warnings():

@@ -20,8 +20,7 @@ def use_own(model: Any) -> None:
         is_linear = type(dict(layer.lora_A.items()).get(lora.ADAPTER)) is nn.Linear
         if is_linear and lora.ADAPTER not in layer.lora_variant and not layer.lora_bias[lora.ADAPTER]:
             layer.lora_variant[lora.ADAPTER] = LowRank()
-            has_dropout = not isinstance(layer.lora_dropout[lora.ADAPTER], nn.Identity)
-            if type(layer.base_layer) in (nn.Linear, Bf16Linear) and not has_dropout:
+            if type(layer.base_layer) in (nn.Linear, Bf16Linear):
                 layer.forward = MethodType(_forward, layer)
 
 
@@ -45,13 +44,12 @@ def _are_alike(x: Tensor, *weights: Tensor) -> bool:
 
 
 class LowRank(LoraVariant):
-    """What PEFT calls in place of its own forward pass: over layers of bitsandbytes, and with a dropout."""
+    """What PEFT calls in place of its own forward pass: over layers of bitsandbytes."""
 
     @staticmethod
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **options: Any) -> Tensor:
         factors = module.lora_A[active_adapter], module.lora_B[active_adapter]
-        scaling, x = module.scaling[active_adapter], module.lora_dropout[active_adapter](x)
-        weights = [factor.weight for factor in factors]
+        scaling, weights = module.scaling[active_adapter], [factor.weight for factor in factors]
         if x.dtype != result.dtype or not _are_alike(x, *weights):
             return result + factors[1](factors[0](x)) * scaling
         result = result.clone() if result._is_view() else result  # 8-bit layers return a view, which none may write to

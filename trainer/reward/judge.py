@@ -37,6 +37,7 @@ RUBRICS = Path(__file__).parent / "rubrics"
 LONGEST_BACKOFF_S = 60.0
 CHARACTERS_A_TOKEN = 4
 LARGEST_REPLY = 4 << 20  # bytes
+REPLY_TOKENS = 1024  # with its thinking; reward.judge.extra has another number
 SPENT = "the budget (reward.judge.max_requests, max_tokens) is spent"
 
 RULES = """\
@@ -131,7 +132,7 @@ class Judge:
             "model": self.settings.model,
             "messages": [system, {"role": "user", "content": user_message(reading)}],
             "temperature": 0,
-            "max_tokens": self.settings.reply_tokens,
+            "max_tokens": REPLY_TOKENS,
         }
         if self.settings.structured:
             body["response_format"] = self.rubric.response_format()

@@ -70,8 +70,6 @@ class Lora(Section):
     The model with this adapter is the base of the run and the reference of its KL."""
     plus_ratio: float = Field(1.0, gt=0.0)
     """LoRA+: the learning rate of the B matrices, as a multiple of algorithm.lr. Try 16, with a lower lr."""
-    dropout: float = Field(0.0, ge=0.0, lt=1.0)
-    """Must be 0: with dropout, the trained policy is not the policy that sampled."""
     targets: Annotated[Literal["attention", "all"] | tuple[str, ...], _named_here] = "all"
     """`all` linear layers (`all-linear` in PEFT), `attention` (q, k, v, o), or a list of module names."""
 

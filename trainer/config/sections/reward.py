@@ -30,8 +30,6 @@ class Judge(Section):
     """Environment variable with the API key; a local endpoint may need none."""
     structured: bool = True
     """Request grades with a JSON schema. `false` for an endpoint without `response_format`."""
-    reply_tokens: int = Field(1024, ge=1)
-    """Most tokens of the judge's reply, including its thinking."""
     concurrency: int = Field(8, ge=1, le=256)
     """Concurrent requests of each rank."""
     timeout_s: float = Field(60.0, gt=0.0)
@@ -47,7 +45,7 @@ class Judge(Section):
     cache: Path | None = RUNS / "judge-cache"
     """Folder with earlier grades, so that no answer is graded twice. `null`: no cache."""
     extra: dict[str, Any] = Field({})
-    """Merged into the body of each request, such as `{temperature: 1}`; `null` removes a key."""
+    """Merged into the body of each request, such as `{max_tokens: 2048}`; `null` removes a key."""
 
     @model_validator(mode="after")
     def _no_secret_in_the_settings(self) -> Judge:
