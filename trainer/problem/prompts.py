@@ -46,11 +46,12 @@ class Style:
     request: str
     answer: str | None = None
     raw: bool = False  # no chat template is applied
-    stops: Sequence[str] = ()  # strings at which an answer ends
+    stops: tuple[str, ...] = ()  # strings at which an answer ends
 
 
 STYLES: dict[str, Style] = {
-    name: Style(**fields) for name, fields in read_yaml(Path(__file__).with_name("styles.yaml").read_bytes()).items()
+    name: Style(**fields | {"stops": tuple(fields.get("stops", ()))})
+    for name, fields in read_yaml(Path(__file__).with_name("styles.yaml").read_bytes()).items()
 }
 TODAY = date(2026, 1, 1)  # for all chat templates: prompts of tomorrow, of a run that goes on, are those of today
 TURN = "OCTET-TURN"  # stands for what the model wrote, where a template is asked what follows it

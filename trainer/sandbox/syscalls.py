@@ -13,9 +13,8 @@ from pathlib import Path
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_*
 
-FOR_COMMANDS = (
-    "for commands"  # programs that start others, and compilers; what they may not change is mounted read-only
-)
+# Of programs that start others, and compilers. What they may not change is mounted read-only.
+FOR_COMMANDS = "for commands"
 CALLS: dict[str, dict[str, tuple[int, int | None]]] = json.loads(Path(__file__).with_suffix(".json").read_bytes())
 # Calls of which some arguments are allowed.
 CLONE, CLONE3, OPENAT, IOCTL, FCNTL = (56, 220), (435, 435), (257, 56), (16, 29), (72, 25)
