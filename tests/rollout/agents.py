@@ -131,6 +131,7 @@ REQUESTS = {
     "most": ({"messages": MESSAGES, "max_tokens": 0}, 400, "max_tokens"),
     "tools": ({"messages": MESSAGES, "tools": [{"function": {}}]}, 400, "tools"),
     "too long": ({"messages": [user("word " * 3000)]}, 400, "messages"),
+    "far too long": ({"messages": [user("a" * 3_000_000)]}, 400, "messages"),
     "large": (b"[" * 10_000_000, 413, None),
 }
 

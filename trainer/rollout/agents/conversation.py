@@ -28,6 +28,7 @@ Message = dict[str, Any]
 # What chat templates call the roles of OpenAI's messages.
 ROLES = {one: one for one in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
 CALLED = ("name", "arguments")
+LONGEST_TOKEN = 256  # characters: no vocabulary has a longer one
 
 
 class Refused(Exception):
@@ -116,14 +117,15 @@ class Conversation:
             if self.calls == self.limits.calls:
                 self.is_cut = True
                 raise Refused(f"the answer has rollout.turns.most={self.limits.calls} calls", 429, "too_many_calls")
+            characters = sum(len(one["content"]) for one in messages)
+            if characters > self.limits.context * LONGEST_TOKEN:  # which would take seconds to tokenize
+                raise self._too_long(f"{characters} characters")
             continued = self._continued(messages)
             told = self._told(messages, tools, continued)
             context = (*continued.tokens, *told) if continued else told
             room = min(self.limits.context - len(context), self.limits.new_tokens)
             if room < 1:
-                self.is_cut = True
-                reason = f"the conversation has {len(context)} tokens, and with an answer at most {self.limits.context}"
-                raise Refused(reason, code="context_length_exceeded", param="messages")
+                raise self._too_long(f"{len(context)} tokens")
             digest = zlib.crc32(repr(context).encode())
             name = f"{self.prompt.problem.id}/{digest:08x}/{self._asked[digest]}"
             self._asked[digest] += 1
@@ -175,6 +177,11 @@ class Conversation:
             for one in self.segments
         )
         return replace(whole.completion(self.is_cut), text=text, reward=reward, segments=segments)
+
+    def _too_long(self, size: str) -> Refused:
+        self.is_cut = True
+        reason = f"the conversation has {size}, and with an answer it may have {self.limits.context} tokens"
+        return Refused(reason, code="context_length_exceeded", param="messages")
 
     def _continued(self, messages: list[Message]) -> Exchange | None:
         """Return the longest exchange that the messages begin with, if there is more behind it."""
