@@ -87,13 +87,12 @@ class Comparison:
 
     def summary(self) -> dict[str, Any]:
         gained, lost, p, (value, *interval) = self.test
-        named = {"before": self.before.name, "after": self.after.name}
+        found: dict[str, Any] = {"before": self.before.name, "after": self.after.name, "gained": gained, "lost": lost}
+        found |= {"p": p, "sentence": self.sentence}
         if self.measure.is_reward:
-            moved = {"gained": gained, "lost": lost, "difference": value, "interval": interval}
-            return {**named, **moved, "p": p, "sentence": self.sentence}
+            return {**found, "difference": value, "interval": interval}
         in_any_form = zip(("gained", "lost", "p"), mcnemar(self.before.correct_lenient, self.after.correct_lenient))
-        strict = {"gained": gained, "lost": lost, "p": p, "sentence": self.sentence}
-        return {**named, **strict, "lenient": dict(in_any_form)}
+        return {**found, "lenient": dict(in_any_form)}
 
 
 def all_pairs(evaluations: Sequence[Evaluation]) -> list[Comparison]:

@@ -153,11 +153,8 @@ class Placement(Planner):
 
 
 def _halves(value: int, least: int) -> list[int]:
-    found = []
-    while value > least:
-        value = max(least, value // 2)
-        found.append(value)
-    return found
+    half = max(least, value // 2)
+    return [half, *_halves(half, least)] if value > least else []
 
 
 def value_of(config: Config, key: str) -> Any:
