@@ -119,14 +119,10 @@ def test_the_ranks_take_the_answers_of_nvidia_smi_from_the_launcher(nvidia_smi, 
         assert len((tmp_path / "calls").read_text().splitlines()) == calls
 
 
-def test_the_launcher_starts_one_process_for_each_card(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    two = Hardware(gpus=(card(0), card(1)), cores=4)
-    assert "--num_gpus=2" in train.command(two, [])
-
-
-def test_the_cards_that_a_user_has_chosen_are_kept(monkeypatch):
+def test_the_launcher_starts_one_process_for_each_card_and_keeps_those_that_a_user_has_chosen(monkeypatch):
     """deepspeed ignores CUDA_VISIBLE_DEVICES beside --num_gpus, and would take the first cards."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "--num_gpus=2" in train.command(Hardware(gpus=(card(0), card(1)), cores=4), [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
     command = train.command(Hardware(gpus=(card(1), card(2)), cores=4), ["run.steps=3"])
     assert "--include=localhost:1,2" in command

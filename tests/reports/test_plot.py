@@ -51,16 +51,6 @@ def test_runs_with_the_same_seed_are_curves_of_their_own(finished, copied, name)
     assert [group.name for group in groups_of([read_run(finished), read_run(again)])] == expected
 
 
-def test_a_name_has_as_many_of_the_settings_that_differ_as_fit(finished, copied):
-    other = copied("other")
-    configure(other, algorithm__lr=0.01, algorithm__clip_high=0.5, optim__warmup=3)
-    configure(other, rollout__temperature=0.5, rollout__group_size=4)
-    first, second = (group.name for group in groups_of([read_run(finished), read_run(other)]))
-    assert first.startswith("demo, rollout.")
-    assert first.endswith(" more")
-    assert first != second.replace("other", "demo")
-
-
 def elements(marks, tag: str) -> list[ElementTree.Element]:
     return [*ElementTree.fromstring(svg(marks, 1, 1, "")).iter(tag)]
 
