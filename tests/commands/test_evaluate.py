@@ -88,6 +88,7 @@ def test_greedy_numbers_follow_from_the_answers(side_by_side, number, name):
 def test_sampled_numbers_follow_from_the_answers(side_by_side, number, name):
     printed, out = side_by_side
     summary, records = printed["evaluations"][number]["sampled"], sampled(out, name)
+    assert len({(one["problem"], one["trial"], one["sample"]) for one in records}) == PROBLEMS * SAMPLES * TRIALS
     assert len(records) == PROBLEMS * SAMPLES * TRIALS
     accuracies = [fmean(one["correct_strict"] for one in records if one["trial"] == trial) for trial in range(TRIALS)]
     assert summary["trial_accuracies"] == pytest.approx(accuracies)

@@ -163,6 +163,15 @@ def test_a_standard_output_that_is_closed(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_progress_of_a_long_file_stands_on_standard_error(score, monkeypatch):
+    line = {"completion": "#### 4", "answer": "4"}
+    assert score(*[line] * 8)[2] == ""
+    monkeypatch.setattr("trainer.commands.score.PATIENCE_S", 0.0)
+    status, records, said = score(*[line] * 8)
+    assert (status, len(records)) == (0, 8)
+    assert [shown.split(",")[0].split()[-1] for shown in said.splitlines()] == ["0%", "25%", "50%", "75%", "100%"]
+
+
 def test_a_reader_that_stops_early(tmp_path):
     path = tmp_path / "many.jsonl"
     path.write_text('{"completion": "#### 1", "answer": "1"}\n' * 5_000)
