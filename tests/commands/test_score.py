@@ -121,6 +121,8 @@ def test_functions_see_a_conversation(score, tmp_path):
     [
         (("--task", "math", "reward.symbolic=false"), r"It is \boxed{1/2}.", r"So \boxed{\frac{1}{2}}"),
         (("--task", "multiple_choice"), "Answer: C", "C"),
+        (("--task", "math", "reward.symbolic=false", "prompt.style=chat"), r"It is \boxed{7}.", "7"),
+        (("--task", "multiple_choice", "prompt.style=few_shot"), "Answer: C", "C"),
         (("prompt.answer=boxed",), r"It is \boxed{7}.", "7"),
         (("prompt.style=r1_zero",), "So.</think><answer>7</answer>", "7"),
         (("prompt.style=r1_zero",), "<think>So.</think> <answer>7</answer>", "7"),
