@@ -49,6 +49,19 @@ leave(answering_errors(command))
 """
 
 
+LEFT = """
+import multiprocessing, time
+from concurrent.futures import ProcessPoolExecutor
+from trainer.machine.exits import answering_errors, leave, listen
+
+def command():
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
+    globals()["kept"] = ProcessPoolExecutor(2)
+    print(list(kept.map(abs, [-1, 2])))
+
+listen()
+leave(answering_errors(command))
+"""
 NO_ROOM = """
 import resource, threading
 from trainer.machine.exits import answering_errors
@@ -87,6 +100,11 @@ def test_a_process_ends_with_its_status_and_one_line(end):
     arguments, status, said = ENDS[end]
     done = ran(sys.executable, *arguments)
     assert (done.returncode, done.stderr.count("\n"), done.stderr.startswith(said)) == (status, 1, True)
+
+
+def test_processes_that_user_code_has_left_running_are_ended():
+    done = ran(sys.executable, "-c", LEFT, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 2]\n", "")
 
 
 @pytest.mark.skipif(sys.version_info[:3] == (3, 13, 0), reason="this Python cannot import socket in such a folder")

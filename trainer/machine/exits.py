@@ -126,6 +126,9 @@ def leave(status: int) -> None:
     if END in os.environ and not status:
         with suppress(FileNotFoundError):  # the launcher has ended before, after Ctrl-C, and has removed the folder
             Path(os.environ[END]).touch()
+    if processes := sys.modules.get("multiprocessing"):  # Python would wait for what user code has left running
+        for child in processes.active_children():
+            child.kill()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
