@@ -21,7 +21,7 @@ def test_every_action_has_a_command_before_it_is_asked_for(asked, folder):
     given = NANO | {"name": "new", "--card": "8", "--to": "gguf", "asked": "Is it 4?", "runs": ["known"]}
     rows = [[name, {"process": 7}] for name in DEEDS]
     found = dict(zip(DEEDS, json.loads(asked("POST", "commands", json.dumps(given | {"rows": rows}))[2]), strict=True))
-    assert found["search"] == "octet plan --preset nano --vram=8 --search task.name=nano"
+    assert found["search"] == "octet plan --preset nano --vram 8 --search task.name=nano"
     assert found["train"] == "octet train --preset nano task.name=nano run.dir=runs/new"
     assert found["ask"] == "octet chat runs/known 'Is it 4?'"
     assert found["export"] == "octet export runs/known --to gguf"

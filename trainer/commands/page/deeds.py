@@ -56,7 +56,7 @@ class Choices:
     def card(self) -> Words:
         """The card that is named, or its GB."""
         named = self.of("--card")
-        return [f"--{'vram' if re.fullmatch('[0-9.]+', named) else 'card'}={named}"] if named else []
+        return ["--vram" if re.fullmatch("[0-9.]+", named) else "--card", named] if named else []
 
     def run(self) -> tuple[str, Path]:
         """Return the run of the button, or the one that is chosen."""
@@ -119,8 +119,8 @@ def search(chosen: Choices) -> Iterator[str]:
 
 
 def models(chosen: Choices) -> Iterator[str]:
-    here = f"--vram={hardware.detect().memory_gb or SMALLEST_CARD:.3g}"
-    yield views.models((yield from as_json(["plan", *(chosen.card or [here])])) or [])
+    here = ["--vram", f"{hardware.detect().memory_gb or SMALLEST_CARD:.3g}"]
+    yield views.models((yield from as_json(["plan", *(chosen.card or here)])) or [])
 
 
 def train(chosen: Choices) -> Iterator[str]:

@@ -103,7 +103,7 @@ def findings(found: Sequence[Record]) -> Html:
 
 
 def plan(found: Record) -> Iterator[Html]:
-    fits = VERDICTS[found["verdict"]] if found["ram_fits"] else "The RAM of this machine is too small"
+    fits = VERDICTS[found["verdict"]] if found["ram_fits"] else "Too little RAM is free on this machine"
     peak = f"{found['peak_bytes'] / GB:.1f} of {found['vram_bytes'] / GB:.1f} GB in {found['peak_phase']}"
     yield tag("p", tag("strong", fits), f": {peak}, most of it {found['dominant']}.")
     yield bars(found["phases"], found["peaks"], found["vram_bytes"])
