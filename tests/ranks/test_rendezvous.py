@@ -217,10 +217,14 @@ def said_by(rank: subprocess.Popen) -> str:
 
 
 RANK = """
-import os
+import os, sys, tempfile
+tempfile.tempdir = sys.argv[1]
 from trainer.ranks import distributed
 from trainer import errors
 distributed.connect(timeout_s=60, connect_s=20)
+distributed._connection.ranks.nccl_log.start()  # connect() does it where there are GPUs, and NCCL writes the file
+with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())), "w") as file:
+    print("far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer", file=file)
 assert distributed.gather(distributed.rank()) == [0, 1]
 if distributed.rank() == 1:
     os._exit(9)
@@ -236,12 +240,16 @@ os._exit(0)
 
 
 @PROCESSES
-def test_a_rank_that_dies_is_named_over_gloo(address):
-    first, second = start_two("-c", RANK)
+def test_a_rank_that_dies_is_named_over_gloo(address, tmp_path):
+    """NCCL's log is shown and kept; the log of the rank that died is kept anyway."""
+    first, second = start_two("-c", RANK, tmp_path)
     assert said_by(second) == ""
     said = said_by(first)
     assert second.returncode == 9
     assert "rank 1 on far: it died, or did not answer within 60 s (engine.timeout_s)" in said
+    assert "\n  far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer" in said
+    (named,) = re.findall(r"NCCL's log is in (\S+) on this node", said)
+    assert "NCCL WARN" in Path(named).read_text()
 
 
 ERROR = """

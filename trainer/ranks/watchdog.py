@@ -15,15 +15,17 @@ import faulthandler
 import operator
 import os
 import re
+import shutil
 import socket
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,49 @@ INTERFACE_KEYS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NC
 ANSWER_S = 5.0  # how long a rank that has failed waits for the others to write their state
 HEARTBEAT_S = 0.5
 SILENT_S = 30.0  # without heartbeats before a rank is named; srun ends the other ranks after a minute
+NCCL_CHOICES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
+NCCL_PARTS = "INIT,NET,ENV"  # how the ranks find each other, over which network, and with which settings
+NCCL_WARNING = " NCCL WARN "
+NCCL_SHOWN = 8  # lines of its log in an error
+
+
+class NcclLog:
+    """NCCL's log of this process, from start() to stop(); none where the user has configured it. It is too long for the
+    screen, but it explains why a collective failed: the error then shows its last lines. A run that ends well deletes
+    the file."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._is_needed = False  # an error has named the file
+
+    def start(self) -> None:
+        """Set NCCL's environment variables, before NCCL starts; do nothing if the user has set them."""
+        if self._folder or any(name in os.environ for name in NCCL_CHOICES):
+            return
+        with suppress(OSError):  # a full disk is no reason not to train
+            self._folder = Path(tempfile.mkdtemp(prefix="octet-nccl-"))
+            os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_FILE"] = "INFO", str(self._folder / "%p.log")
+            os.environ.setdefault("NCCL_DEBUG_SUBSYS", NCCL_PARTS)
+
+    def excerpt(self) -> str:
+        """Return the last lines for an error message, warnings first, with the path of the file; "" if it is empty."""
+        file = self._folder / f"{os.getpid()}.log" if self._folder else Path()
+        lines = [line for line in file.read_text(errors="replace").splitlines() if line] if file.is_file() else []
+        if not lines:
+            return ""
+        self._is_needed = True
+        by_weight = sorted(lines, key=lambda line: NCCL_WARNING in line)  # a stable sort: warnings last
+        shown = sorted(by_weight[-NCCL_SHOWN:], key=lambda line: NCCL_WARNING not in line)
+        return "\n".join([f". NCCL's log is in {file} on this node, and ends with:", *(f"  {line}" for line in shown)])
+
+    def stop(self) -> None:
+        """Delete the file, unless an error has named it."""
+        if self._folder:
+            for name in NCCL_CHOICES:
+                os.environ.pop(name, None)
+            if not self._is_needed:
+                shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None
 
 
 def host() -> str:
@@ -57,6 +102,7 @@ class Ranks:
     store: Any
     mine: int
     hosts: Sequence[str]
+    nccl_log: NcclLog = field(default_factory=NcclLog)
     state_of_main: str = ""  # the final state of rank 0, once it has written one
     stacks: Path | None = None  # the folder for the stacks of ranks, if one of them is stuck
 
@@ -87,7 +133,7 @@ class Ranks:
             except UNREACHABLE:
                 reason, is_lost = self._diagnose_without_store()
             kind = LostRank if is_lost else ClusterError
-            raise kind(f"{reason} ({short(error)})") from error
+            raise kind(f"{reason} ({short(error)}){self.nccl_log.excerpt()}") from error
         finally:
             over.set()
 
