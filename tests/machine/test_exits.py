@@ -102,6 +102,15 @@ def test_a_process_ends_with_its_status_and_one_line(end):
     assert (done.returncode, done.stderr.count("\n"), done.stderr.startswith(said)) == (status, 1, True)
 
 
+def test_help_that_nobody_reads_ends_without_a_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "trainer.commands.main", "--help"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_processes_that_user_code_has_left_running_are_ended():
     done = ran(sys.executable, "-c", LEFT, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 2]\n", "")

@@ -61,11 +61,7 @@ COMMANDS = {name: summary for group in GROUPS.values() for name, summary in grou
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print("usage: octet COMMAND ...\n\nGRPO training of language models, on one card or on a cluster.")
-        for group, commands in GROUPS.items():
-            print("", f"{group}:", *(f"  {name:<10} {summary}" for name, summary in commands.items()), sep="\n")
-        print("\n`octet COMMAND --help` shows the options of a command, and an example.")
-        sys.exit(0 if arguments else 2)
+        sys.exit(answering_errors(_help) or (0 if arguments else 2))
     name, *rest = arguments
     if name == "--version":
         print(f"octet {trainer.__version__}")
@@ -78,6 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"octet: {name}: there is no such command.{nearest}", file=sys.stderr)
         print(f"Commands: {', '.join(COMMANDS)}. `octet --help` explains them.", file=sys.stderr)
         sys.exit(2)
+
+
+def _help() -> None:
+    print("usage: octet COMMAND ...\n\nGRPO training of language models, on one card or on a cluster.")
+    for group, commands in GROUPS.items():
+        print("", f"{group}:", *(f"  {name:<10} {summary}" for name, summary in commands.items()), sep="\n")
+    print("\n`octet COMMAND --help` shows the options of a command, and an example.")
 
 
 def _train(name: str, arguments: Sequence[str]) -> None:
