@@ -196,7 +196,7 @@ RESTORED = [
     "os.close(1)", "os.close(2)", "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)", "sys.stderr = None",
     "sys.stdout = None", "warnings.simplefilter('error')", "warnings.filterwarnings('error', category=FutureWarning)",
     "os.fork()", "os.fork(); os.fork()", "os.fork() or time.sleep(0.2)", "os.environ.clear(); raise ValueError",
-    "sys.path.clear()", "sys.path = []",
+    "sys.path.clear()", "sys.path = []", "os.chdir('/')",
 ]  # fmt: skip
 STATE = """
 import os, sys, warnings
@@ -207,7 +207,7 @@ from trainer.errors import RewardError
 def state():
     files = [(os.fstat(n).st_dev, os.fstat(n).st_ino) for n in range(3)]
     strict = [one for one in warnings.filters if one[0] == "error"]
-    return dict(os.environ), os.popen("echo $PATH").read(), files, strict, [*sys.path]
+    return dict(os.environ), os.popen("echo $PATH").read(), files, strict, [*sys.path], os.getcwd()
 
 for number, change in enumerate(CHANGES):
     body = f"import os, sys, time, warnings\\ndef score(completions):\\n    {change}\\n    return [1.0]"

@@ -135,7 +135,7 @@ class Containment:
     def _put_back(self) -> Iterator[None]:
         real = [(module, name, getattr(module, name)) for module, names in REFUSED.items() for name in names]
         streams, filters, path = ((1, sys.stdout), (2, sys.stderr)), [*warnings.filters], [*sys.path]
-        environment, variables = os.environ, os.environ._data.copy()  # type: ignore[attr-defined]  # decodes nothing
+        folder, environment, variables = os.getcwd(), os.environ, os.environ._data.copy()  # type: ignore[attr-defined]  # decodes nothing
         for module, name, function in real:
             setattr(module, name, partial(self._refuse, os.getpid(), f"{module.__name__}.{name}", function))
         sys.stdout = Prints()
@@ -143,6 +143,8 @@ class Containment:
         for module, name, function in real:
             setattr(module, name, function)
         sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) if one.closed else one for n, one in streams)
+        with suppress(OSError):  # it has been deleted meanwhile
+            os.chdir(folder)
         sys.path += [one for one in path if one not in sys.path]
         os.environ = environment  # noqa: B003
         if environment._data != variables:  # type: ignore[attr-defined]
