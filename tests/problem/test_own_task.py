@@ -93,7 +93,7 @@ def test_it_may_read_and_score_answers_in_its_own_way(written):
     assert task_of(written(READS.replace('"answer": n + 1, ', ""))).train()[0].gold == ""  # which it does not need
 
 
-WRONG = {"range(40)": "[1, 1]", "return [": "import itertools; return itertools.repeat({}) or ["}
+WRONG = {'f"{n} + 1?"': '"1 + 1?"', "return [": "import itertools; return itertools.repeat({}) or ["}
 WRONG["def train"] = "test = None\n    def train"
 
 

@@ -13,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from trainer.config import ds_config
@@ -23,6 +22,7 @@ from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.disk import size as size_of
 from trainer.machine.visible import print
+from trainer.model import imports
 from trainer.model.hub import NOTHING, Found, cache
 from trainer.model.shapes import UnknownFamily, known_shape
 from trainer.plan import downloads
@@ -154,8 +154,7 @@ def import_libraries(config: Config) -> None:
     if not any(needs_bitsandbytes(config)):
         sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
     gc.disable()  # the imports make a million objects and no garbage; to look for it would take another second
-    import_module("transformers.modeling_utils")
-    import_module("peft")
+    imports.import_libraries()
     gc.freeze()  # torch collects garbage before each CUDA graph, and need not look at them again
     gc.enable()
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from trainer.model.imports import Compiler
+
 WORST_NF4_ERROR = 0.2  # of weights between -1 and 1; a kernel for another card returns noise or nothing
 SIZE = 4096
 
@@ -46,6 +48,9 @@ def _multiply() -> None:
 
 def _quantise(device: torch.device) -> None:
     """Convert weights to 4 bits and back, and make one step of the 8-bit optimizer."""
+    Compiler().stand_in()
+    # bitsandbytes would have the compiler imported, which compiles nothing here
+    torch.compile = lambda function, **_: function  # type: ignore[assignment]
     import bitsandbytes
 
     weights = torch.linspace(-1, 1, SIZE, device=device).reshape(64, 64)

@@ -1,0 +1,51 @@
+"""Parts of torch that Octet does not use are imported when somebody does."""
+
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+
+LATE = ["torch._dynamo.utils", "torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp", "datasets"]
+BEGIN = f"""
+import sys
+sys.modules["bitsandbytes"] = None
+from trainer.model.imports import import_libraries
+import_libraries()
+import torch
+def late():
+    return [name for name in {LATE} if name in sys.modules]
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.AdamW([weight], lr=0.5)
+def step():
+    optimizer.zero_grad()
+    weight.sum().backward()
+    optimizer.step()
+step()
+print(late(), torch.distributed.is_available())
+"""
+
+
+def lines(code: str) -> list[str]:
+    command = [sys.executable, "-c", BEGIN + code]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout.splitlines()
+
+
+def test_a_step_of_training_needs_no_compiler():
+    assert lines("") == ["[] True"]
+
+
+def test_the_compiler_is_imported_once_and_learns_what_it_was_asked_to_leave_alone():
+    """`zero_grad` was called before there was a compiler. Torch keeps in an attribute what it was given then."""
+    code = """
+from transformers.integrations import deepgemm
+from torch._dynamo.utils import counters
+import torch._dynamo.utils as parts
+print(parts is sys.modules["torch._dynamo.utils"] is torch._dynamo.utils, parts.counters is counters)
+print(parts.__spec__.loader.__class__.__name__, torch._dynamo.__file__.endswith("_dynamo/__init__.py"))
+print(type(sys.modules["torch._dynamo.trace_rules"]).__name__, torch._dynamo.trace_rules.check is not None)
+asked = torch.optim.Optimizer.zero_grad.__wrapped__
+print(hasattr(asked, "__dynamo_disable"), deepgemm.is_sm100._dynamo_marked_constant)
+step()
+print(asked.__dynamo_disable is asked, torch.compile(lambda number: number + 1, backend="eager")(torch.ones(1)).item())
+"""
+    assert lines(code)[1:] == ["True True", "SourceFileLoader True", "module True", "False True", "False 2.0"]
