@@ -105,8 +105,8 @@ def test_a_server_with_another_model_is_refused(servers, tmp_path):
         run.rollouts.sampler.sync()
 
 
-def test_a_server_without_adapters_is_told_what_it_needs(servers, tmp_path):
-    with pytest.raises(ConfigError, match=r"does not take the adapter .*--enable-lora"):
+def test_a_server_without_adapters_is_told_from_one_that_forbids_them(servers, tmp_path):
+    with pytest.raises(ConfigError, match=r"the server takes no adapters\. Start it with --enable-lora"):
         Server(servers.plain.url).load_adapter(Published("octet-x-v1", tmp_path, 1))
 
 

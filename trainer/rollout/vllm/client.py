@@ -107,13 +107,23 @@ class Server:
 
 
 def _explained(failure: NoReply, url: str, adapter: Published) -> Exception:
-    """Return an error that says what a server needs to take an adapter, or the failure if a retry may help."""
-    is_final = any(text in str(failure) for text in ("add_lora", "max_lora_rank", "LoRA is not enabled"))
-    if failure.again and not is_final and failure.status != 404:
+    """Return an error that says how to make the server take the adapter, or the failure if a retry may help."""
+    text, allowed = str(failure), "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
+    if failure.status == 404 and "No adapter found" not in text:
+        why = "the server takes no adapters while it runs", f"Start it with --enable-lora and {allowed}"
+    elif failure.status == 404:
+        shared = "Put the run folder (run.dir) on a file system that both machines mount at the same place"
+        why = f"the server cannot see {adapter.path}", shared
+    elif "max_lora_rank" in text:
+        larger = "Start it with a --max-lora-rank that holds the adapter, or write a smaller lora.r"
+        why = text.partition("failed: ")[2][:80].rstrip("."), larger
+    elif "LoRA is not enabled" in text:
+        why = "the server takes no adapters", "Start it with --enable-lora"
+    elif failure.again and "add_lora" not in text:
         return failure
-    flags = "--enable-lora, a --max-lora-rank that holds lora.r, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
-    remedy = f"Start it with the model of this run, {flags}, where it sees {adapter.path}"
-    return ConfigError(f"rollout.vllm.urls={url}", f"the server does not take the adapter ({failure})", remedy)
+    else:
+        why = f"the server does not take the adapter ({text})", "Check that it serves the model of this run"
+    return ConfigError(f"rollout.vllm.urls={url}", *why)
 
 
 @dataclass(slots=True)
