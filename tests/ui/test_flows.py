@@ -53,7 +53,6 @@ def test_from_a_messy_table_to_a_trained_model_its_verdict_and_a_chat(browser, a
     page.write(more="task.on_bad_record=skip task.holdout=0.3 run.merge=false")
     page.until("#train .row pre", "task.holdout=0.3")
     page.start()
-    page.until("#live", "left, last step at")
     page.until("#outcome", "learned:", 300)
     page.write(asked="Ann buys 3 bags of 4 plums and gives 2 away. How many plums are left?")
     page.click("[data-do=ask]")

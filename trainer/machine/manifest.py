@@ -36,7 +36,7 @@ def replacing(folder: Path, what: str, remedy: str) -> Iterator[Path]:
 
 def seal(folder: Path) -> None:
     """Write the manifest of a folder as it is now, and have the disk keep everything in it."""
-    sums = {name: checksum(folder / name) for name in sorted(files(folder))}
+    sums = {name: checksum(folder / name) for name in sorted(files(folder)) if name != NAME}  # a second merge has one
     for name in sums:
         disk.keep(folder / name)
     write(folder, sums)
