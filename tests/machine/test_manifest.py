@@ -66,3 +66,11 @@ def test_a_result_takes_the_place_of_an_earlier_one_and_leaves_what_lies_beside_
         (folder / "adapter_config.json").write_text("new")
     assert ((adapter / "adapter_config.json").read_text(), (adapter / "mine").read_text()) == ("new", "x")
     manifest.must_be_whole(adapter)
+
+
+def test_a_folder_that_is_written_twice_is_whole(tmp_path):
+    """As a model is that was merged into the same folder again."""
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    for _ in range(2):
+        manifest.seal(tmp_path)
+    manifest.must_be_whole(tmp_path)

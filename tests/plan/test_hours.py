@@ -171,7 +171,7 @@ def test_a_run_says_at_its_start_how_long_it_takes(card):
 
 
 def test_a_long_run_says_how_many_steps_take_an_evening(card):
-    """By itself it goes on: run.epochs was written."""
+    """It goes on by itself, because run.epochs was written."""
     said = at_start(resolve("8gb", None, ["run.epochs=3"]), 0, 2802, 1)
     steps = int(re.search(r"\. run\.steps=(\d+) would take about 4 h$", said)[1])
     assert at_start(resolve("8gb"), 0, steps, 1).startswith("about 4")

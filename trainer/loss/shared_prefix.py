@@ -37,6 +37,7 @@ class Layout(NamedTuple):
     seen_N: Tensor  # those of prompts and of what an answer looks at
     mask_ACK: Tensor  # bool: this query may see this key
     masks: dict[int | None, Tensor]  # made of it, by the window
+    reaches: dict[int, tuple[Tensor, Tensor, Tensor]]  # of convolutions, by the tokens before an answer
     in_prompt_PT: Tensor  # bool: no padding
     own_prompt_A: Tensor  # the prompt of an answer
     prompt_A: Tensor  # its tokens
@@ -65,12 +66,16 @@ class Layout(NamedTuple):
         parts = zip(_Gather.apply(line_NX, places_N).split([index.numel() for index in indices]), indices, strict=True)
         return [part.unflatten(0, index.shape) for part, index in parts]
 
-    def with_tokens_before(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the places of answers and of so many tokens before each, and where there are none."""
-        reach = torch.arange(-count, self.answers_AC.shape[1], device=self.prompt_A.device)
-        position_AX = self.prompt_A[:, None] + reach
-        places_BT = self.place_BT[self.rows_A]
-        return places_BT.gather(1, position_AX.clamp(0, places_BT.shape[1] - 1)), position_AX < 0
+    def with_tokens_before(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the places of answers and of so many tokens before each, these behind the places of prompts, and where
+        there are no such tokens. It is made once for all layers."""
+        if count not in self.reaches:
+            reach = torch.arange(-count, self.answers_AC.shape[1], device=self.prompt_A.device)
+            position_AX, places_AT = self.prompt_A[:, None] + reach, self.place_BT[self.rows_A]
+            places_AX = places_AT.gather(1, position_AX.clamp(0, places_AT.shape[1] - 1))
+            together_N = torch.cat([self.prompts_PT.flatten(), places_AX.flatten()])
+            self.reaches[count] = places_AX, together_N, (position_AX < 0)[..., None]
+        return self.reaches[count]
 
     def line(self, *rows: Tensor) -> Tensor:
         """Put rows back into the line."""
@@ -121,6 +126,7 @@ def layout_of(batch: TrainingBatch) -> Layout:
         seen_N=torch.cat([prompts_PT.flatten(), keys_AK.flatten()]),
         mask_ACK=_answer_mask(in_prompt_PT[own_prompt_B[answers]], longest),
         masks={},
+        reaches={},
         in_prompt_PT=in_prompt_PT,
         own_prompt_A=own_prompt_B[answers],
         prompt_A=prompt_B[answers],
@@ -246,11 +252,11 @@ class _Flat(NamedTuple):
 def _convolution(
     plain: Callable[..., Tensor], layout: Layout, line_1DN: Tensor, weight_DK: Tensor, *bias: Any, **options: Any
 ) -> Tensor:
+    """Convolve prompts, and answers behind as many tokens of their prompts as the kernel reaches back to."""
     before = weight_DK.shape[1] - 1
-    places_AX, is_missing_AX = layout.with_tokens_before(before)
-    places_N = torch.cat([layout.prompts_PT.flatten(), places_AX.flatten()])
+    places_AX, places_N, is_missing_AX1 = layout.with_tokens_before(before)
     of_prompts, of_answers = layout.rows(line_1DN[0].T, places_AX, places_N)
-    of_answers = of_answers.masked_fill(is_missing_AX[..., None], 0.0)
+    of_answers = of_answers.masked_fill(is_missing_AX1, 0.0)
     seen, said = (plain(part.mT, weight_DK, *bias, **options).mT for part in (of_prompts, of_answers))
     return layout.line(seen, said[:, before:]).mT
 

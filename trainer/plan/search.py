@@ -96,7 +96,7 @@ class Placement(Planner):
         """Yield settings that need less and less memory. What costs least changes first, and precision last."""
         yield self.config
         lora, rollout, whole = self.config.lora, self.config.rollout, not self.config.lora.enabled
-        few = min(rollout.rows, rollout.group_size)
+        few, longest_row = min(rollout.rows, rollout.group_size), self.prompt + self.completion
         steps: list[tuple[str, list[Any]]] = [
             ("model.gradient_checkpointing", [True]),
             ("model.embeddings", ["cpu"] if self._has_frozen_ends else []),
@@ -105,10 +105,7 @@ class Placement(Planner):
             ("optim.name", ["adamw"] if whole else []),
             ("engine.ds_config", ["zero2_offload"] if whole else []),
             ("rollout.rows", _halves(rollout.rows, few)),
-            (
-                "optim.tokens_per_micro_batch",
-                _halves(self.config.optim.tokens_per_micro_batch, self.prompt + self.completion),
-            ),
+            ("optim.tokens_per_micro_batch", _halves(self.config.optim.tokens_per_micro_batch, longest_row)),
             ("model.activation_offload", [True]),
             ("engine.ds_config", ["zero3_offload"] if whole else []),
             ("rollout.rows", _halves(few, 1)),

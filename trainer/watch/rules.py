@@ -433,7 +433,7 @@ def leak(history: History) -> str | None:
     severity="end",
 )
 def dead_steps(history: History) -> str | None:
-    """Without differences in reward there is no gradient."""
+    """Groups whose answers all earn the same give no gradient."""
     steps = history.steps[-DEAD_STEPS:]
     if len(steps) == DEAD_STEPS and not any("lr" in one for one in steps):
         return f"no problem of the last {DEAD_STEPS} steps had answers to learn from"
