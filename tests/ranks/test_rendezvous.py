@@ -496,3 +496,19 @@ def test_a_run_on_one_machine_listens_on_no_outer_interface():
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
     answer = ran(*forked(), "-c", LISTENING, env=alone, check=True)
     assert [answer.stdout.strip(), *on_two_ranks(LISTENING)] == ["set()"] * 3
+
+
+LEAVING = """
+import os, time
+from trainer.ranks import distributed, stores
+distributed.connect(60)
+store = distributed._connection.ranks.store
+time.sleep(0.5 * int(os.environ["RANK"]))
+print((store.folder / stores.GROUP).exists())
+distributed.disconnect()
+"""
+
+
+def test_rank_0_deletes_no_file_that_another_rank_has_yet_to_leave():
+    """The last rank to leave would be aborted by torch if the file vanished meanwhile."""
+    assert on_two_ranks(LEAVING) == ["True", "True"]

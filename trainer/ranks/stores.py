@@ -25,6 +25,8 @@ from trainer.ranks.slurm import FOLDER
 T = TypeVar("T")
 UNREACHABLE = (dist.DistError, OSError)  # what a call to a store raises
 LOOPBACK = ("127.0.0.1", "localhost")
+GROUP = "group"  # torch's file in the folder
+LEAVING_S = 2  # how long rank 0 waits for the others at the end
 
 
 class FolderStore:
@@ -89,13 +91,16 @@ def another(store: Any, seconds: float) -> Any:
 def for_group(store: Any, ranks: int) -> Any:
     """Return the store through which torch connects the process group."""
     if isinstance(store, FolderStore):
-        return dist.FileStore(str(store.folder / "group"), ranks)
+        return dist.FileStore(str(store.folder / GROUP), ranks)
     return dist.PrefixStore("group", store)
 
 
 def close(store: Any) -> None:
-    """Delete the files on rank 0."""
+    """Delete the files on rank 0, after the last rank has left torch's file, which aborts a process if it vanishes."""
     if isinstance(store, FolderStore):
+        until = time.monotonic() + LEAVING_S
+        while (store.folder / GROUP).exists() and time.monotonic() < until:
+            time.sleep(0.01)
         shutil.rmtree(store.folder, ignore_errors=True)
 
 
