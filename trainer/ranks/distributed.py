@@ -148,8 +148,7 @@ def disconnect() -> None:
         dist.destroy_process_group()
     if _connection.ranks:
         _connection.ranks.nccl_log.stop()
-        if is_main():
-            stores.close(_connection.ranks.store)
+        stores.close(_connection.ranks.store)
         _connection.ranks = None
 
 

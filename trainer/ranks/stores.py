@@ -26,7 +26,6 @@ T = TypeVar("T")
 UNREACHABLE = (dist.DistError, OSError)  # what a call to a store raises
 LOOPBACK = ("127.0.0.1", "localhost")
 GROUP = "group"  # torch's file in the folder
-LEAVING_S = 2  # how long rank 0 waits for the others at the end
 
 
 class FolderStore:
@@ -96,11 +95,8 @@ def for_group(store: Any, ranks: int) -> Any:
 
 
 def close(store: Any) -> None:
-    """Delete the files on rank 0, after the last rank has left torch's file, which aborts a process if it vanishes."""
-    if isinstance(store, FolderStore):
-        until = time.monotonic() + LEAVING_S
-        while (store.folder / GROUP).exists() and time.monotonic() < until:
-            time.sleep(0.01)
+    """Delete the files, unless torch's file is there: a rank has yet to leave, which torch would abort without it."""
+    if isinstance(store, FolderStore) and not (store.folder / GROUP).exists():
         shutil.rmtree(store.folder, ignore_errors=True)
 
 
