@@ -60,10 +60,11 @@ class Layout(NamedTuple):
             self.masks[window].masked_fill_(~may_see_ACK[:, None], float("-inf"))
         return self.masks[window]
 
-    def rows(self, line_NX: Tensor, answers_AX: Tensor, places_N: Tensor) -> list[Tensor]:
+    def rows(self, line_1NX: Tensor, answers_AX: Tensor, places_N: Tensor) -> list[Tensor]:
         """Lay the line out in rows: the prompts, and one of the indices of answers. `places_N` has both."""
         indices = self.prompts_PT, answers_AX
-        parts = zip(_Gather.apply(line_NX, places_N).split([index.numel() for index in indices]), indices, strict=True)
+        found = _Gather.apply(line_1NX.squeeze(0), places_N)
+        parts = zip(found.split([index.numel() for index in indices]), indices, strict=True)
         return [part.unflatten(0, index.shape) for part, index in parts]
 
     def with_tokens_before(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,18 +118,19 @@ def layout_of(batch: TrainingBatch) -> Layout:
     in_prompt_PT = torch.arange(prompts_PT.shape[1], device=answers.device) < prompt_B[is_first_B][:, None]
     of_prompt_N = own_prompt_B[row_N] * prompts_PT.shape[1] + position_N
     of_answer_N = prompts_PT.numel() + own_answer_B[row_N] * longest + position_N - prompt_B[row_N]
-    keys_AK = torch.cat([prompts_PT[own_prompt_B[answers]], answers_AC], dim=1)
+    own_prompt_A = own_prompt_B[answers]
+    keys_AK = torch.cat([prompts_PT[own_prompt_A], answers_AC], dim=1)
     return Layout(
         prompts_PT,
         answers_AC,
         keys_AK,
         asking_N=torch.cat([prompts_PT.flatten(), answers_AC.flatten()]),
         seen_N=torch.cat([prompts_PT.flatten(), keys_AK.flatten()]),
-        mask_ACK=_answer_mask(in_prompt_PT[own_prompt_B[answers]], longest),
+        mask_ACK=_answer_mask(in_prompt_PT[own_prompt_A], longest),
         masks={},
         reaches={},
         in_prompt_PT=in_prompt_PT,
-        own_prompt_A=own_prompt_B[answers],
+        own_prompt_A=own_prompt_A,
         prompt_A=prompt_B[answers],
         rows_A=answers,
         source_N=torch.where(in_answer_N, of_answer_N, of_prompt_N),
@@ -219,9 +221,9 @@ def _attention(
     if layout is None:  # while sampling
         sampled: tuple[Tensor, None] = plain(module, query, key, value, attention_mask, **options)
         return sampled
-    of_prompts, asking = _heads_first(layout.rows(query[0].transpose(0, 1), layout.answers_AC, layout.asking_N))
+    of_prompts, asking = _heads_first(layout.rows(query.transpose(1, 2), layout.answers_AC, layout.asking_N))
     keys, values = (
-        _heads_first(layout.rows(part[0].transpose(0, 1), layout.keys_AK, layout.seen_N)) for part in (key, value)
+        _heads_first(layout.rows(part.transpose(1, 2), layout.keys_AK, layout.seen_N)) for part in (key, value)
     )
     mask, width, window = None, layout.prompts_PT.shape[1], options.get("sliding_window")
     before = width if window is None else window  # tokens that a query of a prompt sees
@@ -255,7 +257,7 @@ def _convolution(
     """Convolve prompts, and answers behind as many tokens of their prompts as the kernel reaches back to."""
     before = weight_DK.shape[1] - 1
     places_AX, places_N, is_missing_AX1 = layout.with_tokens_before(before)
-    of_prompts, of_answers = layout.rows(line_1DN[0].T, places_AX, places_N)
+    of_prompts, of_answers = layout.rows(line_1DN.mT, places_AX, places_N)
     of_answers = of_answers.masked_fill(is_missing_AX1, 0.0)
     seen, said = (plain(part.mT, weight_DK, *bias, **options).mT for part in (of_prompts, of_answers))
     return layout.line(seen, said[:, before:]).mT
@@ -265,7 +267,7 @@ def _delta_rule(
     plain: Callable[..., Any], layout: Layout, *line: Tensor, g: Tensor, beta: Tensor, **options: Any
 ) -> tuple[Tensor, None]:
     """Go on from the matrix at the end of a prompt. Padding neither fades it nor writes to it."""
-    parts = [layout.rows(part[0], layout.answers_AC, layout.asking_N) for part in (*line, g, beta)]
+    parts = [layout.rows(part, layout.answers_AC, layout.asking_N) for part in (*line, g, beta)]
     prompts, answers = zip(*parts, strict=True)
     fade, write = (part.masked_fill(~layout.in_prompt_PT[..., None], 0.0) for part in prompts[3:])
     options["output_final_state"] = True
