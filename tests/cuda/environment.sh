@@ -10,7 +10,7 @@ use_cuda_environment() {
     local root="$1" wanted own
     local home="$root/.venv-cuda"
     own="$(command -v python)"
-    wanted="$own $(cat "$root/constraints.txt" "$root"/tests/cuda/stub/* "${BASH_SOURCE[0]}" 2>/dev/null | cksum)"
+    wanted="$own $(cat "$root/constraints.txt" "$root"/tests/cuda/stub/*.* "${BASH_SOURCE[0]}" 2>/dev/null | cksum)"
     if [ "$(cat "$home/.octet-installed" 2>/dev/null)" != "$wanted" ]; then
         _make_cuda_environment "$root" "$home" "$own" || return 3
         echo "$wanted" >"$home/.octet-installed"
