@@ -113,6 +113,16 @@ def failing(problem):
     return Talk()([user("Hello")])["content"]
 
 
+def long_result(problem):
+    """The second one writes half a result and goes on, and the third one more than a result may have."""
+    if problem.question == "1":
+        for descriptor in range(3, 64):
+            with suppress(OSError):
+                os.write(descriptor, b"[")
+        time.sleep(60)
+    return "a" * (2_000_000 if problem.question == "2" else 200_000)
+
+
 MESSAGES = [user("Hello")]
 REQUESTS = {
     "no JSON": (b"{", 400, None),

@@ -125,6 +125,13 @@ def test_agents_that_fail_earn_nothing_and_end_nothing(tokenizer):
     assert any("rollout.turns.seconds=1" in line for line in said)
 
 
+def test_a_long_or_half_written_result_stops_no_other_agent(tokenizer):
+    said, settings = [], ["rollout.turns.seconds=2"]
+    groups = sample(DecodeSampler, "long_result", tokenizer, count=5, group=1, said=said, settings=settings)
+    assert [len(answer.text) for answer in answers_in(groups)] == [200_000, 0, 0, 200_000, 200_000]
+    assert any("its result has 2000013 bytes, and may have 1000000" in line for line in said)
+
+
 def test_the_decoder_stops_where_a_call_says(tokenizer):
     """A row beside it goes on."""
     sampler = DecodeSampler(adapted(family()), tokenizer, [2], 8, turns=TurnTaking)

@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -27,6 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 LARGEST = 1_000_000  # bytes of a result
+PART = 65_536  # bytes that a pipe holds
 
 
 def agent_of(setting: str) -> Callable[[Any], Any]:
@@ -69,27 +71,28 @@ def serve(setting: str) -> None:
     children: dict[int, tuple[int, int]] = {}  # the process of each answer, and where its result comes from
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ)
-    unread = b""
+    unread: defaultdict[int, bytes] = defaultdict(bytes)  # half lines of each of them
     while True:
         for key, _ in selector.select():
+            read = os.read(key.fd, PART)
+            *lines, unread[key.fd] = (unread[key.fd] + read).split(b"\n")
             if key.fd == 0:
-                read = os.read(0, LARGEST)
                 if not read:
                     _end(children.values())
                     return
-                *lines, unread = (unread + read).split(b"\n")
                 for order in map(json.loads, lines):
                     if "key" in order:
                         children[order["id"]] = _start(agent, order)
                         selector.register(children[order["id"]][1], selectors.EVENT_READ, order["id"])
                     elif order["id"] in children:
                         _end([children[order["id"]]])
-            else:
+            elif lines or not read or len(unread[key.fd]) > LARGEST:
                 selector.unregister(key.fd)
-                process, result = children.pop(key.data)
-                found = _read(result)
-                _end([(process, result)])  # with all that it has started
+                os.close(key.fd)
+                process, _ = child = children.pop(key.data)
+                _end([child])  # with all that it has started
                 os.waitpid(process, 0)
+                found = _read([*lines, unread.pop(key.fd)][0])
                 print(json.dumps({**found, "id": key.data}), file=results, flush=True)
 
 
@@ -113,13 +116,14 @@ def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, 
         found = {"error": f"{type(error).__name__}: {error}"[:500]}
     finally:
         with suppress(BaseException):
-            os.write(written, json.dumps(found, default=repr).encode()[:LARGEST] + b"\n")
+            text = json.dumps(found, default=repr).encode()
+            if len(text) > LARGEST:
+                text = json.dumps({"error": f"its result has {len(text)} bytes, and may have {LARGEST}"}).encode()
+            os.write(written, text + b"\n")
         os._exit(0)
 
 
-def _read(result: int) -> dict[str, Any]:
-    with os.fdopen(result, "rb") as file:
-        text = file.readline()
+def _read(text: bytes) -> dict[str, Any]:
     found = None
     with suppress(ValueError, RecursionError):
         found = json.loads(text)
