@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.conftest import refuses, said_by, write_lines
+from tests.problem.test_environment import TRL
 from trainer.commands.task import typed
 from trainer.config.command_line import Request, resolve
 from trainer.config.settings import PromptSettings, TaskSettings
@@ -160,3 +161,23 @@ def test_a_right_and_a_wrong_answer(monkeypatch, capsys):
     assert f"  strict       '{golds[0]}' is right" in shown
     assert "  reward          1.000" in shown
     assert "  overlong         none  x 0" in shown
+
+
+def test_functions_of_trl_are_called_by_a_person(monkeypatch, capsys, tmp_path):
+    text = '<tool_call>{"name": "add", "arguments": {"amount": 3}}</tool_call>\n\nDone.'
+    options = ("task.answer=none", "reward.weights={correct: 0, environment: 1}")
+    (tmp_path / "mine.py").write_text(TRL)
+    _, shown, said = play(monkeypatch, capsys, text, *options, task=f"{tmp_path / 'mine.py'}:build")
+    start = int(re.search(r"Start: (\d+)", shown)[1])
+    assert said == ""
+    assert "add(amount): Add to the counter." in shown
+    assert f"\n> {start + 3}\n" in shown
+    assert f"  environment     {start + 3}.000  x 1" in shown
+
+
+@pytest.mark.parametrize(("how", "told"), [("template", "<tool_call>{"), ("fenced", "```calculator\n")])
+def test_a_person_calls_the_tools_of_the_settings(monkeypatch, capsys, how, told):
+    text = {"template": '<tool_call>{"name": "calculator", "arguments": {"expression": "6*7"}}</tool_call>'}
+    text = text.get(how, "```calculator\n6*7\n```")
+    _, shown, said = play(monkeypatch, capsys, f"{text}\n\nSo 42.", "task.tools=calculator", f"task.calls={how}")
+    assert (said, told in shown, "\n> 42\n" in shown) == ("", True, True)

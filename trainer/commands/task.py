@@ -125,7 +125,10 @@ def play(config: Config) -> None:
     completions = typed(sys.stdin)
     print(f"Write what the model would write; its answer is {ANSWERS[scorer.rules.style]}.")
     print("An empty line ends it, and Ctrl-D ends the game.")
-    environments = environments_of(task, config.task)
+    knows_tools = task.functions or config.task.calls == "template"
+    environments = environments_of(task, config.task, "tools" if knows_tools else None)
+    if environments:
+        print("\n".join(calls(environments)))
     for problem in problems:
         completion = played(problem, completions, environments)
         if completion is None:
@@ -148,6 +151,16 @@ def played(problem: Problem, texts: Iterator[str], environments: Environments | 
             return Completion((), (), text, truncated=False, reward=reward)
         print(f"> {said}\n", flush=True)
     return None
+
+
+def calls(environments: Environments) -> Iterator[str]:
+    """Yield how a person calls what a model calls through its chat template, or as its prompt says."""
+    if environments.schemas:
+        yield 'To call a function, write <tool_call>{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}</tool_call>.'
+    for function in (schema["function"] for schema in environments.schemas):
+        yield f"{function['name']}({', '.join(function['parameters']['properties'])}): {function['description']}"
+    if environments.request:
+        yield environments.request
 
 
 def typed(lines: Iterable[str]) -> Iterator[str]:
