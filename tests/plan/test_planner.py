@@ -259,7 +259,7 @@ def test_four_bits_are_what_bitsandbytes_makes_of_a_weight():
 
 SOME, REST = (
     ["normed, checkpointed"],
-    ["small, whole model", "small, all layers", "convolutions", "borrowed keys", "experts"],
+    ["small, whole model", "small, all layers", "convolutions", "borrowed keys", "experts", "sinks"],
 )
 MEASURED = [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)]
 

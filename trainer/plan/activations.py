@@ -87,6 +87,14 @@ def _beside_sinks(shape: Shape, work: Work, item: int) -> float:
     return 5 * work.pairs * shape.heads * item if shape.family.mixture == "gpt_oss" else 0
 
 
+def _gate_of_experts(shape: Shape, block: Block, work: Work, item: int) -> float:
+    """Return the peak of the experts of gpt-oss, whose gate takes half as much again as is kept, beside the scores."""
+    if shape.family.mixture != "gpt_oss":
+        return 0
+    made = 1.5 * block.mlp + (4 - block.chosen / 2) * shape.hidden  # inputs are gathered once
+    return (work.tokens * made + work.pairs * shape.heads) * item
+
+
 def kept_bytes(shape: Shape, work: Work, item: int) -> float:
     """Return what is kept after the last layer: its norm, hidden states of completion tokens, and their gradients."""
     return work.tokens * FLOAT * shape.hidden + work.edges * 2 * shape.hidden * item
@@ -99,6 +107,7 @@ def forward_bytes(shape: Shape, work: Work, item: int, targets: Collection[str])
         gates = [one for one in block.linears if one.name in GATES]
         adapters = sum(one.outputs for one in gates) if any(one.name in targets for one in gates) else 0
         peaks.append(work.tokens * (block.mlp + (3 + block.chosen) * shape.hidden + adapters) * item)
+        peaks.append(_gate_of_experts(shape, block, work, item))
         attention = attention_saves(shape, block, work, item) + work.tokens * 2 * shape.hidden * item
         peaks.append(attention + _beside_sinks(shape, work, item))
     return max(peaks)
