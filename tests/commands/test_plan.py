@@ -210,7 +210,8 @@ def test_a_card_has_its_memory_and_a_preset_its_card(capsys, arguments, gigabyte
 
 def test_the_models_that_fit_a_card_are_listed_the_best_first(capsys):
     status, out, _ = octet_plan(capsys, "--vram", "8")
-    assert (status, max(map(len, out.splitlines()))) == (0, 80)
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
     found = json.loads(octet_plan(capsys, "--card", "RTX 4060", "--json")[1])
     sizes = [one["parameters"] for one in found]
     assert sizes == sorted(sizes, reverse=True)

@@ -11,6 +11,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from textwrap import wrap
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -38,6 +39,7 @@ VERDICTS = {
 }
 LARGEST = {"rows": "rows", "group_size": "answers in a group", "max_new_tokens": "new tokens"}
 LARGEST |= {"tokens_per_micro_batch": "tokens a micro-batch"}
+BELOW: dict[str, Any] = {"width": 56, "initial_indent": "  ", "subsequent_indent": "  ", "break_on_hyphens": False}
 WORTH = 0.95  # of the time, above which the search leaves a run that fits as it is
 
 
@@ -108,9 +110,9 @@ def show_models(options: Namespace, console: Console) -> None:
     for question in questions:
         placement, time = question.placement, question.time
         about = [*spoken(time.about), str(time.steps)] if time and time.hours else ["?", "?"]
-        changes = shlex.join(question.proposal or [])
-        rows.append([placement.config.model.name, f"{placement.plan.peak / GB:.1f}", *about, changes])
-    console.print(table(("model", "GB", "about", "steps", "with"), rows, {"with"}))
+        rows.append([placement.config.model.name, f"{placement.plan.peak / GB:.1f}", *about])
+        rows += [[line, "", "", ""] for line in wrap(shlex.join(question.proposal or []), **BELOW)]
+    console.print(table(("model, with settings", "GB", "about", "steps"), rows))
     size = questions[0].size if questions else "this card"
     console.print(f"\nOn {size}, times on {options.card or questions[0].card}." if questions else "Nothing fits it.")
     console.print("octet plan --model NAME has the whole plan and the command.")
