@@ -183,9 +183,7 @@ def test_octet_says_that_another_trainer_is_in_its_place(installed, tmp_path):
     """Once as a file of the user in the working folder, once as a distribution that has overwritten Octet's files."""
     (tmp_path / "trainer.py").write_text("raise SystemExit('imported')\n")
     ask = "from octet import train"
-    with pytest.raises(
-        AssertionError, match=r"ImportError: .*trainer.py is called trainer.* Rename it, or work elsewh"
-    ):
+    with pytest.raises(AssertionError, match=r"ImportError: .*trainer\.py"):
         run(installed / "python", "-c", ask, folder=tmp_path, path=installed)
     packages = next(installed.parent.glob("lib/python*/site-packages"))
     kept = (packages / "trainer/__init__.py").read_text()
@@ -195,12 +193,10 @@ def test_octet_says_that_another_trainer_is_in_its_place(installed, tmp_path):
     (record / "RECORD").write_text("trainer/__init__.py,,\n")
     try:
         (packages / "trainer/__init__.py").write_text("import coqpit\n")
-        with pytest.raises(
-            AssertionError, match=r"^octet: .* Write pip uninstall trainer, then pip install --force-rei"
-        ):
+        with pytest.raises(AssertionError, match=r"^octet: .*pip uninstall trainer.*pip install --force-rei"):
             run(installed / "octet", "--version", folder=tmp_path / "..", path=installed)
         (packages / "trainer/__init__.py").unlink()  # by pip uninstall trainer
-        with pytest.raises(AssertionError, match=r"^octet: .* has no package trainer.* Write pip install --force-rei"):
+        with pytest.raises(AssertionError, match=r"^octet: .*pip install --force-rei"):
             run(installed / "octet", "--version", folder=tmp_path / "..", path=installed)
     finally:
         (packages / "trainer/__init__.py").write_text(kept)

@@ -117,7 +117,7 @@ def test_whoever_writes_a_full_disk_is_one_error(small_disk, write):
     folder = small_disk(MEGABYTE) / "new"
     folder.mkdir()
     with (
-        pytest.raises(CheckpointError, match=r"the disk is full: it needs 4\.2 MB, and 1\.0 MB were free"),
+        pytest.raises(CheckpointError, match=r"4\.2 MB, and 1\.0 MB"),
         disk.writing(folder, "it", "Do that.", needed=4 * MEGABYTE),
     ):
         write(folder / "file")
@@ -145,7 +145,7 @@ def test_too_little_ram_is_an_error_that_says_how_much(tmp_path):
     free = hardware.free_ram(meminfo(tmp_path, available=600_000, swap=100_000), groups=tmp_path)
     assert free == 700_000 * 1024
     finding = preflight.ram(NANO, preflight.needs(NANO, hub.find_model(NANO.model), NO_CARDS), free)
-    with pytest.raises(ConfigError, match=r"model\.name=nano: .*716\.8 MB"):
+    with refuses("model.name", names="716.8 MB"):
         preflight.complain([finding])
 
 
@@ -232,7 +232,7 @@ def test_a_card_is_seen_with_what_others_use_and_what_it_cannot(
     found = list(doctor.visible_cards(resolve("nano", None, overrides).model, hardware.detect()))
     assert [one.severity for one in found] == severities
     if "end" in severities:
-        with pytest.raises(ConfigError, match=re.escape(capability)):
+        with pytest.raises(ConfigError):
             preflight.complain(found)
     else:
         preflight.complain(found)
@@ -259,23 +259,23 @@ def test_torch_has_to_fit_the_driver_and_the_card(one_card, facts, severity, tex
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("override", "package"),
     [
-        (["optim.name=adamw_8bit"], "optim.name=adamw_8bit: it needs bitsandbytes, which is not installed"),
-        (["model.quantize=nf4"], "model.quantize=nf4: it needs bitsandbytes, which is not installed"),
-        (["reward.symbolic=true"], "reward.symbolic=true: it needs math-verify, which is not installed"),
+        ("optim.name=adamw_8bit", "bitsandbytes"),
+        ("model.quantize=nf4", "bitsandbytes"),
+        ("reward.symbolic=true", "math-verify"),
     ],
 )
-def test_a_package_is_missed_only_by_settings_that_need_it(monkeypatch, overrides, told):
+def test_a_package_is_missed_only_by_settings_that_need_it(monkeypatch, override, package):
     """Nothing is installed when the folder of the packages is not on the path."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("bitsandbytes", "math_verify")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if "site-packages" not in place])
     assert list(preflight.packages(NANO)) == []
-    config = resolve("nano", None, overrides)
-    with pytest.raises(ConfigError, match=told):
+    config = resolve("nano", None, [override])
+    with refuses(override.partition("=")[0], names=package):
         preflight.complain(list(preflight.packages(config)))
-    if "bitsandbytes" in told:
+    if package == "bitsandbytes":
         assert [doctor.bitsandbytes("no kernel", one).severity for one in (NANO, config)] == ["note", "end"]
 
 

@@ -9,7 +9,7 @@ import yaml
 from tests.conftest import ROOT, refuses, said_by
 from trainer.commands import slurm
 from trainer.config.command_line import resolve
-from trainer.errors import ClusterError, ConfigError
+from trainer.errors import ClusterError
 from trainer.model.shapes import shape_of
 from trainer.plan.cards import CARDS
 from trainer.plan.hours import H100, Duration
@@ -70,7 +70,7 @@ def test_a_sweep_has_a_task_for_each_line_of_settings(site, tmp_path):
     assert "#SBATCH --array=1-2" in lines
     assert f"set -- {shlex.quote(str(grid))} --preset" in body
     grid.write_bytes(b"optim.lr=1 \xff\n")
-    with pytest.raises(ConfigError, match="not UTF-8"):
+    with refuses("--sweep", names="UTF-8"):
         made(tmp_path / "other", nodes=1, gpus=1, grid=grid)
 
 
@@ -90,17 +90,13 @@ def test_the_example_of_a_site_is_read_and_chooses_nothing_by_accident(monkeypat
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [
-        ("export SBATCH_PARTITION='h100", "bash cannot read it"),
-        ("exit 3", "exits with status 3"),
-        ("sleep 60", r"not ended after 0\.2 seconds"),
-    ],
+    [("export SBATCH_PARTITION='h100", "bash"), ("exit 3", "status 3"), ("sleep 60", "0.2 seconds")],
 )
 def test_a_broken_site_is_a_clear_error(site, monkeypatch, content, told):
     site.write_text(f"{content}\n")
     if "sleep" in content:
         monkeypatch.setattr(slurm, "SITE_S", 0.2)
-    with pytest.raises(ConfigError, match=told):
+    with refuses(site, names=told):
         slurm.read_site(site)
     for last in (b"[ -d /nowhere ] && export HF_HOME=/nowhere", b"false", b"export B=\xff"):  # which may fail
         site.write_bytes(b"export SBATCH_PARTITION=h100\n" + last)
@@ -138,7 +134,7 @@ def test_a_chain_that_is_refused_half_way_says_what_is_queued(site, sbatch, tmp_
         "[ $n -lt 3 ] && echo $n || { echo full >&2; exit 1; }"
     )
     request = slurm.JobRequest(nodes=1, gpus=1, chain=3)
-    with pytest.raises(ClusterError, match=r"(?s)full.*Submitted before that: job 1 2. `scancel 1 2`"):
+    with refuses(tmp_path / "run/job.sbatch", ClusterError, names="scancel 1 2"):
         slurm.slurm(resolve("nano", None, [f"run.dir={tmp_path}/run"]), "nano", request, dry_run=False)
 
 

@@ -140,5 +140,5 @@ def test_yaml_of_any_bytes_is_a_value_or_a_line(content):
     ("content", "key", "line"), [("a: 1\nb: 2\na: 1\n", "a", 3), ("{a: {b: 1,\nb: 2}}", "b", 2), ("1: a\n1: b", "1", 2)]
 )
 def test_a_key_that_is_written_twice_is_refused(content, key, line):
-    with pytest.raises(BadYaml, match=f"^{key} is written twice, again in line {line}"):
+    with pytest.raises(BadYaml, match=rf"^{key} .* line {line}"):
         read_yaml(content)

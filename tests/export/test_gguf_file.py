@@ -58,7 +58,7 @@ def test_weights_come_back_in_the_order_of_the_model(family, tokenizer, tmp_path
 def test_a_weight_under_the_name_of_another_is_refused(nano, tokenizer, tmp_path):
     names = gguf_file.write(tmp_path / "file", nano, tokenizer, "q8_0", None)
     key, value = "blk.0.attn_k.weight", "blk.0.attn_v.weight"
-    with pytest.raises(MergeError, match="than Q8_0 explains"):
+    with refuses(tmp_path / "file", MergeError, names="v_proj"):
         llama_cpp.FileModel(tmp_path / "file", nano, names | {key: names[value], value: names[key]})
 
 
@@ -104,10 +104,10 @@ def test_the_name_of_a_tokenizer_follows_from_its_rules_or_it_is_refused():
         (rules(None, [{"type": "Whitespace"}], False), "Whitespace"),
         ({**rules(None, splits, False), "model": {"type": "Unigram"}}, "Unigram"),
     ):
-        with pytest.raises(ModelError, match=reason):
+        with refuses("--to", ModelError, names=reason):
             vocabulary.pre_of(wrong)
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
-    with pytest.raises(ModelError, match=r"SentencePiece .*first"):
+    with refuses("--to", ModelError, names="SentencePiece"):
         vocabulary.begins_with_space({"model": {"type": "BPE"}, "normalizer": None, "pre_tokenizer": metaspace})
 
 
@@ -119,7 +119,7 @@ REFUSED = {
     "its rope_type is dynamic": ("llama", {"rope_parameters": DYNAMIC}),
     "positions out of every fourth layer": ("smollm3", {"no_rope_layers": [1] * 5}),
     "knows default, linear, yarn": ("qwen2", {"rope_parameters": LLAMA3}),
-    r"beta_slow are .16.0, 1.": ("qwen2", {"rope_parameters": {**YARN, "beta_fast": 16.0}}),
+    "beta_slow are": ("qwen2", {"rope_parameters": {**YARN, "beta_fast": 16.0}}),
     "its output layer is its embedding": ("olmo2", {"tie_word_embeddings": True}),
     "its output layer is not its embedding": ("gemma", {"tie_word_embeddings": False}),
     "Olmo3ForCausalLM: rope_theta": ("olmo3", {"rope_parameters": UNLIKE}),
@@ -136,5 +136,5 @@ REFUSED = {
 def test_models_that_llama_cpp_would_compute_otherwise_are_refused(reason, tmp_path):
     kind, more = REFUSED[reason]
     AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SHAPE, **more})).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=reason):
+    with refuses("--to", ModelError, names=reason):
         gguf_file.family_of(AutoConfig.from_pretrained(tmp_path))

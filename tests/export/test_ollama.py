@@ -178,5 +178,5 @@ def unquoted(value: str, lines: Iterator[str]) -> str:
 def test_quotation_marks_in_a_system_message_are_read_back(system, own):
     assert read(modelfile(own, f"prompt.system={json.dumps(system)}"))["SYSTEM"] == system
     for text in ('"""\nEnd', 'Write\n"""42""" \r\nalone'):  # which would end too early
-        with pytest.raises(ModelError, match=r"prompt\.system"):
+        with refuses("--to", ModelError, names="prompt.system"):
             modelfile(own, f"prompt.system={json.dumps(text)}")

@@ -52,7 +52,7 @@ def test_a_reply_over_an_encrypted_connection(url, certificate, monkeypatch):
 
 def test_a_reply_that_drips_over_an_encrypted_connection(url, certificate, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    with pytest.raises(NoReply, match="did not end within 1 s"):
+    with pytest.raises(NoReply, match="1 s"):
         exchange(f"{url}/drip", {"a": 1}, timeout_s=1, largest=10**9, direct=True)
 
 

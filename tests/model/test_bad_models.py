@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.conftest import refuses
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora
-from trainer.errors import CheckpointError, ConfigError, ModelError
+from trainer.errors import CheckpointError, ModelError
 from trainer.machine import hardware
 from trainer.model import lora
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, stop_tokens
@@ -162,51 +161,50 @@ def write(name: str, content: bytes):
 OWN_CODE = {"AutoConfig": "configuration_frob.Config"}
 T5 = {"d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 4, "d_kv": 8}
 VISION = {"image_size": 16, "patch_size": 8}
-NO_MODEL = "there is no config.json in this folder, so it is not a model. Name a folder"
-KIND = "and Octet trains causal language models only"
-UNLIKE = "has the shape .* Download the model again"
 BAD = {
-    "an empty folder": (lambda folder: [path.unlink() for path in folder.iterdir()], NO_MODEL),
-    "no model": (lambda folder: (folder / "config.json").unlink(), NO_MODEL),
-    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "there are no weights .* Download it again"),
-    "cut short": (lambda folder: os.truncate(folder / WEIGHTS, 3000), "cannot be loaded .*header"),
-    "no safetensors": (write(WEIGHTS, b"\xff" * 100), "cannot be loaded .*header"),
-    "a missing weight": (lambda folder: change_weights(folder, lambda w: w.pop(QUERY)), f"have no {QUERY}"),
-    "another shape": (lambda folder: change_weights(folder, lambda w: w.update({QUERY: torch.ones(7, 7)})), UNLIKE),
-    "a missing shard": (lambda folder: shard(folder)[0].unlink(), r"model-00001-of-\d+.safetensors is missing"),
-    "a broken index": (lambda folder: (shard(folder), write(f"{WEIGHTS}.index.json", b"{")(folder)), "index.json: it"),
-    "a shard elsewhere": (lambda folder: name_shards(folder, "../model.safetensors"), "names '../model.safetensors'"),
-    "no text in the index": (lambda folder: name_shards(folder, 5), "index.json: it names 5"),
-    "encoder and decoder": (become("T5ForConditionalGeneration", **T5), f"is a T5ForConditionalGeneration, {KIND}"),
-    "an encoder": (become("BertForMaskedLM", **SMALL), f"is a BertForMaskedLM, {KIND}"),
-    "a vision model": (become("ViTForImageClassification", **SMALL, **VISION), f"is a ViTForImageCl.*, {KIND}"),
-    "an unknown kind": (settings(model_type="frobnicator"), "cannot be loaded .*model type `frobnicator`"),
-    "a kind that is no text": (settings(model_type={}), "cannot be loaded"),
+    "an empty folder": (lambda folder: [path.unlink() for path in folder.iterdir()], "config.json"),
+    "no model": (lambda folder: (folder / "config.json").unlink(), "config.json"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "weights"),
+    "cut short": (lambda folder: os.truncate(folder / WEIGHTS, 3000), "header"),
+    "no safetensors": (write(WEIGHTS, b"\xff" * 100), "header"),
+    "a missing weight": (lambda folder: change_weights(folder, lambda w: w.pop(QUERY)), QUERY),
+    "another shape": (lambda folder: change_weights(folder, lambda w: w.update({QUERY: torch.ones(7, 7)})), "shape"),
+    "a missing shard": (lambda folder: shard(folder)[0].unlink(), "model-00001-of-"),
+    "a broken index": (lambda folder: (shard(folder), write(f"{WEIGHTS}.index.json", b"{")(folder)), "index.json"),
+    "a shard elsewhere": (lambda folder: name_shards(folder, "../model.safetensors"), "../model.safetensors"),
+    "no text in the index": (lambda folder: name_shards(folder, 5), "names 5"),
+    "encoder and decoder": (become("T5ForConditionalGeneration", **T5), "T5ForConditionalGeneration"),
+    "an encoder": (become("BertForMaskedLM", **SMALL), "BertForMaskedLM"),
+    "a vision model": (become("ViTForImageClassification", **SMALL, **VISION), "ViTForImageClassification"),
+    "an unknown kind": (settings(model_type="frobnicator"), "frobnicator"),
+    "a kind that is no text": (settings(model_type={}), "loaded"),
     "code of its own": (settings(model_type="frobnicator", auto_map=OWN_CODE), "model.trust_remote_code=true"),
-    "quantised": (settings(quantization_config={"quant_method": "fp8"}), r"quantised already \(fp8\).* Name the model"),
-    "an unknown dtype": (settings(dtype="float7"), "cannot be loaded .*float7"),
-    "an unknown activation": (settings(hidden_act="nonsense"), "cannot be loaded .*nonsense"),
-    "layers of another number": (settings(layer_types=["full_attention"] * 5), "cannot be loaded .*`layer_types` "),
-    "a size that is no number": (settings(hidden_size="big"), "hidden_size is 'big' in its config.json"),
-    "a negative size": (settings(hidden_size=-4), "hidden_size is -4 in its config.json"),
-    "heads that do not divide": (settings(num_attention_heads=5), UNLIKE),
-    "a configuration that is a list": (write("config.json", b"[1]"), "holds a list, and not an object"),
-    "a deep configuration": (write("config.json", b"[" * 3000), "config.json cannot be read .* Restore that file"),
-    "a configuration of any bytes": (write("config.json", b"\xff\xfe\0"), "config.json cannot be read"),
-    "fewer embeddings": (resize(-40), "its tokenizer has a token 479, .* 440 tokens.*resize_token_emb"),
+    "quantised": (settings(quantization_config={"quant_method": "fp8"}), "fp8"),
+    "an unknown dtype": (settings(dtype="float7"), "float7"),
+    "an unknown activation": (settings(hidden_act="nonsense"), "nonsense"),
+    "layers of another number": (settings(layer_types=["full_attention"] * 5), "layer_types"),
+    "a size that is no number": (settings(hidden_size="big"), "hidden_size is 'big'"),
+    "a negative size": (settings(hidden_size=-4), "hidden_size is -4"),
+    "heads that do not divide": (settings(num_attention_heads=5), "shape"),
+    "a configuration that is a list": (write("config.json", b"[1]"), "list"),
+    "a deep configuration": (write("config.json", b"[" * 3000), "config.json"),
+    "a configuration of any bytes": (write("config.json", b"\xff\xfe\0"), "config.json"),
+    "fewer embeddings": (resize(-40), "479"),
     "an end that is no number": (write("generation_config.json", b'{"eos_token_id": "x"}'), "eos_token_id is 'x'"),
-    "no tokenizer": (lambda folder: [path.unlink() for path in folder.glob("*token*")], "its tokenizer has no vocabul"),
-    "a tokenizer of nothing": (write("tokenizer.json", b"{}"), "cannot be loaded"),
-    "a tokenizer of another kind": (write("tokenizer_config.json", b"[1]"), "cannot be loaded"),
-    "a broken template": (write("chat_template.jinja", b"{% for %}"), "its chat template is broken in line 1"),
+    "no tokenizer": (lambda folder: [path.unlink() for path in folder.glob("*token*")], "tokenizer"),
+    "a tokenizer of nothing": (write("tokenizer.json", b"{}"), "loaded"),
+    "a tokenizer of another kind": (write("tokenizer_config.json", b"[1]"), "loaded"),
+    "a broken template": (write("chat_template.jinja", b"{% for %}"), "line 1"),
 }
 
 
 @pytest.mark.parametrize(("spoil", "told"), BAD.values(), ids=BAD)
 def test_a_model_that_cannot_be_used_is_answered(folder, spoil, told):
     spoil(folder)
-    with pytest.raises(ModelError, match=told) as refused:
+    with pytest.raises(ModelError) as refused:
         start(folder)
+    assert refused.value.key in ("model.name", str(folder / f"{WEIGHTS}.index.json"))
+    assert told in str(refused.value)
     assert len(str(refused.value)) < 700
 
 
@@ -252,9 +250,9 @@ LIES = {  # what config.json says, beside what the weights show
 def test_a_configuration_that_the_weights_contradict_is_named(folder, lie, key, found):
     lie(folder)
     config = resolve("nano", None, [f"model.name={folder}"])
-    with pytest.raises(ModelError, match=re.escape(key)) as refused:
+    with refuses("model.name", ModelError, names=key) as refused:
         load_model(config.model, "fp32", CPU)
-    assert (refused.value.key, found in refused.value.reason) == ("model.name", True), refused.value
+    assert found in refused.value.reason
 
 
 def test_a_pickle_that_calls_a_function_is_refused_and_not_run(folder, tmp_path):
@@ -265,16 +263,12 @@ def test_a_pickle_that_calls_a_function_is_refused_and_not_run(folder, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("targets", "told"),
-    [
-        (("q_prj",), r"lora.targets=q_prj: this model has no layer q_prj. Did you mean q_proj\? Its linear ones are "),
-        (("q_proj", "w_down"), "lora.targets=q_proj,w_down: this model has no layer w_down. Its linear ones are "),
-    ],
+    ("targets", "told"), [(("q_prj",), "layer q_prj. Did you mean q_proj?"), (("q_proj", "w_down"), "layer w_down.")]
 )
 def test_targets_that_are_no_layers_are_named_with_the_nearest(tiny_model, targets, told):
-    with pytest.raises(ConfigError, match=told):
+    with refuses("lora.targets", names=told):
         lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(targets=targets))
-    with pytest.raises(ConfigError, match=told):
+    with refuses("lora.targets", names=told):
         start(tiny_model, f"lora.targets=[{', '.join(targets)}]")
 
 
@@ -316,26 +310,25 @@ def without_the_first(weights):
     return {name: weights[name] for name in sorted(weights)[1:]}
 
 
-NO_FIT = "it does not fit .*/model "
 BAD_ADAPTERS = {
-    "no weights": (lambda path: (path / "adapter_model.safetensors").unlink(), "there is no adapter_model.safetensors"),
-    "cut short": (lambda path: os.truncate(path / "adapter_model.safetensors", 200), NO_FIT),
-    "IA3": (save_other("IA3Config", target_modules=["k_proj"], feedforward_modules=[]), "it is IA3, .* plain LoRA"),
-    "a prompt": (save_other("PromptTuningConfig", num_virtual_tokens=3), "it is PROMPT_TUNING, and Octet reads plain"),
-    "an unknown method": (adapter_settings(peft_type=5), "it is 5, and Octet reads plain LoRA"),
-    "Megatron": (adapter_settings(megatron_config={"a": 1}, megatron_core="os"), "it is LoRA of Megatron"),
-    "another rank": (adapter_settings(r=8), f"{NO_FIT}.*size mismatch"),
-    "a rank of 0": (adapter_settings(r=0), NO_FIT),
-    "a rank that is no number": (adapter_settings(r="x"), NO_FIT),
-    "other layers": (adapter_settings(target_modules=["nothing"]), NO_FIT),
-    "a broken pattern": (adapter_settings(target_modules="((("), NO_FIT),
-    "a list": (lambda path: (path / "adapter_config.json").write_text("[1]"), "holds a list, and not an object"),
-    "a deep list": (lambda path: (path / "adapter_config.json").write_text("[" * 3000), "config.json cannot be read"),
-    "a missing weight": (change_adapter(without_the_first), rf"{NO_FIT}\(1 weights are in one of them only"),
-    "weights of other names": (change_adapter(lambda w: {f"x.{name}": w[name] for name in w}), rf"{NO_FIT}\(32 we"),
-    "another class": (adapter_settings(auto_mapping={"base_model_class": "GPT2LMHeadModel"}), f"{NO_FIT}.*a GPT2LM"),
-    "a mapping that is none": (adapter_settings(auto_mapping=5, target_modules=["nothing"]), NO_FIT),
-    "no numbers": (change_adapter(lambda w: {name: w[name] / 0 for name in w}), "has numbers that are not finite"),
+    "no weights": (lambda path: (path / "adapter_model.safetensors").unlink(), "adapter_model.safetensors"),
+    "cut short": (lambda path: os.truncate(path / "adapter_model.safetensors", 200), "fit"),
+    "IA3": (save_other("IA3Config", target_modules=["k_proj"], feedforward_modules=[]), "IA3"),
+    "a prompt": (save_other("PromptTuningConfig", num_virtual_tokens=3), "PROMPT_TUNING"),
+    "an unknown method": (adapter_settings(peft_type=5), "it is 5"),
+    "Megatron": (adapter_settings(megatron_config={"a": 1}, megatron_core="os"), "Megatron"),
+    "another rank": (adapter_settings(r=8), "size mismatch"),
+    "a rank of 0": (adapter_settings(r=0), "fit"),
+    "a rank that is no number": (adapter_settings(r="x"), "fit"),
+    "other layers": (adapter_settings(target_modules=["nothing"]), "fit"),
+    "a broken pattern": (adapter_settings(target_modules="((("), "fit"),
+    "a list": (lambda path: (path / "adapter_config.json").write_text("[1]"), "list"),
+    "a deep list": (lambda path: (path / "adapter_config.json").write_text("[" * 3000), "config.json"),
+    "a missing weight": (change_adapter(without_the_first), "1 weights"),
+    "weights of other names": (change_adapter(lambda w: {f"x.{name}": w[name] for name in w}), "32 weights"),
+    "another class": (adapter_settings(auto_mapping={"base_model_class": "GPT2LMHeadModel"}), "GPT2LMHeadModel"),
+    "a mapping that is none": (adapter_settings(auto_mapping=5, target_modules=["nothing"]), "fit"),
+    "no numbers": (change_adapter(lambda w: {name: w[name] / 0 for name in w}), "finite"),
 }
 
 
@@ -343,8 +336,10 @@ BAD_ADAPTERS = {
 def test_an_adapter_that_cannot_be_used_is_answered(folder, good_adapter, spoil, told):
     path = Path(shutil.copytree(good_adapter, folder.parent / "adapter"))
     spoil(path)
-    with pytest.raises(CheckpointError, match=told) as refused:
+    with pytest.raises(CheckpointError) as refused:
         lora.load_adapter(AutoModelForCausalLM.from_pretrained(folder), path)
+    assert str(refused.value).removeprefix("adapter ").startswith(f"{path}: ")
+    assert told in str(refused.value)
     assert len(str(refused.value)) < 700
 
 

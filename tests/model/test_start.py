@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.conftest import refuses
 from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError
 from trainer.model.load import load_model
@@ -33,24 +34,19 @@ def test_it_begins_with_the_values_of_the_folder(tiny_model, stored):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"r": 8}, "4 x 32 there and 8 x 32 here"),
-        ({"targets": "all"}, "no such weight there"),
-        ({"alpha": 16}, r"lora\.alpha=8"),
-        ({"rslora": True}, r"lora\.rslora=false"),
-    ],
+    ("settings", "named"),
+    [({"r": 8}, "4 x 32"), ({"targets": "all"}, "mlp"), ({"alpha": 16}, "lora.alpha=8"), ({"rslora": True}, "=false")],
 )
-def test_an_adapter_that_does_not_fit_is_refused_by_name(tiny_model, stored, settings, message):
-    with pytest.raises(CheckpointError, match=message):
+def test_an_adapter_that_does_not_fit_is_refused_by_name(tiny_model, stored, settings, named):
+    with refuses("lora.start", CheckpointError, names=named):
         made(tiny_model, start=stored[0], **settings)
 
 
 def test_a_folder_without_an_adapter_or_with_one_that_is_not_finite_is_refused(tiny_model, tmp_path):
-    with pytest.raises(CheckpointError, match="adapter_config"):
+    with refuses(f"adapter {tmp_path}", CheckpointError, names="adapter_config.json"):
         made(tiny_model, start=tmp_path)
     model = made(tiny_model)
     next(iter(trainable(model).values())).fill_(float("nan"))
     save_adapter(model, tmp_path)
-    with pytest.raises(CheckpointError, match="not finite"):
+    with refuses("lora.start", CheckpointError, names="finite"):
         made(tiny_model, start=tmp_path)

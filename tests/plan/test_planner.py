@@ -19,7 +19,7 @@ from tests.hub_server import serving, use_hub
 from trainer.commands import train
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora
-from trainer.errors import ConfigError, ModelError
+from trainer.errors import ModelError
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.model import families, lora, shapes
@@ -184,7 +184,7 @@ def test_a_model_of_10_b_or_more_is_refused_on_8_gb_whatever_its_family(tmp_path
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | LARGE | dense(family, 40)))
     config = resolve("8gb", None, [f"model.name={tmp_path}"])
     assert shapes.shape_of(str(tmp_path)).parameters > 10 * GB
-    with pytest.raises(ConfigError, match="even one answer at a time takes"):
+    with refuses("model.name", names="card"):
         memory_check.check(config, machine(8.6))
 
 
@@ -483,27 +483,23 @@ def test_the_largest_values_fit_and_one_more_does_not():
 
 
 SEVEN = "model.name=Qwen/Qwen2.5-7B-Instruct"
-WHOLE_3B = ["model.name=Qwen/Qwen2.5-3B-Instruct", "lora.enabled=false"]
+WHOLE_15B, WHOLE_3B = (["lora.enabled=false", f"model.name=Qwen/Qwen2.5-{size}B"] for size in ("1.5", "3"))
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "overrides", "told"),
+    ("gigabytes", "key", "overrides", "fits"),
     [
-        (8.6, ["model.name=Qwen/Qwen2.5-7B-Instruct"], "17.1 GB.* card has 8.6 GB. What fits: model.quantize=nf4"),
-        (8.6, ["model.name=Qwen/Qwen2.5-14B-Instruct"], "What fits: model.name=Qwen/Qwen3-8B model.quan"),
-        (
-            8.6,
-            ["lora.enabled=false", "engine.ds_config=zero2", "model.name=Qwen/Qwen2.5-1.5B"],
-            "What fits: engine.ds_config=zero3_offload$",
-        ),
-        (8.6, WHOLE_3B, "What fits: lora.enabled=true model.quantize=nf4"),  # ZeRO-3 would need 77.7 GB of RAM
-        (1.0, [], "Write --preset nano"),
-        (8.6, ["lora.targets=[q, kv]"], "lora.targets=q,kv: this model has no layer q, kv"),
+        (8.6, "model.name", [SEVEN], ": model.quantize=nf4"),
+        (8.6, "model.name", ["model.name=Qwen/Qwen2.5-14B-Instruct"], "=Qwen/Qwen3-8B model.quantize=nf4"),
+        (8.6, "model.name", [*WHOLE_15B, "engine.ds_config=zero2"], ": engine.ds_config=zero3_offload"),
+        (8.6, "model.name", WHOLE_3B, ": lora.enabled=true model.quantize=nf4"),  # ZeRO-3 would need 77.7 GB of RAM
+        (1.0, "model.name", [], "--preset nano"),
+        (8.6, "lora.targets", ["lora.targets=[q, kv]"], "layer q, kv"),
     ],
 )
-def test_a_model_that_cannot_fit_is_refused_with_what_does(monkeypatch, gigabytes, overrides, told):
+def test_a_model_that_cannot_fit_is_refused_with_what_does(monkeypatch, gigabytes, key, overrides, fits):
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * GB)
-    with pytest.raises(ConfigError, match=told):
+    with refuses(key, names=fits):
         memory_check.check(resolve("8gb", None, overrides), machine(gigabytes))
 
 
@@ -518,27 +514,18 @@ def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("settings", "gigabytes", "ram", "starts", "proposed"),
+    ("settings", "gigabytes", "ram", "key", "fits"),
     [
-        (["8gb", "lora.enabled=false"], 24, 16, "engine.ds_config=zero2_offload: ", "What fits: lora.enabled=true"),
-        (
-            ["8gb", "lora.enabled=false"],
-            80,
-            16,
-            "engine.ds_config=zero2_offload: ",
-            "What fits: engine.ds_config=zero2",
-        ),
-        (["24gb", SEVEN], 24, 10, "model.name=Qwen/Qwen2.5-7B-Instruct: 16.7 GB", "What fits: model.quantize=nf4"),
-        (["24gb", SEVEN], 24, 1, "model.name=Qwen/Qwen2.5-7B-Instruct: ", "smaller model.name"),
+        (["8gb", "lora.enabled=false"], 24, 16, "engine.ds_config", ": lora.enabled=true"),
+        (["8gb", "lora.enabled=false"], 80, 16, "engine.ds_config", ": =zero2"),
+        (["24gb", SEVEN], 24, 10, "model.name", ": model.quantize=nf4"),
+        (["24gb", SEVEN], 24, 1, "model.name", "smaller"),
     ],
 )
-def test_too_little_ram_is_said_with_its_setting_and_what_fits(monkeypatch, settings, gigabytes, ram, starts, proposed):
+def test_too_little_ram_is_said_with_its_setting_and_what_fits(monkeypatch, settings, gigabytes, ram, key, fits):
     monkeypatch.setattr(hardware, "free_ram", lambda: ram * GB)
-    config = resolve(settings[0], None, settings[1:])
-    with pytest.raises(ConfigError) as refused:
-        memory_check.check(config, machine(gigabytes))
-    assert str(refused.value).startswith(starts)
-    assert str(refused.value).rstrip(".").endswith(proposed)
+    with refuses(key, names=fits):
+        memory_check.check(resolve(settings[0], None, settings[1:]), machine(gigabytes))
 
 
 def test_ranks_are_counted_as_the_launcher_has_said(monkeypatch):
@@ -558,7 +545,7 @@ def test_a_model_that_only_the_hub_describes_is_refused_before_its_download(tmp_
     (tmp_path / "config.json").write_text(json.dumps(shapes.KNOWN["Qwen/Qwen2.5-14B"]))
     with serving({"models/some/body": tmp_path}) as hub:
         use_hub(monkeypatch, hub.url, tmp_path)
-        with pytest.raises(ConfigError, match="some/body: even one answer at a time takes 32"):
+        with refuses("model.name", names="32.5 GB"):
             memory_check.check(resolve("8gb", None, ["model.name=some/body"]), machine(8.6))
         memory_check.check(resolve("8gb", None, ["model.name=no/body"]), machine(8.6))
 
@@ -584,16 +571,16 @@ def test_a_target_is_known_by_the_end_of_its_name_and_by_the_name_of_peft(target
 @pytest.mark.parametrize(
     ("preset", "settings", "refused"),
     [
-        ("8gb", [], "no GPU was found, and with 1.7 B parameters"),
+        ("8gb", [], "1.7 B"),
         ("8gb", ["model.dtype=bf16"], None),  # it is meant
         ("8gb", ["model.name=somebody/else"], None),
         ("24gb", ["model.dtype=bf16", "model.quantize=nf4"], None),
-        ("24gb", ["model.dtype=fp32"], "on the CPU the weights take"),
+        ("24gb", ["model.dtype=fp32"], "17.6 GB"),
     ],
 )
 def test_without_a_gpu_a_large_model_is_refused_unless_it_is_meant(monkeypatch, preset, settings, refused):
     monkeypatch.setattr(hardware, "free_ram", lambda: 16 * GB)
-    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+    with refuses("model.name", names=refused) if refused else nullcontext():
         memory_check.check(resolve(preset, None, settings), machine(None))
 
 
@@ -601,5 +588,5 @@ def test_the_launcher_refuses_before_it_asks_the_hub(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["launch", "--preset", "8gb", "model.name=Qwen/Qwen2.5-14B"])
     monkeypatch.setattr(hardware, "detect", lambda: machine(8.6))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match="even one answer at a time"):
+    with refuses("model.name", names="card"):
         train.main()

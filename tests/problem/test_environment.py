@@ -15,7 +15,7 @@ from transformers.utils import get_json_schema
 from tests.conftest import NANO, refuses
 from trainer.config.command_line import resolve
 from trainer.config.settings import PromptSettings, TaskSettings
-from trainer.errors import ConfigError, DataError
+from trainer.errors import DataError
 from trainer.machine import user_code
 from trainer.problem.adapters import OpenEnv, Verifiers
 from trainer.problem.environment import Environments, environments_of
@@ -96,7 +96,7 @@ def test_a_task_of_ones_own_brings_its_environment(guessing, tokenizer):
     assert environments.step(environment, problem, "7") == ("lower", True, 0.5)
     prompt = Prompter(tokenizer, PromptSettings(), task, environments).prompt(problem)
     assert prompt.text == "<|im_start|>user\nGuess number 7<|im_end|>\n<|im_start|>assistant\n"
-    with pytest.raises(DataError, match=r"step\(\) for \S+/7 raised ValueError: invalid literal.*guessing.py, line 8"):
+    with refuses("task.name", DataError, names="guessing.py, line 8"):
         environments.step(environment, problem, "seven")
 
 
@@ -132,7 +132,7 @@ def test_what_an_async_environment_begins_goes_on_in_its_next_turn():
 
     environments = Environments("task.name=mine.py:build", Path("mine.py"), lambda problem: Waits())
     environment, _ = environments.begin(PROBLEM)
-    with pytest.raises(DataError, match="SystemExit"):
+    with refuses("task.name", DataError, names="SystemExit"):
         environments.step(environment, PROBLEM, "stop")
     assert environments.step(environment, PROBLEM, "") == ("done", False, 0.0)
 
@@ -433,12 +433,12 @@ def test_trl_shows_a_model_the_same_tools_and_gives_the_same_reward(tmp_path, to
     ("old", "new", "says"),
     [
         ("environment_factory = Counter", "environment_factory = {'a': Counter}", "several environments"),
-        ("def train", "environment = Counter\n    def train", "beside TRL's"),
+        ("def train", "environment = Counter\n    def train", "TRL's"),
         ("amount: How", "other: How", "cannot be described"),
     ],
 )
 def test_what_trl_would_take_in_another_way_is_refused(tokenizer, tmp_path, old, new, says):
-    with pytest.raises(ConfigError, match=says):
+    with refuses("task.name", names=says):
         prompter(tokenizer, HERMES, of_trl(tmp_path, TRL.replace(old, new)))
 
 

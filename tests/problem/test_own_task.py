@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, refuses
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, DataError
 from trainer.problem import generators
@@ -118,15 +118,14 @@ SCORE, READ = '{"right": 1.0, "nearly": 0.4}.get(answer, 0.0)', 'text.rpartition
 @pytest.mark.parametrize(
     ("own", "result", "told"),
     [
-        *((SCORE, result, r"score\(\) of 'x', .* returned .* from 0 to 1") for result in
-          ("2.0", "-0.5", "None", "'1'", "float('nan')", "10**400")),
-        *((READ, result, r"read\(\) of '= x', .* returned .* text, or None") for result in ("5", "['5']")),
-        (READ, "text.nothing", r"read\(\) of '= x', .* raised AttributeError.*mine.py, line"),
+        *((SCORE, one, "score() of 'x'") for one in ("2.0", "-0.5", "None", "'1'", "float('nan')", "10**400")),
+        *((READ, one, "read() of '= x'") for one in ("5", "['5']")),
+        (READ, "text.nothing", "AttributeError"),
     ],
-)  # fmt: skip
+)
 def test_what_an_answer_and_a_score_cannot_be_is_said(written, own, result, told):
     config = configured(written(READS.replace(own, result)))
-    with pytest.raises(DataError, match=told) as error:
+    with refuses("task.name", DataError, names=told) as error:
         graded(config, make_task(config.task).train()[0], "= x")
     assert "an answer to mine/train/0" in str(error.value)
 

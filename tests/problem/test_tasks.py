@@ -158,7 +158,7 @@ def test_a_row_of_parquet_that_python_cannot_read_is_a_bad_record(tmp_path):
     for name, column in columns.items():
         table = pyarrow.table({"question": ["good?", "bad?"], "answer": ["1", "2"], name: column})
         pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-        with pytest.raises(DataError, match=rf"a\.parquet: row 1: column {name}: .*(can't decode|out of range)"):
+        with refuses(tmp_path / "a.parquet", DataError, names=f"row 1: column {name}"):
             read(tmp_path / "a.parquet")
         assert [one.question for one in read(tmp_path / "a.parquet", on_bad_record="skip")] == ["good?"]
 
@@ -251,7 +251,7 @@ GOOD = word_problem("good?")
 )
 def test_a_bad_record_is_an_error_or_is_left_out_and_counted(tmp_path, bad):
     path = write(tmp_path / "a.jsonl", GOOD, "", bad)
-    with pytest.raises(DataError, match=r"a\.jsonl:3: "):
+    with refuses(f"{path}:3", DataError):
         read(path, "gsm8k")
     task = task_of("gsm8k", path=str(path), holdout=1.0, on_bad_record="skip")
     assert [problem.id for problem in task.test()] == ["gsm8k/held-out/0"]

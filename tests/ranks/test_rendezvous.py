@@ -199,7 +199,7 @@ def test_in_a_container_without_slurm_the_missing_rank_is_named_all_the_same(add
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "node[1-2]")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ClusterError, match="rank 1 of 2 did not answer within"):
+    with pytest.raises(ClusterError, match=r"^rank 1 of 2"):
         rendezvous.meet(0, 2, seconds=0.5)
 
 
@@ -429,11 +429,11 @@ def test_what_a_killed_start_has_left_is_not_read(one_machine):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     killed = subprocess.Popen([*forked(), "-c", KILLED], cwd=ROOT, **pipes)
     assert killed.stdout.readline() == "up\n"
-    with pytest.raises(ClusterError, match=r"rank 0 on .*another run uses this MASTER_PORT"):
+    with refuses(f"rank 0 on {rendezvous.host()}", ClusterError, names="MASTER_PORT"):
         rendezvous.meet(0, 2, seconds=1.0)
     killed.kill()
     killed.communicate()
-    with pytest.raises(ClusterError, match=r"rank 0 did not answer within 0.1 s .*has not created .*29500"):
+    with refuses(f"rank 1 on {rendezvous.host()}", ClusterError, names="29500"):
         rendezvous.meet(1, 2, seconds=0.1)
     met = together(lambda rank: rendezvous.meet(rank, 2, 60.0), (0, 1))
     assert [ranks.hosts for ranks in met] == [[rendezvous.host()] * 2] * 2

@@ -36,7 +36,7 @@ def test_a_signal_stops_it_with_a_status_of_its_own(signalled):
     assert (run.is_due(), run.limit) == (False, "")  # there is no job
     signalled()
     assert run.is_due()
-    with pytest.raises(Interrupted, match="stopped after step 7, which is saved: SIGUSR1 was received") as caught:
+    with pytest.raises(Interrupted, match=r"step 7\b.* SIGUSR1") as caught:
         run.stop(7)
     assert caught.value.status == 75
 
@@ -143,7 +143,7 @@ def test_there_has_to_be_time_for_the_evaluation_of_the_merged_model(monkeypatch
         with run.merging():
             pass
     else:
-        with pytest.raises(Interrupted, match=r"all steps are done and saved; the merge is left .* time limit"):
+        with pytest.raises(Interrupted, match=r"merge .* time limit"):
             run.merging()
 
 
@@ -168,7 +168,7 @@ def test_an_evaluation_is_ended_in_the_middle_and_once(signalled):
             signalled()  # while it cleans up: not a second time
             reached.append("cleaned up")
 
-    with pytest.raises(Interrupted, match="stopped in the evaluation after step 7, which is saved"), run.evaluating(7):
+    with pytest.raises(Interrupted, match=r"evaluation .*step 7\b"), run.evaluating(7):
         evaluate()
     assert reached == ["cleaned up"]
 
@@ -177,7 +177,7 @@ def test_a_signal_from_before_ends_it_before_it_begins(signalled):
     run = stopping.Stopping()
     run.is_due()
     signalled()
-    with pytest.raises(Interrupted, match="all steps are done and saved; the export is left"), run.exporting():
+    with pytest.raises(Interrupted, match="export"), run.exporting():
         pytest.fail("it began")
 
 

@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import refuses
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
-from trainer.errors import ConfigError, RewardError
+from trainer.errors import RewardError
 from trainer.machine.http_client import NoReply, exchange, seconds_of
 from trainer.reward import judge as judge_module
 from trainer.reward.built_in import read
@@ -240,7 +240,7 @@ def test_a_grader_that_drips_is_left_at_the_timeout(drip):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = threading.Thread(target=serve, args=(listener,))
         server.start()
-        with pytest.raises(NoReply, match="HTTP 500" if drip == "an error" else "did not end within|more than 100"):
+        with pytest.raises(NoReply, match="HTTP 500" if drip == "an error" else "0.3 s|100"):
             exchange(f"http://127.0.0.1:{listener.getsockname()[1]}/", {}, 0.3, 1 << 20)
         over.set()
         server.join()
@@ -378,7 +378,7 @@ def test_a_key_is_masked_before_a_reply_that_quotes_it_is_cut(server, monkeypatc
 @pytest.mark.parametrize("key", ["two\nlines", "ümlaut", "a\x7fb"])
 def test_a_key_that_cannot_be_sent_is_not_shown(monkeypatch, key):
     monkeypatch.setenv("OCTET_JUDGE_KEY", key)
-    with pytest.raises(ConfigError, match="OCTET_JUDGE_KEY: the key has characters") as raised:
+    with refuses("OCTET_JUDGE_KEY") as raised:
         judge("http://127.0.0.1:1/v1")
     assert key not in str(raised.value)
 

@@ -290,18 +290,18 @@ def test_a_fault_is_asked_again_and_nothing_is_counted_twice(sampler, double, na
 
 
 ENDING = {
-    "another version": (lambda body: good({**body, "model": "octet-12345678-v9"}), "answered as octet-12345678-v9"),
-    "refused": (lambda body: (400, b"maximum context length"), "{url}: HTTP 400 maximum context length"),
-    "adapter unknown": (lambda body: (404, b"The model does not exist"), r"does not exist.*3 invalid replies"),
-    **{name: (FAULTS[name], "3 invalid replies") for name in ("truncated", "too few", "cut off")},
+    "another version": (lambda body: good({**body, "model": "octet-12345678-v9"}), "octet-12345678-v9"),
+    "refused": (lambda body: (400, b"maximum context length"), "HTTP 400 maximum context length"),
+    "adapter unknown": (lambda body: (404, b"The model does not exist"), "3 invalid"),
+    **{name: (FAULTS[name], "3 invalid") for name in ("truncated", "too few", "cut off")},
 }
 
 
 @pytest.mark.parametrize("name", ENDING)
 def test_answers_that_stay_wrong_end_the_run(sampler, double, name):
-    fault, said = ENDING[name]
+    fault, named = ENDING[name]
     double.faults = [fault] * 99
-    with pytest.raises(TrainingError, match=said.format(url=double.url)):
+    with refuses("rollout.vllm.urls" if name == "another version" else "rollout.engine", TrainingError, names=named):
         sample(sampler)
     if name == "refused":
         assert len(double.asked) <= 4, "it is not asked again"
@@ -363,7 +363,7 @@ def test_a_server_without_room_for_the_longest_prompt_is_refused_before_the_firs
     sampler.rehearse(PROMPTS, SAMPLING)
     double.asked.clear()
     long = Sampling(3, 1.0, 13, 1)
-    with pytest.raises(ConfigError, match=rf"prompt of 8 tokens .* {other.url} has room for, 20") as refused:
+    with refuses("rollout.max_new_tokens", names=f"{other.url} has room for, 20") as refused:
         sampler.rehearse(PROMPTS, long)
     assert refused.value.is_of_all
     with refuses("rollout.max_new_tokens"):
@@ -375,7 +375,7 @@ def test_a_closed_sampler_does_not_wait(sampler, double):
     double.faults = [FAULTS["500"]] * 99
     closing = threading.Timer(0.3, sampler.close)
     closing.start()
-    with pytest.raises(TrainingError, match="Sampling was stopped"):
+    with refuses("rollout.engine", TrainingError, names="stopped"):
         sample(sampler)
     closing.join()
 
@@ -391,7 +391,7 @@ REFUSED = [
 @pytest.mark.parametrize(("fact", "value", "remedy"), REFUSED)
 def test_a_server_that_cannot_work_is_refused_before_the_first_step(double, fact, value, remedy):
     double.facts[fact] = value
-    with pytest.raises(ConfigError, match=remedy):
+    with refuses("rollout.vllm.urls", names=remedy):
         check_server(Server(double.url), Lora(), print)
 
 
@@ -484,7 +484,7 @@ def test_log_probs_are_compared_with_every_server(double, other, make_sampler):
     assert apart[f"sampler {double.url}"] == pytest.approx([0.0] * 36)
     assert apart[f"sampler {other.url}"] == pytest.approx([3.0] * 36)
     for wrong, name in ((apart, other.url), ({"sampler": [0.1, float("nan")]}, "nan")):
-        with pytest.raises(ConfigError, match=name):
+        with refuses("rollout.vllm.max_difference", names=name):
             sampler_check.judge(wrong, 1.0, print)
 
 
@@ -511,13 +511,10 @@ def measured_by_hand(batch: TrainingBatch) -> Scores:
 INVALID = b'{"vllm_config": {"model_config": 3, "lora_config": {"a": 1}}}'
 NO_VLLM = [
     *[("/v1/models", 200, said, TrainingError, "3 invalid") for said in (b"{}", b'{"data": []}', b"[1]", b"<html>")],
-    ("/v1/models", 404, b"Not Found", ConfigError, "no vLLM answers there"),
+    ("/v1/models", 404, b"Not Found", ConfigError, "HTTP 404"),
     ("/v1/models", 401, b"Unauthorized", TrainingError, "VLLM_API_KEY"),
-    *[("/version", 200, said, TrainingError, "not from vLLM") for said in (b"[1]", b'"0.32.0"', INVALID)],
-    *[
-        ("/server_info?config_format=json", 200, said, TrainingError, "not from vLLM")
-        for said in (b"[1]", b'"0.32.0"', INVALID)
-    ],
+    *[("/version", 200, said, TrainingError, "vLLM") for said in (b"[1]", b'"0.32.0"', INVALID)],
+    *[("/server_info?config_format=json", 200, said, TrainingError, "vLLM") for said in (b"[1]", b'"0.32.0"', INVALID)],
 ]
 
 
@@ -526,8 +523,9 @@ def test_another_program_at_the_address_is_named_with_its_address(
     double, policy, tmp_path, path, status, reply, kind, said
 ):
     double.instead[path] = status, reply
-    with pytest.raises(kind, match=rf"{double.url}.*{said}"):
+    with refuses("rollout.vllm.urls" if kind is ConfigError else "rollout.engine", kind, names=said) as refused:
         connect(around(tmp_path, policy, double.url))
+    assert double.url in str(refused.value)
 
 
 def test_more_groups_are_asked_for_than_the_local_sampler_decodes_rows(double, make_sampler):

@@ -58,7 +58,7 @@ def test_another_model_is_refused(connect):
 
 def test_a_server_without_room_for_the_longest_answer_is_refused(connect):
     connect("rollout.max_new_tokens=1000", longest=23)
-    with pytest.raises(ConfigError, match="--max-model-len 1025"):
+    with refuses("rollout.max_new_tokens", names="1025"):
         connect("rollout.max_new_tokens=1000", longest=24)
 
 
@@ -75,11 +75,11 @@ def test_a_teacher_that_counts_in_other_tokens_is_refused_by_name(connect, token
 
 TOO_LARGE = [None, {"27": {"logprob": 3.0}}, {"34": {"logprob": 3.0}}]
 REPLIES = [
-    ({"model": "other"}, TrainingError, "asked for nano, it answered as other"),
-    ({"choices": []}, TrainingError, "3 invalid replies"),
-    ({"choices": [{"prompt_logprobs": None}]}, TrainingError, "not from vLLM"),
-    ({"choices": [{"prompt_logprobs": [None, {"20": {"logprob": -1.0}}]}]}, TrainingError, "not from vLLM"),
-    ({"choices": [{"prompt_logprobs": TOO_LARGE}]}, ConfigError, "3 is no log-prob"),
+    ({"model": "other"}, TrainingError, "other"),
+    ({"choices": []}, TrainingError, "3 invalid"),
+    ({"choices": [{"prompt_logprobs": None}]}, TrainingError, "vLLM"),
+    ({"choices": [{"prompt_logprobs": [None, {"20": {"logprob": -1.0}}]}]}, TrainingError, "vLLM"),
+    ({"choices": [{"prompt_logprobs": TOO_LARGE}]}, ConfigError, "log-prob"),
 ]
 
 
@@ -87,5 +87,5 @@ REPLIES = [
 def test_a_reply_that_makes_no_sense_ends_the_run(double, connect, reply, kind, message):
     teacher = connect()
     double.look_back = lambda **body: (200, {"model": "nano", **reply})
-    with pytest.raises(kind, match=r"teacher\.url=.*" + message):
+    with refuses("teacher.url", kind, names=message):
         teacher(Packer(24, 0, flat=False).pack([row(1, 2, 1.0)]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from octet import Config, resolve, train
-from tests.conftest import ROOT, launch, learned
+from tests.conftest import ROOT, launch, learned, refuses
 from tests.forks import forked
 from trainer.errors import ConfigError, DataError
 from trainer.machine import user_code
@@ -173,24 +173,23 @@ def test_what_cannot_be_used_is_named(tmp_path):
         return [0.0] * len(completions)
 
     good = {"question": "a", "answer": "1"}
-    refused = [
-        (ConfigError, "reward", {"reward": one}) for one in (lambda _: [0.0], 3, "rewards.py:score", [3], correct)
-    ]
-    refused += [(DataError, "^data: ", {"data": one}) for one in ("mine.jsonl", tmp_path, good, 3)]
-    refused += [(DataError, r"^data\[1\]: ", {"data": [good, {"question": "b", "answer": {1}}]})]
-    refused += [(DataError, "^test: ", {"data": [good], "test": "mine.jsonl"}), (DataError, "^test: ", {"test": []})]
-    refused += [(ConfigError, "^config: ", {"config": one}) for one in ("nano", {})]
+    refused = [(ConfigError, "reward", {"reward": one}) for one in (lambda _: [0.0], 3, "rewards.py:score", [3])]
+    refused += [(ConfigError, "reward.custom", {"reward": correct})]
+    refused += [(DataError, "data", {"data": one}) for one in ("mine.jsonl", tmp_path, good, 3)]
+    refused += [(DataError, "data[1]", {"data": [good, {"question": "b", "answer": {1}}]})]
+    refused += [(DataError, "test", {"data": [good], "test": "mine.jsonl"}), (DataError, "test", {"test": []})]
+    refused += [(ConfigError, "config", {"config": one}) for one in ("nano", {})]
     for error, key, given in refused:
-        with pytest.raises(error, match=key):
+        with refuses(key, error):
             train(**{"config": config, **given})
-    with pytest.raises(ConfigError, match=r"^overrides: "):
+    with refuses("overrides"):
         resolve("nano", None, "run.steps=1")
     assert not list(tmp_path.rglob("*.yaml"))
 
 
 def test_a_process_group_and_ranks_of_somebody_else_are_left_alone(alone, monkeypatch):
-    with pytest.raises(ConfigError, match="process group"):
+    with refuses("train()", names="destroy_process_group"):
         train(Config())
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="WORLD_SIZE=2"):
+    with refuses("WORLD_SIZE"):
         train(Config())

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from tests.conftest import NANO, learned
+from tests.conftest import NANO, learned, refuses
 from tests.e2e.short_job import resumes_to_the_bit, train
 from tests.e2e.vllm_double import VllmDouble
 from tests.run.test_warmup import ADAPTER, FEW
@@ -99,11 +99,11 @@ def test_a_teacher_that_is_not_there_or_counts_in_other_tokens_is_refused_by_nam
     config = resolve("nano", None, [f"teacher.name={other}", f"model.name={tiny_model}"])
     adapter = [f"teacher.name={tiny_model}", f"teacher.adapter={tmp_path}"]
     server = ["teacher.url=http://127.0.0.1:1", "rollout.vllm.wait_s=0.01"]
-    for wrong, error, said in (
-        (config, ModelError, r"^teacher\.name=.*/other: its tokenizer is not that of the model, .*2 tokens d"),
-        (resolve("nano", None, [f"teacher.name={tmp_path / 'none'}"]), ModelError, r"^teacher\.name="),
-        (resolve("nano", None, adapter), CheckpointError, r"adapter_config\.json"),
-        (resolve("nano", None, server), TrainingError, r"^teacher\.url=http://127\.0\.0\.1:1: ConnectionRefused"),
+    for wrong, error, key, named in (
+        (config, ModelError, "teacher.name", "2 tokens"),
+        (resolve("nano", None, [f"teacher.name={tmp_path / 'none'}"]), ModelError, "teacher.name", ""),
+        (resolve("nano", None, adapter), CheckpointError, f"adapter {tmp_path}", "adapter_config.json"),
+        (resolve("nano", None, server), TrainingError, "teacher.url", "ConnectionRefused"),
     ):
-        with pytest.raises(error, match=said):
+        with refuses(key, error, names=named):
             make_teacher(wrong, load_tokenizer(wrong.model), 8)

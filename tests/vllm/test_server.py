@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import ROOT, is_running, until
+from tests.conftest import ROOT, is_running, refuses, until
 from tests.rollout.test_agents import worst_difference
 from tests.vllm.serving import (
     ARGUMENTS,
@@ -33,7 +33,7 @@ from tests.vllm.serving import (
     train_all,
 )
 from trainer.config.settings import Lora, Model
-from trainer.errors import ConfigError, TrainingError
+from trainer.errors import TrainingError
 from trainer.machine.http_client import NoReply, exchange
 from trainer.model.load import load_model
 from trainer.model.lora import add_adapter, save_adapter
@@ -125,7 +125,7 @@ def test_after_three_updates_the_served_policy_is_the_trained_one(run, server):
 def test_a_sampler_that_misses_the_updates_is_found_out(run, monkeypatch):
     first = run.rollouts.sampler.sync()
     monkeypatch.setattr(VllmServerSampler, "sync", lambda self: first)
-    with pytest.raises(TrainingError, match=r"differ by .* has an adapter of an earlier step"):
+    with pytest.raises(TrainingError):
         train_all(replaced(run, max_difference=1e-3))
     assert apart(run) > 1e-2
 
@@ -162,7 +162,7 @@ def test_a_seed_repeats_and_answers_differ(run):
 
 def test_an_adapter_above_the_servers_rank_is_refused(server, tmp_path):
     with (
-        pytest.raises(ConfigError, match=r"rank 32 is greater than max_lora_rank 16.* smaller lora\.r"),
+        refuses("rollout.vllm.urls", names="rank 32"),
         built(tmp_path / "run", f"rollout.vllm.urls={server.url}", "run.steps=1", "lora.r=32") as run,
     ):
         run.rollouts.sampler.sync()
@@ -182,7 +182,7 @@ def test_an_adapter_of_another_scale_or_rate_is_served_as_it_was_trained(server,
 
 
 def test_a_folder_that_the_server_cannot_see_is_said_so(server, tmp_path):
-    with pytest.raises(ConfigError, match="cannot see"):
+    with refuses("rollout.vllm.urls", names="nowhere"):
         Server(server.url).load_adapter(Published("octet-x-v1", tmp_path / "nowhere", 1))
 
 
@@ -194,7 +194,7 @@ def test_a_server_that_says_nothing_is_asked_for_its_logprobs(tmp_path):
     save_adapter(add_adapter(model, Lora(r=8)), adapter)
     try:
         server = Server(plain.ready().url)
-        with pytest.raises(ConfigError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+        with refuses("rollout.vllm.urls", names="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
             server.load_adapter(Published("octet-x-v1", adapter, 1))
     finally:
         plain.end()
