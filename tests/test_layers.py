@@ -22,7 +22,8 @@ FLOORS = [
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 MODULES = sorted(path for path in (ROOT / "trainer").rglob("*.py") if path.name != "__init__.py")
-HEAVY = ("torch", "numpy", "transformers", "deepspeed", "peft", "bitsandbytes", "datasets", "sympy", "tensorboard")
+HEAVY = ("torch", "numpy", "transformers", "deepspeed", "peft", "bitsandbytes", "datasets", "sympy", "math_verify")
+HEAVY += ("tensorboard",)
 LIGHT = ["errors", "records", "machine", "answers", "sandbox", "config", "ranks", "problem", "reward", "plan"]
 LIGHT += ["advantage", "policy", "commands", "reports", "estimates", "model.hub", "model.shapes", "model.families"]
 NEEDS_TORCH = ["machine.out_of_memory", "plan.torch_probe", "ranks.distributed", "ranks.rendezvous", "ranks.stopping"]

@@ -26,12 +26,6 @@ def by_hand(aggregation: str, constant: float = 1.0) -> float:
     return sum(tokens) / constant
 
 
-def test_the_reference_by_hand():
-    assert by_hand("dapo") == 255 / 8  # 1 + 2 + 4 + 8 + 16 + 32 + 64 + 128
-    assert by_hand("grpo") == (1.5 + 4 + 56 / 3 + 96) / 4
-    assert by_hand("bnpo") == (7 / 3 + 248 / 5) / 2
-
-
 def config(aggregation: str):
     sizes = ["rollout.problems=2", "rollout.group_size=2", "rollout.max_new_tokens=10"]
     return resolve("nano", None, [f"algorithm.aggregation={aggregation}", *sizes])

@@ -121,17 +121,8 @@ def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_pat
         capsys, "reward", "test", "--task", "multiple_choice", f"task.path={path}", "task.incorrect=[wrong]", lenient
     )
     assert status == 0, out
-    texts = [
-        "Apollo 11",
-        "World War 2",
-        "Summary judgment",
-        "x=2 or x=3",
-        "7 Up",
-        "\\frac{\\pi}{4}",
-        "(1, 2)",
-        "U.S. Grant",
-    ]
-    texts += ["\\frac{1}{2}", "\\{1,2\\}", "[0,\\infty)", "101_2"]
+    texts = ["Apollo 11", "World War 2", "Summary judgment", "x=2 or x=3", "7 Up", "U.S. Grant", "(1, 2)", "101_2"]
+    texts += ["\\frac{\\pi}{4}", "\\frac{1}{2}", "\\{1,2\\}", "[0,\\infty)"]
     rows = [{"question": f"Which is {text[::-1]}?", "answer": text} for text in texts]
     path = write_lines(tmp_path / "texts.jsonl", rows)
     for style in STYLES[:2]:

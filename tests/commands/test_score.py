@@ -78,13 +78,6 @@ def test_gold_of(answer, gold):
     assert gold_of(answer) == gold
 
 
-def test_all_gold_solutions_score_one(score, gsm8k_folder):
-    records = [json.loads(line) for line in (gsm8k_folder / "test.jsonl").read_text().splitlines()]
-    _, out, _ = score(*({"completion": one["answer"], "answer": one["answer"]} for one in records))
-    assert len(out) == 1319
-    assert all(one["correct_strict"] and one["correct_lenient"] and one["reward"] == 1.0 for one in out)
-
-
 @pytest.mark.parametrize("text", ["\ud800", "\x00", "\u2028", "\ufeff", "9" * 100_000, "\\boxed{" * 5_000])
 def test_hostile_completions_are_scored(score, text):
     status, (one,), _ = score({"completion": text, "answer": "1"})

@@ -6,16 +6,14 @@ import re
 
 import pytest
 
-from tests.conftest import refuses, said_by, write_lines
+from tests.conftest import said_by, write_lines
 from tests.problem.test_environment import TRL
 from trainer.commands.task import typed
-from trainer.config.command_line import Request, resolve
+from trainer.config.command_line import resolve
 from trainer.config.settings import PromptSettings, TaskSettings
-from trainer.errors import DataError
 from trainer.plan.read_data import Data
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
-from trainer.run import assemble
 from trainer.run.data import report
 from trainer.watch.screen import Screen
 
@@ -102,20 +100,6 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
     assert len(facts.pop("checksums")) == 6 * 8
     sizes = {"training_problems": 6, "held_out": 3, "test_problems": 3}
     assert facts == {"task": "gsm8k", **sizes, "in_words": False}
-
-
-def test_bad_data_ends_a_run_before_its_folder_is_made(monkeypatch, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"vraag": "2 + 2?", "answer": 4}\n')
-    settings = ["task.name=records", f"task.path={tmp_path}/a.jsonl", f"run.dir={tmp_path}/run"]
-    monkeypatch.setattr(assemble, "load_tokenizer", pytest.fail)
-    monkeypatch.setattr(assemble, "load_model", pytest.fail)
-    with refuses(f"{tmp_path}/a.jsonl:1", DataError, names="question"):
-        assemble.build(Request(resolve("nano", None, settings), "nano", ""))
-    lines = [json.dumps({"question": f"question {index}", "answer": "two\nlines"}) for index in range(3)]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    with refuses("task.name", DataError, names="answers"):
-        assemble.build(Request(resolve("nano", None, settings), "nano", ""))
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])

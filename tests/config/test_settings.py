@@ -137,14 +137,6 @@ def test_resume_without_a_folder_takes_the_latest_run(tmp_path, monkeypatch):
     assert parse_command_line(["--resume"]).config.run.dir == tmp_path / "a"
 
 
-@pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_preset_resolves_and_comes_back_from_its_own_yaml(path, tmp_path):
-    settings = resolve(path.stem)
-    written = tmp_path / "config.yaml"
-    written.write_text(settings.to_yaml())
-    assert resolve(str(written)) == settings
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "ds_configs").glob("*.json")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_every_ds_config_is_filled(path, dtype):

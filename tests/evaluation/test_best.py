@@ -98,17 +98,6 @@ def test_the_metric_decides(tmp_path):
     assert [describe(one).partition("%")[0] for one in seen] == ["50.0", "100.0"]
 
 
-def test_the_best_adapter_replaces_the_one_before(tmp_path):
-    run = course(tmp_path)
-    for level, text in ((1, "first"), (3, "second")):
-        go(run, level, first=level)
-        run.keep(weights(text))
-    assert (tmp_path / "best/weights").read_text() == "second"
-    assert json.loads((tmp_path / "best/best.json").read_text()) == run.kept
-    assert run.kept == {"step": 3, "accuracy": 0.75, "lenient": 0.75, "problems": 4, "run": ""}
-    assert not (tmp_path / "best.partial").exists()
-
-
 @pytest.mark.parametrize(("every", "problems", "steps"), [(None, 4, [5]), (2, 4, [2, 4, 5]), (2, 0, [])])
 def test_the_last_step_is_always_due_if_there_are_problems(tmp_path, every, problems, steps):
     run = course(tmp_path, total_steps=5, every=every, problems=problems)

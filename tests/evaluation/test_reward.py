@@ -17,8 +17,7 @@ from trainer.errors import RewardError
 from trainer.estimates import Share, mean_of, wilson
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory
-from trainer.evaluation.evaluate import Evaluation, Sampled, evaluate
-from trainer.records import Draws
+from trainer.evaluation.evaluate import Evaluation, evaluate
 from trainer.reports.report import ranked
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
@@ -161,13 +160,6 @@ def test_a_comparison_of_rewards_counts_what_is_higher_and_lower_and_names_the_l
     (found,) = results.all_pairs(both)
     assert [flip.record()["after_reward"] for flip in found.flips] == [1.5, 0.75, 0.25]
     assert results.rows(both)[0] == ["reward", "0.500 [0.500, 0.500]", "0.875 [0.0469, 1.70]"]
-
-
-def test_sampled_rewards_have_a_mean_and_no_votes():
-    trials = tuple(tuple((one,) for one in paid("", *rewards).outcomes) for rewards in ([0.5, None], [1.5, None]))
-    sampled = Sampled(Draws(1, 1.0, 2, 0), trials)
-    assert sampled.means(REWARD) == [0.5, 1.5]
-    assert {name: share.value for name, share in sampled.shares(REWARD).items()} == {"avg@1": 1.0}
 
 
 @pytest.mark.parametrize(

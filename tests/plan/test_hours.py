@@ -130,16 +130,8 @@ def test_a_run_has_its_steps_and_evaluations():
 
 def test_the_steps_of_a_run_correct_what_is_computed():
     records = [{"length": 99.0, "time/rollout": 99.0, "time/step": 99.0}]  # the first one is not counted
-    records += [
-        {
-            "length": 4.0,
-            "dead_groups": 0.5,
-            "time/rollout": 3.0,
-            "time/step": 1.0,
-            "time/batch": 0.5,
-            "time/reward/x": 9.0,
-        }
-    ]
+    records += [{"length": 4.0, "dead_groups": 0.5, "time/rollout": 3.0, "time/step": 1.0, "time/batch": 0.5}]
+    records[1] |= {"time/reward/x": 9.0}
     own = measured(duration(), records)
     assert (own.length, own.live) == (4.0, 1.0)
     assert (own.rollout, own.update) == (pytest.approx(3.0), pytest.approx(1.5))

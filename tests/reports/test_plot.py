@@ -85,15 +85,6 @@ def test_any_range_of_values_has_an_axis(values):
     assert all(math.isfinite(float(element.get("x"))) for element in elements(chart.marks(), "rect"))
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "said"),
-    [(1, 20, ["step 1", "5", "10", "15", "20"]), (4, 20, ["step 4", "10", "15", "20"]), (3, 3, ["step 3"])],
-)
-def test_the_first_step_is_named(first, last, said):
-    chart = Chart("", [Curve("", [Value(step, 1.0, 1.0, 1.0) for step in range(first, last + 1)])])
-    assert [one.text for one in elements(chart.marks(), "text") if one.get("text-anchor") == "middle"] == said
-
-
 def test_a_long_curve_is_thinned_to_means():
     values = [Value(step, step % 2, 0, 1) for step in range(1000)]
     assert len(thinned(values)) == MOST_POINTS

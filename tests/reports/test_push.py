@@ -255,17 +255,8 @@ def test_a_hub_that_does_not_answer_is_one_message(capsys, hub, finished, monkey
     assert (status, err.count("Connection refused")) == (2, 1)
 
 
-LEFT_OUT = (
-    "notes.txt",
-    ".env",
-    ".secret.gguf",
-    "id_rsa",
-    "wandb_key.json",
-    "model.safetensors.bak",
-    "run.py",
-    "x.jinja",
-)
-LEFT_OUT += ("additional_chat_templates/.x.jinja", "additional_chat_templates/notes.txt")
+LEFT_OUT = ["notes.txt", ".env", ".secret.gguf", "id_rsa", "wandb_key.json", "model.safetensors.bak", "run.py"]
+LEFT_OUT += ["x.jinja", "additional_chat_templates/.x.jinja", "additional_chat_templates/notes.txt"]
 
 
 def test_files_that_belong_to_no_model_are_left_out(capsys, copied):

@@ -91,10 +91,6 @@ def test_functions_for_chats_run_unchanged(mine, setting, messages, prompt):
     assert (seen_by(texts)["prompts"], seen_by(texts)["completions"]) == (["text"], ["a"])
 
 
-def test_it_gets_only_what_it_asks_for(mine):
-    assert grades(mine("def score(completions, *, gold):\n    return [float(len(one)) for one in gold]"), "a") == [2.0]
-
-
 @pytest.mark.parametrize(
     "score",
     [

@@ -216,15 +216,6 @@ def test_returned_logprobs_equal_a_training_forward(kind, name, temperature, tok
     torch.testing.assert_close(trained, batch.sampled_logprobs_BT, atol=1e-4, rtol=0)
 
 
-def test_a_completion_ends_with_its_first_stop_token(kind, model, tokenizer):
-    """Half of the vocabulary stops, so nearly every row ends early."""
-    stops = set(range(0, model.config.vocab_size, 2))
-    groups = sample(kind, model, tokenizer, prompts(5, 8), stops=stops, group=16)
-    for one in (one for group in groups.values() for one in group):
-        assert [token in stops for token in one.tokens] == [False] * (len(one.tokens) - 1) + [not one.truncated]
-        assert len(one.logprobs) == len(one.tokens)
-
-
 @pytest.mark.parametrize(
     ("stops", "new_tokens", "truncated"), [([479], 1, True), ([479], 4, True), (range(480), 1, False)]
 )

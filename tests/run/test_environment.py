@@ -1,12 +1,17 @@
-"""Runs whose answers have several turns."""
+"""Runs whose answers have several turns, with an environment or led by an agent."""
 
 import json
+import sys
 
-from tests.conftest import ROOT, learned, lines_of
+import pytest
+
+from tests.conftest import ROOT, launch, learned, lines_of
 from tests.e2e.short_job import FEW, do_the_last_step_again, train
 
 CALLS = ["--preset", "nano", *FEW, "rollout.max_new_tokens=40", "run.merge=false", "eval.problems=0"]
 CALLS += [f"task.name={ROOT}/examples/calculator.py:build", "task.tools=calculator", "task.calls=inline"]
+AGENT = ["--preset", "nano", *FEW, "rollout.max_new_tokens=30", "run.merge=false"]
+AGENT += [f"task.agent={ROOT}/tests/rollout/agents.py:twice", "rollout.rows=1", "eval.problems=0"]
 
 
 def files_of(folder):
@@ -40,3 +45,25 @@ def test_a_run_with_turns_resumes_to_the_same_bits_and_says_who_wrote_what(tmp_p
         assert [turn["role"] for turn in one["turns"]][:2] == ["model", "environment"]
         assert one["turns"][-1] == {"role": "model", "text": one["completion"]}
     assert all(record["turns"] >= 1 for record in whole[0])
+
+
+def test_a_run_of_an_agent_resumes_to_the_same_bits(tmp_path):
+    folder = tmp_path / "run"
+    train(tmp_path, *AGENT, f"run.dir={folder}")
+    whole = files_of(folder)
+    do_the_last_step_again(folder)
+    assert files_of(folder) == whole
+    for sample in lines_of(folder / "samples.jsonl"):
+        assert [turn["role"] for turn in sample["turns"]] == ["environment", "model"] * 2
+
+
+@pytest.mark.slow
+def test_the_example_is_an_agent_that_calculates(tmp_path):
+    pytest.importorskip("openai")
+    settings = [f"task.name={ROOT}/examples/calculator.py:build", f"task.agent={ROOT}/examples/agent.py:run"]
+    few = ["rollout.problems=2", "rollout.group_size=4", "run.steps=1", "run.merge=false", "eval.problems=24"]
+    done = launch(sys.executable, "-m", "octet", "train", *settings, *few, f"run.dir={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    answers = lines_of(tmp_path / "run/eval_answers.jsonl")
+    assert sum("turns" in one for one in answers) > len(answers) / 2  # an answer of one call has none
+    assert any(" = " in one["completion"] and one["strict"] == one["gold"] for one in answers)

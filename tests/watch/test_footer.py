@@ -176,20 +176,13 @@ def test_a_short_run_ends_before_anybody_asks_when(clock, capsys):
     assert "octet: " not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("hours", "said"),
-    [
-        ((0.02,), "1.2 min"),
-        ((0.7,), "42 min"),
-        ((1.84,), "1.8 h"),
-        ((4.0,), "4 h"),
-        ((31.2,), "31 h"),
-        ((60.0,), "2.5 days"),
-    ],
-)
+TIMES = {0.02: "1.2 min", 0.7: "42 min", 1.84: "1.8 h", 4.0: "4 h", 31.2: "31 h", 60.0: "2.5 days"}
+
+
+@pytest.mark.parametrize(("hours", "said"), TIMES.items())
 def test_times_are_said_as_people_say_them(hours, said):
-    assert spoken(*hours) == [said]
-    assert [one.split()[1] for one in spoken(0.5, hours[0], 1.9)] == [spoken(max(1.9, *hours))[0].split()[1]] * 3
+    assert spoken(hours) == [said]
+    assert [one.split()[1] for one in spoken(0.5, hours, 1.9)] == [spoken(max(1.9, hours))[0].split()[1]] * 3
 
 
 def test_the_end_is_an_hour_of_the_day_then_a_day(monkeypatch):

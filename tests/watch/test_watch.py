@@ -14,7 +14,7 @@ from trainer.batch.pack import to_tensors
 from trainer.config.settings import Algorithm, Correction
 from trainer.loss.metrics import tally_batch
 from trainer.records import Scores, Update
-from trainer.watch.measure import LENIENT, REWARD, STRICT
+from trainer.watch.measure import STRICT
 from trainer.watch.screen import Screen, progress_line
 from trainer.watch.step_metrics import Health, metrics_of_updates, tally_groups
 from trainer.watch.tally import Max, Min, Tally
@@ -129,20 +129,6 @@ def test_batches_whose_gradient_is_not_finite_are_kept_and_counted(tmp_path):
 def test_model_text_is_printed_as_it_is(capsys):
     Screen().say("[bold]not markup[/bold] [/oops]")
     assert "[bold]not markup[/bold] [/oops]" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("metrics", "measure", "line"),
-    [
-        ({"reward/mean": 0.0}, STRICT, "reward 0.000  correct 25%  dead 100%  1:15 left"),
-        ({"reward/mean": 0.5}, REWARD, "reward 0.500  dead 100%  1:15 left"),
-        ({}, STRICT, "reward none  correct 25%  dead 100%  1:15 left"),
-        ({"accuracy/lenient": 0.75}, LENIENT, "reward none  correct 75% (strict 25%)  dead 100%  1:15 left"),
-    ],
-)
-def test_the_line_of_a_step_without_an_update(metrics, measure, line):
-    metrics |= {"time/rollout": 0.5, "length": 20.0, "accuracy/strict": 0.25, "dead_groups": 1.0}
-    assert progress_line(3, 80, metrics, 75, measure, 200) == f" 3/80  rollout 0.5s 20 tokens  {line}"
 
 
 @pytest.mark.parametrize(
