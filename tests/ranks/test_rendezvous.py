@@ -103,15 +103,6 @@ def fails_at(rank: int, silent: int | None = None, raises: Mapping[int, Exceptio
         raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Timed out waiting 9000ms")
 
 
-def test_a_silent_rank_is_named_when_a_collective_fails(address, quick):
-    first, _, last = together(lambda rank: fails_at(rank, silent=1))
-    for error in (first, last):
-        assert isinstance(error, LostRank)
-        assert "rank 1 on " in str(error)
-        assert "it died, or did not answer within 9 s (RuntimeError: Timed out waiting 9000ms)" in str(error)
-        assert "rank 0" not in str(error)
-
-
 OF_ITSELF = [
     ValueError("out of cheese"),
     torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),

@@ -31,16 +31,6 @@ def ends_in(seconds: float, monkeypatch) -> stopping.Stopping:
     return stopping.Stopping()
 
 
-def test_a_signal_stops_it_with_a_status_of_its_own(signalled):
-    run = stopping.Stopping()
-    assert (run.is_due(), run.limit) == (False, "")  # there is no job
-    signalled()
-    assert run.is_due()
-    with pytest.raises(Interrupted, match=r"step 7\b.* SIGUSR1") as caught:
-        run.stop(7)
-    assert caught.value.status == 75
-
-
 def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not(capfd):
     run = stopping.Stopping()
     with stop_signal.ctrl_c_waits_for_the_step():
@@ -188,9 +178,3 @@ def test_between_evaluations_a_signal_waits_for_the_step(signalled):
         pass
     signalled()
     assert run.is_due()
-
-
-def test_a_start_that_made_no_step_is_not_ended_in_the_middle(signalled, monkeypatch):
-    for run in (stopping.Stopping(), ends_in(1, monkeypatch)):
-        with run.evaluating(2), run.exporting(), run.merging():
-            signalled()

@@ -348,11 +348,14 @@ def test_sampling_leaves_the_model_as_it_was(kind, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("length", "new_tokens", "remedy"), [(512, 8, "prompt.max_tokens=504"), (500, 13, "rollout.max_new_tokens=12 ")]
+    ("length", "new_tokens", "key", "largest"),
+    [(512, 8, "prompt.max_tokens", 504), (500, 13, "rollout.max_new_tokens", 12)],
 )
-def test_nothing_is_sampled_beyond_the_context_whose_last_place_is_used(kind, length, new_tokens, remedy, tokenizer):
+def test_nothing_is_sampled_beyond_the_context_whose_last_place_is_used(
+    kind, length, new_tokens, key, largest, tokenizer
+):
     model, asked = family(), prompts(500)
-    with refuses("rollout.max_new_tokens", names=remedy):
+    with refuses(key, names=f"={largest}"):
         sample(kind, model, tokenizer, prompts(3, length), max_new_tokens=new_tokens)
     groups = sample(kind, model, tokenizer, asked, group=1, stops=[479], max_new_tokens=12, temperature=0.0)
     assert_greedy_is_generate(groups, model, asked, [479])
@@ -633,7 +636,7 @@ SCALED = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_p
 )
 def test_a_context_in_which_the_model_attends_in_another_way_is_refused(name, changed, tokenizer):
     sampler = make_sampler(Rollout(), family(name, **changed), tokenizer, [2])
-    with refuses("rollout.engine", names=64):
+    with refuses("rollout.max_new_tokens", names=64):
         list(sampler.sample(prompts(60), sampling()))
 
 
