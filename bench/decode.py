@@ -26,6 +26,7 @@ from trainer.config.settings import Lora, Model, PromptSettings, TaskSettings
 from trainer.machine import quiet
 from trainer.model.load import DTYPES, load_model, load_tokenizer, stop_tokens
 from trainer.model.lora import add_adapter
+from trainer.model.shapes import from_config
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
 from trainer.records import Problem, Prompt, Sampling
@@ -153,11 +154,10 @@ def measure(work: Work, rows: int, repetitions: int) -> dict[str, Any]:
 
 def over_memory_floor(work: Work, rows: int, prompts: list[Prompt], runs: list[dict[str, float]]) -> dict[str, float]:
     """Time of a step over the time that reading weights and caches once takes. Prompts are counted as steps, too."""
-    config = work.model.config
+    shape = from_config("the model", work.model.config.to_dict())
     weights = sum(p.numel() * p.element_size() for name, p in work.model.named_parameters() if "lora_" not in name)
     item = next(work.model.parameters()).element_size()
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * item
+    per_token = 2 * item * shape.total(lambda block: block.keys * block.caches)
     prompt = sum(len(one.tokens) for one in prompts) / len(prompts)
     steps = median(run["steps"] for run in runs)
     caches = rows * per_token * (prompt + steps / 2)
