@@ -54,6 +54,7 @@ def test_a_new_best_is_better_and_not_just_as_good_and_of_the_same_problems(tmp_
     run = course(tmp_path)
     assert go(run, 1, 3, 2, 3, 4) == [True, True, False, False, True]
     run.keep(weights("best"))
+    assert run.kept == json.loads((tmp_path / "best/best.json").read_text())
     assert go(course(tmp_path, first_step=5, every=None), 3, first=6) == [False]
     assert go(course(tmp_path, first_step=5, problems=9), 1, first=6) == [True]
 
