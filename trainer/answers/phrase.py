@@ -30,7 +30,8 @@ CORRECTION = re.compile(  # 18, no wait, 20
 )
 _WORKING = re.compile(  # 3 * 6 = 18, 18 (6 x 3), 3 boxes * 6 eggs = 18
     rf"(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])"
-    rf"(?P<equals>\s?=(?:\s?(?P<step>{_OPERAND})[,;.]?\s(?:so|then)\s(?={_OPERAND}\s?[-+*/x]\s?[$0-9]))?)?"
+    rf"(?P<equals>\s?=(?:\s?(?P<step>{_OPERAND})"
+    rf"(?:[,;.]?\s(?:so|then)\s(?={_OPERAND}\s?[-+*/x]\s?[$0-9])|[,;]\s(?=(?P=step)\s?[-+*/x])))?)?"
 )
 _DENIED = re.compile(  # 18 (not 20), 18 rather than 20
     rf"(?xi)(?<=[\s,(])(?:(?:and\s+)?not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])"
@@ -60,6 +61,7 @@ _REMARK = re.compile(  # (see above). I hope this helps!
     r"(?i)\b(?:I(?:\s(?:think|believe)|(?:'m|\sam)\s(?:sure|certain))|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
     r"\b(?:a\s)?total\sof\b|(?<=\bis\s)(?:therefore|thus|hence)\b|\bi\.e\.|(?:(?<=the\s)|(?<=all\s))(?:two|three|four|five|six)(?:\sof\sthem)?(?=\s[a-z][^.]*[0-9])|\bso\sfar\b|(?<=the\s)(?:first|second|third)(?=\s(?!of\b)[a-z])|\bus(?=\sdollars)|"
     r"\b(?:(?:which|this|that)\s(?:gives|makes|means|leaves)|(?<![a-z]\s)giving)\b(?:\sthat\b)?|\b(?:mrs?|ms|dr)\.\s|(?<=[0-9])です|(?-i:(?:\b[A-Z][a-z]+,\s){2,}and\s(?=[A-Z]))|"
+    r"^[^0-9]*\sat\sfirst,\sbut\b|,\sno\smore,?\s(?:(?:and|or|but)\s)?no\s(?:less|fewer)\b|"
     r",?\sas\s(?:computed|calculated|shown|found|required|requested|desired|expected|needed|stated)(?:\sabove)?\b|"
     r"\(?\b(?:see|cf\.)\s[^().]*\)?|"
     r"\b(?:I hope (?:this|that|it)|hope this|let me know|thank|please let)\b[^.!]*"

@@ -61,14 +61,14 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "a": "and",
     "c": "so thus hence therefore then finally because since as which 因此 所以",
     "r": "are were",
-    "i": "is was equals it's that's there's es son ist sind lautet est sont é è são 是 答案是 答えは",
+    "i": "is was equals it's that's there's es son ist sind lautet est sont é è são 是 答案是 答えは هو",
     "t": "all apart left over remaining remain remains more fewer extra total altogether overall combined "
     "away old long tall wide deep high together daily weekly monthly yearly annually today tomorrow",
     "C": "change",  # but 18 dollars and change is more than 18
-    "A": "answer result total solution correct right final",
+    "A": "answer result total solution correct right final 共 一共 总共",
     "v": "be been being am has have had having will would can should must do does did made got sold bought took "
     "taken ate ran drove spent paid lost won threw gave given kept brought built caught cut drank found held grew "
-    "rode slept swam taught wore wrote equal able born "
+    "rode slept swam taught wore wrote equal able born hat tiene tem heeft "
     "last gives make earn spend pay cost need get sell buy take eat run walk drive travel read use weigh save owe "
     "collect receive finish contain produce lose leave work watch bake plant pick score win throw give gain add drink "
     "cook carry hold keep bring build catch charge complete cover donate fill find fit hike invest jump learn lift "
@@ -86,7 +86,8 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "down off plus minus divided multiplied less remainder power root once thrice double doubled "
     "triple tripled quadruple halved halves third thirds quarter quarters tens lakh lakhs crore crores mil mille "
     "tausend millones millionen short shy close far too tops max maximum minimum something odd ish give "
-    "like bound point negative choose pi followed permille promille",  # these change a number, and not a name
+    "like bound point negative choose pi followed permille promille binary octal "
+    "hexadecimal",  # these change a number, and not a name
 }
 _KIND = {word: kind for kind, words in _KINDS.items() for word in words.split()}
 _VERB = re.compile(r"(\w+?)(?:(?<=[sxzh])es|s|d|(?:(?<=([bgmnprt]))\2)?ed)?")  # dropped
@@ -99,7 +100,7 @@ _VOWEL = re.compile("[aeiouæœø\u0400-\uffff]")  # no Greek letter is one
 _NOUN = "[wAvtC]"  # many verbs are nouns, too: the total cost
 # Every part begins with a letter that no part goes on with, so that there is one way to read a string.
 _MORE = r"(?:[tm]|[pPodE]s?[wAvC]{0,4}s?(?:a[wAv]{1,2})?)*(?<![pPod])"  # left, each day, at the market, to buy a house
-_UNIT = rf"t?{_NOUN}{{1,3}}(?:a[wAvt])?"
+_UNIT = rf"t?V?{_NOUN}{{1,3}}(?:a[wAvt])?"
 _OF_WHICH = rf"(?:d?(?:s|{_NOUN}{{1,2}})v{{1,2}}{_MORE})?"  # that she sells each day
 _NAME = (
     rf"(?:[tm]?s[wmE]?|d|sad?{_NOUN}{{1,3}}|E(?:p[sdw])?"
@@ -111,7 +112,8 @@ _BEFORE = (
 )
 _BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|r[wt])?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
 BEHIND = re.compile(_BEHIND)
-_LEAD = rf"(?:[pP]|d?A{{1,3}}[ir])?{_NAME}(?:v+[sw]{{0,2}})?[:=]"  # After checking:
+# After checking: I checked it twice: No rounding was needed:
+_LEAD = rf"(?:(?:[pP]|d?A{{1,3}}[ir])?{_NAME}(?:v+[sw]{{0,2}})?|sw[sd]w{{0,2}}Q?|q[tw]{{1,3}}(?:r[vt]|iv))[:=]"
 _CLAUSE = re.compile(rf"c*(?:(?:{_BEFORE}|[^qQNY]*Y)N{_BEHIND}=?|{_LEAD}|pd|[iv]?{_MORE}=?)")  # It sank in the year N
 TEXT = re.compile(  # The winner is N; N is cheaper; N, because it has more
     rf"c*,*(?:(?!w[va]){_NAME}(?:v?[ir]v?P?|v{{1,2}}|:)|[ir]+)?(?:d?m*N|dMw)(?:[irv][^q]*|,*c[dswEn][^q]*)?,*"
@@ -139,19 +141,23 @@ def kind(word: str) -> str:
         return "w" if word > "\u3040" else "x"  # a Chinese word is no variable
     if "-" in word:
         return next((found for found in map(kind, filter(None, word.split("-"))) if found in "qQ"), "w")
-    verb = _VERB.fullmatch(lower)
-    if verb and "v" in (_KIND.get(verb[1]), _KIND.get(verb[1] + "e"), _KIND.get(re.sub("ie?$", "y", verb[1]))):
-        return "v"
+    if verb := _VERB.fullmatch(lower):
+        kinds = [_KIND.get(verb[1]), _KIND.get(verb[1] + "e"), _KIND.get(re.sub("ie?$", "y", verb[1]))]
+        if found := "v" if "v" in kinds else "q" if "q" in kinds and lower.endswith("ed") else "":  # guessed
+            return found
     is_operator = GREEK.fullmatch(lower) or FUNCTION.fullmatch(lower) or lower.rstrip("s") in SCALES
     return "Q" if is_operator else "q" if _CHANGES.match(lower) else "w"
 
 
 def unit_kind(word: str) -> str:
-    """Return the letter for a word right behind a number, where `m` is a unit, and `xy` a product."""
+    """Return the letter for a word right behind a number, where `m` is a unit, `xy` a product, and `reversed` a change
+    of the number (V) unless a noun follows."""
     lower = word.lower()
     if word in _ONE_LETTER_UNITS or (len(word) > 1 and unit(word)) or lower.rstrip("s") in SCALES:
         return "w"
     found = kind(word)
+    if found == "w" and len(word) > 5 and lower.endswith("ed"):
+        return "V"
     is_product = found == "w" and len(word) < 4 and not _VOWEL.search(unicodedata.normalize("NFD", lower))  # 18 xy
     return "x" if is_product or lower in SPOKEN else found
 
