@@ -10,7 +10,6 @@ import pytest
 
 from tests.conftest import ROOT, launch, said_by
 from trainer.config.command_line import resolve
-from trainer.problem.own_records import gold_of
 
 KEYS = ["strict", "lenient", "correct_strict", "correct_lenient", "correct", "format", "length", "overlong"]
 KEYS += ["repetition", "think_tags", "reward"]
@@ -65,17 +64,6 @@ def test_samples_of_a_run_are_scored_with_its_settings(score, tmp_path):
     assert said == f"octet: with the settings of {settings}; --preset names others\n"
     _, (other,), said = score(line, options=("--preset", "nano"))
     assert (other["reward"], said) == (1.0, "")
-
-
-@pytest.mark.parametrize(
-    "answer, gold",
-    [
-        ("18", "18"), (" 1,000 ", "1,000"), ("9 * 2 = 18\n#### 18", "18"), ("#### 3\n#### 4", "4"),
-        (r"It is \boxed{\frac{1}{2}}.", r"\frac{1}{2}"), ("x + 1", "x + 1"),
-    ],
-)  # fmt: skip
-def test_gold_of(answer, gold):
-    assert gold_of(answer) == gold
 
 
 @pytest.mark.parametrize("text", ["\ud800", "\x00", "\u2028", "\ufeff", "9" * 100_000, "\\boxed{" * 5_000])

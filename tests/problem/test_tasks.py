@@ -14,6 +14,7 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
 from trainer.plan import downloads
+from trainer.problem.own_records import gold_of
 from trainer.problem.published import shuffled
 from trainer.problem.sources import LARGE, File, HubSet
 from trainer.problem.task import evaluation_problems, make_task, normalised, training_problems
@@ -183,6 +184,17 @@ def test_a_worked_answer_gives_gold_and_solution(tmp_path):
     problems = read(write(tmp_path / "a.jsonl", *(word_problem(*one) for one in answers.items())))
     assert [problem.gold for problem in problems] == ["7", "\\frac{1}{2}", "2.5"]
     assert [problem.solution for problem in problems] == [answers["a?"], answers["b?"], ""]
+
+
+@pytest.mark.parametrize("answer, gold", [
+    ("#### 3\n#### 4", "4"), ("#### 3 #### 4", "4"), ("\\boxed{6}\n#### 7", "7"), ("#### Step 1\n\\boxed{7}", "7"),
+    ("#### \\boxed{7}", "7"), ("#### 7\nThanks!", "7"), ("\\boxed{3} or \\boxed{4}", "3, 4"), ("x + 1", "x + 1"),
+    ("9 * 2 = 18\n#### 18", "18"), ("It is \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"), (" 1,000 ", "1,000"),
+])  # fmt: skip
+def test_the_last_mark_of_a_solution_has_its_gold_answer(tmp_path, answer, gold):
+    """A data set and `octet score` agree."""
+    (problem,) = read(write(tmp_path / "a.jsonl", word_problem("a?", answer)))
+    assert problem.gold == gold_of(answer) == gold
 
 
 def test_a_conversation_is_kept_as_it_is_and_makes_the_question(tmp_path):

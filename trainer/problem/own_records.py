@@ -86,11 +86,10 @@ class RecordsTask(DataTask):
     def _gold(self, record: Record, solution: str) -> tuple[str, str]:
         """Return answer and worked solution. The answer column may hold both, as in GSM8K and MATH."""
         text = record.answer(self.settings.answer or "answer", "task.answer")
-        style = "boxed" if "\\boxed" in text else "gsm8k" if "####" in text else None
-        if style is None:
+        if "\\boxed" not in text and "####" not in text:
             return (with_points(text) if self.decimal == "comma" else text), solution
-        gold = find.marked(text, style)
-        if gold is None:
+        gold = gold_of(text)
+        if not gold:
             raise DataError(record.where, f"there is no answer behind the mark in {text[-40:]!r}")
         return gold, solution or text
 
@@ -183,10 +182,11 @@ def own_task(settings: TaskSettings) -> Task:
 
 
 def gold_of(answer: str) -> str:
-    r"""Return the gold answer of a solution: after the last `####`, else in the last `\boxed{}`, else all of it."""
-    if "####" in answer:
-        return answer.rpartition("####")[2].strip()
-    return find.marked(answer, "boxed") or answer.strip()
+    r"""Return the gold answer of a solution: what its last mark holds, `#### 7` or `\boxed{7}`, or all of it."""
+    hashes, box = answer.rfind("####"), answer.rfind("\\boxed")
+    if hashes == box:
+        return answer.strip()
+    return (find.marked(answer, "boxed") if box > hashes else find.marked(answer[hashes:], "gsm8k")) or ""
 
 
 def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:
