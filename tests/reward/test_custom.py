@@ -158,6 +158,7 @@ NAMED = {
     "torch.backends.mkldnn.enabled = False": "mkldnn_enabled",
     "torch.use_deterministic_algorithms(True)": "get_deterministic_debug_mode",
     "import faulthandler; faulthandler.dump_traceback_later(9, exit=True)": "faulthandler",
+    "os.dup2(0, os.dup(0))": "os.dup2",
 }
 
 
@@ -188,8 +189,9 @@ def test_a_setting_of_torch_that_is_changed_while_torch_is_imported_is_named(tmp
 
 RESTORED = [
     "os.environ.clear()", "os.environ['PATH'] = ''", "del os.environ['PATH']", "os.environ = {}", "os.close(0)",
-    "os.close(1)", "os.close(2)", "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)", "sys.stderr = None",
-    "sys.stdout = None", "warnings.simplefilter('error')", "warnings.filterwarnings('error', category=FutureWarning)",
+    "os.close(1)", "os.close(2)", "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)", "os.dup2(0, fd2=2)", "os.dup2(0, 99)",
+    "sys.stderr = None", "sys.stdout = None",
+    "warnings.simplefilter('error')", "warnings.filterwarnings('error', category=FutureWarning)",
     "os.fork()", "os.fork(); os.fork()", "os.fork() or time.sleep(0.2)", "os.environ.clear(); raise ValueError",
     "sys.path.clear()", "sys.path = []", "os.chdir('/')",
 ]  # fmt: skip

@@ -30,7 +30,7 @@ TEMPLATE_S = 10.0  # for a chat template
 OF_A_TEMPLATE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TimeoutError, TypeError, ValueError)
 
 # What ends the process, or harms it later, is refused while user code runs.
-REFUSED: dict[ModuleType, tuple[str, ...]] = {os: ("_exit", "abort", "closerange", "execv", "execve")}
+REFUSED: dict[ModuleType, tuple[str, ...]] = {os: ("_exit", "abort", "closerange", "dup2", "execv", "execve")}
 REFUSED |= {signal: ("alarm", "setitimer"), resource: ("setrlimit", "prlimit")}
 REFUSED |= {faulthandler: ("dump_traceback_later",)}
 _end_later = faulthandler.dump_traceback_later  # for Octet itself, which calls it while user code runs
@@ -155,7 +155,16 @@ class Containment:
         main = threading.main_thread()  # which does the work of the trainer if it is not inside
         if os.getpid() != own or (threading.current_thread() is main and main not in self._inside):
             return real(*arguments, **named)
+        if name == "os.dup2" and not _replaces(*arguments, **named):
+            return real(*arguments, **named)
         raise SystemExit(f"it called {name}, which a reward may not")
+
+
+def _replaces(fd: int, fd2: int, inheritable: bool = True) -> bool:
+    """Return True for a dup2 onto an open descriptor that is not put back: a file, or a socket, of somebody else."""
+    with suppress(OSError):
+        return fd2 > 2 and bool(os.fstat(fd2))
+    return False
 
 
 contained = Containment()  # one for the process, because what it changes belongs to all threads
