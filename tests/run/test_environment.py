@@ -49,7 +49,8 @@ def test_a_run_with_turns_resumes_to_the_same_bits_and_says_who_wrote_what(tmp_p
 
 def test_a_run_of_an_agent_resumes_to_the_same_bits(tmp_path):
     folder = tmp_path / "run"
-    train(tmp_path, *AGENT, f"run.dir={folder}")
+    said = train(tmp_path, *AGENT, f"run.dir={folder}")
+    assert "the agent asks the model in words of its own\n'" in said
     whole = files_of(folder)
     do_the_last_step_again(folder)
     assert files_of(folder) == whole

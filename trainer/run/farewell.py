@@ -72,6 +72,8 @@ def _example(run: Run) -> str:
     rollouts = run.rollouts
     prompt = rollouts.prompter.prompt(rollouts.curriculum.problems[0])
     ending = f"a prompt ends with {prompt.text[-SHOWN:]!r}"
+    if rollouts.config.task.agent:
+        ending = "the agent asks the model in words of its own"
     if measure_of(rollouts.config).is_reward:
         return ending
     everything = rollouts.scorer
