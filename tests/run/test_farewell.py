@@ -1,6 +1,7 @@
 """The end of a run: ten lines, commands that can be copied, and three lines last."""
 
 import io
+import json
 import os
 import shlex
 
@@ -47,6 +48,15 @@ def test_the_commands_can_be_typed_where_the_run_was_started(tmp_path, capsys, m
         (tmp_path / name).touch()
     octet = ".venv/bin/octet"
     assert first_words(ending(tmp_path, capsys)) == [octet, octet, "./run_deepspeed.sh", octet]
+
+
+@pytest.mark.parametrize(("family", "to"), [("qwen3", "ollama"), ("gpt_oss", "safetensors"), ("mamba", "safetensors")])
+def test_what_llama_cpp_does_not_know_is_exported_otherwise(tmp_path, capsys, family, to):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model = {"model_type": family, "vocab_size": 9, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    said = "\n".join(ending(tmp_path, capsys, f"model.name={tmp_path}"))
+    assert f"octet export {tmp_path} --to {to}\n" in said
 
 
 @pytest.mark.parametrize(

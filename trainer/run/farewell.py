@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from trainer.config.command_line import Request, choose_preset, flat
 from trainer.config.settings import Config
-from trainer.errors import counted
+from trainer.errors import ModelError, counted
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation
@@ -20,6 +21,7 @@ from trainer.evaluation.merge_check import agreement
 from trainer.machine import disk, hardware
 from trainer.machine.shipped import octet_here, train_here
 from trainer.machine.visible import print
+from trainer.model.shapes import known_shape
 from trainer.plan import hours
 from trainer.ranks import distributed, slurm
 from trainer.reports import repeat
@@ -137,7 +139,8 @@ def summarise(
 def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the commands that may come next, as they can be typed in this folder, under their titles."""
     config, where, octet = request.config, repeat.joined([str(folder)]), octet_here()
-    commands = [f"{octet} {one}" for one in (f"report {where}", f"chat {where}", f"export {where} --to ollama")]
+    export = f"export {where} --to {'ollama' if _llama_cpp_knows(config) else 'safetensors'}"
+    commands = [f"{octet} {one}" for one in (f"report {where}", f"chat {where}", export)]
     yield "next", [one for one in commands if one != last]
     if config.is_warmup:
         preset, _ = repeat.nearest_preset(flat(config.model_dump(mode="json")))
@@ -149,6 +152,13 @@ def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list
         kept = [one for one in own if not re.fullmatch(OF_NANO, one.key) and one[::2] != ("prompt.style", "chat")]
         start = _start(request, "8gb" if preset == "nano" else preset, repeat.written(kept))
         yield f'on a card ({octet} plan --card "RTX 4060" says what fits yours)', [start]
+
+
+def _llama_cpp_knows(config: Config) -> bool:
+    with suppress(ModelError):  # of another family
+        shape = known_shape(config.model.name, config.model.revision)
+        return shape is not None and bool(shape.family.arch)
+    return False
 
 
 def _start(request: Request, preset: str, settings: list[str]) -> str:
