@@ -150,6 +150,7 @@ def continued(text: str) -> str:
     before = line.rstrip(_EXPRESSION)
     expression = line[len(before) :]
     is_whole = not before[-1:].isalnum() or expression[:1].isspace()  # it is not behind the x of `x2 + 1`
+    expression = _ITEM.sub("", expression)
     if not (is_whole and _BINARY.match(expression)):  # a number alone may be the end of what cannot be read
         return ""
     value = calculated(expression)
@@ -160,6 +161,7 @@ _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**", 
 _TIMES = re.compile(r"\\times|\\cdot|(?<=[\d)])\s+x\s+(?=[\d($])", re.ASCII)
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))", re.ASCII)
 _EXPRESSION = "0123456789 \t+*/().%-"
+_ITEM = re.compile(r"\A\s*\d+[.)]\s+(?=[\d(])", re.ASCII)  # the 1. of `1. 3 * 4`, and the 3. of `I have 3. 4 * 2`
 _BINARY = re.compile(r"\s*-?[\d(.](.*[\d)])?\s*[+*/%-]", re.ASCII)
 
 
