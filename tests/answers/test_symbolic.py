@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import is_running, until
+from tests.conftest import is_running, ran, until
 from trainer.answers.symbolic import SymbolicPool, is_worth_asking
 
 ROOT = Path(__file__).parents[2]
@@ -228,6 +228,6 @@ def test_a_child_has_neither_torch_nor_a_gpu(shared: SymbolicPool) -> None:
 def test_without_math_verify_the_error_says_what_to_install() -> None:
     without = "import sys; sys.modules['math_verify'] = None"
     code = f"{without}; from trainer.answers.symbolic import SymbolicPool; SymbolicPool()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = ran(sys.executable, "-c", code)
     assert "ConfigError: reward.symbolic=true: it needs math-verify" in done.stderr
     assert "octet-grpo[math]" in done.stderr

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, launch, said_by
+from tests.conftest import launch, ran, said_by
 from tests.forks import forked
 from tests.run.test_job import FEW, train
 from tests.terminal import shown
@@ -73,7 +73,7 @@ def test_the_help_of_train_imports_no_settings():
     """It answers at once: neither the launcher nor pydantic is imported for it."""
     code = "import sys; from trainer.commands.main import main\ntry: main(['train', '--help'])\n"
     code += "finally: sys.stderr.write(str([name for name in ('pydantic', 'trainer.plan') if name in sys.modules]))"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    answer = ran(sys.executable, "-c", code, check=True)
     assert answer.stderr == "[]"
     assert "octet train" in answer.stdout
 
@@ -84,8 +84,7 @@ def test_the_help_of_train_imports_no_settings():
 def test_a_python_without_the_packages_is_told_in_one_line(program):
     """-S leaves out site-packages."""
     bare = {"PATH": os.environ["PATH"]}
-    command = [sys.executable, "-S", *program, "--preset", "nano"]
-    done = subprocess.run(command, cwd=ROOT, env=bare, capture_output=True, text=True, check=False)
+    done = ran(sys.executable, "-S", *program, "--preset", "nano", env=bare)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"octet: \S+ has no package \w+\. Start with \./run_deepspeed\.sh, .*\n", done.stderr)
 

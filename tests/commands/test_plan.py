@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.conftest import launch, said_by
+from tests.conftest import launch, said_by, write_lines
 from trainer.config.command_line import GPU_PRESETS, resolve
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
@@ -178,7 +178,7 @@ LINES = ["task.name=records", "task.question=q", "task.answer=a", "task.holdout=
 @pytest.mark.parametrize(("more", "steps"), [([], 1868), (["task.limit=100"], 25), ([*LINES, "task.path={}"], 10)])
 def test_the_steps_follow_from_the_number_of_problems(capsys, tmp_path, more, steps):
     path = tmp_path / "mine.jsonl"
-    path.write_text("".join(json.dumps({"q": f"What is {one} + 1?", "a": one + 1}) + "\n" for one in range(50)))
+    write_lines(path, ({"q": f"What is {one} + 1?", "a": one + 1} for one in range(50)))
     assert planned(capsys, *GSM8K, *[one.format(path) for one in more])["time"]["steps"] == steps
 
 
@@ -251,7 +251,7 @@ def earlier_run(folder, device: str) -> str:
     (folder / "config.yaml").write_text(resolve("nano", None, []).to_yaml())
     (folder / "machine.json").write_text(json.dumps({"device": device, "ranks": 1}))
     timed = {"length": 20.0, "dead_groups": 0.5, "time/rollout": 3.0, "time/step": 1.0}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step, **timed}) + "\n" for step in (1, 2)))
+    write_lines(folder / "metrics.jsonl", ({"step": step, **timed} for step in (1, 2)))
     return str(folder)
 
 

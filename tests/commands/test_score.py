@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, launch, said_by
+from tests.conftest import ROOT, launch, ran, said_by
 from trainer.config.command_line import resolve
 
 KEYS = ["strict", "lenient", "correct_strict", "correct_lenient", "correct", "format", "length", "overlong"]
@@ -131,8 +131,7 @@ def command(*arguments: str) -> list[str]:
 def test_standard_input_without_torch():
     lines = '{"completion": "#### 1", "answer": "1"}\nbroken'
     code = "import sys; from trainer.commands.main import main\ntry: main()\nfinally: print('torch' in sys.modules)"
-    command = [sys.executable, "-c", code, "score", "-"]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = ran(sys.executable, "-c", code, "score", "-", input=lines)
     assert done.returncode == 2
     assert json.loads(done.stdout.splitlines()[0])["reward"] == 1.0
     assert done.stdout.splitlines()[1] == "False"

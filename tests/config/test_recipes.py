@@ -1,12 +1,11 @@
 """Every recipe, found by itself: it goes over every preset, says the objective and not the hardware, and it trains."""
 
-import json
 import math
 
 import pytest
 import yaml
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import ROOT, lines_of, refuses
 from tests.e2e.recipes import resolved, small
 from tests.e2e.short_job import train
 from trainer.config.arguments import PRESETS, RECIPES, names_in
@@ -91,7 +90,7 @@ STARTED = [name if name == "star" else pytest.param(name, marks=pytest.mark.slow
 def test_a_recipe_trains_the_embedded_model_and_what_it_asks_for_is_measured(recipe, tmp_path):
     train(tmp_path, "--preset", "nano", "--recipe", recipe, *small(recipe), f"run.dir={recipe}")
     folder = tmp_path / recipe
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = lines_of(folder / "metrics.jsonl")
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert all(math.isfinite(value) for step in steps for value in step.values())
     assert all(step["grad_norm"] > 0 and step["skipped"] == 0 for step in steps[1:])

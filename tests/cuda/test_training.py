@@ -1,10 +1,8 @@
 """The real program on the stub: the numbers of the CPU, with graphs captured and nothing left out."""
 
-import json
-
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, lines_of
 from tests.cuda.conftest import on_card
 
 SHORT = ["--preset", "nano", "run.steps=2", "eval.problems=4", "rollout.problems=2", "run.merge=false"]
@@ -18,7 +16,7 @@ def train(folder, *settings: str, device: str = "cuda", **card) -> str:
 
 
 def metrics(folder) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return lines_of(folder / "metrics.jsonl")
 
 
 def test_the_numbers_of_the_cpu(tmp_path):

@@ -29,6 +29,7 @@ import psutil
 
 import train
 from bench.machine import describe
+from tests.conftest import lines_of
 from trainer.machine import hardware, quiet
 from trainer.machine.exits import answering_errors
 from trainer.run import job
@@ -140,7 +141,7 @@ def result(folder: Path) -> dict[str, Any]:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = str(path.relative_to(folder))
         if name.endswith("metrics.jsonl"):
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = lines_of(path)
             found[name] = [{key: value for key, value in line.items() if _is_learned(key)} for line in lines]
         elif name.endswith((".safetensors", "samples.jsonl", "answers.jsonl", "best.json", "data.json")):
             found[name] = path.read_bytes()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import machine
+from tests.conftest import lines_of
 from tests.e2e import chaos
 from trainer.machine import quiet
 from trainer.problem.word_problems import NanoTask
@@ -101,7 +102,7 @@ def wrong(ended: chaos.Ended, status: int, told: str, folder: Path) -> str:
 
 
 def times(folder: Path) -> list[float]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(folder / "metrics.jsonl")
     return [value for line in lines for key, value in line.items() if key.startswith("time/")]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed
 
 import train
+from tests.conftest import lines_of
 from trainer import loop
 from trainer.config import ds_config
 from trainer.config.command_line import Request, resolve
@@ -92,7 +93,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     """Return what was logged, without times and memory."""
     if not distributed.is_main():
         return []
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(folder / "metrics.jsonl")
     machine = ("time/", "memory/")
     return [{name: value for name, value in line.items() if not name.startswith(machine)} for line in lines]
 

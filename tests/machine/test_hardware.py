@@ -23,13 +23,6 @@ def card(index: int) -> Gpu:
     return Gpu(index, f"GPU-{index}", "a card", 8.6)
 
 
-def test_cards_are_read_with_their_memory(nvidia_smi):
-    nvidia_smi(TWO_CARDS)
-    machine = hardware.detect()
-    assert [gpu.name for gpu in machine.gpus] == ["NVIDIA GeForce RTX 3070", "NVIDIA GeForce RTX 3090"]
-    assert machine.memory_gb == pytest.approx(8.59, abs=0.01)  # 8192 MiB, the smaller one
-
-
 def test_a_driver_that_does_not_answer_is_no_gpu(nvidia_smi):
     nvidia_smi("NVIDIA-SMI has failed", status=9)
     assert hardware.detect().gpus == ()

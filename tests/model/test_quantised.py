@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.conftest import WITH_ENGINE, octet
+from tests.conftest import WITH_ENGINE, lines_of, octet
 from tests.e2e import short_job
 from tests.model.test_variants import advance, assert_close, logits, make_policy, read
 from tests.plan.test_levers import KINDS, base
@@ -213,5 +213,5 @@ def test_an_adapter_is_evaluated_over_the_clean_base_unless_another_is_asked_for
 
 
 def answers(folder, model: str) -> list[str]:
-    records = [json.loads(line) for line in (folder / "eval_answers.jsonl").read_text().splitlines()]
+    records = lines_of(folder / "eval_answers.jsonl")
     return [record["completion"] for record in records if record["model"] == model]

@@ -2,17 +2,15 @@
 
 import contextlib
 import json
-import os
 import shutil
-import subprocess
 from functools import partial
 
 import pytest
 import torch
 
-from tests.conftest import ROOT, WITH_ENGINE, octet, refuses
+from tests.conftest import WITH_ENGINE, octet, refuses
+from tests.e2e.short_job import train
 from tests.e2e.updates import IDLE, ROWS, Case, in_one, in_pairs, make_model, settings
-from tests.forks import forked
 from trainer.batch.pack import Packer, minibatches
 from trainer.batch.shrinker import Shrinker
 from trainer.config.settings import Lora, Model
@@ -238,17 +236,9 @@ def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("full")
     few = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.problems=16"]
     few += ["lora.enabled=false", *EIGHT_BIT.split(), "eval.every=1"]
-    first = start(folder, "--preset", "nano", *few, "run.dir=it", "run.steps=2")
+    first = train(folder, "--preset", "nano", *few, "run.dir=it", "run.steps=2")
     before = (folder / "it/eval_answers.jsonl").read_text().splitlines()
-    return folder / "it", first, before, start(folder, "--resume", "it", "run.steps=3")
-
-
-def start(folder, *arguments: str) -> str:
-    own_group = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
-    command, how = [*forked(), str(ROOT / "train.py"), *arguments], {"cwd": folder, "env": own_group, "timeout": 580}
-    answer = subprocess.run(command, **how, capture_output=True, text=True, check=False)
-    assert (answer.returncode, answer.stderr) == (0, "")
-    return answer.stdout
+    return folder / "it", first, before, train(folder, "--resume", "it", "run.steps=3")
 
 
 def test_a_job_that_trains_everything_leaves_a_model(job):

@@ -1,7 +1,6 @@
 """The plan: shapes to the last parameter, terms to the last byte, presets held to their cards."""
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import ROOT, ran, refuses
 from tests.forks import forked
 from tests.hub_server import serving, use_hub
 from trainer.commands import train
@@ -257,8 +256,7 @@ MEASURED = [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in REST
 def measured(tiers) -> dict:
     """Live tensors of the real decoder and engine, from a process of its own."""
     chosen = (SOME if "quick" in tiers else []) + (REST if "slow" in tiers else [])
-    command = [*forked(), "bench/plan.py", "--json", "--only", *chosen]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    answer = ran(*forked(), "bench/plan.py", "--json", "--only", *chosen, check=True)
     return {case["case"]: case["bytes"] for case in json.loads(answer.stdout)["cases"]}
 
 

@@ -1,11 +1,10 @@
 """Worked solutions as rows: what is taught, in which form, with which end, and which tokens are trained on."""
 
-import json
 from types import MappingProxyType
 
 import pytest
 
-from tests.conftest import refuses
+from tests.conftest import refuses, write_lines
 from tests.problem.test_prompts import WithoutTemplate
 from trainer.batch.pack import to_tensors
 from trainer.config.command_line import resolve
@@ -139,7 +138,7 @@ def test_no_solution_at_all_is_an_error_that_names_the_setting():
 
 def records(tmp_path, *rows, **settings):
     path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     task = make_task(TaskSettings(name="records", path=str(path), test_path=str(path), **settings))
     return task.test()
 

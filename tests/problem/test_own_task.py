@@ -1,13 +1,12 @@
 """Tasks that are named in a setting: a function of a user's file, a generator of reasoning_gym, a mixture."""
 
 import json
-import subprocess
 import sys
 from statistics import fmean
 
 import pytest
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import ROOT, ran, refuses
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, DataError
 from trainer.problem import generators
@@ -205,8 +204,7 @@ def test_an_answer_that_is_evaluated_does_no_harm(tmp_path, generator, attack):
 
 def test_without_reasoning_gym_the_error_says_what_to_install():
     code = "import sys; sys.modules['reasoning_gym'] = None; from trainer.commands.main import main; main()"
-    command = [sys.executable, "-c", code, "task", "show", "reasoning_gym:gcd"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = ran(sys.executable, "-c", code, "task", "show", "reasoning_gym:gcd")
     assert (done.returncode, "octet-grpo[gym]" in done.stderr) == (2, True)
     assert "Traceback" not in done.stderr
 

@@ -2,13 +2,12 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, said_by, write_lines
+from tests.conftest import ran, said_by, write_lines
 from trainer.answers.number import has_comma, with_points
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
@@ -109,7 +108,7 @@ def test_no_tokenizer_is_loaded_for_the_sheet_alone(tmp_path):
     write_lines(tmp_path / "a.jsonl", [{"question": f"{number}?", "answer": number} for number in range(9)])
     program = [sys.executable, "-X", "importtime", "-m", "trainer.commands.main", "task", "show", "records"]
     program += [f"task.path={tmp_path}/a.jsonl", "-n", "0"]
-    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = ran(*program)
     assert (done.returncode, "9  whole numbers" in done.stdout) == (0, True), done
     assert not {"torch", "transformers"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 

@@ -1,14 +1,13 @@
 """What is read is right, every record of it, and what cannot be right is answered with the place where it stands."""
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import ran, refuses
 from trainer.answers import compare, find, number
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
@@ -108,7 +107,7 @@ def test_the_order_of_choices_follows_from_the_problem_alone_and_favours_no_lett
     assert all(420 < first[place] < 580 for place in range(4))
     assert shuffled("q", ["a", "b", "c", "d"]) == shuffled("q", ["d", "b", "a", "c"])
     code = "from trainer.problem.published import shuffled; print(*shuffled('q', ['a', 'b', 'c', 'd']))"
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    there = ran(sys.executable, "-c", code, check=True)
     assert there.stdout.split() == shuffled("q", ["a", "b", "c", "d"])
 
 

@@ -75,15 +75,6 @@ def test_the_time_limit_is_known_and_kept(monkeypatch):
         run.stop(1)
 
 
-def test_a_step_that_takes_long_stops_it_earlier(monkeypatch):
-    """There has to be time for one more, and to save."""
-    run = ends_in(stopping.SPARE_S + 100, monkeypatch)
-    clock = time.monotonic()
-    waits = iter(clock + seconds for seconds in (0, 0, 10, 10, 50, 50))
-    monkeypatch.setattr(stopping, "monotonic", lambda: next(waits))
-    assert [run.is_due() for _ in range(3)] == [False, False, True]
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """A monotonic clock that goes on when it is told to."""
@@ -169,12 +160,3 @@ def test_a_signal_from_before_ends_it_before_it_begins(signalled):
     signalled()
     with pytest.raises(Interrupted, match="export"), run.exporting():
         pytest.fail("it began")
-
-
-def test_between_evaluations_a_signal_waits_for_the_step(signalled):
-    run = stopping.Stopping()
-    run.is_due()
-    with run.evaluating(1):
-        pass
-    signalled()
-    assert run.is_due()

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from tests.conftest import ran
 from trainer.reports.report import report
 from trainer.run_folder.reader import read_run
 
@@ -22,7 +23,7 @@ def browser():
 
 def opened(browser: str, path, *options: str) -> subprocess.CompletedProcess:
     command = [browser, *OPTIONS, f"--user-data-dir={path.parent / 'profile'}", *options, path.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=580, check=True)
+    return ran(*command, timeout=580, check=True)
 
 
 @pytest.mark.parametrize("which", ["finished", "hostile"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import ROOT, ran, refuses
 from tests.forks import forked
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
@@ -170,8 +170,7 @@ def test_a_change_of_the_whole_process_is_named_with_the_function(mine, change):
 
 
 def python(code: str, **options) -> subprocess.CompletedProcess:
-    given = {"cwd": ROOT} | options
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, **given)
+    return ran(sys.executable, "-c", code, **options)
 
 
 @pytest.mark.parametrize("body, told", [
@@ -227,7 +226,7 @@ def test_a_change_of_the_process_is_put_back(tmp_path, changes):
     """The program goes on with what it had, and no process that was forked goes on beside it."""
     command = [*forked(), "-c", f"CHANGES = {changes}{STATE}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    done = ran(*command, cwd=tmp_path, env=environment)
     assert (done.returncode, done.stdout.splitlines()) == (0, changes), done.stderr
     assert done.stderr.count("said") == len(changes)
 
@@ -306,7 +305,7 @@ def test_a_run_tries_its_rewards_before_torch_is_imported(tmp_path, name, told):
     (tmp_path / "mine.py").write_text("def score(completions, **c): return [1.0]")
     command = [sys.executable, "-X", "importtime", str(ROOT / "train.py"), "--preset", "nano"]
     command.append(f"reward.custom={name}:score")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = ran(*command, cwd=tmp_path)
     assert (done.returncode, told in done.stderr, (tmp_path / "runs").exists()) == (2, True, False)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"pydantic", "torch"} & imported == {"pydantic"}

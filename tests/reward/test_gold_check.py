@@ -1,13 +1,12 @@
 """Before a run: every gold answer, written as asked, is paid. What nobody can give is refused."""
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import ROOT, ran, refuses, write_lines
 from trainer.config.command_line import resolve
 from trainer.problem.task import make_task
 from trainer.reward import gold_check
@@ -17,7 +16,7 @@ PARAGRAPH = "It is a long story. " * 40
 
 def check(folder, answers: list[str], *overrides: str) -> None:
     records = [{"question": f"question {index}", "answer": answer} for index, answer in enumerate(answers)]
-    (folder / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_lines(folder / "a.jsonl", records)
     config = resolve("nano", None, ["task.name=records", f"task.path={folder}/a.jsonl", "task.holdout=1.0", *overrides])
     task = make_task(config.task)
     gold_check.check(config, task, task.test())
@@ -68,7 +67,7 @@ def test_a_command_refuses_before_torch_is_imported(tmp_path, command):
     (tmp_path / "a.jsonl").write_text("".join(f'{{"question": "{n}?", "answer": "two\\nlines"}}\n' for n in range(9)))
     program = [sys.executable, "-X", "importtime", *COMMANDS[command], "task.path=a.jsonl"]
     options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "stdin": subprocess.DEVNULL}
-    done = subprocess.run(program, capture_output=True, text=True, check=False, **options)
+    done = ran(*program, **options)
     assert (done.returncode, " torch\n" in done.stderr, (tmp_path / "runs").exists()) == (2, False, False), done
     assert "gold answers cannot be earned. Written as '#### ...'" in done.stderr
 

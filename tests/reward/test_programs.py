@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import octet, refuses
+from tests.conftest import octet, refuses, write_lines
 from tests.rewarding import answer, scorer_of
 from tests.sandbox.lacking import python_without
 from trainer.answers.find import fenced, program
@@ -154,7 +154,7 @@ def test_lines_are_compared_exactly_but_for_their_ends(output, expected, same):
 
 def test_tests_of_all_problems_are_read_before_a_run(tmp_path):
     records = [{"question": "Double it.", "tests": MBPP}, {"question": "Halve it."}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_lines(tmp_path / "a.jsonl", records)
     overrides = ["task.name=records", f"task.path={tmp_path}/a.jsonl", "task.answer=none", "task.holdout=1.0"]
     config = resolve("nano", None, [*overrides, "reward.weights={code: 1.0}"])
     task = make_task(config.task)
@@ -186,14 +186,14 @@ def test_a_machine_that_cannot_hold_programs_in_refuses_them(tmp_path, monkeypat
 
 def test_octet_score_needs_tests_in_place_of_an_answer_and_two_of_one_name_have_their_own(tmp_path, capsys):
     records = [{"id": "a", "completion": RIGHT, "tests": f"assert double(1) == {number}"} for number in (3, 2)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_lines(tmp_path / "a.jsonl", records)
     assert octet("score", tmp_path / "a.jsonl", "reward.weights={code: 1.0}") == 0
     assert [json.loads(line)["code"] for line in capsys.readouterr().out.splitlines()] == [0.0, 1.0]
 
 
 def test_octet_reward_test_takes_labelled_programs(tmp_path, capsys):
     records = [{"completion": text, "right": text == RIGHT, "tests": MBPP} for text in (RIGHT, PARTLY)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_lines(tmp_path / "a.jsonl", records)
     status = octet("reward", "test", "--labelled", tmp_path / "a.jsonl", "reward.weights={code: 1.0}")
     told = capsys.readouterr().out
     assert status == 0, told

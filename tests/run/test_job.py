@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, launch, learned, lines_of
+from tests.conftest import ROOT, launch, learned, lines_of, ran
 from tests.forks import forked
 from trainer.ranks import stop_signal
 
@@ -212,6 +212,6 @@ def test_an_active_conda_environment_is_used(tmp_path):
     conda = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "CONDA_PREFIX": str(tmp_path)}
     clean = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"} | conda
     command = [str(ROOT / "run_deepspeed.sh"), "--dry-run"]
-    answer = subprocess.run(command, env=clean, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    answer = ran(*command, env=clean, cwd=tmp_path, timeout=240)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.startswith("model:")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.conftest import refuses
+from tests.conftest import refuses, write_lines
 from trainer.errors import DataError
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.run_log import Logs
@@ -12,9 +12,7 @@ from trainer.run_folder.run_log import Logs
 
 @pytest.fixture
 def metrics(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step, "loss": 0.5}) + "\n" for step in range(4)))
-    return path
+    return write_lines(tmp_path / "metrics.jsonl", ({"step": step, "loss": 0.5} for step in range(4)))
 
 
 @pytest.mark.parametrize("cut", ['{"step": 4, "lo', '{"step": 3}', "é".encode()[:1]])

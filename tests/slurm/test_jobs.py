@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, ran, until
+from tests.conftest import ROOT, lines_of, ran, until
 from tests.slurm.conftest import ENDED, SMALL, Job
 from tests.slurm.lab import NODES
 
@@ -28,7 +28,7 @@ def adapter(folder: Path) -> bytes:
 
 
 def metrics(folder: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(folder / "metrics.jsonl")
     return [{name: line[name] for name in ("step", *EXACT) if name in line} for line in lines]
 
 

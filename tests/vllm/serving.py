@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import NANO, ROOT
+from tests.conftest import NANO, ROOT, lines_of
 from trainer.config.command_line import Request, resolve
 from trainer.loop import train as run_loop
 from trainer.machine import hardware
@@ -142,7 +142,7 @@ def train(*arguments: Any, **options: Any) -> str:
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return lines_of(folder / "metrics.jsonl")
 
 
 def largest(folder: Path, name: str) -> float:
@@ -151,4 +151,4 @@ def largest(folder: Path, name: str) -> float:
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    return lines_of(folder / "samples.jsonl")
