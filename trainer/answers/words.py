@@ -86,7 +86,7 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "down off plus minus divided multiplied less remainder power root once thrice double doubled "
     "triple tripled quadruple halved halves third thirds quarter quarters tens lakh lakhs crore crores mil mille "
     "tausend millones millionen short shy close far too tops max maximum minimum something odd ish give "
-    "like bound point negative choose pi followed permille promille binary octal "
+    "like bound point negative choose pi followed permille promille binary octal hex "
     "hexadecimal",  # these change a number, and not a name
 }
 _KIND = {word: kind for kind, words in _KINDS.items() for word in words.split()}
@@ -99,7 +99,8 @@ _VOWEL = re.compile("[aeiouæœø\u0400-\uffff]")  # no Greek letter is one
 
 _NOUN = "[wAvtC]"  # many verbs are nouns, too: the total cost
 # Every part begins with a letter that no part goes on with, so that there is one way to read a string.
-_MORE = r"(?:[tm]|[pPodE]s?[wAvC]{0,4}s?(?:a[wAv]{1,2})?)*(?<![pPod])"  # left, each day, at the market, to buy a house
+# left, each day, at the market, to buy a house, but not to be right
+_MORE = r"(?:[tm]|(?!ovd?A)[pPodE]s?[wAvC]{0,4}s?(?:a[wAv]{1,2})?)*(?<![pPod])"
 _UNIT = rf"t?V?{_NOUN}{{1,3}}(?:a[wAvt])?"
 _OF_WHICH = rf"(?:d?(?:s|{_NOUN}{{1,2}})v{{1,2}}{_MORE})?"  # that she sells each day
 _NAME = (
