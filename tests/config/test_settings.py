@@ -19,20 +19,6 @@ from trainer.errors import ConfigError
 from trainer.machine.hardware import Gpu, Hardware
 
 
-def test_later_layers_win(tmp_path):
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text("algorithm: {lr: 3.0e-4, clip_high: 0.3}\n")
-    settings = resolve("8gb", str(recipe), ["algorithm.clip_high=0.28"])
-    assert settings.lora.r == 16  # preset
-    assert settings.algorithm.lr == 3e-4  # recipe over preset
-    assert settings.algorithm.clip_high == 0.28  # command line over recipe
-
-
-def test_numbers_need_no_dot_and_a_home_folder_is_found_behind_an_equals_sign():
-    assert resolve("8gb", None, ["algorithm.lr=2e-5"]).algorithm.lr == 2e-5
-    assert resolve("nano", None, ["task.name=gsm8k", "task.data_dir=~/x"]).task.data_dir == Path.home() / "x"
-
-
 def test_a_mixture_replaces_that_of_a_run_whose_parts_have_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()

@@ -137,16 +137,16 @@ def test_answers_with_a_decimal_comma_are_numbers_if_the_settings_say_so(tmp_pat
     assert "task.decimal" not in " ".join(task.notes())
 
 
-@pytest.mark.parametrize(
-    ("golds", "asks"),
-    [
-        ("1.764 2.244 €3.550", True),
-        ("1.764 2.5 1.25", False),
-        ("0.125 0.250", False),
-        ("1.764 3,5", True),
-        ("12 7", False),
-    ],
-)
+THOUSANDS = {
+    "1.764 2.244 €3.550": True,
+    "1.764 2.5 1.25": False,
+    "0.125 0.250": False,
+    "1.764 3,5": True,
+    "12 7": False,
+}
+
+
+@pytest.mark.parametrize(("golds", "asks"), THOUSANDS.items())
 def test_thousands_that_read_as_decimals_are_asked_about(tmp_path, golds, asks):
     (tmp_path / "a.csv").write_text(
         "sep=;\nquestion;answer\n" + "".join(f"Is it {one}?;{one}\n" for one in golds.split())

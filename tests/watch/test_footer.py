@@ -4,14 +4,12 @@ how long a run still takes."""
 import io
 import random
 import re
-from datetime import datetime
 
 import pytest
 from rich.panel import Panel
 
 from tests.terminal import Terminal
-from trainer.machine import console
-from trainer.machine.console import Console, spoken, until
+from trainer.machine.console import Console, spoken
 from trainer.watch import progress
 from trainer.watch.progress import Footer, Progress, TimeLeft
 from trainer.watch.screen import Screen
@@ -183,8 +181,3 @@ TIMES = {0.02: "1.2 min", 0.7: "42 min", 1.84: "1.8 h", 4.0: "4 h", 31.2: "31 h"
 def test_times_are_said_as_people_say_them(hours, said):
     assert spoken(hours) == [said]
     assert [one.split()[1] for one in spoken(0.5, hours, 1.9)] == [spoken(max(1.9, hours))[0].split()[1]] * 3
-
-
-def test_the_end_is_an_hour_of_the_day_then_a_day(monkeypatch):
-    monkeypatch.setattr(console, "datetime", type("Now", (datetime,), {"now": lambda: datetime(2026, 11, 24, 19, 40)}))
-    assert [until(hours) for hours in (4, 20, 120)] == [", until 23:40", ", until Wednesday 15:40", ""]
