@@ -50,6 +50,9 @@ def _contradictions(model: Any, facts: Mapping[str, Any]) -> Iterator[str]:
                 whole, rest = divmod(value * found[axis], made[axis])
                 if not rest and not made[axis] % value:
                     yield _says(config, key, f"it is {whole} by {name} in its files")
+    experts = getattr(config, "num_experts", None) or 0
+    if experts and experts < (getattr(config, "num_experts_per_tok", None) or 0):
+        yield _says(config, "num_experts_per_tok", f"a layer has {counted(experts, 'expert')}")
     if unlike:
         name, found, made = unlike[0]
         yield f"{name} has the shape {_shape(found)} in its files, and {_shape(made)} by its config.json"
