@@ -17,7 +17,7 @@ from trainer.evaluation.merge_check import agreement
 from trainer.evaluation.results import Comparison
 from trainer.plan.read_data import read_held_out
 from trainer.problem.prompts import Prompter
-from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score, Turn
+from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score, Segment, Turn
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
 from trainer.run.assemble import evaluate_model
@@ -211,6 +211,22 @@ def test_a_merged_model_may_differ_by_rounding_only(dtype, last, apart, explaine
     if not explained and last != 7:  # one answer in a hundred may differ
         mixed = Evaluation("other", (other,) * 2 + (one.outcomes[0],) * 198)
         agreement(Evaluation("one", one.outcomes * 4), mixed).must_be_rounding(dtype)
+
+
+def test_conversations_of_an_agent_are_compared_in_any_order_and_but_for_what_it_says():
+    first = Segment((1,), (5, 6), (-1.0, -2.0), (True, True))
+    second, told = (Segment((2,), (7, said, 9), (-3.0, 0.0, -said), (True, False, True)) for said in (8, 4))
+    one, other = (
+        outcome("1", tokens=a.tokens + b.tokens, logprobs=a.logprobs + b.logprobs, segments=(a, b))
+        for a, b in ((first, second), (told, first))
+    )
+    alike = agreement(Evaluation("one", (one,) * 50), Evaluation("other", (other,) * 50))
+    assert (alike.identical, alike.largest_difference, {*alike.partings}) == (0, 0.0, {0.0})
+    alike.must_be_rounding("fp32")
+    first = first._replace(logprobs=(-1.0, -2.2))
+    other = outcome("1", tokens=told.tokens + first.tokens, segments=(told, first))
+    with pytest.raises(MergeError):
+        agreement(Evaluation("one", (one,) * 50), Evaluation("other", (other,) * 50)).must_be_rounding("fp32")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """Check that two models are the same up to rounding, as a merged model is: by their answers and log-probs."""
 
+from collections import Counter
 from dataclasses import dataclass
 from math import exp, inf, log1p
 from statistics import fmean
 
 from trainer.errors import MergeError
 from trainer.evaluation.evaluate import Evaluation
-from trainer.records import Completion
+from trainer.records import Completion, Segment
+
+Part = Completion | Segment
 
 ALIKE = 0.99  # share of the answers of a merged model that have to be those of the adapted one
 # The mean difference of a log-prob that merging may make by rounding. In bf16 it is 0.02 for SmolLM2-135M, where the
@@ -48,27 +51,48 @@ class Agreement:
 
 def agreement(one: Evaluation, other: Evaluation) -> Agreement:
     pairs = [(a.completion, b.completion) for a, b in zip(one.outcomes, other.outcomes, strict=True)]
-    differences = [apart for a, b in pairs for apart in _differences(a, b)]
+    alike = [found for pair in pairs for found in _of_one_prompt(*pair)]
+    differences = [apart for a, b in alike for apart in _differences(a, b)]
     return Agreement(
         sum(a.tokens == b.tokens for a, b in pairs),
         len(pairs),
         max(differences, default=0.0),
         fmean(differences or [0.0]),
-        tuple(_parting(a, b) for a, b in pairs if a.tokens != b.tokens),
+        tuple(_parting(a, b) for a, b in alike if a.tokens != b.tokens),
     )
 
 
-def _differences(one: Completion, other: Completion) -> list[float]:
+def _of_one_prompt(one: Completion, other: Completion) -> list[tuple[Part, Part]]:
+    """Return what answers the same prompt: two answers, or those of their conversations that begin alike. An agent may
+    hold several at once, which end in any order, and may ask something else the next time."""
+    parts, others = _by_prompt(one), _by_prompt(other)
+    return [(part, others[prompt]) for prompt, part in parts.items() if prompt in others]
+
+
+def _by_prompt(answer: Completion) -> dict[tuple[tuple[int, ...], int], Part]:
+    seen = Counter[tuple[int, ...]]()
+    found: dict[tuple[tuple[int, ...], int], Part] = {}
+    for part in answer.segments or (answer,):
+        prompt = part.prompt if isinstance(part, Segment) else ()
+        found[prompt, seen[prompt]] = part
+        seen[prompt] += 1
+    return found
+
+
+def _differences(one: Part, other: Part) -> list[float]:
     """Return the differences of log-probs before the first different token, after which the contexts differ."""
     both = list(zip(one.logprobs, other.logprobs))
     return [abs(x - y) for x, y in both[: _shared(one, other)]]
 
 
-def _parting(one: Completion, other: Completion) -> float:
+def _parting(one: Part, other: Part) -> float:
     """Return the smallest difference d between the models' log-probs with which the first different tokens differ. Each
     is the likeliest token of its model, with log-probs x and y. The first model gives the other token y - d or more.
-    That is at most x, because x is the likeliest, and at most what x leaves. The same holds the other way round."""
+    That is at most x, because x is the likeliest, and at most what x leaves. The same holds the other way round. What
+    no model has written, such as the reply of a tool, says nothing about the models."""
     at = _shared(one, other)
+    if not all(part.written[at] for part in (one, other) if at < len(part.written)):
+        return 0.0
     both = zip(one.logprobs[at : at + 1], other.logprobs[at : at + 1])
     # inf: one answer is the beginning of the other
     return next((max(abs(x - y), y - _left(x), x - _left(y)) for x, y in both), inf)
@@ -79,6 +103,6 @@ def _left(logprob: float) -> float:
     return log1p(-exp(logprob)) if logprob < 0 else -inf
 
 
-def _shared(one: Completion, other: Completion) -> int:
+def _shared(one: Part, other: Part) -> int:
     pairs = enumerate(zip(one.tokens, other.tokens))
     return next((at for at, (a, b) in pairs if a != b), min(len(one.tokens), len(other.tokens)))

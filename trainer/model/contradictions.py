@@ -50,9 +50,7 @@ def _contradictions(model: Any, facts: Mapping[str, Any]) -> Iterator[str]:
                 whole, rest = divmod(value * found[axis], made[axis])
                 if not rest and not made[axis] % value:
                     yield _says(config, key, f"it is {whole} by {name} in its files")
-    experts = getattr(config, "num_experts", None) or 0
-    if experts and experts < (getattr(config, "num_experts_per_tok", None) or 0):
-        yield _says(config, "num_experts_per_tok", f"a layer has {counted(experts, 'expert')}")
+    yield from _too_few_experts(config)
     if unlike:
         name, found, made = unlike[0]
         yield f"{name} has the shape {_shape(found)} in its files, and {_shape(made)} by its config.json"
@@ -65,6 +63,12 @@ def _contradictions(model: Any, facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"its files have {min(strange)}, for which a model of its config.json has no place"
     if config.tie_word_embeddings and model._tied_weights_keys and head is not model.get_input_embeddings().weight:
         yield _says(config, "tie_word_embeddings", "its files have an output layer that is not the embedding")
+
+
+def _too_few_experts(config: Any) -> Iterator[str]:
+    experts = getattr(config, "num_experts", None) or 0
+    if experts and experts < (getattr(config, "num_experts_per_tok", None) or 0):
+        yield _says(config, "num_experts_per_tok", f"a layer has {counted(experts, 'expert')}")
 
 
 def _says(config: Any, key: str, found: str, place: int | None = None) -> str:
