@@ -78,6 +78,20 @@ def test_every_token_that_was_sampled_is_trained_on_once_and_as_it_was_sampled(k
     assert len(said) == (3 if run == "several" else 0)  # parameters without effect, and changed messages
 
 
+def test_calls_in_parallel_have_one_order_whichever_ends_first(tokenizer):
+    prompter, asked = Prompter(tokenizer, resolve("nano").prompt, NanoTask()), Problem("p", "q", "4")
+    found = []
+    for order in ((0, 1), (1, 0)):
+        limits = Limits(4, 60, 300, 9.0)
+        talk = Conversation(prompter, Stops(tokenizer, STOPS), prompter.prompt(asked), 0, limits)
+        calls = {one: talk.call([user(f"ask {one}")], [], None, ()) for one in order}
+        for one in order:
+            talk.answer(calls[one], Completion((7 + one,), (-1.0,), "", truncated=False))
+        found.append(talk.completion("", failed=False))
+    assert found[0] == found[1]
+    assert len(found[0].segments) == 2
+
+
 def test_a_conversation_of_several_calls_is_one_segment_with_the_marks_of_the_template(tokenizer):
     answers = answers_in(sample(DecodeSampler, "three_turns", tokenizer))
     for answer in answers:

@@ -87,6 +87,7 @@ class Call:
     told: tuple[int, ...]
     strings: Sequence[str]  # that end its reply, and are not in it
     is_short: bool  # the agent itself wants fewer tokens than it may have
+    place: tuple[int, ...]  # among the calls of its answer, whichever of those in parallel came first
     reply: "Future[Completion]" = field(default_factory=Future)
 
     @property
@@ -100,7 +101,7 @@ class Conversation:
 
     def __init__(self, prompter: Prompter, stops: Stops, prompt: Prompt, number: int, limits: Limits) -> None:
         self.prompter, self.stops, self.prompt, self.number, self.limits = prompter, stops, prompt, number, limits
-        self.segments: list[OpenAnswer] = []
+        self.segments: list[tuple[tuple[int, ...], OpenAnswer]] = []  # each with the place of its first call
         self.calls = 0
         self.is_cut = False  # by a limit
         self.is_rewritten = False
@@ -128,6 +129,7 @@ class Conversation:
                 raise self._too_long(f"{len(context)} tokens")
             digest = zlib.crc32(repr(context).encode())
             name = f"{self.prompt.problem.id}/{digest:08x}/{self._asked[digest]}"
+            place = len(self._exchanges), digest, self._asked[digest]
             self._asked[digest] += 1
             self.calls += 1
         problem = replace(self.prompt.problem, id=name)
@@ -141,7 +143,7 @@ class Conversation:
             most=most if is_short else room,
             stop=(*strings,),
         )
-        return Call(self, asked, messages, tools, continued, told, strings, is_short)
+        return Call(self, asked, messages, tools, continued, told, strings, is_short, place)
 
     def answer(self, call: Call, sampled: Completion) -> tuple[Message, str, int]:
         """Record what the model wrote. Return it as a message, why it ended, in OpenAI's words, and its tokens."""
@@ -164,7 +166,8 @@ class Conversation:
         text = value if isinstance(value, str) else "" if failed else self.last
         reward = 0.0 if failed else value if isinstance(value, float) else None
         whole = OpenAnswer(self.prompt, self.number, 0, 0)
-        for one in self.segments:
+        opened = [one for _, one in sorted(self.segments, key=lambda segment: segment[0])]
+        for one in opened:
             whole.tokens += one.tokens
             whole.logprobs += one.logprobs
             whole.written += one.written
@@ -173,8 +176,7 @@ class Conversation:
         if not whole.turns:
             return Completion((), (), text, self.is_cut, reward=reward)
         segments = tuple(
-            Segment(one.prompt.tokens, tuple(one.tokens), tuple(one.logprobs), tuple(one.written))
-            for one in self.segments
+            Segment(one.prompt.tokens, tuple(one.tokens), tuple(one.logprobs), tuple(one.written)) for one in opened
         )
         return replace(whole.completion(self.is_cut), text=text, reward=reward, segments=segments)
 
@@ -224,7 +226,7 @@ class Conversation:
         else:
             segment = OpenAnswer(call.prompt, self.number, 0, 0)
             segment.turns.append(Turn("environment", "\n\n".join(said)))
-            self.segments.append(segment)
+            self.segments.append((call.place, segment))
         segment.write(reply)
         self.last = reply.text
         whole = (*call.prompt.tokens, *reply.tokens)
