@@ -37,6 +37,7 @@ SMOKE = {
     "serving": ["--engines=decode", "--steps=3", "--out=OUT"],
     "startup": ["--repeats=1", "--out=OUT"],
     "step_cost": ["--steps=1", "--only", "usual", "--out=OUT"],
+    "svamp": ["FOLDER", "FOLDER"],
     "verdicts": ["--out=OUT"],
     "versus": ["--steps=4", "--repeats=1", "--out=OUT", *FEW],
 }
@@ -64,6 +65,7 @@ def test_a_script_runs(script, tmp_path):
     record = json.dumps({"question": "What is 6 * 7?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"})
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(f"{record}\n")
+    a_clone_of_svamp(tmp_path)
     names = {"OUT": str(tmp_path / "out.json"), "FOLDER": str(tmp_path)}
     arguments = [re.sub("OUT|FOLDER", lambda found: names[found[0]], argument) for argument in SMOKE[script]]
     results = {file: file.stat().st_mtime_ns for file in (ROOT / "bench/results").iterdir()}
@@ -73,6 +75,24 @@ def test_a_script_runs(script, tmp_path):
     assert results == {file: file.stat().st_mtime_ns for file in (ROOT / "bench/results").iterdir()}
     if "--out=OUT" in SMOKE[script]:
         assert json.loads(Path(tmp_path / "out.json").read_text())
+
+
+def a_clone_of_svamp(folder: Path) -> None:
+    (folder / "data/mawps-asdiv-a_svamp").mkdir(parents=True)
+    head = "Question,Numbers,Equation,Answer\n"
+    row = '"He has $ number0 , they cost number1 .",9.0 2.5,/ - number0 4 number1,2\n'
+    (folder / "data/mawps-asdiv-a_svamp/train.csv").write_text(head + row)
+    (folder / "SVAMP.json").write_text('[{"Body": "Dan had $ 3.", "Question": "How much? ", "Answer": 3.0}]')
+
+
+def test_the_problems_of_svamp_become_records(tmp_path):
+    a_clone_of_svamp(tmp_path)
+    assert launch(sys.executable, "bench/svamp.py", tmp_path, tmp_path).returncode == 0
+    made = [json.loads((tmp_path / f"{split}.jsonl").read_text()) for split in ("train", "test")]
+    assert made == [
+        {"question": "He has $9, they cost 2.5.", "answer": "(9 - 4) / 2.5 = 2\n#### 2"},
+        {"question": "Dan had $3. How much?", "answer": "3"},
+    ]
 
 
 def test_the_pages_and_figures_are_made_from_the_results(tmp_path):
