@@ -23,8 +23,9 @@ from trainer.model.load import load_tokenizer, needs_repeated_keys, stop_tokens
 from trainer.model.lora import add_adapter, add_teacher, save_adapter
 from trainer.model.trained import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
-from trainer.rollout.decoder import weights
+from trainer.rollout.decoder import rows, weights
 from trainer.rollout.decoder.cuda_graphs import rounded
+from trainer.rollout.decoder.forward import Forward
 from trainer.rollout.decoder.layers.attention import _rotate, matrices
 from trainer.rollout.decoder.rows import STEPS_PER_CHECK
 from trainer.rollout.decoder.sampler import DecodeSampler
@@ -213,6 +214,25 @@ def test_returned_logprobs_equal_a_training_forward(kind, name, temperature, tok
     batch = to_tensors(rows, tokenizer.pad_token_id)
     with torch.no_grad():
         trained = LogProbs(model, temperature)(batch).logprobs_BT
+    torch.testing.assert_close(trained, batch.sampled_logprobs_BT, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_common_beginning_is_read_once(name, tokenizer, monkeypatch):
+    monkeypatch.setattr(rows, "LEAST_SHARED", 16)
+    model, beginning, read, prefill = adapted(family(name)), prompts(20)[0].tokens, [], Forward.prefill
+    asked = [replace(prompt, tokens=beginning + prompt.tokens) for prompt in prompts(9, 3, 30)]
+
+    def count(forward, tokens_PT, *of):
+        read.append(tokens_PT.shape)
+        return prefill(forward, tokens_PT, *of)
+
+    monkeypatch.setattr(Forward, "prefill", count)
+    groups = sample(DecodeSampler, model, tokenizer, asked, stops=SOME)
+    assert read == [(1, 20), (3, 30)]
+    batch = to_tensors(rows_in(groups, asked), tokenizer.pad_token_id)
+    with torch.no_grad():
+        trained = LogProbs(model, 1.0)(batch).logprobs_BT
     torch.testing.assert_close(trained, batch.sampled_logprobs_BT, atol=1e-4, rtol=0)
 
 

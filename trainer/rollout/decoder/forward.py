@@ -101,27 +101,30 @@ class Forward:
             projection.refresh()
         self.adapters = tuple(adapter for projection in self.projections for adapter in projection.live_adapters)
 
-    def prefill(self, tokens_PT: Tensor, lengths_P: Tensor, cache: Cache, rows: slice, groups_P: Tensor) -> Tensor:
+    def prefill(
+        self, tokens_PT: Tensor, lengths_P: Tensor, cache: Cache, rows: slice, groups_P: Tensor, before: int = 0
+    ) -> Tensor:
         """Return the logits after each prompt, and keep what the layers have read in the rows of its group. Prompts are
-        padded on the right, where causal layers never look."""
+        padded on the right, where causal layers never look. They go on `before` tokens that the first row has read."""
         prompts, width = tokens_PT.shape
-        positions_N = torch.arange(width, device=self.device).repeat(prompts)
-        masks = {window: self._window_mask(window, width) for window in self.windows}
+        positions_N = torch.arange(before, before + width, device=self.device).repeat(prompts)
+        masks = {window: self._prompt_mask(window, width, before) for window in self.windows}
         angles = self._angles_at(positions_N)
         hidden_NH, inputs_LNp = self.embed(tokens_PT.flatten()), None
         if self.layer_inputs:
             inputs_LNp = self.layer_inputs(tokens_PT.flatten(), hidden_NH)
-        at = Prompts(width, lengths_P, groups_P, rows, cache, angles, masks, inputs_LNp, {}, self.repeats_keys)
+        at = Prompts(before, width, lengths_P, groups_P, rows, cache, angles, masks, inputs_LNp, {}, self.repeats_keys)
         hidden_NH = self._run(hidden_NH, at)
         last_P = torch.arange(prompts, device=self.device) * width + lengths_P - 1
         return self.finish(self.head(self.last_norm(hidden_NH[last_P])))
 
-    def _window_mask(self, window: int | None, width: int) -> Tensor | None:
-        """Return True where a token of a prompt is attended to, or None if the window holds the whole prompt."""
-        if window is None or width <= window:
+    def _prompt_mask(self, window: int | None, width: int, before: int) -> Tensor | None:
+        """Return True where a token of a prompt is attended to, or None if each sees all of the prompt up to itself."""
+        whole = before + width
+        if not before and (window is None or width <= window):
             return None
-        ones_TT = torch.ones(width, width, dtype=torch.bool, device=self.device)
-        return ones_TT.tril().triu(1 - window)
+        seen_TT = torch.ones(width, whole, dtype=torch.bool, device=self.device).tril(before)
+        return seen_TT.triu(before + 1 - (window or whole))
 
     def step(
         self,

@@ -16,6 +16,7 @@ from trainer.rollout.draw import draw, uniforms
 from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking
 
 DRAWN = -1  # no token is forced
+LEAST_SHARED = 64  # tokens of a beginning that is worth a pass of its own
 STEPS_PER_CHECK = {"cuda": 8}  # elsewhere 1: on a CPU a check costs nothing
 
 
@@ -77,6 +78,7 @@ class Batch:
         self.usable_rows = rows
         # the host sees each token then; an environment may reply to equal answers differently
         self.shares = self.forward.device.type == "cpu" and self.steps_per_check == 1 and not self.turns.environments
+        self.least_shared: float = LEAST_SHARED
         self.members: list[list[RowMember]] = []  # of each active row
         self.sampling = sampling
         self.longest = 0  # tokens of the longest sequence
@@ -120,7 +122,9 @@ class Batch:
         rows = slice(self.active, self.active + sum(counts))
         self.members += [row for group in groups for row in group]
         self.cache.clear(rows, width)
-        logits_PV = self.forward.prefill(torch.tensor(padded, device=device), lengths_P, self.cache, rows, counts_P)
+        before = self._read_beginning(prompts, rows.start)
+        tokens_PT = torch.tensor(padded, device=device)[:, before:]
+        logits_PV = self.forward.prefill(tokens_PT, lengths_P - before, self.cache, rows, counts_P, before)
         places_B = lengths_P.repeat_interleave(counts_P)
         self.places_R[rows], self.counts_R[rows], self.running_R[rows] = places_B, 0, True
         beyond_BT = torch.arange(self.size.places, device=device) >= places_B[:, None]
@@ -133,6 +137,18 @@ class Batch:
             self.forced_RN[rows] = DRAWN
         self._sample(logits_PV.repeat_interleave(counts_P, dim=0), rows, width)
         self.longest = max(self.longest, width)
+
+    def _read_beginning(self, prompts: Sequence[tuple[int, ...]], row: int) -> int:
+        """Read the tokens with which all prompts begin, such as solved examples, once into a row. Return how many."""
+        first, last, device = min(prompts), max(prompts), self.forward.device
+        same = next((place for place, pair in enumerate(zip(first, last)) if pair[0] != pair[1]), len(first))
+        before = min(same, min(map(len, prompts)) - 1)
+        if len(prompts) == 1 or before < self.least_shared:
+            return 0
+        tokens_1T, length, group = torch.tensor([first[:before]]), torch.tensor([before]), torch.tensor([1])
+        rows = slice(row, row + 1)
+        self.forward.prefill(tokens_1T.to(device), length.to(device), self.cache, rows, group.to(device))
+        return before
 
     def _members(self, new: NewAnswers) -> list[RowMember]:
         return [

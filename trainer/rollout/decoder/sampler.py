@@ -16,6 +16,7 @@ An answer on its way from a prompt to a completion:
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from operator import ge
 from typing import Any
 
@@ -76,7 +77,7 @@ class DecodeSampler(OwnSampler):
             scheduler = Scheduler(prompts, sampling.group)
             rows = min(self.rows.limit, len(prompts) * sampling.group)
             batch = self._prepare(rows, scheduler.longest_prompt, sampling)
-            batch.shares = False  # at its largest, no two answers are the same
+            batch.shares, batch.least_shared = False, inf  # at its largest, nothing is the same
             while starting := scheduler.schedule(batch.free, batch.usable_rows):
                 batch.add(starting)
             batch.decode()

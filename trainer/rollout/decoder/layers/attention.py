@@ -60,12 +60,15 @@ class Attention:
         return output_NO * gates.flatten(1).sigmoid() if self.is_gated else output_NO
 
     def _within(self, heads_NhD: Tensor, at: Prompts) -> Tensor:
-        """Attend within each prompt, and keep its keys and values."""
+        """Attend within each prompt and to its beginning, and keep its keys and values."""
         prompts = len(at.lengths_P)
         heads_PhTD = heads_NhD.view(prompts, at.width, -1, self.head_size).transpose(1, 2)
         queries, keys_values = heads_PhTD.split([self.query_heads, 2 * self.own_heads], dim=1)
-        for kept_RKTD in at.cache.of_layer[self.index]:
-            kept_RKTD[at.rows, :, : at.width] = keys_values.repeat_interleave(at.groups_P, dim=0)
+        for number, kept_RKTD in enumerate(at.cache.of_layer[self.index]):
+            if at.before:
+                beginning_PKTD = at.beginning(self.index, number)[:, :, : at.before]
+                keys_values = torch.cat((beginning_PKTD, keys_values), dim=2)
+            kept_RKTD[at.rows, :, : at.before + at.width] = keys_values.repeat_interleave(at.groups_P, dim=0)
         if self.lends:
             at.lent[self.index] = keys_values
         keys_values = at.lent.get(self.source, keys_values)

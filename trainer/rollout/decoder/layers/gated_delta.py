@@ -55,8 +55,9 @@ class GatedDelta:
         rows = [part.view(prompts, at.width, *part.shape[1:]) for part in parts]
         is_padding_PT = torch.arange(at.width, device=rows[0].device) >= at.lengths_P[:, None]
         fade, write = (part.masked_fill(is_padding_PT[..., None], 0.0) for part in rows[3:])
+        beginning = {"initial_state": at.beginning(self.index, MATRIX)} if at.before else {}
         read_PThD, matrix_PhKD = torch_chunk_gated_delta_rule(
-            *rows[:3], g=fade, beta=write, output_final_state=True, use_qk_l2norm_in_kernel=True
+            *rows[:3], g=fade, beta=write, output_final_state=True, use_qk_l2norm_in_kernel=True, **beginning
         )
         at.keep(self.index, MATRIX, matrix_PhKD)
         return read_PThD.flatten(0, 1)

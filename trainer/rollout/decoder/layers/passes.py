@@ -98,8 +98,10 @@ class Cache:
 
 
 class Prompts(NamedTuple):
-    """A pass over prompts, padded on the right, where causal layers never look."""
+    """A pass over prompts, padded on the right, where causal layers never look. They may go on from a beginning that
+    all of them have, and that an earlier pass has read into the first of the rows."""
 
+    before: int  # tokens of that beginning, which the other fields leave out
     width: int
     lengths_P: Tensor
     groups_P: Tensor  # how many rows keep what is read of each prompt
@@ -110,6 +112,11 @@ class Prompts(NamedTuple):
     inputs_LNp: Tensor | None  # what each layer adds of its own embeddings
     lent: dict[int, Tensor]  # keys and values of layers that later ones use
     repeats_keys: bool  # for cards whose quick kernels want as many heads of keys as of queries
+
+    def beginning(self, layer: int, number: int) -> Tensor:
+        """Return for each prompt what a layer has kept of the beginning."""
+        kept = self.cache.of_layer[layer][number][self.rows.start]
+        return kept.expand(len(self.lengths_P), *kept.shape)
 
     def keep(self, layer: int, number: int, state_P: Tensor) -> None:
         """Write a state after each prompt to its rows."""

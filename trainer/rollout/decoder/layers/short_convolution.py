@@ -28,6 +28,8 @@ class Convolution:
         if isinstance(at, Prompts):
             inputs_PCT = inputs_NC.view(len(at.lengths_P), at.width, -1).transpose(1, 2)
             padded_PCT = F.pad(inputs_PCT, (self.before, 0))
+            if at.before:
+                padded_PCT[:, :, : self.before] = at.beginning(self.index, self.number)
             last_Pk = at.lengths_P[:, None] + torch.arange(self.before, device=inputs_NC.device)
             last_PCk = last_Pk[:, None].expand(-1, inputs_NC.shape[1], -1)
             at.keep(self.index, self.number, padded_PCT.gather(2, last_PCk))
