@@ -22,13 +22,14 @@ NAMES = {
     "4060 laptop": "RTX 4060 Laptop",
     "NVIDIA GeForce RTX 4060 Laptop GPU": "RTX 4060 Laptop",
     "NVIDIA GeForce RTX 4090 D": "RTX 4090 D",
+    "NVIDIA GeForce RTX 2050": "RTX 2050",
+    "RTX 3050 Ti Laptop GPU": "RTX 3050 Ti Laptop",
 }
 
 
 NEIGHBOURS = {
     "NVIDIA GeForce RTX 2070 with Max-Q Design": "RTX 2070",
     "RTX 4050": "RTX 4050 Laptop",
-    "RTX 3050 Ti Laptop GPU": "RTX 3050",
     "RTX 6060 Ti": "RTX 5060 Ti",
     "RTX 5070 Super": "RTX 5070",
     "A800": "A100",

@@ -1,4 +1,4 @@
-"""Read records from a file (.jsonl, .csv, .parquet) or a data set on the hub. Each record carries its place."""
+"""Read records from a file (.jsonl, .json, .csv, .parquet) or a data set on the hub. Each record carries its place."""
 
 import codecs
 import csv
@@ -153,6 +153,21 @@ def _jsonl(path: Path) -> Iterator[Record]:
         yield from json_records(lines, str(path))
 
 
+def _json(path: Path) -> Iterator[Record]:
+    """Read a list of objects. A file that begins otherwise has an object on each line."""
+    text = path.read_bytes()
+    if not text.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+        yield from _jsonl(path)
+        return
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(path, f"not JSON: {error}", "Write a list of objects, or one on each line") from None
+    for index, values in enumerate(rows):
+        flaw = "" if isinstance(values, dict) else f"it is {_kind(values)}; expected an object such as {{...}}"
+        yield Record(f"{path}[{index}]", {} if flaw else values, flaw)
+
+
 def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
     """Read an object from each line that is not empty. `name` is that of the file."""
     for number, line in enumerate(lines, start=1):
@@ -239,7 +254,7 @@ def _parquet(path: Path) -> Iterator[Record]:
         raise DataError(path, f"not Parquet: {str(error).partition(chr(10))[0]}") from None
 
 
-READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}
+READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
 ENDINGS = ", ".join(READERS)
 ENCODINGS = {"cp1252": "Windows-1252 (cp1252)", "utf-16": "UTF-16"}
 HERE = ", the path as seen from here"

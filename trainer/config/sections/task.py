@@ -56,9 +56,9 @@ class TaskSettings(Section):
     """A program that answers each problem by calling the model through OpenAI's interface: `FILE.py:FUNCTION`, or a
     command; see docs/agents.md."""
     data_dir: Path | None = None
-    """A folder with `train` and `test` as .jsonl, .csv or .parquet; without it, the data set comes from the hub."""
+    """A folder with `train` and `test` as .jsonl, .json, .csv or .parquet; without it, the data set comes from the hub."""
     path: str | None = None
-    """One .jsonl, .csv or .parquet file, or a data set on the hub such as `owner/name`."""
+    """One .jsonl, .json, .csv or .parquet file, or a data set on the hub such as `owner/name`."""
     test_path: str | None = None
     """The held-out problems: a file or a data set on the hub."""
     subset: str | None = None
