@@ -122,6 +122,18 @@ def test_text_answers_are_asked_for_with_a_text(capsys, tmp_path):
     assert "like this:\n#### 42<" in said_by(capsys, "task", "show", "records", f"task.path={path}", "-n", "1")[1]
 
 
+def test_without_answers_no_mark_is_asked_for(capsys, tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text('[{"question": "Hello?"}, {"question": "Why?"}, 3]')
+    words = ["task", "show", "records", "--preset", "8gb", f"task.path={path}", "task.answer=none"]
+    _, out, _ = said_by(capsys, *words, "task.on_bad_record=skip")
+    assert "1  table.json[2]: it is a int: 3" in out
+    assert "####" not in out
+    assert "prompt style chat\n" in out
+    path.write_text("[3")
+    assert "not JSON: " in said_by(capsys, *words)[2]
+
+
 # ---------------------------------------------------------------- octet task play, with a person who types
 
 

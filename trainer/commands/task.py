@@ -103,7 +103,8 @@ def _of_prompts(config: Config, task: Task, problems: Sequence[Problem], count: 
 
 def _prompts(facts: dict[str, Any], split: str) -> Iterator[str]:
     lengths = facts["prompt_tokens"]
-    yield f"prompt style {facts['prompt_style']}; a strict answer is {ANSWERS[facts['answer_style']]}"
+    marked = f"; a strict answer is {ANSWERS[facts['answer_style']]}" if facts["data"]["answers"] else ""
+    yield f"prompt style {facts['prompt_style']}{marked}"
     yield from (f"an answer ends at {json.dumps(string, ensure_ascii=False)}" for string in facts["stop_strings"])
     yield sheet.wrapped(
         f"tokens of {lengths['measured']:,} {split} prompts for {facts['model']}: min {lengths['min']}, "

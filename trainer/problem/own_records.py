@@ -39,6 +39,8 @@ class RecordsTask(DataTask):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.decimal = settings.decimal
+        if settings.answer == NO_ANSWER:
+            self.prompt_style = "chat"  # no mark is looked for
 
     @cached_property
     def in_words(self) -> bool:  # type: ignore[override]
