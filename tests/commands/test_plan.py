@@ -109,11 +109,19 @@ def test_the_memory_of_the_machine_is_held_against_the_plan(capsys, monkeypatch)
     assert "What fits: lora.enabled=true" in err
     elsewhere = ("--preset", "8gb", "--vram", "8", "--search", "lora.enabled=false")
     found = planned(capsys, *elsewhere)
-    assert (found["verdict"], found["ram_fits"], found["ram_free_bytes"]) == ("fits", False, 24 * 10**9)
+    assert (found["verdict"], found["ram_fits"], found["ram_free_bytes"]) == ("fits", True, 24 * 10**9)
     assert found["ram_bytes"] > found["ram_free_bytes"]
     _, out, _ = octet_plan(capsys, *elsewhere)
-    assert re.search(r"of 24.0 that are free here \(.*\), more than this machine has", out)
-    assert "it fits the card, and not the RAM of this machine: " in out
+    assert "of 24.0 that are free here" in out  # the card that is named may be in another machine
+    assert "it fits: " in out and "more than this machine has" not in out
+
+
+def test_a_small_table_is_asked_no_more_than_it_holds_out(capsys, tmp_path):
+    lines = [f'{{"question": "{n} + 1?", "answer": "{n + 1}"}}' for n in range(200)]
+    (tmp_path / "table.json").write_text(f"[{', '.join(lines)}]")
+    words = ("--preset", "8gb", "--card", "RTX 4060", "task.name=records", f"task.path={tmp_path}/table.json")
+    small, asked = planned(capsys, *words)["time"], planned(capsys, *words, "eval.problems=60")["time"]
+    assert small == asked
 
 
 def test_the_exit_status_says_whether_it_fits(capsys, monkeypatch):

@@ -10,6 +10,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from textwrap import wrap
 from typing import Any
@@ -55,13 +56,13 @@ class Question:
     options: Namespace
     proposal: Sequence[str] | None = None  # settings that the search has changed
 
-    @property
+    @cached_property
     def time(self) -> hours.Estimate | None:
         return hours.estimate(self.options, self.placement, self.card)
 
     @property
     def ram_fits(self) -> bool:
-        return self.options.nodes > 1 or self.placement.plan.ram_peak <= self.free_ram
+        return self.placement.plan.ram_peak <= self.placement.ram
 
 
 def add_arguments(parser: ArgumentParser) -> None:

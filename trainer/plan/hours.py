@@ -21,7 +21,7 @@ from trainer.machine.console import spoken, until
 from trainer.model.shapes import shape_of
 from trainer.plan.cards import CARDS, Speed, card_of
 from trainer.plan.planner import DRAW, Planner
-from trainer.plan.read_data import count_local
+from trainer.plan.read_data import asking_what_there_is, count_local
 from trainer.plan.search import planned_shape
 from trainer.problem.published import GSM8K_TRAINING_PROBLEMS
 from trainer.run_folder.reader import RunFiles, read_run
@@ -242,6 +242,7 @@ def estimate(options: Namespace, planner: Planner, here: str) -> Estimate | None
     """Return the time of a run on the named card or the one `here`, or by an earlier run; None if unknown."""
     if options.card is not None:
         must_know(options.card)
+    planner = replace(planner, config=asking_what_there_is(planner.config))
     if not options.like:
         return on_card(options.card or here, planner)
     like = read_run(options.like)

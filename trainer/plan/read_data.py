@@ -1,8 +1,10 @@
 """Read, filter and check the data of a run, before anything heavy is imported."""
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from trainer.config.settings import Config
+from trainer.errors import DataError
 from trainer.problem.prompts import must_have_solutions
 from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
 from trainer.records import Problem
@@ -43,6 +45,15 @@ def training_of(task: Task, config: Config) -> list[Problem]:
     """Return the training problems, with the gold answers of one another if a control of an experiment asks for it."""
     problems = training_problems(task, config.task, config.run.seed)
     return placebo.shuffle_golds(problems, config.reward.control, config.run.seed)
+
+
+def asking_what_there_is(config: Config) -> Config:
+    """Return settings that hold out no more problems than a table on this machine has, if it can be read."""
+    count = config.eval.problems
+    with suppress(DataError):
+        if count and config.task.name == "records" and not (task := make_task(config.task)).hub_sets():
+            count = min(count, len(task.test()))
+    return config.model_copy(update={"eval": config.eval.model_copy(update={"problems": count})})
 
 
 def count_local(config: Config) -> int | None:
