@@ -53,6 +53,11 @@ def broken_off(copied):
 
 
 def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
+    killed = "stopped after step 3 without saving it, because it failed or was killed; it "
+    assert stopped(read_run(broken_off)) == f"{killed}begins anew"
+    (broken_off / "checkpoints/step_000002").mkdir(parents=True)
+    assert stopped(read_run(broken_off)) == f"{killed}goes on after step 2"
+    (broken_off / "checkpoints/step_000003").mkdir()
     assert stopped(read_run(broken_off)) == "stopped after step 3"
     (tmp_path / "mounts").write_text("server:/home / nfs4 rw 0 0\n")
     monkeypatch.setattr(terminal, "MOUNTS", tmp_path / "mounts")

@@ -19,6 +19,7 @@ from rich.text import Text
 from trainer.machine import disk
 from trainer.machine.console import Console
 from trainer.machine.visible import around, visible
+from trainer.run_folder.previous_run import checkpoints
 from trainer.run_folder.reader import RunFiles, phases, read_run
 from trainer.watch.alarms import lasting
 from trainer.watch.measure import Measure
@@ -158,13 +159,20 @@ def told(sample: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
     return list(sample.get("turns", ()))[:-1]
 
 
+def _unsaved(run: RunFiles) -> str:
+    """Say so if a run did not save its last step, as one does that is told to stop."""
+    saved = max((int(one.name.removeprefix("step_")) for one in checkpoints(run.folder)), default=0)
+    goes_on = f"goes on after step {saved}" if saved else "begins anew"
+    return f" without saving it, because it failed or was killed; it {goes_on}" if saved < run.steps else ""
+
+
 def stopped(run: RunFiles) -> str | None:
     """Return what to say of a run that was stopped; None if it goes on or has ended. A run holds the lock of its
     folder. The lock of a run on another node cannot be seen, so what counts there is the time since its last record."""
     if run.has_ended or _is_locked(run.folder):
         return None
     if _is_local(run.folder):
-        return f"stopped after step {run.steps}"
+        return f"stopped after step {run.steps}{_unsaved(run)}"
     written = [path.stat().st_mtime for path in map(run.folder.joinpath, WRITTEN) if path.exists()]
     silent = time.time() - max(written)
     names = [f"time/{name}" for name in (*phases(run.metrics), "evaluation")]
