@@ -254,7 +254,8 @@ def _parquet(path: Path) -> Iterator[Record]:
         raise DataError(path, f"not Parquet: {str(error).partition(chr(10))[0]}") from None
 
 
-READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": _jsonl, ".json": _json, ".csv": _csv}
+READERS[".parquet"] = _parquet
 ENDINGS = ", ".join(READERS)
 ENCODINGS = {"cp1252": "Windows-1252 (cp1252)", "utf-16": "UTF-16"}
 HERE = ", the path as seen from here"

@@ -56,7 +56,7 @@ class TaskSettings(Section):
     """A program that answers each problem by calling the model through OpenAI's interface: `FILE.py:FUNCTION`, or a
     command; see docs/agents.md."""
     data_dir: Path | None = None
-    """A folder with `train` and `test` as .jsonl, .json, .csv or .parquet; without it, the data set comes from the hub."""
+    """A folder with `train` and `test` as .jsonl, .json, .csv or .parquet; without it, the data come from the hub."""
     path: str | None = None
     """One .jsonl, .json, .csv or .parquet file, or a data set on the hub such as `owner/name`."""
     test_path: str | None = None
