@@ -114,7 +114,7 @@ _BEFORE = (
 _BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|r[wt])?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
 BEHIND = re.compile(_BEHIND)
 # After checking: I checked it twice: No rounding was needed:
-_LEAD = rf"(?:(?:[pP]|d?A{{1,3}}[ir])?{_NAME}(?:v+[sw]{{0,2}})?|sw[sd]w{{0,2}}Q?|q[tw]{{1,3}}(?:r[vt]|iv))[:=]"
+_LEAD = rf"(?:(?:[pP]|d?A{{1,3}}[ir])?{_NAME}(?:v+[sw]{{0,2}})?|sw[sd]w{{0,2}}Q?|q[tw]{{1,3}}[ir][vtw])[:=]"
 _CLAUSE = re.compile(rf"c*(?:(?:{_BEFORE}|[^qQNY]*Y)N{_BEHIND}=?|{_LEAD}|pd|[iv]?{_MORE}=?)")  # It sank in the year N
 TEXT = re.compile(  # The winner is N; N is cheaper; N, because it has more
     rf"c*,*(?:(?!w[va]){_NAME}(?:v?[ir]v?P?|v{{1,2}}|:)|[ir]+)?(?:d?m*N|dMw)(?:[irv][^q]*|,*c[dswEn][^q]*)?,*"
