@@ -60,6 +60,10 @@ def test_from_a_messy_table_to_a_trained_model_its_verdict_and_a_chat(browser, a
     assert page.text("#chat").count("read:") == 2
     page.click("[data-do=share]")
     until(lambda: page.js("document.querySelector('#made img')?.naturalWidth > 0"), say=lambda: page.text("#made"))
+    page.write(**{"--to": "safetensors"})
+    page.click("[data-do=export]")
+    page.until("#made", "written to runs/plums/export-safetensors")
+    assert (folder / "runs/plums/export-safetensors/model.safetensors").is_file()
     assert page.complaints() == []
     page.close()
 
@@ -113,6 +117,9 @@ def test_a_killed_run_and_one_that_cannot_start_are_shown_as_what_they_are(brows
     with serving(tmp_path) as address:
         page = browser.open(f"{address}?run=killed")
         page.until("#live", "was killed (signal 9)")
+        (tmp_path / "runs/killed.log").unlink()  # as of a run that a terminal has started
+        page.until("#live", "without saving it, because it failed or was killed; it begins anew")
+        page.until("#live .row pre", "octet train --resume runs/killed")
         page.close()
 
 
