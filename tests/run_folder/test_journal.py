@@ -1,6 +1,7 @@
 """Damaged lines of metrics.jsonl and samples.jsonl, found at resume."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -105,3 +106,13 @@ def test_a_line_ends_where_json_says_and_not_where_the_model_does(tmp_path):
     (tmp_path / "samples.jsonl").write_text("\n".join(lines) + "\n")
     Journal(tmp_path, first_step=1).close()
     assert (tmp_path / "samples.jsonl").read_text() == lines[0] + "\n"
+
+
+def test_a_long_log_is_read_line_by_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1{" " * 2000}}}\n' * 2000)
+    tracemalloc.start()
+    assert len(read_records(path)) == 2000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < path.stat().st_size / 2

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from sys import intern
 from textwrap import indent
@@ -39,7 +39,7 @@ class Journal:
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Add the values to the record of the step, which is the last line, or append one if that line was lost."""
         path = self.folder / "metrics.jsonl"
-        lines = lines_of(path)
+        lines = [*lines_of(path)]
         if lines and (last := json.loads(lines[-1]))["step"] == step:
             disk.replace(path, b"".join([*lines[:-1], _line(last | values)]))
         else:
@@ -120,7 +120,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 def _keep_before(path: Path, first_step: int) -> None:
     """Drop the records of steps that will be done again, and move damaged lines to a file beside the log."""
-    lines = lines_of(path)
+    lines = [*lines_of(path)]
     kept, damaged = [], {}
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
@@ -144,13 +144,12 @@ def warn(text: str) -> None:
     print(f"octet: warning: {text}. The run goes on.", file=sys.stderr, flush=True)
 
 
-def lines_of(path: Path, start: int = 0) -> list[bytes]:
-    """Return the lines of a file from a byte on, as they are; none if there is no file."""
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.readlines()
+def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
+    """Yield the lines of a file from a byte on, as they are; none if there is no file."""
+    if path.is_file():
+        with path.open("rb") as file:
+            file.seek(start)
+            yield from file
 
 
 def _as_markdown(group: ScoredGroup) -> str:

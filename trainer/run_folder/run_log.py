@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -92,7 +93,7 @@ class Logs:
     def state(self) -> dict[str, Any]:
         """Return the number of lines of each file and their checksum, and read only what is new."""
         for name, (size, count, checksum) in self._read.items():
-            lines = journal.lines_of(self.folder / name, size)
+            lines = [*journal.lines_of(self.folder / name, size)]
             new = lines[:-1] if name == "metrics.jsonl" else lines  # its last line gets more
             text = b"".join(new)
             self._read[name] = size + len(text), count + len(new), zlib.crc32(text, checksum)
@@ -100,7 +101,7 @@ class Logs:
 
     def load(self, state: dict[str, Any]) -> None:
         for name, known in state.items() if distributed.is_main() else ():
-            lines = journal.lines_of(self.folder / name)[: known[0]]
+            lines = [*islice(journal.lines_of(self.folder / name), known[0])]
             found = [len(lines), zlib.crc32(b"".join(lines))]
             what = "its lines were changed" if found[0] == known[0] else f"{found[0]} of {known[0]} lines are left"
             if found != known:
