@@ -122,6 +122,16 @@ def test_text_answers_are_asked_for_with_a_text(capsys, tmp_path):
     assert "like this:\n#### 42<" in said_by(capsys, "task", "show", "records", f"task.path={path}", "-n", "1")[1]
 
 
+def test_a_table_is_shown_where_the_model_is_not_on_this_machine(capsys, tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text('[{"question": "1 + 1?", "answer": "2"}, {"question": "1 + 2?", "answer": "n/a"}]')
+    words = ["task", "show", "records", f"task.path={path}", "--model", str(tmp_path / "nowhere")]
+    status, out, err = said_by(capsys, *words, "--json")
+    assert (status, json.loads(out)["data"]["answers"]["no answer"]["count"]) == (2, 1)
+    assert "model.name=" in err
+    assert "no answer" in said_by(capsys, *words)[1]
+
+
 def test_without_answers_no_mark_is_asked_for(capsys, tmp_path):
     path = tmp_path / "table.json"
     path.write_text('[{"question": "Hello?"}, {"question": "Why?"}, 3]')

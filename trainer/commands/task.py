@@ -17,6 +17,7 @@ from trainer.commands.options import TASKS, add_overrides
 from trainer.commands.score import with_every_component
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
+from trainer.errors import OctetError
 from trainer.machine.visible import print
 from trainer.plan import downloads
 from trainer.problem import sheet
@@ -49,7 +50,8 @@ def run(options: Namespace) -> None:
     named = {"model.name": options.model, "task.name": options.task.removeprefix("task.name=")}
     named |= {"prompt.style": options.style, "task.data_dir": options.data_dir}
     config = resolve(options.preset, None, [*overrides_of(named), *options.overrides])
-    downloads.check(config)
+    for data in make_task(config.task).hub_sets():
+        downloads.find_data(data, config.task)
     if options.action == "play":
         play(with_every_component(config))
     else:
@@ -71,8 +73,12 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
         make_task(config.task).train()  # raises
     problems = training or held_out
     gold_check.check(config, task, problems)
-    if count:
-        facts |= _of_prompts(config, task, problems, count)
+    try:
+        facts |= _of_prompts(config, task, problems, count) if count else {}
+    except OctetError:  # such as a model that is not here
+        if as_json:
+            print(json.dumps(facts, indent=2), flush=True)
+        raise
     if as_json:
         print(json.dumps(facts, indent=2))
     elif count:
@@ -80,6 +86,7 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
 
 
 def _of_prompts(config: Config, task: Task, problems: Sequence[Problem], count: int) -> dict[str, Any]:
+    downloads.find_model(config.model)
     print(f"octet: loading the tokenizer of {config.model.name}", file=sys.stderr, flush=True)
     from trainer.model.load import load_tokenizer
 
