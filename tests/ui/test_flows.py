@@ -102,7 +102,8 @@ def test_a_run_is_stopped_resumed_and_goes_on_without_page_and_server(browser, t
 def test_a_killed_run_and_one_that_cannot_start_are_shown_as_what_they_are(browser, tmp_path):
     with serving(tmp_path) as address:
         page = browser.open(address)
-        page.write(**SHORT | {"run.steps": "60", "name": "killed"})
+        never_saved = f"{SHORT['more']} run.save_every=9999"  # and long enough to be seen on a busy machine
+        page.write(**SHORT | {"run.steps": "9999", "name": "killed", "more": never_saved})
         page.until("#train .row pre", "killed")
         page.start()
         page.until("#live", "left, last step at")
