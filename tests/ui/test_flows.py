@@ -177,6 +177,9 @@ def test_hostile_answers_are_text_and_a_run_of_a_terminal_is_there(browser, addr
     page.until("#live", "<script>document.title='taken'</script>")
     page.size(390)
     assert page.js("document.documentElement.scrollWidth") <= 390
+    page.click("[data-do=models]")
+    page.until("#models", "Qwen")
+    assert page.js("document.querySelector('#models button').getBoundingClientRect().right") <= 376  # none is cut off
     assert page.js("document.title") == "Octet"
     assert page.complaints() == []
     page.close()
