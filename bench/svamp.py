@@ -1,7 +1,7 @@
 """The word problems of SVAMP as its paper uses them: MAWPS and ASDiv-A to train on, the 1,000 of SVAMP held out.
 
 git clone https://github.com/arkilpatel/SVAMP
-python bench/svamp.py SVAMP FOLDER      writes train.jsonl and test.jsonl
+python bench/svamp.py SVAMP svamp       writes svamp/train.jsonl and svamp/test.jsonl
 
 The training problems have placeholders for their numbers and an equation in prefix notation, which becomes a line such
 as `3 * (9 - 7) = 6` before the answer. Of questions that are repeated, the first is kept.

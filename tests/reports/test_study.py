@@ -128,6 +128,13 @@ def test_the_share_of_the_gain_that_a_control_reaches_is_named(study, found):
     assert "small and grpo: no difference was found. This study finds one of" in said
 
 
+def test_controls_that_were_not_run_have_not_failed_to_reach_the_gain(found):
+    """With too few runs of a control, nothing is said of it in the first sentence."""
+    unknown = [{"control": one["control"]} for one in found["shares"]]
+    assert "control" not in sentences(found | {"shares": unknown})[0].lower()
+    assert "No control was found" in sentences(found | {"shares": [one | {"low": -0.1} for one in found["shares"]]})[0]
+
+
 def test_costs_are_counted_and_compared_where_they_are_equal(found):
     assert [found["arms"]["grpo"][name] for name in ("samples", "tokens", "seconds")] == [128, 3200, 8]
     assert [found["arms"]["supervised"][name] for name in ("samples", "tokens")] == [32, 3200]
