@@ -129,7 +129,7 @@ def test_the_share_of_the_gain_that_a_control_reaches_is_named(study, found):
 
 
 def test_controls_that_were_not_run_have_not_failed_to_reach_the_gain(found):
-    """With too few runs of a control, nothing is said of it in the first sentence."""
+    """The first sentence says nothing of a control that has too few runs."""
     unknown = [{"control": one["control"]} for one in found["shares"]]
     assert "control" not in sentences(found | {"shares": unknown})[0].lower()
     assert "No control was found" in sentences(found | {"shares": [one | {"low": -0.1} for one in found["shares"]]})[0]

@@ -50,8 +50,7 @@ def run(options: Namespace) -> None:
     named = {"model.name": options.model, "task.name": options.task.removeprefix("task.name=")}
     named |= {"prompt.style": options.style, "task.data_dir": options.data_dir}
     config = resolve(options.preset, None, [*overrides_of(named), *options.overrides])
-    for data in make_task(config.task).hub_sets():
-        downloads.find_data(data, config.task)
+    downloads.find_all_data(config.task)
     if options.action == "play":
         play(with_every_component(config))
     else:

@@ -16,9 +16,14 @@ from trainer.problem.task import make_task
 def check(config: Config, needs_data: bool = True) -> Found:
     """Find the model. Raise ModelError or DataError if it or the data is neither on this machine nor on the hub."""
     found = find_model(config.model)
-    for data in make_task(config.task).hub_sets() if needs_data else ():
-        find_data(data, config.task)
+    if needs_data:
+        find_all_data(config.task)
     return found
+
+
+def find_all_data(task: TaskSettings) -> None:
+    for data in make_task(task).hub_sets():
+        find_data(data, task)
 
 
 def find_teacher(model: Model | None) -> Found:
