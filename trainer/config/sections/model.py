@@ -26,22 +26,21 @@ class Model(Section):
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """`auto` is bf16 on cards that support it, fp16 on older ones, fp32 on the CPU."""
     quantize: Literal["none", "nf4", "int8", "bf16"] = "none"
-    """Store the frozen base of an adapter in 4 bits (NF4 with double quantisation) or 8 bits (LLM.int8), or multiply by
-    it in bf16, on a CPU with AVX512-BF16 or AMX. Embeddings and output layer stay in model.dtype. The adapter is merged
-    into the original base."""
+    """Store the frozen base of an adapter in 4 bits (`nf4`) or 8 bits (`int8`), or multiply by it in bf16, on a CPU
+    with AVX512-BF16 or AMX. Embeddings and output layer stay in model.dtype. The adapter is merged into the original
+    base; see docs/training.md."""
     quantize_head: Literal["none", "int8"] = "none"
-    """Store the frozen output layer in 8 bits, with a factor for each token of the vocabulary. Only for models whose
-    output layer is not their embedding."""
+    """Store the frozen output layer in 8 bits. Only for models whose output layer is not their embedding."""
     embeddings: Literal["device", "cpu"] = "device"
-    """`cpu` keeps the frozen embedding in CPU memory and looks tokens up there, which slows down sampling. Only for
-    models whose output layer is not their embedding."""
+    """`cpu` keeps the frozen embedding in CPU memory, which slows down sampling. Only for models whose output layer is
+    not their embedding."""
     attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
-    """`auto` is torch's `sdpa`, the only one that supports optim.layout=flat. `flash` needs the package flash_attn and
-    a GPU. `flash` and `eager` train with padded rows."""
+    """`auto` is torch's `sdpa`. `flash`, which needs the package flash_attn and a GPU, and `eager` train with padded
+    rows."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     activation_offload: bool = False
-    """Move what gradient checkpointing stores, the input of each layer, to CPU memory."""
+    """Move what gradient checkpointing stores to CPU memory."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for authors you trust."""
 

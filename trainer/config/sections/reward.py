@@ -83,7 +83,7 @@ class Code(Section):
     output_kb: int = Field(256, ge=1)
     """Most output of a program, in kB; a program that prints more fails."""
     unsafe: bool = False
-    """Run programs although this machine cannot confine them completely, with whatever Landlock and seccomp it has."""
+    """Run programs although this machine cannot confine them completely."""
 
 
 class Reward(Section):
@@ -93,8 +93,8 @@ class Reward(Section):
     """Weights of the components, whose weighted sum is the reward; see docs/rewards.md. A custom function has weight
     1.0 by default."""
     gate: bool = True
-    """Do not divide rewards beside `correct` and `code` by the deviation of a group, so that they cannot outvote these;
-    see docs/rewards.md. `false` divides the whole reward, as the papers do."""
+    """Keep rewards beside `correct` and `code` from outvoting these; see docs/rewards.md. `false` divides the whole
+    reward by the deviation of a group, as the papers do."""
     answer: Literal["strict", "lenient"] = "strict"
     """What `correct` accepts: an answer in the requested format, or anywhere in the text."""
     control: Literal["none", "random", "shuffled_gold", "shuffled_advantages"] = "none"

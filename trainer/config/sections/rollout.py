@@ -69,8 +69,7 @@ class Turns(Section):
     most: int = Field(8, ge=1)
     """Most turns of the model in an answer; longer answers are truncated."""
     tokens: int | None = Field(None, ge=1)
-    """Most tokens of a turn; an answer with a longer turn is truncated there. By default only rollout.max_new_tokens
-    limits a turn, over all turns and replies."""
+    """Most tokens of a turn; an answer with a longer turn is truncated there. By default there is no such limit."""
     observation: int = Field(256, ge=1)
     """Most tokens of a reply of the environment; a longer one is cut, and says so."""
     seconds: float = Field(60.0, gt=0.0)
@@ -98,12 +97,10 @@ class Rollout(Section):
     turns: Turns = Turns()
     """Limits of answers that have several turns, because a task has tools or an environment."""
     stop: tuple[str, ...] = ()
-    """Strings that end an answer, besides those of the prompt style. The token that completes one is the last of the
-    answer. A string that begins with a line break is not part of the text that is read. The name of a special token
-    ends answers at that token."""
+    """Strings, or names of special tokens, that end an answer, besides those of the prompt style; see docs/tasks.md."""
     dead_groups: Literal["drop", "keep", "refill"] = "drop"
-    """What to do with groups whose rewards are all equal, and whose advantages are therefore 0. `drop` leaves them out,
-    also out of the KL and entropy terms. `keep` counts their tokens in the mean. `refill` samples new problems in their
+    """What to do with groups whose rewards are all equal, so that their advantages are 0. `drop` leaves them out, also
+    out of the KL and entropy terms. `keep` counts their tokens in the mean. `refill` samples new problems in their
     place (dynamic sampling)."""
     dead_by: Literal["reward", "correct"] = "reward"
     """`correct`: a group is also dead if all its answers are right or all are wrong, as in DAPO. With `reward`, wrong
@@ -111,8 +108,8 @@ class Rollout(Section):
     refills: int = Field(3, ge=1)
     """Most rounds of new problems that `refill` samples in a step."""
     rows: int = Field(128, ge=1)
-    """Completions that a local sampler decodes at once; halved if they do not fit into memory. A vLLM server that the
-    run did not start decides by itself."""
+    """Completions that are decoded at once; halved if they do not fit into memory. A vLLM server that the run did not
+    start decides by itself."""
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -10,8 +10,8 @@ from trainer.config.sections.base import Section, Share
 
 class Optim(Section):
     name: Literal["adamw", "adamw_8bit"] = "adamw"
-    """`adamw` is torch's. `adamw_8bit` is bitsandbytes's, with moments of a quarter of the size; it needs an
-    engine.ds_config without optimizer offload, such as zero2."""
+    """`adamw_8bit` has moments of a quarter of the size, and needs an engine.ds_config without optimizer offload, such
+    as zero2."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Decay rates of Adam's moving averages of the gradient and its square."""
     weight_decay: float = Field(0.0, ge=0.0)
@@ -33,7 +33,7 @@ class Engine(Section):
     ds_config: str = "zero2_offload"
     """Name of a file in `ds_configs/`, or a path to one."""
     timeout_s: float = Field(1800.0, gt=0.0)
-    """Seconds that a rank waits for the others during the run before it ends with an error that names them."""
+    """Seconds that a rank waits for the others before the run ends with an error that names them."""
     connect_s: float = Field(60.0, gt=0.0)
     """Seconds that the ranks have to connect at the start."""
 
@@ -69,12 +69,11 @@ class Eval(Section):
     problems: int = Field(256, ge=0)
     """Number of held-out problems, always the same ones. 0 switches evaluation off."""
     every: int | None = Field(None, ge=1)
-    """Steps between evaluations; by default there is one before the first step and one after the last."""
+    """Steps between evaluations; by default only before the first step and after the last."""
     samples: int = Field(0, ge=0)
-    """Also sample so many answers to each held-out problem, of the base and at the end, for pass@k. It takes as long as
-    two rollouts of that size."""
+    """Number of answers to sample to each held-out problem, before training and after it, for pass@k."""
     metric: Literal["accuracy", "lenient", "loss"] = "accuracy"
-    """The accuracy that selects the best adapter or model: of answers in the requested format, or in any format. A
-    warm-up uses `warmup.metric`. Without gold answers it is the reward; see docs/evaluation.md."""
+    """The accuracy that selects the best adapter or model: of answers in the requested format, or in any format.
+    Without gold answers it is the reward; see docs/evaluation.md. A warm-up uses `warmup.metric`."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many evaluations in a row without a new best; by default never."""

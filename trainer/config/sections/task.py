@@ -43,8 +43,7 @@ class TaskSettings(Section):
     mix: dict[str, float] = Field({})
     """Several tasks at once, with their shares: `{gsm8k: 2, reasoning_gym:gcd: 1}`. Sets `task.name=mix`."""
     gym: dict[str, Any] = Field({})
-    """Parameters of a generator of `reasoning_gym`, such as `{max_terms: 4}`; `size` is the number of problems per
-    pass."""
+    """Parameters of a generator of `reasoning_gym`, such as `{max_terms: 4}`; `size` is the problems per pass."""
     seed: int = Field(0, ge=0)
     """Seed of the numbers of `gsm8k-renumbered`."""
     tools: Annotated[tuple[Literal["calculator", "python"], ...], one_or_many] = ()
@@ -78,11 +77,9 @@ class TaskSettings(Section):
     decimal: Literal["point", "comma"] = "point"
     """`comma`: the answers of a table (`records`) are written as in `3,5` and `1.234,50`."""
     holdout: float | None = Field(None, gt=0.0, le=1.0)
-    """Share of the problems to hold out if no test set is named. Without it, a tenth, or 60 problems of a table that
-    has fewer in a tenth, but at most 30 %."""
+    """Share of the problems to hold out if no test set is named; by default a tenth, and more of a small table."""
     on_bad_record: Literal["error", "skip"] = "error"
-    """What to do with a record that cannot be used: end with an error before the run starts, or leave it out and count
-    it."""
+    """End with an error at a record that cannot be used, before the run starts, or leave it out and count it."""
     limit: int | None = Field(None, ge=1)
     """Train on this many problems, the first of the shuffled training set."""
     curriculum: Literal["none", "difficulty", "solve_rate"] = "none"

@@ -33,10 +33,9 @@ class Warmup(Section):
     """Peak learning rate of the warm-up, with the schedule of `optim`."""
     then: Literal["same", "merged"] = "same"
     """How GRPO continues: `same` trains the adapter of the warm-up further, `merged` merges it into the base and trains
-    a fresh adapter. A whole model (`lora.enabled=false`) is always trained further."""
+    a fresh adapter. A whole model is always trained further."""
     every: int | None = Field(None, ge=1)
-    """Steps between evaluations in the warm-up; by default there is one before the first step and one after the
-    last."""
+    """Steps between evaluations in the warm-up; by default only before the first step and after the last."""
     metric: Literal["loss", "accuracy", "lenient"] = "loss"
     """What selects the best evaluation, from which GRPO continues: the loss of held-out solutions, or an accuracy."""
     patience: int | None = Field(None, ge=1)
@@ -52,8 +51,8 @@ class Teacher(Section):
     """docs/warmup.md says when a teacher helps."""
 
     name: str | None = None
-    """A model on the hub or a local folder whose log-probs of the sampled answers are learned from, with the tokenizer
-    of `model.name`. With `teacher.url`, the name of a model at that server; by default its base."""
+    """The teacher: a model on the hub or a local folder, with the tokenizer of `model.name`. With `teacher.url`, the
+    name of a model at that server; by default its base."""
     url: Annotated[str, AfterValidator(base_address)] | None = None
     """A running vLLM server as teacher, such as `http://127.0.0.1:8000`. `rollout.vllm.wait_s` and
     `rollout.vllm.timeout_s` apply to it, too."""
@@ -62,8 +61,8 @@ class Teacher(Section):
     quantize: Literal["none", "nf4", "int8"] = "none"
     """Store the teacher in 4 or 8 bits, as in `model.quantize`."""
     adapter: Path | None = None
-    """Folder of an adapter of the teacher. Without `teacher.name`, or with that of `model.name`, it uses the base of
-    the trained adapter, which is loaded once."""
+    """Folder of an adapter of the teacher. Without `teacher.name`, its base is that of the trained adapter, which is
+    loaded once."""
     form: Literal["advantage", "loss"] = "advantage"
     """`advantage`: the advantage of a token is the log-prob of the teacher minus that of the sampler. `loss`: the
     teacher is the reference of the KL in the loss, weighted by `algorithm.kl.coef`."""
