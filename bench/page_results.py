@@ -87,7 +87,7 @@ RESULTS_HEAD = """# Results
 What models have learned here, each row from a file that holds every seed which was run; `python bench/report.py` makes
 the table from these files. Accuracy is of greedy answers to held-out problems, in the requested format.
 [Evidence](evidence.md) has the questions behind it, and [all tables](../bench/results/learning.md) the intervals and
-tests. A run that is shown can be repeated: `octet repro gallery/default` trains its first steps again and compares.
+tests. A run with an adapter can be repeated: `octet repro gallery/default` trains its first steps again and compares.
 
 """
 RESULTS_TAIL = """
@@ -95,7 +95,8 @@ RESULTS_TAIL = """
 controls of SVAMP have yet to be run. GSM8K was learned from worked solutions only, by one seed. GRPO on its
 shorter problems, one run after a short warm-up, changed nothing ([experiments](../bench/experiments.md)).
 """
-SHOWN = {"seeds": "default", "calculator": "calculator", "addition": "sums"}  # results with a page in gallery/
+# results with a page in gallery/
+SHOWN = {"seeds": "default", "calculator": "calculator", "studies/maze": "maze", "addition": "sums"}
 # model, task, file, the arm that learns, what is beside it, and the command that repeats it
 SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
     (EMBEDDED, "word problems", "seeds", "", (), "octet train --preset nano"),

@@ -48,9 +48,10 @@ def test_a_run_is_identical(recorded):
     assert "adapter after step 2" in said[1]
 
 
-def test_the_first_step_of_the_run_in_the_gallery_is_repeated(tmp_path):
+@pytest.mark.parametrize("name", ["default", "calculator", "maze"])
+def test_the_first_step_of_a_run_in_the_gallery_is_repeated(name):
     """On another processor sums round differently, so a metric may differ; what is asked and answered may not."""
-    answer = launch(*forked(), "-m", "trainer.commands.main", "repro", ROOT / "gallery/default", "--steps", "1")
+    answer = launch(*forked(), "-m", "trainer.commands.main", "repro", ROOT / "gallery" / name, "--steps", "1")
     assert answer.returncode < 2, answer.stderr
     first = answer.stdout.splitlines()[0]
     assert re.match(r"identical to the bit: .* 16 answers|differs: step 1: \S+ is [\d.e-]+, and was ", first), first
