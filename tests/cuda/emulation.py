@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tests.cuda.attention import KERNELS
 from tests.cuda.stub.library import Forget, Replay, library
 
-# Tensors of floats beyond so many bytes stay what they are: memory at true size, without the arithmetic.
+# Tensors of floats and of int8 beyond so many bytes stay what they are: memory at true size, without the arithmetic.
 LIMIT = int(os.environ.get("CUDA_STUB_COMPUTE_BYTES", str(1 << 62)))
 # Host code that does all of the work: it allocates, copies through the runtime, or calls NCCL.
 HOST_ONLY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "record_stream", "set_"}
@@ -33,6 +33,11 @@ HOST_ONLY |= {"resize_", "_local_scalar_dense", "is_pinned", "pin_memory", "_pin
 FROM_THE_CARD = {"isin", "_linalg_svd", "linalg_qr", "linalg_eigh"}
 INDEXES = {"index", "_unsafe_index", "index_put", "index_put_", "_unsafe_index_put"}
 TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+# Where a dispatch mode is on, these backward passes of torch write into a copy; without one, as on a card, in place.
+WRITES_IN_PLACE = {
+    "IndexSelectBackward0": torch.ops.aten.index_add_.default,
+    "IndexBackward0": torch.ops.aten.index_put_.default,
+}
 NOT_COMPUTED = 7  # the result of a search that is not computed: a token, but none that ends an answer
 SEARCHES = {"argmax", "searchsorted", "multinomial"}
 
@@ -94,6 +99,7 @@ class RandomNumbers:
 class Emulation(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        func = as_on_a_card(func)
         leaves, name = tree_leaves((args, kwargs)), func._schema.name.partition("::")[2]
         tensors = [leaf for leaf in leaves if is_cuda(leaf)]
         wants_cuda = any(isinstance(leaf, torch.device) and leaf.type == "cuda" for leaf in leaves)
@@ -125,10 +131,9 @@ class Emulation(TorchDispatchMode):
         new = [result for result in results if result.untyped_storage().data_ptr() not in inputs]
         if not func._schema.is_mutable and not new:
             return None  # a view, or no tensor
-        floats = (tensor for tensor in (*tensors, *results) if tensor.is_floating_point())
-        if max((bytes_of(tensor) for tensor in floats), default=0) > LIMIT:
+        if max(map(bytes_of, filter(is_of_weights, (*tensors, *results))), default=0) > LIMIT:
             for result in new:
-                if not result.is_floating_point() or bytes_of(result) <= LIMIT:
+                if not is_of_weights(result) or bytes_of(result) <= LIMIT:
                     on_cpu(result).fill_(NOT_COMPUTED if name in SEARCHES else 0)
             return None
         written = [] if func._schema.is_mutable and not new else tree_map(on_cpu, new)
@@ -138,8 +143,19 @@ class Emulation(TorchDispatchMode):
         return Work(kernel or func, name, tree_map(on_cpu, args), tree_map(on_cpu, kwargs), written, generator)
 
 
+def as_on_a_card(func: Any) -> Any:
+    if func not in (torch.ops.aten.index_add.default, torch.ops.aten.index_put.default):
+        return func
+    node = torch._C._current_autograd_node()
+    return WRITES_IN_PLACE.get(node.name() if node else "", func)
+
+
 def is_cuda(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.device.type == "cuda"
+
+
+def is_of_weights(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.dtype == torch.int8
 
 
 def bytes_of(tensor: Tensor) -> int:

@@ -75,6 +75,7 @@ class Ledger(TorchDispatchMode):
         self.counts[name] = self.now().since(before)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = emulation.as_on_a_card(func)
         if not has_kernel(func, "CUDA") and has_kernel(func, "CompositeImplicitAutograd"):
             with self:  # nothing has taken it apart yet where no gradients are recorded
                 return func.decompose(*args, **(kwargs or {}))
@@ -117,7 +118,8 @@ def operation_of(func: Any, args: Any, kwargs: Any, out: Any, launches: int, cap
     flops = formula(*(one for one in args if isinstance(one, Tensor)), out_val=out) if formula else 0
     is_fp32 = any(tensor.dtype == torch.float32 for tensor in inputs[:1])
     changed = changed_by(func, args, kwargs)
-    return Operation(name, bytes_moved(name, inputs, changed, new), flops, is_fp32, launches, captured)
+    read = [leaf for leaf in tree_leaves((args, kwargs | {"out": None})) if emulation.is_cuda(leaf)]
+    return Operation(name, bytes_moved(name, read, changed, new), flops, is_fp32, launches, captured)
 
 
 def changed_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

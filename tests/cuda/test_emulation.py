@@ -42,6 +42,16 @@ def test_fused_attention_and_its_gradients(causal):
         torch.testing.assert_close(found, wanted, atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("places", [lambda x, rows: x.index_select(0, rows), lambda x, rows: x[rows]])
+def test_the_gradient_of_an_index_is_written_in_place_as_it_is_without_a_mode(places):
+    x, rows = numbers(1.0, 2.0, 3.0).requires_grad_(), torch.tensor([2, 0, 2], device="cuda")
+    found, gradient = places(x, rows), numbers(1.0, 2.0, 3.0)
+    before = counted()["copies"]
+    found.backward(gradient)
+    assert counted()["copies"] == before
+    assert x.grad.tolist() == [2.0, 0.0, 4.0]
+
+
 def test_an_operation_without_a_counterpart_fails():
     @torch.library.custom_op("octet_tests::on_cards_only", mutates_args=(), device_types="cuda")
     def on_cards_only(x: torch.Tensor) -> torch.Tensor:

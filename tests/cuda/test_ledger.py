@@ -29,6 +29,7 @@ def test_a_product_in_place_costs_what_it_does_elsewhere():
     beside = torch.empty_like(total)
     for work in (lambda: total.addmm_(a, b), lambda: torch.mm(a, b, out=beside)):
         assert [one.flops for one in operations(work)] == [2 * 4 * 8 * 16]
+    assert [one.bytes for one in operations(work)] == [2 * (4 * 8 + 8 * 16 + 4 * 16)]
 
 
 def test_composite_operations_are_taken_apart_where_no_gradient_is_recorded():
