@@ -1,6 +1,7 @@
 """What a rollout and an update ask of a card, counted without one: Octet, model.generate and TRL's GRPOTrainer.
 
 tests/cuda/python.sh bench/counts_cuda_host.py                   writes bench/results/counts_cuda_host.json
+tests/cuda/python.sh bench/counts_cuda_host.py --sides octet     counts these anew, and leaves the others as they are
 tests/cuda/python.sh bench/counts_cuda_host.py --only tiny       whether all of this runs; writes nothing
 python bench/counts_cuda_host.py --table                         prints the section of bench/results/speed.md
 
@@ -47,6 +48,7 @@ CHECKED = 8  # steps from one such look to the next
 class Card:
     name: str
     link: float  # bytes a second from and to the host
+    multiplies_fp8: bool = True
 
     @property
     def speed(self) -> Speed:
@@ -57,8 +59,8 @@ class Card:
 
 
 CARDS = [
-    Card("RTX 3060 12 GB", 31.5e9),
-    Card("RTX 3070 8 GB", 31.5e9),
+    Card("RTX 3060 12 GB", 31.5e9, False),
+    Card("RTX 3070 8 GB", 31.5e9, False),
     Card("RTX 4060 8 GB", 15.8e9),
     Card("RTX 4060 Ti 8 GB", 15.8e9),
     Card("RTX 5060 8 GB", 31.5e9),
@@ -66,7 +68,8 @@ CARDS = [
 ]
 LAUNCHES = (3.8e-6, 10e-6)  # seconds of the host for a launch: of CUDA alone, and with PyTorch's own host code
 NODE = 0.5e-6  # seconds between two kernels of a graph
-NAMES = {"octet": "Octet", "generate": "model.generate", "trl": "TRL"}
+EIGHT_BITS = ("int8", "fp8")  # of rollout.weights
+NAMES = {"octet": "Octet", "int8": "Octet, int8", "fp8": "Octet, fp8", "generate": "model.generate", "trl": "TRL"}
 WORK = """## Counted, not timed
 
 No card has run this. Torch, Octet and TRL ran over the [stub of a card](../../tests/cuda/README.md), where a dispatch
@@ -83,6 +86,12 @@ What that takes at least, **computed and not measured**: ms of a decode step, s 
 
 | | Octet decodes | generate | times | Octet trains | TRL | times |
 | --- | --- | --- | --- | --- | --- | --- |"""
+EIGHT = """
+The same for a decode step with `rollout.weights`, in ms. The copy in 8 bits stays beside the weights, and nothing is
+merged into it. fp8 was counted on a card of compute capability 8.9.
+
+| | same | int8 | fp8 |
+| --- | --- | --- | --- |"""
 ASSUMPTIONS = """
 Assumed: an operation takes its bytes over the published bandwidth of the card, or its arithmetic over the published
 peak if that is longer (bf16 on tensor cores with sums in fp32, dense; a half of it for fp32). Caches help nobody. The
@@ -100,6 +109,7 @@ class Work:
 
     size: str
     folder: Path
+    weights: str = "same"
 
     @property
     def tokens(self) -> int:
@@ -110,7 +120,7 @@ class Work:
         import gpu_memory
 
         of_the_size = gpu_memory.Case(self.size, "none", self.tokens).settings(self.folder / "model")
-        return [*of_the_size, "optim.tokens_per_micro_batch=2048"]  # as in the preset 8gb
+        return [*of_the_size, "optim.tokens_per_micro_batch=2048", f"rollout.weights={self.weights}"]
 
 
 @contextmanager
@@ -127,27 +137,41 @@ def built(work: Work) -> Iterator[Run]:
 
 
 def octet(work: Work, ledger: Ledger) -> None:
+    with built(work) as run:
+        count_rollout(work, ledger, run)
+        count_update(work, ledger, run)
+
+
+def in_8_bits(work: Work, ledger: Ledger, weights: str) -> None:
+    with built(replace(work, weights=weights)) as run:
+        count_rollout(work, ledger, run)
+
+
+def count_rollout(work: Work, ledger: Ledger, run: Run) -> None:
+    prompts, sampling = run.rollouts.prompts_of(0), run.rollouts.sampling_of(0)
+    longer = [replace(one, tokens=(*one.tokens, *one.tokens[: work.tokens // 2])) for one in prompts]
+    more, few, start = ("more", longer, FEW + CHECKED), ("few", longer, FEW), ("start", prompts, FEW)
+    # the first calls make copies of weights, a cache and graphs; what the same calls do again is counted
+    for name, asked, tokens in (more, few, more, few, start):
+        with ledger.counting(name):
+            dict(run.rollouts.sampler.sample(asked, replace(sampling, max_new_tokens=tokens)))
+    step = ledger.counts.pop("more").since(ledger.counts.pop("few")).times(1 / CHECKED)
+    ledger.counts["decode step"] = step
+    ledger.counts["rollout"] = ledger.counts.pop("start").plus(step.times(work.tokens - FEW))
+
+
+def count_update(work: Work, ledger: Ledger, run: Run) -> None:
     from trainer.records import MiniBatch
     from trainer.run.rehearsal import _row
     from trainer.watch.tally import Tally
 
-    with built(work) as run:
-        prompts, sampling = run.rollouts.prompts_of(0), run.rollouts.sampling_of(0)
-        longer = [replace(one, tokens=(*one.tokens, *one.tokens[: work.tokens // 2])) for one in prompts]
-        more, few, start = ("more", longer, FEW + CHECKED), ("few", longer, FEW), ("start", prompts, FEW)
-        # the first calls make copies of weights, a cache and graphs; what the same calls do again is counted
-        for name, asked, tokens in (more, few, more, few, start):
-            with ledger.counting(name):
-                dict(run.rollouts.sampler.sample(asked, replace(sampling, max_new_tokens=tokens)))
-        step = ledger.counts.pop("more").since(ledger.counts.pop("few")).times(1 / CHECKED)
-        ledger.counts["decode step"] = step
-        ledger.counts["rollout"] = ledger.counts.pop("start").plus(step.times(work.tokens - FEW))
-        updater, answers = run.updater, range(len(prompts) * sampling.group)
-        rows = [_row(prompts[n // sampling.group].tokens, work.tokens, n) for n in answers]
-        tokens = float(len(rows) * work.tokens)
-        with ledger.counting("update"):
-            prepared = updater.prepare([MiniBatch(updater.packer.pack(rows), tokens, tokens)])
-            updater.update(prepared, 0, Tally())
+    prompts, sampling = run.rollouts.prompts_of(0), run.rollouts.sampling_of(0)
+    updater, answers = run.updater, range(len(prompts) * sampling.group)
+    rows = [_row(prompts[n // sampling.group].tokens, work.tokens, n) for n in answers]
+    tokens = float(len(rows) * work.tokens)
+    with ledger.counting("update"):
+        prepared = updater.prepare([MiniBatch(updater.packer.pack(rows), tokens, tokens)])
+        updater.update(prepared, 0, Tally())
 
 
 def generate(work: Work, ledger: Ledger) -> None:
@@ -217,6 +241,7 @@ def trl(work: Work, ledger: Ledger) -> None:
 
 SIDES: dict[str, tuple[Callable[[Work, Ledger], None], float]] = {  # with the GiB of a card on which it fits
     "octet": (octet, 8),
+    **{weights: (partial(in_8_bits, weights=weights), 8) for weights in EIGHT_BITS},
     "generate": (generate, 24),
     "trl": (trl, 24),
 }
@@ -267,6 +292,7 @@ def at_least(one: dict[str, Any], card: Card, launch: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["tiny"], help="a model that takes a minute; with it, nothing is written")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=[*SIDES], help="what is counted")
     parser.add_argument("--table", action="store_true", help="print the results that are there")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -279,13 +305,17 @@ def main() -> None:
         print(json.dumps(counted(*options.case.split())))
         return
     size = options.only or "1.5b"
-    found = {}
+    result = json.loads(RESULTS.read_text())
+    found = result["counts"]
     for side, (_, card_gib) in SIDES.items():
+        if side not in options.sides:
+            continue
+        os.environ["CUDA_STUB_CAPABILITY"] = "8.9" if side == "fp8" else "8.6"
         found[side] = in_a_child(__file__, f"{size} {side}", card_gib)
         for phase, one in found[side].items():
             print(f"{side} | {phase} | {cells(one)}", file=sys.stderr, flush=True)
     if not options.only:
-        RESULTS.write_text(json.dumps({"machine": describe(), "counts": found}, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(result | {"machine": describe(), "counts": found}, indent=1) + "\n")
 
 
 def cells(one: dict[str, Any]) -> str:
@@ -307,6 +337,11 @@ def section() -> Iterator[str]:
     for card in CARDS:
         step = compared(counts, card, "generate", ("decode step",), 1e3)
         yield f"| {card.name} | {step} | {compared(counts, card, 'trl', ('rollout', 'update'), 1)} |"
+    yield EIGHT
+    for card in CARDS:
+        kinds = ["octet", *(kind for kind in EIGHT_BITS if kind == "int8" or card.multiplies_fp8)]
+        times = [_range([1e3 * at_least(counts[kind]["decode step"], card, one) for one in LAUNCHES]) for kind in kinds]
+        yield f"| {card.name} | {' | '.join([*times, '', ''][:3])} |"
     yield ASSUMPTIONS
     yield f"{result['note']}\n" if "note" in result else ""
     packages = ", ".join(f"{name} {version}" for name, version in result["machine"]["packages"].items())

@@ -94,6 +94,7 @@ CASES = [
     Case("small", SMALL, 64, 48),
     Case("small, checkpointed", SMALL, 64, 48, (CHECKPOINTED,)),
     Case("small, all layers", SMALL, 64, 48, (ALL,)),
+    Case("small, in 8 bits", SMALL, 64, 48, (ALL, "rollout.weights=int8")),
     Case("small, long answers", SMALL, 32, 512, (CHECKPOINTED, ALL)),
     Case("small, long prompts", SMALL, 400, 48, (CHECKPOINTED,)),
     Case("small, rows one by one", SMALL, 64, 48, (CHECKPOINTED, "optim.tokens_per_micro_batch=1")),

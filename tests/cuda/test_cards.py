@@ -112,3 +112,27 @@ def test_under_wsl_a_run_stays_off_the_memory_of_the_host():
     assert answer(take_card + allocate % 6.9e9, wsl=1) == 6.9e9
     assert "OutOfMemoryError" in on_card(["-c", take_card + allocate % 7.4e9], wsl=1).stderr
     assert answer(allocate % 7.4e9, wsl=1) == 7.4e9
+
+
+EIGHT_BITS = """
+import json
+import torch
+from tests.rollout.test_decoder import adapted, family, prompts, sampling
+from trainer.config.settings import Model, Rollout
+from trainer.errors import ConfigError
+from trainer.model.load import load_tokenizer
+from trainer.rollout.make import make_sampler
+
+try:
+    sampler = make_sampler(Rollout(weights="fp8"), adapted(family()).cuda(), load_tokenizer(Model()), [2])
+    answers = dict(sampler.sample(prompts(9, 3), sampling(max_new_tokens=40)))
+    print(json.dumps([len(answers), sampler.batch.decode_step.captured > 0]))
+except ConfigError as error:
+    print(json.dumps([str(error)]))
+"""
+
+
+def test_weights_in_fp8_need_a_card_that_multiplies_them():
+    assert answer(EIGHT_BITS, capability=8.9) == [2, True]
+    (said,) = answer(EIGHT_BITS, capability=8.6)
+    assert said.startswith("rollout.weights=fp8: this card has compute capability 8.6, and fp8 needs 8.9")

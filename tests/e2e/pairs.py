@@ -126,7 +126,7 @@ FEATURES: dict[str, dict[str, str]] = {
         "padded": "optim.layout=padded",
         "recomputed": "model.gradient_checkpointing=true optim.tokens_per_micro_batch=200",
     },
-    "sampler": {"decoder": "", "generate": "rollout.engine=hf"},
+    "sampler": {"decoder": "", "generate": "rollout.engine=hf", "8 bits": "rollout.weights=int8"},
     "engine": {name: f"engine.ds_config={name}" for name in ("zero2_offload", "zero1", "zero2")},
     "evaluation": {
         "at the ends": "",

@@ -246,7 +246,7 @@ def test_four_bits_are_what_bitsandbytes_makes_of_a_weight():
 
 
 SOME, REST = (
-    ["normed, checkpointed"],
+    ["normed, checkpointed", "small, in 8 bits"],
     ["small, whole model", "small, all layers", "convolutions", "borrowed keys", "experts", "sinks"],
 )
 MEASURED = [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)]

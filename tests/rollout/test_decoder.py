@@ -25,6 +25,8 @@ from trainer.model.trained import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import rows, weights
 from trainer.rollout.decoder.cuda_graphs import rounded
+from trainer.rollout.decoder.eight_bits import in_8_bits
+from trainer.rollout.decoder.eight_bits import rounded as in_steps
 from trainer.rollout.decoder.forward import Forward
 from trainer.rollout.decoder.layers.attention import _rotate, matrices
 from trainer.rollout.decoder.rows import STEPS_PER_CHECK
@@ -501,6 +503,36 @@ def test_adapters_beside_their_layers_give_what_these_give():
             assert not joined.live_adapters
 
 
+@pytest.mark.parametrize(("dtype", "close"), [(torch.int8, 1e-5), (torch.float8_e4m3fn, 1e-2)])  # this rounds to bf16
+def test_a_product_in_8_bits_is_that_of_the_rounded_numbers(dtype, close):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(64, 32).requires_grad_(False), torch.nn.Linear(64, 16, bias=False).requires_grad_(False)]
+    hidden_NH = torch.randn(5, 64) * torch.tensor([1e-3, 1.0, 30.0, 1e3, 0.0])[:, None]
+    made, (codes_NH, scale_N1) = in_8_bits(layers, dtype), in_steps(hidden_NH, dtype)
+    weight_OH, given_OH = made.codes_OH.float() * made.scale_1O.t(), torch.cat([one.weight for one in layers])
+    bias_O = torch.cat((layers[0].bias, torch.zeros(16)))
+    product_NO = made.product(hidden_NH)
+    assert_close(product_NO, codes_NH.float() * scale_N1 @ weight_OH.t() + bias_O, atol=close, rtol=close)
+    step_OH = made.scale_1O.t() if dtype == torch.int8 else (given_OH.abs() / 8).maximum(made.scale_1O.t() / 2**9)
+    assert ((weight_OH - given_OH).abs() <= 0.51 * step_OH).all()
+    assert_close(made.product(hidden_NH[1:2]), product_NO[1:2])  # whatever stands beside it
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_decode_steps_read_8_bits_beside_the_adapter_and_prompts_do_not(kind, tokenizer):
+    model, asked = adapted(family()), prompts(9, 3, 14)
+    sampler = DecodeSampler(model, tokenizer, SOME, 64, weights=kind)
+    for seed in (1, 2):
+        move_adapter(model, seed)
+        batch = to_tensors(rows_in(dict(sampler.sample(asked, sampling())), asked), tokenizer.pad_token_id)
+        with torch.no_grad():
+            apart_BT = (LogProbs(model, 1.0)(batch).logprobs_BT - batch.sampled_logprobs_BT).abs()
+        is_first_BT = batch.mask_BT & (batch.mask_BT.cumsum(dim=1) == 1)
+        assert apart_BT[is_first_BT].max() < 1e-4
+        assert 1e-3 < apart_BT[batch.mask_BT & ~is_first_BT].mean() < 0.2
+    assert all(projection._in_8_bits for projection in sampler.forward.projections)
+
+
 def test_a_matrix_turns_heads_as_angles_do():
     torch.manual_seed(0)
     heads_NhD, angles_N1D = torch.randn(3, 4, 12), torch.randn(3, 1, 8)
@@ -645,6 +677,8 @@ def test_a_model_that_the_fast_path_does_not_know(name, tokenizer):
     assert len(dict(sampler.sample(prompts(4), sampling()))[0]) == 4
     with refuses("rollout.engine"):
         make_sampler(Rollout(engine="decode"), model, tokenizer, [2])
+    with refuses("rollout.weights"):
+        make_sampler(Rollout(weights="int8"), model, tokenizer, [2])
 
 
 SCALED = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}

@@ -34,7 +34,7 @@ def test_a_run_may_learn_from_the_rewards_of_its_environment(tmp_path):
 
 def test_a_run_with_turns_resumes_to_the_same_bits_and_says_who_wrote_what(tmp_path):
     folder = tmp_path / "run"
-    train(tmp_path, *CALLS, f"run.dir={folder}")
+    train(tmp_path, *CALLS, "rollout.weights=int8", f"run.dir={folder}")
     whole = files_of(folder)
     do_the_last_step_again(folder)
     assert files_of(folder) == whole

@@ -74,6 +74,7 @@ def _check_split_weights(config: Config) -> None:
         (model.quantize_head != "none", f"those of model.quantize_head={model.quantize_head} cannot be split", ""),
         (regularises, "algorithm.gradreg takes whole weights", ", or algorithm.gradreg.strength=0"),
         (lora.enabled and lora.dora, "lora.dora=true measures whole weights in each pass", ", or lora.dora=false"),
+        (config.rollout.weights != "same", f"rollout.weights={config.rollout.weights} copies whole ones", ""),
         (ends, f"lora.targets={','.join(ends)} is worked with in pieces", ", or lora.targets=all"),
     ):
         if is_wrong:

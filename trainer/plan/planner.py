@@ -38,6 +38,7 @@ PREFILL_TOKENS = 4096  # in one pass, padding included: the activations of a pro
 PLACES = 16  # cache lengths are multiples of this: attention masks on a card want it, and batches are reused more often
 SPARE = 4  # copies may take 1/SPARE of the free memory: the training pass needs the rest
 INSIDE_A_DRAW = 8  # bytes that the kernel of a draw takes for each logit: sums in double
+EIGHT_BITS_MULTIPLE = 16  # of the inputs and outputs of a weight, without which it has no product in 8 bits
 DRAW = 14 + INSIDE_A_DRAW  # and all that a draw takes: fp32 logits, probabilities, and their sums in double
 ITEMS = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4}
 NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # four bits, a byte for each 64, and a float for each 256 of these bytes
@@ -193,7 +194,9 @@ class Planner:
         unread = 0 if shape.tied or model.embeddings == "cpu" else shape.embedding * self.item
         in_full = shape.total(lambda block: sum(linear.weights for linear in block.linears)) * self.item
         idle = shape.total(lambda block: max(0, block.experts - self.rows * block.chosen) * block.expert) * self.item
-        return self.weights - unread - idle + (2 * in_full if model.quantize != "none" else 0)
+        halved = in_full + shape.embedding * self.item * (model.quantize_head == "none")
+        saved = halved * (1 - 1 / self.item) if self.eight_bits else 0
+        return self.weights - unread - idle - saved + (2 * in_full if model.quantize != "none" else 0)
 
     def _linear_bytes(self, linear: Linear) -> float:
         kind, bias = self.config.model.quantize, linear.outputs * linear.bias * self.item
@@ -338,10 +341,32 @@ class Planner:
         adapters = ADAPTERS * self.trained if self.config.lora.enabled else 0
         return (self.shape.parameters + adapters) * self.item + self._cache(1)
 
+    @property
+    def _may_copy(self) -> bool:
+        return self.decodes and self.stage != 3 and self.config.model.quantize == "none" and not self.config.lora.dora
+
+    @cached_property
+    def eight_bits(self) -> float:
+        """Bytes of weights in 8 bits that the decoder keeps, with a scale for each output, and of adapters beside them,
+        where those of several layers are joined."""
+        if not self._may_copy or self.config.rollout.weights == "same":
+            return 0
+        has_head = self.config.model.quantize_head == "none"
+        head = (self.shape.embedding + FLOAT * self.shape.vocabulary) * has_head
+        return head + self.shape.total(lambda block: sum(map(self._part_in_8_bits, block.projections)))
+
+    def _part_in_8_bits(self, part: tuple[Linear, ...]) -> float:
+        inputs, outputs = part[0].inputs, sum(one.outputs for one in part)
+        is_adapted = any(one in self.adapted for one in part)
+        rank = self.config.lora.r * len(part) * is_adapted
+        if inputs % EIGHT_BITS_MULTIPLE or outputs % EIGHT_BITS_MULTIPLE:
+            return 0
+        return (inputs + FLOAT) * outputs + rank * (inputs + outputs) * self.item
+
     @cached_property
     def copies(self) -> float:
         """Bytes of merged weights that the decoder keeps in a quarter of the free memory, small ones first."""
-        if not self.decodes or self.stage == 3 or self.config.model.quantize != "none" or self.config.lora.dora:
+        if not self._may_copy or self.config.rollout.weights != "same":
             return 0
         parts, budget, found = Counter[tuple[Linear, ...]](), self._free / SPARE, 0.0
         for block in self.shape.blocks:
@@ -380,7 +405,8 @@ class Planner:
         if not self.decodes:
             return {"sleeping vLLM": ASLEEP} if self._vllm_here and rollout.vllm.sleep else self._vllm_here
         kept = {"merged copies": self.copies, "KV cache": 0.0, "cache of evaluations": 0.0, "captured steps": 0.0}
-        free, evaluated = self._free - self.copies, ceil(self.config.eval.problems / self.world_size)
+        kept |= {"weights in 8 bits": self.eight_bits}
+        free, evaluated = self._free - self.copies - self.eight_bits, ceil(self.config.eval.problems / self.world_size)
         for name, rows in (("cache of evaluations", min(rollout.rows, evaluated)), ("KV cache", self.rows)):
             if rows and self._cache(rows) <= (free - self._cache(rows)) / SPARE:
                 kept[name] = self._cache(rows)
@@ -395,7 +421,7 @@ class Planner:
     def _through_a_block(self, tokens: int) -> float:
         """Return the bytes of a block of the decoder: the hidden state, and what its halves read and make."""
         shape = self.shape
-        adapters = 0 if self.copies else 3 * max((one.outputs for one in self.adapted), default=0)
+        adapters = 0 if self.copies or self.eight_bits else 3 * max((one.outputs for one in self.adapted), default=0)
         inside = max(max(2 * (one.queries + one.keys), one.mlp, one.mixed) for one in shape.blocks)
         return tokens * (2 * shape.hidden + inside + adapters) * self.item
 

@@ -9,6 +9,7 @@ from trainer.errors import ConfigError
 from trainer.problem.prompts import Prompter
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler, SamplingContext
+from trainer.rollout.decoder.eight_bits import check_card
 from trainer.rollout.decoder.forward import why_unsupported
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
@@ -32,10 +33,16 @@ def make_sampler(
     if reason and settings.engine == "decode":
         why = f"it cannot sample from this model: {reason}"
         raise ConfigError("rollout.engine=decode", why, "Write rollout.engine=hf")
+    if settings.weights != "same" and copies:
+        key, remedy = f"rollout.weights={settings.weights}", "Write rollout.weights=same"
+        if reason:
+            raise ConfigError(key, f"Octet's own decoder cannot sample from this model: {reason}", remedy)
+        check_card(settings.weights, model.device)
     if reason:
         say(f"rollout: sampling with model.generate, which takes three times as long or more, because {reason}")
     turns = partial(TurnTaking, prompter=prompter, limits=settings.turns)
-    kind = HfSampler if reason or settings.engine == "hf" else partial(DecodeSampler, copies=copies)
+    decoder = partial(DecodeSampler, copies=copies, weights=settings.weights)
+    kind = HfSampler if reason or settings.engine == "hf" else decoder
     return kind(model, tokenizer, stop_tokens, settings.rows, say, stop_strings, turns)
 
 

@@ -18,6 +18,7 @@ from trainer.errors import ConfigError
 from trainer.model.ends import HostEmbedding, causal_lm_of, head_of
 from trainer.model.families import ATTENTIONS, BY_CLASS, MIXERS
 from trainer.model.load import needs_repeated_keys
+from trainer.rollout.decoder.eight_bits import KINDS
 from trainer.rollout.decoder.layers.attention import Attention, has_kinds_of_rope, matrices
 from trainer.rollout.decoder.layers.block import Block
 from trainer.rollout.decoder.layers.norm import Norm
@@ -36,7 +37,7 @@ ROPES = (
 
 
 class Forward:
-    def __init__(self, model: Any, copies: bool = True) -> None:
+    def __init__(self, model: Any, copies: bool = True, weights: str = "same") -> None:
         causal_lm = causal_lm_of(model)
         self.model, self.config = causal_lm, causal_lm.config
         self.decoder = causal_lm.get_decoder()
@@ -57,7 +58,11 @@ class Forward:
         self.layer_inputs = LayerInputs(self.decoder) if has_inputs else None
         if self.layer_inputs:
             self.projections.append(self.layer_inputs.projection)
-        if copies:
+        self.has_8_bits = copies and weights != "same"
+        if self.has_8_bits:
+            for projection in self.projections:
+                projection.allocate_8_bits(KINDS[weights])
+        elif copies:
             copy_what_fits(self.projections, self.device)
 
     @property
@@ -106,6 +111,7 @@ class Forward:
     ) -> Tensor:
         """Return the logits after each prompt, and keep what the layers have read in the rows of its group. Prompts are
         padded on the right, where causal layers never look. They go on `before` tokens that the first row has read."""
+        self._read_8_bits(False)  # many tokens take as long as their arithmetic
         prompts, width = tokens_PT.shape
         positions_N = torch.arange(before, before + width, device=self.device).repeat(prompts)
         masks = {window: self._prompt_mask(window, width, before) for window in self.windows}
@@ -137,6 +143,7 @@ class Forward:
     ) -> Tensor:
         """Return the logits after one more token of each row. `hidden_BH` are the embeddings of these tokens, which are
         overwritten; `mask_BT` is 0 where a row may attend, else -inf."""
+        self._read_8_bits(True)
         masks = {window: self._within(window, mask_BT, places_B)[:, None, None] for window in self.windows}
         slots = cache.slots(places_B, mask_BT.shape[1])
         inputs_LNp = self.layer_inputs(tokens_B, hidden_BH) if self.layer_inputs else None
@@ -145,6 +152,10 @@ class Forward:
             angles = {kind: (matrices(*cos_sin),) for kind, cos_sin in angles.items()}
         at = Step(running_B, cache, slots, angles, masks, inputs_LNp)
         return self.finish(self.head(self.last_norm(self._run(hidden_BH, at))))
+
+    def _read_8_bits(self, reads: bool) -> None:
+        for projection in self.projections if self.has_8_bits else ():
+            projection.reads_8_bits = reads
 
     def _within(self, window: int | None, mask_BT: Tensor, places_B: Tensor) -> Tensor:
         """Return the mask with -inf before the window of each row as well."""

@@ -39,9 +39,9 @@ IDLE = 1 / 8  # of the rows have to be free before prompts are read, because rea
 class DecodeSampler(OwnSampler):
     """Samples with its own forward pass. Without `copies`, the layers are called as they are."""
 
-    def __init__(self, *arguments: Any, copies: bool = True, **options: Any) -> None:
+    def __init__(self, *arguments: Any, copies: bool = True, weights: str = "same", **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.copies = copies
+        self.copies, self.weights = copies, weights
         self._keeps_memory = True
         self.forward: Forward | None = None
         self.batch: Batch | None = None
@@ -108,7 +108,7 @@ class DecodeSampler(OwnSampler):
         """Return an empty batch: the previous one, with its captured graphs, if it is large enough."""
         with torch.inference_mode():
             if self.forward is None:
-                self.forward = Forward(self.model, self.copies)
+                self.forward = Forward(self.model, self.copies, self.weights)
             self.forward.refresh()
             places = rounded_up(longest_prompt + sampling.max_new_tokens, PLACES)
             size = Size(rows, places, sampling.max_new_tokens)

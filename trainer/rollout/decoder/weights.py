@@ -22,6 +22,7 @@ from trainer.model.lora import ADAPTER
 from trainer.model.low_rank import LowRank
 from trainer.model.quantised import Bf16Linear
 from trainer.plan.planner import SPARE
+from trainer.rollout.decoder.eight_bits import EightBits, in_8_bits
 from trainer.rollout.limits import free_bytes
 
 LARGE = 2**17  # weights that make a layer large, with which oneDNN takes half to nine tenths of the time
@@ -40,6 +41,8 @@ class Projection:
         self._copy_OH: Tensor | None = None
         self._bias_O: Tensor | None = None
         self._factors: tuple[Tensor, Tensor] | None = None  # the A of all layers, and each B where its inputs are
+        self._in_8_bits: EightBits | None = None
+        self.reads_8_bits = False
 
     @property
     def bytes(self) -> int:
@@ -77,6 +80,13 @@ class Projection:
             self._bias_O = self._copy_OH.new_zeros(len(self._copy_OH))
         if self._is_bf16 and self.adapted:
             self.allocate_factors()
+
+    def allocate_8_bits(self, dtype: torch.dtype) -> None:
+        """Keep the frozen weights in 8 bits, if the adapters of all layers can stay beside them as they are."""
+        if all(map(_can_be_copied, self.layers)) and not self._is_bf16:
+            self.allocate_factors()
+            if self._factors is not None or not self.adapted:
+                self._in_8_bits = in_8_bits([*map(_base, self.layers)], dtype)
 
     def allocate_factors(self) -> None:
         """Make room for the adapters of all layers beside these."""
@@ -127,6 +137,8 @@ class Projection:
         return [adapter for layer in self.layers for adapter in _active_adapters(layer)]
 
     def __call__(self, hidden_NH: Tensor) -> Tensor:
+        if self.reads_8_bits and self._in_8_bits is not None:
+            return self._with_adapter(self._in_8_bits.product(hidden_NH), hidden_NH)
         if self._copy_OH is not None and self._copy_OH.is_mkldnn:
             return self._packed_product(hidden_NH, self._copy_OH)
         if self._copy_OH is not None:
@@ -139,7 +151,9 @@ class Projection:
     def _packed_product(self, hidden_NH: Tensor, packed: Tensor) -> Tensor:
         own_NH = hidden_NH.to(packed.dtype)
         product_NO: Tensor = torch.ops.mkldnn._linear_pointwise(own_NH, packed, self._bias_O, "none", [], "")
-        product_NO = product_NO.to(hidden_NH.dtype)
+        return self._with_adapter(product_NO.to(hidden_NH.dtype), hidden_NH)
+
+    def _with_adapter(self, product_NO: Tensor, hidden_NH: Tensor) -> Tensor:
         if self._factors is not None:
             a_RH, b_OR = self._factors
             product_NO.addmm_(hidden_NH @ a_RH.t(), b_OR.t())
@@ -158,7 +172,8 @@ class Projection:
 
     def add_to(self, sum_NO: Tensor, hidden_NH: Tensor, scale: float) -> None:
         """Add a multiple of the product to a sum, on a card inside of the product where it has no bias."""
-        if not sum_NO.is_cuda or _base(self.layers[0]).bias is not None or (self._copy_OH is self._factors is None):
+        is_made_apart = _base(self.layers[0]).bias is not None or (self._copy_OH is self._factors is None)
+        if not sum_NO.is_cuda or is_made_apart or (self.reads_8_bits and self._in_8_bits is not None):
             sum_NO.add_(self(hidden_NH), alpha=scale)
         elif self._copy_OH is not None:
             sum_NO.addmm_(hidden_NH, self._copy_OH.t(), alpha=scale)

@@ -1,0 +1,82 @@
+"""Weights in 8 bits for decode steps, which take as long as it takes to read the weights.
+
+A weight has a scale for each output. The inputs are rounded as well, with a scale for each row, so that an answer does
+not depend on those beside it. int8 counts in equal steps; fp8 (e4m3) is a float with 3 bits of mantissa. Cards multiply
+fp8 from compute capability 8.9 on, and scale the result within the product.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trainer.errors import ConfigError
+from trainer.plan.planner import EIGHT_BITS_MULTIPLE
+
+KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+FP8_CAPABILITY = (8, 9)
+LEAST_ROWS = 32  # of a product in int8 on a card, which wants more than 16
+AT_ONCE = 8192  # outputs of a weight that are rounded at a time, by way of fp32
+
+
+class EightBits(NamedTuple):
+    """A weight in 8 bits, perhaps that of several layers with the same input."""
+
+    codes_OH: Tensor
+    scale_1O: Tensor
+    bias_O: Tensor | None
+
+    def product(self, hidden_NH: Tensor) -> Tensor:
+        codes_NH, scale_N1 = rounded(hidden_NH, self.codes_OH.dtype)
+        if self.codes_OH.dtype == torch.int8:
+            return self._scaled(self._sums(codes_NH), scale_N1, hidden_NH)
+        bias_O = None if self.bias_O is None else self.bias_O.bfloat16()
+        weight_HO, only = self.codes_OH.t(), torch.bfloat16  # that cards return where each row has a scale
+        return torch._scaled_mm(codes_NH, weight_HO, scale_N1, self.scale_1O, bias_O, out_dtype=only).to(
+            hidden_NH.dtype
+        )
+
+    def _sums(self, codes_NH: Tensor) -> Tensor:
+        rows = len(codes_NH)
+        if codes_NH.is_cuda and rows < LEAST_ROWS:
+            codes_NH = F.pad(codes_NH, (0, 0, 0, LEAST_ROWS - rows))
+        return torch._int_mm(codes_NH, self.codes_OH.t())[:rows]
+
+    def _scaled(self, sums_NO: Tensor, scale_N1: Tensor, hidden_NH: Tensor) -> Tensor:
+        product_NO = hidden_NH.new_empty(sums_NO.shape)
+        torch.mul(sums_NO, self.scale_1O, out=product_NO).mul_(scale_N1)
+        return product_NO if self.bias_O is None else product_NO.add_(self.bias_O)
+
+
+def rounded(values_NX: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return values in 8 bits, and the scale of each row."""
+    largest_N1 = torch.linalg.vector_norm(values_NX, inf, dim=1, keepdim=True, dtype=torch.float32)
+    scale_N1 = largest_N1.clamp_(min=1e-12).div_(LARGEST[dtype])
+    if dtype == torch.int8:
+        return (values_NX / scale_N1).round_().to(dtype), scale_N1
+    codes_NX = torch.empty_like(values_NX, dtype=dtype)
+    torch.div(values_NX, scale_N1, out=codes_NX)
+    return codes_NX, scale_N1
+
+
+def in_8_bits(layers: Sequence[Any], dtype: torch.dtype) -> EightBits | None:
+    """Return the weights of frozen linear layers, or None where a product in 8 bits does not take their sizes."""
+    outputs = sum(layer.out_features for layer in layers)
+    if layers[0].in_features % EIGHT_BITS_MULTIPLE or outputs % EIGHT_BITS_MULTIPLE:
+        return None
+    parts = [rounded(part, dtype) for layer in layers for part in layer.weight.detach().split(AT_ONCE)]
+    codes, scales = zip(*parts, strict=True)
+    biases = [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
+    has_bias = any(layer.bias is not None for layer in layers)
+    return EightBits(torch.cat(codes), torch.cat(scales).t().contiguous(), torch.cat(biases) if has_bias else None)
+
+
+def check_card(kind: str, device: torch.device) -> None:
+    """Raise ConfigError on a card that does not multiply numbers of this kind."""
+    if kind == "fp8" and device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
+        reason = f"this card has compute capability {found[0]}.{found[1]}, and fp8 needs 8.9"
+        raise ConfigError("rollout.weights=fp8", reason, "Write rollout.weights=int8")
