@@ -79,7 +79,7 @@ def sync(folder: Path, preset: str, more: list[str], repetitions: int = 20) -> d
             began = time.perf_counter()
             policy.write_model(folder / "written")
             writing.append(1e3 * (time.perf_counter() - began))
-        size = sum(path.stat().st_size for path in sampler.adapter.path.iterdir())
+        size = sum(path.stat().st_size for path in sampler.published.path.iterdir())
     finally:
         run.rollouts.close()
         run.log.close()

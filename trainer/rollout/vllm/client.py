@@ -62,6 +62,16 @@ class Server:
             raise ConfigError(self.where, f"it has no model {name}, only {', '.join(names)}", "Name one of these")
         return name or str(base["id"]), base.get("max_model_len")
 
+    def too_long(self, prompt: int, new_tokens: int, more: int = 0) -> ConfigError | None:
+        """Return an error if it has no room for such a prompt with its answer, and for so many tokens more."""
+        wanted = prompt + new_tokens + more
+        if self.max_model_len is None or wanted <= self.max_model_len:
+            return None
+        reason = f"with a prompt of {prompt} tokens that is more than {self.url} has room for, {self.max_model_len}"
+        smaller = "write a smaller rollout.max_new_tokens or prompt.max_tokens"
+        remedy = f"Start it with --max-model-len {wanted} or more, or {smaller}"
+        return ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
+
     def must_be(self, asked: str, answered: Any) -> None:
         """Raise TrainingError if another model has answered than the one that was asked."""
         if answered != asked:

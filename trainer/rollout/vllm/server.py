@@ -1,4 +1,5 @@
-"""rollout with vLLM servers: token ids and log-probs over HTTP, and after each update only the adapter.
+"""rollout with vLLM servers: token ids and log-probs over HTTP, and after each update only the adapter, or the weights
+of a whole model for servers that the run has started with `worker.py`.
 
 A request asks for one group. The reply has to come from the version that was asked for, and contain the whole group,
 where each answer ends with a stop token or string or has the maximum length. Otherwise the request is repeated, or the
@@ -11,7 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -49,7 +50,8 @@ class VllmServerSampler(Sampler):
         self.servers = servers
         self.turns = context.turns
         self.publisher = Publisher(context.folder / "published")
-        self.adapter: Published | None = None
+        self.is_whole = not context.config.lora.enabled
+        self.published: Published | None = None  # what the servers were given last; they start with the base
         self._say = rate_limited(context.say)
         self._stop = threading.Event()
         for server in servers:
@@ -74,18 +76,21 @@ class VllmServerSampler(Sampler):
         return {f"sampler {server.url}": FrozenSampler(self, adapter, [server]) for server in self.servers}
 
     def sync(self) -> Published | None:
-        """Give the servers the present version of the policy, if it is new. Every rank calls it."""
-        version, before = self.context.policy.version, self.adapter
-        if version is None:
-            return None
-        if before is None or before.version != version:
-            self.adapter = adapter = self.publisher.publish(self.context.policy, version)
-            distributed.on_main(lambda: self._exchange(before, adapter))
-        return self.adapter
+        """Give the servers the present version of the policy, if it is new. Every rank calls it. Return None for the
+        base, which a server has beside adapters, and gets back in place of other weights."""
+        version, before = self.context.policy.version, self.published
+        is_new = version != (before and before.version)
+        if is_new and (version is not None or self.is_whole):
+            self.published = published = self.publisher.publish(self.context.policy, version)
+            distributed.on_main(lambda: self._exchange(before, published))
+        return None if version is None else self.published
 
-    def _exchange(self, before: Published | None, adapter: Published) -> None:
+    def _exchange(self, before: Published | None, published: Published) -> None:
         for server in self.servers:
-            self._retry(partial(server.load_adapter, adapter), server)
+            if self.is_whole:
+                self._retry(partial(_load_weights, server, published), server)
+                continue
+            self._retry(partial(server.load_adapter, published), server)
             if before is not None:
                 self._retry(partial(server.unload_adapter, before), server)
 
@@ -101,9 +106,9 @@ class VllmServerSampler(Sampler):
         for server in self.servers if distributed.is_main() else []:
             if server.process is not None:
                 server.process.stop()
-            elif self.adapter is not None:
+            elif self.published is not None:
                 with suppress(NoReply):  # a server that has ended has no adapter to remove
-                    server.unload_adapter(self.adapter, UNLOAD_S)
+                    server.unload_adapter(self.published, UNLOAD_S)
 
     def _retry(self, request: Callable[[], T], server: Server) -> T:
         return Retry(self.settings.vllm, self._say, self._stop).call(request, server.url)
@@ -134,13 +139,13 @@ class VllmServerSampler(Sampler):
         retry, tries = Retry(self.settings.vllm, self._say, self._stop), 0
         while True:
             server = servers[(index + tries) % len(servers)]
-            body["model"] = adapter.name if adapter else server.base
+            body["model"] = adapter.name if adapter and not self.is_whole else server.base
             try:
                 reply = server.post("/v1/completions", body, self.settings.vllm.timeout_s)
                 return self._written(reply, server, body)
             except NoReply as failure:
                 tries += 1
-                if failure.status == 404 and adapter is not None:  # the server has been restarted
+                if failure.status == 404 and adapter and not self.is_whole:  # the server has been restarted
                     retry.call(partial(server.load_adapter, adapter), server.url)
                     failure = InvalidReply(str(failure))  # counted, so that it does not go on for ever
                 retry.wait(failure)
@@ -168,24 +173,6 @@ class VllmServerSampler(Sampler):
             if self.turns.stops.completion(tokens, logprobs).truncated and len(tokens) < body["max_tokens"]:
                 raise InvalidReply(f"{url}: an answer ends after {len(tokens)} tokens without a stop token or string")
         return [(tokens, [float(one) for one in logprobs]) for tokens, logprobs in rows]
-
-
-class WholeModelSampler(VllmServerSampler):
-    """Sends all weights after each update, to servers that the run has started with `worker.py`."""
-
-    def __init__(self, context: SamplingContext, servers: Sequence[Server]) -> None:
-        super().__init__(context, servers)
-        self._loaded: int | None = None  # a server starts with the base
-
-    def sync(self) -> Published | None:
-        version = self.context.policy.version
-        if version != self._loaded:
-            published = self.publisher.publish(self.context.policy, version)
-            loads = [partial(self._retry, partial(_load_weights, one, published), one) for one in self.servers]
-            distributed.on_main(lambda: [load() for load in loads])
-            self._loaded = version
-            self.weights = replace(published, name=self.servers[0].base)  # the run has given all the same name
-        return None if version is None else self.weights
 
 
 def _load_weights(server: Server, published: Published) -> None:
@@ -221,8 +208,7 @@ def connect(context: SamplingContext) -> VllmServerSampler:
     try:
         urls = settings.urls or distributed.gather([server.url for server in started])[0]
         processes: Sequence[ServerProcess | None] = started or [None] * len(urls)
-        kind = VllmServerSampler if context.config.lora.enabled else WholeModelSampler
-        sampler = kind(context, [Server(*pair) for pair in zip(urls, processes, strict=True)])
+        sampler = VllmServerSampler(context, [Server(*pair) for pair in zip(urls, processes, strict=True)])
         sampler.check()
     except BaseException:
         for server in started:
@@ -235,14 +221,7 @@ def connect(context: SamplingContext) -> VllmServerSampler:
 def _too_long(servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: int) -> ConfigError | None:
     """Return an error if a server has no room for the longest prompt with its answer."""
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-    for server in servers:
-        if server.max_model_len is not None and longest + new_tokens > server.max_model_len:
-            reason = f"with a prompt of {longest} tokens that is more than {server.url} has room for, "
-            reason += str(server.max_model_len)
-            smaller = "write a smaller rollout.max_new_tokens or prompt.max_tokens"
-            remedy = f"Start it with a larger --max-model-len, or {smaller}"
-            return ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
-    return None
+    return next(filter(None, (server.too_long(longest, new_tokens) for server in servers)), None)
 
 
 def _are_numbers(values: Any, least: int, kinds: tuple[type, ...]) -> bool:

@@ -37,14 +37,9 @@ class ServedTeacher:
         self.settings, self._say = config.rollout.vllm, rate_limited(say)
         self.server = Server(str(config.teacher.url), setting="teacher.url")
         describe = partial(self.server.describe, config.teacher.name)
-        self.model, room = distributed.on_main(partial(self._retry, describe, begins=True))
-        needed = longest_prompt + config.rollout.max_new_tokens + 1
-        if room is not None and needed > room:
-            where = f"the teacher at {self.server.url} has room for, {room}"
-            reason = f"with a prompt of {longest_prompt} tokens and one more, that is more than {where}"
-            smaller = "write a smaller rollout.max_new_tokens or prompt.max_tokens"
-            remedy = f"Start it with --max-model-len {needed}, or {smaller}"
-            raise ConfigError(f"rollout.max_new_tokens={config.rollout.max_new_tokens}", reason, remedy).of_all()
+        self.model, self.server.max_model_len = distributed.on_main(partial(self._retry, describe, begins=True))
+        if error := self.server.too_long(longest_prompt, config.rollout.max_new_tokens, more=1):  # vLLM writes one
+            raise error.of_all()
         distributed.on_main(partial(self._refuse_other_tokens, tokenizer, config.model.name))
 
     def __call__(self, batches: Sequence[TrainingBatch]) -> list[Tensor]:
