@@ -56,30 +56,25 @@ class HfSampler(OwnSampler):
         with generating(self.model, self._settings(sampling)):
             while waiting:
                 taken = waiting[: min(at_once, self.rows.limit)]
-                heard = [(one, self.turns.hear(one[1]) if one[1].reply else None) for one in taken]
-                goes_on = [one for one, completion in heard if completion is None]
-                written = self._generate([dialogue for _, dialogue in goes_on], sampling)
+                written = self._generate([dialogue for _, dialogue in taken], sampling)
                 if written is None:
-                    waiting[: len(taken)] = goes_on
-                    self.rows.halve(len(goes_on))
-                else:
-                    del waiting[: len(taken)]
-                    added = [self.turns.add(one[1], *turn) for one, turn in zip(goes_on, written, strict=True)]
-                    heard += zip(goes_on, added, strict=True)
-                    waiting += [one for one, completion in zip(goes_on, added, strict=True) if completion is None]
-                for (index, dialogue), completion in heard:
-                    if completion is not None:
+                    self.rows.halve(len(taken))
+                    continue
+                del waiting[: len(taken)]
+                added = [self.turns.add(one, *turn) for (_, one), turn in zip(taken, written, strict=True)]
+                for (index, dialogue), ended in zip(taken, added, strict=True):
+                    if completion := ended or self.turns.hear(dialogue):
                         groups[index][dialogue.number] = completion
-                        if len(groups[index]) == sampling.group:
-                            yield index, [group for _, group in sorted(groups.pop(index).items())]
+                    else:
+                        waiting.append((index, dialogue))
+                    if len(groups[index]) == sampling.group:
+                        yield index, [group for _, group in sorted(groups.pop(index).items())]
 
     @torch.no_grad()
     def _generate(
         self, dialogues: Sequence[OpenAnswer], sampling: Sampling
     ) -> list[tuple[list[int], list[float]]] | None:
         """Return what the model writes next in each answer, or None if memory runs out."""
-        if not dialogues:
-            return []
         tokens_BT, attention_BT = self._left_padded([dialogue.context for dialogue in dialogues])
         begun, ends = [len(one.tokens) for one in dialogues], [one.end for one in dialogues]
         rooms = [end - start for start, end in zip(begun, ends, strict=True)]
