@@ -44,7 +44,7 @@ class Policy(Protocol):
         """Do everything that an update does except its step."""
 
     def start_over(self) -> None:
-        """Forget the gradients that have been added up since the update began."""
+        """Forget the gradients that have been added up since the update began, by a pass that broke off, too."""
 
     # other weights for a while
 
@@ -61,7 +61,8 @@ class Policy(Protocol):
         """Make the policy its own reference if `algorithm.kl.refresh` says so at this step."""
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Have all weights on every rank, for work that differs from rank to rank, such as sampling."""
+        """Have all weights on every rank, for work that differs from rank to rank, such as sampling. Nothing is trained
+        inside."""
 
     # a run
 
@@ -76,4 +77,4 @@ class Policy(Protocol):
     def load(self, folder: Path) -> None: ...
 
     def write_model(self, folder: Path) -> None:
-        """Write what was trained for other programs, on one rank."""
+        """Write what was trained for other programs, on one rank, while all weights are there."""

@@ -41,12 +41,9 @@ class Snapshot:
         """Give the parameters these values inside the context, in which nothing may be updated."""
         return exchanged(self._parameters, self.values)
 
-    def refresh(self) -> None:
-        self.take(self._parameters)
-
     @torch.no_grad()
     def take(self, values: Sequence[Tensor]) -> None:
-        """Replace the values, for example by those of a checkpoint."""
+        """Replace the values, by the present ones or those of a checkpoint."""
         for own, value in zip(self.values, values, strict=True):
             own.copy_(value)
 

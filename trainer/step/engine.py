@@ -39,7 +39,8 @@ PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves i
 
 
 class DeepSpeedPolicy:
-    """A `Policy` inside the DeepSpeed engine. Each update is one reduction over the ranks and one optimizer step."""
+    """A `Policy`, which says what its methods do, inside the DeepSpeed engine. Each update is one reduction over the
+    ranks and one optimizer step."""
 
     def __init__(self, model: Any, config: Config, dtype: str, total_steps: int) -> None:
         self.model = model
@@ -87,8 +88,6 @@ class DeepSpeedPolicy:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Have all weights on every rank if they are split, for work that differs from rank to rank, such as sampling.
-        Every rank enters and leaves, and nothing is trained inside."""
         if not self.splits_weights or self.is_gathered:
             yield
             return
@@ -142,8 +141,10 @@ class DeepSpeedPolicy:
         self._read_norms()
         self.engine.step()
         norm, rate = float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0]
-        size = {"update_size": _change(before_N, _joined(self.trainable))} if before_N is not None else {}
-        return Update(norm, rate, self.engine.optimizer.overflow, measured | size)
+        if before_N is not None:
+            change = (_joined(self.trainable) - before_N).norm() / before_N.norm()
+            measured = measured | {"update_size": float(change)}
+        return Update(norm, rate, self.engine.optimizer.overflow, measured)
 
     def _read_norms(self) -> None:
         """Read what DeepSpeed would ask the card for, gradient by gradient, at once: the norms of all gradients, and
@@ -153,7 +154,6 @@ class DeepSpeedPolicy:
             self.engine.optimizer.local_overflow = not all(map(torch.isfinite, norms.values()))
 
     def rehearse(self, gradient: Callable[[], None]) -> None:
-        """Do everything that an update does except its step. Every rank calls it, and nothing changes."""
         if self.config.algorithm.gradreg.strength:
             with gradient_regularisation.in_fp32(self.trainable):
                 self._whole_gradient(gradient, displaced=False)
@@ -163,7 +163,6 @@ class DeepSpeedPolicy:
             self._forget()
 
     def start_over(self) -> None:
-        """Forget what backward passes have added up since the update began, one that broke off included."""
         if self.splits_weights and not self.is_gathered:  # the other ranks are in the middle of gathering a layer
             budget = self.config.optim.tokens_per_micro_batch
             reason = "out of memory in a training pass, and with split weights (ZeRO-3) it cannot begin again"
@@ -240,14 +239,13 @@ class DeepSpeedPolicy:
         every = self.config.algorithm.kl.refresh
         if self.reference and every and step % every == 0:
             with self._whole(self.trainable):
-                self.reference.refresh()
+                self.reference.take(self.trainable)
 
     def write_model(self, folder: Path) -> None:
-        """Write what was trained for other programs. Rank 0 calls it while all weights are there."""
         self.trained.write_model(folder)
 
     def release(self) -> None:
-        """Free the memory. The engine's hooks keep the model alive, so dropping every reference to it is not enough."""
+        # the engine's hooks keep the model alive, so dropping every reference to it is not enough
         self.engine.destroy()
         quantised.release(self.model)
         for tensor in (*self.model.parameters(), *self.model.buffers()):
@@ -319,11 +317,6 @@ def _load_without_code(path: str, map_location: Any = None) -> Any:
 @torch.no_grad()
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors])
-
-
-def _change(before_N: Tensor, now_N: Tensor) -> float:
-    """Return the norm of a change, relative to the norm before."""
-    return float((now_N - before_N).norm() / before_N.norm())
 
 
 def _keep_trained(module: Any, state: dict[str, Any], *_: Any) -> None:

@@ -23,6 +23,7 @@ from trainer.step.gradient_regularisation import strength_at
 from trainer.watch.tally import Tally
 
 T = TypeVar("T")
+Batch = TypeVar("Batch", bound=TrainingBatch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Updater:
         estimator = self.config.algorithm.kl.estimator
         measure = partial(before_update.divergences, self.policy, rows, self.packer, self.device, estimator)
         with self.policy.gathered():  # the ranks have different numbers of rows
-            of_rows = iter(self._until_rows_fit(measure, rows))
+            of_rows = iter(self.until_it_fits(lambda _: measure(), self.packer.pack(rows)))
         found = iter([sum(islice(of_rows, len(answer))) for answer in answers])
         penalised = []
         for group in groups:
@@ -61,39 +62,35 @@ class Updater:
         rows = distributed.mine(rows)
 
         @torch.no_grad()
-        def log_likelihood() -> float:
-            batches = (batch.to(self.device) for batch in self.packer.pack(rows))
-            return sum(float((self.policy.measure(one).logprobs_BT * one.mask_BT).sum()) for one in batches)
+        def log_likelihood(batches: Sequence[TrainingBatch]) -> float:
+            on_device = (batch.to(self.device) for batch in batches)
+            return sum(float((self.policy.measure(one).logprobs_BT * one.mask_BT).sum()) for one in on_device)
 
-        found = self._until_rows_fit(log_likelihood, rows)
+        found = self.until_it_fits(log_likelihood, self.packer.pack(rows))
         sums = distributed.gather((found, sum(sum(row.mask) for row in rows)))
         loss, tokens = (sum(parts) for parts in zip(*sums, strict=True))
         return -loss / tokens if tokens else None
 
-    def _until_rows_fit(self, measure: Callable[[], T], rows: Sequence[TrainingRow]) -> T:
-        """Return what `measure`, which packs the rows, says of them. If memory runs out, the budget shrinks."""
+    def until_it_fits(self, work: Callable[[Sequence[Batch]], T], batches: Sequence[Batch]) -> T:
+        """Return what `work` makes of batches. If memory runs out, it begins again with smaller ones."""
 
         def make_room() -> None:
-            self.shrinker.shrink(self.packer.pack(rows))
+            nonlocal batches
+            batches = self.shrinker.shrink(batches)
 
-        return until_it_fits(measure, make_room)
+        return until_it_fits(lambda: work(batches), make_room)
 
     def prepare(self, minibatches: Sequence[MiniBatch[TrainingBatch]]) -> list[MiniBatch[PreparedBatch]]:
         """Return the mini-batches on the device, with what the objective has to know before the first update."""
         return [self._prepare(minibatch, is_first=index == 0) for index, minibatch in enumerate(minibatches)]
 
     def _prepare(self, minibatch: MiniBatch[TrainingBatch], is_first: bool) -> MiniBatch[PreparedBatch]:
-        batches = minibatch.batches
-
-        def make_room() -> None:
-            nonlocal batches
-            batches = self.shrinker.shrink(batches)
-
-        def measure() -> list[PreparedBatch]:
+        def measure(batches: Sequence[TrainingBatch]) -> list[PreparedBatch]:
             on_device = [batch.to(self.device) for batch in batches]
             return before_update.prepared(self.policy, on_device, self.config, is_first, self.teacher)
 
-        return MiniBatch(until_it_fits(measure, make_room), minibatch.divisor, minibatch.tokens)
+        prepared = self.until_it_fits(measure, minibatch.batches)
+        return MiniBatch(prepared, minibatch.divisor, minibatch.tokens)
 
     def update(self, prepared: Sequence[MiniBatch[PreparedBatch]], step: int, tally: Tally) -> list[Update]:
         """Update the policy once per mini-batch, and go over all mini-batches `algorithm.epochs` times."""
@@ -125,15 +122,13 @@ class BackwardPass:
     tally: Tally
 
     def __call__(self) -> None:
-        self.minibatch, seen = until_it_fits(self._attempt, self._make_room)
+        self.minibatch, seen = self.updater.until_it_fits(self._attempt, self.minibatch.batches)
         self.tally.merge(seen.sums)  # of the attempt that succeeded
 
-    def _attempt(self) -> tuple[MiniBatch[PreparedBatch], Tally]:
+    def _attempt(self, batches: Sequence[PreparedBatch]) -> tuple[MiniBatch[PreparedBatch], Tally]:
         updater, seen = self.updater, Tally()
-        return backward(updater.policy, self.minibatch, updater.config.algorithm, updater.kl.value, seen), seen
-
-    def _make_room(self) -> None:
-        self.minibatch = replace(self.minibatch, batches=self.updater.shrinker.shrink(self.minibatch.batches))
+        tried = replace(self.minibatch, batches=batches)
+        return backward(updater.policy, tried, updater.config.algorithm, updater.kl.value, seen), seen
 
 
 def optimizer_step(policy: Policy, gradient: Callable[[], None], step: int, settings: GradReg) -> Update:
