@@ -29,13 +29,11 @@ def tokens_in(rows: Sequence[TrainingRow]) -> int:
     return sum(sum(row.mask) for row in rows)
 
 
-def groups_in(rows: Sequence[TrainingRow]) -> int:
-    return len({row.place for row in rows})
-
-
 AGGREGATIONS = {
     "dapo": Aggregation(lambda lengths_G: [1.0 for _ in lengths_G], tokens_in),
     "grpo": Aggregation(lambda lengths_G: [1 / length for length in lengths_G], len),
-    "bnpo": Aggregation(lambda lengths_G: [1 / sum(lengths_G) for _ in lengths_G], groups_in),
+    "bnpo": Aggregation(
+        lambda lengths_G: [1 / sum(lengths_G) for _ in lengths_G], lambda rows: len({row.place for row in rows})
+    ),
     "dr_grpo": Aggregation(lambda lengths_G: [1.0 for _ in lengths_G], tokens_in),  # `Config.constant_divisor` instead
 }

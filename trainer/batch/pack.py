@@ -155,43 +155,31 @@ def tree_of(rows: Sequence[TrainingRow], width: int) -> Tree:
     """Number tokens by what stands before them, so that rows which begin alike share numbers."""
     numbers: dict[tuple[int, int], int] = {}  # (number of what stands before, token) -> number
     prompts: dict[tuple[int, ...], int] = {}
-    line, edges = _Numbering(width), _Numbering(width)
+    inputs: list[Sequence[int | None]] = []
+    targets: list[Sequence[int | None]] = []
     for index, row in enumerate(rows):
         prompts.setdefault(tuple(row.prompt), index)
         path, before = [], -1
         for token in (*row.prompt, *row.completion):
             before = numbers.setdefault((before, token), len(numbers))
             path.append(before)
-        line.add(index, 0, path[:-1])
-        edges.add(index, len(row.prompt) - 1, path[len(row.prompt) :], row.mask)
+        inputs.append(path[:-1])
+        own = zip(path[len(row.prompt) :], row.mask)
+        targets.append([None] * (len(row.prompt) - 1) + [number if is_own else None for number, is_own in own])
     first_B = torch.tensor([prompts[tuple(row.prompt)] for row in rows])
-    return Tree(line.index_BT(), torch.tensor(line.first), edges.index_BT(), torch.tensor(edges.first), first_B)
+    return Tree(*_in_order(inputs, width), *_in_order(targets, width), first_B)
 
 
-class _Numbering:
-    """Gives numbers in the order in which things are seen first, row by row."""
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self.first: list[int] = []  # of the B x T places
-        self._seen: dict[int, int] = {}
-        self._rows: list[list[int]] = []
-
-    def add(self, row: int, start: int, path: Sequence[int], mask: Sequence[bool] | None = None) -> None:
-        """Number what a row has from `start` on, where the mask says so."""
-        places = [0] * start
-        for offset, number in enumerate(path, start):
-            if mask is not None and not mask[offset - start]:
-                places.append(0)
-                continue
-            if number not in self._seen:
-                self._seen[number] = len(self.first)
-                self.first.append(row * self.width + offset)
-            places.append(self._seen[number])
-        self._rows.append(places)
-
-    def index_BT(self) -> Tensor:
-        return _pad(self._rows, self.width, 0)
+def _in_order(rows: Sequence[Sequence[int | None]], width: int) -> tuple[Tensor, Tensor]:
+    """Number what stands in rows by where it is seen first. Return the number at each of the B x T places, which is 0
+    where nothing stands, and for each number the first of these places."""
+    seen: dict[int | None, tuple[int, int]] = {}  # the number, and the place
+    for row, things in enumerate(rows):
+        for at, thing in enumerate(things):
+            if thing is not None:
+                seen.setdefault(thing, (len(seen), row * width + at))
+    numbers = [[0 if thing is None else seen[thing][0] for thing in things] for things in rows]
+    return _pad(numbers, width, 0), torch.tensor([place for _, place in seen.values()])
 
 
 def halves(batch: Batch) -> list[Batch]:
