@@ -107,7 +107,7 @@ def test_a_folder_is_read_with_all_that_its_family_has(tmp_path, family, biases)
     shape = shapes.shape_of(str(tmp_path))
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert planned_linears(shape) == linears_of(model)
-    assert type(model).__name__ == shape.family.class_name
+    assert type(model).__name__ == f"{shape.family.kind}ForCausalLM"
     assert shape.windowed == (family in WINDOWED)
 
 

@@ -6,7 +6,7 @@ a row here; layers of a new kind also need their forward pass in `rollout/decode
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 STRETCHES = ("default", "linear", "yarn")  # of the rotary angles, which llama.cpp knows in all families
 ATTENTIONS = ("full_attention", "sliding_attention")  # kinds of layers, and the name in a block of each other kind:
@@ -42,10 +42,6 @@ class Family:
     ropes: tuple[str, ...] = STRETCHES
     turns_pairs: bool = False  # rotary angles turn neighbouring numbers, not those of the two halves of a head
 
-    @property
-    def class_name(self) -> str:
-        return f"{self.kind}ForCausalLM"
-
     def part(self, name: str) -> str:
         """Return what the class calls a part of Llama."""
         return dict(self.names).get(name, name)
@@ -61,20 +57,13 @@ class Family:
         return 4 if self.norms == "both" else 2
 
 
-LFM2_NAMES = (
-    ("o_proj", "out_proj"),
-    ("q_norm", "q_layernorm"),
-    ("k_norm", "k_layernorm"),
-    ("mlp", "feed_forward"),
-    ("gate_proj", "w1"),
-    ("up_proj", "w3"),
-    ("down_proj", "w2"),
-    ("input_layernorm", "operator_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("norm", "embedding_norm"),
-)
-
+Names = tuple[tuple[str, str], ...]
+LFM2_NAMES: Names = (("o_proj", "out_proj"), ("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"))
+LFM2_NAMES += (("mlp", "feed_forward"), ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+LFM2_NAMES += (("input_layernorm", "operator_norm"), ("post_attention_layernorm", "ffn_norm"))
+LFM2_NAMES += (("norm", "embedding_norm"),)
 GRANITE4_NAMES = (("mlp", "shared_mlp"), ("gate_up_proj", "input_linear"), ("down_proj", "output_linear"))
+GEMMA: dict[str, Any] = {"is_tied": True, "norms": "both", "windows": "some layers"}  # from the second on
 
 ROWS = (
     Family("Qwen2", "qwen2", has_biases=True, arch="qwen2"),
@@ -91,42 +80,13 @@ ROWS = (
     Family("Olmo3", "olmo3", norms="after", query_norms="all", arch="olmo2"),
     Family("SeedOss", "seed_oss", has_biases=True, arch="seed_oss"),
     Family("Gemma", "gemma", is_tied=True, adds_one=True, arch="gemma"),
-    Family(
-        "Gemma2",
-        "gemma2",
-        decodes=False,
-        is_tied=True,
-        norms="both",
-        adds_one=True,
-        windows="some layers",
-        is_capped=True,
-        is_eager=True,
-    ),
-    Family(
-        "Gemma3",
-        "gemma3_text",
-        is_tied=True,
-        norms="both",
-        query_norms="each",
-        adds_one=True,
-        windows="some layers",
-        arch="gemma3",
-    ),
-    Family(
-        "Gemma4",
-        "gemma4_text",
-        is_mixed=True,
-        is_tied=True,
-        norms="both",
-        query_norms="each",
-        windows="some layers",
-        arch="gemma4",
-        ropes=("proportional",),
-    ),
+    Family("Gemma2", "gemma2", decodes=False, adds_one=True, is_capped=True, is_eager=True, **GEMMA),
+    Family("Gemma3", "gemma3_text", query_norms="each", adds_one=True, arch="gemma3", **GEMMA),
+    Family("Gemma4", "gemma4_text", is_mixed=True, query_norms="each", arch="gemma4", ropes=("proportional",), **GEMMA),
     Family("Qwen3_5", "qwen3_5_text", is_mixed=True, query_norms="each", adds_one=True, is_gated=True, arch="qwen35"),
     Family("Lfm2", "lfm2", is_mixed=True, is_tied=True, query_norms="each", names=LFM2_NAMES, arch="lfm2"),
     Family("Qwen3Moe", "qwen3_moe", decodes=False, is_mixed=True, mixture="plain", query_norms="each"),
     Family("GptOss", "gpt_oss", decodes=False, is_mixed=True, mixture="gpt_oss", is_eager=True),
 )
-BY_CLASS = {row.class_name: row for row in ROWS}
+BY_CLASS = {f"{row.kind}ForCausalLM": row for row in ROWS}
 BY_TYPE = {row.model_type: row for row in ROWS}

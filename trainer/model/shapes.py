@@ -337,7 +337,7 @@ def _block(shape: Shape, kind: str, index: int, settings: Mapping[str, Any], num
     dense, every = settings.get("mlp_only_layers") or (), max(1, number("decoder_sparse_step", 1))
     if shape.family.mixture and index not in dense and (index + 1) % every == 0:
         return _mixture(shape, number)
-    return shape.block(count=1)
+    return shape.block()
 
 
 def _convolution(shape: Shape, bias: bool, number: Number) -> Block:
@@ -345,7 +345,6 @@ def _convolution(shape: Shape, bias: bool, number: Number) -> Block:
     inner, out = Linear("in_proj", hidden, 3 * hidden, bias), Linear("out_proj", hidden, hidden, bias)
     mixer, others = ((inner,), (out,)), hidden * (kernel + bias + shape.family.block_norms)
     return shape.block(
-        count=1,
         projections=(*mixer, *shape.feed_forward(shape.intermediate)),
         queries=0,
         keys=0,
@@ -365,7 +364,6 @@ def _gated_delta(shape: Shape, number: Number) -> Block:
     inner = tuple(Linear(name, hidden, size, False) for name, size in outputs.items())
     out = Linear("out_proj", values, hidden, False)
     return shape.block(
-        count=1,
         projections=(inner, (out,), *shape.feed_forward(shape.intermediate)),
         queries=0,
         keys=0,
@@ -398,7 +396,7 @@ def _of_gemma4(shape: Shape, kind: str, index: int, settings: Mapping[str, Any],
         projections.append((Linear("per_layer_input_gate", shape.hidden, inputs, False),))
         projections.append((Linear("per_layer_projection", inputs, shape.hidden, False),))
         others += shape.hidden
-    return shape.block(count=1, projections=tuple(projections), mlp=3 * width, caches=lends, others=others)
+    return shape.block(projections=tuple(projections), mlp=3 * width, caches=lends, others=others)
 
 
 def _mixture(shape: Shape, number: Number) -> Block:
@@ -406,7 +404,7 @@ def _mixture(shape: Shape, number: Number) -> Block:
     hidden, is_oss = shape.hidden, shape.family.mixture == "gpt_oss"
     experts, chosen = number("num_local_experts") or number("num_experts", 128), number("num_experts_per_tok", 8)
     width = number("moe_intermediate_size", shape.intermediate if is_oss else 768)
-    plain = shape.block(count=1)
+    plain = shape.block()
     return replace(
         plain,
         projections=shape.attention,

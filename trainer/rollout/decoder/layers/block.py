@@ -19,12 +19,7 @@ KINDS: dict[str, Any] = {"conv": ShortConvolution, "linear_attention": GatedDelt
 NORMS = {
     "before": ("input_layernorm", "", "post_attention_layernorm", ""),
     "after": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
-    "both": (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-    ),
+    "both": ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
 }
 
 
