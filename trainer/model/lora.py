@@ -30,25 +30,18 @@ ADAPTER = "default"  # PEFT's name for the first adapter
 TEACHER = "teacher"  # the name of another one over the same base, which is never trained
 LONGEST_REASON = 300  # characters
 SLOW = "PEFT would multiply out the adapters of all experts at each pass: a token takes 5 to 11 times as long to sample"
-TARGETS: dict[str, Any] = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "all": "all-linear"}
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
-def has_experts(model: Any) -> bool:
-    """Return True if the experts of a layer are one parameter, which is no linear layer."""
-    return any(value.dim() == 3 for name, value in model.named_parameters() if ".experts." in name)
+def experts_of(model: Any) -> list[str]:
+    """Return the names of experts of a layer that are one parameter, which is no linear layer."""
+    return [name for name, value in model.named_parameters() if value.dim() == 3 and ".experts." in name]
 
 
 def add_adapter(model: Any, settings: Lora) -> Any:
     """Return the model with new LoRA layers, which do not change what it computes yet."""
-    wanted = list(settings.targets) if isinstance(settings.targets, tuple) else TARGETS[settings.targets]
-    if settings.targets == "all" and has_experts(model):
-        experts = ("gate_proj", "up_proj", "down_proj")  # PEFT takes all layers of these names for the experts'
-        head, linear = model.get_output_embeddings(), torch.nn.Linear
-        found = (name for name, part in model.named_modules() if isinstance(part, linear) and part is not head)
-        wanted = sorted(name for name in found if name.rpartition(".")[2] not in experts)
     shape = {"r": settings.r, "lora_alpha": settings.alpha, "use_rslora": settings.rslora, "use_dora": settings.dora}
-    options = peft.LoraConfig(target_modules=wanted, task_type="CAUSAL_LM", **shape)
-    _refuse_unknown_targets(model, settings)
+    options = peft.LoraConfig(target_modules=_targets(model, settings), task_type="CAUSAL_LM", **shape)
     try:
         with _without_tying_warnings():
             adapted = peft.get_peft_model(model, options)
@@ -64,21 +57,24 @@ def add_adapter(model: Any, settings: Lora) -> Any:
     return adapted
 
 
-def _refuse_unknown_targets(model: Any, settings: Lora) -> None:
-    """Raise ConfigError if a target is no layer of the model, which PEFT leaves out without a word if another one is,
-    or experts that are one parameter."""
+def _targets(model: Any, settings: Lora) -> str | list[str]:
+    """Return the layers that get an adapter, as PEFT takes them. Raise ConfigError if one is no layer of the model,
+    which PEFT leaves out without a word if another one is, or experts that are one parameter."""
+    experts, modules = experts_of(model), dict(model.named_modules())
+    linear = {name: part for name, part in modules.items() if isinstance(part, torch.nn.Linear)}
     if settings.targets == "all":
-        return
-    modules = dict(model.named_modules())
-    wanted = settings.targets if isinstance(settings.targets, tuple) else TARGETS[settings.targets]
-    experts = {f".{name}" for name, value in model.named_parameters() if value.dim() == 3 and ".experts." in name}
-    experts |= {name.rpartition(".")[0] for name in experts}
-    if any(name.endswith(f".{target}") for name in experts for target in wanted):
+        of_experts = ("gate_proj", "up_proj", "down_proj")  # PEFT takes all layers of these names for the experts'
+        head = model.get_output_embeddings()
+        others = (name for name, part in linear.items() if part is not head)
+        return sorted(one for one in others if one.rpartition(".")[2] not in of_experts) if experts else "all-linear"
+    wanted = list(settings.targets) if isinstance(settings.targets, tuple) else ATTENTION
+    parts = {f".{part}" for name in experts for part in (name, name.rpartition(".")[0])}
+    if any(name.endswith(f".{target}") for name in parts for target in wanted):
         raise ConfigError(f"lora.targets={','.join(wanted)}", SLOW, "Write lora.targets=all, which leaves them out")
     missing = [target for target in wanted if not any(f".{name}".endswith(f".{target}") for name in modules)]
     if missing and (missing == wanted or settings.targets != "attention"):
-        linear = {name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, torch.nn.Linear)}
-        raise ConfigError(settings.without_layer(missing, sorted(linear)))
+        raise ConfigError(settings.without_layer(missing, sorted({name.rpartition(".")[2] for name in linear})))
+    return wanted
 
 
 def _init_pissa(model: Any, settings: Lora) -> None:
@@ -129,7 +125,7 @@ def layers(model: Any) -> Iterator[tuple[str, Any]]:
 
 def load_adapter(model: Any, folder: Path, name: str = ADAPTER) -> Any:
     """Return the model with one more, frozen adapter. Raise CheckpointError if it is not a LoRA of this model."""
-    own = _must_be_lora(folder)
+    own, saved = _read(folder)
     base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
 
     def no_fit(reason: str) -> CheckpointError:
@@ -147,7 +143,6 @@ def load_adapter(model: Any, folder: Path, name: str = ADAPTER) -> Any:
             if isinstance(model, peft.PeftModel):
                 model.load_adapter(str(folder), name)
             adapted = model if isinstance(model, peft.PeftModel) else peft.PeftModel.from_pretrained(model, str(folder))
-        saved = peft.utils.load_peft_weights(str(folder), device="cpu")
     except Exception as error:  # for files that make no sense, PEFT raises errors of every class
         if is_out_of_memory(error):
             raise
@@ -155,8 +150,6 @@ def load_adapter(model: Any, folder: Path, name: str = ADAPTER) -> Any:
     loaded = peft.get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=False)
     if apart := sorted({name for name in loaded.keys() ^ saved.keys() if "lora_" in name}):
         raise no_fit(f"{len(apart)} weights are in one of them only, the first of them {apart[0]}")
-    if broken := next((name for name, value in saved.items() if not value.isfinite().all()), None):
-        raise CheckpointError(folder, f"{broken} has numbers that are not finite", "Take an earlier adapter")
     return adapted
 
 
@@ -185,11 +178,7 @@ def take_values(model: Any, settings: Lora) -> None:
     """Give the adapter of the model the values of `lora.start`. Raise CheckpointError if they are of another shape."""
     assert settings.start is not None, "called for an adapter to train further"
     folder = settings.start
-    stored = _must_be_lora(folder)
-    try:
-        saved = peft.utils.load_peft_weights(str(folder), device="cpu")
-    except (OSError, ValueError, RuntimeError, UnpicklingError, SafetensorError) as error:
-        raise CheckpointError(f"lora.start={folder}", f"it cannot be read ({_reason(error)})", "Take another") from None
+    stored, saved = _read(folder)
     for setting, key in {"alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}.items():  # no weight tells
         wanted, found = getattr(model.peft_config[ADAPTER], key), stored.get(key, False)
         if wanted != found:
@@ -205,8 +194,6 @@ def take_values(model: Any, settings: Lora) -> None:
         )
         remedy = "Write the lora.r and lora.targets of its adapter_config.json"
         raise CheckpointError(f"lora.start={folder}", reason, remedy)
-    if broken := next((name for name, value in saved.items() if not value.isfinite().all()), None):
-        raise CheckpointError(f"lora.start={folder}", f"{broken} has numbers that are not finite", "Take another")
     peft.set_peft_model_state_dict(model, saved)
 
 
@@ -214,8 +201,9 @@ def _shape(values: Mapping[str, Tensor], name: str) -> str:
     return " x ".join(map(str, values[name].shape)) if name in values else "no such weight"
 
 
-def _must_be_lora(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a LoRA adapter. Raise CheckpointError before PEFT asks the hub for one."""
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the configuration and the weights of a LoRA adapter. Raise CheckpointError before PEFT asks the hub for
+    one."""
     manifest.must_be_whole(folder)
     try:
         kind = read_json(f"adapter {folder}", folder / "adapter_config.json")
@@ -227,7 +215,13 @@ def _must_be_lora(folder: Path) -> dict[str, Any]:
     if found != "LORA":  # Megatron's would be imported by a name in this file
         reason = f"it is {found}, and Octet reads plain LoRA adapters only"
         raise CheckpointError(folder, reason, "Merge it with PEFT, and name the merged model")
-    return kind
+    try:
+        values = peft.utils.load_peft_weights(str(folder), device="cpu")
+    except (OSError, ValueError, RuntimeError, UnpicklingError, SafetensorError) as error:
+        raise CheckpointError(folder, f"its weights cannot be read ({_reason(error)})", "Take another") from None
+    if broken := next((name for name, value in values.items() if not value.isfinite().all()), None):
+        raise CheckpointError(folder, f"{broken} has numbers that are not finite", "Take an earlier adapter")
+    return kind, values
 
 
 def _reason(error: Exception) -> str:

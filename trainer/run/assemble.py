@@ -24,7 +24,7 @@ from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import Coefficient
 from trainer.model import hub
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stage, stop_tokens
-from trainer.model.lora import has_experts, load_adapter
+from trainer.model.lora import experts_of, load_adapter
 from trainer.plan.read_data import Data, read
 from trainer.policy import Policy
 from trainer.problem.prompts import Prompter
@@ -90,7 +90,7 @@ def build(request: Request, data: Data | None = None) -> Run:
     report(folder, log.screen, data, prompts.problems, len(samplers.held_out))
     if whole := getattr(policy.model, "taken_from", None):
         log.screen.say(f"octet: the text model of {whole} is trained: adapter/ and merged/ know no images or sound")
-    if config.lora.enabled and has_experts(policy.model):
+    if config.lora.enabled and experts_of(policy.model):
         log.screen.say("octet: the experts of this model are not trained: adapters are on its linear layers")
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
     given_back = (samplers.sampler.give_back, samplers.evaluating.give_back)
