@@ -59,7 +59,10 @@ class FolderStore:
 def connect(rank: int, seconds: float) -> Any:
     """Return the store of this start of the run. Rank 0 creates it."""
     if not is_one_machine():
-        return connect_tcp(seconds, rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+        is_server = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        where, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        options: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "wait_for_workers": False}
+        return dist.PrefixStore(f"octet-{_restarts()}", dist.TCPStore(where, port, is_master=is_server, **options))
     own = Path(tempfile.gettempdir()) / f"octet-ranks-{os.geteuid()}"
     folder = disk.private_folder(Path(os.environ.get(FOLDER, own))) / f"{os.environ['MASTER_PORT']}-{_restarts()}"
     if rank == 0:
@@ -130,14 +133,6 @@ def absent(store: Any, keys: Sequence[str], seconds: float) -> list[int]:
         time.sleep(0.05)
         missing = [place for place in missing if not store.check([keys[place]])]
     return missing
-
-
-def connect_tcp(seconds: float, is_server: bool = False) -> Any:
-    """Connect to the TCPStore at rank 0, or create it."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    timeout = timedelta(seconds=seconds)
-    store = dist.TCPStore(address, port, is_master=is_server, timeout=timeout, wait_for_workers=False)
-    return dist.PrefixStore(f"octet-{_restarts()}", store)
 
 
 def _restarts() -> str:

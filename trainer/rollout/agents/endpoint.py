@@ -7,7 +7,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -27,28 +27,22 @@ WITHOUT_EFFECT = {"user", "metadata", "store", "tool_choice"}
 
 
 class Endpoint(ThreadingHTTPServer):
-    """Answers the calls of agents. `find` returns the conversation of a key, and `ask` hands a call to the sampler."""
+    """Answers the calls of agents. `find` returns the conversation of a key, `ask` hands a call to the sampler, and
+    `say_once` tells the user something, once for each kind."""
 
     daemon_threads = True
     request_queue_size = 128
 
     def __init__(
-        self, find: Callable[[str], Conversation | None], ask: Callable[[Call], None], say: Callable[[str], None]
+        self, find: Callable[[str], Conversation | None], ask: Callable[[Call], None], say_once: Callable[..., None]
     ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.find, self.ask, self.say = find, ask, say
-        self.said = READ | WITHOUT_EFFECT
+        self.find, self.ask, self.say_once = find, ask, say_once
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/v1"
-
-    def name_ignored(self, names: Iterable[str]) -> None:
-        """Say once of each parameter of a request that it is not read."""
-        for name in sorted({*names} - self.said):
-            self.said.add(name)
-            self.say(f"task.agent: `{visible(name)[:60]}` of its calls has no effect: the settings of the run decide")
 
     def handle_error(self, *_: object) -> None:
         """An agent that was ended has hung up, which is nothing to report."""
@@ -97,7 +91,10 @@ class Handler(BaseHTTPRequestHandler):
         most = _number(request, "max_completion_tokens") or _number(request, "max_tokens")
         count = _number(request, "n", MOST_CHOICES) or 1
         chosen = request.get("tool_choice") in (None, "auto", "none")
-        self.server.name_ignored([*request, *(() if chosen else ("a tool_choice other than auto and none",))])
+        ignored = {*request, *(() if chosen else ("a tool_choice other than auto and none",))} - READ - WITHOUT_EFFECT
+        for name in sorted(ignored):
+            told = f"`{visible(name)[:60]}` of its calls has no effect: the settings of the run decide"
+            self.server.say_once(told, name)
         calls = [conversation.call(messages, tools, most, strings) for _ in range(count)]
         for call in calls:
             self.server.ask(call)

@@ -63,7 +63,7 @@ class Agents:
         self._keys: dict[str, Conversation] = {}
         self._started = 0
         self._said: set[str] = set()
-        self._endpoint = Endpoint(self._keys.get, self.inbox.put, say)
+        self._endpoint = Endpoint(self._keys.get, self.inbox.put, self._say_once)
         start = "from trainer.rollout.agents.runner import serve"
         start = f"import sys; sys.path[:] = {sys.path!r}; {start}; serve({setting!r})"
         command = [sys.executable, "-c", start]  # in a session of its own: Ctrl-C is not for it
@@ -100,10 +100,10 @@ class Agents:
         del self._keys[agent.key]
         if error := result.get("error"):
             told = f"an agent failed, and its answer earns nothing: {visible(error)[:200]}"
-            self._name(told, error.partition(":")[0])
+            self._say_once(told, error.partition(":")[0])
         if agent.conversation.is_rewritten:
             told = "a call does not continue an earlier one, so its answer is trained on in several parts"
-            self._name(told, "rewritten")
+            self._say_once(told, "rewritten")
         return agent, agent.conversation.completion(self._value(result), bool(error))
 
     def end_late(self) -> None:
@@ -144,7 +144,7 @@ class Agents:
         reason = f"it returned {value!r:.60}"
         raise DataError(f"task.agent={self.setting}", reason, "Return the text of the answer, a reward, or None")
 
-    def _name(self, told: str, kind: str) -> None:
+    def _say_once(self, told: str, kind: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
             self.say(f"task.agent={self.setting}: {told}")
