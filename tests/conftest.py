@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,16 @@ def refuses(
     named, *_ = (error.key,) if error.reason else re.split("=|: ", str(error))
     assert named == str(key), error
     assert str(names) in str(refused.value).replace(str(key), "")  # a folder of the test may have the word in its name
+
+
+class Opens:
+    """What a pickle may do: call a function as soon as it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +246,14 @@ def group(
     )
     scores = tuple(Score(reward, {"correct": reward}, "1", "1", bool(reward), bool(reward)) for reward in rewards)
     return ScoredGroup(Prompt(Problem("p", "q", "1"), "q", prompt), completions, scores)
+
+
+def logprobs_of(model: Any, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> Any:
+    """The log-probs of an answer, by the plainest way: one forward pass over it, without padding or chunks."""
+    import torch
+
+    logits_TV = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+    return (logits_TV / temperature).log_softmax(dim=-1).gather(1, torch.tensor([*answer])[:, None])[:, 0]
 
 
 def row(

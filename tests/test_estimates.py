@@ -6,21 +6,7 @@ from statistics import fmean, variance
 
 import pytest
 
-from trainer.estimates import (
-    SIGNIFICANT,
-    corrected,
-    effect,
-    is_enough,
-    mcnemar,
-    paired_difference,
-    pass_at,
-    quantile,
-    rise,
-    share_of,
-    share_reached,
-    two_sided,
-    wilson,
-)
+from trainer import estimates
 
 # Newcombe, Statistics in Medicine 17 (1998), table I, method 3: the score interval without continuity correction.
 NEWCOMBE = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)]
@@ -28,8 +14,8 @@ NEWCOMBE = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0
 
 @pytest.mark.parametrize(("successes", "trials", "low", "high"), NEWCOMBE)
 def test_wilson_is_that_of_the_textbook(successes, trials, low, high):
-    assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
-    assert all(0 <= low < high <= 1 for low, high in (wilson(0, trials), wilson(trials, trials)))
+    assert estimates.wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
+    assert all(0 <= low < high <= 1 for low, high in (estimates.wilson(0, trials), estimates.wilson(trials, trials)))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +29,7 @@ def test_wilson_is_that_of_the_textbook(successes, trials, low, high):
     ],
 )
 def test_an_interval_counts_independent_answers(values, answers_each, independent):
-    assert share_of(values, answers_each)[1:] == pytest.approx(wilson(*independent))
+    assert estimates.share_of(values, answers_each)[1:] == pytest.approx(estimates.wilson(*independent))
 
 
 def shares_drawn(random_numbers: random.Random, problems: int, answers: int) -> list[float]:
@@ -55,9 +41,9 @@ def shares_drawn(random_numbers: random.Random, problems: int, answers: int) -> 
 def test_the_interval_of_several_answers_holds_the_truth_as_often_as_it_says():
     random_numbers = random.Random(0)
     samples = [shares_drawn(random_numbers, problems=60, answers=8) for _ in range(600)]
-    intervals = [share_of(shares, answers_each=8) for shares in samples]
+    intervals = [estimates.share_of(shares, answers_each=8) for shares in samples]
     assert 0.92 < fmean(low < 0.4 < high for _, low, high in intervals) < 0.98
-    as_if_independent = [wilson(8 * sum(shares), 480) for shares in samples]
+    as_if_independent = [estimates.wilson(8 * sum(shares), 480) for shares in samples]
     assert fmean(low < 0.4 < high for low, high in as_if_independent) < 0.75
 
 
@@ -66,7 +52,7 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(answers):
     for correct in range(answers + 1):
         for k in range(1, answers + 1):
             draws = list(combinations([True] * correct + [False] * (answers - correct), k))
-            assert pass_at(k, answers, correct) == pytest.approx(fmean(any(draw) for draw in draws))
+            assert estimates.pass_at(k, answers, correct) == pytest.approx(fmean(any(draw) for draw in draws))
 
 
 @pytest.mark.parametrize(
@@ -76,9 +62,9 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(answers):
 def test_mcnemar_by_hand(gained, lost, p):
     before = [False] * gained + [True] * lost + [True, False]
     after = [not old for old in before[:-2]] + [True, False]
-    assert mcnemar(before, after) == (gained, lost, pytest.approx(p))
+    assert estimates.mcnemar(before, after) == (gained, lost, pytest.approx(p))
     with pytest.raises(ValueError, match="shorter"):
-        mcnemar(before, after[1:])
+        estimates.mcnemar(before, after[1:])
 
 
 @pytest.mark.parametrize("problems", [20, 60, 64, 200, 256, 1000])
@@ -87,10 +73,10 @@ def test_the_interval_of_a_difference_agrees_with_the_exact_test(problems):
     for flipped in range(min(60, problems)):
         for gained in range(flipped + 1):
             lost = flipped - gained
-            _, _, p = mcnemar([False] * gained + [True] * lost, [True] * gained + [False] * lost)
-            difference = paired_difference(gained, lost, problems)
+            _, _, p = estimates.mcnemar([False] * gained + [True] * lost, [True] * gained + [False] * lost)
+            difference = estimates.paired_difference(gained, lost, problems)
             nearest = max(difference.low, -difference.high)  # above 0 if the interval leaves 0 out
-            assert (nearest > 0) == (p < SIGNIFICANT)
+            assert (nearest > 0) == (p < estimates.SIGNIFICANT)
 
 
 def test_the_interval_of_a_difference_holds_it_nineteen_times_of_twenty():
@@ -98,7 +84,7 @@ def test_the_interval_of_a_difference_holds_it_nineteen_times_of_twenty():
     held = 0
     for _ in range(2000):
         kinds = draw.choices(["gained", "lost", "same"], weights=[0.15, 0.05, 0.8], k=200)
-        difference = paired_difference(kinds.count("gained"), kinds.count("lost"), 200)
+        difference = estimates.paired_difference(kinds.count("gained"), kinds.count("lost"), 200)
         held += difference.low <= 0.1 <= difference.high
     assert 0.945 < held / 2000 < 0.985
 
@@ -110,25 +96,25 @@ TABLE = [[1, 0, 1, 0, 1, 1], [1, 0, 0, 0, 1, 0], [1, 1, 1, 0, 1, 1]]
 
 def test_quantiles_are_those_of_the_tables_in_textbooks():
     for freedom, value in ((2, 4.3027), (5, 2.5706), (10, 2.2281), (30, 2.0423)):
-        assert quantile(0.975, freedom) == pytest.approx(value, abs=1e-4)
-        assert two_sided(value, freedom) == pytest.approx(0.05, abs=1e-5)
-    assert quantile(0.8, 4) == pytest.approx(0.9410, abs=1e-4)
+        assert estimates.quantile(0.975, freedom) == pytest.approx(value, abs=1e-4)
+        assert estimates.two_sided(value, freedom) == pytest.approx(0.05, abs=1e-5)
+    assert estimates.quantile(0.8, 4) == pytest.approx(0.9410, abs=1e-4)
 
 
 def test_the_variance_is_that_of_two_crossed_random_factors():
     """Worked out by hand: sums of squares 0.778 (2), 2.278 (5), 1.222 (10) of seeds, problems and what is left."""
     of_seeds, of_problems, rest = 0.7777778 / 2, 2.2777778 / 5, 1.2222222 / 10
     spread = of_problems + of_seeds - rest
-    found = effect(TABLE)
+    found = estimates.effect(TABLE)
     assert found.value == pytest.approx(11 / 18)
     assert found.error == pytest.approx((spread / 18) ** 0.5, rel=1e-6)
     assert found.freedom == pytest.approx(min(5, spread**2 / (of_seeds**2 / 2 + of_problems**2 / 5)), rel=1e-6)
     assert found.detectable(10) > 1.3 * found.detectable()
     values = [1.0, -1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]  # of seeds that agree more than chance the problems alone count
-    found = effect([values] * 4)
+    found = estimates.effect([values] * 4)
     assert (found.error, found.freedom) == (pytest.approx((variance(values) / 8) ** 0.5), 7)
     tables = [[[1.0, 0.0]] * 3, [[1.0, 0.0]] * 2, [[1.0]] * 5]
-    assert [is_enough(table) for table in tables] == [True, False, False]  # few seeds, or a single problem
+    assert [estimates.is_enough(table) for table in tables] == [True, False, False]  # few seeds, or a single problem
 
 
 def test_seeds_count_among_the_degrees_of_freedom_even_where_they_add_nothing():
@@ -136,18 +122,18 @@ def test_seeds_count_among_the_degrees_of_freedom_even_where_they_add_nothing():
     rows = [[1.0, 0.0, 1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]]
     of_seeds = 6 * variance(map(fmean, rows))
     of_problems = 3 * variance(map(fmean, zip(*rows, strict=True)))
-    assert effect(rows).freedom == pytest.approx(of_problems**2 / (of_seeds**2 / 2 + of_problems**2 / 5))
+    assert estimates.effect(rows).freedom == pytest.approx(of_problems**2 / (of_seeds**2 / 2 + of_problems**2 / 5))
 
 
 def test_arms_that_answer_alike_differ_by_less_than_some_problems_and_by_no_more():
-    found = effect([[0.0] * 100] * 3)
+    found = estimates.effect([[0.0] * 100] * 3)
     assert (found.value, found.p) == (0.0, 1.0)
     assert found.interval == (pytest.approx(-0.0198, abs=1e-3), pytest.approx(0.0198, abs=1e-3))
 
 
 def test_holms_correction():
-    assert corrected([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert corrected([0.6, 0.9]) == [1.0, 1.0]
+    assert estimates.corrected([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert estimates.corrected([0.6, 0.9]) == [1.0, 1.0]
 
 
 def drawn(rng: random.Random, gain: float, seeds: int = 5, problems: int = 400) -> list[list[float]]:
@@ -156,10 +142,10 @@ def drawn(rng: random.Random, gain: float, seeds: int = 5, problems: int = 400) 
 
 def test_the_share_of_a_gain_has_an_interval_around_the_truth_or_none():
     rng = random.Random(3)
-    value, low, high = share_reached(drawn(rng, 0.2), drawn(rng, 0.4)) or (0, 0, 0)
+    value, low, high = estimates.share_reached(drawn(rng, 0.2), drawn(rng, 0.4)) or (0, 0, 0)
     assert 0.35 < low < value < high < 0.65
     assert low < 0.5 < high
-    assert share_reached(drawn(rng, 0.2), drawn(rng, 0.001)) is None  # there is nothing to reach
+    assert estimates.share_reached(drawn(rng, 0.2), drawn(rng, 0.001)) is None  # there is nothing to reach
 
 
 def test_intervals_hold_what_they_promise():
@@ -169,13 +155,13 @@ def test_intervals_hold_what_they_promise():
         shifts = [rng.gauss(0, 0.03) for _ in range(4)]
         easy = [rng.random() for _ in range(150)]
         rows = [[float(rng.random() < one + shift) - float(rng.random() < one) for one in easy] for shift in shifts]
-        low, high = effect(rows).interval
+        low, high = estimates.effect(rows).interval
         inside += low <= 0.0 <= high
     assert 0.91 <= inside / 200 <= 0.99
 
 
 def test_rewards_that_stay_rise_in_one_run_of_forty():
     draw = random.Random(0)
-    risen = sum(rise([draw.gauss(0, 1) for _ in range(30)], 10).low > 0 for _ in range(8000))
+    risen = sum(estimates.rise([draw.gauss(0, 1) for _ in range(30)], 10).low > 0 for _ in range(8000))
     assert risen / 8000 == pytest.approx(0.025, abs=0.005)
-    assert rise([1.0] * 30, 10) == (0.0, 0.0, 0.0)
+    assert estimates.rise([1.0] * 30, 10) == (0.0, 0.0, 0.0)

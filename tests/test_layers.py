@@ -1,10 +1,12 @@
-"""Which package may import which. Every package has a floor and imports only from floors below it, or from itself."""
+"""Which package may import which: each has a floor and imports only from floors below it, or from itself. And the page
+that says so."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
-from scripts.count import imported_by
+from scripts.count import arrows, imported_by
 from tests.conftest import ROOT, launch
 
 FLOORS = [
@@ -121,3 +123,41 @@ def test_packages_export_nothing():
     packages = [path for path in sorted((ROOT / "trainer").rglob("__init__.py")) if "import" in path.read_text()]
     wrong = [name for path in packages for name in imported_by(path) if name.startswith("trainer")]
     assert wrong == []
+
+
+# ---------------------------------------------------------------- the page of the architecture
+
+
+ROW = re.compile(r"^\| [^|]+ \| `([^`|]+)` \| `([^`|]+)` \|$", flags=re.MULTILINE)
+
+
+def names_in(source: str) -> set[str]:
+    """Return what a file defines: functions, classes, `Class.method`s and assigned names."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def test_what_the_table_names_is_there():
+    rows = ROW.findall((ROOT / "docs/architecture.md").read_text())
+    assert len(rows) >= 30
+    missing = [
+        (file, name)
+        for file, name in rows
+        if not (ROOT / "trainer" / file).is_file() or name not in names_in((ROOT / "trainer" / file).read_text())
+    ]
+    assert missing == []
+
+
+def test_arrows_are_counted_from_the_importing_room():
+    found = arrows()
+    assert ("loop", "step") in found
+    assert ("step", "loop") not in found
+    assert not [pair for pair in found if pair[0] == pair[1]]

@@ -7,7 +7,7 @@ A case says how many of the four groups each rank gets. All cases train on the s
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,13 @@ def limit(model: torch.nn.Module, tokens: int, breaks: str) -> None:
     causal_lm_of(model).get_decoder().layers[0].register_forward_hook(check)
 
 
+def updater_of(policy: Any, config: Config, say: Callable[[str], None] = print) -> Updater:
+    """The updater of a policy on the CPU."""
+    packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.is_flat)
+    shrinker, coefficient = Shrinker(policy, (), packer, say), Coefficient(config.algorithm.kl)
+    return Updater(policy, config, torch.device("cpu"), packer, shrinker, coefficient)
+
+
 def run(config: Config, mine: list[TrainingRow], memory: int | None, breaks: str, as_it_is: bool) -> dict:
     from trainer.step.engine import DeepSpeedPolicy
 
@@ -109,15 +116,13 @@ def run(config: Config, mine: list[TrainingRow], memory: int | None, breaks: str
     if memory is not None:
         limit(model, memory, breaks)
     policy = DeepSpeedPolicy(model, config, "fp32", total_steps=UPDATES)
-    packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.is_flat)
     told: list[str] = []
-    shrinker = Shrinker(policy, (), packer, told.append)
-    updater = Updater(policy, config, torch.device("cpu"), packer, shrinker, Coefficient(config.algorithm.kl))
+    updater = updater_of(policy, config, told.append)
     steps, measured, rates = [], [], []
     for step in range(UPDATES):
         policy.refresh_reference(step)
         tally = Tally()
-        steps += updater.update(updater.prepare(minibatches(mine, IDLE, config, packer)), step, tally)
+        steps += updater.update(updater.prepare(minibatches(mine, IDLE, config, updater.packer)), step, tally)
         rates.append(policy.engine.get_lr())
         measured.append(tally.means(distributed.gather))
     with policy.gathered():

@@ -7,16 +7,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.conftest import group, refuses, row
+from tests.conftest import group, logprobs_of, refuses, row
+from tests.e2e.updates import updater_of
 from tests.run_on_ranks import on_two_ranks
-from trainer.batch.pack import Packer, minibatches
-from trainer.batch.shrinker import Shrinker
+from trainer.batch.pack import minibatches
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
 from trainer.loss.logprobs import LogProbs
-from trainer.loss.objectives import Coefficient
 from trainer.records import MeasuredBatch
-from trainer.step.update import Updater, backward
+from trainer.step.update import backward
 from trainer.watch.tally import Tally
 
 IDLE = row(1, 1, 0.0, weight=0.0)
@@ -32,6 +31,7 @@ class Policy:
     def __init__(self, folder, config) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder)
         self.module = LogProbs(self.model, config.rollout.temperature)
+        self.is_flat = self.module.is_flat
         self.passes: list[str] = []
         self.name = "policy"
 
@@ -66,10 +66,8 @@ class Policy:
 def setting(tiny_model, *overrides):
     config = resolve("nano", None, ["rollout.temperature=0.7", "optim.tokens_per_micro_batch=30", *overrides])
     policy = Policy(tiny_model, config)
-    packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.module.is_flat)
-    shrinker = Shrinker(policy, (), packer, print)
-    updater = Updater(policy, config, torch.device("cpu"), packer, shrinker, Coefficient(config.algorithm.kl))
-    return policy, updater, minibatches(ROWS, IDLE, config, packer), config
+    updater = updater_of(policy, config)
+    return policy, updater, minibatches(ROWS, IDLE, config, updater.packer), config
 
 
 def test_one_update_on_policy_needs_no_pass_before_it(tiny_model):
@@ -158,15 +156,10 @@ def test_kl_is_taken_off_each_reward(tiny_model, estimator):
 
 def divergence(policy, prompt, completion, estimator) -> float:
     """One answer, without padding, by the definition."""
-    tokens, start = torch.tensor([[*prompt, *completion]]), len(prompt) - 1
-    logs = []
-    for amount in (0.0, 0.1):
-        policy.move(amount)
-        with torch.no_grad():
-            all_logs = torch.log_softmax(policy.model(tokens).logits[0] / 0.7, -1)
-        policy.move(-amount)
-        logs.append(torch.stack([all_logs[start + i, token] for i, token in enumerate(completion)]))
-    d = logs[0] - logs[1]
+    now = logprobs_of(policy.model, prompt, completion, 0.7)
+    with policy.as_reference():
+        moved = logprobs_of(policy.model, prompt, completion, 0.7)
+    d = (now - moved).detach()
     return float((d if estimator == "k1" else (-d).exp() + d - 1).sum())
 
 

@@ -18,21 +18,21 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.conftest import group
+from tests.conftest import group, logprobs_of
+from tests.e2e.updates import updater_of
 from trainer import advantage
-from trainer.batch.pack import Packer, idle_row, minibatches, rows
-from trainer.batch.shrinker import Shrinker
+from trainer.batch.pack import idle_row, minibatches, rows
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.loss.logprobs import LogProbs
-from trainer.loss.objectives import Coefficient
 from trainer.records import Completion, MeasuredBatch, PreparedBatch, ScoredGroup
-from trainer.step.update import Updater, backward
+from trainer.step.update import backward
 from trainer.watch.tally import Tally
 
 # TRL itself sets it by its old name
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
 
+spoken = torch.no_grad()(logprobs_of)
 PAD, TEMPERATURE, LONGEST, CAP = 0, 0.7, 12, 1.5
 EVERY = slice(None)
 SHAPES = [  # rewards, lengths, prompt
@@ -78,34 +78,37 @@ class Policies(NamedTuple):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["line", "rows"])
 def policies(tiny_model, request) -> Policies:
+    return Policies(request.param, *moved_apart(tiny_model, 0.015, 0.015, 0.015))
+
+
+def moved_apart(folder, *scales: float) -> list[torch.nn.Module]:
+    """Return a model, and copies that noise of these scales has moved away from it."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(1)
-    models = [AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32) for _ in range(4)]
+    now, *others = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in (0, *scales))
     with torch.no_grad():
-        for parameter in (parameter for model in models[1:] for parameter in model.parameters()):
-            parameter.add_(0.015 * torch.randn_like(parameter))
-    return Policies(request.param, *models)
+        for model, scale in zip(others, scales, strict=True):
+            for parameter in model.parameters():
+                parameter.add_(scale * torch.randn_like(parameter))
+    return [now, *others]
 
 
 @pytest.fixture(scope="module")
 def groups(policies) -> list[ScoredGroup]:
+    return answered(SHAPES, policies.sampler, TEMPERATURE)
+
+
+def answered(shapes, sampler, temperature: float) -> list[ScoredGroup]:
     """Answers of random tokens, with the log-probs of the sampler."""
     draw, made = random.Random(0), []
-    for rewards, lengths, prompt in SHAPES:
+    for rewards, lengths, prompt in shapes:
         answers = [tuple(draw.randrange(4, 400) for _ in range(length)) for length in lengths]
-        said = [spoken(policies.sampler, prompt, answer) for answer in answers]
+        said = [spoken(sampler, prompt, answer, temperature) for answer in answers]
         pairs = zip(answers, said, strict=True)
         completions = (Completion(tokens, tuple(logprobs.tolist()), "", False) for tokens, logprobs in pairs)
         made.append(replace(group(rewards, lengths, prompt), completions=tuple(completions)))
     return made
-
-
-@torch.no_grad()
-def spoken(model, prompt, answer, temperature: float = TEMPERATURE) -> torch.Tensor:
-    """Log-probs of an answer, by the plainest way."""
-    logits_TV = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-    return (logits_TV / temperature).log_softmax(dim=-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
 
 
 class Plain:
@@ -115,7 +118,8 @@ class Plain:
 
     def __init__(self, policies: Policies, train_entropy: bool, temperature: float) -> None:
         self.score = LogProbs(policies.now, temperature, train_entropy, policies.flat)
-        assert self.score.is_flat == policies.flat
+        self.is_flat = self.score.is_flat
+        assert self.is_flat == policies.flat
         self.old, self.reference = (
             LogProbs(model, temperature, flat=policies.flat) for model in (policies.old, policies.reference)
         )
@@ -149,12 +153,10 @@ def ours(policies: Policies, groups, config: Config) -> Outcome:
     """The update of a run: everything from `rows` to the gradient."""
     algorithm = config.algorithm
     policy = Plain(policies, bool(algorithm.entropy_bonus), config.rollout.temperature)
-    packer = Packer(config.optim.tokens_per_micro_batch, PAD, policies.flat)
+    updater = updater_of(policy, config)
     groups = [replace(one, prompt=replace(one.prompt, place=place)) for place, one in enumerate(groups)]
     made = rows(groups, [advantage.of(one.rewards_G, algorithm) for one in groups], algorithm)
-    dealt = minibatches(made, idle_row(groups[0]), config, packer)
-    shrinker, kl_coef = Shrinker(policy, (), packer, print), Coefficient(config.algorithm.kl)
-    (minibatch,) = Updater(policy, config, "cpu", packer, shrinker, kl_coef).prepare(dealt)
+    (minibatch,) = updater.prepare(minibatches(made, idle_row(groups[0]), config, updater.packer))
     with torch.no_grad():
         old = [measured(batch, policy.old(batch).logprobs_BT) for batch in minibatch.batches]
     policies.now.zero_grad()
@@ -214,7 +216,7 @@ def rollouts(policies, groups) -> dict:
     prompts = [torch.tensor(prompt) for prompt, _ in answers]
     tokens = [torch.tensor(completion.tokens) for _, completion in answers]
     old, reference = (
-        padded([spoken(model, prompt, completion.tokens) for prompt, completion in answers])
+        padded([spoken(model, prompt, completion.tokens, TEMPERATURE) for prompt, completion in answers])
         for model in (policies.old, policies.reference)
     )
     sampled = padded([torch.tensor(completion.logprobs) for _, completion in answers])

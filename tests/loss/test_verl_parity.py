@@ -8,16 +8,11 @@ are averaged over each micro-batch, and then over micro-batches. Where the two d
 - Ours has no bound for the KL of a token, which here stays below 10.
 """
 
-import random
-from dataclasses import replace
-
 import pytest
 import torch
 
-from tests.conftest import group
-from tests.loss.test_trl_parity import Policies, gradients, ours, spoken
+from tests.loss.test_trl_parity import Policies, answered, gradients, moved_apart, ours
 from trainer.config.command_line import resolve
-from trainer.records import Completion
 
 GROUP, LONGEST = 5, 16
 REWARDS = [[1.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0, 1.0], [1.0] * GROUP]  # all right: its advantages are 0
@@ -32,26 +27,13 @@ def config():
 
 @pytest.fixture(scope="module", params=[True, False], ids=["line", "rows"])
 def policies(tiny_model, request) -> Policies:
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(1)
-    now, old, reference = (AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32) for _ in range(3))
-    with torch.no_grad():
-        for model, scale in ((old, 0.03), (reference, 0.015)):
-            for parameter in model.parameters():
-                parameter.add_(scale * torch.randn_like(parameter))
+    now, old, reference = moved_apart(tiny_model, 0.03, 0.015)
     return Policies(request.param, now, old, reference, old)
 
 
 def groups_of(lengths, sampler):
-    draw, made = random.Random(0), []
-    for index, (rewards, counts) in enumerate(zip(REWARDS, lengths)):
-        prompt = tuple(range(30 + 10 * index, 34 + 11 * index))
-        answers = [tuple(draw.randrange(4, 400) for _ in range(count)) for count in counts]
-        said = [tuple(spoken(sampler, prompt, answer, 1.0).tolist()) for answer in answers]
-        completions = (Completion(tokens, logprobs, "", False) for tokens, logprobs in zip(answers, said))
-        made.append(replace(group(rewards, counts, prompt), completions=tuple(completions)))
-    return made
+    prompts = [tuple(range(30 + 10 * index, 34 + 11 * index)) for index in range(len(lengths))]
+    return answered(zip(REWARDS, lengths, prompts, strict=True), sampler, 1.0)
 
 
 def logits_of(model, prompt, answer):

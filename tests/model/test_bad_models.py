@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.conftest import refuses
+from tests.conftest import Opens, refuses
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ModelError
@@ -26,16 +26,6 @@ from trainer.problem.task import make_task
 CPU = torch.device("cpu")
 WEIGHTS, QUERY = "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
-
-
-class Opens:
-    """What a pickle may do: call a function as soon as it is read."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
 
 
 @pytest.fixture
@@ -312,7 +302,7 @@ def without_the_first(weights):
 
 BAD_ADAPTERS = {
     "no weights": (lambda path: (path / "adapter_model.safetensors").unlink(), "adapter_model.safetensors"),
-    "cut short": (lambda path: os.truncate(path / "adapter_model.safetensors", 200), "fit"),
+    "cut short": (lambda path: os.truncate(path / "adapter_model.safetensors", 200), "read"),
     "IA3": (save_other("IA3Config", target_modules=["k_proj"], feedforward_modules=[]), "IA3"),
     "a prompt": (save_other("PromptTuningConfig", num_virtual_tokens=3), "PROMPT_TUNING"),
     "an unknown method": (adapter_settings(peft_type=5), "it is 5"),

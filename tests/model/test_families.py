@@ -14,7 +14,7 @@ from tests.e2e.short_job import resumes_to_the_bit, train
 from tests.forks import forked
 from tests.llama.families import FAMILIES as EXPORTED
 from tests.loss.test_shared_prefix import GEMMA2
-from tests.model.test_mixture_of_experts import base
+from tests.model.test_mixture_of_experts import FEW, base
 from tests.rollout.test_decoder import FAMILIES, SOME, adapted, family, move_adapter, prompts, rows_in, sample
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora, Model
@@ -28,8 +28,6 @@ from trainer.rollout.decoder.sampler import DecodeSampler
 
 ROWS = {row.model_type: row for row in families.ROWS}
 TODAY = ["smollm3", "lfm2", "qwen3.5", "gemma4"]
-FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "reward.control=random"]
-FEW += ["eval.problems=4", "run.steps=2", "run.save_every=1", "run.keep=9", "run.dir=it"]
 
 
 def small(model_type):
@@ -159,7 +157,7 @@ def test_a_text_part_that_is_no_model_of_its_own_is_refused(tmp_path):
 
 def test_a_run_says_that_images_are_left_out(tmp_path):
     multimodal("gemma3", tmp_path / "base")
-    few = [*FEW, "run.steps=1", "rollout.max_new_tokens=8"]
+    few = [*FEW, "run.steps=1"]
     said = train(tmp_path, "--preset", "nano", f"model.name={tmp_path / 'base'}", *few)
     assert "Gemma3ForConditionalGeneration" in said
     assert "model.generate" not in said

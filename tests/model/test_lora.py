@@ -1,4 +1,4 @@
-"""The learning rate, the adapter, and what they say when they cannot be."""
+"""The learning rate, the adapter, one that is trained further, and what they say when they cannot be."""
 
 import peft
 import pytest
@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import refuses
+from tests.rollout.test_decoder import move_adapter
 from trainer.config.settings import Lora, Optim
 from trainer.errors import CheckpointError
 from trainer.model import lora
@@ -48,8 +49,7 @@ def test_a_teacher_beside_the_adapter_computes_only_where_it_is_asked(tiny_model
     """The layers that only the teacher adapts are as they were, and nothing of it is trained or written."""
     tokens = torch.tensor([[5, 6, 7]])
     apart = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=2, targets="all", dora=True))
-    for value in lora.trainable(apart).values():
-        value.add_(torch.randn(value.shape, generator=torch.Generator().manual_seed(1)) / 8)
+    move_adapter(apart, seed=1)
     lora.save_adapter(apart, tmp_path / "teacher")
     model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=4, targets="attention"))
     before, trained = model(tokens).logits, lora.trainable(model).keys()
@@ -75,3 +75,47 @@ def test_a_teacher_that_replaces_what_the_policy_has_to_keep_is_refused(tiny_mod
     model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora())
     with refuses("teacher.adapter", CheckpointError, names="octet merge"):
         lora.add_teacher(model, tmp_path)
+
+
+# ---------------------------------------------------------------- an adapter that is trained further
+
+
+@pytest.fixture(scope="module")
+def stored(tiny_model, tmp_path_factory):
+    """An adapter of rank 4 with an effect, as a folder."""
+    folder = tmp_path_factory.mktemp("stored")
+    model = made(tiny_model)
+    move_adapter(model, seed=1)
+    lora.save_adapter(model, folder)
+    return folder, lora.trainable(model)
+
+
+def made(tiny_model, **settings):
+    wanted = Lora(**({"r": 4, "alpha": 8, "targets": "attention"} | settings))
+    return lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), wanted)
+
+
+def test_it_begins_with_the_values_of_the_folder(tiny_model, stored):
+    folder, values = stored
+    found = lora.trainable(made(tiny_model, start=folder))
+    assert found.keys() == values.keys()
+    assert all(torch.equal(found[name], value) for name, value in values.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"r": 8}, "4 x 32"), ({"targets": "all"}, "mlp"), ({"alpha": 16}, "lora.alpha=8"), ({"rslora": True}, "=false")],
+)
+def test_an_adapter_that_does_not_fit_is_refused_by_name(tiny_model, stored, settings, named):
+    with refuses("lora.start", CheckpointError, names=named):
+        made(tiny_model, start=stored[0], **settings)
+
+
+def test_a_folder_without_an_adapter_or_with_one_that_is_not_finite_is_refused(tiny_model, tmp_path):
+    with refuses(f"adapter {tmp_path}", CheckpointError, names="adapter_config.json"):
+        made(tiny_model, start=tmp_path)
+    model = made(tiny_model)
+    next(iter(lora.trainable(model).values())).fill_(float("nan"))
+    lora.save_adapter(model, tmp_path)
+    with refuses(tmp_path, CheckpointError, names="finite"):
+        made(tiny_model, start=tmp_path)

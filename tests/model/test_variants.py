@@ -10,15 +10,13 @@ import torch
 
 from tests.conftest import WITH_ENGINE, octet, refuses
 from tests.e2e.short_job import train
-from tests.e2e.updates import IDLE, ROWS, Case, in_one, in_pairs, make_model, settings
-from trainer.batch.pack import Packer, minibatches
-from trainer.batch.shrinker import Shrinker
+from tests.e2e.updates import IDLE, ROWS, Case, in_one, in_pairs, make_model, settings, updater_of
+from trainer.batch.pack import minibatches
 from trainer.config.settings import Lora, Model
 from trainer.errors import ModelError
-from trainer.loss.objectives import Coefficient
 from trainer.model import lora, merge
 from trainer.model.load import load_model
-from trainer.step.update import Updater, backward, optimizer_step
+from trainer.step.update import backward, optimizer_step
 from trainer.watch.tally import Tally
 
 TOKENS = torch.tensor([[5, 6, 7, 30, 31, 32]])
@@ -130,11 +128,10 @@ def test_gradient_regularisation_over_a_4_bit_base(tiny_model):
 def test_what_is_scored_before_an_update_has_the_precision_of_the_update(tiny_model):
     """In bf16 the regularised gradient is taken in fp32: what it is compared with has to be, too."""
     policy = make_policy(tiny_model, "algorithm.gradreg.strength=0.01 algorithm.top_entropy=0.5", "bf16")
-    config, packer, tally = policy.config, Packer(10_000, 0, policy.is_flat), Tally()
-    shrinker = Shrinker(policy, (), packer, print)
-    updater = Updater(policy, config, torch.device("cpu"), packer, shrinker, Coefficient(config.algorithm.kl))
+    updater, tally = updater_of(policy, policy.config), Tally()
     for step in range(2):  # at first B is zero, and so is what rounding could change
-        updater.update(updater.prepare(minibatches(in_pairs(ROWS, "dapo"), IDLE, config, packer)), step, tally)
+        dealt = minibatches(in_pairs(ROWS, "dapo"), IDLE, policy.config, updater.packer)
+        updater.update(updater.prepare(dealt), step, tally)
     assert tally.means(lambda sums: [sums])["ratio/max"] == 1.0
 
 

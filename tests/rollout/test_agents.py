@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import refuses
+from tests.conftest import is_running, logprobs_of, refuses, until
 from tests.problem.test_environment import Templated
 from tests.rollout.agents import REQUESTS, user
-from tests.rollout.test_decoder import adapted, family, sampling
+from tests.rollout.test_decoder import adapted, answers_in, family, sampling
 from trainer.batch.pack import rows_of
 from trainer.config.command_line import resolve
 from trainer.errors import DataError
@@ -24,12 +23,10 @@ from trainer.records import Completion, Problem, Score, ScoredGroup
 from trainer.rollout.agents.conversation import Conversation, Limits, read_messages
 from trainer.rollout.agents.sampler import Agents, AgentSampler
 from trainer.rollout.decoder.sampler import DecodeSampler
-from trainer.rollout.hf import HfSampler
 from trainer.rollout.turns import Stops, TurnTaking
 
 HERE = Path(__file__).parent
 STOPS = [2, *range(0, 480, 16)]  # many tokens end a turn of the random model
-BOTH = pytest.mark.parametrize("kind", [HfSampler, DecodeSampler], ids=["hf", "decode"])
 
 
 def sample(kind, run, tokenizer, count=3, group=3, model=None, said=None, prompted=NanoTask, **changed):
@@ -48,22 +45,13 @@ def sample(kind, run, tokenizer, count=3, group=3, model=None, said=None, prompt
         sampler.close()
 
 
-def answers_in(groups):
-    return [one for _, group in sorted(groups.items()) for one in group]
-
-
 def worst_difference(model, segment):
     """Compare the recorded log-probs of what the model wrote with those of one pass over the segment."""
-    tokens = torch.tensor([[*segment.prompt, *segment.tokens]])
-    with torch.no_grad():
-        logprobs = model(tokens).logits[0].float().log_softmax(-1)
-    start = len(segment.prompt)
-    found = logprobs[torch.arange(start - 1, tokens.shape[1] - 1), tokens[0, start:]]
+    found = logprobs_of(model, segment.prompt, segment.tokens).detach()
     written = torch.tensor(segment.written)
     return float((found - torch.tensor(segment.logprobs))[written].abs().max())
 
 
-@BOTH
 @pytest.mark.parametrize(("run", "segments"), [("three_turns", 1), ("several", 3)])
 def test_every_token_that_was_sampled_is_trained_on_once_and_as_it_was_sampled(kind, run, segments, tokenizer):
     model, said = adapted(family()), []
@@ -230,11 +218,7 @@ def test_a_command_is_an_agent(tokenizer, tmp_path):
 
 def test_what_an_agent_has_started_ends_with_it(tokenizer):
     [[answer]] = sample(DecodeSampler, "leaving", tokenizer, count=1, group=1).values()
-    status = Path(f"/proc/{answer.text}/stat")
-    deadline = time.monotonic() + 10
-    while status.exists() and status.read_text().split()[2] != "Z" and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not status.exists() or status.read_text().split()[2] == "Z"
+    until(lambda: not is_running(int(answer.text)))
 
 
 def test_a_program_that_is_not_there_is_refused_at_the_start(tokenizer):
@@ -253,10 +237,7 @@ def test_a_file_that_cannot_be_used_is_refused_at_the_start(text, tmp_path, toke
 def test_nothing_of_the_agents_is_left_behind(tokenizer):
     before = Counter(os.listdir("/proc/self/fd"))
     sample(DecodeSampler, "three_turns", tokenizer)
-    deadline = time.monotonic() + 10
-    while children() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not children()
+    until(lambda: not children())
     assert len(os.listdir("/proc/self/fd")) <= sum(before.values()) + 2
 
 

@@ -1,18 +1,30 @@
-"""Groups come back in the order of their prompts, and a reward that fails ends the rollout at once."""
+"""Groups come back in the order of their prompts, and are the same on any number of ranks."""
 
+import json
+import random
 import threading
 
 import pytest
 
 from tests.conftest import group
+from tests.run_on_ranks import on_ranks
+from trainer.config.command_line import resolve
+from trainer.model.load import load_tokenizer
+from trainer.problem.curriculum import CURRICULA
+from trainer.problem.prompts import Prompter
+from trainer.problem.task import make_task
+from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, ScoredGroup
-from trainer.rollout.collect import collect, refill
+from trainer.reward.make import make_verifier
+from trainer.rollout import draw, self_training
+from trainer.rollout.collect import Rollouts, Sampler, collect, refill
+from trainer.watch.tally import Tally
 
 SAMPLING = Sampling(group=2, temperature=1.0, max_new_tokens=8, seed=0)
 PROMPTS = [Prompt(Problem(f"p{number}", "q", "1"), "q", (number,)) for number in range(8)]
 
 
-class Sampler:
+class Backwards:
     """Finishes the last prompt first, and notes how far it came."""
 
     def __init__(self) -> None:
@@ -39,15 +51,15 @@ class Scorer:
 
 
 def test_groups_are_in_the_order_of_the_prompts():
-    groups = collect(Sampler(), Scorer(), PROMPTS, SAMPLING)
+    groups = collect(Backwards(), Scorer(), PROMPTS, SAMPLING)
     assert [group.prompt for group in groups] == PROMPTS
     assert [group.completions[0].tokens for group in groups] == [prompt.tokens for prompt in PROMPTS]
 
 
 def test_a_failing_reward_stops_the_sampling():
-    sampler, scorer = Sampler(), Scorer(fails=True)
+    sampler, scorer = Backwards(), Scorer(fails=True)
 
-    class Waiting(Sampler):
+    class Waiting(Backwards):
         def sample(self, prompts, sampling):
             for one in sampler.sample(prompts, sampling):
                 yield one
@@ -78,3 +90,77 @@ def test_refilling_has_a_bound_and_none_where_all_are_live():
     assert asked == [1, 2, 3]
     assert all(one.is_dead for one in groups)
     assert refill([group([1, 0])], lambda *_: pytest.fail("not asked"), rounds=3) == [group([1, 0])]
+
+
+# ---------------------------------------------------------------- several ranks
+
+
+FEW = ["rollout.problems=5", "rollout.group_size=4", "rollout.dead_groups=refill", "task.curriculum=solve_rate"]
+FEW += ["warmup.steps=4", "warmup.from=samples", "warmup.asked=20", "run.seed=3"]
+
+
+class Drawing(Sampler):
+    """Draws answers by the random numbers that the real samplers use; one in three is right."""
+
+    def __init__(self):
+        self.seeds = []
+
+    def sample(self, prompts, sampling):
+        self.seeds.append(sampling.seed)
+        for index, prompt in enumerate(prompts):
+            rng = random.Random(draw._name(sampling, prompt))
+            yield index, [self.answer(rng, prompt.problem.gold) for _ in range(sampling.group)]
+
+    def answer(self, rng, gold):
+        text = f"{rng.randrange(9)} so\n#### {gold if rng.random() < 0.3 else 'none'}"
+        return Completion((1,) * rng.randrange(1, 9), (0.0,), text, truncated=False)
+
+
+def rollouts_of(problems: int) -> Rollouts:
+    config = resolve("nano", None, FEW)
+    task = make_task(config.task)
+    curriculum = CURRICULA["solve_rate"](task.train()[:problems], config.rollout.problems, 0, 9)
+    prompter = Prompter(load_tokenizer(config.model), config.prompt, task)
+    return Rollouts(config, curriculum, prompter, Drawing(), make_verifier(config, task), None)
+
+
+def seen() -> str:
+    """Return what is kept of own answers, the groups of three steps, and what a curriculum has learned from them."""
+    rollouts, steps = rollouts_of(7), []
+    rows, measured = self_training.sample(rollouts, 0, 0)
+    for step in range(3):
+        groups = rollouts.scored_groups(rollouts.prompts_of(step), step, Tally(), samples_ahead=False)
+        answers = [[group.prompt.problem.id, *(answer.text for answer in group.completions)] for group in groups]
+        steps.append(distributed.dealt(answers))
+    return json.dumps([[row.prompt for row in rows], measured, steps, rollouts.curriculum.state()])
+
+
+PROGRAM = """
+from trainer.ranks import distributed
+from tests.rollout.test_collect import seen
+distributed.connect(60.0)
+print(seen())
+distributed.disconnect()
+"""
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_ranks_ask_and_keep_what_one_does(count):
+    alone = seen()
+    assert [said.splitlines()[-1] for said in on_ranks(count, PROGRAM)] == [alone] * count
+    assert max(map(len, json.loads(alone)[2])) > 5  # something was refilled
+
+
+def test_a_problem_that_is_asked_again_gets_other_answers_and_is_kept_as_one():
+    rollouts = rollouts_of(2)
+    rows, measured = self_training.sample(rollouts, 0, 0)
+    assert measured["samples/kept"] == len(rows) == 8  # of two problems, `warmup.keep` each
+    prompts = rollouts.prompts(rollouts.curriculum.problems * 10)
+    assert sorted({prompt.repeat for prompt in prompts}) == [*range(10)]
+
+
+def test_own_answers_have_other_random_numbers_than_those_of_the_steps():
+    rollouts = rollouts_of(7)
+    self_training.sample(rollouts, 0, 0)
+    (own,) = rollouts.sampler.seeds
+    assert own not in {rollouts.sampling_of(step, number).seed for step in range(50) for number in range(4)}

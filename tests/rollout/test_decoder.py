@@ -124,11 +124,6 @@ def move_adapter(model, seed):
 OF_FAMILIES = [(DecodeSampler, name) for name in FAMILIES] + [(HfSampler, name) for name in ("qwen2", "gemma3")]
 
 
-@pytest.fixture(params=[HfSampler, DecodeSampler], ids=["hf", "decode"])
-def kind(request):
-    return request.param
-
-
 @pytest.fixture(scope="module")
 def model(tiny_model):
     return AutoModelForCausalLM.from_pretrained(tiny_model)
@@ -207,16 +202,20 @@ def rows_in(groups, asked) -> list[TrainingRow]:
     return [TrainingRow(prompt, one.tokens, one.logprobs, 0.0) for prompt, one in pairs]
 
 
+def assert_logprobs_of_training(groups, model, asked, temperature=1.0, tolerance=1e-4):
+    """Compare the log-probs of the sampler with those of a training forward."""
+    batch = to_tensors(rows_in(groups, asked), pad_token=0)
+    with torch.no_grad():
+        trained_BT = LogProbs(model.train(), temperature)(batch).logprobs_BT
+    assert_close(trained_BT, batch.sampled_logprobs_BT, atol=tolerance, rtol=0)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("kind", "name"), OF_FAMILIES)
 def test_returned_logprobs_equal_a_training_forward(kind, name, temperature, tokenizer):
     model, asked = adapted(family(name)), prompts(9, 3, 30)
     groups = sample(kind, model, tokenizer, asked, stops=SOME, temperature=temperature, rows=9)
-    rows = rows_in(groups, asked)
-    batch = to_tensors(rows, tokenizer.pad_token_id)
-    with torch.no_grad():
-        trained = LogProbs(model, temperature)(batch).logprobs_BT
-    torch.testing.assert_close(trained, batch.sampled_logprobs_BT, atol=1e-4, rtol=0)
+    assert_logprobs_of_training(groups, model, asked, temperature)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -232,10 +231,7 @@ def test_a_common_beginning_is_read_once(name, tokenizer, monkeypatch):
     monkeypatch.setattr(Forward, "prefill", count)
     groups = sample(DecodeSampler, model, tokenizer, asked, stops=SOME)
     assert read == [(1, 20), (3, 30)]
-    batch = to_tensors(rows_in(groups, asked), tokenizer.pad_token_id)
-    with torch.no_grad():
-        trained = LogProbs(model, 1.0)(batch).logprobs_BT
-    torch.testing.assert_close(trained, batch.sampled_logprobs_BT, atol=1e-4, rtol=0)
+    assert_logprobs_of_training(groups, model, asked)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +284,10 @@ def test_a_seed_repeats_after_other_work_and_another_does_not(kind, model, token
     assert first != other
     list(sampler.sample(prompts(30, 9, 4), sampling(group=8, max_new_tokens=20, temperature=0.0)))
     assert dict(sampler.sample(prompts(6, 9), sampling())) == first
+
+
+def answers_in(groups):
+    return [one for _, group in sorted(groups.items()) for one in group]
 
 
 def tokens_of(groups):

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.conftest import NANO, refuses
+from tests.conftest import NANO, logprobs_of, refuses
 from tests.e2e.vllm_double import VllmDouble
-from tests.rollout.test_decoder import SOME, Card, adapted, family, prompts, sampling
+from tests.rollout.test_decoder import SOME, Card, adapted, answers_in, family, prompts, sampling
 from trainer.answers.strip_thinking import after_thinking
 from trainer.batch.aggregation import AGGREGATIONS
 from trainer.batch.pack import halves, rows_of, rows_of_answer, to_tensors
@@ -43,7 +43,6 @@ from trainer.watch.tally import Tally
 
 EVEN = set(range(0, 480, 2))
 STOPS = SOME | {2}  # 2 is <|im_end|>, with which the template ends a turn
-BOTH = pytest.mark.parametrize("kind", [HfSampler, DecodeSampler], ids=["hf", "decode"])
 
 
 class Counts:
@@ -77,10 +76,6 @@ def sample(kind, model, turns, asked=None, rows=64, stops=STOPS, strings=(), tok
     return dict(sampler.sample(asked, sampling(**{"max_new_tokens": 120, **changed})))
 
 
-def answers_in(groups):
-    return [one for _, group in sorted(groups.items()) for one in group]
-
-
 def tokens_of(groups):
     return [one.tokens for one in answers_in(groups)]
 
@@ -96,7 +91,6 @@ def test_marks_of_thinking_that_are_special_tokens_stay_in_the_text():
     assert after_thinking(text)[1] == "4"
 
 
-@BOTH
 def test_an_environment_of_one_turn_is_as_if_there_were_none(kind, tokenizer):
     model = adapted(family())
     plain = sample(kind, model, TurnTaking, tokenizer=tokenizer, rows=6)
@@ -137,7 +131,6 @@ def gradients(model, group, flat=True, **settings):
     return [loss.detach(), *torch.autograd.grad(loss, learned)]
 
 
-@BOTH
 def test_an_answer_has_what_the_model_wrote_and_what_it_was_told_token_by_token(kind, tokenizer):
     groups = sample(kind, adapted(family()), turns_of(tokenizer, environments()))
     several = [one for one in answers_in(groups) if len(one.turns) == 5]
@@ -157,31 +150,22 @@ def test_an_answer_has_what_the_model_wrote_and_what_it_was_told_token_by_token(
         assert one.reward == 1.5
 
 
-@pytest.mark.parametrize(("temperature", "strings"), [(0.0, ()), (1.0, ()), (1.0, ("e", "ou", "\n"))])
-def test_both_samplers_write_the_same_over_turns(tokenizer, temperature, strings):
-    """Also with strings that end a turn, which stand in what the model was told as well."""
-    model, turns = adapted(family("llama")), turns_of(tokenizer, environments(lambda problem: Counts(4)))
-    one, other = (
-        sample(kind, model, turns, temperature=temperature, rows=7, strings=strings)
-        for kind in (HfSampler, DecodeSampler)
-    )
-    assert tokens_of(one) == tokens_of(other)
-    assert [of.written for of in answers_in(one)] == [of.written for of in answers_in(other)]
-    assert sum(len(of.turns) > 1 for of in answers_in(one)) > 8
+STRINGS = ("e", "ou", "\n")  # that end a turn, and stand in what the model was told as well
+ALIKE = [("llama", 0.0, (), 1), ("llama", 1.0, (), 1), ("llama", 1.0, STRINGS, 1)]
+# a state cannot be taken back to a string that ended a turn some steps ago
+ALIKE += [(name, 1.0, STRINGS, steps) for name in ("lfm2", "qwen3.5", "gemma4") for steps in (1, 8)]
 
 
-@pytest.mark.parametrize("steps_per_check", [1, 8])
-@pytest.mark.parametrize("name", ["lfm2", "qwen3.5", "gemma4"])
-def test_layers_of_other_kinds_go_on_behind_a_reply(name, steps_per_check, tokenizer, monkeypatch):
-    """A state cannot be taken back to a string that ended a turn some steps ago."""
+@pytest.mark.parametrize(("name", "temperature", "strings", "steps_per_check"), ALIKE)
+def test_both_samplers_write_the_same_over_turns(tokenizer, monkeypatch, name, temperature, strings, steps_per_check):
     monkeypatch.setitem(STEPS_PER_CHECK, "cpu", steps_per_check)
     model, turns = adapted(family(name)), turns_of(tokenizer, environments(lambda problem: Counts(4)))
-    one, other = (sample(kind, model, turns, rows=7, strings=("e", "ou", "\n")) for kind in (HfSampler, DecodeSampler))
-    assert tokens_of(one) == tokens_of(other)
-    assert sum(len(of.turns) > 1 for of in answers_in(one)) > 8
+    drawn = {"temperature": temperature, "rows": 7, "strings": strings}
+    one, other = (answers_in(sample(kind, model, turns, **drawn)) for kind in (HfSampler, DecodeSampler))
+    assert [(of.tokens, of.written) for of in one] == [(of.tokens, of.written) for of in other]
+    assert sum(len(of.turns) > 1 for of in one) > 8
 
 
-@BOTH
 @pytest.mark.parametrize("flat", [True, False])
 def test_logprobs_of_sampler_and_trainer_agree_over_turns(kind, flat, tokenizer):
     model = adapted(family(initializer_range=0.05))
@@ -195,7 +179,6 @@ def test_logprobs_of_sampler_and_trainer_agree_over_turns(kind, flat, tokenizer)
     assert int(batch.mask_BT.sum()) == sum(one.length for one in answers_in(groups))
 
 
-@BOTH
 @pytest.mark.parametrize("steps_per_check", [1, 8])
 def test_rows_that_wait_change_no_answer(kind, tokenizer, monkeypatch, steps_per_check):
     """Some environments are slow, and rows go on, are moved and make room for others meanwhile."""
@@ -233,7 +216,6 @@ def test_memory_that_runs_out_changes_no_answer_of_several_turns(tokenizer):
     assert [tokens_of(sample(kind, model, turns)) for kind in (HfSampler, DecodeSampler)] == undisturbed
 
 
-@BOTH
 def test_memory_that_runs_out_leaves_no_environment_open(kind, tokenizer):
     model, begun, closed = family(), [], []
 
@@ -251,7 +233,6 @@ def test_memory_that_runs_out_leaves_no_environment_open(kind, tokenizer):
     assert sorted(map(id, closed)) == sorted(map(id, begun))
 
 
-@BOTH
 def test_the_limits_of_an_answer(kind, tokenizer):
     def answers(new_tokens=120, **limits):
         turns = turns_of(tokenizer, environments(lambda problem: Counts(99)), **limits)
@@ -293,7 +274,6 @@ FAILING = [
 
 
 @pytest.mark.parametrize(("step", "error", "named"), FAILING)
-@BOTH
 def test_an_environment_that_fails_is_named(kind, tokenizer, step, error, named):
     made = SimpleNamespace(reset=lambda problem: None, step=step)
     turns = turns_of(tokenizer, environments(lambda problem: made), seconds=0.2)
@@ -320,7 +300,6 @@ def test_an_environment_begins_with_the_problem_of_the_data_and_has_to_ask_the_s
         sample(DecodeSampler, family(), turns, asked=[prompter.prompt(problem)], group=1, stops=set(range(480)))
 
 
-@BOTH
 def test_a_tool_takes_its_time_without_ending_the_run(kind, tokenizer):
     turns = turns_of(tokenizer, environments(lambda problem: Counts(2, wait_s=0.2), ends_in_time=True), seconds=0.01)
     groups = sample(kind, family(), turns, asked=prompts(9), group=2, stops=set(range(480)))
@@ -368,10 +347,8 @@ def test_the_gradient_is_that_of_the_tokens_that_the_model_wrote(tokenizer, flat
     weights["grpo"] = [1 / (4 * length) for length in lengths]
     loss = 0.0
     for one, advantage, weight in zip(group.completions, [-1.0, 1.0, -0.5, 0.5], weights[aggregation], strict=True):
-        tokens = torch.tensor([[*group.prompt.tokens, *one.tokens]])
-        logprobs = model(tokens).logits.log_softmax(-1)[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0]
-        own = torch.tensor(one.written)
-        loss = loss - weight * advantage * logprobs[len(group.prompt.tokens) - 1 :][own].sum()
+        logprobs = logprobs_of(model, group.prompt.tokens, one.tokens)
+        loss = loss - weight * advantage * logprobs[torch.tensor(one.written)].sum()
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for wanted, gradient in zip(torch.autograd.grad(loss, learned), found[1:], strict=True):
         torch.testing.assert_close(gradient, wanted, atol=2e-5, rtol=1e-3)

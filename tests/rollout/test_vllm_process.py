@@ -14,13 +14,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import is_running, refuses, until
+from tests.conftest import is_running, refuses, said_by, until
 from trainer.commands import eval as eval_command
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.model import shapes
-from trainer.plan import planner
+from trainer.model.shapes import shape_of
+from trainer.plan import memory_check, planner
+from trainer.plan.planner import GB
+from trainer.plan.search import Placement
 from trainer.plan.start import must_leave_our_cards, training_cards
 from trainer.rollout import make
 from trainer.rollout.collect import SamplingContext, StaticPolicy
@@ -329,3 +332,15 @@ def test_whoever_asks_about_a_served_adapter_does_not_need_its_server(tmp_path, 
     options = parser.parse_intermixed_args([f"--adapter={tmp_path / 'adapter'}", *given])
     rollout = eval_command.settings_for(options, eval_command.adapter_of(options)).rollout
     assert (rollout.engine, rollout.vllm.urls, rollout.ahead) == (engine, urls, 0)
+
+
+MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+
+
+def test_a_share_that_does_not_hold_the_base_is_refused_with_what_it_needs(capsys):
+    colocated = "rollout.engine=vllm_colocate"
+    config = resolve("8gb", None, [colocated, "rollout.vllm.memory=0.2"])
+    assert memory_check.too_little_for_vllm(Placement(shape_of(MODEL), config, 1, 24 * GB)) is None
+    status, _, refused = said_by(capsys, "plan", "--model", MODEL, "--vram", "24", colocated, "rollout.vllm.memory=0.1")
+    assert status == 2
+    assert "rollout.vllm.memory=0.1: that is 2.4 GB of the card, and vLLM needs 3.2 GB" in refused

@@ -7,10 +7,14 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Opens, logprobs_of, refuses
 from tests.e2e.updates import ROWS, UPDATES, Case, deterministic, make_model, settings
 from tests.run_on_ranks import start_ranks
+from trainer.errors import CheckpointError
+from trainer.step import engine
 
 GOLDEN = ROOT / "tests/golden/one_step.json"
 HOW_TO_DECIDE = (
@@ -260,13 +264,7 @@ def norm_of(parts) -> float:
 
 def completion_logprobs(model, temperature: float) -> torch.Tensor:
     """Return the log-prob of every completion token, one row at a time."""
-    logprobs = []
-    for one in ROWS:
-        logits = model(torch.tensor([[*one.prompt, *one.completion]])).logits[0]
-        everything = torch.log_softmax(logits / temperature, -1)
-        for position, token in enumerate(one.completion, start=len(one.prompt)):
-            logprobs.append(everything[position - 1, token])
-    return torch.stack(logprobs)
+    return torch.cat([logprobs_of(model, one.prompt, one.completion, temperature) for one in ROWS])
 
 
 def test_golden_step(one_rank):
@@ -288,3 +286,20 @@ def test_the_compiler_is_not_imported_for_an_optimizer_that_is_not_used():
     code += "print([name in sys.modules for name in names])"
     done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "[True, False]"
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_that_calls_a_function_is_refused_and_not_run(tmp_path, zipped):
+    path, opened = tmp_path / "optim_states.pt", tmp_path / "opened"
+    state = {"optimizer": torch.ones(2), "client": Opens(opened)}
+    torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    with refuses(path, CheckpointError, names="posix.mkdir"):
+        engine._load_without_code(str(path))
+    assert not opened.exists()
+
+
+def test_what_deepspeed_saves_is_read(tmp_path):
+    scaler = DynamicLossScaler(2.0**16, 2.0, 1000, 1.0, 2)
+    torch.save({"loss_scaler": scaler, "zero_stage": ZeroStageEnum(2)}, tmp_path / "states.pt")
+    read = engine._load_without_code(str(tmp_path / "states.pt"))
+    assert (read["loss_scaler"].cur_scale, read["zero_stage"]) == (2.0**16, ZeroStageEnum.gradients)

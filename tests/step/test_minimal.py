@@ -8,13 +8,10 @@ from transformers import AutoModelForCausalLM
 
 from examples import minimal
 from tests.conftest import NANO, WITH_ENGINE, group
+from tests.e2e.updates import updater_of
 from trainer import advantage
 from trainer.batch import pack
-from trainer.batch.pack import Packer
-from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import resolve
-from trainer.loss.objectives import Coefficient
-from trainer.step.update import Updater
 from trainer.watch.tally import Tally
 
 pytestmark = WITH_ENGINE
@@ -22,6 +19,7 @@ pytestmark = WITH_ENGINE
 SAME = ["lora.enabled=false", f"algorithm.lr={minimal.LEARNING_RATE}", "optim.weight_decay=0", "optim.warmup=0"]
 SAME += ["optim.schedule=constant", "optim.max_grad_norm=1", "algorithm.correction.level=none"]
 SAME += [f"rollout.temperature={minimal.TEMPERATURE}", f"algorithm.clip_high={minimal.CLIP}"]
+SAME += ["optim.tokens_per_micro_batch=20"]
 GROUPS = [
     group([1.0, 0.0, 0.0, 1.0], lengths=[3, 5, 2, 7], prompt=(5, 6, 7, 8)),
     group([1.0, 1.0], lengths=[2, 4], prompt=(9, 8)),
@@ -43,20 +41,18 @@ def test_the_engine_makes_the_update_of_the_minimal_example():
     model = AutoModelForCausalLM.from_pretrained(NANO)
     trained, config = copy.deepcopy(model), resolve("nano", None, SAME)
     policy = DeepSpeedPolicy(trained, config, "fp32", total_steps=10)
-    packer, algorithm, tally = Packer(20, 0, policy.is_flat), config.algorithm, Tally()
-    updater = Updater(
-        policy, config, torch.device("cpu"), packer, Shrinker(policy, (), packer, print), Coefficient(algorithm.kl)
-    )
+    updater, algorithm, tally = updater_of(policy, config), config.algorithm, Tally()
     live = advantage.live_groups(GROUPS, config.drops_dead_groups)
     advantages = [advantage.of(one.rewards_G, algorithm) for one in live]
-    minibatches = pack.minibatches(pack.rows(live, advantages, algorithm), pack.idle_row(GROUPS[0]), config, packer)
+    rows = pack.rows(live, advantages, algorithm)
+    minibatches = pack.minibatches(rows, pack.idle_row(GROUPS[0]), config, updater.packer)
     assert len(minibatches[0].batches) > 1, "several micro-batches are part of what is compared"
     (done,) = updater.update(updater.prepare(minibatches), 0, tally)
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=minimal.LEARNING_RATE, weight_decay=0.0)
-    rows = [answer for one in GROUPS if not one.is_dead for answer in answers_of(one)]
+    answers = [answer for one in GROUPS if not one.is_dead for answer in answers_of(one)]
     before = [value.detach().clone() for value in model.parameters()]
-    expected_loss = minimal.step(model, optimizer, minimal.pack(rows))
+    expected_loss = minimal.step(model, optimizer, minimal.pack(answers))
 
     assert tally.means(lambda sums: [sums])["loss"] == pytest.approx(expected_loss, abs=1e-6)
     assert not done.skipped

@@ -11,19 +11,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.conftest import NANO, refuses
-from tests.vllm.serving import (
-    ALLOWED,
-    ARGUMENTS,
-    BASIC,
-    PYTHON,
-    RealServer,
-    apart,
-    built,
-    largest,
-    metrics,
-    samples,
-    train_all,
-)
+from tests.vllm import serving
+from tests.vllm.serving import RealServer, built
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
 from trainer.machine.http_client import exchange
@@ -63,8 +52,8 @@ def model(tmp_path_factory, tokenizer) -> Path:
 def servers(model, tmp_path_factory) -> Iterator[Servers]:
     logs = tmp_path_factory.mktemp("servers")
     allowed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-    small = RealServer(logs / "small", [*ARGUMENTS, *SMALL], allowed, model)
-    plain = RealServer(logs / "plain", BASIC, ALLOWED, model)
+    small = RealServer(logs / "small", [*serving.ARGUMENTS, *SMALL], allowed, model)
+    plain = RealServer(logs / "plain", serving.BASIC, serving.ALLOWED, model)
     try:
         small.start(), plain.start()
         yield Servers(small.ready(), plain.ready())
@@ -84,17 +73,17 @@ def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, mode
     more = [f"model.name={model}", f"rollout.vllm.urls={servers.small.url}", "run.steps=2", "algorithm.lr=0.01"]
     more += ["rollout.group_size=8", "rollout.max_new_tokens=64", "rollout.vllm.wait_s=30"]
     with built(tmp_path / "run", *more) as run:
-        train_all(run)
-        assert apart(run) < 1e-4
+        serving.train_all(run)
+        assert serving.apart(run) < 1e-4
         prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 64, 0)
         context = run.rollouts.sampler.context
         local = HfSampler(run.updater.policy.model, context.tokenizer, context.stop_tokens, 8)
         served, expected = (dict(one.sample(prompts, greedy)) for one in (run.rollouts.sampler, local))
     assert preemptions(servers.small) > 4
     assert {i: group[0].tokens for i, group in served.items()} == {i: g[0].tokens for i, g in expected.items()}
-    assert largest(tmp_path / "run", "sampler_difference/max") < 1e-4
-    assert {one["version"] for one in samples(tmp_path / "run")} == {0, 1}
-    assert {one["groups"] for one in metrics(tmp_path / "run")} == {4.0}
+    assert serving.largest(tmp_path / "run", "sampler_difference/max") < 1e-4
+    assert {one["version"] for one in serving.samples(tmp_path / "run")} == {0, 1}
+    assert {one["groups"] for one in serving.metrics(tmp_path / "run")} == {4.0}
 
 
 def test_a_server_with_another_model_is_refused(servers, tmp_path):
@@ -111,7 +100,7 @@ def test_a_server_without_adapters_is_told_from_one_that_forbids_them(servers, t
 
 
 def test_a_context_that_the_whole_cache_does_not_hold_is_the_end_of_the_log(tmp_path):
-    started = ["rollout.vllm.start=true", f"rollout.vllm.python={PYTHON}"]
+    started = ["rollout.vllm.start=true", f"rollout.vllm.python={serving.PYTHON}"]
     started += ["rollout.vllm.arguments=--block-size,32,--num-gpu-blocks-override,3"]
     config, said = resolve("nano", None, started), []
     of_nano = (str(NANO), "fp32", 128, load_tokenizer(config.model), [2])

@@ -17,21 +17,8 @@ import torch
 
 from tests.conftest import ROOT, is_running, refuses, until
 from tests.rollout.test_agents import worst_difference
-from tests.vllm.serving import (
-    ARGUMENTS,
-    PYTHON,
-    RealServer,
-    apart,
-    built,
-    largest,
-    metrics,
-    opened,
-    samples,
-    start,
-    surroundings,
-    train,
-    train_all,
-)
+from tests.vllm import serving
+from tests.vllm.serving import RealServer, apart, built, train_all
 from trainer.config.settings import Lora, Model
 from trainer.errors import TrainingError
 from trainer.machine.http_client import NoReply, exchange
@@ -67,7 +54,7 @@ def test_calls_of_an_agent_are_recorded_as_the_tokens_and_logprobs_of_vllm(serve
             [segment] = answer.segments
             assert sum(segment.written) > 2
             assert worst_difference(model, segment) < 1e-4
-    assert largest(tmp_path / "run", "sampler_difference/max") < 1e-4
+    assert serving.largest(tmp_path / "run", "sampler_difference/max") < 1e-4
 
 
 def test_greedy_tokens_are_those_of_generate(run):
@@ -117,7 +104,7 @@ def test_after_three_updates_the_served_policy_is_the_trained_one(run, server):
     """The next test shows that this check finds a sampler that misses an update."""
     train_all(run)
     assert apart(run) < 1e-4
-    name = run.rollouts.sampler.adapter.name
+    name = run.rollouts.sampler.published.name
     assert server.loaded() == [name]
     assert name.endswith("-v3")
 
@@ -144,12 +131,12 @@ def replaced(run, **changed):
 def test_a_run_with_a_server_learns_what_one_without_learns(server, tmp_path):
     """The local sampler brings these settings from 48 % of the problems to about 90 %."""
     short = ["run.steps=24", "rollout.problems=8", "algorithm.lr=0.002", "eval.problems=128", "run.merge=false"]
-    with opened(f"run.dir={tmp_path / 'run'}", f"rollout.vllm.urls={server.url}", *short) as run:
+    with serving.opened(f"run.dir={tmp_path / 'run'}", f"rollout.vllm.urls={server.url}", *short) as run:
         with run.updater.policy.as_base():
             assert run.evaluator.evaluate("base").accuracy < 0.6
         train_all(run)
         assert run.evaluator.evaluate("trained").accuracy > 0.75
-    assert largest(tmp_path / "run", "sampler_difference/max") < 1e-4
+    assert serving.largest(tmp_path / "run", "sampler_difference/max") < 1e-4
 
 
 def test_a_seed_repeats_and_answers_differ(run):
@@ -188,7 +175,7 @@ def test_a_folder_that_the_server_cannot_see_is_said_so(server, tmp_path):
 
 def test_a_server_that_says_nothing_is_asked_for_its_logprobs(tmp_path):
     """One without development mode and without runtime adapters, as somebody might start it."""
-    plain = RealServer(tmp_path / "log", ARGUMENTS, {}).start()
+    plain = RealServer(tmp_path / "log", serving.ARGUMENTS, {}).start()
     adapter = tmp_path / "octet-x-v1"
     model = load_model(Model(), DTYPE, assemble.distributed.device())
     save_adapter(add_adapter(model, Lora(r=8)), adapter)
@@ -215,11 +202,11 @@ def test_a_server_that_is_killed_and_started_again_in_the_middle_of_a_run(server
         train_all(run)
         disturbed.result()
         assert apart(run) < 1e-4
-    steps = metrics(folder)
+    steps = serving.metrics(folder)
     assert [one["step"] for one in steps] == list(range(1, 13))
     assert {one["groups"] for one in steps} == {4.0}
-    assert largest(folder, "sampler_difference") < 0.1
-    stale = [one["step"] - 1 - one["version"] for one in samples(folder)][::8]
+    assert serving.largest(folder, "sampler_difference") < 0.1
+    stale = [one["step"] - 1 - one["version"] for one in serving.samples(folder)][::8]
     assert stale == [0, 1, 1, 1] * 3, "of this policy where a checkpoint was before, else of the one before"
 
 
@@ -236,18 +223,18 @@ def test_a_run_ahead_goes_on_as_if_it_had_not_been_cut_off(server, tmp_path):
     with built(cut, *more) as run:
         assert run.log.first_step == 3
         train_all(run)
-    assert [(one["step"], one["completion"]) for one in samples(cut)] == [
-        (one["step"], one["completion"]) for one in samples(whole)
+    assert [(one["step"], one["completion"]) for one in serving.samples(cut)] == [
+        (one["step"], one["completion"]) for one in serving.samples(whole)
     ]
-    assert metrics(cut)[-1]["loss"] == pytest.approx(metrics(whole)[-1]["loss"], abs=1e-4)
+    assert serving.metrics(cut)[-1]["loss"] == pytest.approx(serving.metrics(whole)[-1]["loss"], abs=1e-4)
 
 
 def test_two_ranks_share_a_server(server, tmp_path):
     folder = tmp_path / "run"
     counted = ["run.steps=3", "algorithm.lr=0.01", "rollout.dead_groups=keep"]
-    train(folder, f"rollout.vllm.urls={server.url}", *counted, ranks=2)
-    assert largest(folder, "sampler_difference/max") < 1e-4
-    assert [one["version"] for one in samples(folder)][::8] == [0, 1, 2]
+    serving.train(folder, f"rollout.vllm.urls={server.url}", *counted, ranks=2)
+    assert serving.largest(folder, "sampler_difference/max") < 1e-4
+    assert [one["version"] for one in serving.samples(folder)][::8] == [0, 1, 2]
     assert server.loaded() == []
     assert not (folder / "published").exists()
 
@@ -264,7 +251,7 @@ def test_octet_eval_asks_the_server_for_base_and_adapter(server, tmp_path):
     for name, more in (("server", [f"rollout.vllm.urls={server.url}"]), ("local", [])):
         settings = [f"--adapter={adapter}", "--model=nano", "--problems=16", f"--out={tmp_path / name}"]
         command = [sys.executable, "-m", "trainer.commands.main", "eval", *settings, *more]
-        subprocess.run(command, check=True, env=surroundings(), cwd=ROOT, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, env=serving.surroundings(), cwd=ROOT, stdout=subprocess.DEVNULL)
         answers = (tmp_path / name / "eval_answers.jsonl").read_text().splitlines()
         found[name] = [(one["model"], one["problem"], one["completion"]) for one in map(json.loads, answers)]
     assert found["server"] == found["local"]
@@ -274,16 +261,17 @@ def test_octet_eval_asks_the_server_for_base_and_adapter(server, tmp_path):
 def test_the_run_starts_a_server_and_takes_it_with_it_when_it_is_killed(tmp_path):
     """The run trains a whole model, whose weights only such a server can take."""
     folder = tmp_path / "run"
-    more = ["rollout.vllm.start=true", f"rollout.vllm.python={PYTHON}", "rollout.vllm.arguments=--block-size,32"]
-    run = start(folder, *more, "lora.enabled=false", "algorithm.lr=0.0003", "run.steps=500", "run.save_every=500")
+    more = ["rollout.vllm.start=true", f"rollout.vllm.python={serving.PYTHON}", "lora.enabled=false"]
+    more += ["rollout.vllm.arguments=--block-size,32", "algorithm.lr=0.0003", "run.steps=500", "run.save_every=500"]
+    run = serving.start(folder, *more)
     try:
         until(lambda: len(samples_so_far(folder)) >= 4 * 8, 240)
         log = (folder / "vllm-0.log").read_text()
         servers = [int(number) for number in set(re.findall(r"pid=(\d+)", log))]
         assert servers
         assert all(map(is_running, servers))
-        assert largest(folder, "sampler_difference/max") < 1e-4
-        assert [one["version"] for one in samples(folder)][:32:8] == [0, 1, 2, 3]
+        assert serving.largest(folder, "sampler_difference/max") < 1e-4
+        assert [one["version"] for one in serving.samples(folder)][:32:8] == [0, 1, 2, 3]
         assert_asks_for_a_key(folder, servers[0])
     finally:
         run.kill()  # SIGKILL: nothing of the trainer can clean up

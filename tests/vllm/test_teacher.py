@@ -69,10 +69,7 @@ def test_the_policy_comes_nearer_to_the_teacher_at_the_server(server, tmp_path):
     ],
 )
 def test_what_does_not_fit_is_refused(server, tmp_path, setting, key, named):
-    with (
-        refuses(key, names=named),
-        built(tmp_path / "run", *DISTILL, f"teacher.url={server.url}", setting),
-    ):
+    with refuses(key, names=named), built(tmp_path / "run", *DISTILL, f"teacher.url={server.url}", setting):
         raise AssertionError("it was built")
 
 
