@@ -1,6 +1,7 @@
 """What happens when memory runs out, and before it can: halves, room, the rehearsal, the creep."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from trainer.watch.phases import Peak, forget_peak, peak
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 ROWS = [row(3 + i // 2, 2 + 3 * (i % 4), advantage=float(i), first=20 + 5 * (i // 2)) for i in range(7)]
+ROWS[1] = replace(ROWS[1], written=[True, False, False, True, True])  # an environment has said the others
 GB = 10**9
 
 
@@ -59,6 +61,8 @@ def test_halves_have_the_rows_and_all_that_was_measured_of_them(tiny_model, flat
     assert [one for part in parts for one in part.rows] == ROWS
     for part in parts:
         assert part.inputs_BT.shape[1] == max(one.length for one in part.rows) - 1
+        assert part.mask_BT.sum() == sum(sum(one.mask) for one in part.rows)
+        assert part.tree.edge_E.numel() <= part.mask_BT.sum()
         torch.testing.assert_close(score(part).logprobs_BT, part.old_logprobs_BT, atol=1e-5, rtol=0)
 
 

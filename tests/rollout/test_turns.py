@@ -18,7 +18,7 @@ from tests.e2e.vllm_double import VllmDouble
 from tests.rollout.test_decoder import SOME, Card, adapted, answers_in, family, prompts, sampling
 from trainer.answers.strip_thinking import after_thinking
 from trainer.batch.aggregation import AGGREGATIONS
-from trainer.batch.pack import halves, rows_of, rows_of_answer, to_tensors
+from trainer.batch.pack import rows_of, rows_of_answer, to_tensors
 from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm, PromptSettings, Turns
 from trainer.errors import DataError, TrainingError
@@ -370,14 +370,6 @@ def test_no_objective_sees_what_stands_at_the_places_of_a_reply(tokenizer, loss,
     assert noise.any()
     scores = scores._replace(entropy_BT=scores.entropy_BT + noise)
     assert total(objective(scores, batch, settings, 0.1), batch, size) == expected
-
-
-def test_a_batch_that_is_taken_apart_keeps_its_mask(tokenizer):
-    group, _ = told_group(tokenizer, family())
-    batch, _ = batch_of(group)
-    for half in halves(batch):
-        assert half.mask_BT.sum() == sum(sum(row.mask) for row in half.rows)
-    assert batch.tree.edge_E.numel() <= int(batch.mask_BT.sum())
 
 
 # ---------------------------------------------------------------- vLLM

@@ -220,20 +220,15 @@ def test_a_name_and_a_path_never_come_again(policy, double, make_sampler, tmp_pa
         for policy.version in range(3):
             sample(sampler)
             sample(sampler)
+            assert list(double.adapters) == [sampler.published.name], "one at a time"
+        kept = sorted(path.name.rpartition("-")[2] for path in (tmp_path / "published").iterdir())
+        assert kept == ["v1", "v2"], "a folder is deleted one version late"
+        assert (sampler.published.path / "adapter").read_text() == "2"
         sampler.close()
     assert [len(set(used)) for used in zip(*double.history, strict=True)] == [6, 6]
     assert len(double.history) == 6
     assert double.adapters == {}
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_is_deleted_one_version_late(sampler, policy, double, tmp_path):
-    for policy.version in range(4):
-        sample(sampler)
-        assert list(double.adapters) == [sampler.published.name], "one at a time"
-    kept = sorted(path.name.rpartition("-")[2] for path in (tmp_path / "published").iterdir())
-    assert kept == ["v2", "v3"]
-    assert (sampler.published.path / "adapter").read_text() == "3"
 
 
 def test_what_a_killed_start_of_the_run_left_is_deleted_and_nobody_elses(policy, tmp_path):
