@@ -97,10 +97,16 @@ class Call:
 
 
 class Conversation:
-    """All calls of one answer. Several threads may ask at once."""
+    """All calls of one answer, and the agent that makes them. Several threads may ask at once."""
 
-    def __init__(self, prompter: Prompter, stops: Stops, prompt: Prompt, number: int, limits: Limits) -> None:
+    def __init__(
+        self, prompter: Prompter, stops: Stops, prompt: Prompt, number: int, limits: Limits, index: int = 0
+    ) -> None:
         self.prompter, self.stops, self.prompt, self.number, self.limits = prompter, stops, prompt, number, limits
+        self.index = index  # of the prompt
+        self.key = secrets.token_urlsafe(24)  # of its agent
+        self.deadline = 0.0  # of the next call
+        self.pending = 0  # calls that the model has not answered yet
         self.segments: list[tuple[tuple[int, ...], OpenAnswer]] = []  # each with the place of its first call
         self.calls = 0
         self.is_cut = False  # by a limit

@@ -8,7 +8,6 @@ this file         calls become prompts of the run's own sampler, and answers gro
 
 import json
 import queue
-import secrets
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -42,24 +41,13 @@ FIRST_CALL_S = 2.0
 WATCH_S = 0.5  # between two looks for agents that take too long
 
 
-@dataclass(slots=True)
-class Agent:
-    """An agent that is at work on an answer."""
-
-    index: int  # of the prompt
-    conversation: Conversation
-    key: str
-    deadline: float  # of its next call
-    pending: int = 0  # calls that the model has not answered yet
-
-
 class Agents:
     """Starts agents, and hears what they call and how they end."""
 
     def __init__(self, setting: str, say: Say) -> None:
         self.setting, self.say = setting, say
         self.inbox: queue.SimpleQueue[Call | Mapping[str, Any]] = queue.SimpleQueue()
-        self.at_work: dict[int, Agent] = {}
+        self.at_work: dict[int, Conversation] = {}
         self._keys: dict[str, Conversation] = {}
         self._started = 0
         self._said: set[str] = set()
@@ -78,43 +66,40 @@ class Agents:
             self.close()
             raise ConfigError(f"task.agent={setting}", visible(first["error"])[:300], "Correct the file or its name")
 
-    def start(self, index: int, conversation: Conversation) -> None:
+    def start(self, conversation: Conversation) -> None:
         self._started += 1
-        agent = Agent(index, conversation, secrets.token_urlsafe(24), time.monotonic() + conversation.limits.seconds)
-        self.at_work[self._started], self._keys[agent.key] = agent, conversation
+        conversation.deadline = time.monotonic() + conversation.limits.seconds
+        self.at_work[self._started] = self._keys[conversation.key] = conversation
         problem = conversation.prompt.problem
         names = ("id", "question", "gold", "solution", "extra", "messages")
         told = {name: getattr(problem, name) for name in names}
-        self._send({"id": self._started, "problem": told, "key": agent.key, "url": self._endpoint.url})
+        self._send({"id": self._started, "problem": told, "key": conversation.key, "url": self._endpoint.url})
 
-    def of(self, conversation: Conversation) -> Agent | None:
-        return next((agent for agent in self.at_work.values() if agent.conversation is conversation), None)
-
-    def ended(self, result: Mapping[str, Any]) -> tuple[Agent, Completion] | None:
-        """Return an agent that has ended, and its answer; None for one that nobody waits for any more."""
+    def ended(self, result: Mapping[str, Any]) -> tuple[Conversation, Completion] | None:
+        """Return what an agent that has ended has called, and its answer; None if nobody waits for it any more."""
         if "id" not in result:
             raise TrainingError(f"task.agent={self.setting}", "the process that starts agents has ended", "See above")
-        agent = self.at_work.pop(result["id"], None)
-        if agent is None:
+        conversation = self.at_work.pop(result["id"], None)
+        if conversation is None:
             return None
-        del self._keys[agent.key]
+        del self._keys[conversation.key]
         if error := result.get("error"):
             told = f"an agent failed, and its answer earns nothing: {visible(error)[:200]}"
             self._say_once(told, error.partition(":")[0])
-        if agent.conversation.is_rewritten:
+        if conversation.is_rewritten:
             told = "a call does not continue an earlier one, so its answer is trained on in several parts"
             self._say_once(told, "rewritten")
-        return agent, agent.conversation.completion(self._value(result), bool(error))
+        return conversation, conversation.completion(self._value(result), bool(error))
 
     def end_late(self) -> None:
         """End the agents that have not called in time."""
         now = time.monotonic()
-        for number, agent in [*self.at_work.items()]:
-            if not agent.pending and now > agent.deadline:
-                late = f"late: no call and no end for rollout.turns.seconds={agent.conversation.limits.seconds:g}"
+        for number, conversation in [*self.at_work.items()]:
+            if not conversation.pending and now > conversation.deadline:
+                late = f"late: no call and no end for rollout.turns.seconds={conversation.limits.seconds:g}"
                 self._send({"id": number})
                 self.inbox.put({"id": number, "error": late})
-                agent.deadline = now + WATCH_S * 10
+                conversation.deadline = now + WATCH_S * 10
 
     def end_all(self) -> None:
         for number in self.at_work:
@@ -166,16 +151,16 @@ class Agents:
 class Calls(Scheduler):
     """The calls of agents as what the sampler decodes next, in place of prompts that are known at the start."""
 
-    def __init__(self, agents: Agents, conversations: Sequence[tuple[int, Conversation]], at_once: int) -> None:
+    def __init__(self, agents: Agents, conversations: Sequence[Conversation], at_once: int) -> None:
         self.agents = agents
-        self.limits = conversations[0][1].limits
+        self.limits = conversations[0].limits
         self._not_started = deque(conversations)
         self._queued: list[Call] = []
         self._decoding: dict[AnswerId, Call] = {}
         self._patience_s, self._slow, self._prompts_read = PATIENCE_S, 0, 0
-        self.ended: list[tuple[int, int, Completion]] = []  # index of the prompt, number, and answer
+        self.ended: list[tuple[Conversation, Completion]] = []
         for _ in range(min(at_once, len(conversations))):
-            agents.start(*self._not_started.popleft())
+            agents.start(self._not_started.popleft())
 
     @property
     def longest_prompt(self) -> int:
@@ -207,9 +192,8 @@ class Calls(Scheduler):
     def finish(self, answer: AnswerId, completion: Completion) -> list[Completion] | None:
         """Give a call its reply."""
         call = self._decoding.pop(answer)
-        if agent := self.agents.of(call.conversation):
-            agent.pending -= 1
-            agent.deadline = time.monotonic() + self.limits.seconds
+        call.conversation.pending -= 1
+        call.conversation.deadline = time.monotonic() + self.limits.seconds
         call.reply.set_result(completion)
         return [completion]
 
@@ -228,7 +212,7 @@ class Calls(Scheduler):
         began = time.monotonic()
         while not self.is_finished:
             self._take_all()
-            thinking = [one.conversation for one in self.agents.at_work.values() if not one.pending]
+            thinking = [one for one in self.agents.at_work.values() if not one.pending]
             waited, is_idle = time.monotonic() - began, not (self._queued or self._decoding)
             patience_s = FIRST_CALL_S if any(not one.calls for one in thinking) else self._patience_s
             if not thinking or not (is_idle or waited < patience_s):
@@ -249,19 +233,18 @@ class Calls(Scheduler):
 
     def _take(self, item: Call | Mapping[str, Any]) -> None:
         if isinstance(item, Call):
-            if agent := self.agents.of(item.conversation):
-                agent.pending += 1
+            if item.conversation in self.agents.at_work.values():
+                item.conversation.pending += 1
                 self._queued.append(item)
             else:  # of an answer that has ended
                 item.reply.cancel()
         elif found := self.agents.ended(item):
-            agent, completion = found
-            self.ended.append((agent.index, agent.conversation.number, completion))
-            for call in [one for one in self._queued if one.conversation is agent.conversation]:
+            self.ended.append(found)
+            for call in [one for one in self._queued if one.conversation is found[0]]:
                 self._queued.remove(call)
                 call.reply.cancel()
             if self._not_started:
-                self.agents.start(*self._not_started.popleft())
+                self.agents.start(self._not_started.popleft())
 
 
 class AgentSampler(Sampler):
@@ -277,7 +260,7 @@ class AgentSampler(Sampler):
         turns = self.config.rollout.turns
         limits = Limits(turns.most, sampling.max_new_tokens, room, turns.seconds)
         conversations = [
-            (index, Conversation(self.prompter, self.stops, prompt, number, limits))
+            Conversation(self.prompter, self.stops, prompt, number, limits, index)
             for index, prompt in enumerate(prompts)
             for number in range(sampling.group)
         ]
@@ -304,14 +287,14 @@ class AgentSampler(Sampler):
     def _complete(
         self, calls: Calls, groups: dict[int, dict[int, Completion]], size: int
     ) -> Iterator[tuple[int, list[Completion]]]:
-        for index, number, completion in calls.ended:
+        for one, completion in calls.ended:
             if completion.reward and not self.config.reward.weights.get("environment"):
                 reason = f"it returned {completion.reward:g}, the reward `environment`, which has no weight"
                 remedy = "Write reward.weights='{correct: 0, environment: 1}', or return the text of the answer"
                 raise DataError(f"task.agent={self.agents.setting}", reason, remedy)
-            groups[index][number] = completion
-            if len(groups[index]) == size:
-                yield index, [one for _, one in sorted(groups.pop(index).items())]
+            groups[one.index][one.number] = completion
+            if len(groups[one.index]) == size:
+                yield one.index, [answer for _, answer in sorted(groups.pop(one.index).items())]
         calls.ended.clear()
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
