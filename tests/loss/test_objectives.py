@@ -3,6 +3,7 @@ gradients."""
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -13,17 +14,10 @@ from trainer.advantage import ADVANTAGES
 from trainer.batch.aggregation import AGGREGATIONS
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Algorithm, Correction, Kl
-from trainer.loss.objectives import ESTIMATORS, LOSSES, Coefficient, PolicyTerms, correction, mismatch, objective, total
+from trainer.loss.objectives import ESTIMATORS, LOSSES, Coefficient, correction, mismatch, objective, total
 from trainer.records import Scores
 
 SETTINGS = Algorithm(clip_low=0.2, clip_high=0.3)
-
-
-def terms(logprobs, old, advantages, rewards=None, mask=None) -> PolicyTerms:
-    """Tensors pass through; lists become float64."""
-    mask = torch.tensor(mask) if mask else torch.ones(len(old), len(old[0]), dtype=torch.bool)
-    parts = [torch.as_tensor(part, dtype=torch.float64) for part in (logprobs, old, advantages, rewards or advantages)]
-    return PolicyTerms(parts[0], parts[1], mask, parts[2][:, None], parts[3])
 
 
 def test_every_choice_of_the_configuration_exists():
@@ -51,9 +45,11 @@ def test_against_a_plain_reference_in_float64(name):
     torch.manual_seed(0)
     old = torch.randn(4, 5, dtype=torch.float64)
     logprobs = old + 0.4 * torch.randn(4, 5, dtype=torch.float64)
-    advantages, rewards, lengths = [1.0, -1.0, 0.3, -2.0], [1.0, 0.0, 0.5, 2.0], [5, 3, 1, 4]
+    advantages, rewards, lengths = [1.0, -1.0, 0.25, -2.0], [1.0, 0.0, 0.5, 2.0], [5, 3, 1, 4]
     mask = [[index < length for index in range(5)] for length in lengths]
-    loss = LOSSES[name](terms(logprobs, old.tolist(), advantages, rewards, mask), SETTINGS)[torch.tensor(mask)]
+    of_batch = {"old_logprobs_BT": old, "advantages_BT": torch.tensor(advantages)[:, None].double()}
+    of_batch |= {"rewards_B": torch.tensor(rewards).double(), "mask_BT": torch.tensor(mask)}
+    loss = LOSSES[name](logprobs, SimpleNamespace(**of_batch), SETTINGS)[of_batch["mask_BT"]]
     expected = reference(name, logprobs.tolist(), old.tolist(), advantages, rewards, lengths)
     torch.testing.assert_close(loss, torch.tensor(expected, dtype=torch.float64))
 

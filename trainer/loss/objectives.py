@@ -12,7 +12,7 @@ The KL says how far the policy has moved from a reference. It is estimated from 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,47 +25,39 @@ ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda difference: difference.square() / 2,
     "k3": lambda difference: (-difference).expm1() + difference,
 }
+# A loss of each token, of log-probs that have a gradient. Those of the batch are of the policy that answered.
+Loss = Callable[[Tensor, MeasuredBatch, Algorithm], Tensor]
 
 
-class PolicyTerms(NamedTuple):
-    """What a loss is computed from. `old_logprobs_BT` belongs to the policy that answered and has no gradient."""
-
-    logprobs_BT: Tensor
-    old_logprobs_BT: Tensor
-    mask_BT: Tensor
-    advantages_BT: Tensor  # B x 1, or of each token
-    rewards_B: Tensor
-
-
-def reinforce(terms: PolicyTerms, settings: Algorithm) -> Tensor:
+def reinforce(logprobs_BT: Tensor, batch: MeasuredBatch, settings: Algorithm) -> Tensor:
     """Return -R log pi, with the raw reward."""
-    return -terms.rewards_B[:, None] * terms.logprobs_BT
+    return -batch.rewards_B[:, None] * logprobs_BT
 
 
-def reinforce_baseline(terms: PolicyTerms, settings: Algorithm) -> Tensor:
+def reinforce_baseline(logprobs_BT: Tensor, batch: MeasuredBatch, settings: Algorithm) -> Tensor:
     """Return -A log pi."""
-    return -terms.advantages_BT * terms.logprobs_BT
+    return -batch.advantages_BT * logprobs_BT
 
 
-def grpo_clip(terms: PolicyTerms, settings: Algorithm) -> Tensor:
+def grpo_clip(logprobs_BT: Tensor, batch: MeasuredBatch, settings: Algorithm) -> Tensor:
     """Return -min(ratio A, clip(ratio) A) for each token, with ratio = pi / pi_old."""
-    return pessimistic((terms.logprobs_BT - terms.old_logprobs_BT).exp(), terms.advantages_BT, settings)
+    return pessimistic((logprobs_BT - batch.old_logprobs_BT).exp(), batch.advantages_BT, settings)
 
 
-def gspo(terms: PolicyTerms, settings: Algorithm) -> Tensor:
+def gspo(logprobs_BT: Tensor, batch: MeasuredBatch, settings: Algorithm) -> Tensor:
     """Return the same as `grpo_clip` with one ratio per answer, the geometric mean of the ratios of its tokens."""
-    ratio_B1 = mean_over_row(terms.logprobs_BT - terms.old_logprobs_BT, terms.mask_BT).exp()
-    return pessimistic(ratio_B1, terms.advantages_BT, settings).expand_as(terms.logprobs_BT)
+    ratio_B1 = mean_over_row(logprobs_BT - batch.old_logprobs_BT, batch.mask_BT).exp()
+    return pessimistic(ratio_B1, batch.advantages_BT, settings).expand_as(logprobs_BT)
 
 
-def cispo(terms: PolicyTerms, settings: Algorithm) -> Tensor:
+def cispo(logprobs_BT: Tensor, batch: MeasuredBatch, settings: Algorithm) -> Tensor:
     """Return -clip(ratio) A log pi. The clipped ratio is only a weight, so no token loses its gradient."""
-    ratio_BT = (terms.logprobs_BT - terms.old_logprobs_BT).exp().detach()
+    ratio_BT = (logprobs_BT - batch.old_logprobs_BT).exp().detach()
     weight_BT = ratio_BT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    return -weight_BT * terms.advantages_BT * terms.logprobs_BT
+    return -weight_BT * batch.advantages_BT * logprobs_BT
 
 
-LOSSES: dict[str, Callable[[PolicyTerms, Algorithm], Tensor]] = {
+LOSSES: dict[str, Loss] = {
     "reinforce": reinforce,
     "reinforce_baseline": reinforce_baseline,
     "grpo_clip": grpo_clip,
@@ -107,10 +99,8 @@ def correction(ratio_BT: Tensor, settings: Correction) -> Tensor:
 
 def objective(scores: Scores, batch: MeasuredBatch, settings: Algorithm, kl_coef: float) -> Tensor:
     """Return the loss of each token: the chosen objective, corrected for the sampler, plus KL and entropy terms."""
-    old_BT, mask_BT = batch.old_logprobs_BT, batch.mask_BT
-    terms = PolicyTerms(scores.logprobs_BT, old_BT, mask_BT, batch.advantages_BT, batch.rewards_B)
-    ratio_BT = mismatch(old_BT, batch.sampled_logprobs_BT, mask_BT, settings.correction)
-    loss_BT = LOSSES[settings.loss](terms, settings) * correction(ratio_BT, settings.correction)
+    ratio_BT = mismatch(batch.old_logprobs_BT, batch.sampled_logprobs_BT, batch.mask_BT, settings.correction)
+    loss_BT = LOSSES[settings.loss](scores.logprobs_BT, batch, settings) * correction(ratio_BT, settings.correction)
     if batch.trained_BT is not None:
         loss_BT = loss_BT * batch.trained_BT
     if batch.reference_logprobs_BT is not None:
