@@ -1,6 +1,7 @@
 """Run the largest possible step before the first one, so that what does not fit shows now and not at step 600."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from trainer.config.settings import Config
 from trainer.errors import ModelError
@@ -10,7 +11,7 @@ from trainer.plan.search import changed
 from trainer.ranks import distributed
 from trainer.records import MiniBatch, TrainingRow
 from trainer.rollout.collect import Rollouts
-from trainer.step.update import BackwardPass, Updater
+from trainer.step.update import Updater
 from trainer.watch.phases import GB, Peak, Phases
 from trainer.watch.tally import Tally
 
@@ -60,7 +61,7 @@ def rehearse(rollouts: Rollouts, updater: Updater) -> dict[str, Peak]:
     with phases("score"):
         (minibatch,) = updater.prepare([MiniBatch(updater.packer.pack(largest), tokens, tokens)])
     with phases("step"):
-        updater.policy.rehearse(BackwardPass(updater, minibatch, Tally()))
+        updater.policy.rehearse(partial(updater.add_gradient, [minibatch], 0, Tally()))
     return dict(phases.peaks)
 
 

@@ -97,11 +97,21 @@ class Updater:
         waiting = [minibatch for minibatch in prepared if minibatch.tokens]
         updates = []
         for _ in range(self.config.algorithm.epochs):
-            for index, minibatch in enumerate(waiting):
-                backward_pass = BackwardPass(self, minibatch, tally)
-                updates.append(optimizer_step(self.policy, backward_pass, step, self.config.algorithm.gradreg))
-                waiting[index] = backward_pass.minibatch
+            for index in range(len(waiting)):
+                gradient = partial(self.add_gradient, waiting, index, tally)
+                updates.append(optimizer_step(self.policy, gradient, step, self.config.algorithm.gradreg))
         return updates
+
+    def add_gradient(self, minibatches: list[MiniBatch[PreparedBatch]], index: int, tally: Tally) -> None:
+        """Add up the gradient of a mini-batch, in smaller pieces if memory runs out. In its place comes one with the
+        log-probs of the policy that answered, which the first pass computes."""
+
+        def attempt(batches: Sequence[PreparedBatch]) -> tuple[MiniBatch[PreparedBatch], Tally]:
+            tried, seen = replace(minibatches[index], batches=batches), Tally()
+            return backward(self.policy, tried, self.config.algorithm, self.kl.value, seen), seen
+
+        minibatches[index], seen = self.until_it_fits(attempt, minibatches[index].batches)
+        tally.merge(seen.sums)  # of the attempt that succeeded
 
     def adapt_kl(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Steer the coefficient of the KL by what was measured; return the one that this step had, for the log."""
@@ -110,25 +120,6 @@ class Updater:
         used = self.kl.value
         self.kl.observe(metrics["kl"])
         return {"kl_coef": used}
-
-
-@dataclass(slots=True)
-class BackwardPass:
-    """Adds up the gradient of a mini-batch when it is called, in smaller pieces if memory runs out. Afterwards
-    `minibatch` holds the log-probs of the policy that answered, which the first pass computes."""
-
-    updater: Updater
-    minibatch: MiniBatch[PreparedBatch]
-    tally: Tally
-
-    def __call__(self) -> None:
-        self.minibatch, seen = self.updater.until_it_fits(self._attempt, self.minibatch.batches)
-        self.tally.merge(seen.sums)  # of the attempt that succeeded
-
-    def _attempt(self, batches: Sequence[PreparedBatch]) -> tuple[MiniBatch[PreparedBatch], Tally]:
-        updater, seen = self.updater, Tally()
-        tried = replace(self.minibatch, batches=batches)
-        return backward(updater.policy, tried, updater.config.algorithm, updater.kl.value, seen), seen
 
 
 def optimizer_step(policy: Policy, gradient: Callable[[], None], step: int, settings: GradReg) -> Update:
