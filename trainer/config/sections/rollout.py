@@ -83,7 +83,7 @@ class Rollout(Section):
     `hf`."""
     weights: Literal["same", "int8", "fp8"] = "same"
     """The weights of a frozen base that a decode step of the decoder reads: those that are trained with, or a copy in 8
-    bits; see docs/memory.md. `fp8` needs a card of compute capability 8.9 or more."""
+    bits; see docs/training.md. `fp8` needs a card of compute capability 8.9 or more."""
     vllm: Vllm = Vllm()
     """Settings of the two vLLM engines."""
     ahead: Literal[0, 1] = 0
