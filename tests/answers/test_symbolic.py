@@ -1,4 +1,4 @@
-"""Symbolic equality in killable children: real mathematics, real hangs, real kills."""
+"""Symbolic equality in a child that can be killed: real mathematics, real hangs, real kills."""
 
 import importlib.util
 import os
@@ -10,39 +10,40 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.conftest import is_running, ran, until
-from trainer.answers.symbolic import SymbolicPool, is_worth_asking
+from tests.conftest import ROOT, is_running, ran, until
+from trainer.answers.symbolic import Symbolic, is_worth_asking
 
-ROOT = Path(__file__).parents[2]
 HANGS = "9^{9^{9^9}}"  # math-verify multiplies it out
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra `math`"),
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc"),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra `math`")
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[SymbolicPool]:
-    with closing(SymbolicPool(deadline_s=20.0)) as pool:
-        yield pool
+def shared() -> Iterator[Symbolic]:
+    symbolic = Symbolic(deadline_s=20.0)
+    with closing(symbolic.child):
+        yield symbolic
 
 
-def state_and_parent(pid: int) -> tuple[str, int]:
-    """State X, for dead, where there is no such process."""
-    try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[:2]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X", 0
-    return state, int(parent)
+@pytest.fixture
+def symbolic() -> Iterator[Symbolic]:
+    symbolic = Symbolic(deadline_s=8.0)
+    with closing(symbolic.child):
+        yield symbolic
 
 
-def children() -> set[int]:
-    """Children of this process, zombies included, that serve a pool."""
-    pids = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    return {pid for pid in pids if state_and_parent(pid)[1] == os.getpid()}
+def process_of(symbolic: Symbolic) -> int:
+    """The child, once it has answered."""
+    assert symbolic.equal("x+1", "1+x")
+    assert symbolic.child._process is not None
+    return symbolic.child._process.pid
+
+
+def is_computing(process: int) -> bool:
+    return psutil.Process(process).status() == psutil.STATUS_RUNNING
 
 
 # -------------------------------------------------------------------------------------------------------- mathematics
@@ -66,7 +67,7 @@ def children() -> set[int]:
         ("x=\\frac{\\sqrt2}{2}\\approx 0.707", "\\frac{1}{\\sqrt2}"),
     ],
 )  # fmt: skip
-def test_equal_mathematics(shared: SymbolicPool, answer: str, gold: str) -> None:
+def test_equal_mathematics(shared: Symbolic, answer: str, gold: str) -> None:
     assert shared.equal(answer, gold)
 
 
@@ -88,18 +89,18 @@ def test_equal_mathematics(shared: SymbolicPool, answer: str, gold: str) -> None
         ("\\frac{1}{0}", "0"), ("\\frac{", "\\frac{1}{2}x"), ("\\ud800^2", "x^2"), ("", "x^2"),
     ],
 )  # fmt: skip
-def test_different_mathematics(shared: SymbolicPool, answer: str, gold: str) -> None:
+def test_different_mathematics(shared: Symbolic, answer: str, gold: str) -> None:
     assert not shared.equal(answer, gold)
 
 
-def test_nothing_above_was_a_hang_or_a_failure(shared: SymbolicPool) -> None:
-    assert (shared.hangs, shared.children.failures) == (0, 0)
+def test_nothing_above_was_a_hang_or_a_failure(shared: Symbolic) -> None:
+    assert (shared.child.hangs, shared.child.failures) == (0, 0)
 
 
-def test_text_is_data_and_never_code(shared: SymbolicPool, tmp_path: Path) -> None:
+def test_text_is_data_and_never_code(shared: Symbolic, tmp_path: Path) -> None:
     target = tmp_path / "owned"
     for text in (f"__import__('os').system('touch {target}')", f"open('{target}', 'w')+1", f'"]\n["{target}", "1'):
-        assert not shared.children.ask((text, "x+1"))
+        assert not shared.child.ask((text, "x+1"))
     assert not target.exists()
     assert shared.equal("x+1", "1+x")
 
@@ -115,83 +116,61 @@ def test_what_is_no_mathematics_or_already_decided_is_not_asked(answer: str, gol
     assert not is_worth_asking(answer, gold)
 
 
-def test_no_child_is_started_before_one_is_needed() -> None:
-    before = children()
-    with closing(SymbolicPool(workers=3)) as pool:
-        assert pool.equal("0.5", "\\frac{1}{2}")
-        assert not pool.equal("18", "19")
-        assert children() == before
-        assert pool.equal("x+1", "1+x")
-        assert pool.equal("x+2", "2+x")
-        assert len(children() - before) == 1  # the running one is used again
-    assert children() == before
+def test_no_child_is_started_before_one_is_needed_and_the_running_one_is_used_again(symbolic) -> None:
+    assert symbolic.equal("0.5", "\\frac{1}{2}")
+    assert not symbolic.equal("18", "19")
+    assert symbolic.child._process is None
+    first = process_of(symbolic)
+    assert symbolic.equal("x+2", "2+x")
+    assert process_of(symbolic) == first
+    symbolic.child.close()
+    assert not is_running(first)
 
 
 # ------------------------------------------------------------------------------------------------ hangs and sudden ends
 
 
-def test_what_a_comparison_came_to_is_remembered_but_not_that_a_child_died() -> None:
-    before = children()
-    with closing(SymbolicPool(deadline_s=8.0)) as pool:
-        assert not any(pool.equal(HANGS, "1") for _ in range(4))
-        assert pool.hangs == 1
-        for text in ("x+1", "1+x"):
-            assert pool.equal(text, "1+x")
-        (child,) = children() - before
-        os.kill(child, signal.SIGKILL)
-        until(lambda: not is_running(child))
-        assert pool.equal("x+1", "1+x")
-        assert [pool.equal("x+2", "2+x"), pool.equal("x+2", "2+x")] == [False, True]  # another child
-        assert (pool.hangs, pool.children.failures) == (1, 1)
+def test_what_a_comparison_came_to_is_remembered_but_not_that_a_child_died(symbolic) -> None:
+    assert not any(symbolic.equal(HANGS, "1") for _ in range(4))
+    assert symbolic.child.hangs == 1
+    child = process_of(symbolic)
+    os.kill(child, signal.SIGKILL)
+    until(lambda: not is_running(child))
+    assert symbolic.equal("x+1", "1+x")
+    assert [symbolic.equal("x+2", "2+x"), symbolic.equal("x+2", "2+x")] == [False, True]  # another child
+    assert (symbolic.child.hangs, symbolic.child.failures) == (1, 1)
 
 
-def test_a_hang_in_one_child_does_not_hold_up_the_other() -> None:
-    with closing(SymbolicPool(workers=2, deadline_s=8.0)) as pool:
-        hanging = threading.Thread(target=pool.equal, args=(HANGS, "1"))
-        hanging.start()
-        assert pool.equal("x+1", "1+x")
-        assert hanging.is_alive()
-        hanging.join()
-        assert pool.hangs == 1
-
-
-def test_the_signal_of_a_cluster_is_not_for_children() -> None:
+def test_the_signal_of_a_cluster_is_not_for_children(symbolic) -> None:
     """Slurm sends it to every process of a run. A child that died of it would call a right answer wrong."""
-    before = children()
-    with closing(SymbolicPool()) as pool:
-        assert pool.equal("x+1", "1+x")
-        (child,) = children() - before
-        os.kill(child, signal.SIGUSR1)
-        assert pool.equal("x+2", "2+x")
-        assert (pool.children.failures, children() - before) == (0, {child})
+    child = process_of(symbolic)
+    os.kill(child, signal.SIGUSR1)
+    assert symbolic.equal("x+2", "2+x")
+    assert (symbolic.child.failures, process_of(symbolic)) == (0, child)
 
 
-def test_a_child_killed_in_the_middle_of_a_call_is_counted_and_replaced() -> None:
-    before = children()
-    results = []
-    with closing(SymbolicPool(deadline_s=30.0)) as pool:
-        assert pool.equal("x+1", "1+x")
-        (child,) = children() - before
-        asking = threading.Thread(target=lambda: results.append(pool.equal(HANGS, "1")))
-        asking.start()
-        until(lambda: state_and_parent(child)[0] == "R")
-        os.kill(child, signal.SIGKILL)
-        asking.join(timeout=60)
-        assert results == [False]
-        assert (pool.hangs, pool.children.failures) == (0, 1)
-        assert pool.equal("x+2", "2+x")
+def test_a_child_killed_in_the_middle_of_a_call_is_counted_and_replaced(symbolic) -> None:
+    child, results = process_of(symbolic), []
+    asking = threading.Thread(target=lambda: results.append(symbolic.equal(HANGS, "1")))
+    asking.start()
+    until(lambda: is_computing(child))
+    os.kill(child, signal.SIGKILL)
+    asking.join(timeout=60)
+    assert results == [False]
+    assert (symbolic.child.hangs, symbolic.child.failures) == (0, 1)
+    assert symbolic.equal("x+2", "2+x")
 
 
 # --------------------------------------------------------------------------------------------------------- the parent
 
 PARENT = """
 import sys, threading, time
-from trainer.answers.symbolic import SymbolicPool
-pool = SymbolicPool(deadline_s=10.0)
-pool.equal("x+1", "1+x")
-print("ready", flush=True)
+from trainer.answers.symbolic import Symbolic
+symbolic = Symbolic(deadline_s=10.0)
+symbolic.equal("x+1", "1+x")
+print(symbolic.child._process.pid, flush=True)
 if sys.argv[1] == "spinning":
-    threading.Thread(target=pool.children._children.queue[-1].ask, args=(({hangs!r}, "1"),), daemon=True).start()
+    threading.Thread(target=symbolic.child.ask, args=(({hangs!r}, "1"),), daemon=True).start()
 if sys.argv[1] == "leaves":
     sys.exit()
 time.sleep(300)
@@ -203,31 +182,25 @@ def test_no_child_outlives_its_parent(way: str) -> None:
     command = [sys.executable, "-c", PARENT.format(hangs=HANGS), way]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         assert parent.stdout is not None
-        assert parent.stdout.readline() == b"ready\n"
-        pids = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-        orphans = {pid for pid in pids if state_and_parent(pid)[1] == parent.pid}
-        assert len(orphans) == 1 or way == "leaves"
+        child = int(parent.stdout.readline())
         if way == "spinning":
-            until(lambda: all(state_and_parent(pid)[0] == "R" for pid in orphans))
+            until(lambda: is_computing(child))
         if way != "leaves":
             parent.kill()
-    until(lambda: not any(map(is_running, orphans)))
+    until(lambda: not is_running(child))
 
 
-def test_a_child_has_neither_torch_nor_a_gpu(shared: SymbolicPool) -> None:
-    before = children()
-    with closing(SymbolicPool()) as pool:
-        assert pool.equal("x+1", "1+x")
-        (child,) = children() - before
-        libraries = Path(f"/proc/{child}/maps").read_text()
-        assert "math" in libraries  # the file was readable
-        assert not any(name in libraries for name in ("libtorch", "libcuda", "libc10"))
-        assert b"CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{child}/environ").read_bytes()
+def test_a_child_has_neither_torch_nor_a_gpu(symbolic) -> None:
+    child = process_of(symbolic)
+    libraries = Path(f"/proc/{child}/maps").read_text()
+    assert "math" in libraries  # the file was readable
+    assert not any(name in libraries for name in ("libtorch", "libcuda", "libc10"))
+    assert b"CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{child}/environ").read_bytes()
 
 
 def test_without_math_verify_the_error_says_what_to_install() -> None:
     without = "import sys; sys.modules['math_verify'] = None"
-    code = f"{without}; from trainer.answers.symbolic import SymbolicPool; SymbolicPool()"
+    code = f"{without}; from trainer.answers.symbolic import Symbolic; Symbolic()"
     done = ran(sys.executable, "-c", code)
     assert "ConfigError: reward.symbolic=true: it needs math-verify" in done.stderr
     assert "octet-grpo[math]" in done.stderr

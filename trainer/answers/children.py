@@ -1,7 +1,7 @@
-"""Child processes that answer requests, and can be killed.
+"""A child process that answers requests, and can be killed.
 
-    pool = ChildPool("trainer.answers.symbolic:comparer", workers=2, deadline_s=5.0)
-    pool.ask(["x+1", "1+x"])     # what the child returns, or None
+    child = Child("trainer.answers.symbolic:comparer", deadline_s=5.0)
+    child.ask(["x+1", "1+x"])     # what it returns, or None
 
     parent  one line of JSON  ->  child
     parent  <-  one line of JSON  child
@@ -22,7 +22,6 @@ import sys
 import threading
 import time
 from importlib import import_module
-from queue import LifoQueue
 from typing import Any
 
 from trainer.errors import RewardError
@@ -40,59 +39,46 @@ NONSENSE = (
 )  # fmt: skip
 
 
-class ChildPool:
-    """Asks children. It may be used from several threads; each request has a child to itself."""
+class Died(Exception):
+    """The child has died in the middle of a request."""
 
-    def __init__(self, function: str, workers: int, deadline_s: float) -> None:
+
+class Child:
+    """Takes a request at a time, of any thread. A process that hangs is killed; the next request starts another."""
+
+    def __init__(self, function: str, deadline_s: float) -> None:
         self.hangs = 0  # requests ended by the deadline
         self.failures = 0  # requests in which the child died or raised
-        self.deaths = 0  # those in which it died
-        self._function, self._deadline_s, self._workers = function, deadline_s, workers
-        self._counting = threading.Lock()
-        self._closed = False
-        # None stands for a child that is not running. Last in, first out: running children are used first.
-        self._children: LifoQueue[_Child | None] = LifoQueue()
-        for _ in range(workers):
-            self._children.put(None)
-
-    def close(self) -> None:
-        """End all children, after waiting for the requests that are running."""
-        if self._closed:
-            return
-        self._closed = True
-        for child in [self._children.get() for _ in range(self._workers)]:
-            if child is not None:
-                child.kill()
+        self._function, self._deadline_s = function, deadline_s
+        self._asking = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: Any) -> Any:
-        """Return the reply; None if the child raised, died, or took too long."""
-        assert not self._closed, "the pool is closed"
-        child = self._children.get()
-        reply: str | None = ""
-        try:
-            child = child or _Child(self._function, self._deadline_s)
-            reply = child.ask(request)
-        finally:
-            if child is not None and not reply:  # it hangs, died, or was interrupted
-                child.kill()
-                child = None
-            self._children.put(child)
-        answer = json.loads(reply) if reply else None
-        if answer is None:
-            with self._counting:
-                self.hangs += reply is None
-                self.failures += reply is not None
-                self.deaths += reply == ""
+        """Return the reply; None if the child raised, or took too long. Raise Died if it died."""
+        with self._asking:
+            reply: str | None = ""
+            try:
+                reply = self._answer(self._process or self._start(), request)
+            finally:
+                if not reply:  # it hangs, died, or was interrupted
+                    self._kill()
+            answer = json.loads(reply) if reply else None
+            self.hangs += reply is None
+            self.failures += reply is not None and answer is None
+        if reply == "":
+            raise Died
         return answer
 
+    def close(self) -> None:
+        """End the child, after waiting for the request that is running."""
+        with self._asking:
+            self._kill()
 
-class _Child:
-    def __init__(self, function: str, deadline_s: float) -> None:
-        self._deadline_s = deadline_s
+    def _start(self) -> subprocess.Popen[bytes]:
         # With the parent's sys.path, the child finds what the parent finds, however that was installed.
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"{code}; serve({function!r}, {deadline_s + GRACE_S})"],
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-c", f"{code}; serve({self._function!r}, {self._deadline_s + GRACE_S})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -100,39 +86,39 @@ class _Child:
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
-        if self._read(START_S) != json.dumps(READY):
-            self.kill()
-            by_hand = f"{sys.executable} -c 'from {__name__} import serve; serve(\"{function}\", 1)'"
-            raise RewardError(f"the process of {function} did not start. To see why, run: {by_hand}")
+        if _read(process, START_S) != json.dumps(READY):
+            by_hand = f"{sys.executable} -c 'from {__name__} import serve; serve(\"{self._function}\", 1)'"
+            raise RewardError(f"the process of {self._function} did not start. To see why, run: {by_hand}")
+        return process
 
-    def ask(self, request: Any) -> str | None:
+    def _answer(self, process: subprocess.Popen[bytes], request: Any) -> str | None:
         """Return the reply: empty if the child died, None if it took too long."""
-        assert self._process.stdin is not None
+        assert process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.write(json.dumps(request).encode() + b"\n")
         except BrokenPipeError:
             return ""
-        return self._read(self._deadline_s)
+        return _read(process, self._deadline_s)
 
-    def _read(self, seconds: float) -> str | None:
-        assert self._process.stdout is not None
-        until, line = time.monotonic() + seconds, b""
-        while not line.endswith(b"\n"):
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
-                return None
-            part = self._process.stdout.read(LONGEST_REPLY)
-            if not part or len(line) > LONGEST_REPLY:
-                return ""
-            line += part
-        return line.decode().strip()
+    def _kill(self) -> None:
+        if self._process is not None:
+            with self._process as process:  # which closes the pipes, and waits
+                process.kill()
+            self._process = None
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+
+def _read(process: subprocess.Popen[bytes], seconds: float) -> str | None:
+    assert process.stdout is not None
+    until, line = time.monotonic() + seconds, b""
+    while not line.endswith(b"\n"):
+        left = until - time.monotonic()
+        if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+            return None
+        part = process.stdout.read(LONGEST_REPLY)
+        if not part or len(line) > LONGEST_REPLY:
+            return ""
+        line += part
+    return line.decode().strip()
 
 
 # ------------------------------------------------------------------------------------------------------- in the child

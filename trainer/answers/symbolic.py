@@ -1,8 +1,8 @@
-r"""Symbolic equality for MATH, through math-verify in child processes that can be killed.
+r"""Symbolic equality for MATH, through math-verify in a child process that can be killed.
 
-    pool = SymbolicPool(workers=2, deadline_s=5.0)
-    pool.equal("x+1", "1+x")          # True
-    pool.equal("9^{9^{9^9}}", "1")    # False after five seconds; pool.hangs is 1
+    symbolic = Symbolic(deadline_s=5.0)
+    symbolic.equal("x+1", "1+x")          # True
+    symbolic.equal("9^{9^{9^9}}", "1")    # False after five seconds; symbolic.child.hangs is 1
 
 math-verify may compute forever on what a model wrote (`99999999!`), and its own time limit is a signal handler, which
 only the main thread may set and which any `except Exception` below it can swallow. So it runs in a child process
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from trainer.answers import compare, notation, number
-from trainer.answers.children import ChildPool
+from trainer.answers.children import Child, Died
 from trainer.errors import ConfigError
 
 # Decimals of an irrational number that count as equal to it: 1.414214 is not the square root of two.
@@ -39,26 +39,16 @@ _FIGURE = re.compile(r"\\(?:angle|triangle|overrightarrow|vec|widehat)\s*\{?([A-
 _MATRIX = re.compile(r"[A-Z]\s*\^\s*\{?\s*(?:T|-1|\*|\\top|\\intercal|\\dagger)(?![A-Za-z0-9])")
 
 
-class _Died(Exception):
-    """A child has died in the middle of a comparison."""
+class Symbolic:
+    """Compares answers as mathematics. It may be called from several threads."""
 
-
-class SymbolicPool:
-    """Compares answers as mathematics. It may be called from several threads; each call has a child to itself."""
-
-    def __init__(self, workers: int = 1, deadline_s: float = 5.0) -> None:
+    def __init__(self, deadline_s: float = 5.0) -> None:
         if importlib.util.find_spec("math_verify") is None:
             remedy = "Run: pip install 'octet-grpo[math]', or write reward.symbolic=false"
             raise ConfigError("reward.symbolic=true", "it needs math-verify, which is not installed", remedy)
-        self.children = ChildPool(f"{__name__}:comparer", workers, deadline_s)
-        self._verdict = lru_cache(maxsize=4_096)(self._asked)  # answers of a group are often the same, and so is a hang
-
-    def close(self) -> None:
-        self.children.close()
-
-    @property
-    def hangs(self) -> int:
-        return self.children.hangs
+        self.child = Child(f"{__name__}:comparer", deadline_s)
+        # Answers of a group are often the same, and so is a hang. That the child died is not remembered.
+        self._verdict = lru_cache(maxsize=4_096)(lambda pair: bool(self.child.ask(pair)))
 
     def equal(self, answer: str, gold: str) -> bool:
         """Return True if the answers are equal by `compare.equal` or by math-verify. Return False at the deadline."""
@@ -71,16 +61,8 @@ class SymbolicPool:
                 compare.equal(*pair) or (is_worth_asking(*pair) and self._verdict(_with_letters_apart(*pair)))
                 for pair in pairs
             )
-        except _Died:
+        except Died:
             return False
-
-    def _asked(self, pair: tuple[str, str]) -> bool:
-        """Ask a child. That it took too long is remembered, too, and that it died is not."""
-        deaths = self.children.deaths
-        verdict = bool(self.children.ask(pair))
-        if self.children.deaths > deaths:
-            raise _Died
-        return verdict
 
 
 def is_worth_asking(answer: str, gold: str) -> bool:

@@ -17,11 +17,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import copy
 from functools import cache, lru_cache
 from typing import Any
 
-from trainer.answers.children import ChildPool
+from trainer.answers.children import Child, Died
 from trainer.answers.strip_thinking import after_thinking
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.settings import TaskSettings
@@ -74,7 +75,9 @@ class GeneratorTask(Task):
 
     def score(self, problem: Problem, answer: str) -> float:
         """Return what the generator gives for an answer; 0 if it cannot tell within some seconds."""
-        return float(_scorers().ask([problem.extra["made_by"], answer]) or 0.0)
+        with suppress(Died):
+            return float(_scorer().ask([problem.extra["made_by"], answer]) or 0.0)
+        return 0.0
 
     def _problems(self, split: str, size: int) -> list[Problem]:
         made: dict[str, Problem] = {}
@@ -142,10 +145,10 @@ def _data_set(generator: str, parameters: str, seed: int, count: int) -> Any:
 
 
 @cache
-def _scorers() -> ChildPool:
-    pool = ChildPool(f"{__name__}:scorer", workers=1, deadline_s=SCORING_S)
-    atexit.register(pool.close)
-    return pool
+def _scorer() -> Child:
+    child = Child(f"{__name__}:scorer", SCORING_S)
+    atexit.register(child.close)
+    return child
 
 
 # ------------------------------------------------------------------------------------------------------- in the child

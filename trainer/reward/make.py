@@ -3,7 +3,7 @@
 import atexit
 from pathlib import Path
 
-from trainer.answers.symbolic import SymbolicPool
+from trainer.answers.symbolic import Symbolic
 from trainer.config.settings import Config, Reward
 from trainer.machine.user_code import find
 from trainer.problem.prompts import answer_style, opens_thought
@@ -54,9 +54,9 @@ def make_verifier(config: Config, task: Task) -> Scorer:
         graders.append(runner)
     if not compares_as_mathematics(config.reward, task):
         return Scorer(rules, graders)
-    pool = SymbolicPool(deadline_s=config.reward.symbolic_s)
-    atexit.register(pool.close)
-    return Scorer(rules, graders, pool)
+    symbolic = Symbolic(config.reward.symbolic_s)
+    atexit.register(symbolic.child.close)
+    return Scorer(rules, graders, symbolic)
 
 
 def rules_of(config: Config, task: Task) -> Rules:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from trainer.answers import compare
 from trainer.answers.find import fenced
-from trainer.answers.symbolic import SymbolicPool
+from trainer.answers.symbolic import Symbolic
 from trainer.config.settings import RIGHT
 from trainer.errors import RewardError
 from trainer.records import Completion, Prompt, Score, ScoredGroup
@@ -68,7 +68,7 @@ class Grader(Protocol):
 class Scorer:
     """Scores answers by the weighted sum of the named rewards. It may be called from several threads."""
 
-    def __init__(self, rules: Rules, graders: Sequence[Grader] = (), symbolic: SymbolicPool | None = None) -> None:
+    def __init__(self, rules: Rules, graders: Sequence[Grader] = (), symbolic: Symbolic | None = None) -> None:
         self.rules, self.graders, self.symbolic = rules, graders, symbolic
         self.meter = Meter()
         self.weights = rules.settings.all_weights
@@ -119,7 +119,7 @@ class Scorer:
     def drain(self) -> dict[str, Mean]:
         """Return the seconds of each reward, requests, missing grades and hangs since the last call."""
         if self.symbolic is not None:
-            hangs, self._hangs = self.symbolic.hangs - self._hangs, self.symbolic.hangs
+            hangs, self._hangs = self.symbolic.child.hangs - self._hangs, self.symbolic.child.hangs
             self.meter.add("symbolic/hangs", hangs)
         return self.meter.drain()
 
