@@ -147,37 +147,32 @@ FIXED = ("CUDA_DEVICE_ORDER", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", "TORCH_CUDNN
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-@pytest.fixture
-def allocator(monkeypatch):
-    """Return what prepare_cuda() has set for torch's allocator."""
+MAY_GROW, OWN = "expandable_segments:True", "max_split_size_mb:64"
+
+
+@pytest.mark.parametrize(
+    ("engine", "release", "own", "settings"),
+    [
+        ("auto", "6.8.0-generic", "", [MAY_GROW]),
+        ("auto", "6.8.0-generic", "PYTORCH_ALLOC_CONF", [OWN]),
+        ("auto", "6.8.0-generic", "PYTORCH_CUDA_ALLOC_CONF", [OWN]),
+        ("auto", "5.15.167.4-microsoft-standard-WSL2", "", []),
+        ("vllm_colocate", "6.8.0-generic", "", []),
+    ],
+)
+def test_memory_may_grow_but_not_under_wsl_nor_beside_vllm_nor_over_a_setting(
+    monkeypatch, engine, release, own, settings
+):
     for name in (*ALLOCATOR, *FIXED):
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
         monkeypatch.delenv(name)
-
-    def prepared(engine: str = "auto") -> list[str]:
-        hardware.prepare_cuda(engine)
-        assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-        assert os.environ["TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC"] == "0"
-        return [os.environ[name] for name in ALLOCATOR if name in os.environ]
-
-    return prepared
-
-
-@pytest.mark.parametrize("own", ALLOCATOR)
-def test_memory_may_grow_unless_the_user_has_a_setting(allocator, monkeypatch, own):
-    assert allocator() == ["expandable_segments:True"]
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-    monkeypatch.setenv(own, "max_split_size_mb:64")
-    assert allocator() == ["max_split_size_mb:64"]
-
-
-def test_memory_does_not_grow_under_wsl(allocator, monkeypatch):
-    monkeypatch.setattr("platform.release", lambda: "5.15.167.4-microsoft-standard-WSL2")
-    assert allocator() == []
-
-
-def test_memory_does_not_grow_where_vllm_samples_in_this_process(allocator):
-    assert allocator("vllm_colocate") == []
+    if own:
+        monkeypatch.setenv(own, OWN)
+    monkeypatch.setattr("platform.release", lambda: release)
+    hardware.prepare_cuda(engine)
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert os.environ["TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC"] == "0"
+    assert [os.environ[name] for name in ALLOCATOR if name in os.environ] == settings
 
 
 DRIVER = """

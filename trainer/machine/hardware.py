@@ -155,7 +155,7 @@ def _card(index: str, uuid: str, name: str, memory: str, *state: str) -> list[Gp
     if (not state or state[-1] == "Enabled") and (instances := _instances(int(index), uuid, name)):
         return instances
     shares_ram = not _is_number(memory)  # [N/A] on a card with unified memory
-    size = _meminfo()["MemTotal"] / 1e9 if shares_ram else _gigabytes(memory)
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9 if shares_ram else _gigabytes(memory)
     use = None
     if state and all(map(_is_number, state[:3])):
         use = CardState(_gigabytes(state[0]), _gigabytes(state[1]), float(state[2]), state[3])
@@ -197,16 +197,11 @@ def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
 # --- RAM
 
 
-def _meminfo(path: Path = Path("/proc/meminfo")) -> dict[str, int]:
-    """Return the bytes that Linux tells by their names."""
-    rows = (line.partition(":") for line in path.read_text().splitlines())
-    return {name: int(value.split()[0]) * 1024 for name, _, value in rows}
-
-
-def free_ram(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+def free_ram(groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the bytes that programs can still get, swap included, within the limit of a container or a cluster job."""
-    found = _meminfo(meminfo)
-    return min([found["MemAvailable"] + found.get("SwapFree", 0), *_limits(groups)])
+    import psutil
+
+    return min([psutil.virtual_memory().available + psutil.swap_memory().free, *_limits(groups)])
 
 
 def _limits(groups: Path) -> list[int]:
