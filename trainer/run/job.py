@@ -12,7 +12,6 @@ from trainer.errors import CheckpointError, EndedByAlarm
 from trainer.evaluation.best import describe, metrics_of
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.merge_check import agreement
-from trainer.loop import train, warm_up
 from trainer.machine import disk, manifest
 from trainer.machine.out_of_memory import explained
 from trainer.machine.quiet import no_progress_bars
@@ -97,9 +96,7 @@ def _warm_up_first(request: Request, data: Data) -> Request:
 
 
 def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluations]:
-    config, run, lessons = request.config, assemble.build(request, data), None
-    if config.is_warmup:
-        lessons, run = teaching.lessons_of(config, run)
+    config, (run, train) = request.config, teaching.built(request, data)
     evaluator, log = run.evaluator, run.log
     evaluations: dict[str, Evaluation] = {}
     try:
@@ -113,10 +110,7 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
             if log.first_step == 0:
                 log.base(metrics_of(base))
         with stop_signal.ctrl_c_waits_for_the_step():
-            if lessons:
-                warm_up(config, *run, lessons)
-            else:
-                train(config, *run)
+            train()
         log.screen.close()
         if evaluator.held_out:
             last = None if evaluator.draws else evaluator.history.last  # a finished run makes no step

@@ -13,7 +13,6 @@ from trainer.config.paths import DATA
 from trainer.config.settings import Config
 from trainer.errors import DataError, counted
 from trainer.evaluation.best import Milestone
-from trainer.loop import train, warm_up
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import print, visible
 from trainer.run import assemble, teaching
@@ -65,17 +64,12 @@ def _train(config: Config, steps: int | None = None, goal: float = inf) -> Run:
     """Train so many steps, with the schedule of the whole run."""
     no_progress_bars()
     with assemble.process_group(config):
-        run, lessons = assemble.build(Request(config, "repro", "", json=True)), None  # progress goes to standard error
-        if config.is_warmup:
-            lessons, run = teaching.lessons_of(config, run)
+        run, train = teaching.built(Request(config, "repro", "", json=True))  # progress goes to standard error
         run.log.total_steps = steps or run.log.total_steps
         run.evaluator.history.goal = goal
         try:
             rehearse(run.rollouts, run.updater)
-            if lessons:
-                warm_up(config, *run, lessons)
-            else:
-                train(config, *run)
+            train()
         finally:
             run.rollouts.close()
             run.log.close()

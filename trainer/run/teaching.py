@@ -4,23 +4,25 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from trainer.answers import find
+from trainer.config.command_line import Request
 from trainer.config.settings import Config, Turns
 from trainer.errors import ConfigError, DataError
-from trainer.loop import Lessons
+from trainer.loop import Lessons, train, warm_up
 from trainer.model.load import resolve_dtype
 from trainer.model.merge import write_merged
+from trainer.plan.read_data import Data
 from trainer.problem.prompts import Prompter, end_token, taught
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, TrainingRow
 from trainer.reward.built_in import Rules, read
 from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking
-from trainer.run.assemble import Run, ends
+from trainer.run.assemble import Run, build, ends
 from trainer.run_folder.run_log import RunLog
 
 _NUMBER = re.compile(r"\s*[$£€]?\s*(-?[\d,]*\.?\d+)")
@@ -62,6 +64,15 @@ class LessonWriter:
             return whole[count:]
         tokens: list[int] = self.stops.tokenizer(text, add_special_tokens=False)["input_ids"]
         return tokens
+
+
+def built(request: Request, data: Data | None = None) -> tuple[Run, Callable[[], None]]:
+    """Put a run together, and return it with what trains it: GRPO, or a warm-up."""
+    run = build(request, data)
+    if not request.config.is_warmup:
+        return run, partial(train, request.config, *run)
+    lessons, run = lessons_of(request.config, run)
+    return run, partial(warm_up, request.config, *run, lessons)
 
 
 def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
