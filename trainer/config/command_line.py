@@ -123,26 +123,26 @@ def parse_command_line(arguments: Sequence[str]) -> Request:
     options = argument_parser().parse_intermixed_args(separate)
     options.overrides += ["run.strict_health=true"] if options.strict_health else []
     options.overrides += ["run.strict_verdict=true"] if options.strict_verdict else []
+    folder = None
     if options.resume is not None:
-        return _resumed(options)
-    preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
-    reason = f"preset {preset} ({why})" if why else ""
-    config = resolve(preset, options.recipe, options.overrides)
-    shown = (options.dry_run, options.json, options.debug)
-    return Request(config, preset, reason, *shown, accepts_changes=options.accept_changes)
+        config, folder = _resumed(options)
+        preset, reason = folder.name, f"resuming {folder}"
+    else:
+        preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
+        reason = f"preset {preset} ({why})" if why else ""
+        config = resolve(preset, options.recipe, options.overrides)
+    return Request(config, preset, reason, options.dry_run, options.json, options.debug, folder, options.accept_changes)
 
 
-def _resumed(options: argparse.Namespace) -> Request:
-    """Return the settings of an earlier run, from its folder, with the overrides of this command line."""
+def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:
+    """Return the settings of an earlier run, with the overrides of this command line, and its folder."""
     folder = Path(options.resume) if options.resume else latest_run("--resume", "--resume DIR")
     stored = folder / "config.yaml"
     if not os.path.isfile(stored):
         raise ConfigError(f"--resume {folder}", "there is no config.yaml in it, so it is not the folder of a run")
     if options.preset or options.recipe:
         raise ConfigError("--resume", "the run's own config.yaml is the preset", "Leave --preset and --recipe out")
-    config = resolve(str(stored), None, [*options.overrides, *overrides_of({"run.dir": str(folder)})])
-    reason, shown = f"resuming {folder}", (options.dry_run, options.json, options.debug)
-    return Request(config, folder.name, reason, *shown, resumes=folder, accepts_changes=options.accept_changes)
+    return resolve(str(stored), None, [*options.overrides, *overrides_of({"run.dir": str(folder)})]), folder
 
 
 def latest_run(option: str, written: str) -> Path:
