@@ -13,7 +13,8 @@ from trainer.errors import ConfigError
 from trainer.machine.visible import visible
 from trainer.reports.chart import HEIGHT, WIDTH, Chart, Curve, Value, colour_of, label, svg, thinned
 from trainer.reports.markup import Html, tag
-from trainer.run_folder.reader import NOT_COMPARED, RunFiles, differing, names_of, phases
+from trainer.run_folder.previous_run import NO_EFFECT
+from trainer.run_folder.reader import RunFiles, differing, names_of, phases
 
 Metrics = Mapping[str, float]
 Range = tuple[float, float, float]  # a value, and the lowest and highest around it
@@ -86,7 +87,7 @@ class Group(NamedTuple):
 def groups_of(runs: Sequence[RunFiles]) -> list[Group]:
     """Return the runs, those together that differ in their seed alone. If two have the same seed, each is alone."""
     found: dict[str, list[RunFiles]] = defaultdict(list)
-    compared = [key for key in fields() if key not in NOT_COMPARED | {"run.seed"}]
+    compared = [key for key in fields() if key not in NO_EFFECT | {"run.seed"}]
     for run in runs:
         found[str([run.settings[key] for key in compared])].append(run)
     keys = [key for key in differing([run.settings for run in runs]) if key != "run.seed"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,12 @@ from trainer.errors import ConfigError, DataError
 from trainer.estimates import Share, wilson
 from trainer.machine import disk
 from trainer.machine.visible import print
-from trainer.run_folder.journal import VERDICT, read_records
+from trainer.run_folder.journal import VERDICT, lines_of, read_records
+from trainer.run_folder.previous_run import NO_EFFECT
 from trainer.watch.history import History
 from trainer.watch.measure import LENIENT, REWARD, STRICT, Measure, chosen, number, percent
 from trainer.watch.verdict import Verdict, verdict_of
 
-# Settings without effect on what is learned.
-NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every", "run.save_minutes", "run.track"}
-NOT_COMPARED |= {"run.strict_health", "run.strict_verdict"}
 TAIL = 2**18  # bytes at the end of samples.jsonl in which the last answers are
 
 Record = Mapping[str, Any]
@@ -250,7 +249,7 @@ def phases(records: Sequence[Record], kind: str = "time") -> list[str]:
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the settings that are not the same in all runs, and that have an effect on what is learned."""
-    return [key for key in fields() if key not in NOT_COMPARED and len({str(one[key]) for one in settings}) > 1]
+    return [key for key in fields() if key not in NO_EFFECT and len({str(one[key]) for one in settings}) > 1]
 
 
 @lru_cache
@@ -280,18 +279,10 @@ def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
 
 def _lines(path: Path, at_most: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the records of a file of JSON lines, or those in its last bytes. A line that was cut short is left out."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        if at_most and path.stat().st_size > at_most:
-            file.seek(-at_most, 2)
-            file.readline()
-        for line in file:
-            try:
-                record = disk.parsed(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
+    start = max(0, path.stat().st_size - at_most) if at_most and path.is_file() else 0
+    for line in islice(lines_of(path, start), bool(start), None):
+        with suppress(ValueError):
+            if isinstance(record := disk.parsed(line), dict):
                 yield record
 
 
