@@ -6,58 +6,16 @@ Equal requests get equal answers, whatever is asked beside them, so whole runs c
 (tests/vllm/) batches requests as they come, and its sums are rounded differently each time.
 """
 
-import json
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.http_double import Double, Reply
 from trainer.model.hub import NANO
-
-Reply = tuple[int, Any]  # a status, and bytes, a text, or what is sent as JSON
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Has the server's `get` and `post` answer."""
-
-    server: Any
-
-    def do_GET(self) -> None:
-        self.answer(*self.server.get(self.path))
-
-    def do_POST(self) -> None:
-        self.answer(*self.server.post(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-
-    def answer(self, status: int, said: Any) -> None:
-        text = said if isinstance(said, str | bytes) else json.dumps(said)
-        with suppress(BrokenPipeError, ConnectionResetError):  # the client did not wait
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(text.encode() if isinstance(text, str) else text)
-
-    def log_message(self, *arguments: Any) -> None: ...
-
-
-class Double(ThreadingHTTPServer):
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-    @contextmanager
-    def serving(self) -> Iterator[Any]:
-        """Answer from a thread."""
-        with self:
-            thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
-            thread.start()
-            yield self
-            self.shutdown()
-            thread.join()
 
 
 class VllmDouble(Double):

@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import refuses
+from tests.http_double import Double, Reply
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
 from trainer.errors import RewardError
@@ -31,77 +31,52 @@ GOOD = {"factual_accuracy": 1.0, "conciseness": 0.5, "formatting": 0}
 GOOD_REWARD = 0.5 * 1.0 + 0.35 * 0.5 + 0.15 * 0
 KEY = "sk-secret-0123456789"
 
-Reply = tuple[int, dict[str, str], bytes]
-
 
 def chat(content: Any, tokens: Any = 100) -> Reply:
     text = content if isinstance(content, str) else json.dumps(content)
     message = {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": {"total_tokens": tokens}}
-    return 200, {}, json.dumps(message).encode()
+    return 200, message
 
 
 def refusal(status: int, **headers: str) -> Reply:
-    return status, {name.replace("_", "-"): value for name, value in headers.items()}, b'{"error": "no"}'
+    return status, {"error": "no"}, {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-class Server(ThreadingHTTPServer):
+class Server(Double):
     """Answers with `replies` in turn, the last one for ever; what came in is in `requests`."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__()
+        self.url += "/v1"
         self.replies: list[Reply | Callable[[], Reply]] = [chat(GOOD)]
         self.requests: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.times: list[float] = []
         self.at_once = self.most_at_once = 0
         self.lock = threading.Lock()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+    def post(self, path: str, body: dict[str, Any]) -> Reply:
+        with self.lock:
+            self.requests.append(body)
+            self.paths.append(path)
+            self.times.append(time.monotonic())
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        found = reply() if callable(reply) else reply
+        with self.lock:
+            self.at_once -= 1
+        return found
 
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        body, own = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.server
-        with own.lock:
-            own.requests.append(body)
-            own.headers.append(dict(self.headers))
-            own.paths.append(self.path)
-            own.times.append(time.monotonic())
-            own.at_once += 1
-            own.most_at_once = max(own.most_at_once, own.at_once)
-            reply = own.replies.pop(0) if len(own.replies) > 1 else own.replies[0]
-        status, headers, content = reply() if callable(reply) else reply
-        with own.lock:
-            own.at_once -= 1
-        with suppress(BrokenPipeError, ConnectionResetError):  # the client did not wait
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-
-    def do_GET(self) -> None:
-        self.server.paths.append(self.path)
-        self.send_error(404)
-
-    def log_message(self, *arguments: Any) -> None: ...
+    def get(self, path: str) -> Reply:
+        self.paths.append(path)
+        return 404, ""
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with Server().serving() as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -155,17 +130,17 @@ BAD_REPLIES = {
     "further key": chat({**GOOD, "bonus": 1.0}),
     "a list": chat([1.0, 0.5, 0.0]),
     "deep": chat('{"a":' * 50_000 + "1" + "}" * 50_000),
-    "no text": (200, {}, b'{"choices": [{"message": {"content": null}}]}'),
-    "no choices": (200, {}, b'{"choices": []}'),
-    "a list of nothing": (200, {}, b"[]"),
-    "not json at all": (200, {}, b"<html>busy</html>"),
-    "not utf-8": (200, {}, b"\xff\xfe\xfa"),
-    "empty": (200, {}, b""),
+    "no text": (200, {"choices": [{"message": {"content": None}}]}),
+    "no choices": (200, {"choices": []}),
+    "a list of nothing": (200, []),
+    "not json at all": (200, "<html>busy</html>"),
+    "not utf-8": (200, b"\xff\xfe\xfa"),
+    "empty": (200, ""),
     "busy": refusal(429),
     "broken": refusal(500),
     "overloaded": refusal(503),
-    "cut short": (200, {"Content-Length": "1000"}, b'{"cho'),
-    "no http": (200, {"Transfer-Encoding": "chunked"}, b"nonsense"),
+    "cut short": (200, '{"cho', {"Content-Length": "1000"}),
+    "no http": (200, "nonsense", {"Transfer-Encoding": "chunked"}),
 }
 
 
@@ -347,7 +322,7 @@ def test_the_key_is_in_the_header_and_nowhere_else(server, tmp_path, monkeypatch
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("MY_KEY", f" {KEY}\n")
     monkeypatch.setenv("OCTET_JUDGE_KEY", "another")
-    server.replies = [(401, {}, f"Incorrect API key provided: {KEY}".encode())]
+    server.replies = [(401, f"Incorrect API key provided: {KEY}")]
     scorer = judge(server.url, "reward.judge.key_env=MY_KEY", f"reward.judge.cache={tmp_path}/cache")
     with pytest.raises(RewardError) as raised:
         scorer.rehearse(PROMPT, worked(PROBLEM))
@@ -368,7 +343,7 @@ def test_the_key_is_in_the_header_and_nowhere_else(server, tmp_path, monkeypatch
 def test_a_key_is_masked_before_a_reply_that_quotes_it_is_cut(server, monkeypatch, name, before, status):
     monkeypatch.setenv(name, KEY)
     text = f"{'x' * before}{KEY} is your key"
-    server.replies = [chat(text) if status == 200 else (status, {}, text.encode())]
+    server.replies = [chat(text) if status == 200 else (status, text)]
     scorer = judge(server.url, f"reward.judge.key_env={name}", "reward.judge.retries=0")
     with pytest.raises(RewardError) as raised:
         scorer.rehearse(PROMPT, worked(PROBLEM))

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests import http_double
 from tests.conftest import ROOT, ran, refuses
-from tests.e2e import vllm_double
-from tests.e2e.vllm_double import Reply
 from tests.forks import forked
+from tests.http_double import Reply
 from tests.run_on_ranks import on_two_ranks
 from trainer.batch.pack import Packer
 from trainer.config.command_line import Request, resolve
@@ -46,7 +46,7 @@ PROMPTS = [Prompt(Problem(f"p{n}", "q", "1"), "q", tuple(range(20, 25 + n))) for
 PACKER = Packer(512, 0, flat=False)
 
 
-class Double(vllm_double.Double):
+class Double(http_double.Double):
     """Keeps adapters by name, as vLLM does. `faults` are answers to requests for completions, in turn, before the good
     ones."""
 
@@ -420,18 +420,10 @@ def test_an_adapter_in_a_folder_is_served_under_a_new_name(double, make_sampler,
 
 def test_the_key_of_the_server_goes_with_every_request(double, monkeypatch, make_sampler):
     monkeypatch.setenv("VLLM_API_KEY", "secret")
-    seen: list[str | None] = []
-    answer = vllm_double.Handler.answer
-
-    def noting(handler: vllm_double.Handler, *reply: Any) -> None:
-        seen.append(handler.headers.get("Authorization"))
-        answer(handler, *reply)
-
-    monkeypatch.setattr(vllm_double.Handler, "answer", noting)
     sampler = make_sampler(double)
     sample(sampler)
     sampler.close()
-    assert set(seen) == {"Bearer secret"}
+    assert {headers.get("Authorization") for headers in double.headers} == {"Bearer secret"}
 
 
 BEHIND_A_PROXY = """
