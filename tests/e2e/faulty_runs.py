@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.samplers import Altered, Scripted
 from trainer import loop
 from trainer.config.command_line import Request, resolve
 from trainer.errors import TrainingError
@@ -33,30 +34,9 @@ CUSTOM = {  # name -> what a reward of one's own gives for a text
 }
 
 
-class Scripted(Sampler):
-    """Writes what it is told to, and reports log-probs that are not those of the model."""
-
-    def __init__(self, tokenizer: Any, text: Callable[[Prompt, int], str], truncated: bool = False) -> None:
-        self.tokenizer, self.text, self.truncated = tokenizer, text, truncated
-
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        for index, prompt in enumerate(prompts):
-            yield index, [self._answer(self.text(prompt, number)) for number in range(sampling.group)]
-
-    def _answer(self, text: str) -> Completion:
-        tokens = tuple(self.tokenizer(text)["input_ids"]) or (2,)
-        return Completion(tokens, (-1.0,) * len(tokens), text, self.truncated)
-
-
-class Stale(Sampler):
-    """A sampler whose log-probs are those of another policy."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
-
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        for index, group in self.sampler.sample(prompts, sampling):
-            yield index, [replace(one, logprobs=tuple(value - 0.3 for value in one.logprobs)) for one in group]
+def stale(one: Completion) -> Completion:
+    """Return an answer with the log-probs of another policy."""
+    return replace(one, logprobs=tuple(value - 0.3 for value in one.logprobs))
 
 
 class Slower(Sampler):
@@ -134,7 +114,7 @@ FAULTS = {
     ),
     "a reward without values": fault("{silent}", raises="no reward"),
     "8 problems": fault("task.limit=8", raises="few problems"),
-    "stale sampler": fault(raises="sampler and trainer apart", sampler=lambda sampler, _: Stale(sampler)),
+    "stale sampler": fault(raises="sampler and trainer apart", sampler=lambda sampler, _: Altered(sampler, stale)),
     "always right": told(lambda prompt, _: f"#### {prompt.problem.gold}", "all right, answers alike"),
     "empty answers": told(lambda *_: "", "empty answers, all wrong, answers alike"),
     "a loop": told(lambda _, number: "3 + 4 = " * 40 + str(number), "repetition, all wrong"),

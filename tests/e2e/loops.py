@@ -10,7 +10,6 @@ need it a different number of times.
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch.distributed
 
 import train
 from tests.conftest import lines_of
+from tests.samplers import Scripted
 from trainer import loop
 from trainer.config import ds_config
 from trainer.config.command_line import Request, resolve
@@ -25,8 +25,7 @@ from trainer.loss import logprobs
 from trainer.machine import quiet
 from trainer.model import lora
 from trainer.ranks import distributed
-from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.collect import Sampler
+from trainer.records import Prompt
 from trainer.rollout.make import make_sampler
 from trainer.run import assemble
 
@@ -38,24 +37,18 @@ TOKENS_AT_ONCE = 32
 SETTINGS_OF = {"": [], "whole": ["lora.enabled=false"], "sampled": []}
 
 
-class Told(Sampler):
+class Told(Scripted):
     """A sampler that has the answers by heart."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, self.by_heart)
         self.places: dict[str, tuple[int, int]] = {}  # problem -> its step, and its place there
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        for index, prompt in enumerate(prompts):
-            yield index, [self._answer(prompt, number) for number in range(sampling.group)]
-
-    def _answer(self, prompt: Prompt, number: int) -> Completion:
+    def by_heart(self, prompt: Prompt, number: int) -> str:
         step, place = self.places.get(prompt.problem.id, (0, 0))
         is_right = (number + place) % 3 == 0 and not (step == DEAD_STEP and place % 2)
         words = " 7 + 2" * (1 + number + step) * (1 + place % 2)
-        text = f"{words} #### {prompt.problem.gold if is_right else 'none'}"
-        tokens = tuple(self.tokenizer(text)["input_ids"])
-        return Completion(tokens, (-1.0,) * len(tokens), text, truncated=False)
+        return f"{words} #### {prompt.problem.gold if is_right else 'none'}"
 
 
 def split(folder: Path, name: str) -> str:

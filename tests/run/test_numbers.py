@@ -1,7 +1,7 @@
 """Numbers that are not finite, where they would come from in a run: they are skipped, and never trained on."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.samplers import Altered
 from trainer import loop
 from trainer.config.command_line import Request, resolve
 from trainer.errors import TrainingError
-from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.collect import Sampler
 from trainer.run import assemble
 from trainer.run.assemble import Run
 from trainer.run_folder import lock
@@ -25,19 +24,9 @@ FEW += ["reward.weights={length: 1.0}", "reward.length_band=[1, 30]"]
 NAN = float("nan")
 
 
-class Spoiled(Sampler):
-    """Reports log-probs that are not numbers."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
-
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        for index, group in self.sampler.sample(prompts, sampling):
-            yield index, [replace(one, logprobs=(NAN,) * len(one.tokens)) for one in group]
-
-
 def of_sampler(run: Run) -> Run:
-    return run._replace(rollouts=replace(run.rollouts, sampler=Spoiled(run.rollouts.sampler)))
+    spoiled = Altered(run.rollouts.sampler, lambda one: replace(one, logprobs=(NAN,) * len(one.tokens)))
+    return run._replace(rollouts=replace(run.rollouts, sampler=spoiled))
 
 
 def of_gradient(number: float, times: int) -> Callable[[Run], Run]:
