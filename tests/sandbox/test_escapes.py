@@ -20,6 +20,7 @@ from trainer.sandbox.kernel import FOLDER, Limits
 from trainer.sandbox.pool import Sandbox
 
 SECRET = "the canary sings"
+COMMAND = "/usr/bin/python3 program"
 LIMITS = Limits(seconds=20, memory_mb=256, processes=16, file_mb=1, output_kb=64)
 SECONDS = 20.0  # for an escape, in the sandbox or without it
 HANGS = {"loop": 0.8, "sleep": 0.8, "ignore all signals": 0.8}  # seconds for programs that take 1.2
@@ -34,26 +35,22 @@ sys.excepthook = lambda kind, error, at: print("FAILED", getattr(error, "errno",
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    yield from started(sys.executable)
-
-
-@pytest.fixture(scope="module")
-def sandbox_in_a_container(tmp_path_factory) -> Iterator[Sandbox]:
-    """A sandbox where there are no new namespaces, as in most containers: Landlock and seccomp are left."""
-    for sandbox in started(python_without("UNSHARE", tmp_path_factory.mktemp("python"))):
-        assert not sandbox.held.namespaces
-        yield sandbox
-
-
-def started(python: str) -> Iterator[Sandbox]:
+def sandbox(request, tmp_path_factory) -> Iterator[Sandbox]:
+    """A sandbox of Python programs; of a command; or one where there are no new namespaces, as in most containers:
+    Landlock and seccomp are left."""
+    kind, python = getattr(request, "param", ""), sys.executable
+    if kind == "in a container":
+        python = python_without("UNSHARE", tmp_path_factory.mktemp("python"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OCTET_CANARY", SECRET)
         patch.setattr(sys, "executable", python)
-        sandbox = Sandbox(LIMITS)
+        sandbox = Sandbox(LIMITS, COMMAND if kind == "of a command" else None)
     with sandbox:
-        if not sandbox.held.is_enough:
-            pytest.skip(f"this machine cannot hold a program in: {sandbox.held}")
+        held = sandbox.held
+        assert not (held.namespaces and kind == "in a container")
+        has_python = held.namespaces and Path(COMMAND.split(maxsplit=1)[0]).exists()
+        if not held.is_enough or (kind == "of a command" and not has_python):
+            pytest.skip(f"this machine cannot hold a program in: {held}")
         yield sandbox
 
 
@@ -125,45 +122,18 @@ def canaries(tmp_path: Path) -> Iterator[Canaries]:
     canaries.close()
 
 
-@pytest.mark.parametrize("name", ESCAPES)
-def test_an_escape_is_held(name, sandbox, canaries):
-    assert_is_held(name, sandbox, canaries)
-
-
-@pytest.mark.parametrize("name", [name for name in ESCAPES if name not in HANGS])
-def test_an_escape_is_held_without_namespaces(name, sandbox_in_a_container, canaries):
-    assert_is_held(name, sandbox_in_a_container, canaries)
-
-
-COMMAND = "/usr/bin/python3 program"
 MAY_START_PROGRAMS = {name for name in ESCAPES if name.startswith("start a program") and "memory" not in name}
 MAY_START_PROGRAMS |= {"fork", "become another program", "outlive the program"}  # which is killed nevertheless
+SHORT = [name for name in ESCAPES if name not in HANGS]
+CASES = [("", name) for name in ESCAPES] + [("in a container", name) for name in SHORT]
+CASES += [pytest.param("of a command", name, marks=pytest.mark.slow) for name in SHORT]
 
 
-@pytest.fixture(scope="module")
-def sandbox_of_a_command() -> Iterator[Sandbox]:
-    with Sandbox(LIMITS, COMMAND) as sandbox:
-        if not (sandbox.held.is_enough and sandbox.held.namespaces and Path("/usr/bin/python3").exists()):
-            pytest.skip(f"this machine cannot hold a command in: {sandbox.held}")
-        yield sandbox
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ESCAPES if name not in HANGS])
-def test_an_escape_from_a_command_is_held(name, sandbox_of_a_command, canaries):
-    ran = sandbox_of_a_command.run(canaries.source(ESCAPES[name], FOLDER), b"", SECONDS)
-    assert ran.output.startswith(b"TRIES")
-    assert (b"ESCAPED" in ran.output) is (name in MAY_START_PROGRAMS)
-    if name == "outlive the program":
-        time.sleep(0.6)
-        assert not canaries.mark.exists()
-    assert canaries.are_well()
-
-
-def assert_is_held(name: str, sandbox: Sandbox, canaries: Canaries) -> None:
+@pytest.mark.parametrize(("sandbox", "name"), CASES, indirect=["sandbox"])
+def test_an_escape_is_held(name, sandbox, canaries):
     ran = sandbox.run(canaries.source(ESCAPES[name], FOLDER), b"", HANGS.get(name, SECONDS))
     assert ran.output.startswith(b"TRIES")
-    assert b"ESCAPED" not in ran.output
+    assert (b"ESCAPED" in ran.output) is (sandbox.command is not None and name in MAY_START_PROGRAMS)
     assert ran.timed_out is (name in HANGS)
     if name == "outlive the program":
         time.sleep(0.6)
