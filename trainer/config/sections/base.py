@@ -14,10 +14,14 @@ one_or_many = BeforeValidator(lambda value: (value,) if isinstance(value, str) e
 def base_address(url: str) -> str:
     """Return the address of a server without a path. Raise ValueError if it is none. One that may have a key in it is
     returned as it is, because the message of a field shows its value."""
-    parts = urllib.parse.urlsplit(url)
-    if not (may_have_a_key(url) or (url.isascii() and parts.scheme in ("http", "https") and parts.netloc)):
+    if not (may_have_a_key(url) or is_address(url)):
         raise ValueError(f"{url} is not the address of a server. Write one like http://127.0.0.1:8000")
     return url.rstrip("/").removesuffix("/v1")
+
+
+def is_address(url: str) -> bool:
+    parts = urllib.parse.urlsplit(url)
+    return bool(url.isascii() and parts.scheme in ("http", "https") and parts.netloc)
 
 
 def may_have_a_key(url: str) -> bool:

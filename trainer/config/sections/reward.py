@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import urllib.parse
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from trainer.config.nearest_name import did_you_mean
-from trainer.config.sections.base import RUNS, Section, one_or_many
+from trainer.config.sections.base import RUNS, Section, is_address, may_have_a_key, one_or_many
 
 # The rewards of reward/built_in.py, the language model that grades (reward/judge.py), and tests (reward/programs.py).
 REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "environment", "judge", "code")
@@ -50,12 +49,11 @@ class Judge(Section):
     @model_validator(mode="after")
     def _no_secret_in_the_settings(self) -> Judge:
         """Refuse what may be a key. The messages do not show the values."""
-        parts = urllib.parse.urlsplit(self.url or "http://none")
-        if "@" in parts.netloc or parts.query:
+        if may_have_a_key(self.url or ""):
             raise ValueError("the url has a user name or a query in it. Put the key into the environment; see key_env")
         if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
             raise ValueError("key_env is the name of a variable, in capitals, not the key. Write OCTET_JUDGE_KEY")
-        if not (self.url or "").isascii() or parts.scheme not in ("http", "https") or not parts.netloc:
+        if self.url and not is_address(self.url):
             raise ValueError("the url does not begin with http:// or https://. Write one like http://localhost:8000/v1")
         return self
 
