@@ -9,11 +9,15 @@ from typing import Any
 
 
 class AfterTorch(MetaPathFinder):
+    is_looking = False
+
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
+        """Transformers looks torch up before anybody imports it, so this may be called more than once."""
+        if name != "torch" or self.is_looking:
             return None
-        sys.meta_path.remove(self)
+        self.is_looking = True
         spec = importlib.util.find_spec("torch")
+        self.is_looking = False
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module

@@ -116,7 +116,6 @@ def test_under_wsl_a_run_stays_off_the_memory_of_the_host():
 
 EIGHT_BITS = """
 import json
-import torch
 from tests.rollout.test_decoder import adapted, family, prompts, sampling
 from trainer.config.settings import Model, Rollout
 from trainer.errors import ConfigError
