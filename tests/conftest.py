@@ -248,6 +248,11 @@ def group(
     return ScoredGroup(Prompt(Problem("p", "q", "1"), "q", prompt), completions, scores)
 
 
+def gradients(model: Any) -> dict[str, Any]:
+    """The gradients of a model by name, where there are some."""
+    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+
+
 def logprobs_of(model: Any, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> Any:
     """The log-probs of an answer, by the plainest way: one forward pass over it, without padding or chunks."""
     import torch

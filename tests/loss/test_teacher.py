@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.conftest import row
-from tests.loss.test_warmup import assert_same, gradients, padded
+from tests.conftest import gradients, row
+from tests.loss.test_warmup import assert_same, padded
 from trainer.batch.pack import Packer, to_tensors
 from trainer.config.command_line import resolve
 from trainer.loss.before_update import with_teacher

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.conftest import group, logprobs_of
+from tests.conftest import gradients, group, logprobs_of
 from tests.e2e.updates import updater_of
 from trainer import advantage
 from trainer.batch.pack import idle_row, minibatches, rows
@@ -170,10 +170,6 @@ def ours(policies: Policies, groups, config: Config) -> Outcome:
 def measured(batch: PreparedBatch, old_BT: torch.Tensor) -> MeasuredBatch:
     """Return the batch with other old log-probs than those of the policy that is trained."""
     return replace(batch, old_logprobs_BT=old_BT) if isinstance(batch, MeasuredBatch) else batch.measured(old_BT)
-
-
-def gradients(model) -> dict[str, torch.Tensor]:
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 @pytest.fixture

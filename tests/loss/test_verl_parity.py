@@ -11,7 +11,8 @@ are averaged over each micro-batch, and then over micro-batches. Where the two d
 import pytest
 import torch
 
-from tests.loss.test_trl_parity import Policies, answered, gradients, moved_apart, ours
+from tests.conftest import gradients
+from tests.loss.test_trl_parity import Policies, answered, moved_apart, ours
 from trainer.config.command_line import resolve
 
 GROUP, LONGEST = 5, 16

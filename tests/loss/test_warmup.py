@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.conftest import row
+from tests.conftest import gradients, row
 from trainer.batch.pack import Packer
 from trainer.config.command_line import resolve
 from trainer.loss.logprobs import LogProbs
@@ -42,10 +42,6 @@ def ours(model, budget: int = 30) -> float:
         share.backward()
         loss += share.item()
     return loss
-
-
-def gradients(model) -> dict[str, torch.Tensor]:
-    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
 
 
 def padded(rows=ROWS) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from tests.conftest import NANO, ROOT, launch, lines_of, refuses, said_by
+from tests.conftest import NANO, ROOT, gradients, launch, lines_of, refuses, said_by
 from tests.e2e.short_job import resumes_to_the_bit
 from tests.forks import forked
 from tests.rollout.test_decoder import SOME, prompts, rows_in, sample
@@ -101,31 +101,30 @@ def test_sampling_and_training_choose_the_same_experts(family, tokenizer):
         for value in lora.trainable(model).values():
             value.add_(0.1 * torch.randn_like(value))
     groups = sample(HfSampler, model, tokenizer, asked, stops=SOME)
-    batch, gradients = to_tensors(rows_in(groups, asked), 0), []
+    batch, found = to_tensors(rows_in(groups, asked), 0), []
     for module in (LogProbs(model, 1.0), LogProbs(model, 1.0, flat=True)):
         logprobs_BT = module(batch).logprobs_BT
         assert (logprobs_BT - batch.sampled_logprobs_BT)[batch.mask_BT].abs().max() < 1e-4
         logprobs_BT[batch.mask_BT].sum().backward()
-        gradients.append({name: value.grad.clone() for name, value in model.named_parameters() if value.requires_grad})
+        found.append(gradients(model))
         model.zero_grad()
     assert module.is_flat == (family == "qwen3_moe")
-    for name, value in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", TODAY)
 def test_a_loss_for_the_balance_of_experts_does_not_enter(family):
     """transformers adds it to its own loss where config.json says output_router_logits."""
-    gradients = []
+    found = []
     for changed in ({}, {"output_router_logits": True, "router_aux_loss_coef": 100.0}):
         model = base(family, **TEXT, **changed)
         row = TrainingRow((5, 6), (7, 8, 9), (0.0,) * 3, 1.0)
         logprobs_BT = LogProbs(model, 1.0)(to_tensors([row], 0)).logprobs_BT
         logprobs_BT.sum().backward()
-        gradients.append({name: value.grad for name, value in model.named_parameters()})
-    router = next(name for name in gradients[0] if name.endswith(("router.weight", "gate.weight")))
-    assert gradients[0][router].abs().sum() > 0
-    assert all(torch.equal(gradients[1][name], value) for name, value in gradients[0].items())
+        found.append(gradients(model))
+    router = next(name for name in found[0] if name.endswith(("router.weight", "gate.weight")))
+    assert found[0][router].abs().sum() > 0
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def pack(folder: Path) -> None:

@@ -90,11 +90,6 @@ class Call:
     place: tuple[int, ...]  # among the calls of its answer, whichever of those in parallel came first
     reply: "Future[Completion]" = field(default_factory=Future)
 
-    @property
-    def number(self) -> int:
-        """Return the number of the answer in its group."""
-        return self.conversation.number
-
 
 class Conversation:
     """All calls of one answer, and the agent that makes them. Several threads may ask at once."""

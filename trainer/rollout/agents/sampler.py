@@ -180,12 +180,12 @@ class Calls(Scheduler):
             if not calls:
                 break
             self._prompts_read += 1
-            new = NewAnswers(self._prompts_read, calls[0].prompt, [one.number for one in calls])
+            new = NewAnswers(self._prompts_read, calls[0].prompt, [one.conversation.number for one in calls])
             width = max(len(one.prompt.tokens) for one in (*starting, new))
             if starting and (len(starting) + 1) * width > PREFILL_TOKENS:
                 break
             starting.append(new)
-            self._decoding |= {AnswerId(self._prompts_read, one.number): one for one in calls}
+            self._decoding |= {AnswerId(self._prompts_read, one.conversation.number): one for one in calls}
             self._queued = [one for one in self._queued if one not in calls]
         return starting
 
@@ -319,7 +319,7 @@ class AgentSampler(Sampler):
 
 def _order(call: Call) -> tuple[Any, ...]:
     prompt = call.prompt
-    return (prompt.place, prompt.problem.id, prompt.repeat, prompt.most, prompt.stop, call.number)
+    return (prompt.place, prompt.problem.id, prompt.repeat, prompt.most, prompt.stop, call.conversation.number)
 
 
 def _prompt(call: Call) -> tuple[Any, ...]:
