@@ -126,9 +126,8 @@ class Pages:
         """Keep a table under its name, and nothing that could be run."""
         name = re.sub(r"[^\w.-]+", "_", Path(request.query_params.get("name", "")).name).lstrip("._-")[-100:]
         if Path(name).suffix not in READERS:
-            error = ConfigError(
-                name or "a file", "its name does not say what it is", f"A table ends in {', '.join(READERS)}"
-            )
+            remedy = f"A table ends in {', '.join(READERS)}"
+            error = ConfigError(name or "a file", "its name does not say what it is", remedy)
             return _answer(views.target("sent", views.error(str(error))), status_code=415)
         place = self.runs.folder / UPLOADS / name
         place.parent.mkdir(exist_ok=True)

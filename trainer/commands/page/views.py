@@ -10,7 +10,6 @@ from trainer.commands.page.runs import Chat, Runs, shown
 from trainer.errors import DataError
 from trainer.machine.console import spoken
 from trainer.reports import report
-from trainer.reports.chart import svg
 from trainer.reports.curves import groups_of
 from trainer.reports.markup import Html, joined, table, tag
 from trainer.reports.repeat import Override
@@ -20,7 +19,6 @@ from trainer.watch.alarms import alarms_of, lasting
 
 GB = 10**9
 VERDICTS = {"fits": "It fits", "tight": "It may not fit", "too large": "It does not fit"}
-ROW, NAMES, PEAKS, WIDE = 26, 80, 70, 620  # of the bars of memory
 RIGHT = {True: "right", False: "wrong"}
 WARNING, FAILED = r"(?m)^octet: (warning: .*)", r"\noctet: (?!stopped after)(.*)$"  # in what a run has printed
 PROPOSED = r"task\.(?:question|answer|on_bad_record)=\w+"  # by an error, as its remedy
@@ -93,10 +91,8 @@ def worth(scored: Record, weights: Mapping[str, float]) -> Html:
 
 def findings(found: Sequence[Record]) -> Html:
     words = {"note": "", "warn": "look", "end": "stops"}
-    rows = [
-        [one["name"], words[one["severity"]], joined(one["seen"], " ", tag("strong", one["remedy"]))] for one in found
-    ]
-    return table(["", "", ""], rows)
+    told = [joined(one["seen"], " ", tag("strong", one["remedy"])) for one in found]
+    return table(["", "", ""], [[one["name"], words[one["severity"]], text] for one, text in zip(found, told)])
 
 
 # ---------------------------------------------------------------- my card
@@ -106,7 +102,7 @@ def plan(found: Record) -> Iterator[Html]:
     fits = VERDICTS[found["verdict"]] if found["ram_fits"] else "Too little RAM is free on this machine"
     peak = f"{found['peak_bytes'] / GB:.1f} of {found['vram_bytes'] / GB:.1f} GB in {found['peak_phase']}"
     yield tag("p", tag("strong", fits), f": {peak}, most of it {found['dominant']}.")
-    yield bars(found["phases"], found["peaks"], found["vram_bytes"])
+    yield memory(found["phases"], found["peaks"], found["vram_bytes"])
     if about := hours(found["time"]):
         yield tag("p", f"About {about} for {found['time']['steps']} steps {found['time']['basis']}.")
     else:
@@ -126,26 +122,14 @@ def planned(found: Record) -> list[str]:
     return [*empty, *words[words.index("--preset") :]]
 
 
-def bars(phases: Mapping[str, Mapping[str, int]], peaks: Mapping[str, int], card: int) -> Html:
-    """Return a bar for each phase, of what it holds, over the whole card."""
-    scale, marks = (WIDE - NAMES - PEAKS) / max(card, *peaks.values()), []
-    for row, (phase, terms) in enumerate(phases.items()):
-        x, y = float(NAMES), ROW * row + 4
-        marks.append(tag("text", phase, x=0, y=y + 13))
-        marks.append(tag("rect", x=x, y=y, width=f"{card * scale:.1f}", height=18, class_="room"))
-        for place, (name, size) in enumerate(terms.items()):
-            box = {"x": f"{x:.1f}", "y": y, "width": f"{size * scale:.1f}", "height": 18}
-            shade, kind = f"{1 - 0.7 * place / len(terms):.2f}", "over" if peaks[phase] > card else None
-            marks.append(
-                tag("rect", tag("title", f"{name}, {size / GB:.2f} GB"), **box, fill_opacity=shade, class_=kind)
-            )
-            x += size * scale
-        marks.append(tag("text", f"{peaks[phase] / GB:.1f} GB", x=WIDE, y=y + 13, text_anchor="end"))
-    parts = [
-        [phase, ", ".join(f"{name} {size / GB:.2f}" for name, size in terms.items())] for phase, terms in phases.items()
-    ]
-    drawn = tag("div", svg(marks, WIDE, ROW * len(phases) + 4, "Memory in each phase"), class_="bars")
-    return joined(drawn, tag("details", tag("summary", "What each phase holds, in GB"), table(["", ""], parts)))
+def memory(phases: Mapping[str, Mapping[str, int]], peaks: Mapping[str, int], card: int) -> Html:
+    """Return what each phase takes, beside the whole card, and what that is."""
+    most, rows = max(card, *peaks.values()), []
+    for phase, terms in phases.items():
+        meter = tag("meter", value=peaks[phase], high=card, max=most, optimum=0, aria_label=phase)
+        holds = ", ".join(f"{name} {size / GB:.2f}" for name, size in terms.items())
+        rows.append([phase, meter, f"{peaks[phase] / GB:.1f}", tag("span", holds, class_="soft")])
+    return table(["", "of the card", "GB", "what it holds, in GB"], rows)
 
 
 def changed(preset: str, found: Sequence[Override]) -> Html:
