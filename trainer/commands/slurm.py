@@ -30,11 +30,8 @@ from trainer.plan.planner import Planner
 SCRIPTS = ROOT / "slurm"
 TIMEOUT_S = 120.0  # for a command of Slurm
 SITE_S = 60.0  # for site.env
-# Variables of site.env without SBATCH_, and the options that they set. sbatch reads them from its environment only.
-SITE = {"PARTITION": "partition", "ACCOUNT": "account", "QOS": "qos", "TIMELIMIT": "time", "RESERVATION": "reservation"}
-SITE |= {"CONSTRAINT": "constraint", "GRES": "gres", "EXCLUSIVE": "exclusive", "WCKEY": "wckey", "SIGNAL": "signal"}
-SITE |= {"MEM_PER_NODE": "mem", "MEM_PER_CPU": "mem-per-cpu", "MEM_PER_GPU": "mem-per-gpu"}
-SITE |= {"CPUS_PER_GPU": "cpus-per-gpu", "NETWORK": "network", "HINT": "hint"}
+# The options of sbatch whose SBATCH_ variables, which site.env sets, have another name.
+OPTIONS = {"timelimit": "time", "mem-per-node": "mem"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +144,9 @@ def _script(folder: Path, request: JobRequest) -> Iterator[str]:
 
 def _options(folder: Path, request: JobRequest) -> dict[str, str]:
     site = read_site(site_file())
-    for name, value in site.items():  # a variable that would otherwise be ignored silently
-        if name.startswith("SBATCH_") and name.removeprefix("SBATCH_") not in SITE and value:
-            known = f"octet slurm does not support this variable. It supports, after SBATCH_, {', '.join(SITE)}"
-            remedy = "Remove it, or submit a script of slurm/ with sbatch, which reads it"
-            raise ConfigError(site_file(), f"{name}={value}: {known}", remedy)
-    options = {option: site[f"SBATCH_{name}"] for name, option in SITE.items() if site.get(f"SBATCH_{name}")}
+    found = {name: value for name, value in site.items() if name.startswith("SBATCH_") and value}
+    named = {name.removeprefix("SBATCH_").lower().replace("_", "-"): value for name, value in found.items()}
+    options = {OPTIONS.get(name, name): value for name, value in named.items()}
     options |= {"nodes": request.range, "gpus-per-node": str(request.gpus), "job-name": folder.name}
     options["chdir"] = str(Path.cwd())  # what paths in the settings are relative to
     pattern = "slurm-%A_%a.out" if request.grid else "slurm-%j.out"
