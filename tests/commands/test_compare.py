@@ -41,9 +41,6 @@ def test_the_better_run_comes_first_with_what_differs(runs, capsys):
     assert (first["accuracy"], first["interval"]) == (0.75, [0.65, 0.85])
     assert (second["accuracy"], second["best"]) == (0.5, 0.55)  # the base model's 0.9 is nobody's result
     assert (second["steps"], second["training_s"]) == (4, 62.0)
-
-
-def test_the_same_as_csv(runs, capsys):
     octet("compare", *runs, "--csv")
     first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (first["run"], first["algorithm.lr"], first["accuracy"]) == (str(runs[1]), "0.002", "0.75")

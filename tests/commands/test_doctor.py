@@ -44,12 +44,6 @@ def doctor_of(folder: Path, *arguments: str, **environment: str) -> subprocess.C
     return launch(*command, folder=folder, **environment)
 
 
-def fill(folder: Path, leave: int) -> Path:
-    ballast = folder / "ballast"
-    ballast.write_bytes(b"\0" * (shutil.disk_usage(folder).free - leave))
-    return ballast
-
-
 # ---------------------------------------------------------------- disk
 
 
@@ -90,7 +84,8 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_the_run_goes_on(sma
     process = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
     while not (folder / "run/checkpoints/latest").exists() and process.poll() is None:
         time.sleep(0.01)
-    ballast = fill(folder, leave=MEGABYTE)
+    ballast = folder / "ballast"
+    ballast.write_bytes(b"\0" * (shutil.disk_usage(folder).free - MEGABYTE))
     complaint = process.communicate(timeout=580)[1]
     assert process.returncode == 2
     assert re.fullmatch(
@@ -184,10 +179,9 @@ def test_numbers_of_the_adapter_are_those_of_its_file():
     """Counted in adapter_model.safetensors of a run with the preset nano: r=16 on all linear layers."""
     found = hub.find_model(NANO.model)
     numbers = found.weights // 4
-    attention, named = (
-        preflight.needs(resolve("nano", None, [f"lora.targets={targets}"]), found, NO_CARDS)
-        for targets in ("attention", "[q_proj, k_proj, v_proj, o_proj]")
-    )
+    targets = ("attention", "[q_proj, k_proj, v_proj, o_proj]")
+    configs = (resolve("nano", None, [f"lora.targets={one}"]) for one in targets)
+    attention, named = (preflight.needs(one, found, NO_CARDS) for one in configs)
     of_state = (preflight.needs(NANO, found, NO_CARDS).run - 4 * numbers) / (NANO.run.keep + 1)
     assert of_state == 116_736 * (12 + 2 * 4)
     assert attention == named
@@ -383,10 +377,12 @@ def test_octet_doctor_counts_the_cards_that_are_left_to_train_on(monkeypatch):
     assert found("rollout.vllm.devices=[0,1,2,3]")["settings"].severity == "end"
 
 
-def test_other_versions_than_those_that_were_tried_are_seen(tmp_path):
+def test_other_versions_than_those_that_were_tried_are_seen(tmp_path, monkeypatch):
     file = tmp_path / "constraints.txt"
     file.write_text("# why\ntorch==2.13.0\nrich==1.0; python_version < '3'\nrich==15.0.0; python_version >= '3'\n")
     assert doctor.pinned(file) == {"torch": "2.13.0", "rich": "15.0.0"}
-    installed = doctor.pinned(doctor.CONSTRAINTS)
-    assert not doctor.differs("pydantic", installed["pydantic"])
-    assert doctor.differs("pydantic", "1.0")
+    tried = doctor.pinned(doctor.CONSTRAINTS)
+    monkeypatch.setattr(doctor, "version", lambda name: f"{tried[name]}+cpu")
+    assert doctor.python_and_packages().severity == "note"
+    monkeypatch.setattr(doctor, "version", lambda name: "1.0" if name == "pydantic" else tried[name])
+    assert f"pydantic 1.0 (tried: {tried['pydantic']})" in doctor.python_and_packages().seen

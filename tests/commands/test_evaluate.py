@@ -18,8 +18,6 @@ from trainer.model.load import load_model
 from trainer.model.lora import add_adapter, save_adapter
 
 SAMPLES, TRIALS, PROBLEMS = 4, 2, 12
-# PEFT asks transformers by an old name; quiet.py has the same filter
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 MODELS = [(0, "base"), (1, "adapter"), (2, "merged")]
 
 
@@ -49,14 +47,13 @@ def side_by_side(run_folder, tmp_path_factory) -> tuple[dict, Path]:
     return json.loads(launch(*command, folder=out).stdout), out
 
 
+def answers(out: Path, model: str, sampled: bool) -> list[dict]:
+    records = [record for record in lines_of(out / "eval_answers.jsonl") if record["model"] == model]
+    return [record for record in records if (record["temperature"] > 0) == sampled]
+
+
 def greedy(out: Path, model: str) -> dict[str, dict]:
-    records = [record for record in lines_of(out / "eval_answers.jsonl") if record["model"] == model]
-    return {record["problem"]: record for record in records if record["temperature"] == 0}
-
-
-def sampled(out: Path, model: str) -> list[dict]:
-    records = [record for record in lines_of(out / "eval_answers.jsonl") if record["model"] == model]
-    return [record for record in records if record["temperature"] > 0]
+    return {record["problem"]: record for record in answers(out, model, sampled=False)}
 
 
 def test_three_models_are_asked_the_same_problems_and_what_is_printed_is_stored(side_by_side):
@@ -87,7 +84,7 @@ def test_greedy_numbers_follow_from_the_answers(side_by_side, number, name):
 @pytest.mark.parametrize(("number", "name"), MODELS)
 def test_sampled_numbers_follow_from_the_answers(side_by_side, number, name):
     printed, out = side_by_side
-    summary, records = printed["evaluations"][number]["sampled"], sampled(out, name)
+    summary, records = printed["evaluations"][number]["sampled"], answers(out, name, sampled=True)
     assert len({(one["problem"], one["trial"], one["sample"]) for one in records}) == PROBLEMS * SAMPLES * TRIALS
     assert len(records) == PROBLEMS * SAMPLES * TRIALS
     accuracies = [fmean(one["correct_strict"] for one in records if one["trial"] == trial) for trial in range(TRIALS)]

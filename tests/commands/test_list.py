@@ -41,9 +41,8 @@ def test_presets_and_recipes_are_listed_with_what_they_are_for(tmp_path, monkeyp
     assert status == 0
     lines = re.sub(r"\n {20,}", " ", page).splitlines()[2:]
     rows = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in lines)
-    assert [*rows] == [f"--preset {one}" for one in names_in(PRESETS)] + [
-        f"--recipe {one}" for one in names_in(RECIPES)
-    ]
+    recipes = [f"--recipe {one}" for one in names_in(RECIPES)]
+    assert [*rows] == [*(f"--preset {one}" for one in names_in(PRESETS)), *recipes]
     assert all(re.fullmatch(r".{20,}\.", what) for what in rows.values())
     assert "at most 5 h" in rows["--preset 8gb"]
 
@@ -58,12 +57,10 @@ def test_the_latest_run_is_taken_and_named_where_none_is(runs, capsys, command):
 
 
 def test_a_setting_in_the_place_of_a_run_is_a_setting(runs):
-    options = parser_of("chat").parse_intermixed_args(["rollout.max_new_tokens=5", "run.seed=1"])
-    fill_in_run(options)
-    assert (str(options.run), options.overrides) == ("runs/old", ["rollout.max_new_tokens=5", "run.seed=1"])
-    options = parser_of("chat").parse_intermixed_args(["How many legs?"])
-    fill_in_run(options)
-    assert (str(options.run), options.overrides) == ("runs/old", ["How many legs?"])
+    for words in (["rollout.max_new_tokens=5", "run.seed=1"], ["How many legs?"]):
+        options = parser_of("chat").parse_intermixed_args(words)
+        fill_in_run(options)
+        assert (str(options.run), options.overrides) == ("runs/old", words)
     options = parser_of("push").parse_intermixed_args(["a=b", "--to", "you/model"])
     fill_in_run(options)
     assert str(options.run) == "a=b"

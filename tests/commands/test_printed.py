@@ -114,7 +114,7 @@ def test_a_printed_line_is_one_that_is_taken(page, words, folder):
         options = parser_of(rest[0]).parse_intermixed_args(rest[1:])
         preset = getattr(options, "preset", None) or "nano"
         settings = [text for text in getattr(options, "overrides", None) or [] if "=" in text]
-        settings = [f"task.name={options.task}", *settings] if rest[0] == "task" else settings
+        settings = [f"task.name={options.task}", *settings] if getattr(options, "task", None) else settings
         assert resolve(preset, getattr(options, "recipe", None), settings)
     elif program in ("python", "bash"):
         file = f"{rest[1].replace('.', '/')}.py" if rest[0] == "-m" else rest[0]

@@ -68,10 +68,9 @@ def sums(tmp_path_factory) -> list[str]:
     return ["--task", "records", f"task.path={path}", "task.holdout=0.1"]
 
 
-def octet_on(capsys, sums: list[str], name: str) -> tuple[int, str, str]:
-    return said_by(
-        capsys, "reward", "test", "-n", "4", *sums, f"reward.custom={FILE}:{name}", f"reward.weights={{{name}: 1.0}}"
-    )
+def octet_on(capsys, sums: list[str], name: str, paid: str = "") -> tuple[int, str, str]:
+    weights = f"reward.weights={{{paid or name}: 1.0}}"
+    return octet(capsys, "-n", "4", *sums, f"reward.custom={FILE}:{name}", weights)
 
 
 def test_every_exploitable_function_is_listed():
@@ -102,9 +101,7 @@ STYLES = ["gsm8k", "boxed", "few_shot", "r1_zero"]
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("answer", ["strict", "lenient"])
 def test_the_shipped_rewards_come_out_clean(capsys, sums, style, answer):
-    status, out, _ = said_by(
-        capsys, "reward", "test", "-n", "8", *sums, SHIPPED, f"prompt.style={style}", f"reward.answer={answer}"
-    )
+    status, out, _ = octet(capsys, "-n", "8", *sums, SHIPPED, f"prompt.style={style}", f"reward.answer={answer}")
     assert status == 0, out
     assert "format: 0 to 1; it does not tell right from wrong\n" in out
 
@@ -117,26 +114,21 @@ def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_pat
     ]
     path = write_lines(tmp_path / "choices.jsonl", choices)
     lenient = f"reward.answer={answer}"
-    status, out, _ = said_by(
-        capsys, "reward", "test", "--task", "multiple_choice", f"task.path={path}", "task.incorrect=[wrong]", lenient
-    )
+    choice = ("--task", "multiple_choice", f"task.path={path}", "task.incorrect=[wrong]")
+    status, out, _ = octet(capsys, *choice, lenient)
     assert status == 0, out
     texts = ["Apollo 11", "World War 2", "Summary judgment", "x=2 or x=3", "7 Up", "U.S. Grant", "(1, 2)", "101_2"]
     texts += ["\\frac{\\pi}{4}", "\\frac{1}{2}", "\\{1,2\\}", "[0,\\infty)"]
     rows = [{"question": f"Which is {text[::-1]}?", "answer": text} for text in texts]
     path = write_lines(tmp_path / "texts.jsonl", rows)
     for style in STYLES[:2]:
-        status, out, _ = said_by(
-            capsys, "reward", "test", *("--task", "records", f"task.path={path}", "task.holdout=0.1"),
-            f"prompt.style={style}", lenient,
-        )  # fmt: skip
+        own = ("--task", "records", f"task.path={path}", "task.holdout=0.1", f"prompt.style={style}")
+        status, out, _ = octet(capsys, *own, lenient)
         assert status == 0, out
 
 
 def test_a_right_text_that_the_weighted_sum_does_not_pay_is_found(capsys, sums):
-    status, out, _ = said_by(
-        capsys, "reward", "test", "-n", "4", *sums, f"reward.custom={FILE}:brief", "reward.weights={correct: 1.0}"
-    )
+    status, out, _ = octet_on(capsys, sums, "brief", "correct")
     assert status == 1, out
     assert "ten times as long                             right        4 of 4        0 of 4\n" in out
     assert "found: `reward` does not pay 4 of 4: a right answer, ten times as long, such as" in out
@@ -147,27 +139,17 @@ OUTVOTES = "found: in a group of 8 that is all right or all wrong, "
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("weights", "settings", "told"),
     [
-        (["{correct: 1, length: 0.05}"], ""),
-        (
-            ["{correct: 1, length: 0.05}", "reward.gate=false"],
-            "length can give one answer an advantage of 2.65, and a lone",
-        ),
-        (
-            ["{correct: 1, length: 0.05}", "reward.gate=false", "rollout.dead_by=correct"],
-            "",
-        ),  # such groups are left out
-        (["{correct: 1, length: 0.5, overlong: 0.5}"], "length, overlong can give one answer an advantage of 0.88"),
-        (
-            ["{correct: 1, length: 0.3}", "algorithm.advantage=dr_grpo"],
-            "length can give one answer an advantage of 0.26",
-        ),
+        ("length: 0.05", [], ""),
+        ("length: 0.05", ["reward.gate=false"], "length can give one answer an advantage of 2.65, and a lone"),
+        ("length: 0.05", ["reward.gate=false", "rollout.dead_by=correct"], ""),  # such groups are left out
+        ("length: 0.5, overlong: 0.5", [], "length, overlong can give one answer an advantage of 0.88"),
+        ("length: 0.3", ["algorithm.advantage=dr_grpo"], "length can give one answer an advantage of 0.26"),
     ],
 )
-def test_shaping_that_outvotes_right_answers_is_found_before_a_run(capsys, settings, told):
-    weights, *others = settings
-    status, out, _ = octet(capsys, "--task", "nano", "-n", "4", f"reward.weights={weights}", *others)
+def test_shaping_that_outvotes_right_answers_is_found_before_a_run(capsys, weights, settings, told):
+    status, out, _ = octet(capsys, "-n", "4", f"reward.weights={{correct: 1, {weights}}}", *settings)
     assert status == bool(told), out
     assert (OUTVOTES + told in out) == bool(told)
 

@@ -166,7 +166,6 @@ def test_resume_keeps_the_best_and_the_patience(interrupted):
     assert [event.step for event in board.Scalars("eval/accuracy")] == [0, 1, 2, 3]
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # see quiet.py
 def test_the_best_adapter_is_one_that_peft_reads(interrupted):
     folder = interrupted[0]
     prints = []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.plan.cards import CARDS, card_of, common
+from trainer.plan.cards import CARDS, card_of
 
 NAMES = {
     "NVIDIA H100 80GB HBM3": "H100",
@@ -90,11 +90,6 @@ def test_a_gaming_card_has_the_peak_of_sums_in_fp32(name):
     count, clock = CORES[name]
     of_core = 8 if name.startswith("2") else 4  # operations in a cycle
     assert CARDS[f"RTX {name}"].speed.flops / 1e9 == pytest.approx(of_core * count * clock, rel=0.01)
-
-
-@pytest.mark.parametrize(("gigabytes", "name"), [(6, "RTX 4060"), (11.9, "RTX 3060"), (48, "RTX 3090")])
-def test_a_common_card_is_no_larger(gigabytes, name):
-    assert common(gigabytes) == name
 
 
 @pytest.mark.parametrize("name", [name for name, card in CARDS.items() if card.larger])

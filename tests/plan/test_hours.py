@@ -96,9 +96,8 @@ def test_passes_before_an_update_are_those_that_a_run_makes(settings, passes, mo
 def test_a_teacher_beside_the_policy_takes_the_pass_of_its_own_shape():
     """The shape of the embedded model is not that of this policy."""
     found = duration("teacher.name=nano", "teacher.quantize=int8", "algorithm.loss=reinforce_baseline")
-    assert found.of_teacher == pytest.approx(
-        Duration(Planner(shape_of("nano"), found.planner.config, 1, 0), SLOW, 8.0).of_pass
-    )
+    teacher = Planner(shape_of("nano"), found.planner.config, 1, 0)
+    assert found.of_teacher == pytest.approx(Duration(teacher, SLOW, 8.0).of_pass)
 
 
 def test_a_warm_up_is_part_of_the_run():

@@ -206,6 +206,11 @@ def planner_of(name: str, *overrides: str, vram: int = 100 * GB, world: int = 1)
     return planner.Planner(shapes.shape_of(name), config, world, vram)
 
 
+def plan_of(preset: str, *overrides: str, shape: shapes.Shape | None = None, **machine: int) -> planner.Plan:
+    config = resolve(preset, None, overrides)
+    return planner.plan(shape or shapes.shape_of(config.model.name), config, **machine)
+
+
 @pytest.mark.parametrize(
     "settings",
     [Lora(targets="attention"), Lora(r=8), Lora(targets=("q_proj", "down_proj"), r=3), Lora(dora=True)],
@@ -245,10 +250,8 @@ def test_four_bits_are_what_bitsandbytes_makes_of_a_weight():
     assert planned._linear_bytes(linear) == found
 
 
-SOME, REST = (
-    ["normed, checkpointed", "small, in 8 bits"],
-    ["small, whole model", "small, all layers", "convolutions", "borrowed keys", "experts", "sinks"],
-)
+SOME = ["normed, checkpointed", "small, in 8 bits"]
+REST = ["small, whole model", "small, all layers", "convolutions", "borrowed keys", "experts", "sinks"]
 MEASURED = [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)]
 
 
@@ -342,34 +345,25 @@ def test_every_lever_takes_bytes_away(more, less):
 
 def test_a_warm_up_trains_on_solutions_each_with_a_prompt_of_its_own():
     """As many tokens as in GRPO make fewer rows, and a few solutions take less memory than many answers."""
-    grpo = resolve("8gb")
-    shape = shapes.shape_of(grpo.model.name, None)
-    few, many = (
-        planner.plan(shape, resolve("8gb", None, ["warmup.only=true", "warmup.steps=9", f"warmup.problems={count}"]))
-        for count in (1, 64)
-    )
+    warmup = ("warmup.only=true", "warmup.steps=9")
+    few, many = (plan_of("8gb", *warmup, f"warmup.problems={count}") for count in (1, 64))
     assert few.allocated_of("backward") < many.allocated_of("backward")
-    assert many.allocated_of("backward") == pytest.approx(planner.plan(shape, grpo).allocated_of("backward"), rel=0.1)
+    assert many.allocated_of("backward") == pytest.approx(plan_of("8gb").allocated_of("backward"), rel=0.1)
 
 
 def test_an_adapter_that_is_trained_further_is_kept_as_it_was():
     grpo = resolve("8gb")
-    shape = shapes.shape_of(grpo.model.name, None)
-    further = planner.plan(shape, resolve("8gb", None, ["lora.start=x"]))
-    found = Placement(shape, grpo, 1, 8 * GB)
-    assert further.phases["step"]["reference"] == found.trained * 2
-    assert "reference" not in planner.plan(shape, grpo).phases["step"]
+    trained = Placement(shapes.shape_of(grpo.model.name), grpo, 1, 8 * GB).trained
+    assert plan_of("8gb", "lora.start=x").phases["step"]["reference"] == trained * 2
+    assert "reference" not in plan_of("8gb").phases["step"]
 
 
 def test_a_teacher_lies_beside_the_policy_in_its_own_precision():
-    shape = shapes.shape_of("Qwen/Qwen2.5-1.5B-Instruct", None)
+    shape, large = (shapes.shape_of(f"Qwen/Qwen2.5-{size}B-Instruct") for size in ("1.5", "3"))
     teacher = ["teacher.name=Qwen/Qwen2.5-3B-Instruct", "algorithm.loss=reinforce_baseline"]
-    alone = planner.plan(shape, resolve("8gb"))
-    whole, packed = (
-        planner.plan(shape, resolve("8gb", None, [*teacher, f"teacher.quantize={kind}"])) for kind in ("none", "nf4")
-    )
-    parameters = shapes.shape_of("Qwen/Qwen2.5-3B-Instruct", None).parameters
-    assert whole.phases["rollout"]["teacher"] == pytest.approx(2 * parameters, rel=1e-3)
+    alone = plan_of("8gb", shape=shape)
+    whole, packed = (plan_of("8gb", *teacher, f"teacher.quantize={kind}", shape=shape) for kind in ("none", "nf4"))
+    assert whole.phases["rollout"]["teacher"] == pytest.approx(2 * large.parameters, rel=1e-3)
     assert packed.phases["rollout"]["teacher"] < whole.phases["rollout"]["teacher"] / 2.5
     assert "teacher" not in alone.phases["rollout"]
     assert whole.phases["teacher"]["activations"] > 0
@@ -383,22 +377,17 @@ def test_an_adapter_as_teacher_takes_no_second_base(tmp_path):
     sides = {f"{name}.lora_A.weight": torch.zeros(4, one.inputs) for name, one in linears}
     save_file(sides, tmp_path / "adapter_model.safetensors")
     distill = [f"teacher.adapter={tmp_path}", "algorithm.loss=reinforce_baseline", "model.dtype=bf16"]
-    plans = [
-        planner.plan(shape, resolve("nano", None, [*distill, *more]))
-        for more in ([], ["teacher.name=nano"], ["teacher.name=nano", "model.quantize=nf4"])
-    ]
+    kinds = ([], ["teacher.name=nano"], ["teacher.name=nano", "model.quantize=nf4"])
+    plans = [plan_of("nano", *distill, *more) for more in kinds]
     numbers = sum(map(torch.numel, sides.values()))
-    assert [one.phases["rollout"]["teacher"] for one in plans] == [
-        2 * numbers,
-        2 * numbers,
-        2 * shape.parameters + 4 * numbers,
-    ]
+    of_teacher = [2 * numbers, 2 * numbers, 2 * shape.parameters + 4 * numbers]
+    assert [one.phases["rollout"]["teacher"] for one in plans] == of_teacher
     assert all(one.phases["teacher"]["activations"] > 0 for one in plans)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"damaged")
     with refuses("teacher.adapter", ModelError, names="adapter_model.safetensors"):
-        planner.plan(shape, resolve("nano", None, distill))
+        plan_of("nano", *distill)
     url = ["teacher.url=http://127.0.0.1:1", "algorithm.loss=reinforce_baseline"]
-    served = planner.plan(shape, resolve("nano", None, url))
+    served = plan_of("nano", *url)
     assert "teacher" not in served.phases["rollout"].keys() | served.phases.keys()
 
 
@@ -439,11 +428,10 @@ def machine(gigabytes: float | None, count: int = 1) -> Hardware:
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B", "google/gemma-2-2b"])
 @pytest.mark.parametrize("gigabytes", [8, 12, 24])
 def test_what_the_search_proposes_fits_and_can_be_written(name, gigabytes):
-    config = resolve("8gb", None, [f"model.name={name}", "rollout.max_new_tokens=1024"])
+    asked = [f"model.name={name}", "rollout.max_new_tokens=1024"]
+    config = resolve("8gb", None, asked)
     found = Placement(shapes.shape_of(name), config, 1, gigabytes * GB).search()
-    written = resolve(
-        "8gb", None, [f"model.name={name}", "rollout.max_new_tokens=1024", *search.difference(config, found)]
-    )
+    written = resolve("8gb", None, [*asked, *search.difference(config, found)])
     assert written == found
     assert planner.plan(shapes.shape_of(name), written, vram=gigabytes * GB).fits
     assert (found.model.quantize == "none") is (gigabytes >= {"3B": 12, "7B": 24}.get(name[-2:], 8))
@@ -469,25 +457,35 @@ def test_the_largest_values_fit_and_one_more_does_not():
         assert not placement.fits(changed(config, {key: value + 1}))
 
 
-SEVEN = "model.name=Qwen/Qwen2.5-7B-Instruct"
+SEVEN, FOURTEEN = (f"model.name=Qwen/Qwen2.5-{size}B-Instruct" for size in (7, 14))
 WHOLE_15B, WHOLE_3B = (["lora.enabled=false", f"model.name=Qwen/Qwen2.5-{size}B"] for size in ("1.5", "3"))
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "key", "overrides", "fits"),
+    ("settings", "gigabytes", "ram", "key", "fits"),
     [
-        (8.6, "model.name", [SEVEN], ": model.quantize=nf4"),
-        (8.6, "model.name", ["model.name=Qwen/Qwen2.5-14B-Instruct"], "=Qwen/Qwen3-8B model.quantize=nf4"),
-        (8.6, "model.name", [*WHOLE_15B, "engine.ds_config=zero2"], ": engine.ds_config=zero3_offload"),
-        (8.6, "model.name", WHOLE_3B, ": lora.enabled=true model.quantize=nf4"),  # ZeRO-3 would need 77.7 GB of RAM
-        (1.0, "model.name", [], "--preset nano"),
-        (8.6, "lora.targets", ["lora.targets=[q, kv]"], "layer q, kv"),
+        (["8gb", SEVEN], 8.6, 64, "model.name", ": model.quantize=nf4"),
+        (["8gb", FOURTEEN], 8.6, 64, "model.name", "=Qwen/Qwen3-8B model.quantize=nf4"),
+        (["8gb", *WHOLE_15B, "engine.ds_config=zero2"], 8.6, 64, "model.name", ": engine.ds_config=zero3_offload"),
+        # ZeRO-3 would need 77.7 GB of RAM
+        (["8gb", *WHOLE_3B], 8.6, 64, "model.name", ": lora.enabled=true model.quantize=nf4"),
+        (["8gb"], 1.0, 64, "model.name", "--preset nano"),
+        (["8gb", "lora.targets=[q, kv]"], 8.6, 64, "lora.targets", "layer q, kv"),
+        (["8gb", "lora.enabled=false"], 24, 16, "engine.ds_config", ": lora.enabled=true"),
+        (["8gb", "lora.enabled=false"], 80, 16, "engine.ds_config", ": =zero2"),
+        (["24gb", SEVEN], 24, 10, "model.name", ": model.quantize=nf4"),
+        (["24gb", SEVEN], 24, 1, "model.name", "smaller"),
+        (["8gb"], None, 16, "model.name", "1.7 B"),  # on a CPU, unless it is meant
+        (["8gb", "model.dtype=bf16"], None, 16, "model.name", None),
+        (["8gb", "model.name=somebody/else"], None, 16, "model.name", None),
+        (["24gb", "model.dtype=bf16", "model.quantize=nf4"], None, 16, "model.name", None),
+        (["24gb", "model.dtype=fp32"], None, 16, "model.name", "17.6 GB"),
     ],
 )
-def test_a_model_that_cannot_fit_is_refused_with_what_does(monkeypatch, gigabytes, key, overrides, fits):
-    monkeypatch.setattr(hardware, "free_ram", lambda: 64 * GB)
-    with refuses(key, names=fits):
-        memory_check.check(resolve("8gb", None, overrides), machine(gigabytes))
+def test_a_run_that_cannot_fit_is_refused_with_what_does(monkeypatch, settings, gigabytes, ram, key, fits):
+    monkeypatch.setattr(hardware, "free_ram", lambda: ram * GB)
+    with refuses(key, names=fits) if fits else nullcontext():
+        memory_check.check(resolve(settings[0], None, settings[1:]), machine(gigabytes))
 
 
 def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
@@ -498,21 +496,6 @@ def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
     assert "What fits: rollout.rows=" in told
     memory_check.check(resolve("8gb"), machine(8.6))
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("settings", "gigabytes", "ram", "key", "fits"),
-    [
-        (["8gb", "lora.enabled=false"], 24, 16, "engine.ds_config", ": lora.enabled=true"),
-        (["8gb", "lora.enabled=false"], 80, 16, "engine.ds_config", ": =zero2"),
-        (["24gb", SEVEN], 24, 10, "model.name", ": model.quantize=nf4"),
-        (["24gb", SEVEN], 24, 1, "model.name", "smaller"),
-    ],
-)
-def test_too_little_ram_is_said_with_its_setting_and_what_fits(monkeypatch, settings, gigabytes, ram, key, fits):
-    monkeypatch.setattr(hardware, "free_ram", lambda: ram * GB)
-    with refuses(key, names=fits):
-        memory_check.check(resolve(settings[0], None, settings[1:]), machine(gigabytes))
 
 
 def test_ranks_are_counted_as_the_launcher_has_said(monkeypatch):
@@ -553,22 +536,6 @@ def test_what_a_setting_takes_is_planned():
 def test_a_target_is_known_by_the_end_of_its_name_and_by_the_name_of_peft(targets, same):
     one, other = (planner_of("Qwen/Qwen2.5-0.5B", f"lora.targets={named}") for named in (targets, same))
     assert one.trained == other.trained > 0
-
-
-@pytest.mark.parametrize(
-    ("preset", "settings", "refused"),
-    [
-        ("8gb", [], "1.7 B"),
-        ("8gb", ["model.dtype=bf16"], None),  # it is meant
-        ("8gb", ["model.name=somebody/else"], None),
-        ("24gb", ["model.dtype=bf16", "model.quantize=nf4"], None),
-        ("24gb", ["model.dtype=fp32"], "17.6 GB"),
-    ],
-)
-def test_without_a_gpu_a_large_model_is_refused_unless_it_is_meant(monkeypatch, preset, settings, refused):
-    monkeypatch.setattr(hardware, "free_ram", lambda: 16 * GB)
-    with refuses("model.name", names=refused) if refused else nullcontext():
-        memory_check.check(resolve(preset, None, settings), machine(None))
 
 
 def test_the_launcher_refuses_before_it_asks_the_hub(monkeypatch):

@@ -46,11 +46,8 @@ def test_split_weights_are_all_there_while_gathered_and_nowhere_else(split_polic
         with policy.gathered(), policy.gathered():
             greedy = sample(DecodeSampler, policy.model, tokenizer, asked, stops=SOME, temperature=0.0)
             assert_greedy_is_generate(greedy, policy.model, asked, SOME)
-            assert_close(
-                policy.measure(to_tensors(ROWS, 0)).logprobs_BT,
-                LogProbs(policy.model, 0.7)(to_tensors(ROWS, 0)).logprobs_BT.detach(),
-                1e-5,
-            )
+            whole = LogProbs(policy.model, 0.7)(to_tensors(ROWS, 0)).logprobs_BT.detach()
+            assert_close(policy.measure(to_tensors(ROWS, 0)).logprobs_BT, whole, 1e-5)
         assert not any(value.numel() for value in policy.model.parameters())
         before = policy.fingerprint()
         advance(policy, 0)
@@ -184,10 +181,8 @@ def split_jobs(splits, tmp_path_factory, tiers):
         folder = tmp_path_factory.mktemp("split")
         engine = splits["zero3" if name == "adapter" else "zero3_offload"]
         more = [*chosen, f"engine.ds_config={engine}", "algorithm.kl.coef=0.1", "eval.problems=7"]
-        found[name] = (
-            folder / "it",
-            short_job.train(folder, "--preset", "nano", *short_job.FEW, *more, "run.dir=it", ranks=2),
-        )
+        said = short_job.train(folder, "--preset", "nano", *short_job.FEW, *more, "run.dir=it", ranks=2)
+        found[name] = (folder / "it", said)
         assert "answers on 2 x cpu, engine" in found[name][1]
         assert "warn" not in found[name][1].lower()
     return found

@@ -225,11 +225,7 @@ def damaged(folder, other):
 
 REFUSED = {
     "of another run": ("../other/adapter", lambda folder, other: None, "it lies elsewhere"),
-    "exported from another": (
-        "../out",
-        exported("../out/model-q8_0.gguf", '{"source": "../other/adapter", "step": 6}'),
-        "it was exported from",
-    ),
+    "of an export": ("../out", exported("../out/x.gguf", '{"source": "../other/adapter"}'), "it was exported from"),
     "refused": ("gguf", exported("gguf/model-q8_0.gguf.refused", "{}"), "did not pass its check"),
     "unchecked": ("gguf", exported("gguf/model-q8_0.gguf.unchecked", "{}"), "did not pass its check"),
     "damaged": ("adapter", damaged, "adapter_model.safetensors"),

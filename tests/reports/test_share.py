@@ -1,14 +1,11 @@
 """The picture of a result that `octet report --share` writes."""
 
 import os
-import shutil
 from xml.etree import ElementTree
-
-import pytest
 
 import trainer
 from tests.conftest import octet, said_by
-from trainer.commands.options import BROWSERS
+from tests.ui.browser import found
 from trainer.run_folder.reader import read_run
 
 
@@ -61,10 +58,7 @@ def test_a_png_is_written_if_something_can_convert_it(copied, tmp_path, capsys, 
 def test_a_browser_makes_the_png_where_no_converter_does(copied, tmp_path, capsys, monkeypatch):
     from PIL import Image
 
-    browser = os.environ.get("OCTET_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip("no Chromium on this machine: install one, or set OCTET_BROWSER to its path")
-    folder = copied("demo")
+    browser, folder = found(), copied("demo")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/chromium").write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]}\nexec "{browser}" "$@"\n')
     (tmp_path / "bin/chromium").chmod(0o755)

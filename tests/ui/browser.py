@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import until
+from trainer.commands.options import BROWSERS
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
 
 
 def found() -> str:
-    named = os.environ.get("OCTET_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+    named = os.environ.get("OCTET_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
     return named or pytest.skip("no Chromium on this machine: install one, or set OCTET_BROWSER to its path")
 
 
@@ -74,10 +74,6 @@ class Page:
     def size(self, width: int, height: int = 900) -> None:
         self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
 
-    def dark(self, is_dark: bool = True) -> None:
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
-        self("Emulation.setEmulatedMedia", features=[scheme])
-
     def text(self, selector: str) -> str:
         return self.js(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
 
@@ -122,9 +118,8 @@ class Page:
     def until(self, selector: str, words: str, seconds: float = 120) -> None:
         until(lambda: words in self.text(selector), seconds, lambda: self.text("main"))
 
-    def picture(self, path: Path, whole: bool = True) -> None:
-        data = self("Page.captureScreenshot", captureBeyondViewport=whole, format="png")["data"]
-        path.write_bytes(base64.b64decode(data))
+    def picture(self) -> bytes:
+        return base64.b64decode(self("Page.captureScreenshot", captureBeyondViewport=True, format="png")["data"])
 
     def complaints(self) -> list[str]:
         """Return what the console of this page has said: errors, and what its policy has refused."""

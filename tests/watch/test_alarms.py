@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.conftest import refuses
-from tests.watch.test_rules import SILENT, run
+from tests.watch.test_rules import run
 from trainer.config.command_line import resolve
 from trainer.errors import EndedByAlarm, TrainingError
 from trainer.run_folder.reader import facts_of, read_run
@@ -92,23 +92,13 @@ class Counted(dict):
 @pytest.mark.parametrize("use", [lambda run: alarms_of(run.history), facts_of])
 def test_the_work_grows_with_the_steps_and_not_with_their_square(use, tmp_path):
     """The run has an evaluation after each step."""
-    draw, looks = random.Random(1), []
+    draw, looks, names = random.Random(1), [], [*METRICS, "eval/accuracy", "eval/low", "eval/high"]
     for steps in (1000, 4000):
         (tmp_path / "config.yaml").write_text(resolve("nano", None, [f"run.steps={steps}"]).to_yaml())
         run = read_run(tmp_path)
-        run.__dict__["metrics"] = [
-            Counted(
-                {name: draw.random() for name in [*METRICS, "eval/accuracy", "eval/low", "eval/high"]} | {"step": step}
-            )
-            for step in range(steps + 1)
-        ]
+        values = ({name: draw.random() for name in names} | {"step": step} for step in range(steps + 1))
+        run.__dict__["metrics"] = [*map(Counted, values)]
         Counted.looks = 0
         use(run)
         looks.append(Counted.looks)
     assert looks[1] < 5 * looks[0]
-
-
-def test_an_empty_run_has_no_alarm():
-    for records in ([], [{"step": 0, "eval/accuracy": 0.5}]):
-        history = History(SILENT.config, records)
-        assert (alarms_of(history), lasting(history)) == ([], [])

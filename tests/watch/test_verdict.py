@@ -34,15 +34,11 @@ def test_the_verdict_of_an_evaluation(asked, kind, numbers):
 
 def steps(rise: float, count: int = 60, right: float = 0.0) -> list[dict]:
     draw = random.Random(1)
-    return [
-        {
-            "step": step,
-            "reward/mean": 0.3 + rise * step / count + draw.gauss(0, 0.02),
-            "reward/std": 0.4,
-            "accuracy/strict": 0.5 + right * step / count + draw.gauss(0, 0.02),
-        }
-        for step in range(1, count + 1)
-    ]
+    found = []
+    for step in range(1, count + 1):
+        found.append({"step": step, "reward/mean": 0.3 + rise * step / count + draw.gauss(0, 0.02)})
+        found[-1] |= {"reward/std": 0.4, "accuracy/strict": 0.5 + right * step / count + draw.gauss(0, 0.02)}
+    return found
 
 
 OF_REWARDS = [(steps(0.3), LEARNED, "+0.1"), (steps(0.0), NOT_LEARNED, "20 steps"), (steps(-0.3), NOT_LEARNED, "-0.2")]

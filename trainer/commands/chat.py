@@ -8,7 +8,6 @@ from trainer.commands.eval import NO_SERVERS
 from trainer.commands.options import add_overrides, add_run
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
-from trainer.machine import quiet
 from trainer.plan import downloads, preflight
 from trainer.run_folder.reader import read_run
 from trainer.run_folder.source import Source
@@ -32,7 +31,6 @@ def run(options: Namespace) -> None:
     asked = " ".join(text for text in options.overrides if text not in settings)
     config = resolve(str(stored), None, [*servers, *settings])
     downloads.check(config, needs_data=False)
-    quiet.quiet()
     preflight.import_libraries(config)
     from trainer.run import chat
 

@@ -103,9 +103,9 @@ def settings_for(options: Namespace, source: Source | None) -> Config:
             base = source.base
         elif source and base is None:
             raise ConfigError(f"--merged {source.folder}", "it has no run's config.yaml beside it", "Name its --model")
-        if base == "" and not names_a_model(options):
+        if source and base == "" and not names_a_model(options):
             reason = "it does not say what it was trained over"
-            raise CheckpointError(f"--adapter {options.adapter}", reason, "Name that with --model")
+            raise CheckpointError(f"--adapter {source.folder}", reason, "Name that with --model")
         preset = "nano" if base in (None, "nano") else None
     named = {"model.name": base or None, "task.name": options.task, "eval.problems": options.problems}
     local = NO_SERVERS if preset and resolve(preset).rollout.uses_servers else ()

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from trainer.commands.options import add_overrides, add_run
 from trainer.config.command_line import overrides_of, resolve
 from trainer.errors import ConfigError
-from trainer.machine import hardware, quiet
+from trainer.machine import hardware
 from trainer.plan import preflight, start
 from trainer.run_folder.reader import read_run
 
@@ -33,7 +33,6 @@ def run(options: Namespace) -> None:
         config = resolve(str(stored), None, [*options.overrides, *here])
         machine = hardware.detect()
         start.check(config, replace(machine, gpus=machine.gpus[:1]))
-        quiet.quiet()
         preflight.import_libraries(config)
         from trainer.run import replay
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
-from trainer.commands.options import add_overrides, writing
+from trainer.commands.options import add_overrides
 from trainer.config.command_line import overrides_of, resolve
 from trainer.errors import ConfigError
-from trainer.machine import hardware, quiet
+from trainer.machine import hardware
 from trainer.machine.visible import print
 from trainer.plan import preflight, start
 from trainer.watch.speedrun import COLUMNS, FREE, GOAL, row_of
@@ -39,7 +39,6 @@ def run(options: Namespace) -> None:
         fixed = ["run.merge=false", "run.track=null", *overrides_of({"run.dir": scratch})]
         config = resolve("nano", None, ["eval.every=2", *options.overrides, *fixed])
         start.check(config, hardware.detect())
-        quiet.quiet()
         preflight.import_libraries(config)
         from trainer.run import replay
 
@@ -55,8 +54,8 @@ def run(options: Namespace) -> None:
     result |= {"processor": processor(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"}
     result |= {"date": str(date.today()), "made_with": machine}
     print(f"{COLUMNS}\n{row_of(result)}")
-    with writing(options.out):
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\n{options.out} is the file to send")
 
 

@@ -17,7 +17,6 @@ from trainer.commands.options import TASKS, add_overrides
 from trainer.commands.score import with_every_component
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
-from trainer.errors import OctetError
 from trainer.machine.visible import print
 from trainer.plan import downloads
 from trainer.problem import sheet
@@ -66,21 +65,16 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     facts |= {"test": len(held_out), "notes": task.notes(), "data": sheet.facts_of(task, [*training, *held_out])}
     if not as_json:
         print("\n".join(sheet.lines(facts)), flush=True)
-    if facts["data"]["bad"] and config.task.on_bad_record == "error":
-        if as_json:
-            print(json.dumps(facts, indent=2), flush=True)
-        make_task(config.task).train()  # raises
-    problems = training or held_out
-    gold_check.check(config, task, problems)
     try:
+        if facts["data"]["bad"] and config.task.on_bad_record == "error":
+            make_task(config.task).train()  # raises
+        problems = training or held_out
+        gold_check.check(config, task, problems)
         facts |= _of_prompts(config, task, problems, count) if count else {}
-    except OctetError:  # such as a model that is not here
+    finally:  # also of data that are refused, and without a model that is not here
         if as_json:
             print(json.dumps(facts, indent=2), flush=True)
-        raise
-    if as_json:
-        print(json.dumps(facts, indent=2))
-    elif count:
+    if count and not as_json:
         print("\n".join(_prompts(facts, split)))
 
 

@@ -127,22 +127,21 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
         received.append(number)
         os.killpg(child.pid, signal.SIGTERM)
 
-    def signal_ranks(number: int, frame: FrameType | None) -> None:
+    def reaches_ranks(number: int) -> bool:
         ranks = _ranks_below(child.pid)
         for rank in ranks:
             with suppress(psutil.NoSuchProcess):  # it has just ended
-                rank.send_signal(signal.SIGUSR1)
-        if not ranks:
+                rank.send_signal(number)
+        return bool(ranks)
+
+    def signal_ranks(number: int, frame: FrameType | None) -> None:
+        if not reaches_ranks(signal.SIGUSR1):
             signal.alarm(RETRY_S)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         """Pass the first Ctrl-C on to the ranks, which finish their step. End them at the next, or if there is none."""
         signal.signal(signal.SIGINT, end)
-        ranks = _ranks_below(child.pid)
-        for rank in ranks:
-            with suppress(psutil.NoSuchProcess):
-                rank.send_signal(signal.SIGINT)
-        if not ranks:
+        if not reaches_ranks(number):
             end(number, frame)
 
     for number in STOPPING:

@@ -260,11 +260,11 @@ def _answered(
     scored = [list(zip(group.completions, group.scores, strict=True)) for group in groups]
     parts = distributed.gather(SCORED.dump_python(scored, mode="json"))
     by_rank = [iter(SCORED.validate_python(part)) for part in parts]
-    return tuple(
-        tuple(Outcome(problem.id, problem.question, problem.gold, *answer, problem.part) for answer in answers)
-        for index, prompt in enumerate(prompts)
-        for problem, answers in [(prompt.problem, next(by_rank[index % len(by_rank)]))]
-    )
+    answered = []
+    for index, problem in enumerate(prompt.problem for prompt in prompts):
+        asked = (problem.id, problem.question, problem.gold)
+        answered.append(tuple(Outcome(*asked, *one, problem.part) for one in next(by_rank[index % len(by_rank)])))
+    return tuple(answered)
 
 
 def _as_json(share: Share) -> dict[str, Any]:

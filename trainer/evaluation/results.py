@@ -8,13 +8,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from rich.table import Table
-
 from trainer.config.settings import Config
 from trainer.estimates import SIGNIFICANT, Share, mcnemar
 from trainer.evaluation.evaluate import Evaluation, Outcome
 from trainer.machine import disk
-from trainer.machine.console import table
 from trainer.run_folder.reader import table_rows
 from trainer.watch.measure import STRICT, Measure, number
 from trainer.watch.verdict import evidence_of
@@ -197,8 +194,3 @@ def markdown(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> 
     parts += ["\n".join(sentences)] if sentences else []
     parts += ["```\n" + "\n".join(flips).replace("```", "'''") + "\n```"] if flips else []
     return "\n\n".join(parts) + "\n"
-
-
-def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
-    """Return the models side by side; gained and lost problems are counted against the first."""
-    return table(["", *(one.name for one in evaluations)], rows(evaluations), title=title(evaluations))

@@ -51,9 +51,8 @@ def _reasons(config: Any, kind: str) -> Iterator[str]:
     betas = tuple(rope.get(name) or usual for name, usual in (("beta_fast", 32), ("beta_slow", 1)))
     if family.arch != "mistral3" and betas != (32, 1):
         yield f"its beta_fast and beta_slow are {betas}, and llama.cpp takes 32 and 1 in this family"
-    if kind == "SmolLM3ForCausalLM" and any(
-        bool(uses) != bool((at + 1) % 4) for at, uses in enumerate(config.no_rope_layers)
-    ):
+    positions = [bool(uses) for uses in getattr(config, "no_rope_layers", ())]
+    if kind == "SmolLM3ForCausalLM" and positions != [at % 4 != 3 for at in range(len(positions))]:
         yield "llama.cpp leaves positions out of every fourth layer, and this model of others"
     if family.arch == "olmo2" and config.tie_word_embeddings:
         yield "its output layer is its embedding, which llama.cpp does not read in this family"

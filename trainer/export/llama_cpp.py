@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 
@@ -38,10 +37,6 @@ BLOCK_OF_K = 256
 # Two roundings of one size that have nothing in common differ by 1.4 times that size.
 LARGEST = 2.0  # times what this rounding changes in transformers
 FLOOR = 1e-3  # less is the order of sums
-
-
-def is_here() -> bool:
-    return find_spec("llama_cpp") is not None
 
 
 def quantise(source: Path, file: Path, fmt: str) -> None:

@@ -17,7 +17,8 @@ from trainer.errors import CheckpointError, MergeError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # A path that a setting names cannot be used; the error has it.
-OF_THE_PATH = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+OF_THE_PATH = {errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM}
+OF_THE_PATH |= {errno.EROFS}
 BROKEN = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EREMOTEIO)
 OF_TORCH = ("PytorchStreamWriter", "inline_container.cc", "iostream error")  # in what torch.save raises
 PROBE_BYTES = 1 << 20

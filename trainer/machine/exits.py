@@ -75,7 +75,7 @@ def _explained(error: OSError | RuntimeError) -> str:
     if error.errno == errno.ENOENT and error.filename is None:
         return "the folder in which you are has been deleted. Change to another one."
     what = disk.failure(error)
-    return what and f"{str(error.filename or 'while writing')[-200:]}: {what}"
+    return what and f"{str(error.filename2 or error.filename or 'while writing')[-200:]}: {what}"
 
 
 def listen() -> None:

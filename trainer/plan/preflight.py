@@ -18,7 +18,7 @@ from pathlib import Path
 from trainer.config import ds_config
 from trainer.config.settings import RUNS, Config
 from trainer.errors import ConfigError, Finding
-from trainer.machine import hardware
+from trainer.machine import hardware, quiet
 from trainer.machine.disk import amount
 from trainer.machine.disk import size as size_of
 from trainer.machine.visible import print
@@ -149,8 +149,9 @@ def packages(config: Config) -> Iterator[Finding]:
 
 
 def import_libraries(config: Config) -> None:
-    """Import transformers and PEFT. They find no bitsandbytes if no setting needs it: its import takes two seconds.
-    None is how Python marks a module that must not be imported."""
+    """Import transformers and PEFT, quietly. They find no bitsandbytes if no setting needs it: its import takes two
+    seconds. None is how Python marks a module that must not be imported."""
+    quiet.quiet()
     if not any(needs_bitsandbytes(config)):
         sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
     gc.disable()  # the imports make a million objects and no garbage; to look for it would take another second

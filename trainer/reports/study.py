@@ -19,6 +19,7 @@ from trainer.run_folder.reader import RunFiles, phases, read_run
 
 RENUMBERED = "renumbered"  # folder in that of a run: its answers to the problems with new numbers
 COSTS = ("samples", "tokens", "seconds")
+KINDS = ("strict", "lenient")
 EQUAL = 0.01  # costs that differ by less are equal
 BETTER, WORSE, CANNOT_TELL = "better", "worse", "cannot tell"
 
@@ -113,9 +114,9 @@ def summary(collected: Collected) -> dict[str, Any]:
     judged = comparisons(collected)
     arms: dict[str, dict[str, Any]] = {}
     for arm in [BASE, *collected.runs]:
-        strict, lenient = (collected.accuracies(arm, kind) for kind in (False, True))
         costs = [totals(run) for run in collected.runs.get(arm, {}).values()]
-        arms[arm] = {"settings": study.arms.get(arm, {}), "strict": strict, "lenient": lenient}
+        accuracies = {kind: collected.accuracies(arm, kind == "lenient") for kind in KINDS}
+        arms[arm] = {"settings": study.arms.get(arm, {}), **accuracies}
         arms[arm] |= {name: fmean(one[name] for one in costs) for name in COSTS if costs}
     named = {"study": study.name, "first": study.first, "controls": list(study.file.controls)}
     named |= {"missing": list(collected.missing), "paid": "lenient" if collected.pays_lenient else "strict"}
@@ -260,11 +261,8 @@ def _at(budget: float, kind: str, points: Sequence[tuple[Mapping[str, float], fl
 
 def _answers(collected: Collected, arm: str) -> dict[str, list[str]]:
     """Return for each seed which problems were solved, as a text of ones and zeros."""
-    return {
-        kind: ["".join(f"{right:.0f}" for right in collected.correct(arm, seed, kind == "lenient")) for seed in seeds]
-        for kind in ("strict", "lenient")
-        for seeds in [collected.seeds(arm)]
-    }
+    kinds = {kind: [collected.correct(arm, seed, kind == "lenient") for seed in collected.seeds(arm)] for kind in KINDS}
+    return {kind: ["".join(f"{right:.0f}" for right in one) for one in found] for kind, found in kinds.items()}
 
 
 def _points(run: RunFiles) -> list[dict[str, float]]:

@@ -18,7 +18,7 @@ from trainer.evaluation.merge_check import Agreement, agreement
 from trainer.evaluation.results import Comparison, flip_lines
 from trainer.loss.logprobs import LogProbs
 from trainer.machine import disk, hardware
-from trainer.machine.console import Console
+from trainer.machine.console import Console, table
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import print
 from trainer.model.load import load_model, load_tokenizer, resolve_dtype
@@ -184,6 +184,7 @@ def answer(facts: dict[str, Any], evaluations: list[Evaluation], as_json: bool) 
         return
     screen = Screen()
     if evaluations:
-        screen.say(results.evaluation_table(evaluations))
+        names, rows = [one.name for one in evaluations], results.rows(evaluations)
+        screen.say(table(["", *names], rows, title=results.title(evaluations)))
     for line in facts["said"]:
         screen.say(line)

@@ -5,6 +5,7 @@ import shlex
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any
         ends, context = [*tokenizer.convert_ids_to_tokens(tokens), *strings], weights.config.max_position_embeddings
         beside = ollama.modelfile(file.name, config, prompter, ends, context)
     why_not = "--no-check was given" if options.no_check else ""
-    if not why_not and not llama_cpp.is_here():
+    if not why_not and find_spec("llama_cpp") is None:
         why_not = "llama-cpp-python is not installed, so nothing has read this file. `pip install llama-cpp-python`"
     elif not why_not and config.task.tools:
         why_not = "with task.tools an answer has several turns, which llama.cpp is not asked for"

@@ -51,7 +51,10 @@ class Tracker:
         self._warn = warn
         self._module: Any = None
         with self._surviving():
-            self._module = {"wandb": _wandb, "trackio": _trackio}[library](folder, _identity(folder), dict(settings))
+            if not (file := folder / ID).is_file():
+                file.write_text(token_hex(4))
+            start = {"wandb": _wandb, "trackio": _trackio}[library]
+            self._module = start(folder, file.read_text().strip(), dict(settings))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._module is not None:
@@ -77,13 +80,6 @@ class Tracker:
                 f"warning: run.track={self._library} failed ({said}), so the run goes on without it.{remedy} "
                 "metrics.jsonl has all metrics."
             )
-
-
-def _identity(folder: Path) -> str:
-    file = folder / ID
-    if not file.is_file():
-        file.write_text(token_hex(4))
-    return file.read_text().strip()
 
 
 def _wandb(folder: Path, identity: str, settings: dict[str, Any]) -> Any:
