@@ -1,7 +1,5 @@
 """Keys in the environment reach nothing that a run leaves: its folder, its output, its report, or a job script."""
 
-import threading
-
 import pytest
 
 from tests.conftest import ROOT, launch
@@ -19,11 +17,9 @@ FEW += ["reward.judge.cache=cache", "rollout.dead_groups=keep"]
 def left(tmp_path_factory):
     """What each command says, and every file that they write."""
     folder = tmp_path_factory.mktemp("secrets")
-    with Server() as server:
+    with Server().serving() as server:
         # one good reply, and then errors that quote the key
-        quoting = lambda: (500, {}, f"who is {server.headers[-1]['Authorization']}?".encode())  # noqa: E731
-        server.replies = [chat(GOOD), quoting]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.replies = [chat(GOOD), lambda: (500, f"who is {server.headers[-1]['Authorization']}?")]
         judged = f"reward.judge.url={server.url}"
         octet = [*forked(), "-m", "trainer.commands.main"]
         commands = {
@@ -37,7 +33,6 @@ def left(tmp_path_factory):
             done = launch(*command, folder=folder, **CANARIES)
             assert done.returncode == 0, done.stderr
             found[name] = (done.stdout + done.stderr).encode()
-        server.shutdown()
         assert len(server.requests) > 1
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert {"it/config.yaml", "it/metrics.jsonl", "it/report.html"} <= set(files)
