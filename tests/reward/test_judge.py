@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import refuses
 from tests.http_double import Double, Reply
+from tests.hub_server import serving
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
 from trainer.errors import RewardError
@@ -219,6 +220,18 @@ def test_a_grader_that_drips_is_left_at_the_timeout(drip):
             exchange(f"http://127.0.0.1:{listener.getsockname()[1]}/", {}, 0.3, 1 << 20)
         over.set()
         server.join()
+
+
+def test_an_encrypted_connection(certificate, monkeypatch):
+    with serving({}, certificate=certificate) as hub:
+        url = f"{hub.url}/api/validate-yaml"
+        with pytest.raises(NoReply, match="CERTIFICATE_VERIFY_FAILED"):  # nobody vouches for it
+            exchange(url, {}, timeout_s=30, largest=100, direct=True)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert json.loads(exchange(url, {}, timeout_s=30, largest=100, direct=True)) == {"errors": [], "warnings": []}
+        hub.delay_s = 20.0
+        with pytest.raises(NoReply, match="1 s"):
+            exchange(hub.url, None, timeout_s=1, largest=100, direct=True)
 
 
 def test_retry_after_holds_for_all_requests(server):
