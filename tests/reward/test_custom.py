@@ -245,7 +245,7 @@ def test_code_that_never_lets_go_of_the_interpreter_ends_the_process(tmp_path):
     body = "import re\ndef score(completions, **c):\n    return [re.match('(a+)+$', 'a' * 40 + 'b')]\n"
     (tmp_path / "mine.py").write_text(body)
     done = python(
-        "from tests.rewarding import scorer_of, scores_of; from trainer.reward import custom; custom.GRACE_S = 0.2\n"
+        "from tests.rewarding import *; from trainer.machine import user_code; user_code.GRACE_S = 0.2\n"
         f"scores_of(scorer_of('reward.custom={tmp_path}/mine.py:score', 'reward.timeout=0.2'), 'a')"
     )
     assert done.returncode == 1
@@ -259,12 +259,6 @@ def test_a_file_may_import_its_neighbour_and_define_dataclasses(tmp_path, mine):
         "@dataclass\nclass A:\n    x: int\ndef score(completions, **c): return [VALUE]"
     )
     assert grades(scorer, "a") == [0.25]
-
-
-def test_the_rehearsal_finds_a_bad_function(mine):
-    mine("def score(completions, **c): return [1.0] * len(completions)").rehearse(PROMPT, worked(PROBLEM))
-    with refuses("reward.custom", RewardError, names="KeyError: 'missing'"):
-        mine("def score(completions, **c): return [c['missing']]").rehearse(PROMPT, worked(PROBLEM))
 
 
 @pytest.mark.parametrize(
