@@ -1,22 +1,16 @@
 """Runs whose answers have several turns, with an environment or led by an agent."""
 
-import json
 import sys
 
 import pytest
 
 from tests.conftest import ROOT, launch, learned, lines_of
-from tests.e2e.short_job import FEW, do_the_last_step_again, train
+from tests.e2e.short_job import FEW, resumes_to_the_bit, train
 
 CALLS = ["--preset", "nano", *FEW, "rollout.max_new_tokens=40", "run.merge=false", "eval.problems=0"]
 CALLS += [f"task.name={ROOT}/examples/calculator.py:build", "task.tools=calculator", "task.calls=inline"]
 AGENT = ["--preset", "nano", *FEW, "rollout.max_new_tokens=30", "run.merge=false"]
 AGENT += [f"task.agent={ROOT}/tests/rollout/agents.py:twice", "rollout.rows=1", "eval.problems=0"]
-
-
-def files_of(folder):
-    weights = folder / "checkpoints" / "step_000002" / "adapter" / "adapter_model.safetensors"
-    return learned(folder), (folder / "samples.jsonl").read_text(), weights.read_bytes()
 
 
 def test_a_run_may_learn_from_the_rewards_of_its_environment(tmp_path):
@@ -33,28 +27,21 @@ def test_a_run_may_learn_from_the_rewards_of_its_environment(tmp_path):
 
 
 def test_a_run_with_turns_resumes_to_the_same_bits_and_says_who_wrote_what(tmp_path):
-    folder = tmp_path / "run"
-    train(tmp_path, *CALLS, "rollout.weights=int8", f"run.dir={folder}")
-    whole = files_of(folder)
-    do_the_last_step_again(folder)
-    assert files_of(folder) == whole
-    samples = [json.loads(line) for line in whole[1].splitlines()]
-    told = [one for one in samples if "turns" in one]
+    train(tmp_path, *CALLS, "rollout.weights=int8", "run.dir=it")
+    resumes_to_the_bit(tmp_path / "it")
+    told = [one for one in lines_of(tmp_path / "it/samples.jsonl") if "turns" in one]
     assert told, "some answers call the calculator"
     for one in told:
         assert [turn["role"] for turn in one["turns"]][:2] == ["model", "environment"]
         assert one["turns"][-1] == {"role": "model", "text": one["completion"]}
-    assert all(record["turns"] >= 1 for record in whole[0])
+    assert all(record["turns"] >= 1 for record in learned(tmp_path / "it"))
 
 
 def test_a_run_of_an_agent_resumes_to_the_same_bits(tmp_path):
-    folder = tmp_path / "run"
-    said = train(tmp_path, *AGENT, f"run.dir={folder}")
+    said = train(tmp_path, *AGENT, "run.dir=it")
     assert "the agent asks the model in words of its own\n'" in said
-    whole = files_of(folder)
-    do_the_last_step_again(folder)
-    assert files_of(folder) == whole
-    for sample in lines_of(folder / "samples.jsonl"):
+    resumes_to_the_bit(tmp_path / "it")
+    for sample in lines_of(tmp_path / "it/samples.jsonl"):
         assert [turn["role"] for turn in sample["turns"]] == ["environment", "model"] * 2
 
 
