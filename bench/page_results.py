@@ -60,6 +60,10 @@ STUDIES = {
         "A base in bf16",
         "SmolLM2-135M on sums as above; `bf16` has `model.quantize=bf16`, on an AMD EPYC with AVX512-BF16.",
     ),
+    "int8_sampler": (
+        "Answers from weights in 8 bits",
+        "SmolLM2-135M on sums as above; with `rollout.weights` decode steps read the base in 8 bits, on a CPU.",
+    ),
     "gym_products": (
         "SmolLM2-135M with a calculator",
         "`products` of reasoning-gym; the calculator goes on after each `=`. 12 steps of 8 x 8 answers.",
