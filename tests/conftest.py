@@ -91,7 +91,7 @@ def learned(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in one.items() if not key.startswith(("time/", "memory/"))} for one in steps]
 
 
-def until(is_so: Callable[[], object], seconds: float = 60, say: Callable[[], str] = str) -> None:
+def until(is_so: Callable[[], object], seconds: float = 240, say: Callable[[], str] = str) -> None:
     """Wait for something that happens in another process."""
     deadline = time.monotonic() + seconds
     while not is_so():

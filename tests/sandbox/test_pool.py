@@ -113,7 +113,7 @@ def test_no_file_stays_open(sandbox):
     for _ in range(5):
         sandbox.run("print(1)", b"")
         sandbox.judge("def f(): pass", "assert f() is None", "f")
-    until(lambda: opened() <= before, 20)  # what has sent its result is still ending
+    until(lambda: opened() <= before)  # what has sent its result is still ending
 
 
 def test_the_memory_of_one_program_holds_nothing_of_those_before(sandbox):
@@ -206,7 +206,7 @@ def test_everything_ends_with_the_trainer():
 
 
 def assert_ended(processes: list[int]) -> None:
-    until(lambda: not any(map(is_running, processes)), 20)
+    until(lambda: not any(map(is_running, processes)))
 
 
 @pytest.mark.parametrize("call, part", [("UNSHARE", "namespaces"), ("LANDLOCK_CREATE_RULESET", "landlock")])

@@ -53,12 +53,12 @@ class Job:
         files = sorted(self.cluster.folder.glob(f"*-{self.number}.out"))
         return "\n".join(file.read_text() for file in files)
 
-    def wait(self, seconds: float = 150) -> str:
+    def wait(self, seconds: float = 400) -> str:
         """Its state when it has ended."""
         self.until(lambda: self.state.startswith(ENDED), seconds)
         return self.state
 
-    def until(self, is_so: Callable[[], bool], seconds: float = 90) -> None:
+    def until(self, is_so: Callable[[], bool], seconds: float = 400) -> None:
         until(is_so, seconds, lambda: f"{self.state}\n{self.output}")
 
     def cancel(self) -> None:

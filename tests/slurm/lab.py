@@ -139,7 +139,7 @@ class Lab:
             if jobs := self.client("squeue", "-h", "-o", "%A").split():
                 self.client("scancel", "-Q", *jobs)
                 until(lambda: not self.client("squeue", "-h"), 15)
-        until(self._is_dead, 15)
+        until(self._is_dead)
 
     def _is_dead(self) -> bool:
         """Jobs before daemons, which would report their end."""

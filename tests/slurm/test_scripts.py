@@ -225,7 +225,7 @@ def test_sbatch_takes_every_script(cluster, script):
 @pytest.mark.slurm
 def test_a_job_outside_of_a_checkout_says_so(cluster, tmp_path):
     job = cluster.submit("single_node.sbatch", OCTET_ROOT=str(tmp_path))
-    assert job.wait(30) == "FAILED 2:0"
+    assert job.wait() == "FAILED 2:0"
     assert f"octet: {tmp_path} is not a checkout: submit from one, or export OCTET_ROOT" in job.output
 
 
@@ -234,7 +234,7 @@ def test_another_partition_than_that_of_the_site_is_pointed_out(cluster, tmp_pat
     site = tmp_path / "site.env"
     site.write_text("export SBATCH_PARTITION=elsewhere OCTET_PYTHON=/nowhere/python\n")
     job = cluster.submit("single_node.sbatch", "--dry-run", OCTET_SITE=str(site))
-    job.wait(30)
+    job.wait()
     assert "sets partition elsewhere, but this job is in gpu: sbatch does not read the file" in job.output
 
 
@@ -243,7 +243,7 @@ def test_another_partition_than_that_of_the_site_is_pointed_out(cluster, tmp_pat
 def test_several_nodes_take_the_preset_cluster_if_none_is_named(cluster, named, taken):
     nodes = ("--nodes=2", "--gpus-per-node=1", "--cpus-per-gpu=1")
     job = cluster.submit("multi_node.sbatch", *named, "--dry-run", "eval.problems=9", options=nodes)
-    assert job.wait(60) == "COMPLETED 0:0", job.output
+    assert job.wait() == "COMPLETED 0:0", job.output
     assert "problems: 9" in job.output
     assert f"name: {resolve(taken, None, []).model.name}" in job.output
 
