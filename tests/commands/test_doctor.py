@@ -386,3 +386,17 @@ def test_other_versions_than_those_that_were_tried_are_seen(tmp_path, monkeypatc
     assert doctor.python_and_packages().severity == "note"
     monkeypatch.setattr(doctor, "version", lambda name: "1.0" if name == "pydantic" else tried[name])
     assert f"pydantic 1.0 (tried: {tried['pydantic']})" in doctor.python_and_packages().seen
+
+
+def test_all_packages_that_are_missing_are_named(monkeypatch):
+    def version(name: str) -> str:
+        if name in ("peft", "pydantic"):
+            raise doctor.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(doctor, "version", version)
+    found = doctor.python_and_packages()
+    assert (found.severity, {"peft", "pydantic"} & {*found.seen.split(": ")[1].split(", ")}) == (
+        "end",
+        {"peft", "pydantic"},
+    )

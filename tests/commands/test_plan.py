@@ -128,6 +128,14 @@ def test_the_exit_status_says_whether_it_fits(capsys, monkeypatch):
     assert octet_plan(capsys, "--preset", "8gb", "--vram", "8")[0] == 0  # the card may be in another machine
 
 
+def test_terms_add_up_to_the_peak(capsys):
+    found = planned(capsys, "--preset", "24gb", "--gpus", "2")
+    assert found["gpus"] == 2
+    assert {name: sum(terms.values()) for name, terms in found["phases"].items()} == found["peaks"]
+    assert found["peak_bytes"] == max(found["peaks"].values()) == found["peaks"][found["peak_phase"]]
+    assert found["vram_bytes"] == 24 * 10**9
+
+
 def test_the_command_can_be_pasted_and_its_recipe_counts(capsys):
     found = planned(capsys, "--preset", "8gb", "--recipe", "gradreg", "prompt.system=think, then answer")
     assert "regularisation" in found["phases"]["backward"]

@@ -1,12 +1,14 @@
 """`octet score`: what goes in, what comes out, and what is said about a broken line."""
 
 import json
+import shlex
+import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from tests.conftest import launch, ran, said_by
+from tests.conftest import ROOT, launch, ran, said_by
 from trainer.config.command_line import resolve
 
 KEYS = ["strict", "lenient", "correct_strict", "correct_lenient", "correct", "format", "length", "overlong"]
@@ -43,8 +45,10 @@ def test_one_object_for_each_line_in_order(score):
 
 
 def test_every_component_is_shown_and_only_those_with_a_weight_count(score):
-    line = {"completion": "x" * 60 + " <think>", "answer": "12", "tokens": [1, 2]}
-    _, (one,), _ = score(line, options=("reward.weights={length: 0.5, overlong: 1}",))
+    _, (one,), _ = score(
+        {"completion": "x" * 60 + " <think>", "answer": "12", "tokens": [1, 2]},
+        options=("reward.weights={length: 0.5, overlong: 1}",),
+    )
     assert (one["correct"], one["length"], one["overlong"], one["reward"]) == (0.0, 1.0, 0.0, 0.5)
     bom = b'\xef\xbb\xbf{"completion": "#### 1", "answer": "1"}\r\n'  # without tokens, and Windows has written it
     _, (one,), _ = score(bom, options=("reward.weights={overlong: 1}",))
@@ -120,6 +124,10 @@ def test_a_judge_that_is_away_is_said(score, tmp_path):
     assert "the judge gave no grade for 1 of 1 completions" in said
 
 
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from trainer.commands.main import main; main()", *arguments]
+
+
 def test_standard_input_without_torch():
     lines = '{"completion": "#### 1", "answer": "1"}\nbroken'
     code = "import sys; from trainer.commands.main import main\ntry: main()\nfinally: print('torch' in sys.modules)"
@@ -132,7 +140,8 @@ def test_standard_input_without_torch():
 
 def test_a_standard_output_that_is_closed(tmp_path):
     (tmp_path / "one.jsonl").write_text('{"completion": "#### 1", "answer": "1"}\n')
-    done = launch("sh", "-c", f"{sys.executable} -m trainer.commands.main score one.jsonl >&-", folder=tmp_path)
+    shell = ["sh", "-c", f"{shlex.join(command('score', 'one.jsonl'))} >&-"]
+    done = launch(*shell, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -143,3 +152,14 @@ def test_progress_of_a_long_file_stands_on_standard_error(score, monkeypatch):
     status, records, said = score(*[line] * 8)
     assert (status, len(records)) == (0, 8)
     assert [shown.split(",")[0].split()[-1] for shown in said.splitlines()] == ["0%", "25%", "50%", "75%", "100%"]
+
+
+def test_a_reader_that_stops_early(tmp_path):
+    path = tmp_path / "many.jsonl"
+    path.write_text('{"completion": "#### 1", "answer": "1"}\n' * 5_000)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command("score", str(path)), cwd=ROOT, **pipes) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

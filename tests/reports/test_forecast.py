@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from statistics import fmean
 
+import pytest
+
 from tests.conftest import write_lines
 from trainer.reports.forecast import forecast, outlook
 from trainer.run_folder.reader import read_run
@@ -34,6 +36,11 @@ def test_the_first_half_of_a_run_says_where_it_ends():
     assert len(near) == 21
     assert fmean(near) >= 0.8 > fmean(as_good)
     assert fmean(inside) >= 0.9
+
+
+@pytest.mark.parametrize("points", [[], [(1, 0.2), (2, 0.3), (3, 0.4)]])
+def test_too_few_points_forecast_nothing(points):
+    assert forecast(points, 128, 10) is None
 
 
 def test_a_report_says_what_more_steps_are_worth(copied):

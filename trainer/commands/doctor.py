@@ -113,18 +113,26 @@ def everything(config: Config) -> Iterator[Finding]:
 
 def python_and_packages() -> Finding:
     """Compare the installed versions with those of constraints.txt, which were tried together."""
-    try:
-        installed = {name: version(name) for name in REQUIRED}
-    except PackageNotFoundError as missing:
-        remedy = "./run_deepspeed.sh --dry-run installs it, or pip install -c constraints.txt -e ."
-        return Finding("end", "packages", f"not installed: {missing.name}", remedy)
+    missing = [name for name in REQUIRED if _version(name) is None]
+    if missing:
+        remedy = "./run_deepspeed.sh --dry-run installs them, or pip install -c constraints.txt -e ."
+        return Finding("end", "packages", f"not installed: {', '.join(missing)}", remedy)
     tried, python = pinned(CONSTRAINTS), f"Python {platform.python_version()}"
-    others = {name: own for name, own in installed.items() if own.partition("+")[0] != tried[name]}  # 2.13.0+cpu
-    if others:
-        told = ", ".join(f"{name} {own} (tried: {tried[name]})" for name, own in others.items())
-        text = f"{python}; versions other than those that were tried together: {told}"
+    if others := [f"{name} {_version(name)} (tried: {tried[name]})" for name in REQUIRED if differs(name, tried[name])]:
+        text = f"{python}; versions other than those that were tried together: {', '.join(others)}"
         return Finding("warn", "packages", text, "If something fails: pip install -c constraints.txt -e .")
     return Finding("note", "packages", f"{python}, and {len(REQUIRED)} packages in the versions of constraints.txt")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def differs(name: str, tried: str) -> bool:
+    return str(_version(name)).partition("+")[0] != tried  # 2.13.0+cpu is a build of 2.13.0
 
 
 def pinned(constraints: Path) -> dict[str, str]:

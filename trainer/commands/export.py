@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainer.commands.eval import add_model_arguments, names_a_model, settings_for
-from trainer.commands.options import add_run
+from trainer.commands.options import add_run, writing
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine.shipped import pip_install
 from trainer.machine.visible import print
@@ -54,9 +54,10 @@ def run(options: Namespace) -> None:
     out = options.out or its_own or options.run / f"export-{kind}"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out}", "it exists and is not empty", "Delete it, or name a new folder")
-    if not out.exists():  # so that a place that cannot be written is answered now
-        out.mkdir(parents=True)
-        out.rmdir()
+    if not out.exists():
+        with writing(out):  # so that a place that cannot be written is answered now
+            out.mkdir(parents=True)
+            out.rmdir()
     config, made_of = settings_for(options, source), source.described(out)
     preflight.import_libraries(config)
     if options.to == "safetensors":

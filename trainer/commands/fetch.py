@@ -23,7 +23,7 @@ from pathlib import Path
 from huggingface_hub import constants, snapshot_download
 
 import trainer
-from trainer.commands.options import add_settings_of_a_run
+from trainer.commands.options import add_settings_of_a_run, writing
 from trainer.config.command_line import choose_preset, resolve
 from trainer.config.settings import Model, TaskSettings
 from trainer.errors import ConfigError, DataError, ModelError
@@ -72,7 +72,8 @@ def run(options: Namespace) -> None:
     folder = options.to.expanduser().absolute()
     constants.HF_HUB_CACHE = str(folder / "hub")  # HF_HOME stays, because the login is there
     os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")  # read when `datasets` is imported
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder, "--to"):
+        folder.mkdir(parents=True, exist_ok=True)
     summary = [f"model   {fetch_model(config.model, folder)}"]
     if config.teacher_model:
         with hub.naming("teacher.name"):

@@ -6,11 +6,14 @@ import shutil
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trainer.config.command_line import latest_run
 from trainer.config.sections.task import BUILT_IN
+from trainer.errors import ConfigError
 from trainer.machine.visible import print
 
 TASKS = f"{', '.join([*BUILT_IN][:-2])}, reasoning_gym:GENERATOR or FILE.py:FUNCTION"
@@ -51,6 +54,17 @@ def fill_in_run(options: Namespace) -> None:
         options.run = latest()
     if getattr(options, "runs", "") == []:
         options.runs = [latest()]
+
+
+@contextmanager
+def writing(path: Path, option: str = "--out") -> Iterator[None]:
+    """Raise ConfigError if what `--out` or `--to` names cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename2 or error.filename or path  # the file in the folder, and not its temporary name
+        reason = f"it cannot be written ({error.strerror})"
+        raise ConfigError(f"{option} {place}", reason, "Name another place") from None
 
 
 def converted(svg: bytes, name: str, kind: str) -> bytes | None:

@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.commands.options import add_runs, converted
+from trainer.commands.options import add_runs, converted, writing
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk
 from trainer.machine.visible import print
@@ -35,23 +35,27 @@ def run(options: Namespace) -> None:
     folder = options.out or (options.runs[0] if len(options.runs) == 1 else Path("plots"))
     is_one = options.metric or options.pdf or options.size or options.names
     files = _figure(runs, options) if is_one else curves.files(runs)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        disk.replace(folder / name, content)
-        print(folder / name)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            disk.replace(folder / name, content)
+            print(folder / name)
 
 
 def _figure(runs: Sequence[RunFiles], options: Namespace) -> dict[str, bytes]:
     """Return the file of the figure, by its name."""
     metric, names = options.metric or curves.HELD_OUT, options.names.split(",") if options.names else ()
-    found = re.fullmatch(r"(\d+\.?\d*)x(\d+\.?\d*)", options.size or "4.4x2.5")
-    width, height = (float(side) for side in found.groups()) if found else (0.0, 0.0)
-    if not (1 <= width <= LARGEST and 1 <= height <= LARGEST):
-        reason = f"it is not a width and a height of 1 to {LARGEST} inches"
-        raise ConfigError(f"--size {options.size}", reason, "Write 3.3x2.2")
-    chart = curves.of_metric(runs, metric, names, width * INCH, height * INCH)
+    chart = curves.of_metric(runs, metric, names, *_size(options.size or "4.4x2.5"))
     content = svg(chart.marks(), chart.width, chart.height, chart.title, alone=True).encode()
     name = metric.replace("/", "-")
     if options.pdf and (made := converted(content, name, "pdf")):
         return {f"{name}.pdf": made}
     return {f"{name}.svg": content}
+
+
+def _size(text: str) -> tuple[float, float]:
+    found = re.fullmatch(r"(\d+\.?\d*)x(\d+\.?\d*)", text)
+    width, height = (float(side) for side in found.groups()) if found else (0.0, 0.0)
+    if not (1 <= width <= LARGEST and 1 <= height <= LARGEST):
+        raise ConfigError(f"--size {text}", f"it is not a width and a height of 1 to {LARGEST} inches", "Write 3.3x2.2")
+    return width * INCH, height * INCH

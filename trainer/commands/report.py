@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.commands.options import add_runs, converted
+from trainer.commands.options import add_runs, converted, writing
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk
 from trainer.machine.visible import print
@@ -52,11 +52,11 @@ def run(options: Namespace) -> None:
 
 
 def write(path: Path, text: str, is_named: bool) -> None:
-    if is_named:  # it may be a device, such as /dev/stdout
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    else:
-        disk.replace(path, text.encode())
+    with writing(path):
+        if is_named:  # it may be a device, such as /dev/stdout
+            path.write_text(text, encoding="utf-8")
+        else:
+            disk.replace(path, text.encode())
 
 
 def _goes_on(runs: Sequence[RunFiles]) -> bool:
@@ -66,7 +66,8 @@ def _goes_on(runs: Sequence[RunFiles]) -> bool:
 def _share(run: RunFiles) -> None:
     drawn = picture(run).encode()
     files = {"share.svg": drawn, "share.png": converted(drawn, "share", "png")}
-    for name, content in files.items():
-        if content:
-            disk.replace(run.folder / name, content)
-            print(run.folder / name)
+    with writing(run.folder):
+        for name, content in files.items():
+            if content:
+                disk.replace(run.folder / name, content)
+                print(run.folder / name)

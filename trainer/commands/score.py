@@ -75,14 +75,18 @@ def score_file(config: Config, path: str) -> None:
     scorer = make_scorer(config, make_task(config.task))
     with contextlib.ExitStack() as stack:
         lines = sys.stdin.buffer if path == "-" else stack.enter_context(open_lines(path))
-        is_seen = path == "-" or sys.stdout.isatty()  # how far it is
-        total = 0 if is_seen else os.fstat(lines.fileno()).st_size
-        progress = stack.enter_context(Progress(f"scoring {path}", total, patience=PATIENCE_S)) if total else None
-        name, has_tests = "standard input" if path == "-" else path, "code" in config.reward.weights
-        for record in scored(samples(lines, name, needs_answer=not has_tests), scorer):
-            sys.stdout.write(json.dumps(record) + "\n")
-            if progress:
-                progress.advance(lines.tell() - progress.done)
+        try:
+            is_seen = path == "-" or sys.stdout.isatty()  # how far it is
+            total = 0 if is_seen else os.fstat(lines.fileno()).st_size
+            progress = stack.enter_context(Progress(f"scoring {path}", total, patience=PATIENCE_S)) if total else None
+            name, has_tests = "standard input" if path == "-" else path, "code" in config.reward.weights
+            for record in scored(samples(lines, name, needs_answer=not has_tests), scorer):
+                sys.stdout.write(json.dumps(record) + "\n")
+                if progress:
+                    progress.advance(lines.tell() - progress.done)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     _report_missing(scorer)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from trainer.commands.options import add_overrides
+from trainer.commands.options import add_overrides, writing
 from trainer.config.command_line import overrides_of, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware
@@ -54,8 +54,8 @@ def run(options: Namespace) -> None:
     result |= {"processor": processor(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"}
     result |= {"date": str(date.today()), "made_with": machine}
     print(f"{COLUMNS}\n{row_of(result)}")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=2) + "\n")
+    with writing(options.out):
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\n{options.out} is the file to send")
 
 

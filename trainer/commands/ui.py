@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_urlsafe
 
+from trainer.commands.options import writing
 from trainer.config.settings import RUNS
 from trainer.errors import ConfigError
 from trainer.machine.shipped import pip_install
@@ -31,10 +32,14 @@ def run(options: Namespace) -> None:
 
     from trainer.commands.page.routes import application
 
-    options.folder.mkdir(parents=True, exist_ok=True)
+    with writing(options.folder, "FOLDER"):
+        options.folder.mkdir(parents=True, exist_ok=True)
     key, served = token_urlsafe(24), _socket(options.port)
     address = f"http://{LOOPBACK}:{served.getsockname()[1]}/{key}/"
-    print(f"octet: {address}\nThe address holds a key: keep it. Ctrl-C ends the page, and no run.", flush=True)
+    print(
+        f"octet: {address}\nThe address holds a key: keep it. Ctrl-C ends the page, and no run.",
+        flush=True,
+    )
     if sys.stdout.isatty() and os.environ.get("DISPLAY"):
         webbrowser.open(address)
     app = application(options.folder, key)
