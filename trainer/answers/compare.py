@@ -29,10 +29,11 @@ _DEPTH = 3  # of lists within lists
 
 def equal(answer: str, gold: str) -> bool:
     """Return True if two answers are the same as exact numbers, lists of numbers, choices, or text."""
-    if answer.strip() == gold.strip() or same_rank(answer, gold):
+    is_long = max(len(answer), len(gold)) > LONGEST_ANSWER
+    if answer.strip() == gold.strip() or (not is_long and same_rank(answer, gold)):
         return True
     has_names = "=" in answer and "=" in gold
-    if max(len(answer), len(gold)) > LONGEST_ANSWER or (has_names and _are_named_apart(answer, gold)):
+    if is_long or (has_names and _are_named_apart(answer, gold)):
         return False
     bare = [_bare(text) for text in (answer, gold)]
     if PICTURE.search(gold) or not any(map(_LETTER_OR_DIGIT.search, bare)):
