@@ -54,6 +54,16 @@ def test_the_page_has_the_table_of_models():
     assert table.table() in table.PAGE.read_text(), "python -m scripts.make_models_table"
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_loaded_model_has_the_weights_and_tables_that_transformers_loads(name, tmp_path):
+    family(name).save_pretrained(tmp_path)
+    wanted = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    found = load_model(Model(name=str(tmp_path)), "fp32", torch.device("cpu"))
+    tensors = [dict([*model.named_parameters(), *model.named_buffers()]) for model in (wanted, found)]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(torch.equal(tensor, tensors[1][key]) for key, tensor in tensors[0].items())
+
+
 @pytest.mark.parametrize("name", TODAY)
 def test_in_bf16_sampling_and_training_are_as_close_to_the_exact_log_probs(name, tokenizer):
     """Random weights enlarge what is rounded, so neither is close to the other: both are to fp32, alike."""

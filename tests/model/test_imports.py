@@ -49,3 +49,13 @@ step()
 print(asked.__dynamo_disable is asked, torch.compile(lambda number: number + 1, backend="eager")(torch.ones(1)).item())
 """
     assert lines(code)[1:] == ["True True", "SourceFileLoader True", "module True", "False True", "False 2.0"]
+
+
+def test_a_model_is_loaded_without_sympy():
+    code = """
+from trainer.config.settings import Model
+from trainer.model.load import load_model
+load_model(Model(name="nano"), "fp32", torch.device("cpu"))
+print("sympy" in sys.modules)
+"""
+    assert lines(code)[1:] == ["False"]

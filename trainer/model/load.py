@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Mxfp4Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -31,6 +34,8 @@ from trainer.ranks import distributed
 ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: transformers chooses
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NOISE = re.compile("drop|(?<!router_)jitter")  # Phi-MoE's router_jitter_noise is a threshold in eval mode as well
+META = torch.device("meta")
+OF_ROTATIONS = {torch.arange, Tensor.div, Tensor.__rdiv__, Tensor.__rpow__, torch.empty_like}  # what makes their tables
 CAUSAL = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 # of the weights of a text model in the files of one that also reads images or sound
 TEXT_PART = {r"^(?:model\.)?language_model\.(?:model\.)?(?!lm_head)": "model.", r"^language_model\.lm_head": "lm_head"}
@@ -249,11 +254,28 @@ def _conversation(tokenizer: Any) -> str:
         return ""
 
 
+class WithoutSympy(TorchFunctionMode):
+    """Keep torch from importing sympy for tensors on the meta device, where a model is made before its files are read.
+    A draw changes nothing there, and the shapes of the tables of rotations are found with numbers on the CPU."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if function is init.normal_ and named["tensor"].is_meta:
+            return named["tensor"]
+        is_meta = any(isinstance(one, Tensor) and one.is_meta for one in args) or named.get("device") == META
+        if function not in OF_ROTATIONS or not is_meta:
+            return function(*args, **named)
+        on_cpu = {**named, "device": "cpu"} if "device" in named else named
+        args = [torch.empty(one.shape, dtype=one.dtype) if isinstance(one, Tensor) else one for one in args]
+        return function(*args, **on_cpu).to(named.get("device", META))
+
+
 def _load(loader: Any, settings: Model, **options: Any) -> Any:
     options |= {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
     name = location(settings)
     try:
-        return loader.from_pretrained(name, **options)
+        with WithoutSympy():
+            return loader.from_pretrained(name, **options)
     except Exception as error:  # for files that make no sense, the libraries raise errors of every class
         if is_out_of_memory(error):
             raise

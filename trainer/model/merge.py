@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from trainer.config.settings import Model
 from trainer.machine import disk, manifest
 from trainer.model import hub, lora
-from trainer.model.load import DTYPES, TEXT_PART, load_model, load_tokenizer, location, text_part
+from trainer.model.load import DTYPES, TEXT_PART, WithoutSympy, load_model, load_tokenizer, location, text_part
 
 SHARD_BYTES = 1 << 30  # of a file that is written
 BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # of a number, by the type's name in safetensors
@@ -189,7 +189,7 @@ def _weightless(folder: Path) -> Any:
     """Return a model whose weights have their shapes, and one number each."""
     config = AutoConfig.from_pretrained(folder)
     config = text_part(config) or config
-    with torch.device("meta"):
+    with WithoutSympy(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
