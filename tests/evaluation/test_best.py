@@ -186,6 +186,20 @@ def test_a_stopped_run_that_is_resumed_does_no_step(interrupted):
     assert "verdict: " in said
 
 
+def test_a_run_that_goes_on_does_not_ask_the_base_again(interrupted, tmp_path):
+    """Unless the answers are of other problems, or cannot be read."""
+    folder = shutil.copytree(interrupted[0], tmp_path / "run")
+    kept = json.loads((folder / "base.json").read_text())
+    for answered in kept["evaluation"]["outcomes"]:
+        answered["score"]["correct_strict"] = True
+    (folder / "base.json").write_text(json.dumps(kept))
+    assert "base model: 100.0%" in said_by_train("--resume", folder, "run.steps=6")
+    told = interrupted[1].partition("base model: ")[2].splitlines()[0]
+    (folder / "base.json").write_text("{")
+    assert f"base model: {told}" in said_by_train("--resume", folder, "run.steps=6")
+    assert json.loads((folder / "base.json").read_text())["evaluation"]["sampled"] is None
+
+
 @pytest.mark.slow
 def test_a_finished_run_that_is_looked_at_more_closely_keeps_its_best(interrupted):
     folder = interrupted[0]

@@ -159,7 +159,7 @@ def describe(evaluation: Evaluation) -> str:
         value, *interval = evaluation.result
         return f"mean reward {measure.text(value, interval)} on {evaluation.asked}{loss}"
     strict, count = percent(evaluation.strict.value, evaluation.strict[1:]), f"of {evaluation.asked} correct"
-    if measure is STRICT:
+    if measure == STRICT:
         return f"{strict} {count}{loss}"
     lenient = percent(evaluation.lenient.value, evaluation.lenient[1:])
     return f"{lenient} {count} in any format, {strict} in the one asked for{loss}"

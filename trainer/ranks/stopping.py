@@ -31,7 +31,7 @@ class Stopping:
         self._ends = None if left is None else monotonic() + left
         self._last_step_ended = monotonic()
         self._longest_step_s = 0.0  # with its checkpoint
-        self._longest_evaluation_s = 0.0
+        self.longest_evaluation_s = 0.0
         self._reason = ""
         self.steps = 0  # since this start
 
@@ -51,14 +51,14 @@ class Stopping:
         self.steps += 1
         step_s = 0 if is_last else 2 * self._longest_step_s
         self.saves = distributed.gather(now - self.last_save > self._save_s)[0]
-        return self._agree(step_s + (self._longest_evaluation_s if evaluates else 0))
+        return self._agree(step_s + (self.longest_evaluation_s if evaluates else 0))
 
     @contextmanager
     def timing_an_evaluation(self) -> Iterator[None]:
         began = monotonic()
         yield
         took = monotonic() - began
-        self._longest_evaluation_s = max(self._longest_evaluation_s, took)
+        self.longest_evaluation_s = max(self.longest_evaluation_s, took)
         self._last_step_ended += took
 
     @contextmanager
@@ -75,7 +75,7 @@ class Stopping:
     def merging(self) -> AbstractContextManager[None]:
         """Merge after the export, and evaluate the merged model. Raise Interrupted if there is no time left for that.
         A start that made no step tries it all the same: otherwise a short time limit would requeue the job for ever."""
-        if self.steps and self._agree(self._longest_evaluation_s):
+        if self.steps and self._agree(self.longest_evaluation_s):
             raise Interrupted(ALL_DONE.format("merge", self._reason))
         return self._interruptible(ALL_DONE.format("merge", "{}"))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from trainer.config.command_line import Request
 from trainer.config.settings import Config
 from trainer.errors import CheckpointError, EndedByAlarm
+from trainer.evaluation import base
 from trainer.evaluation.best import describe, metrics_of
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.merge_check import agreement
@@ -103,12 +104,8 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
         farewell.introduce(run, request)
         _rehearse_and_check(config, run)
         if evaluator.held_out:
-            with log.stopping.timing_an_evaluation(), run.updater.policy.as_base():
-                base = evaluator.evaluate("base", evaluator.draws)  # which is step 0 of the curves
-            evaluations["base"] = base
-            log.screen.say(f"base model: {describe(base)}")
-            if log.first_step == 0:
-                log.base(metrics_of(base))
+            evaluations["base"] = _of_base(run)
+            log.screen.say(f"base model: {describe(evaluations['base'])}")
         with stop_signal.ctrl_c_waits_for_the_step():
             train()
         log.screen.close()
@@ -133,6 +130,21 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
         log.screen.say(line)
     _export(run)
     return log, evaluations
+
+
+def _of_base(run: Run) -> Evaluation:
+    """Return the evaluation of the base, which is step 0 of the curves. A run that goes on has kept it."""
+    evaluator, log = run.evaluator, run.log
+    if log.first_step and (kept := base.kept(log.folder, evaluator.held_out, evaluator.draws)):
+        found, seconds = kept
+        log.stopping.longest_evaluation_s = seconds
+        return found
+    with log.stopping.timing_an_evaluation(), run.updater.policy.as_base():
+        found = evaluator.evaluate("base", evaluator.draws)
+    base.keep(log.folder, found, log.stopping.longest_evaluation_s)
+    if log.first_step == 0:
+        log.base(metrics_of(found))
+    return found
 
 
 def _export(run: Run) -> None:

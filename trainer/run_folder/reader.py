@@ -97,7 +97,7 @@ class RunFiles:
 
     @property
     def pays_lenient(self) -> bool:
-        return self.measure is LENIENT
+        return self.measure == LENIENT
 
     def held_out(self, record: Record) -> Share | None:
         """Return the result of an evaluation, by the answers that are paid."""
@@ -297,7 +297,7 @@ def table_rows(evaluations: Sequence[Record], comparisons: Sequence[Record]) -> 
         measure.row: [measure.text(one[measure.of_model], one["interval"]) for one in evaluations],
         **{f"  {name}": [measure.text(*one["parts"][name].values()) for one in evaluations] for name in parts},
     }
-    if measure is STRICT:
+    if measure == STRICT:
         found |= {
             "in any format": [percent(one["lenient_accuracy"], one["lenient_interval"]) for one in evaluations],
             "wrong answer": [_category(one, "wrong answer") for one in evaluations],

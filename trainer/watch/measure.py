@@ -58,7 +58,7 @@ class Measure(NamedTuple):
         """Return what a comparison of eval.json says of this measure, and the difference of the two models."""
         if self.is_reward:
             return comparison, Share(comparison["difference"], *comparison["interval"])
-        found = comparison["lenient"] if self is LENIENT else comparison
+        found = comparison["lenient"] if self == LENIENT else comparison
         return found, paired_difference(found["gained"], found["lost"], problems)
 
     def compared(self, before: Sequence[float], after: Sequence[float]) -> tuple[int, int, float, Share]:

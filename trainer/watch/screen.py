@@ -121,7 +121,7 @@ def sampled_parts(metrics: Mapping[str, float], measure: Measure) -> list[str]:
     """Return what the answers of a step were like. The accuracy that `reward.answer` pays for comes first."""
     strict = f"{metrics.get('accuracy/strict', 0.0):.0%}"
     correct = f"correct {strict}"
-    if measure is LENIENT:
+    if measure == LENIENT:
         correct = f"correct {metrics['accuracy/lenient']:.0%} (strict {strict})"
     return [
         f"rollout {metrics['time/rollout']:.1f}s {metrics['length']:.0f} tokens",
