@@ -18,17 +18,17 @@ HEAD = f"""# Troubleshooting
 
 ## Why does it not learn?
 
-A run looks at its own metrics after each step. If something is wrong, it says what, why it matters and what to change:
+A run checks its metrics after each step. If something is wrong, an alarm says what, why it matters and what to change:
 
     step 5: cut off: 62% of the answers reach rollout.max_new_tokens=256. A cut-off answer has no result, so it counts
     as wrong. Raise rollout.max_new_tokens.
 
-An alarm is printed once while it lasts, and again if it returns. Most rules look at the means of the last {RECENT}
+An alarm that lasts is printed once, and again if it returns. Most rules look at the means of the last {RECENT}
 steps; those that compare with the beginning wait for {2 * RECENT} steps. With `--strict-health`
 (`run.strict_health=true`) the first alarm ends the run; those in bold always end it, because it cannot go on.
 
-A loss of 0 is no alarm. With one update a step the advantages of a group add up to zero, so the loss is near zero in
-value. Its gradient is not: look at `grad_norm`, and at the reward.
+A loss near 0 is normal. With one update a step the advantages of a group add up to zero, so the value of the loss is
+near zero, but its gradient is not. Look at `grad_norm` and at the reward instead.
 
 | alarm | why it matters | what to change |
 | --- | --- | --- |

@@ -185,7 +185,7 @@ def only_the_form(history: History) -> str | None:
     return None
 
 
-@rule("paid by length", "Check reward.weights and reward.custom; `octet reward test` does where answers are known.")
+@rule("paid by length", "Check reward.weights and reward.custom, with `octet reward test` if answers are known.")
 def paid_by_length(history: History) -> str | None:
     """The model learns to write answers of a certain length, because that is rewarded."""
     among_equals, share = history.now("reward_length/correlation"), history.now("reward_length/share")

@@ -82,7 +82,7 @@ class Rollout(Section):
     vLLM in the trainer's process. `auto` uses servers if rollout.vllm names or starts some, else `decode`, else
     `hf`."""
     weights: Literal["same", "int8", "fp8"] = "same"
-    """The weights of a frozen base that a decode step of the decoder reads: those that are trained with, or a copy in 8
+    """The weights of the frozen base that Octet's decoder reads in a decode step: those of training, or a copy in 8
     bits; see docs/training.md. `fp8` needs a card of compute capability 8.9 or more."""
     vllm: Vllm = Vllm()
     """Settings of the two vLLM engines."""

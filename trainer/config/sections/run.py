@@ -50,7 +50,7 @@ class Run(Section):
     save_every: int = Field(50, ge=1)
     """Steps between checkpoints. The last step is always saved."""
     save_minutes: float = Field(10.0, gt=0.0)
-    """Minutes after which a checkpoint is due all the same. With `rollout.ahead=1`, only `run.save_every` counts."""
+    """Save a checkpoint also if the last one is this many minutes old; with `rollout.ahead=1` this has no effect."""
     keep: int = Field(2, ge=1)
     """Checkpoints to keep; older ones are deleted."""
     strict_health: bool = False
