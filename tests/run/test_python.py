@@ -24,7 +24,11 @@ SCRIPT = f"""
 import json, logging, math, os, random, re, signal, sys, threading, warnings
 from typing import List, Text
 from octet import resolve, train
+from trainer.machine.quiet import BITSANDBYTES, DEEPSPEED, KERNELS, MODELS, MXFP4
 from trainer.problem.word_problems import NanoTask
+
+louder = [logging.getLogger(name) for name in (BITSANDBYTES, KERNELS, MXFP4)]
+filtered = [logging.getLogger(name) for name in (MODELS, DEEPSPEED)]
 
 def state():
     import torch
@@ -33,7 +37,7 @@ def state():
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     hooks = [sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.filters[:], torch.get_num_threads()]
     group = [torch.distributed.is_initialized(), os.getpgrp(), torch.random.get_rng_state().tolist()]
-    loggers = [logging.getLogger("DeepSpeed").filters[:], logging.getLogger("bitsandbytes.backends.cpu.ops").level]
+    loggers = [logger.level for logger in louder], [logger.filters[:] for logger in filtered]
     bars = [is_progress_bar_enabled(), are_progress_bars_disabled()]
     return handlers, hooks, group, dict(os.environ), loggers, bars, random.getstate()
 
@@ -49,8 +53,10 @@ def rounded(completions: List[Text], **columns) -> List[float]:
 
 data = [{{"question": one.question, "answer": one.gold}} for one in NanoTask().train()[:60]]
 few = {FEW!r}
-logging.getLogger("DeepSpeed").filters.clear()  # whoever started this process may have called quiet()
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(10)
+for logger in louder:  # whoever started this process may have called quiet()
+    logger.setLevel(10)
+for logger in filtered:
+    logger.filters.clear()
 before = state()
 result = train(resolve("nano", None, [*few, "run.dir=first"]), reward=score, data=data[:50], test=data[50:])
 assert state() == before

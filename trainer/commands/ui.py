@@ -36,10 +36,7 @@ def run(options: Namespace) -> None:
         options.folder.mkdir(parents=True, exist_ok=True)
     key, served = token_urlsafe(24), _socket(options.port)
     address = f"http://{LOOPBACK}:{served.getsockname()[1]}/{key}/"
-    print(
-        f"octet: {address}\nThe address holds a key: keep it. Ctrl-C ends the page, and no run.",
-        flush=True,
-    )
+    print(f"octet: {address}\nThe address holds a key: keep it. Ctrl-C ends the page, and no run.", flush=True)
     if sys.stdout.isatty() and os.environ.get("DISPLAY"):
         webbrowser.open(address)
     app = application(options.folder, key)

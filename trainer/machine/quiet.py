@@ -11,6 +11,8 @@ from trainer.machine import hardware
 
 BITSANDBYTES = "bitsandbytes.backends.cpu.ops"
 KERNELS = "transformers.integrations.hub_kernels"
+MXFP4 = "transformers.quantizers.quantizer_mxfp4"
+MODELS, DEEPSPEED = "transformers.modeling_utils", "DeepSpeed"
 
 
 def quiet() -> None:
@@ -19,15 +21,13 @@ def quiet() -> None:
         # transformers: kernels of LFM2 and Qwen3.5 are not installed, which are for cards
         logging.getLogger(KERNELS).setLevel(logging.ERROR)
         # and it writes MXFP4 out in 16 bits there, as Octet has told it to
-        logging.getLogger("transformers.quantizers.quantizer_mxfp4").setLevel(logging.ERROR)
+        logging.getLogger(MXFP4).setLevel(logging.ERROR)
     # bitsandbytes: an optional CPU kernel for 4-bit weights is not installed
     logging.getLogger(BITSANDBYTES).setLevel(logging.ERROR)
     # transformers: a table of weights that have no place; model/contradictions.py names what matters of it
-    logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
+    logging.getLogger(MODELS).addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
     # DeepSpeed has not tested the optimizers of bitsandbytes; tests/step/test_engine.py does
-    logging.getLogger("DeepSpeed").addFilter(
-        lambda record: "ZeRO with an untested optimizer" not in record.getMessage()
-    )
+    logging.getLogger(DEEPSPEED).addFilter(lambda record: "ZeRO with an untested optimizer" not in record.getMessage())
     # DeepSpeed's ZeRO-3 uses deprecated names of torch
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
         warnings.filterwarnings("ignore", message=f"`torch.distributed.{name}` is deprecated", category=FutureWarning)
@@ -59,15 +59,16 @@ def put_back() -> Iterator[None]:
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging as transformers_logging
 
-    deepspeed = logging.getLogger("DeepSpeed")
-    levels, filters = {name: logging.getLogger(name).level for name in (BITSANDBYTES, KERNELS)}, deepspeed.filters[:]
+    levels = {name: logging.getLogger(name).level for name in (BITSANDBYTES, KERNELS, MXFP4)}
+    filters = {name: logging.getLogger(name).filters[:] for name in (MODELS, DEEPSPEED)}
     had_bars, of_the_hub = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     try:
         yield
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-        deepspeed.filters[:] = filters
+        for name, present in filters.items():
+            logging.getLogger(name).filters[:] = present
         if had_bars:
             # those of the hub, which a variable may forbid
             warnings.filterwarnings("ignore", message="Cannot enable progress bars")

@@ -12,6 +12,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -60,7 +61,7 @@ class Environments:
         begun = threads.begin(partial(self.begin, problem))
         try:
             environment, asked = begun.result(self.seconds)
-        except TimeoutError:
+        except FutureTimeout:
             reason = f"environment() or reset() has not returned after {self.seconds:g} seconds, for {problem.id}"
             remedy = "Make it faster, or write a larger rollout.turns.seconds"
             raise DataError(self.setting, reason, remedy) from None

@@ -25,9 +25,8 @@ HELD_OUT = "held_out"
 GAP, LINE = 14.0, 16.0
 
 
-def plain(middle: str, low: str = "", high: str = "") -> Looks:
-    names = (middle, low or middle, high or middle)
-    return lambda record: (record[names[0]], record[names[1]], record[names[2]]) if names[1] in record else None
+def plain(name: str) -> Looks:
+    return lambda record: (record[name],) * 3 if name in record else None
 
 
 def accuracy(run: RunFiles) -> Looks:

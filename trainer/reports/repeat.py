@@ -61,11 +61,11 @@ def _preset(name: str) -> Mapping[str, Any]:
     return flat(resolve(name).model_dump(mode="json"))
 
 
-def changes(settings: Mapping[str, Any], preset: str, parts: tuple[str, ...] = ("",)) -> list[Override]:
-    """Return the settings that differ from a preset, of the sections that `parts` name, or of all."""
+def changes(settings: Mapping[str, Any], preset: str) -> list[Override]:
+    """Return the settings that differ from a preset."""
     usual = _preset(preset)
     return [
         Override(key, usual[key], value)
         for key, value in settings.items()
-        if value != usual[key] and key not in NOT_REPEATED and key.startswith(parts)
+        if value != usual[key] and key not in NOT_REPEATED
     ]

@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from typing import Any
 
@@ -154,7 +155,7 @@ class TurnTaking:
         assert dialogue.reply is not None, "it was asked"
         try:
             text, done, reward = dialogue.reply.result(max(0.0, dialogue.deadline - time.monotonic()))
-        except TimeoutError:
+        except FutureTimeout:
             where = f"in an answer to {dialogue.prompt.problem.id}"
             reason = f"step() has not returned after {self.limits.seconds:g} seconds, {where}"
             remedy = "Make it faster, or write a larger rollout.turns.seconds"

@@ -26,14 +26,8 @@ from trainer.rollout.decoder.layers.passes import Angles, Cache, Pass, Prompts, 
 from trainer.rollout.decoder.layers.per_layer import LayerInputs
 from trainer.rollout.decoder.weights import Projection, copy_what_fits
 
-ROPES = (
-    "default",
-    "linear",
-    "llama3",
-    "yarn",
-    "longrope",
-    "proportional",
-)  # other types change the angles with the length
+# Other types change the angles with the length.
+ROPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
 class Forward:
@@ -133,13 +127,7 @@ class Forward:
         return seen_TT.triu(before + 1 - (window or whole))
 
     def step(
-        self,
-        tokens_B: Tensor,
-        hidden_BH: Tensor,
-        places_B: Tensor,
-        running_B: Tensor,
-        mask_BT: Tensor,
-        cache: Cache,
+        self, tokens_B: Tensor, hidden_BH: Tensor, places_B: Tensor, running_B: Tensor, mask_BT: Tensor, cache: Cache
     ) -> Tensor:
         """Return the logits after one more token of each row. `hidden_BH` are the embeddings of these tokens, which are
         overwritten; `mask_BT` is 0 where a row may attend, else -inf."""
