@@ -10,7 +10,6 @@ import json
 import os
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -50,12 +49,12 @@ def samplers(wait_s: float, rows: int) -> dict:
     setting = f"{Path(__file__).with_name('waiting_agent.py').resolve()}:run"
     config = resolve("nano", None, [f"task.agent={setting}", f"rollout.rows={rows}", "prompt.max_tokens=128"])
     tokenizer, model = load_tokenizer(config.model), load_model(config.model, "fp32", torch.device("cpu"))
-    task, stops = make_task(config.task), stop_tokens(tokenizer, model)
+    task, stops = make_task(config.task), Stops(tokenizer, stop_tokens(tokenizer, model))
     found = Environments("bench", Path(__file__), lambda problem: Waits(wait_s))
     plain, told = Prompter(tokenizer, config.prompt, task), Prompter(tokenizer, config.prompt, task, found)
-    own = DecodeSampler(model, tokenizer, stops, rows, turns=partial(TurnTaking, prompter=told))
-    inner = DecodeSampler(model, tokenizer, stops, rows, turns=TurnTaking)
-    led = AgentSampler(inner, Agents(setting, print), plain, Stops(tokenizer, stops), config)
+    own = DecodeSampler(model, TurnTaking(stops, told), rows)
+    inner = DecodeSampler(model, TurnTaking(stops), rows)
+    led = AgentSampler(inner, Agents(setting, print), plain, stops, config)
     prompts = [replace(plain.prompt(problem), place=at) for at, problem in enumerate(task.train()[: 2 * rows // 8])]
     return {"environment": own, "agents": led, "prompts": prompts}
 

@@ -32,6 +32,7 @@ from trainer.problem.task import make_task
 from trainer.records import Problem, Prompt, Sampling
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
+from trainer.rollout.turns import Stops, TurnTaking
 
 RESULTS = Path(__file__).parent / "results/decode.json"
 GROUP = 8
@@ -84,8 +85,7 @@ SHAPES = {
 @dataclass(frozen=True)
 class Work:
     model: Any
-    tokenizer: Any
-    stops: list[int]
+    stops: Stops
     prompts: Callable[[int], list[Prompt]]
     new_tokens: int
 
@@ -97,7 +97,7 @@ def embedded(device: torch.device, dtype: str) -> Work:
     prompter = Prompter(tokenizer, PromptSettings(), task)
     problems = list(itertools.islice(task.train(), 512))
     asked = [prompter.prompt(problem) for problem in problems]
-    return Work(adapted(model), tokenizer, stop_tokens(tokenizer, model), lambda count: asked[:count], 40)
+    return Work(adapted(model), Stops(tokenizer, stop_tokens(tokenizer, model)), lambda count: asked[:count], 40)
 
 
 def shaped(shape: Shape, device: torch.device, dtype: str) -> Work:
@@ -109,8 +109,8 @@ def shaped(shape: Shape, device: torch.device, dtype: str) -> Work:
         tokens = torch.randint(10, shape.config.vocab_size, (count, shape.prompt_tokens), generator=random).tolist()
         return [Prompt(Problem(str(n), "", ""), "", tuple(row)) for n, row in enumerate(tokens)]
 
-    stops = [shape.config.vocab_size - 1]  # hardly ever drawn
-    return Work(adapted(model), load_tokenizer(Model()), stops, prompts, shape.new_tokens)
+    stops = Stops(load_tokenizer(Model()), [shape.config.vocab_size - 1])  # hardly ever drawn
+    return Work(adapted(model), stops, prompts, shape.new_tokens)
 
 
 def adapted(model: Any) -> Any:
@@ -137,7 +137,7 @@ def one_run(sampler: Any, prompts: list[Prompt], sampling: Sampling) -> dict[str
 
 
 def measure(work: Work, rows: int, repetitions: int) -> dict[str, Any]:
-    samplers = {name: kind(work.model, work.tokenizer, work.stops, rows) for name, kind in SAMPLERS.items()}
+    samplers = {name: kind(work.model, TurnTaking(work.stops), rows) for name, kind in SAMPLERS.items()}
     prompts = work.prompts(max(1, rows // GROUP))
     group = rows // len(prompts)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in samplers}

@@ -36,6 +36,7 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, Score, ScoredGroup
 from trainer.rollout.decoder import weights
 from trainer.rollout.make import make_sampler
+from trainer.rollout.turns import Stops
 from trainer.step.engine import DeepSpeedPolicy
 from trainer.step.update import backward, optimizer_step
 from trainer.watch.tally import Tally
@@ -187,14 +188,8 @@ def measure(case: Case) -> dict[str, int]:
     with live:
         policy = make_policy(case, live)
         found.end("load")
-        choose = partial(
-            make_sampler,
-            config.rollout,
-            policy.model,
-            load_tokenizer(config.model),
-            [],
-            partial(print, file=sys.stderr),
-        )
+        stops, say = Stops(load_tokenizer(config.model), []), partial(print, file=sys.stderr)
+        choose = partial(make_sampler, config.rollout, policy.model, stops, say)
         evaluator, sampler = choose(copies=False), choose()
         sample(evaluator, case, group=1)
         groups = sample(sampler, case, case.group)

@@ -71,15 +71,15 @@ def test_the_whole_model_trains_on_the_card(tmp_path, ds_config):
 def test_captured_steps_give_the_tokens_of_generate(rows, tokenizer):
     import torch
 
-    from tests.rollout.test_decoder import SOME, adapted, family, prompts, sampling
+    from tests.rollout.test_decoder import SOME, adapted, family, prompts, sampling, turns
     from trainer.rollout.decoder.sampler import DecodeSampler
     from trainer.rollout.hf import HfSampler
 
     model, asked, said = adapted(family()).cuda(), prompts(9, 3, 30, 4, 17, 11, 23, 6), []
-    fast = DecodeSampler(model, tokenizer, SOME, rows, said.append)
+    fast = DecodeSampler(model, turns(tokenizer, SOME), rows, said.append)
     for new_tokens in (40, 20):  # the second finds other steps captured
         greedy = sampling(group=8, temperature=0.0, max_new_tokens=new_tokens)
-        wanted = dict(HfSampler(model, tokenizer, SOME, 64).sample(asked, greedy))
+        wanted = dict(HfSampler(model, turns(tokenizer, SOME), 64).sample(asked, greedy))
         got = dict(fast.sample(asked, greedy))
         tokens = [{n: [one.tokens for one in group] for n, group in found.items()} for found in (got, wanted)]
         assert tokens[0] == tokens[1]

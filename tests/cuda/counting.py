@@ -54,10 +54,10 @@ FAMILIES = ("smollm3", "lfm2", "qwen3.5", "gemma4")
 
 def decode_steps_of(name: str, table: Table) -> None:
     """Count a step of a family of models as it is, and the replay of a captured one."""
-    from tests.rollout.test_decoder import adapted, family, prompts, sampling  # with it comes DS_ACCELERATOR=cpu
+    from tests.rollout.test_decoder import adapted, family, prompts, sampling, turns  # with it comes DS_ACCELERATOR=cpu
 
     model, asked = adapted(family(name)).to("cuda", torch.bfloat16), prompts(9)[0]
-    sampler = DecodeSampler(model, load_tokenizer(Model()), [2], ROWS)
+    sampler = DecodeSampler(model, turns(load_tokenizer(Model()), [2]), ROWS)
     with torch.inference_mode():
         batch = sampler._prepare(ROWS, len(asked.tokens), sampling(group=ROWS, max_new_tokens=24))
         batch.add([NewAnswers(0, asked, range(ROWS))])

@@ -121,9 +121,10 @@ from trainer.config.settings import Model, Rollout
 from trainer.errors import ConfigError
 from trainer.model.load import load_tokenizer
 from trainer.rollout.make import make_sampler
+from trainer.rollout.turns import Stops
 
 try:
-    sampler = make_sampler(Rollout(weights="fp8"), adapted(family()).cuda(), load_tokenizer(Model()), [2])
+    sampler = make_sampler(Rollout(weights="fp8"), adapted(family()).cuda(), Stops(load_tokenizer(Model()), [2]))
     answers = dict(sampler.sample(prompts(9, 3), sampling(max_new_tokens=40)))
     print(json.dumps([len(answers), sampler.batch.decode_step.captured > 0]))
 except ConfigError as error:

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.cuda.stub.library import counted
-from tests.rollout.test_decoder import SOME, adapted, family, prompts, sampling, tokens_of
+from tests.rollout.test_decoder import SOME, adapted, family, prompts, sampling, tokens_of, turns
 from trainer.rollout.decoder.cuda_graphs import DecodeStep
 from trainer.rollout.decoder.sampler import DecodeSampler
 
@@ -165,9 +165,9 @@ def test_steps_are_captured_again_when_the_weights_have_moved():
 
 @pytest.mark.parametrize("weights", ["same", "int8"])
 def test_decode_steps_are_replayed_without_waiting(weights, tokenizer):
-    fast = DecodeSampler(adapted(family()).cuda(), tokenizer, SOME, 8, weights=weights)
+    fast = DecodeSampler(adapted(family()).cuda(), turns(tokenizer, SOME), 8, weights=weights)
     found = dict(fast.sample(prompts(9, 3), sampling(group=4, max_new_tokens=40)))
-    on_cpu = DecodeSampler(adapted(family()), tokenizer, SOME, 8, weights=weights)
+    on_cpu = DecodeSampler(adapted(family()), turns(tokenizer, SOME), 8, weights=weights)
     assert tokens_of(found) == tokens_of(dict(on_cpu.sample(prompts(9, 3), sampling(group=4, max_new_tokens=40))))
     assert fast.batch.decode_step.captured > 0
     batch = fast.batch
@@ -182,7 +182,7 @@ def test_decode_steps_are_replayed_without_waiting(weights, tokenizer):
 
 
 def test_a_mask_on_the_cpu_raises_in_a_decode_step(tokenizer):
-    fast = DecodeSampler(adapted(family()).cuda(), tokenizer, SOME, 8)
+    fast = DecodeSampler(adapted(family()).cuda(), turns(tokenizer, SOME), 8)
     dict(fast.sample(prompts(9, 3), sampling(group=4, max_new_tokens=2)))
     batch = fast._prepare(8, 9, sampling(group=4, max_new_tokens=2))
     batch.mask_RT = batch.mask_RT.cpu()

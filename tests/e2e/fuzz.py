@@ -50,6 +50,7 @@ from trainer.records import Prompt, Sampling
 from trainer.reward.judge import Judge
 from trainer.reward.scorer import Meter
 from trainer.rollout.collect import SamplingContext, StaticPolicy
+from trainer.rollout.turns import Stops
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.server import VllmServerSampler
 from trainer.run_folder import checkpoints, previous_run
@@ -327,7 +328,8 @@ def of_judges(rng: random.Random, folder: Path) -> None:
 def of_vllm(rng: random.Random, folder: Path) -> None:
     settings = ["rollout.engine=vllm_server", f"rollout.vllm.urls={REPLIES.url}", "rollout.vllm.timeout_s=2"]
     config = nano(*settings)
-    context = SamplingContext(config, StaticPolicy(), "nano", "fp32", 64, TOKENIZER, [2], folder, lambda text: None)
+    stops = Stops(TOKENIZER, [2])
+    context = SamplingContext(config, StaticPolicy(), "nano", "fp32", 64, stops, folder, lambda text: None)
     server = Server(REPLIES.url)
     REPLIES.say(b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps({"data": [{"id": "base", "max_model_len": 64}]}).encode())
     sampler = VllmServerSampler(context, [server])

@@ -27,6 +27,7 @@ from trainer.model import lora
 from trainer.ranks import distributed
 from trainer.records import Prompt
 from trainer.rollout.make import make_sampler
+from trainer.rollout.turns import Stops
 from trainer.run import assemble
 
 STEPS, PROBLEMS, DEAD_STEP = 3, 4, 1
@@ -64,8 +65,8 @@ def run(folder: Path, case: str) -> dict[str, Any]:
     told: list[Told] = []
     engine, _, kind = case.partition(" ")
 
-    def by_heart(rollout: Any, model: Any, tokenizer: Any, *_: Any, **__: Any) -> Told:
-        told.append(Told(tokenizer))
+    def by_heart(rollout: Any, model: Any, stops: Stops, *_: Any, **__: Any) -> Told:
+        told.append(Told(stops.tokenizer))
         return told[-1]
 
     assemble.make_sampler = make_sampler if kind == "sampled" else by_heart

@@ -29,6 +29,7 @@ from trainer.model.low_rank import use_own
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
+from trainer.rollout.turns import Stops
 
 pytestmark = WITH_ENGINE
 EVERY_KIND = (*KINDS, "bf16")
@@ -82,7 +83,7 @@ def test_an_output_layer_of_its_own_is_not_quantised(untied):
 @pytest.mark.parametrize("sampler", [HfSampler, DecodeSampler])
 def test_sampling_over_a_quantised_base(tiny_model, tokenizer, kind, sampler):
     model = quantised_and_adapted(tiny_model, kind)
-    assert isinstance(make_sampler(resolve("nano").rollout, model, tokenizer, [2]), DecodeSampler)
+    assert isinstance(make_sampler(resolve("nano").rollout, model, Stops(tokenizer, [2])), DecodeSampler)
     assert_sampled_as_trained(sampler, model, tokenizer)
 
 

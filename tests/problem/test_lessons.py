@@ -15,6 +15,7 @@ from trainer.problem.prompts import Prompter, must_have_solutions, taught
 from trainer.problem.task import make_task
 from trainer.records import Problem
 from trainer.reward.make import make_verifier
+from trainer.rollout.turns import Stops
 from trainer.run.teaching import LessonWriter, rows_of
 
 PROBLEM = Problem("p/1", "What is 2 + 1?", "3", "2 + 1 = 3\n#### 3")
@@ -46,7 +47,8 @@ def all_written(tokenizer, problems, *settings, stops=()):
     config = resolve("nano", None, settings)
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task, environments_of(task, config.task))
-    writer = LessonWriter(config.rollout.turns, prompter, stops, (*prompter.stop_strings, *config.rollout.stop))
+    ends = Stops(tokenizer, stops, (*prompter.stop_strings, *config.rollout.stop))
+    writer = LessonWriter(config.rollout.turns, prompter, ends)
     return prompter, rows_of(problems, writer, make_verifier(config, task).rules)
 
 

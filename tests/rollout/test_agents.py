@@ -34,7 +34,7 @@ def sample(kind, run, tokenizer, count=3, group=3, model=None, said=None, prompt
     path = run if {*": "} & {*run} else f"{HERE / 'agents.py'}:{run}"
     config = resolve("nano", None, ["prompt.max_tokens=300", f"task.agent={path}", *changed.pop("settings", ())])
     stops = Stops(tokenizer, STOPS)
-    inner = kind(model or adapted(family()), tokenizer, STOPS, 64, turns=TurnTaking)
+    inner = kind(model or adapted(family()), TurnTaking(stops), 64)
     prompter = Prompter(tokenizer, config.prompt, prompted())
     agents = Agents(path, (said if said is not None else []).append)
     asked = [prompter.prompt(Problem(f"p/{n}", str(n), "4")) for n in range(count)]
@@ -136,7 +136,7 @@ def test_a_long_or_half_written_result_stops_no_other_agent(tokenizer):
 
 def test_the_decoder_stops_where_a_call_says(tokenizer):
     """A row beside it goes on."""
-    sampler = DecodeSampler(adapted(family()), tokenizer, [2], 8, turns=TurnTaking)
+    sampler = DecodeSampler(adapted(family()), TurnTaking(Stops(tokenizer, [2])), 8)
     asked = Prompter(tokenizer, resolve("nano").prompt, NanoTask()).prompt(Problem("p", "1", "4"))
     [[whole]] = dict(sampler.sample([asked], sampling(group=1, max_new_tokens=40))).values()
     string = whole.text[9:11]

@@ -36,6 +36,7 @@ from trainer.rollout.decoder.weights import Projection
 from trainer.rollout.draw import draw
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
+from trainer.rollout.turns import Stops, TurnTaking
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 64}
@@ -137,8 +138,12 @@ def sampling(**changed) -> Sampling:
     return Sampling(**{"group": 4, "temperature": 1.0, "max_new_tokens": 12, "seed": 1, **changed})
 
 
+def turns(tokenizer, stops, strings=()):
+    return TurnTaking(Stops(tokenizer, stops, strings))
+
+
 def sample(kind, model, tokenizer, asked, stops=(), rows=64, strings=(), **changed):
-    sampler = kind(model, tokenizer, list(stops) or stop_tokens(tokenizer, model), rows, stop_strings=strings)
+    sampler = kind(model, turns(tokenizer, stops or stop_tokens(tokenizer, model), strings), rows)
     return dict(sampler.sample(asked, sampling(**changed)))
 
 
@@ -173,7 +178,7 @@ def test_greedy_tokens_are_those_of_generate(kind, name, group, tokenizer):
 def test_with_the_adapter_off_it_is_the_base(kind, name, tokenizer):
     """One sampler, as in a run: adapter on, off, moved, on again."""
     model, asked = adapted(family(name)), prompts(9, 3, 14)
-    sampler = kind(model, tokenizer, SOME, 64)
+    sampler = kind(model, turns(tokenizer, SOME), 64)
     greedy = sampling(temperature=0.0)
     before = dict(sampler.sample(asked, greedy))
     with model.disable_adapter():
@@ -279,7 +284,7 @@ def test_greedy_tokens_end_with_the_first_that_completes_a_stop_string(
 
 def test_a_seed_repeats_after_other_work_and_another_does_not(kind, model, tokenizer):
     """Memory that is kept from call to call carries nothing over."""
-    sampler = kind(model, tokenizer, stop_tokens(tokenizer, model), 64)
+    sampler = kind(model, turns(tokenizer, stop_tokens(tokenizer, model)), 64)
     first, other = (dict(sampler.sample(prompts(6, 9), sampling(seed=seed))) for seed in (1, 2))
     assert first != other
     list(sampler.sample(prompts(30, 9, 4), sampling(group=8, max_new_tokens=20, temperature=0.0)))
@@ -354,7 +359,7 @@ def test_a_group_comes_as_soon_as_it_is_whole(kind, tokenizer):
     """So its reward is computed beside the later ones."""
     model, passes = family(), []
     model.lm_head.register_forward_hook(lambda *_: passes.append(1))
-    groups = kind(model, tokenizer, SOME, 4).sample(prompts(9, 3, 6), sampling())
+    groups = kind(model, turns(tokenizer, SOME), 4).sample(prompts(9, 3, 6), sampling())
     next(groups)
     at_the_first = len(passes)
     assert len(list(groups)) == 2
@@ -400,7 +405,7 @@ def test_a_batch_that_does_not_fit_is_halved_once_and_for_all(kind, tokenizer, m
     model, asked, said = family(), prompts(9, 3, 30, 4, 17), []
     wanted = {index: [generated(model, prompt, SOME)] * 4 for index, prompt in enumerate(asked)}
     Card(model, rows=6)
-    sampler = kind(model, tokenizer, SOME, 64, said.append)
+    sampler = kind(model, turns(tokenizer, SOME), 64, said.append)
     for _ in range(2):
         assert tokens_of(dict(sampler.sample(asked, sampling(temperature=0.0)))) == wanted
     assert sampler.rows.limit in range(3, 7)
@@ -459,7 +464,7 @@ def test_a_large_group_begins_in_parts_and_leaves_few_rows_idle():
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
 def test_what_is_not_a_number_in_one_row_does_not_stay_in_its_place(temperature, tokenizer):
     model, asked = family(), prompts(9, 3, 14)
-    sampler, drawn = DecodeSampler(model, tokenizer, SOME, 64), sampling(temperature=temperature)
+    sampler, drawn = DecodeSampler(model, turns(tokenizer, SOME), 64), sampling(temperature=temperature)
     wanted = dict(sampler.sample(asked, drawn))
     with torch.inference_mode():
         for kept in sampler.batch.cache.tensors:
@@ -469,7 +474,7 @@ def test_what_is_not_a_number_in_one_row_does_not_stay_in_its_place(temperature,
 
 @pytest.mark.parametrize("new_tokens", [1, 12])
 def test_a_rehearsal_fills_a_row_for_each_answer(new_tokens, tokenizer):
-    sampler, asked = DecodeSampler(family(), tokenizer, SOME, 64), prompts(9, 3, 14)
+    sampler, asked = DecodeSampler(family(), turns(tokenizer, SOME), 64), prompts(9, 3, 14)
     sampler.rehearse(asked, sampling(temperature=0.04, max_new_tokens=new_tokens))
     assert sampler.batch.active == 12
     assert [len(group) for group in dict(sampler.sample(asked, sampling())).values()] == [4, 4, 4]
@@ -478,7 +483,7 @@ def test_a_rehearsal_fills_a_row_for_each_answer(new_tokens, tokenizer):
 def test_other_values_swapped_in_are_read_from_elsewhere(tokenizer):
     """A captured step reads weights where they were: it must not stand for one with other values."""
     model = adapted(family())
-    sampler = DecodeSampler(model, tokenizer, SOME, 64, copies=False)
+    sampler = DecodeSampler(model, turns(tokenizer, SOME), 64, copies=False)
     dict(sampler.sample(prompts(3), sampling()))
     before = sampler.forward.addresses
     with Snapshot(model.parameters()).swapped_in():
@@ -521,7 +526,7 @@ def test_a_product_in_8_bits_is_that_of_the_rounded_numbers(dtype, close):
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_decode_steps_read_8_bits_beside_the_adapter_and_prompts_do_not(kind, tokenizer):
     model, asked = adapted(family()), prompts(9, 3, 14)
-    sampler = DecodeSampler(model, tokenizer, SOME, 64, weights=kind)
+    sampler = DecodeSampler(model, turns(tokenizer, SOME), 64, weights=kind)
     for seed in (1, 2):
         move_adapter(model, seed)
         batch = to_tensors(rows_in(dict(sampler.sample(asked, sampling())), asked), tokenizer.pad_token_id)
@@ -546,7 +551,7 @@ def test_a_matrix_turns_heads_as_angles_do():
 def test_large_layers_are_packed_anew_when_they_have_changed(monkeypatch, tokenizer, is_adapted):
     monkeypatch.setattr(weights, "LARGE", 0)
     model, asked = adapted(family()) if is_adapted else family(), prompts(9, 3, 14)
-    sampler = DecodeSampler(model, tokenizer, SOME, 64)
+    sampler = DecodeSampler(model, turns(tokenizer, SOME), 64)
     for seed in (1, 2):
         move_adapter(model, seed)
         if not is_adapted:
@@ -564,7 +569,7 @@ def test_a_4_bit_base_is_never_copied(tiny_model, tokenizer):
     settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32, bnb_4bit_quant_type="nf4")
     base = AutoModelForCausalLM.from_pretrained(tiny_model, quantization_config=settings, dtype=torch.float32)
     model, asked = adapted(keep_training_arithmetic(base)), prompts(9, 3, 14)
-    sampler = DecodeSampler(model, tokenizer, SOME, 64)
+    sampler = DecodeSampler(model, turns(tokenizer, SOME), 64)
     groups = dict(sampler.sample(asked, sampling(temperature=0.0)))
     assert not any(projection.is_a_copy for projection in sampler.forward.projections)
     assert_greedy_is_generate(groups, model, asked, SOME)
@@ -572,7 +577,7 @@ def test_a_4_bit_base_is_never_copied(tiny_model, tokenizer):
 
 def test_the_adapter_of_a_run_is_copied_and_its_copies_stay_where_they_are(tokenizer):
     model = add_adapter(family(), Lora(targets="all"))
-    sampler = DecodeSampler(model, tokenizer, SOME, 64)
+    sampler = DecodeSampler(model, turns(tokenizer, SOME), 64)
     places = []
     for _ in range(2):
         list(sampler.sample(prompts(9, 3), sampling()))
@@ -626,7 +631,7 @@ def test_new_groups_begin_before_old_ones_are_whole(monkeypatch, tokenizer):
     monkeypatch.setattr(weights, "SPARE", 2**62)
     model, seen = family(), []
     model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
-    sampler = DecodeSampler(model, tokenizer, SOME, 12)
+    sampler = DecodeSampler(model, turns(tokenizer, SOME), 12)
     groups = dict(sampler.sample(prompts(*[50] * 24), sampling(group=2, max_new_tokens=40)))
     longest = [max(len(one.tokens) for one in group) for _, group in sorted(groups.items())]
     waves = [max(longest[start : start + 6]) for start in range(0, 24, 6)]
@@ -671,14 +676,14 @@ UNSUPPORTED = {
 def test_a_model_that_the_fast_path_does_not_know(name, tokenizer):
     (build, reason), said = UNSUPPORTED[name], []
     model = build()
-    sampler = make_sampler(Rollout(), model, tokenizer, [2], said.append)
+    sampler = make_sampler(Rollout(), model, Stops(tokenizer, [2]), said.append)
     assert isinstance(sampler, HfSampler)
     assert [reason in text for text in said] == [True]
     assert len(dict(sampler.sample(prompts(4), sampling()))[0]) == 4
     with refuses("rollout.engine"):
-        make_sampler(Rollout(engine="decode"), model, tokenizer, [2])
+        make_sampler(Rollout(engine="decode"), model, Stops(tokenizer, [2]))
     with refuses("rollout.weights"):
-        make_sampler(Rollout(weights="int8"), model, tokenizer, [2])
+        make_sampler(Rollout(weights="int8"), model, Stops(tokenizer, [2]))
 
 
 SCALED = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -689,7 +694,7 @@ SCALED = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_p
     [("phi4-mini", {}), ("ministral3", {"rope_parameters": SCALED | {"llama_4_scaling_beta": 0.1}})],
 )
 def test_a_context_in_which_the_model_attends_in_another_way_is_refused(name, changed, tokenizer):
-    sampler = make_sampler(Rollout(), family(name, **changed), tokenizer, [2])
+    sampler = make_sampler(Rollout(), family(name, **changed), Stops(tokenizer, [2]))
     with refuses("rollout.max_new_tokens", names=64):
         list(sampler.sample(prompts(60), sampling()))
 
@@ -713,7 +718,7 @@ def test_other_adapters_and_ropes_answer_as_in_generate(name, options, changed, 
 
 def test_calls_that_take_turns_share_one_memory(tokenizer):
     """Many short prompts, few long ones: as training and evaluation do."""
-    sampler = DecodeSampler(family(), tokenizer, SOME, 64)
+    sampler = DecodeSampler(family(), turns(tokenizer, SOME), 64)
     batches = []
     for _ in range(3):
         for asked in (prompts(3, 4, 5, 6), prompts(60)):
@@ -724,7 +729,7 @@ def test_calls_that_take_turns_share_one_memory(tokenizer):
 
 def test_what_is_given_back_is_free_at_once(tokenizer):
     """Memory in a reference cycle would stay until the cyclic garbage collector runs, through a training pass."""
-    sampler = DecodeSampler(family(), tokenizer, SOME, 8)
+    sampler = DecodeSampler(family(), turns(tokenizer, SOME), 8)
     list(sampler.sample(prompts(3, 9), sampling()))
     batch, cache = weakref.ref(sampler.batch), weakref.ref(sampler.batch.cache.tensors[0])
     gc.disable()
@@ -738,7 +743,7 @@ def test_what_is_given_back_is_free_at_once(tokenizer):
 def test_repeated_keys_give_the_same_answers(tokenizer):
     """As on cards whose quick kernels want as many heads of keys as of queries."""
     model, asked = adapted(family()), prompts(9, 3, 30)
-    sampler = DecodeSampler(model, tokenizer, SOME, 64)
+    sampler = DecodeSampler(model, turns(tokenizer, SOME), 64)
     list(sampler.sample(asked, sampling()))
     sampler.forward.repeats_keys = True
     assert_greedy_is_generate(dict(sampler.sample(asked, sampling(temperature=0.0))), model, asked, SOME)
@@ -764,7 +769,7 @@ class RoundedSteps:
 @pytest.mark.parametrize("rows", [64, 11, 3])
 def test_rows_beyond_those_alive_and_rare_looks_change_nothing(rows, tokenizer):
     model, asked = adapted(family()), prompts(9, 3, 30, 4, 17, 8, 21)
-    sampler = DecodeSampler(model, tokenizer, SOME, rows)
+    sampler = DecodeSampler(model, turns(tokenizer, SOME), rows)
     greedy = sampling(temperature=0.0)
     dict(sampler.sample(asked, greedy))
     assert not sampler.batch.running_R.any(), "a row that was moved would run on where it had been, out of its cache"
@@ -783,7 +788,7 @@ def test_a_teacher_beside_the_adapter_changes_neither_what_is_copied_nor_the_ans
     add_teacher(beside, tmp_path)
     asked, found = prompts(9, 3, 30), []
     for model in (alone, beside):
-        sampler = DecodeSampler(model, tokenizer, SOME, 64)
+        sampler = DecodeSampler(model, turns(tokenizer, SOME), 64)
         answers = dict(sampler.sample(asked, sampling()))
         found.append((answers, [one.is_a_copy for one in sampler.forward.projections]))
     assert found[0] == found[1]

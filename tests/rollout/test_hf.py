@@ -13,6 +13,7 @@ from trainer.model.load import load_model, load_tokenizer, stop_tokens
 from trainer.records import Problem, Prompt, Sampling
 from trainer.rollout import limits
 from trainer.rollout.hf import HfSampler, generating
+from trainer.rollout.turns import Stops, TurnTaking
 
 
 def test_generating_restores_training_mode_and_checkpointing_even_after_an_error(tiny_model):
@@ -35,7 +36,7 @@ def test_an_adapter_that_does_not_say_what_it_is_for_is_sampled_with_our_setting
         torch.manual_seed(0)
         options = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False, task_type=task_type)
         model = peft.get_peft_model(load_model(Model(name=str(tiny_model)), "fp32", torch.device("cpu")), options)
-        sampler = HfSampler(model, tokenizer, [1], rows=4)
+        sampler = HfSampler(model, TurnTaking(Stops(tokenizer, [1])), rows=4)
         prompt = Prompt(Problem("p", "q", "1"), "q", (5, 6, 7))
         ((_, (completion,)),) = sampler.sample([prompt], Sampling(1, temperature=0.0, max_new_tokens=30, seed=0))
         answers.append(completion)

@@ -71,7 +71,7 @@ def turns_of(tokenizer, found, **limits):
 
 def sample(kind, model, turns, asked=None, rows=64, stops=STOPS, strings=(), tokenizer=None, **changed):
     tokenizer = tokenizer or turns.keywords["prompter"].tokenizer
-    sampler = kind(model, tokenizer, stops, rows, stop_strings=strings, turns=turns)
+    sampler = kind(model, turns(Stops(tokenizer, stops, strings)), rows)
     asked = prompts(9, 3, 14, 5) if asked is None else asked
     return dict(sampler.sample(asked, sampling(**{"max_new_tokens": 120, **changed})))
 
@@ -383,7 +383,7 @@ def served(tmp_path, tokenizer):
         def sampler(found):
             config = resolve("nano", None, [f"rollout.vllm.urls={double.url}"])
             prompter = turns_of(tokenizer, found).keywords["prompter"]
-            of_nano = ("nano", "fp32", 256, tokenizer, [2], tmp_path, print, (), prompter)
+            of_nano = ("nano", "fp32", 256, Stops(tokenizer, [2]), tmp_path, print, prompter)
             return VllmServerSampler(SamplingContext(config, StaticPolicy(), *of_nano), [Server(double.url)])
 
         yield sampler

@@ -20,6 +20,7 @@ from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.model import shapes
+from trainer.model.load import load_tokenizer
 from trainer.model.shapes import shape_of
 from trainer.plan import memory_check, planner
 from trainer.plan.planner import GB
@@ -27,6 +28,7 @@ from trainer.plan.search import Placement
 from trainer.plan.start import must_leave_our_cards, training_cards
 from trainer.rollout import make
 from trainer.rollout.collect import SamplingContext, StaticPolicy
+from trainer.rollout.turns import Stops
 from trainer.rollout.vllm import check, process, server
 from trainer.rollout.vllm.key_check import KeyCheck
 
@@ -190,7 +192,8 @@ def test_a_run_makes_a_key_for_its_servers_which_only_their_environment_has(tmp_
 
 def outside(folder: Path, *overrides: str) -> SamplingContext:
     config = resolve("nano", None, overrides)
-    return SamplingContext(config, StaticPolicy(), "nano", "fp32", 64, None, [2], folder, lambda text: None)
+    stops = Stops(load_tokenizer(config.model), [2])
+    return SamplingContext(config, StaticPolicy(), "nano", "fp32", 64, stops, folder, lambda text: None)
 
 
 def test_an_environment_without_vllm_is_named(tmp_path, monkeypatch, stand_in):

@@ -31,6 +31,7 @@ from trainer.errors import CheckpointError, ConfigError, TrainingError
 from trainer.machine import hardware
 from trainer.records import Problem, Prompt, Sampling, Scores, TrainingBatch
 from trainer.rollout.collect import SamplingContext, StaticPolicy
+from trainer.rollout.turns import Stops
 from trainer.rollout.vllm import check
 from trainer.rollout.vllm.check import check_server
 from trainer.rollout.vllm.client import Server
@@ -139,7 +140,7 @@ def around(folder: Path, policy: Any, *urls: str, settings: tuple[str, ...] = ()
     named = [f"rollout.vllm.urls=[{','.join(urls)}]", "rollout.vllm.wait_s=5", "rollout.vllm.timeout_s=5", *settings]
     said: list[str] = []
     return SamplingContext(
-        resolve("nano", None, named), policy, "nano", "fp32", 64, Tokenizer(), [STOP], folder, said.append
+        resolve("nano", None, named), policy, "nano", "fp32", 64, Stops(Tokenizer(), [STOP]), folder, said.append
     )
 
 
@@ -203,7 +204,7 @@ def test_nothing_that_bends_the_distribution_is_left_to_the_server(sampler, doub
 
 def test_an_answer_ends_with_the_token_that_completes_a_stop_string(double, make_sampler):
     """The server may have gone on behind it. Without a stop token, the stop string says that the answer is whole."""
-    sampler = make_sampler(double, stop_strings=("77 88", "99"))
+    sampler = make_sampler(double, stops=Stops(Tokenizer(), [STOP], ("77 88", "99")))
     tokens = {"token_ids": [66, 77, 88, 99], "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0, -2.0]}}
     double.faults = [lambda body: good(body, double, **tokens)] * len(PROMPTS)
     answers = [one for group in sample(sampler).values() for one in group]

@@ -33,8 +33,8 @@ def test_a_stop_string_that_is_a_special_token_ends_answers_at_that_token(tmp_pa
         assert completion.tokens == (5, start)
         assert not completion.truncated
         assert sampler.stops.strings == ("so",)
-    assert start in context.stop_tokens  # of vLLM
-    assert context.stop_strings == ("so",)
+    assert start in context.stops.tokens  # of vLLM
+    assert context.stops.strings == ("so",)
     config = resolve("nano", None, ["rollout.stop=<|im_end|> so"])
     with refuses("rollout.stop", names="im_end"):
         context_of(config, model, tokenizer, tmp_path)

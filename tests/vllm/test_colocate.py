@@ -19,6 +19,7 @@ from pathlib import Path
 from trainer.ranks import distributed
 from trainer.errors import ConfigError
 from trainer.rollout.collect import SamplingContext, StaticPolicy
+from trainer.rollout.turns import Stops
 from trainer.rollout.vllm.colocate import VllmColocateSampler
 from trainer.model.load import load_tokenizer
 from trainer.config.command_line import resolve
@@ -28,7 +29,7 @@ def drawn():
 
 distributed.connect(60)
 config = resolve("nano", None, ["rollout.engine=vllm_colocate"])
-tokenizer = load_tokenizer(config.model)
+stops = Stops(load_tokenizer(config.model), [2])
 for seed in (random.seed, numpy.random.seed, torch.manual_seed):
     seed(7)
 expected = drawn()
@@ -36,7 +37,7 @@ for seed in (random.seed, numpy.random.seed, torch.manual_seed):
     seed(7)
 before = dict(os.environ), torch.get_num_threads()
 said = []
-run = SamplingContext(config, StaticPolicy(), NANO, "fp32", 128, tokenizer, [2], Path("."), said.append)
+run = SamplingContext(config, StaticPolicy(), NANO, "fp32", 128, stops, Path("."), said.append)
 try:
     VllmColocateSampler(replace(run, location="/nowhere"))
 except ConfigError as error:

@@ -20,6 +20,7 @@ from trainer.model.load import load_tokenizer
 from trainer.records import Sampling
 from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.hf import HfSampler
+from trainer.rollout.turns import Stops, TurnTaking
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Published
 from trainer.rollout.vllm.server import connect
@@ -76,8 +77,7 @@ def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, mode
         serving.train_all(run)
         assert serving.apart(run) < 1e-4
         prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 64, 0)
-        context = run.rollouts.sampler.context
-        local = HfSampler(run.updater.policy.model, context.tokenizer, context.stop_tokens, 8)
+        local = HfSampler(run.updater.policy.model, TurnTaking(run.rollouts.sampler.context.stops), 8)
         served, expected = (dict(one.sample(prompts, greedy)) for one in (run.rollouts.sampler, local))
     assert preemptions(servers.small) > 4
     assert {i: group[0].tokens for i, group in served.items()} == {i: g[0].tokens for i, g in expected.items()}
@@ -103,7 +103,7 @@ def test_a_context_that_the_whole_cache_does_not_hold_is_the_end_of_the_log(tmp_
     started = ["rollout.vllm.start=true", f"rollout.vllm.python={serving.PYTHON}"]
     started += ["rollout.vllm.arguments=--block-size,32,--num-gpu-blocks-override,3"]
     config, said = resolve("nano", None, started), []
-    of_nano = (str(NANO), "fp32", 128, load_tokenizer(config.model), [2])
+    of_nano = (str(NANO), "fp32", 128, Stops(load_tokenizer(config.model), [2]))
     run = SamplingContext(config, StaticPolicy(), *of_nano, tmp_path, said.append)
     with refuses("rollout.vllm.start", TrainingError, names="ValueError: To serve"):
         connect(run)

@@ -26,6 +26,7 @@ from trainer.model.load import load_model
 from trainer.model.lora import add_adapter, save_adapter
 from trainer.records import Sampling
 from trainer.rollout.hf import HfSampler
+from trainer.rollout.turns import TurnTaking
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Published
 from trainer.rollout.vllm.server import VllmServerSampler
@@ -63,7 +64,7 @@ def test_greedy_tokens_are_those_of_generate(run):
     prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 24, 0)
     assert min(len(prompt.tokens) for prompt in prompts) > 64
     sampler = run.rollouts.sampler
-    local = HfSampler(run.updater.policy.model, sampler.context.tokenizer, sampler.context.stop_tokens, 8)
+    local = HfSampler(run.updater.policy.model, TurnTaking(sampler.context.stops), 8)
     served, expected = (dict(one.sample(prompts, greedy)) for one in (sampler, local))
     assert {i: group[0].tokens for i, group in served.items()} == {i: g[0].tokens for i, g in expected.items()}
     assert {group[0].version for group in served.values()} == {3}
@@ -81,14 +82,14 @@ def test_answers_end_with_the_token_that_completes_a_stop_string(server, tmp_pat
     with built(tmp_path / "run", *at) as run:
         prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 24, 0)
         context, model = run.rollouts.sampler.context, run.updater.policy.model
-        local = HfSampler(model, context.tokenizer, context.stop_tokens, 8, stop_strings=stops)
+        local = HfSampler(model, TurnTaking(context.stops), 8)
         served, expected = (dict(one.sample(prompts, greedy)) for one in (run.rollouts.sampler, local))
         assert [served[i][0].tokens for i in sorted(served)] == [expected[i][0].tokens for i in sorted(expected)]
         assert any(group[0].text.endswith("= ") for group in served.values())
         assert apart(run) < 1e-4
         groups = run.rollouts.sampler.sample(prompts, replace(greedy, temperature=1.0, group=8))
         answers = [one for _, group in groups for one in group]
-        decoded = [context.tokenizer.decode(one.tokens[:-1], skip_special_tokens=True) for one in answers]
+        decoded = [context.stops.tokenizer.decode(one.tokens[:-1], skip_special_tokens=True) for one in answers]
         assert not any(stop in before for before in decoded for stop in stops)
 
 

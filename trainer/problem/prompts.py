@@ -16,7 +16,7 @@ conversation from the data set is passed on unchanged.
 import random
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
@@ -347,7 +347,7 @@ def must_have_solutions(task: Task, problems: Sequence[Problem]) -> None:
         raise DataError(f"task.name={task.name}", reason, remedy)
 
 
-def end_token(prompter: Prompter, stop_tokens: Sequence[int]) -> int:
+def end_token(prompter: Prompter, stop_tokens: Collection[int]) -> int:
     """Return the token that ends an answer: the one with which the chat template closes a turn of the assistant."""
     tokenizer: Any = prompter.tokenizer
     if tokenizer.chat_template:

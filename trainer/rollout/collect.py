@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainer.config.settings import Config
 from trainer.machine import threads
@@ -92,17 +92,14 @@ class SamplingContext:
     location: str  # of the base: a folder, or a name on the hub
     dtype: str
     context_length: int  # tokens that a prompt and its answer may have
-    tokenizer: Any
-    stop_tokens: Sequence[int]
+    stops: Stops
     folder: Path  # for published versions and logs
     say: Say
-    stop_strings: Sequence[str] = ()
     prompter: Prompter | None = None
 
     @property
     def turns(self) -> TurnTaking:
-        stops = Stops(self.tokenizer, self.stop_tokens, self.stop_strings)
-        return TurnTaking(stops, self.prompter, self.config.rollout.turns)
+        return TurnTaking(self.stops, self.prompter, self.config.rollout.turns)
 
 
 ScoredRollout = tuple[list[ScoredGroup], Sums]  # groups, and what was measured while they were scored

@@ -1,7 +1,7 @@
 """rollout with `model.generate`: slow, but the reference that every faster sampler is tested against."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,19 +21,8 @@ from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking
 class OwnSampler(Sampler):
     """Samples with the weights of the model that is being trained, at most `rows` completions at a time."""
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        stop_tokens: Sequence[int],
-        rows: int,
-        say: limits.Say = limits.on_stderr,
-        stop_strings: Sequence[str] = (),
-        turns: Callable[[Stops], TurnTaking] = TurnTaking,
-    ) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self.stops = Stops(tokenizer, stop_tokens, stop_strings)
-        self.turns = turns(self.stops)
+    def __init__(self, model: Any, turns: TurnTaking, rows: int, say: limits.Say = limits.on_stderr) -> None:
+        self.model, self.turns, self.stops = model, turns, turns.stops
         self.rows = limits.RowLimit(rows, say)
         self._say = say
 
@@ -102,7 +91,7 @@ class HfSampler(OwnSampler):
 
     def _left_padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         width = max(len(row) for row in rows)
-        pad = self.tokenizer.pad_token_id
+        pad = self.stops.tokenizer.pad_token_id
         tokens = [[pad] * (width - len(row)) + list(row) for row in rows]
         attention = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
         return torch.tensor(tokens, device=self.model.device), torch.tensor(attention, device=self.model.device)
@@ -113,7 +102,7 @@ class HfSampler(OwnSampler):
             do_sample=False,
             max_new_tokens=sampling.max_new_tokens,
             eos_token_id=sorted(self.stops.tokens),
-            pad_token_id=self.tokenizer.pad_token_id,
+            pad_token_id=self.stops.tokenizer.pad_token_id,
             use_cache=True,
         )
 

@@ -1,7 +1,5 @@
 """Chooses the sampler that a configuration asks for."""
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from trainer.config.settings import Rollout
@@ -13,17 +11,15 @@ from trainer.rollout.decoder.eight_bits import check_card
 from trainer.rollout.decoder.forward import why_unsupported
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
-from trainer.rollout.turns import TurnTaking
+from trainer.rollout.turns import Stops, TurnTaking
 
 
 def make_sampler(
     settings: Rollout,
     model: Any,
-    tokenizer: Any,
-    stop_tokens: Sequence[int],
+    stops: Stops,
     say: limits.Say = limits.on_stderr,
     copies: bool = True,
-    stop_strings: Sequence[str] = (),
     prompter: Prompter | None = None,
 ) -> Sampler:
     """Return one of Octet's own samplers. Unless `engine` is `hf`, that is the fast one if it supports the model.
@@ -40,10 +36,10 @@ def make_sampler(
         check_card(settings.weights, model.device)
     if reason:
         say(f"rollout: sampling with model.generate, which takes three times as long or more, because {reason}")
-    turns = partial(TurnTaking, prompter=prompter, limits=settings.turns)
-    decoder = partial(DecodeSampler, copies=copies, weights=settings.weights)
-    kind = HfSampler if reason or settings.engine == "hf" else decoder
-    return kind(model, tokenizer, stop_tokens, settings.rows, say, stop_strings, turns)
+    turns = TurnTaking(stops, prompter, settings.turns)
+    if reason or settings.engine == "hf":
+        return HfSampler(model, turns, settings.rows, say)
+    return DecodeSampler(model, turns, settings.rows, say, copies=copies, weights=settings.weights)
 
 
 def make_vllm_sampler(context: SamplingContext) -> Sampler | None:

@@ -185,11 +185,10 @@ def make_sampling(config: Config, policy: Any, prompts: Prompts, log: RunLog) ->
 def make_samplers(context: SamplingContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
     """Return the samplers for training and for evaluation. Copies of weights that are split over the ranks would be as
     large as what splitting saves."""
-    lead = leader(context.config, context.prompter, Stops(context.tokenizer, context.stop_tokens, context.stop_strings))
+    lead = leader(context.config, context.prompter, context.stops)
     if outside := make_vllm_sampler(context):
         return lead(outside), lead(outside)
-    choose = partial(make_sampler, context.config.rollout, model, context.tokenizer, context.stop_tokens, warn)
-    choose = partial(choose, stop_strings=context.stop_strings, prompter=context.prompter)
+    choose = partial(make_sampler, context.config.rollout, model, context.stops, warn, prompter=context.prompter)
     sampler = choose(copies=copies)
     return lead(sampler), lead(sampler if isinstance(sampler, HfSampler) else choose(copies=False))
 
@@ -217,13 +216,12 @@ def sampling_context(
     trained = config.prompt.max_tokens + config.rollout.max_new_tokens
     longest = max((len(prompt.tokens) for prompt in asked), default=0) + config.rollout.max_new_tokens
     wanted = min(max(trained, longest), trained * config.rollout.rows)
-    stops, strings = ends(config.rollout.stop, prompter, model)
+    stops = stops_of(config.rollout.stop, prompter, model)
     dtype, length = resolve_dtype(config.model.dtype, distributed.device()), min(context_of(model) or wanted, wanted)
-    of_model = (config, policy, location(config.model), dtype, length, prompter.tokenizer, stops)
-    return SamplingContext(*of_model, folder, say, strings, prompter)
+    return SamplingContext(config, policy, location(config.model), dtype, length, stops, folder, say, prompter)
 
 
-def ends(own: Sequence[str], prompter: Prompter, model: Any) -> tuple[list[int], tuple[str, ...]]:
+def stops_of(own: Sequence[str], prompter: Prompter, model: Any) -> Stops:
     """Return the tokens and the strings at which a turn ends: those of the model, the prompt style and the settings.
     The text of an answer is decoded without special tokens, so a string that names one stands for the token."""
     tokenizer = prompter.tokenizer
@@ -236,7 +234,7 @@ def ends(own: Sequence[str], prompter: Prompter, model: Any) -> tuple[list[int],
             remedy = "Write it alone to end answers at this token, or leave it out"
             raise ConfigError(f"rollout.stop={string!r}", reason, remedy)
     tokens = {*stop_tokens(tokenizer, model), *(special[string] for string in strings if string in special)}
-    return sorted(tokens), tuple(string for string in strings if string not in special)
+    return Stops(tokenizer, sorted(tokens), tuple(string for string in strings if string not in special))
 
 
 def context_limit(sampler: Sampler, model: Any) -> int | None:
@@ -258,10 +256,9 @@ def evaluate_model(
     """Evaluate a model on the held-out problems, sampled by `outside` if given; `folder` counts a judge's cost."""
     check_vocabulary(tokenizer, model)
     prompter = prompter_of(config, data.task, tokenizer)
-    stops, strings = ends(config.rollout.stop, prompter, model)
-    choose = partial(make_sampler, config.rollout, model, tokenizer, stops, copies=False)
-    own = outside or choose(stop_strings=strings, prompter=prompter)
-    sampler = leader(config, prompter, Stops(tokenizer, stops, strings))(own)
+    stops = stops_of(config.rollout.stop, prompter, model)
+    own = outside or make_sampler(config.rollout, model, stops, copies=False, prompter=prompter)
+    sampler = leader(config, prompter, stops)(own)
     held_out, new_tokens = [prompter.prompt(problem) for problem in data.held_out], config.rollout.max_new_tokens
     prompts = within_context(held_out, context_limit(sampler, model), new_tokens)
     left_out, measure = len(held_out) - len(prompts), measure_of(config)

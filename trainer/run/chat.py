@@ -89,9 +89,8 @@ def _load(config: Config, prompter: Prompter, adapter: Path | None = None) -> tu
     device = distributed.device()
     model = load_model(config.model, resolve_dtype(config.model.dtype, device), device)
     model = load_adapter(model, adapter) if adapter else model
-    stops, strings = assemble.ends(config.rollout.stop, prompter, model)
-    choose = partial(make_sampler, config.rollout, model, prompter.tokenizer, stops)
-    return model, choose(copies=False, stop_strings=strings, prompter=prompter)
+    stops = assemble.stops_of(config.rollout.stop, prompter, model)
+    return model, make_sampler(config.rollout, model, stops, copies=False, prompter=prompter)
 
 
 def _questions(lines: Iterable[str], held_out: Callable[[], list[Problem]]) -> Iterator[Problem | DataError]:

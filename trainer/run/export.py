@@ -23,7 +23,6 @@ from trainer.model.load import end_of_turn, load_tokenizer, location
 from trainer.model.lora import load_adapter
 from trainer.plan.read_data import read_held_out
 from trainer.rollout.limits import within_context
-from trainer.rollout.turns import Stops
 from trainer.run import assemble, evaluate_models
 from trainer.run.data import prompter_of, task_of
 from trainer.run_folder.source import Source
@@ -46,9 +45,9 @@ def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any
     beside = ""
     if options.to == "ollama":
         prompter = prompter_of(config, task_of(config.task, source.run), tokenizer)
-        tokens, strings = assemble.ends(config.rollout.stop, prompter, weights.model)
-        ends, context = [*tokenizer.convert_ids_to_tokens(tokens), *strings], weights.config.max_position_embeddings
-        beside = ollama.modelfile(file.name, config, prompter, ends, context)
+        stops = assemble.stops_of(config.rollout.stop, prompter, weights.model)
+        ends = [*tokenizer.convert_ids_to_tokens(sorted(stops.tokens)), *stops.strings]
+        beside = ollama.modelfile(file.name, config, prompter, ends, weights.config.max_position_embeddings)
     why_not = "--no-check was given" if options.no_check else ""
     if not why_not and find_spec("llama_cpp") is None:
         why_not = "llama-cpp-python is not installed, so nothing has read this file. `pip install llama-cpp-python`"
@@ -100,7 +99,7 @@ def _checked(
     data = read_held_out(config)
     own = evaluate_models.evaluate_model("Octet", model, tokenizer, config, data)
     prompter = prompter_of(config, data.task, tokenizer)
-    stops = Stops(tokenizer, *assemble.ends(config.rollout.stop, prompter, model))
+    stops = assemble.stops_of(config.rollout.stop, prompter, model)
     held_out = [prompter.prompt(problem) for problem in data.held_out]
     longest, context = config.rollout.max_new_tokens, weights.config.max_position_embeddings
     prompts = within_context(held_out, context, longest)

@@ -22,7 +22,7 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, TrainingRow
 from trainer.reward.built_in import Rules, read
 from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking
-from trainer.run.assemble import Run, build, ends
+from trainer.run.assemble import Run, build, stops_of
 from trainer.run_folder.run_log import RunLog
 
 _NUMBER = re.compile(r"\s*[$£€]?\s*(-?[\d,]*\.?\d+)")
@@ -32,10 +32,10 @@ START = "start"  # a link in the folder of a warm-up, to what the run that follo
 class LessonWriter:
     """Writes solutions as answers of the run: they end at its stops, and an inline calculator replies in them."""
 
-    def __init__(self, limits: Turns, prompter: Prompter, stop_tokens: Sequence[int], stop_strings: Sequence[str]):
+    def __init__(self, limits: Turns, prompter: Prompter, stops: Stops) -> None:
         self.prompter = prompter
-        self.end = end_token(prompter, stop_tokens)
-        self.stops = Stops(prompter.tokenizer, [*stop_tokens, self.end], stop_strings)
+        self.end = end_token(prompter, stops.tokens)
+        self.stops = Stops(prompter.tokenizer, [*stops.tokens, self.end], stops.strings)
         is_inline = prompter.environments is not None and prompter.environments.is_inline
         self.turns = TurnTaking(self.stops, prompter if is_inline else None, limits)
 
@@ -79,7 +79,7 @@ def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
     """Return what is taught, and the run with an evaluator that also measures the loss of held-out solutions."""
     rollouts, model = run.rollouts, run.updater.policy.model  # type: ignore[attr-defined]
     prompter, rules, problems = rollouts.prompter, rollouts.scorer.rules, rollouts.curriculum.problems
-    writer = LessonWriter(config.rollout.turns, prompter, *ends(config.rollout.stop, prompter, model))
+    writer = LessonWriter(config.rollout.turns, prompter, stops_of(config.rollout.stop, prompter, model))
     rows: list[TrainingRow] = []  # own answers are sampled as the run goes on
     if config.warmup.source == "solutions":
         right = rows_of(problems, writer, rules)

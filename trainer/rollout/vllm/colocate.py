@@ -83,7 +83,7 @@ class VllmColocateSampler(Sampler):
         from vllm import SamplingParams
 
         options = [turn_options(self.context, dialogue, sampling, *rest) for dialogue, *rest in asked]
-        settings = [SamplingParams(**one, detokenize=bool(self.context.stop_strings)) for one in options]
+        settings = [SamplingParams(**one, detokenize=bool(self.context.stops.strings)) for one in options]
         inputs = [{"prompt_token_ids": list(dialogue.context)} for dialogue, *_ in asked]
         adapter = None if version is None else self.adapter
         outputs = self.llm.generate(inputs, settings, lora_request=adapter, use_tqdm=False)

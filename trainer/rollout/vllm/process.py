@@ -141,8 +141,8 @@ def turn_options(
         "temperature": sampling.temperature,
         "max_tokens": answer.end - len(answer.tokens),
         "seed": seed,
-        "stop_token_ids": sorted(context.stop_tokens),
-        "stop": list(context.stop_strings),
+        "stop_token_ids": sorted(context.stops.tokens),
+        "stop": list(context.stops.strings),
         "include_stop_str_in_output": True,  # or vLLM may keep back the tokens of a stop string
         "logprobs": 0,
     }
