@@ -4,7 +4,7 @@
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, pstdev, stdev
 from typing import Any
@@ -15,7 +15,7 @@ from trainer.answers import compare
 from trainer.errors import RewardError
 from trainer.estimates import Share, pass_at, share_of
 from trainer.ranks import distributed
-from trainer.records import Completion, Draws, Prompt, Sampling, Score
+from trainer.records import Completion, Draws, Prompt, Sampling, Score, ScoredGroup
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler, collect
 from trainer.watch.measure import STRICT, Measure
@@ -219,10 +219,11 @@ def evaluate(
     """Evaluate greedy answers, and sampled ones if `draws` are given. Every rank gets the whole result."""
 
     def answered(what: str, sampling: Sampling) -> tuple[tuple[Outcome, ...], ...]:
+        mine = distributed.mine(prompts)
         if progress is None:
-            return _answered(sampler, scorer, prompts, sampling)
-        with progress(f"{name}, {what} {len(prompts)} problems", len(distributed.mine(prompts))) as shown:
-            return _answered(Reporting(sampler, shown.advance), scorer, prompts, sampling)
+            return gathered(prompts, collect(sampler, scorer, mine, sampling))
+        with progress(f"{name}, {what} {len(prompts)} problems", len(mine)) as shown:
+            return gathered(prompts, collect(sampler, scorer, mine, sampling, shown.advance))
 
     greedy = answered("greedy answers to", Sampling(1, temperature=0.0, max_new_tokens=max_new_tokens, seed=0))
     found = Evaluation(name, tuple(outcome for (outcome,) in greedy), left_out=left_out, measure=measure)
@@ -239,24 +240,8 @@ def evaluate(
     return replace(found, sampled=Sampled(draws, tuple(trials)))
 
 
-@dataclass(frozen=True, slots=True)
-class Reporting(Sampler):
-    """Samples as `sampler` does, and reports each group that is finished."""
-
-    sampler: Sampler
-    report: Callable[[], None]
-
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        for group in self.sampler.sample(prompts, sampling):
-            self.report()
-            yield group
-
-
-def _answered(
-    sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling
-) -> tuple[tuple[Outcome, ...], ...]:
-    """Return the scored answers to each prompt, in the order of the prompts. The prompts are split over the ranks."""
-    groups = collect(sampler, scorer, distributed.mine(prompts), sampling)
+def gathered(prompts: Sequence[Prompt], groups: Sequence[ScoredGroup]) -> tuple[tuple[Outcome, ...], ...]:
+    """Return the scored answers to each prompt, in the order of the prompts, from the groups of each rank."""
     scored = [list(zip(group.completions, group.scores, strict=True)) for group in groups]
     parts = distributed.gather(SCORED.dump_python(scored, mode="json"))
     by_rank = [iter(SCORED.validate_python(part)) for part in parts]

@@ -202,13 +202,20 @@ class PlaceboRollouts(Rollouts):
         return [placebo.replace_rewards(group, self.config.reward.control, sampling.seed) for group in groups]
 
 
-def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
-    """Return the scored group of each prompt, in the order of the prompts."""
+def collect(
+    sampler: Sampler,
+    scorer: Scorer,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    report: Callable[[], None] = lambda: None,
+) -> list[ScoredGroup]:
+    """Return the scored group of each prompt, in the order of the prompts. Each that is finished is reported."""
     pool = ThreadPoolExecutor(max_workers=scorer.parallel)
     scored: dict[int, Future[ScoredGroup]] = {}
     pending: set[Future[ScoredGroup]] = set()
     try:
         for index, completions in sampler.sample(prompts, sampling):
+            report()
             scored[index] = pool.submit(scorer.score, prompts[index], completions)
             pending = _wait_for({*pending, scored[index]}, timeout=0)
         _wait_for(pending)
