@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 from trainer.config.read_yaml import read_yaml
@@ -41,6 +42,10 @@ STUDIES = {
         "Adapters",
         "The embedded model, at the learning rate of its preset, 3e-3; `full_slow` trains the whole model with a tenth"
         " of it.",
+    ),
+    "samples": (
+        "Answers to 90 %",
+        "The embedded model. The learning rate rises over one step with `short_rise`, and over four with the default.",
     ),
     "shaping": (
         "Rewards beside right answers",
@@ -208,9 +213,26 @@ def _study(name: str, title: str, what: str) -> Iterator[str]:
         has_seconds = name in SHARED and heading.startswith("Accuracy")  # in the last column, and they compare nothing
         yield f"\n{heading}:\n"
         yield from markdown(head[:-1], [row[:-1] for row in rows]) if has_seconds else markdown(head, rows)
+    if name == "samples":
+        yield from _answers_to(0.9, found["runs"])
     if (RESULTS / "verdicts.json").is_file() and name == read("verdicts")["study"]:
         yield from _verdicts()
     yield f"`octet study bench/studies/{name}.yaml`; {'; '.join(found['made_with'])}.\n"
+
+
+def _answers_to(goal: float, runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield how many answers each arm had sampled when it reached an accuracy, between two evaluations in a line."""
+    reached: dict[str, list[float]] = {}
+    for run in runs:
+        for before, after in pairwise(run["curve"]):
+            if before["strict"] < goal <= after["strict"]:
+                share = (goal - before["strict"]) / (after["strict"] - before["strict"])
+                samples = before["samples"] + share * (after["samples"] - before["samples"])
+                reached.setdefault(run["arm"], []).append(samples)
+                break
+    yield f"\nAnswers sampled until {goal:.0%} of the held-out problems were right:\n"
+    rows = [[arm, f"{median(each):,.0f}", ", ".join(f"{one:,.0f}" for one in each)] for arm, each in reached.items()]
+    yield from markdown(["arm", "median", "each seed"], rows)
 
 
 def _verdicts() -> Iterator[str]:
