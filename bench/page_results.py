@@ -93,16 +93,17 @@ SHARED = {*STUDIES} - {"controls"}  # other programs ran beside them
 EMBEDDED, SMOL = "embedded, 0.65 M", "SmolLM2-135M"
 RESULTS_HEAD = """# Results
 
-What models have learned here, each row from a file that holds every seed which was run; `python bench/report.py` makes
-the table from these files. Accuracy is of greedy answers to held-out problems, in the requested format.
-[Evidence](evidence.md) has the questions behind it, and [all tables](../bench/results/learning.md) the intervals and
-tests. A run with an adapter can be repeated: `octet repro gallery/default` trains its first steps again and compares.
+What models have learned with Octet. Each row comes from a file with all seeds that were run;
+`python bench/report.py` makes the table. Accuracy is that of greedy answers to held-out problems, in the requested
+format. [Evidence](evidence.md) has the questions behind it, and [all tables](../bench/results/learning.md) the
+intervals and tests. A run with an adapter can be repeated: `octet repro gallery/default` trains its first steps again
+and compares.
 
 """
 RESULTS_TAIL = """
-[What a 135 M model learns here](small_model_learns.md) has the generators that were not learned, too. The
-controls of SVAMP have yet to be run. GSM8K was learned from worked solutions only, by one seed. GRPO on its
-shorter problems, one run after a short warm-up, changed nothing ([experiments](../bench/experiments.md)).
+[What a 135 M model learns here](small_model_learns.md) also lists generators that were not learned. The
+controls of SVAMP have not been run. GSM8K was learned from worked solutions only, with one seed. GRPO on its shorter
+problems changed nothing in one run after a short warm-up ([experiments](../bench/experiments.md)).
 """
 # results with a page in gallery/
 SHOWN = {"seeds": "default", "calculator": "calculator", "studies/maze": "maze", "studies/addition_cpu": "sums"}
@@ -123,7 +124,7 @@ SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
     (SMOL, "GSM8K, by worked solutions", "gsm8k", "warm_grpo", (), "octet warmup --preset smollm2-gsm8k"),
     (EMBEDDED, "word problems, with a teacher", "teaching", "teacher", ("grpo",),
      "octet study bench/studies/teaching.yaml"),
-    (EMBEDDED, "sums of large numbers, with a calculator", "calculator", "calculator", ("control",),
+    (EMBEDDED, "results above 99, with a calculator", "calculator", "calculator", ("control",),
      "octet study bench/studies/calculator.yaml"),
 )  # fmt: skip
 
