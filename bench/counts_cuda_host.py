@@ -75,9 +75,9 @@ WORK = """## Counted, not timed
 No card has run this. Torch, Octet and TRL ran over the [stub of a card](../../tests/cuda/README.md), where a dispatch
 mode added up what each operation of torch reads, writes and computes. The work: the shape of Qwen2.5-1.5B in bf16,
 LoRA r=16 everywhere, gradient checkpointing, 4 prompts of about 300 tokens x 8 answers of 512. The decode step is one
-in the middle of the answers, for all 32. A rollout is its first tokens and so many times this step; an update was
-counted as a whole. TRL is GRPOTrainer without vLLM, with as many answers at a time as fit into Octet's budget of 2,048
-tokens.
+in the middle of the answers, for all 32. A rollout is its first tokens and this step for each later token; an update
+was counted as a whole. TRL is GRPOTrainer without vLLM, with as many answers at a time as fit into Octet's budget of
+2,048 tokens.
 
 | | | launches | kernels in graphs | GB read and written | TFLOP | copies | waits for the card |
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
@@ -94,7 +94,7 @@ merged into it. fp8 was counted on a card of compute capability 12.0.
 | --- | --- | --- | --- |"""
 ASSUMPTIONS = """
 Assumed: an operation takes its bytes over the published bandwidth of the card, or its arithmetic over the published
-peak if that is longer (bf16 on tensor cores with sums in fp32, dense; a half of it for fp32). Caches help nobody. The
+peak if that is longer (bf16 on tensor cores with sums in fp32, dense; a half of it for fp32). Caches are ignored. The
 host launches while the card computes, so the longer of both counts. A launch costs from 3.8 us (NVIDIA's figure for
 launches in a row) to 10 us (with PyTorch's own host code, for which 5 to 25 are published); a kernel in a graph costs
 0.5 us more than its work (NVIDIA's figure). Copies run at the speed of the PCIe slot. Waits, AdamW on the CPU and the

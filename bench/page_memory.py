@@ -68,7 +68,7 @@ def _off(one: Mapping[str, int]) -> str:
 
 def _hours() -> Iterator[str]:
     found = read("hours")
-    yield "## Foretold and measured seconds of a step, on a CPU\n"
+    yield "## Planned and measured seconds of a step, on a CPU\n"
     yield f"All from a calibration on `{found['calibration']}`: 4 layers, random weights. Seconds of the processor, of"
     yield f"{found['steps']} steps; the length of the answers was given.\n"
     rows = []
@@ -76,6 +76,6 @@ def _hours() -> Iterator[str]:
         measured, foretold = (" + ".join(f"{part:.2f}" for part in one[kind]) for kind in ("measured", "foretold"))
         ratios = [f"{one['foretold/measured'][part]:.2f}" for part in ("rollout", "update", "step")]
         rows.append([name, measured, foretold, *ratios])
-    yield from markdown(["case", "measured rollout + update, s", "foretold", "rollout", "update", "step"], rows)
-    yield "The last three columns are foretold over measured.\n"
+    yield from markdown(["case", "measured rollout + update, s", "planned", "rollout", "update", "step"], rows)
+    yield "The last three columns are planned over measured.\n"
     yield on(found["machine"])

@@ -70,8 +70,8 @@ def _vs_trl(name: str) -> Iterator[str]:
     yield f"## Against TRL's GRPOTrainer: {AGAINST_TRL[name]}\n"
     clock, what = ("wall", "s") if name.endswith("_cuda") else ("cpu", "CPU s")
     yield "LoRA r=16 on all layers, the same problems in the same order, the same settings on both sides; one thread"
-    yield "where there is no card. `octet` trains on every group, as TRL does; by default it drops those that teach"
-    yield "nothing. Times are medians."
+    yield "where there is no card. `octet` trains on every group, as TRL does; by default it drops dead groups."
+    yield "Times are medians."
     seeds = [len(one["accuracies"]) for one in result["sides"].values() if "accuracies" in one]
     yield f"Accuracy is greedy on 256 held-out problems, the mean over {min(seeds)} seeds.\n" if seeds else ""
     yield f"| | {what} a step | peak MiB | accuracy after {result['steps']} steps |\n" + "| --- " * 4 + "|"
@@ -79,7 +79,7 @@ def _vs_trl(name: str) -> Iterator[str]:
         right = f"{one['accuracy']:.1%}" if "accuracy" in one else "random weights"
         yield f"| {side} | {one[f'{clock}_s']:.2f} | {one['peak_mib']:.0f} | {right} |"
     like, dropping = (f"{result[f'speedup_{clock}{kind}']:.1f} times as fast" for kind in ("", "_dropping"))
-    yield f"\nLike for like **{like}**; dropping {dropping}. {on(result['machine'])}"
+    yield f"\nOctet is **{like}** on the same groups, and {dropping} if it drops dead groups. {on(result['machine'])}"
     if all("curves" in one for one in result["sides"].values()):
         yield from _reached(result, name)
 
@@ -106,8 +106,9 @@ def _reached(result: dict[str, Any], name: str) -> Iterator[str]:
 
 def _decode() -> Iterator[str]:
     yield "## Sampling against model.generate\n"
-    yield "Useful tokens a second (of the CPU, or of the wall on a GPU), with LoRA r=16 on all layers. Tests hold the"
-    yield "greedy tokens to those of `generate`. The floor: bytes of weights and cache over the bandwidth of a copy.\n"
+    yield "Useful tokens a second (of the CPU, or of the wall on a GPU), with LoRA r=16 on all layers. Tests compare"
+    yield "the greedy tokens with those of `generate`. The floor is the bytes of weights and cache, divided by the"
+    yield "bandwidth of a copy.\n"
     yield "| model | rows | generate | decode | speedup (least to most) | times the floor |\n" + "| --- " * 6 + "|"
     measured = _read("decode")
     for name, run in measured.items():
@@ -124,8 +125,9 @@ def _decode() -> Iterator[str]:
 
 def _vllm() -> Iterator[str]:
     yield "## vLLM in whole runs\n"
-    yield "A CPU says whether it is right, not whether it is fast: vLLM computes adapters in plain PyTorch there, and"
-    yield "both programs share the same cores. `ahead` samples the next step while this one trains."
+    yield "On a CPU these runs show whether vLLM samples correctly, and not how fast it is, because there it computes"
+    yield "adapters in plain PyTorch, and both programs share the cores. `ahead` samples the next step while this one"
+    yield "trains."
     for model, result in _read("vllm").items():
         yield f"\n{model}:\n\n| engine | tokens a second | rollout | training | a step |\n" + "| --- " * 5 + "|"
         for engine, one in result["runs"].items():
