@@ -108,5 +108,4 @@ def of(rewards_G: Sequence[float | None], settings: Algorithm, spread: float = 0
 
 
 def scored(rewards: Iterable[float | None]) -> list[float]:
-    """Return the rewards that are known."""
     return [reward for reward in rewards if reward is not None]

@@ -21,6 +21,7 @@ from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score,
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
 from trainer.run.assemble import evaluate_model
+from trainer.watch.progress import Progress
 
 
 def outcome(strict: str | None, gold: str = "18", **completion) -> Outcome:
@@ -155,7 +156,14 @@ def prompts(count: int) -> list[Prompt]:
 
 
 def test_answers_belong_to_their_problems_and_trials_differ_by_their_seed_alone():
-    greedy = evaluate("model", Echo(), Scorer(Rules(Reward(), "gsm8k", 9)), prompts(5), max_new_tokens=9)
+    shown = []
+
+    def progress(task, total):
+        shown.append(Progress(task, total))
+        return shown[-1]
+
+    greedy = evaluate("model", Echo(), Scorer(Rules(Reward(), "gsm8k", 9)), prompts(5), 9, progress=progress)
+    assert [(one.done, one.total) for one in shown] == [(5, 5)]
     assert [one.problem_id for one in greedy.outcomes] == [f"id{n}" for n in range(5)]
     assert (greedy.accuracy, greedy.sampled) == (1.0, None)
     sampler, other = Echo(), Echo()

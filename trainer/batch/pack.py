@@ -22,7 +22,6 @@ from trainer.records import Batch, Completion, MiniBatch, ScoredGroup, Segment, 
 def rows(
     groups: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]], settings: Algorithm
 ) -> list[TrainingRow]:
-    """Return the completions of all groups as rows."""
     pairs = zip(groups, advantages, strict=True)
     return [row for group, advantages_G in pairs for row in rows_of(group, advantages_G, settings)]
 

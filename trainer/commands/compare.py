@@ -64,7 +64,6 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tables(rows: Sequence[dict[str, Any]], names: Mapping[str, str], width: int) -> Iterator[Table]:
-    """Return the tables of runs on one task."""
     columns = _columns(rows, names)
     problems = sorted({row["problems"] for row in rows if row["problems"]})
     compared = sum(row["against"] is not None for row in rows)

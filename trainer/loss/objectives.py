@@ -75,7 +75,6 @@ def pessimistic(ratio: Tensor, advantages_BT: Tensor, settings: Algorithm) -> Te
 
 
 def mean_over_row(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean of each row over its completion tokens."""
     return (values_BT * mask_BT).sum(dim=1, keepdim=True) / mask_BT.sum(dim=1, keepdim=True)
 
 

@@ -62,7 +62,6 @@ def _preset(name: str) -> Mapping[str, Any]:
 
 
 def changes(settings: Mapping[str, Any], preset: str) -> list[Override]:
-    """Return the settings that differ from a preset."""
     usual = _preset(preset)
     return [
         Override(key, usual[key], value)

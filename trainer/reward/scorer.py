@@ -85,7 +85,6 @@ class Scorer:
         return ScoredGroup(prompt, tuple(completions), tuple(scores), self.rules.dead_by)
 
     def scores(self, answered: Iterable[tuple[Prompt, Completion]]) -> list[Score]:
-        """Return the scores of answers to any prompts."""
         with self.meter.seconds("answers"):
             readings = [self.read(prompt, completion) for prompt, completion in answered]
         values: dict[str, Sequence[float | None]] = {}
