@@ -254,16 +254,15 @@ def sandbox() -> Finding:
 
 
 def of_torch(config: Config, probe: subprocess.Popen[str], machine: hardware.Hardware) -> Iterator[Finding]:
-    assert probe.stdout is not None
-    assert probe.stderr is not None
-    for row in probe.stdout:
+    found, said = probe.communicate()  # of both at once: a full pipe would stop it
+    for row in found.splitlines():
         facts = json.loads(row)
         if "torch" in facts:
             yield build(facts, machine, hardware.driver_cuda() if machine.gpus else None)
         else:
             yield bitsandbytes(facts["trouble"], config)
-    errors = probe.stderr.read().strip().splitlines()
-    if probe.wait() != 0:
+    errors = said.strip().splitlines()
+    if probe.returncode != 0:
         ended = f"it ended with status {probe.returncode}: {errors[-1] if errors else ''}"
         yield Finding("end", "torch", ended, "pip install --force-reinstall -c constraints.txt torch bitsandbytes")
 

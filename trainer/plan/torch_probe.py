@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def report(**facts: Any) -> None:
-    """Print a line of JSON at once; the rest may take seconds."""
+    """Print a line of JSON at once: what follows may end the process."""
     print(json.dumps(facts), flush=True)
 
 
