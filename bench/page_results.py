@@ -93,11 +93,10 @@ SHARED = {*STUDIES} - {"controls"}  # other programs ran beside them
 EMBEDDED, SMOL = "embedded, 0.65 M", "SmolLM2-135M"
 RESULTS_HEAD = """# Results
 
-What models have learned with Octet. Each row comes from a file with all seeds that were run;
-`python bench/report.py` makes the table. Accuracy is that of greedy answers to held-out problems, in the requested
-format. [Evidence](evidence.md) has the questions behind it, and [all tables](../bench/results/learning.md) the
-intervals and tests. A run with an adapter can be repeated: `octet repro gallery/default` trains its first steps again
-and compares.
+What models have learned with Octet. Each row comes from a file with all seeds that were run. Accuracy is that of greedy
+answers to held-out problems, in the requested format. [Evidence](evidence.md) has the questions behind it, and [all
+tables](../bench/results/learning.md) the intervals and tests. `octet repro gallery/default`
+repeats the first steps of a run with an adapter.
 
 """
 RESULTS_TAIL = """

@@ -14,7 +14,7 @@ from trainer.config.settings import Config, is_section, sections
 
 HEAD = f"""# Configuration
 
-Every setting with its default. `scripts/make_configuration_page.py` writes this page from `trainer/config/sections/`.
+Every setting with its default, made from `trainer/config/sections/`.
 
     preset -> recipe -> key=value on the command line
 
