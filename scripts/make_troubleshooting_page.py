@@ -34,8 +34,8 @@ near zero, but its gradient is not. Look at `grad_norm` and at the reward instea
 | --- | --- | --- |
 """
 TRIED = """
-The alarms were tried on [runs that were broken on purpose](../bench/results/alarms.md): each fault is named, and no
-healthy run raises an alarm. No rule finds advantages that are shuffled between answers: such a run has healthy metrics,
+The alarms were tried on [runs that were broken on purpose](../bench/results/alarms.md). Each fault is named, and no
+healthy run raises an alarm. No rule finds advantages that are shuffled between answers; such a run has healthy metrics,
 and does not learn.
 
 """
