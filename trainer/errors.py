@@ -18,8 +18,6 @@ The command line prints the message and ends with the error's status, usually 2;
 Text written by a *model* never raises: it scores 0 and is counted.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -40,7 +38,7 @@ class OctetError(Exception):
         sentences = [part if part[-1] in ".?" else f"{part}." for part in (reason, remedy) if part]
         super().__init__(" ".join([str(start), *sentences]))
 
-    def of_all(self) -> OctetError:
+    def of_all(self) -> "OctetError":
         """Mark the error as one that every rank raises, and return it."""
         self.is_of_all = True
         return self

@@ -19,8 +19,6 @@ are sampled, and the loss in `step`, micro-batch by micro-batch. `score` compute
 before the first update: of the policy that sampled, of the reference, of a teacher.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -79,7 +77,7 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
 
 
 def warm_up(
-    config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, log: RunLog, lessons: Lessons
+    config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, log: RunLog, lessons: "Lessons"
 ) -> None:
     """Train the policy on worked solutions, or on right answers that it has sampled itself."""
     health = Health(log.folder, updater.policy, log.first_step == 0)

@@ -4,8 +4,6 @@ A row is prompt + completion. Inputs are all but its last token, targets all but
 `targets_BT[:, t]`, and everything in a `TrainingBatch` is aligned to the targets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -57,7 +55,7 @@ def idle_row(group: ScoredGroup) -> TrainingRow:
 
 
 def minibatches(
-    rows: Sequence[TrainingRow], idle: TrainingRow, config: Config, packer: Packer
+    rows: Sequence[TrainingRow], idle: TrainingRow, config: Config, packer: "Packer"
 ) -> list[MiniBatch[TrainingBatch]]:
     """Deal the rows of this rank out over the updates of one pass; every rank has as many micro-batches per update. A
     rank with fewer micro-batches than the others adds the idle row, because they wait for it. The groups of all ranks

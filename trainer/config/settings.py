@@ -5,8 +5,6 @@ Each setting has one place, a section in `sections/`; numbers that follow from o
 are in `ds_configs/`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +66,7 @@ class Config(Section):
         """Return True if this is the supervised run itself."""
         return self.warmup.only
 
-    def warmed_up_in(self, folder: Path | None) -> Config:
+    def warmed_up_in(self, folder: Path | None) -> "Config":
         """Return the settings of the warm-up as a run of its own, which are the same for those settings themselves.
         With an advantage of 1 and no correction for a sampler, the loss is the cross-entropy of the solutions."""
         warmup, objective = self.warmup, {"loss": "reinforce_baseline", "correction": {"level": "none"}}
@@ -82,7 +80,7 @@ class Config(Section):
             eval={"every": warmup.every, "metric": metric, "patience": warmup.patience},
         )
 
-    def after_warmup(self, folder: Path) -> Config:
+    def after_warmup(self, folder: Path) -> "Config":
         """Return the settings of the run that goes on with the warm-up in a folder, which left a link `start`."""
         done = {"steps": 0, "rounds": 1}
         if self.lora.enabled and self.warmup.then == "same":
@@ -93,7 +91,7 @@ class Config(Section):
         model = {"name": str(weights), "revision": None}
         return self._with(warmup=done, model=model, lora={"start": None}, teacher=teacher)
 
-    def _with(self, **sections: dict[str, Any]) -> Config:
+    def _with(self, **sections: dict[str, Any]) -> "Config":
         """Return validated settings with other values in some sections."""
         values = self.model_dump()
         return Config.model_validate(values | {name: values[name] | part for name, part in sections.items()})
@@ -116,7 +114,7 @@ class Config(Section):
         return Model(name=own.name, revision=own.revision, quantize=own.quantize, dtype=self.model.dtype)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Config:
+    def _fits_together(self) -> "Config":
         rules.check(self)
         return self
 

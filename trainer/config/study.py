@@ -9,8 +9,6 @@ arms:                                             the first is what the others a
 controls: [format, random, shuffled_gold, shuffled_advantages, supervised]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,7 +74,7 @@ class StudyFile(Section):
     """Write true to ask each model the held-out problems with new numbers as well: for GSM8K only."""
 
     @model_validator(mode="after")
-    def _names_are_known_and_differ(self) -> StudyFile:
+    def _names_are_known_and_differ(self) -> "StudyFile":
         for key in ("seeds", "controls"):
             values = getattr(self, key)
             if isinstance(values, tuple) and len({*values}) < len(values):

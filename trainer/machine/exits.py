@@ -1,7 +1,5 @@
 """The end of every command: its message and its exit status."""
 
-from __future__ import annotations
-
 import atexit
 import errno
 import os
@@ -92,7 +90,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _stop_soon(lost: sys.UnraisableHookArgs) -> None:
+def _stop_soon(lost: "sys.UnraisableHookArgs") -> None:
     """Stop a moment later if the signal came while Python was deleting an object, where exceptions are lost."""
     if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)

@@ -4,8 +4,6 @@ They are counted as transformers computes a block of the Llama kind under `loss/
 `loss/logprobs.py` goes through the output layer. Flash and memory-efficient attention keep no scores of token by token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil
@@ -30,7 +28,7 @@ class Work:
     keeps_scores: bool = False  # eager attention keeps a score for each pair
 
     @classmethod
-    def flat(cls, budget: int, most: int, group: int, prompt: int, completion: int) -> Work:
+    def flat(cls, budget: int, most: int, group: int, prompt: int, completion: int) -> "Work":
         """Return as many answers of full length as `Packer` puts together, with a part of one if lengths allow it."""
         row = prompt + completion
         answer = completion + row // 8
@@ -41,7 +39,7 @@ class Work:
         return cls(prompts + rows * inputs, rows * completion, prompts, rows * inputs, keys, keys * inputs)
 
     @classmethod
-    def padded(cls, rows: float, prompt: int, completion: int, keeps_scores: bool = False) -> Work:
+    def padded(cls, rows: float, prompt: int, completion: int, keeps_scores: bool = False) -> "Work":
         width = prompt + max(completion - 1, 0)
         places = rows * width
         return cls(places, rows * completion, 0, places, places, places * width, False, keeps_scores)

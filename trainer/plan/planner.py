@@ -8,8 +8,6 @@ code and compares every phase with its plan. What no tensor shows, the CUDA cont
 constants.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -261,7 +259,7 @@ class Planner:
     # a teacher
 
     @cached_property
-    def teacher(self) -> Planner | None:
+    def teacher(self) -> "Planner | None":
         """The plan of the teacher as a model that is never trained; None for a server, and for an unknown shape."""
         own = self.config.teacher_model
         if own is None:

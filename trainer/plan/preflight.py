@@ -3,8 +3,6 @@
 Every run makes them at its start and prints what ends a run and what it warns of; `octet doctor` shows every finding.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import json
@@ -78,7 +76,7 @@ def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: 
 # ---------------------------------------------------------------- the checks
 
 
-def disk(wanted: Needs, folder: Path) -> Iterator[Finding]:
+def disk(wanted: "Needs", folder: Path) -> Iterator[Finding]:
     """Compare free space with what the run folder and the cache of the hub need: together, where they share a disk."""
     run = wanted.run if folder == RUNS else max(0, wanted.run - size_of(folder))  # a run that goes on
     demands = [(f"run.dir={folder}", folder, run, "checkpoints and the result")]
@@ -96,7 +94,7 @@ def disk(wanted: Needs, folder: Path) -> Iterator[Finding]:
             yield Finding("note", "disk", f"{amount(free)} free for {settings}; {what} need {amount(size)}")
 
 
-def ram(config: Config, wanted: Needs, free: int) -> Finding:
+def ram(config: Config, wanted: "Needs", free: int) -> Finding:
     if free >= wanted.ram:
         return Finding("note", "RAM", f"{amount(free)} free; this run needs {amount(wanted.ram)} or more")
     less = "take a smaller model.name" if config.lora.enabled else "train an adapter: lora.enabled=true"

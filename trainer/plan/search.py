@@ -1,7 +1,5 @@
 """What to change so that a run fits a card and the RAM of its machine, and the largest settings that fit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce

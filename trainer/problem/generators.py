@@ -9,8 +9,6 @@ pass has new ones. They and the held-out problems have different seeds, and a qu
 Several generators evaluate what a model wrote, so their scoring runs in a child process that the kernel holds in.
 """
 
-from __future__ import annotations
-
 import ast
 import atexit
 import json
@@ -63,7 +61,7 @@ class GeneratorTask(Task):
     def test(self) -> list[Problem]:
         return self._problems("test", HELD_OUT)
 
-    def later(self, passes: int) -> GeneratorTask:
+    def later(self, passes: int) -> "GeneratorTask":
         task = copy(self)
         task.passes = passes
         return task

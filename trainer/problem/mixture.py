@@ -6,8 +6,6 @@ answered in one style: that of the parts if they agree, else `tags`, or what `pr
 its key in `task.mix`, so two functions of one file are two parts, and the ids of its problems begin with that name.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from copy import copy
@@ -43,7 +41,7 @@ class MixedTask(Task):
     def test(self) -> list[Problem]:
         return self._mixed([part.test() for part in self.parts], 0)
 
-    def later(self, passes: int) -> MixedTask:
+    def later(self, passes: int) -> "MixedTask":
         task = copy(self)
         task.passes = passes
         task.parts = [part.later(passes) or part for part in self.parts]

@@ -15,8 +15,6 @@ not lead to its answer; or if no draw keeps the order of its numbers and of its 
 similar size, and whole where it was whole.
 """
 
-from __future__ import annotations
-
 import operator
 import random
 import re
@@ -146,7 +144,7 @@ _DEPENDENT = re.compile(
 )
 
 
-def read(question: str, solution: str) -> Template:
+def read(question: str, solution: str) -> "Template":
     """Find what may be new in a problem. Raise Unsuitable if that is nothing, or cannot be known."""
     if _DEPENDENT.search(question):
         raise Unsuitable("a word depends on the numbers")

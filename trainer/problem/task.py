@@ -1,7 +1,5 @@
 """What a task is, how the settings choose one, and which of its problems a step takes."""
 
-from __future__ import annotations
-
 import random
 import re
 import unicodedata
@@ -51,14 +49,14 @@ class Task(ABC):
     def test(self) -> Sequence[Problem]: ...
 
     @property
-    def parts(self) -> Sequence[Task]:
+    def parts(self) -> "Sequence[Task]":
         """Return the tasks of a mixture, or the task itself."""
         return [self]
 
-    def part(self, problem: Problem) -> Task:
+    def part(self, problem: Problem) -> "Task":
         return self
 
-    def later(self, passes: int) -> Task | None:
+    def later(self, passes: int) -> "Task | None":
         """Return the task with the problems of a later pass, or None if every pass has the same ones."""
         return None
 

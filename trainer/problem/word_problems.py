@@ -15,8 +15,6 @@ The numbers of a problem are drawn again until every result of the calculation i
 A checksum of the question decides whether it is a training or a test question, so the two never meet.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import zlib
@@ -68,7 +66,7 @@ class Template:
     letters: tuple[str, ...]  # of the numbers that are drawn; the other letters are results
 
     @classmethod
-    def parse(cls, name: str, story: str, working: str) -> Template:
+    def parse(cls, name: str, story: str, working: str) -> "Template":
         lines = tuple(Line(*line.replace("=", "").split()) for line in working.split(";"))
         return cls(name, story, lines, tuple(letter for letter in RANGES if letter in working))
 

@@ -3,8 +3,6 @@
 A chart shows its numbers when the pointer is over it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,7 +110,7 @@ class Chart:
     def _write(self, number: float) -> str:
         return f"{number:.0%}" if self.percent else f"{number:.3g}"
 
-    def _axes(self, frame: Frame) -> Iterator[Html]:
+    def _axes(self, frame: "Frame") -> Iterator[Html]:
         for value in ticks(frame.low, frame.high):
             level = frame.down(value)
             yield line([(LEFT, level), (self.width - RIGHT, level)], width=1, opacity=0.15)
@@ -123,7 +121,7 @@ class Chart:
             text = f"{step:.0f}" if place else f"{self.across} {step:.0f}"
             yield label(frame.across(step), self.height - BOTTOM + 16, text, anchor="middle")
 
-    def _drawn(self, frame: Frame) -> Iterator[Html]:
+    def _drawn(self, frame: "Frame") -> Iterator[Html]:
         for curve in self.curves:
             ends = [(frame.across(one.step), frame.down(one.low), frame.down(one.high)) for one in curve.values]
             if curve.dots:
@@ -141,7 +139,7 @@ class Chart:
             if curve.dots or len(points) == 1:
                 yield from (dot(*point, colour_of(curve.colour)) for point in points)
 
-    def _hits(self, frame: Frame) -> Iterator[Html]:
+    def _hits(self, frame: "Frame") -> Iterator[Html]:
         said = defaultdict(list)
         for curve in self.curves:
             for one in curve.values:

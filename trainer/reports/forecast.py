@@ -6,8 +6,6 @@ is never trusted more than its number of answers allows. `tests/reports/test_for
 have ended.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate

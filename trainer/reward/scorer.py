@@ -1,7 +1,5 @@
 """Score completions, so that a group of them becomes a scored group."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -111,7 +109,7 @@ class Scorer:
         for grader in self.graders:
             grader.rehearse(reading)
 
-    def verifier(self) -> Scorer:
+    def verifier(self) -> "Scorer":
         """Return a scorer whose only grader is the one that runs tests: evaluation costs nothing then."""
         return Scorer(self.rules, tuple(grader for grader in self.graders if grader.name == TESTS), self.symbolic)
 

@@ -1,7 +1,5 @@
 """rollout: prompts become scored groups. Scoring runs beside the sampling, group by group as they are finished."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,11 +42,11 @@ class Sampler(Protocol):
         """Return how many tokens a prompt and its answer may have; None if only the model limits them."""
         return None
 
-    def frozen(self) -> Sampler:
+    def frozen(self) -> "Sampler":
         """Return a sampler of the policy as it is now, whatever becomes of it. Every rank calls it."""
         return self
 
-    def each(self) -> Mapping[str, Sampler]:
+    def each(self) -> "Mapping[str, Sampler]":
         """Return the samplers that share the work, by name, to check them one by one. Every rank calls it."""
         return {"sampler": self}
 

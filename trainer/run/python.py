@@ -4,8 +4,6 @@ The functions and the data that are handed over are also written into the run fo
 resumed, evaluated and repeated by the commands.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
@@ -45,7 +43,7 @@ def train(
     reward: Reward | Sequence[Reward] = (),
     data: Rows | None = None,
     test: Rows | None = None,
-) -> Result:
+) -> "Result":
     """Train a model in this process, and return the run folder, the evaluations and the verdict.
 
     Args:

@@ -1,7 +1,5 @@
 """Read the files of a run folder, of a run that goes on or has ended. Only config.yaml has to be there."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,7 +113,7 @@ class RunFiles:
         return {key: one[name] for key, one in found.items() if one.get(name) is not None}
 
     @cached_property
-    def before_training(self) -> RunFiles:
+    def before_training(self) -> "RunFiles":
         """The files with the answers of the base before any training: those of the warm-up, if there was one."""
         warmup = self.folder / "warmup"
         return read_run(warmup) if (warmup / "config.yaml").is_file() else self

@@ -1,7 +1,5 @@
 """What a path or a name on a command line stands for: the adapter or the model of a run, another one, or a base."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ class Source:
     is_adapter: bool = False
 
     @classmethod
-    def of(cls, named: Path | str) -> Source:
+    def of(cls, named: Path | str) -> "Source":
         """Return what is named. The folder of a run stands for its adapter, or for its model."""
         folder = Path(named)
         for place in (folder / "adapter", folder / "model", folder):

@@ -7,8 +7,6 @@
 Sandbox may be called from several threads; the processes run side by side.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -64,7 +62,7 @@ class Sandbox:
         self._starting = threading.Lock()
         self._start()
 
-    def __enter__(self) -> Sandbox:
+    def __enter__(self) -> "Sandbox":
         return self
 
     def __exit__(self, *_: object) -> None:

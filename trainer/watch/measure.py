@@ -1,8 +1,6 @@
 """What an evaluation measures, by which a run is judged: the accuracy of the answers, or their reward where nothing
 says which of them are right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,7 +30,7 @@ class Measure(NamedTuple):
         return self.name == "reward"
 
     @property
-    def reported(self) -> Measure:
+    def reported(self) -> "Measure":
         """What the tables show first: the accuracy in the requested format, whatever is paid, or the reward."""
         return self if self.is_reward else STRICT
 

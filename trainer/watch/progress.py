@@ -1,7 +1,5 @@
 """Lines that stay at the foot of a terminal, how much of a task is done, and how long a run still takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import fmean
 from threading import RLock
@@ -92,7 +90,7 @@ class Progress:
         self._began = perf_counter()
         self._next_drawing = self._began + patience * (not self.footer.is_shown)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         self._began = perf_counter()
         self._show(is_due=True)
         return self

@@ -4,8 +4,6 @@
 >>> tally.merge({"ratio/max": Max(1.2)})        # any other kind
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from math import sqrt
 from operator import add

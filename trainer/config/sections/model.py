@@ -1,7 +1,5 @@
 """The sections `model` and `lora`: which model, and what of it is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -45,7 +43,7 @@ class Model(Section):
     """Run Python code that comes with the model. Only for authors you trust."""
 
     @property
-    def clean(self) -> Model:
+    def clean(self) -> "Model":
         """Return the same model as it came, into which an adapter is merged."""
         return self.model_copy(update={"quantize": "none", "quantize_head": "none", "embeddings": "device"})
 

@@ -1,7 +1,5 @@
 """The section `reward`: what an answer is worth."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -47,7 +45,7 @@ class Judge(Section):
     """Merged into the body of each request, such as `{max_tokens: 2048}`; `null` removes a key."""
 
     @model_validator(mode="after")
-    def _no_secret_in_the_settings(self) -> Judge:
+    def _no_secret_in_the_settings(self) -> "Judge":
         """Refuse what may be a key. The messages do not show the values."""
         if may_have_a_key(self.url or ""):
             raise ValueError("the url has a user name or a query in it. Put the key into the environment; see key_env")

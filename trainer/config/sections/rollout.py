@@ -1,7 +1,5 @@
 """The section `rollout`: how answers are sampled, and by which engine."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -54,7 +52,7 @@ class Vllm(Section):
         return tuple(map(base_address, value))
 
     @model_validator(mode="after")
-    def _no_secret_in_the_settings(self) -> Vllm:
+    def _no_secret_in_the_settings(self) -> "Vllm":
         """Refuse what may be a key, which config.yaml and `ps` would show. The messages do not show the values."""
         if any(map(may_have_a_key, self.urls)):
             raise ValueError("urls have a user name or a query in them. Put the key of the servers into VLLM_API_KEY")

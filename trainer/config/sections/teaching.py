@@ -1,7 +1,5 @@
 """The sections `warmup` and `teacher`: worked solutions before GRPO, and a model that teaches token by token."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -76,7 +74,7 @@ class Teacher(Section):
         return any(one is not None for one in (self.name, self.url, self.adapter))
 
     @model_validator(mode="after")
-    def _no_secret_in_the_settings(self) -> Teacher:
+    def _no_secret_in_the_settings(self) -> "Teacher":
         if self.url and may_have_a_key(self.url):  # the message does not show it
             raise ValueError("the url has a user name or a query in it. Put the key of the server into VLLM_API_KEY")
         return self
