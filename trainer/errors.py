@@ -44,32 +44,26 @@ class OctetError(Exception):
         return self
 
 
-class ConfigError(OctetError, ValueError):
-    pass
+class ConfigError(OctetError, ValueError): ...
 
 
-class DataError(OctetError, ValueError):
-    pass
+class DataError(OctetError, ValueError): ...
 
 
-class RewardError(OctetError, ValueError):
-    pass
+class RewardError(OctetError, ValueError): ...
 
 
-class ModelError(OctetError, ValueError):
-    pass
+class ModelError(OctetError, ValueError): ...
 
 
-class CheckpointError(OctetError):
-    pass
+class CheckpointError(OctetError): ...
 
 
 class MergeError(OctetError):
     status = 1  # everything has been done and written, and something is wrong with it
 
 
-class TrainingError(OctetError):
-    pass
+class TrainingError(OctetError): ...
 
 
 class EndedByAlarm(TrainingError):
@@ -82,8 +76,7 @@ class NotLearned(OctetError):
         self.status = status
 
 
-class ClusterError(OctetError):
-    pass
+class ClusterError(OctetError): ...
 
 
 class LostRank(ClusterError):

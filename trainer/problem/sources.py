@@ -27,8 +27,7 @@ LARGEST_FIELD = 1 << 30  # characters of a CSV value; at the end of a smaller li
 USUAL = {"question": ("problem", "query", "input", "prompt"), "answer": ("solution", "output", "target", "label")}
 
 
-class MissingColumn(DataError):
-    pass
+class MissingColumn(DataError): ...
 
 
 @dataclass(frozen=True, slots=True)

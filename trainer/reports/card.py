@@ -40,8 +40,6 @@ OF_LORA = {"LoRA rank": "lora.r", "LoRA alpha": "lora.alpha", "LoRA targets": "l
 class Code(str):
     """A text that stands in an indented block, where Markdown shows everything as it is."""
 
-    __slots__ = ()
-
 
 def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str | None, made: Mapping[str, Any]) -> str:
     """Return the card as Markdown with the hub's metadata. `kind` is adapter, gguf or model, and `licence` that of the

@@ -22,8 +22,6 @@ SPECIAL = str.maketrans(WORDS | {character: f"\\{character}" for character in "&
 class Html(str):
     """Markup. Any other text is escaped when it becomes part of an element."""
 
-    __slots__ = ()
-
 
 def tag(name: str, *inside: object, **attributes: object) -> Html:
     """Return an element. An underscore in the name of an attribute stands for a dash, and is left out at its end."""

@@ -271,12 +271,10 @@ class Budget:
 
     def _read(self, file: IO[str]) -> dict[str, int]:
         """Return what the file counts. A run that cannot know what it has spent must not go on spending."""
-        try:
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):
             spent: dict[str, int] = json.loads(file.read() or "{}")
             if all(type(spent.get(name, 0)) is int for name in self.limits) and spent.keys() <= self.limits.keys():
                 return spent
-        except (ValueError, AttributeError, RecursionError):
-            pass
         reason = "it cannot be read, and it counts what the judge was asked for"
         raise CheckpointError(self.file, reason, "Restore it, or delete it to count from 0")
 

@@ -193,8 +193,6 @@ class Rollouts:
 class PlaceboRollouts(Rollouts):
     """Replaces the rewards by those of `reward.control`, the control of an experiment."""
 
-    __slots__ = ()
-
     def _collected(self, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
         groups = super()._collected(sampler, prompts, sampling)
         return [placebo.replace_rewards(group, self.config.reward.control, sampling.seed) for group in groups]
