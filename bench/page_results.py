@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -222,13 +223,14 @@ def _study(name: str, title: str, what: str) -> Iterator[str]:
 
 def _answers_to(goal: float, runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield how many answers each arm had sampled when it reached an accuracy, between two evaluations in a line."""
-    reached: dict[str, list[float]] = {}
+    reached: dict[str, list[float]] = {}  # infinite if it never did
     for run in runs:
+        reached.setdefault(run["arm"], []).append(inf)
         for before, after in pairwise(run["curve"]):
             if before["strict"] < goal <= after["strict"]:
                 share = (goal - before["strict"]) / (after["strict"] - before["strict"])
                 samples = before["samples"] + share * (after["samples"] - before["samples"])
-                reached.setdefault(run["arm"], []).append(samples)
+                reached[run["arm"]][-1] = samples
                 break
     yield f"\nAnswers sampled until {goal:.0%} of the held-out problems were right:\n"
     rows = [[arm, f"{median(each):,.0f}", ", ".join(f"{one:,.0f}" for one in each)] for arm, each in reached.items()]

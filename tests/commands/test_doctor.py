@@ -277,6 +277,16 @@ def test_a_card_does_not_take_what_makes_cpus_faster():
     assert {finding.severity for finding in preflight.bf16_products(has_card=False)} <= {"warn"}
 
 
+def test_an_adapter_that_takes_large_steps_is_warned_of():
+    (found,) = preflight.adapter(resolve("nano", overrides=["lora.init=pissa"]))
+    assert (found.severity, "lora.init=pissa" in found.seen, "algorithm.lr=0.003" in found.remedy) == (
+        "warn",
+        True,
+        True,
+    )
+    assert [*preflight.adapter(NANO)] == []
+
+
 # ---------------------------------------------------------------- the hub
 
 

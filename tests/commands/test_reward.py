@@ -143,6 +143,7 @@ OUTVOTES = "found: in a group of 8 that is all right or all wrong, "
     [
         ("length: 0.05", [], ""),
         ("length: 0.05", ["reward.gate=false"], "length can give one answer an advantage of 2.65, and a lone"),
+        ("length: 0.3", ["reward.gate=false", "reward.length_band=[1,8]"], "length can give one answer an advantage"),
         ("length: 0.05", ["reward.gate=false", "rollout.dead_by=correct"], ""),  # such groups are left out
         ("length: 0.5, overlong: 0.5", [], "length, overlong can give one answer an advantage of 0.88"),
         ("length: 0.3", ["algorithm.advantage=dr_grpo"], "length can give one answer an advantage of 0.26"),

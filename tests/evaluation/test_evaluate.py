@@ -21,6 +21,7 @@ from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score,
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
 from trainer.run.assemble import evaluate_model
+from trainer.run.farewell import of_samples
 from trainer.watch.progress import Progress
 
 
@@ -125,6 +126,13 @@ def test_an_evaluation_of_the_base_is_kept_for_these_problems_and_draws(tmp_path
     others = [Prompt(Problem("p", "q", "19"), "", ())]
     assert (base.kept(tmp_path, asked, None), base.kept(tmp_path, others, draws)) == (None, None)
     assert base.kept(tmp_path / "none", asked, draws) is None
+
+
+def test_the_end_of_a_run_has_one_number_of_the_sampled_answers():
+    models = [replace(evaluation(name, "y"), sampled=sampled([right], samples=2)) for name, right in
+              (("base", "nn"), ("trained", "yn"))]  # fmt: skip
+    assert of_samples([*models, evaluation("merged", "y")]) == "pass@2: base 0.0%, trained 100.0%"
+    assert of_samples([evaluation("base", "y")]) == ""
 
 
 def test_trials_are_pooled_by_problem_but_vote_apart():

@@ -65,7 +65,8 @@ def outvoting(config: Config, among_equals: Mapping[str, float]) -> Iterator[str
     """Yield what shaping alone makes of a group, if that is more than a fifth of what a lone right answer earns."""
     if config.rollout.dead_by == "correct" and config.drops_dead_groups:
         return  # groups that are all right or all wrong are left out
-    size, pay, whole = config.rollout.group_size, config.pay_of_right, {"overlong": 1.0, "think_tags": 1.0}
+    size, pay = config.rollout.group_size, config.pay_of_right
+    whole = dict.fromkeys(("length", "overlong", "think_tags"), 1.0)  # which the texts above may not show
     differs = sum(abs(weight) * whole.get(name, among_equals[name]) for name, weight in config.shaping.items())
     lone = sqrt(size - 1)  # the advantage of one answer that alone earns something, divided by the deviation
     is_divided = config.algorithm.advantage == "grpo" and not config.gates_shaping

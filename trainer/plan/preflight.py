@@ -70,7 +70,8 @@ def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: 
     wanted, folder = needs(config, found, machine, teacher), config.run.dir or RUNS
     cards = [of_card for gpu in machine.gpus for of_card in card(config.model.dtype, gpu)]
     rounded = bf16_products(bool(machine.gpus)) if config.model.quantize == "bf16" else ()
-    return [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *rounded, *packages(config)]
+    here = [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *rounded]
+    return [*here, *adapter(config), *packages(config)]
 
 
 # ---------------------------------------------------------------- the checks
@@ -130,6 +131,13 @@ def bf16_products(has_card: bool) -> Iterator[Finding]:
         yield Finding("end", "CPU", f"{setting}: it is for CPUs, and there is a card", "Write model.dtype=bf16.")
     elif not any(name in Path("/proc/cpuinfo").read_text() for name in ("avx512_bf16", "amx_bf16")):
         yield Finding("warn", "CPU", f"{setting}: this CPU does not multiply bf16", other)
+
+
+def adapter(config: Config) -> Iterator[Finding]:
+    """Warn of an adapter for which the learning rate of a preset is too high (bench/studies/adapters.yaml)."""
+    if config.lora.enabled and config.lora.init != "zero":
+        text = f"lora.init={config.lora.init} takes larger steps at the same learning rate, and may ruin the model"
+        yield Finding("warn", "adapter", text, f"Lower algorithm.lr={config.algorithm.lr:g} to a third or less.")
 
 
 def packages(config: Config) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ LEAST, MOST = 4, 24  # points of a curve; more are averaged by neighbours
 ENDS = [end / 100 for end in range(101)]
 SCALES = [0.1 * 1.2**place for place in range(14)]  # to 1.1, of the steps that were made
 TAILS = (0.05, 0.5, 0.95)
-FURTHER = 2  # times the steps that were made: nothing is said of what comes later
+FURTHER, AHEAD = 2, 5  # times the steps that were made, of a run that has ended and of one that has not
 
 Point = tuple[float, float]  # a step, and the share of right answers
 
@@ -35,15 +35,15 @@ def outlook(run: RunFiles) -> str:
         points = [(line["step"], line[measure.of_training]) for line in run.metrics if measure.of_training in line]
         rollout, what = run.config.rollout, "accuracy in training"
         answers = rollout.problems * rollout.group_size
-    later = FURTHER * step if run.has_ended else min(FURTHER * step, run.total_steps)
+    later = FURTHER * step if run.has_ended else min(AHEAD * step, run.total_steps)
     found, now = forecast(points, answers, later), forecast(points, answers, step)
     if found is None or now is None or later <= step:
         return ""
     value, low, high = (round(100 * share) for share in found)
     worth = 100 * (found.value - now.value)
     return (
-        f"Forecast: {what} near {value} % ({low} to {high}) after step {later}; {later - step} more steps are worth "
-        f"about {worth:+.1f} points."
+        f"Forecast: {what} near {value} % (90 % interval {low} to {high}) after step {later}; {later - step} more "
+        f"steps are worth about {worth:+.1f} points."
     )
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +95,8 @@ def _example(run: Run) -> str:
 def conclude(request: Request, folder: Path, screen: Screen, evaluations: Mapping[str, Evaluation]) -> Verdict:
     """Print what may come next, and three lines in the end. Return the verdict."""
     verdict, facts = summarise(request.config, folder, screen, evaluations)
+    if line := of_samples(evaluations.values()):
+        screen.say(line)
     result, where, command = three_lines(verdict, folder)
     for title, commands in _next(request, folder, command):
         screen.say(title)
@@ -107,6 +109,16 @@ def conclude(request: Request, folder: Path, screen: Screen, evaluations: Mappin
     if request.json:
         print(json.dumps({"run_folder": str(folder), **facts}, indent=2))
     return verdict
+
+
+def of_samples(evaluations: Iterable[Evaluation]) -> str:
+    """Return pass@k of each model that was asked for several answers, or avg@k where answers earn rewards."""
+    said, last = [], ""
+    for one in evaluations:
+        if one.sampled:
+            *_, (last, share) = one.sampled.shares(one.measure).items()
+            said.append(f"{one.name} {one.measure.text(share.value)}")
+    return f"{last}: {', '.join(said)}" if said else ""
 
 
 def three_lines(verdict: Verdict, folder: Path) -> tuple[Text, str, str]:

@@ -202,7 +202,7 @@ def paid_by_length(history: History) -> str | None:
 @rule(
     "shaping decides",
     "Lower the weights beside `correct` in reward.weights, or write reward.weights.correct=0 if the others are what "
-    "you want. Leave reward.gate=false out.",
+    "you want. If the run has reward.gate=false, leave that out.",
 )
 def shaping_decides(history: History) -> str | None:
     """Rewards beside right answers push as hard as these, and the model may learn them instead."""

@@ -58,7 +58,7 @@ class Lora(Section):
     rslora: bool = False
     """Scale the adapter by alpha / sqrt(r) instead (rsLoRA), so that a high rank learns as fast as a low one."""
     dora: bool = False
-    """Train the magnitude of each weight row separately from its direction (DoRA): better at low ranks, and slower."""
+    """Train the magnitude of each weight row separately from its direction (DoRA), which is slower."""
     init: Literal["zero", "pissa", "pissa_niter_16"] = "zero"
     """`zero`: the adapter has no effect at first. `pissa`: it starts as the principal part of each weight, is saved
     with twice the rank, and needs a smaller learning rate. `pissa_niter_16`: a faster approximation of `pissa`."""
