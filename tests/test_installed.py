@@ -141,7 +141,9 @@ def test_the_light_commands_of_a_wheel_need_no_checkout(installed, tmp_path):
     assert home.is_relative_to(installed.parent)
     octet = installed / "octet"
     assert run(octet, "--version", folder=tmp_path, path=installed).stdout == f"octet {__version__}\n"
-    assert " rows, " in run(octet, "plan", "--preset", "8gb", folder=tmp_path, path=installed).stdout
+    assert (
+        " rows, " in run(octet, "plan", "--card", "RTX 4060", "--preset", "8gb", folder=tmp_path, path=installed).stdout
+    )
     assert list(tmp_path.iterdir()) == []
 
 
