@@ -53,6 +53,10 @@ STUDIES = {
         "The embedded model, which skips its working where answers of at most 8 characters are paid. Numbers are"
         f" weights in hundredths; `divided` has `reward.gate=false`. See [rewards]({DOCS}/rewards.md).",
     ),
+    "shaping_terms": (
+        "Rewards beside right answers, the terms of the presets",
+        "The embedded model; `preset` has the weights of the presets for cards: the format, and 50 to 500 characters.",
+    ),
     "shaping_smollm2": (
         "Rewards beside right answers, SmolLM2",
         "SmolLM2-135M on sums, where a bare number is as right as an equation and shorter; 20 steps of 64 answers.",
