@@ -236,11 +236,8 @@ def test_the_command_names_the_page_and_what_is_no_run(finished, copied, tmp_pat
     assert said_by(capsys, "report", finished, "--out", out) == (0, f"{out}\n", "")
     assert out.read_text().startswith("<!doctype html>")
     status, said, err = said_by(capsys, "report", tmp_path, out, finished, "--out", out)
-    assert (status, said, err.count(str(tmp_path))) == (
-        0,
-        f"{out}\n",
-        1,
-    )  # a folder is left out, and a file passed over
+    # a folder is left out, and a file passed over
+    assert (status, said, err.count(str(tmp_path))) == (0, f"{out}\n", 1)
     for arguments in ((finished, "--out", tmp_path / "missing/page.html"), (tmp_path,)):
         status, _, err = said_by(capsys, "report", *arguments)
         assert (status, f"{arguments[-1]}: " in err) == (2, True)
