@@ -24,6 +24,7 @@ from trainer.config.settings import Algorithm, PromptSettings, Turns
 from trainer.errors import DataError, TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import LOSSES, objective, total
+from trainer.machine import threads
 from trainer.problem.environment import Environments
 from trainer.problem.prompts import Prompter
 from trainer.problem.word_problems import NanoTask
@@ -189,8 +190,17 @@ def test_rows_that_wait_change_no_answer(kind, tokenizer, monkeypatch, steps_per
     assert tokens_of(sample(kind, model, turns_of(tokenizer, slow), strings=("ou", "s an"), rows=5)) == tokens_of(quick)
 
 
-def test_a_slow_environment_does_not_hold_up_the_others(tokenizer):
+def test_a_single_slow_reply_is_waited_for(tokenizer):
+    """On a loaded machine any reply may be slow once, and the rows are still computed together as in every run."""
+    turns = turns_of(tokenizer, environments())(Stops(tokenizer, [1]))
+    replies = [threads.begin(partial(time.sleep, seconds)) for seconds in (0, 0.5)]
+    asked = [SimpleNamespace(reply=reply, deadline=time.monotonic() + 60) for reply in replies]
+    assert turns.answered(asked, others_go_on=True) == asked
+
+
+def test_a_slow_environment_does_not_hold_up_the_others(tokenizer, monkeypatch):
     """The one that waits is let go by the last turn of another answer."""
+    monkeypatch.setattr("trainer.rollout.turns.PATIENCE_S", 0.1)
     may_go = threading.Event()
 
     class Quick(Counts):

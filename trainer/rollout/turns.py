@@ -23,8 +23,8 @@ from trainer.problem.environment import Environment, Reply
 from trainer.problem.prompts import Prompter, left_out_of_texts
 from trainer.records import Completion, Prompt, Sampling, Turn
 
-# A sampler that decodes many answers waits so long for replies. The rows then go on in the same order in every run.
-PATIENCE_S = 0.2
+PATIENCE_S = 2.0  # for replies, so that rows go on in the same order in every run
+SLOW_S, SLOW_TIMES = 0.2, 8  # an environment whose replies take so long, so often, is not waited for any more
 MARGIN = 4  # tokens; the first token of a text that begins in the middle may be decoded without its space
 BYTES_PER_TOKEN = 16  # at most; of an observation, more than this many are not looked at
 
@@ -119,7 +119,7 @@ class TurnTaking:
         self.limits = limits or Turns()
         self.prompter = prompter
         self.environments = prompter.environments if prompter else None
-        self._patience_s = PATIENCE_S
+        self._slow = 0
 
     def begin(self, prompt: Prompt, number: int, sampling: Sampling) -> OpenAnswer:
         """Return an answer without tokens."""
@@ -177,13 +177,13 @@ class TurnTaking:
     def answered(self, waiting: Sequence[OpenAnswer], others_go_on: bool) -> list[OpenAnswer]:
         """Return those whose reply is there. Quick replies are waited for, so that rows go on in the same order in
         every run; slow ones only if there is nothing else to do."""
+        began, nearest = time.monotonic(), min(dialogue.deadline for dialogue in waiting)
         replies = [dialogue.reply for dialogue in waiting if dialogue.reply]
-        if wait(replies, self._patience_s).not_done:
-            self._patience_s = 0.0  # this environment is slow
-            if not others_go_on:
-                nearest = min(dialogue.deadline for dialogue in waiting)
-                wait(replies, max(0.0, nearest - time.monotonic()), FIRST_COMPLETED)
+        patience = PATIENCE_S if self._slow < SLOW_TIMES else 0.0
+        if wait(replies, max(0.0, min(nearest - began, patience))).not_done and not others_go_on:
+            wait(replies, max(0.0, nearest - time.monotonic()), FIRST_COMPLETED)
         now = time.monotonic()
+        self._slow += now - began > SLOW_S
         return [one for one in waiting if one.deadline <= now or (one.reply is not None and one.reply.done())]
 
     def _reply(self, dialogue: OpenAnswer, text: str) -> Reply:
