@@ -112,10 +112,10 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name(tiny_model, stored, set
 
 
 def test_a_folder_without_an_adapter_or_with_one_that_is_not_finite_is_refused(tiny_model, tmp_path):
-    with refuses(f"adapter {tmp_path}", CheckpointError, names="adapter_config.json"):
+    with refuses("lora.start", CheckpointError, names="adapter_config.json"):
         made(tiny_model, start=tmp_path)
     model = made(tiny_model)
     next(iter(lora.trainable(model).values())).fill_(float("nan"))
     lora.save_adapter(model, tmp_path)
-    with refuses(tmp_path, CheckpointError, names="finite"):
+    with refuses("lora.start", CheckpointError, names="finite"):
         made(tiny_model, start=tmp_path)

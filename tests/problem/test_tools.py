@@ -36,10 +36,10 @@ def test_the_calculator_is_exact(expression, value):
     ],
 )  # fmt: skip
 def test_what_is_no_arithmetic_is_an_error_and_at_once(hostile):
-    began = time.perf_counter()
+    began = time.process_time()
     found = calculated(hostile)
     assert found.startswith("Error") or found in ("-1", "1")
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_a_teacher_that_is_not_there_or_counts_in_other_tokens_is_refused_by_nam
     for wrong, error, key, named in (
         (config, ModelError, "teacher.name", "2 tokens"),
         (resolve("nano", None, [f"teacher.name={tmp_path / 'none'}"]), ModelError, "teacher.name", ""),
-        (resolve("nano", None, adapter), CheckpointError, f"adapter {tmp_path}", "adapter_config.json"),
+        (resolve("nano", None, adapter), CheckpointError, "teacher.adapter", "adapter_config.json"),
         (resolve("nano", None, server), TrainingError, "teacher.url", "ConnectionRefused"),
     ):
         with refuses(key, error, names=named):

@@ -123,15 +123,16 @@ def layers(model: Any) -> Iterator[tuple[str, Any]]:
     return ((name, part) for name, part in model.named_modules() if isinstance(part, LoraLayer))
 
 
-def load_adapter(model: Any, folder: Path, name: str = ADAPTER) -> Any:
+def load_adapter(model: Any, folder: Path, name: str = ADAPTER, setting: str | None = None) -> Any:
     """Return the model with one more, frozen adapter. Raise CheckpointError if it is not a LoRA of this model."""
-    own, saved = _read(folder)
+    called = f"{setting}={folder}" if setting else str(folder)
+    own, saved = _read(folder, called)
     base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
 
     def no_fit(reason: str) -> CheckpointError:
         over = visible(str(own.get("base_model_name_or_path")))[:LONGEST_REASON]
         remedy = f"It was trained over {over}: name that base"
-        return CheckpointError(folder, f"it does not fit {base.name_or_path} ({reason})", remedy)
+        return CheckpointError(called, f"it does not fit {base.name_or_path} ({reason})", remedy)
 
     named = own["auto_mapping"] if isinstance(own.get("auto_mapping"), dict) else {}  # not every adapter has it
     kind, wanted = type(base).__name__, str(named.get("base_model_class", type(base).__name__))
@@ -155,7 +156,7 @@ def load_adapter(model: Any, folder: Path, name: str = ADAPTER) -> Any:
 
 def add_teacher(model: Any, folder: Path) -> None:
     """Add the teacher's adapter to a model with an adapter that is trained. It is switched on by `as_teacher` only."""
-    load_adapter(model, folder, TEACHER)
+    load_adapter(model, folder, TEACHER, "teacher.adapter")
     base = model.get_base_model()
     ends = (base.get_input_embeddings(), base.get_output_embeddings())
     if model.peft_config[TEACHER].modules_to_save or any(TEACHER in getattr(end, "scaling", ()) for end in ends):
@@ -177,14 +178,14 @@ def as_teacher(model: Any) -> Iterator[None]:
 def take_values(model: Any, settings: Lora) -> None:
     """Give the adapter of the model the values of `lora.start`. Raise CheckpointError if they are of another shape."""
     assert settings.start is not None, "called for an adapter to train further"
-    folder = settings.start
-    stored, saved = _read(folder)
+    called = f"lora.start={settings.start}"
+    stored, saved = _read(settings.start, called)
     for setting, key in {"alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}.items():  # no weight tells
         wanted, found = getattr(model.peft_config[ADAPTER], key), stored.get(key, False)
         if wanted != found:
             reason = f"it was trained with lora.{setting}={str(found).lower()}, and this run has {str(wanted).lower()}"
             remedy = f"Write lora.{setting}={str(found).lower()}"
-            raise CheckpointError(f"lora.start={folder}", reason, remedy)
+            raise CheckpointError(called, reason, remedy)
     own = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     apart = sorted(name for name in own.keys() | saved.keys() if _shape(own, name) != _shape(saved, name))
     if apart:
@@ -193,7 +194,7 @@ def take_values(model: Any, settings: Lora) -> None:
             f"it does not fit this model and the section `lora`: {len(apart)} of {len(own)} weights differ: {first}"
         )
         remedy = "Write the lora.r and lora.targets of its adapter_config.json"
-        raise CheckpointError(f"lora.start={folder}", reason, remedy)
+        raise CheckpointError(called, reason, remedy)
     peft.set_peft_model_state_dict(model, saved)
 
 
@@ -201,26 +202,26 @@ def _shape(values: Mapping[str, Tensor], name: str) -> str:
     return " x ".join(map(str, values[name].shape)) if name in values else "no such weight"
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(folder: Path, called: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the configuration and the weights of a LoRA adapter. Raise CheckpointError before PEFT asks the hub for
     one."""
     manifest.must_be_whole(folder)
     try:
-        kind = read_json(f"adapter {folder}", folder / "adapter_config.json")
+        kind = read_json(called, folder / "adapter_config.json")
     except ModelError as error:
         raise CheckpointError(str(error)) from None
     if not any((folder / f"adapter_model.{ending}").is_file() for ending in ("safetensors", "bin")):
-        raise CheckpointError(folder, "there is no adapter_model.safetensors in it", "Name the adapter of a run")
+        raise CheckpointError(called, "there is no adapter_model.safetensors in it", "Name the adapter of a run")
     found = "LoRA of Megatron" if kind.get("megatron_config") else str(kind.get("peft_type"))[:100]
     if found != "LORA":  # Megatron's would be imported by a name in this file
         reason = f"it is {found}, and Octet reads plain LoRA adapters only"
-        raise CheckpointError(folder, reason, "Merge it with PEFT, and name the merged model")
+        raise CheckpointError(called, reason, "Merge it with PEFT, and name the merged model")
     try:
         values = peft.utils.load_peft_weights(str(folder), device="cpu")
     except (OSError, ValueError, RuntimeError, UnpicklingError, SafetensorError) as error:
-        raise CheckpointError(folder, f"its weights cannot be read ({_reason(error)})", "Take another") from None
+        raise CheckpointError(called, f"its weights cannot be read ({_reason(error)})", "Take another") from None
     if broken := next((name for name, value in values.items() if not value.isfinite().all()), None):
-        raise CheckpointError(folder, f"{broken} has numbers that are not finite", "Take an earlier adapter")
+        raise CheckpointError(called, f"{broken} has numbers that are not finite", "Take an earlier adapter")
     return kind, values
 
 

@@ -157,7 +157,7 @@ def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Teacher
             raise ModelError(f"teacher.name={own.name}", reason, "Take a teacher of the same family")
         model = load_model(settings, resolve_dtype(settings.dtype, device), device)
     if own.adapter:
-        model = load_adapter(model, own.adapter)
+        model = load_adapter(model, own.adapter, setting="teacher.adapter")
     score = LogProbs(model.requires_grad_(False), config.rollout.temperature, flat=config.optim.layout == "flat")
     return lambda batches: [score(batch).logprobs_BT for batch in batches]
 
