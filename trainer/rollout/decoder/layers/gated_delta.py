@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
-from transformers.models.qwen3_5.modeling_qwen3_5 import l2norm, torch_chunk_gated_delta_rule
 
 from trainer.model.families import Family
 from trainer.rollout.decoder.layers.norm import Norm
@@ -22,7 +21,10 @@ CONVOLUTION, MATRIX = 0, 1  # the states of a row
 
 class GatedDelta:
     def __init__(self, module: Any, config: Any, index: int, family: Family) -> None:
+        from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling  # other models start without it
+
         self.module, self.index = module, index
+        self.in_chunks, self.l2norm = modeling.torch_chunk_gated_delta_rule, modeling.l2norm
         self.key_heads, self.value_heads = module.num_k_heads, module.num_v_heads
         self.key_size, self.value_size = module.head_k_dim, module.head_v_dim
         self.sizes = [module.conv_dim, module.value_dim, self.value_heads, self.value_heads]
@@ -56,7 +58,7 @@ class GatedDelta:
         is_padding_PT = torch.arange(at.width, device=rows[0].device) >= at.lengths_P[:, None]
         fade, write = (part.masked_fill(is_padding_PT[..., None], 0.0) for part in rows[3:])
         beginning = {"initial_state": at.beginning(self.index, MATRIX)} if at.before else {}
-        read_PThD, matrix_PhKD = torch_chunk_gated_delta_rule(
+        read_PThD, matrix_PhKD = self.in_chunks(
             *rows[:3], g=fade, beta=write, output_final_state=True, use_qk_l2norm_in_kernel=True, **beginning
         )
         at.keep(self.index, MATRIX, matrix_PhKD)
@@ -66,7 +68,7 @@ class GatedDelta:
         """Read and write a token of each row that runs. What is read from the new matrix is put together from the old
         one, so that it is gone through once for both products."""
         value_BhD = heads[2].float()
-        query_BhK, key_BhK = (self._for_values(l2norm(part.float())) for part in heads[:2])
+        query_BhK, key_BhK = (self._for_values(self.l2norm(part.float())) for part in heads[:2])
         query_BhK = query_BhK * self.key_size**-0.5
         kept_Bh1 = fade_Bh.exp().where(at.running_B[:, None], 1.0)[..., None]
         write_Bh1 = write_Bh.float().where(at.running_B[:, None], 0.0)[..., None]
