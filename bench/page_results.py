@@ -106,9 +106,9 @@ repeats the first steps of a run with an adapter.
 
 """
 RESULTS_TAIL = """
-[What a 135 M model learns here](small_model_learns.md) also lists generators that were not learned. The
-controls of SVAMP are two seeds of random rewards. GSM8K was learned from worked solutions only, with one seed. GRPO on
-its shorter problems changed nothing in one run after a short warm-up ([experiments](../bench/experiments.md)).
+[What a 135 M model learns here](small_model_learns.md) also lists generators that were not learned. GSM8K was
+learned from worked solutions only, with one seed. GRPO on its shorter problems changed nothing in one run after a short
+warm-up ([experiments](../bench/experiments.md)).
 """
 # results with a page in gallery/
 SHOWN = {"seeds": "default", "calculator": "calculator", "studies/maze": "maze", "studies/addition_cpu": "sums"}
