@@ -66,6 +66,14 @@ STUDIES = {
         "20 steps of 8 sums with 8 answers each, on one core of a CPU; `model.name` is the folder that"
         " `scripts/smollm2.py` makes.",
     ),
+    "samples_smollm2": (
+        "SmolLM2-135M on sums, each batch used twice",
+        "As above, with five seeds. A second epoch takes more time, and no more answers.",
+    ),
+    "adapters_smollm2": (
+        "SmolLM2-135M on sums, ranks",
+        "As above; alpha is twice the rank, and the learning rate is that of the preset, 3e-4.",
+    ),
     "bf16_base": (
         "A base in bf16",
         "SmolLM2-135M on sums as above; `bf16` has `model.quantize=bf16`, on an AMD EPYC with AVX512-BF16.",
