@@ -277,13 +277,15 @@ def test_a_card_does_not_take_what_makes_cpus_faster():
     assert {finding.severity for finding in preflight.bf16_products(has_card=False)} <= {"warn"}
 
 
-def test_an_adapter_that_takes_large_steps_is_warned_of():
-    (found,) = preflight.adapter(resolve("nano", overrides=["lora.init=pissa"]))
-    assert (found.severity, "lora.init=pissa" in found.seen, "algorithm.lr=0.003" in found.remedy) == (
-        "warn",
-        True,
-        True,
-    )
+@pytest.mark.parametrize(("setting", "remedy"), [("lora.init=pissa", "algorithm.lr=0.003"), ("lora.r=1", "lora.r=16")])
+def test_an_adapter_that_learned_less_in_a_study_is_warned_of(setting, remedy):
+    (found,) = preflight.adapter(resolve("nano", overrides=[setting]))
+    assert found.severity == "warn"
+    assert setting in found.seen
+    assert remedy in found.remedy
+
+
+def test_a_usual_adapter_is_not_warned_of():
     assert [*preflight.adapter(NANO)] == []
 
 
