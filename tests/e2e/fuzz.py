@@ -271,7 +271,7 @@ def of_adapters(rng: random.Random, folder: Path) -> None:
         hub.local_folder(str(folder))
     with contextlib.suppress(OctetError):
         eval_command._refuse_another_base(Source(folder, is_adapter=True), nano().model, is_named=False)
-    lora._read(folder)
+    lora._read(folder, str(folder))
 
 
 # ---------------------------------------------------------------- what servers answer
