@@ -135,9 +135,11 @@ def bf16_products(has_card: bool) -> Iterator[Finding]:
 
 def adapter(config: Config) -> Iterator[Finding]:
     """Warn of an adapter that learned less in bench/studies/adapters.yaml at the learning rate of the preset."""
-    if config.lora.enabled and config.lora.r == 1:
+    if not config.lora.enabled:
+        return
+    if config.lora.r == 1:
         yield Finding("warn", "adapter", "lora.r=1 learned less than rank 16 with two models", "Write lora.r=16.")
-    if config.lora.enabled and config.lora.init != "zero":
+    if config.lora.init != "zero":
         text = f"lora.init={config.lora.init} takes larger steps at the same learning rate, and may ruin the model"
         yield Finding("warn", "adapter", text, f"Lower algorithm.lr={config.algorithm.lr:g} to a third or less.")
 
