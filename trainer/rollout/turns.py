@@ -4,13 +4,14 @@ What an environment says is tokenised once, and is never decoded or trained on.
 
     prompt | what the model wrote | what it was told | what the model wrote | ...
 
-Tokens that the model wrote go on as they were sampled. Environments reply in threads, beside the sampling.
+Tokens that the model wrote go on as they were sampled. Environments reply in threads, beside the sampling; the inline
+calculator at once, because a thread would take longer than it does.
 """
 
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
@@ -146,7 +147,8 @@ class TurnTaking:
             return self._ended(dialogue, truncated=True)
         seconds = threading.TIMEOUT_MAX if self.environments.ends_in_time else self.limits.seconds
         dialogue.deadline = time.monotonic() + seconds
-        dialogue.reply = threads.begin(partial(self._reply, dialogue, turn.text))
+        reply = partial(self._reply, dialogue, turn.text)
+        dialogue.reply = at_once(reply) if self.environments.is_inline else threads.begin(reply)
         return None
 
     def hear(self, dialogue: OpenAnswer) -> Completion | None:
@@ -234,6 +236,12 @@ class TurnTaking:
         """Return the tokens of a reply in the template's marks, of which the model may have written the first."""
         assert self.prompter is not None, "it wrote the prompt"
         return joined(self.stops, dialogue.tokens[-1], self.prompter.reply(dialogue.prompt.problem, text))
+
+
+def at_once(reply: Callable[[], Reply]) -> Future[Reply]:
+    replied: Future[Reply] = Future()
+    replied.set_result(reply())
+    return replied
 
 
 def without_special(tokenizer: Any, text: str) -> str:
