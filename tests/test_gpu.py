@@ -53,16 +53,17 @@ def test_8_bit_states_on_the_card(tmp_path):
     assert has_learned(base, trained)
 
 
-@pytest.mark.parametrize("variant", ["lora.dora=true", "lora.init=pissa", "lora.plus_ratio=4"])
+@pytest.mark.parametrize("variant", ["lora.dora=true", "lora.init=pissa algorithm.lr=3e-4", "lora.plus_ratio=4"])
 def test_adapters_of_each_kind_train_and_merge_on_the_card(tmp_path, variant):
-    base, trained, merged = train(tmp_path, "model.dtype=bf16", variant)
+    base, trained, merged = train(tmp_path, "model.dtype=bf16", *variant.split())
     assert has_learned(base, trained)
     assert has_learned(base, merged)
 
 
 @pytest.mark.parametrize("ds_config", DS_CONFIGS)
 def test_the_whole_model_trains_on_the_card(tmp_path, ds_config):
-    base, trained = train(tmp_path, "model.dtype=bf16", "lora.enabled=false", f"engine.ds_config={ds_config}")
+    settings = ["model.dtype=bf16", "lora.enabled=false", "algorithm.lr=3e-4", f"engine.ds_config={ds_config}"]
+    base, trained = train(tmp_path, *settings)
     assert has_learned(base, trained)
 
 

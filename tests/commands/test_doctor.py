@@ -277,16 +277,20 @@ def test_a_card_does_not_take_what_makes_cpus_faster():
     assert {finding.severity for finding in preflight.bf16_products(has_card=False)} <= {"warn"}
 
 
-@pytest.mark.parametrize(("setting", "remedy"), [("lora.init=pissa", "algorithm.lr=0.003"), ("lora.r=1", "lora.r=16")])
-def test_an_adapter_that_learned_less_in_a_study_is_warned_of(setting, remedy):
+WORSE = [("lora.init=pissa", "algorithm.lr=0.003"), ("lora.r=1", "lora.r=16"), ("lora.enabled=false", "full_finetune")]
+
+
+@pytest.mark.parametrize(("setting", "remedy"), WORSE)
+def test_what_learned_less_in_a_study_is_warned_of(setting, remedy):
     (found,) = preflight.adapter(resolve("nano", overrides=[setting]))
     assert found.severity == "warn"
     assert setting in found.seen
     assert remedy in found.remedy
 
 
-def test_a_usual_adapter_is_not_warned_of():
+def test_a_usual_adapter_is_not_warned_of_nor_a_whole_model_at_its_own_rate():
     assert [*preflight.adapter(NANO)] == []
+    assert [*preflight.adapter(resolve("nano", "full_finetune"))] == []
 
 
 # ---------------------------------------------------------------- the hub
