@@ -27,7 +27,7 @@ def _allocated() -> Iterator[str]:
     yield from _cases(found["cases"])
     machine = found["machine"]
     command = machine["command"].replace("python ", "tests/cuda/python.sh ")
-    yield f"{on({**machine, 'command': command}).rstrip()} Added: {machine['added']}.\n"
+    yield on({**machine, "command": command})
 
 
 def _on_a_card() -> Iterator[str]:

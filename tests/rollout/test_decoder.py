@@ -11,6 +11,7 @@ from dataclasses import replace
 import peft
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -33,7 +34,7 @@ from trainer.rollout.decoder.rows import STEPS_PER_CHECK
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.decoder.schedule import AnswerId, Scheduler
 from trainer.rollout.decoder.weights import Projection
-from trainer.rollout.draw import draw
+from trainer.rollout.draw import BLOCK, LARGE, draw
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
 from trainer.rollout.turns import Stops, TurnTaking
@@ -638,19 +639,40 @@ def test_new_groups_begin_before_old_ones_are_whole(monkeypatch, tokenizer):
     assert len([rows for rows in seen if rows <= 12]) < 0.8 * (sum(waves) - 4)
 
 
+SIZES = [6, LARGE, LARGE + BLOCK // 2 + 1]  # of a vocabulary: small, and in whole blocks or not
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_no_token_of_probability_zero_is_drawn(temperature):
-    logits_BV = torch.full((4096, 6), float("-inf"))
+def test_no_token_of_probability_zero_is_drawn(temperature, size):
+    logits_BV = torch.full((4096, size), float("-inf"))
     logits_BV[:, 2:4] = torch.tensor([0.0, -15.0])
     tokens_B, logprobs_B = draw(logits_BV, temperature, torch.linspace(0, 1, 4097, dtype=torch.double)[:-1, None])
     assert set(tokens_B[:, 0].tolist()) <= {2, 3}
     assert logprobs_B.isfinite().all()
 
 
-def test_logits_that_are_not_numbers_are_survived():
-    tokens_B, logprobs_B = draw(torch.full((3, 6), float("nan")), 1.0, torch.rand(3, 1, dtype=torch.double))
-    assert all(0 <= token < 6 for token in tokens_B[:, 0].tolist())
+@pytest.mark.parametrize("size", SIZES)
+def test_logits_that_are_not_numbers_are_survived(size):
+    tokens_B, logprobs_B = draw(torch.full((3, size), float("nan")), 1.0, torch.rand(3, 1, dtype=torch.double))
+    assert all(0 <= token < size for token in tokens_B[:, 0].tolist())
     assert logprobs_B.isnan().all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_token_is_the_one_whose_share_of_the_line_has_the_random_number(size):
+    logits_BV = torch.randn(50, size) * 4
+    numbers_BG = torch.rand(50, 20, dtype=torch.double)
+    drawn = [draw(logits_BV, 0.7, numbers_B1) for numbers_B1 in numbers_BG.split(1, dim=1)]
+    tokens_BG, logprobs_BG = (torch.cat(parts, dim=1) for parts in zip(*drawn, strict=True))
+    ends_BV = (logits_BV / 0.7).softmax(dim=-1).cumsum(dim=-1, dtype=torch.double)
+    starts_BV = F.pad(ends_BV, (1, 0))
+    reached_BG = (1 - numbers_BG) * ends_BV[:, -1:]
+    assert (ends_BV.gather(1, tokens_BG) >= reached_BG - 1e-6).all()
+    assert (starts_BV.gather(1, tokens_BG) < reached_BG + 1e-6).all()
+    together_BG, _ = draw(logits_BV, 0.7, numbers_BG)  # may be found in another way
+    assert (together_BG != tokens_BG).sum() <= 1
+    assert torch.allclose(logprobs_BG, (logits_BV / 0.7).log_softmax(dim=-1).gather(1, tokens_BG), atol=1e-4)
 
 
 def other(kind, **shape):

@@ -10,8 +10,13 @@ import random
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from trainer.records import Prompt, Sampling
+
+BLOCK = 128  # tokens of a vocabulary that are summed up together; most vocabularies are a multiple of it
+TINY = 1e-30  # a share above 0, so that no token of probability 0 is drawn
+LARGE = 8192  # tokens of a vocabulary, for each answer in a row, from which on that is faster
 
 
 def uniforms(sampling: Sampling, prompt: Prompt, number: int) -> list[float]:
@@ -35,11 +40,31 @@ def draw(logits_BV: Tensor, temperature: float, uniform_BG: Tensor) -> tuple[Ten
     if temperature == 0:
         tokens_BG = logits_BV.argmax(dim=-1, keepdim=True).expand(uniform_BG.shape)
     else:
-        summed_BV = probabilities_BV.cumsum(dim=-1, dtype=torch.double)
-        # in (0, sum], so that a token of probability 0 is never drawn
-        tokens_BG = torch.searchsorted(summed_BV, (1 - uniform_BG) * summed_BV[:, -1:])
-        tokens_BG.clamp_(max=logits_BV.shape[1] - 1)  # for NaN logits, which have no position
+        at = _in_blocks if logits_BV.shape[1] >= LARGE * uniform_BG.shape[1] else _at
+        tokens_BG = at(probabilities_BV, 1 - uniform_BG)  # in (0, 1], so that a token of probability 0 is never drawn
+        tokens_BG.clamp_(0, logits_BV.shape[1] - 1)  # for NaN logits, which have no position
     return tokens_BG, probabilities_BV.gather(-1, tokens_BG).log()
+
+
+def _at(values_BV: Tensor, share_BG: Tensor) -> Tensor:
+    """Return where the running sum of the values reaches each share of their sum."""
+    summed_BV = values_BV.cumsum(dim=-1, dtype=torch.double)
+    return torch.searchsorted(summed_BV, share_BG * summed_BV[:, -1:])
+
+
+def _in_blocks(values_BV: Tensor, share_BG: Tensor) -> Tensor:
+    """Do as `_at`: find the block in which a share is reached, and make the running sum of this block alone."""
+    missing = -values_BV.shape[1] % BLOCK
+    blocks_BNK = (F.pad(values_BV, (0, missing)) if missing else values_BV).unflatten(1, (-1, BLOCK))
+    sums_BN = blocks_BNK.sum(dim=-1, dtype=torch.double)
+    ends_BN = sums_BN.cumsum(dim=1)
+    reached_BG = share_BG * ends_BN[:, -1:]
+    block_BG = torch.searchsorted(ends_BN, reached_BG).clamp_(0, ends_BN.shape[1] - 1)
+    beyond_BG = (ends_BN.gather(1, block_BG) - reached_BG) / sums_BN.gather(1, block_BG)
+    within_BG = (1 - beyond_BG).clamp_(TINY, 1.0)
+    summed_BGK = blocks_BNK.gather(1, block_BG[:, :, None].expand(-1, -1, BLOCK)).cumsum(dim=-1, dtype=torch.double)
+    places_BG1 = torch.searchsorted(summed_BGK, within_BG[:, :, None] * summed_BGK[:, :, -1:])
+    return block_BG * BLOCK + places_BG1[:, :, 0]
 
 
 def _name(sampling: Sampling, prompt: Prompt) -> str:
