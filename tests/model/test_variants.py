@@ -232,7 +232,7 @@ def job(tmp_path_factory):
     """Two steps in which everything is trained, and a third that goes on from the second."""
     folder = tmp_path_factory.mktemp("full")
     few = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.problems=16"]
-    few += ["lora.enabled=false", *EIGHT_BIT.split(), "eval.every=1"]
+    few += [*FULL.split(), *EIGHT_BIT.split(), "eval.every=1"]
     first = train(folder, "--preset", "nano", *few, "run.dir=it", "run.steps=2")
     before = (folder / "it/eval_answers.jsonl").read_text().splitlines()
     return folder / "it", first, before, train(folder, "--resume", "it", "run.steps=3")

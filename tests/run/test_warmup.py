@@ -101,7 +101,8 @@ def test_a_fresh_adapter_over_the_merged_warm_up(tmp_path):
 
 @pytest.mark.slow
 def test_a_whole_model_is_trained_further(tmp_path):
-    train(tmp_path, *WARMUP, "lora.enabled=false", "warmup.lr=1e-4", "run.dir=it")
+    rates = ["warmup.lr=1e-4", "algorithm.lr=1e-3"]
+    train(tmp_path, *WARMUP, "lora.enabled=false", *rates, "run.dir=it")
     assert resolve(str(tmp_path / "it/config.yaml")).model.name == str(tmp_path / "it/warmup/start")
     assert (tmp_path / "it/model/model.safetensors").is_file()
 

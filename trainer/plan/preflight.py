@@ -30,7 +30,7 @@ from trainer.reward.make import compares_as_mathematics
 from trainer.run_folder import previous_run
 
 CHECKED = "OCTET_CHECKED"  # environment variable of what the launcher starts: it has made these checks already
-WHOLE_LR = 5e-5  # learning rate of a whole model above which there is a warning
+WHOLE_LR = 1e-3  # learning rate of a whole model above which there is a warning
 BUSY_GB = 1.0  # used by others, from which on there is a warning; a desktop takes less
 BF16_CAPABILITY = 8.0  # Ampere
 OLDEST_CAPABILITY = 7.5  # Turing, for which torch's builds of CUDA 13 have kernels
@@ -135,18 +135,19 @@ def bf16_products(has_card: bool) -> Iterator[Finding]:
 
 
 def adapter(config: Config) -> Iterator[Finding]:
-    """Warn of what learned less in bench/studies/adapters.yaml at the learning rate of the preset, or nothing."""
-    lr = config.algorithm.lr
+    """Warn of what learned less in trials at the learning rate of the preset."""
+    section = "warmup" if config.is_warmup else "algorithm"
+    lr = getattr(config, section).lr
     if not config.lora.enabled:
         if lr > WHOLE_LR:
-            text = f"algorithm.lr={lr:g} is a rate for adapters, and may ruin a whole model (lora.enabled=false)"
+            text = f"{section}.lr={lr:g} is a rate for adapters, and may ruin a whole model (lora.enabled=false)"
             yield Finding("warn", "learning rate", text, "Lower it to a tenth, or take --recipe full_finetune.")
         return
     if config.lora.r == 1:
         yield Finding("warn", "adapter", "lora.r=1 learned less than rank 16 with two models", "Write lora.r=16.")
     if config.lora.init != "zero":
         text = f"lora.init={config.lora.init} takes larger steps at the same learning rate, and may ruin the model"
-        yield Finding("warn", "adapter", text, f"Lower algorithm.lr={lr:g} to a third or less.")
+        yield Finding("warn", "adapter", text, f"Lower {section}.lr={lr:g} to a third or less.")
 
 
 def packages(config: Config) -> Iterator[Finding]:
