@@ -102,7 +102,8 @@ INLINE = ["task.tools=calculator", "task.calls=inline"]
         ("So \\boxed{3}\nas 2 + 1 = 3.", ["prompt.style=boxed", 'rollout.stop=["\\n"]'], ["So \\boxed{3}\n"], []),
     ],
 )  # fmt: skip
-def test_an_inline_calculator_replies_in_a_lesson(tokenizer, solution, settings, written_by_model, told):
+def test_an_inline_calculator_replies_in_a_lesson(monkeypatch, tokenizer, solution, settings, written_by_model, told):
+    monkeypatch.setattr("trainer.machine.threads.begin", None)  # a thread would take longer than the reply
     problem = Problem("p/1", "What is 2 + 1?", "3", solution)
     _, row = written(tokenizer, problem, *settings, stops=[tokenizer.convert_tokens_to_ids(IM_END)])
     parts = {True: "", False: ""}
