@@ -78,9 +78,14 @@ else
     if [ "$gib" -lt 30 ]; then
         octet 8gb 25 train --preset 8gb "${gsm8k[@]}" run.dir="$parts/8gb"
     else
-        octet warmup 9 warmup --preset smollm2-gsm8k "${smollm2[@]}" run.dir="$parts/warm"
+        octet warmup 9 warmup --preset smollm2-gsm8k "${smollm2[@]}" "task.tools=[calculator]" task.calls=inline \
+            warmup.every=null warmup.patience=null engine.ds_config=zero2 run.dir="$parts/warm"
         octet gsm8k 18 study "$study" --jobs 6 "${smollm2[@]}" lora.start="$parts/warm/adapter"
     fi
+    for weights in same int8 fp8; do # a process each: their copies do not fit a small card together
+        part "decode-$weights" 1 python bench/decode.py --model qwen2.5-1.5b-shape --device cuda --dtype bf16 --rows 32 \
+            --weights "$weights" --repetitions 2 --out "$parts/decode.json" --json
+    done
     part versus 9 python bench/versus.py --cells --out "$parts/versus.json" --json
     part decode 2 python bench/decode.py --model qwen2.5-1.5b-shape --device cuda --dtype bf16 --rows 32 \
         --repetitions 1 --out "$parts/decode.json" --json

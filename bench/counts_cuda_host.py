@@ -72,12 +72,13 @@ EIGHT_BITS = ("int8", "fp8")  # of rollout.weights
 NAMES = {"octet": "Octet", "int8": "Octet, int8", "fp8": "Octet, fp8", "generate": "model.generate", "trl": "TRL"}
 WORK = """## Counted, not timed
 
-No card has run this. Torch, Octet and TRL ran over the [stub of a card](../../tests/cuda/README.md), where a dispatch
-mode added up what each operation of torch reads, writes and computes. The work: the shape of Qwen2.5-1.5B in bf16,
-LoRA r=16 everywhere, gradient checkpointing, 4 prompts of about 300 tokens x 8 answers of 512. The decode step is one
-in the middle of the answers, for all 32. A rollout is its first tokens and this step for each later token; an update
-was counted as a whole. TRL is GRPOTrainer without vLLM, with as many answers at a time as fit into Octet's budget of
-2,048 tokens.
+Torch, Octet and TRL ran over the [stub of a card](../../tests/cuda/README.md), where a dispatch mode added up what each
+operation of torch reads, writes and computes. Weights in 8 bits [were slower on an
+H100](#where-a-decode-step-goes-on-an-h100), where their bytes had promised the opposite. The work: the shape of
+Qwen2.5-1.5B in bf16, LoRA r=16 everywhere, gradient checkpointing, 4 prompts of about 300 tokens x 8 answers of 512.
+The decode step is one in the middle of the answers, for all 32. A rollout is its first tokens and this step for each
+later token; an update was counted as a whole. TRL is GRPOTrainer without vLLM, with as many answers at a time as fit
+into Octet's budget of 2,048 tokens.
 
 | | | launches | kernels in graphs | GB read and written | TFLOP | copies | waits for the card |
 | --- | --- | --- | --- | --- | --- | --- | --- |"""

@@ -3,9 +3,11 @@
 python bench/decode.py [--rows 64 128] [--json]            the embedded model on one CPU thread
 python bench/decode.py --model smollm2-135m-shape          random weights of that shape, few tokens
 python bench/decode.py --model qwen2.5-1.5b-shape --device cuda --dtype bf16 --rows 32
+python bench/decode.py --model qwen2.5-1.5b-shape --device cuda --dtype bf16 --rows 32 --weights same int8 fp8
 
-Useful tokens are those that a completion keeps. The two take turns, so that whatever else the machine does hits both;
-medians. Each run is written to bench/results/decode.json under the name of its model, device and type.
+Useful tokens are those that a completion keeps. The samplers take turns, so that whatever else the machine does hits
+all; medians. With --weights, Octet's decoder is compared with itself, reading weights of the first type. Each run is
+written to bench/results/decode.json under the name of its model, device and type.
 """
 
 import argparse
@@ -14,15 +16,16 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from machine import describe
-from trainer.config.settings import Lora, Model, PromptSettings, TaskSettings
+from trainer.config.settings import Lora, Model, PromptSettings, Rollout, TaskSettings
 from trainer.machine import quiet
 from trainer.model.load import DTYPES, load_model, load_tokenizer, stop_tokens
 from trainer.model.lora import add_adapter
@@ -36,7 +39,7 @@ from trainer.rollout.turns import Stops, TurnTaking
 
 RESULTS = Path(__file__).parent / "results/decode.json"
 GROUP = 8
-SAMPLERS = {"generate": HfSampler, "decode": DecodeSampler}
+SAMPLERS: dict[str, Callable[..., Any]] = {"generate": HfSampler, "decode": DecodeSampler}
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ def shaped(shape: Shape, device: torch.device, dtype: str) -> Work:
 
 def adapted(model: Any) -> Any:
     """Add an adapter as in training, with r=16 on all linear layers and values too small to change the answers."""
-    model = add_adapter(model, Lora(r=16, targets="all")).eval()
+    dtype = model.dtype
+    model = add_adapter(model, Lora(r=16, targets="all")).eval().to(dtype)  # as the engine has it
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=1e-3)
@@ -136,8 +140,8 @@ def one_run(sampler: Any, prompts: list[Prompt], sampling: Sampling) -> dict[str
     return {"per_cpu_s": tokens / cpu, "per_wall_s": tokens / wall, "wall_s": wall, "tokens": tokens, "steps": steps}
 
 
-def measure(work: Work, rows: int, repetitions: int) -> dict[str, Any]:
-    samplers = {name: kind(work.model, TurnTaking(work.stops), rows) for name, kind in SAMPLERS.items()}
+def measure(work: Work, rows: int, repetitions: int, kinds: dict[str, Callable[..., Any]]) -> dict[str, Any]:
+    samplers = {name: kind(work.model, TurnTaking(work.stops), rows) for name, kind in kinds.items()}
     prompts = work.prompts(max(1, rows // GROUP))
     group = rows // len(prompts)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in samplers}
@@ -148,10 +152,13 @@ def measure(work: Work, rows: int, repetitions: int) -> dict[str, Any]:
     result: dict[str, Any] = {
         name: {key: round(median(run[key] for run in each), 3) for key in each[0]} for name, each in timed.items()
     }
+    first, *others = timed
     for key in ("per_cpu_s", "per_wall_s"):
-        ratios = [fast[key] / slow[key] for slow, fast in zip(timed["generate"], timed["decode"], strict=True)]
-        result[f"speedup_{key}"] = {"median": median(ratios), "least": min(ratios), "most": max(ratios)}
-    result["over_memory_floor"] = over_memory_floor(work, rows, prompts, timed["decode"])
+        for name in others:
+            ratios = [fast[key] / slow[key] for slow, fast in zip(timed[first], timed[name], strict=True)]
+            of = "" if name == "decode" else f"_{name}"
+            result[f"speedup_{key}{of}"] = {"median": median(ratios), "least": min(ratios), "most": max(ratios)}
+    result["over_memory_floor"] = over_memory_floor(work, rows, prompts, timed.get("decode", timed[first]))
     return result
 
 
@@ -191,6 +198,9 @@ def main() -> None:
     parser.add_argument("--model", choices=["nano", *SHAPES], default="nano")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    parser.add_argument(
+        "--weights", choices=list(get_args(Rollout.model_fields["weights"].annotation)), nargs="+", default=[]
+    )
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -203,9 +213,15 @@ def main() -> None:
     device = torch.device(options.device)
     shape = SHAPES.get(options.model)
     work = shaped(shape, device, options.dtype) if shape else embedded(device, options.dtype)
-    by_rows = {str(rows): measure(work, rows, options.repetitions) for rows in options.rows}
-    clock = "per_cpu_s" if options.device == "cpu" else "per_wall_s"
-    speedups = {rows: round(result[f"speedup_{clock}"]["median"], 2) for rows, result in by_rows.items()}
+    own: dict[str, Callable[..., Any]] = {kind: partial(DecodeSampler, weights=kind) for kind in options.weights}
+    by_rows = {str(rows): measure(work, rows, options.repetitions, own or SAMPLERS) for rows in options.rows}
+    clock = "speedup_per_cpu_s" if options.device == "cpu" else "speedup_per_wall_s"
+    speedups = {
+        rows + name.removeprefix(clock).replace("_", " "): round(one["median"], 2)
+        for rows, result in by_rows.items()
+        for name, one in result.items()
+        if name.startswith(clock)
+    }
     settings = {name: getattr(options, name) for name in ("model", "device", "dtype", "repetitions", "threads")}
     write(options, {"machine": machine(device), **settings, "speedup": speedups, "results": by_rows})
 
@@ -216,17 +232,18 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def write(options: argparse.Namespace, result: dict[str, Any]) -> None:
     stored = json.loads(options.out.read_text()) if options.out.exists() else {}
-    stored[f"{options.model} {options.device} {options.dtype}"] = result
+    stored[" ".join([options.model, options.device, options.dtype, *options.weights])] = result
     options.out.write_text(json.dumps(stored, indent=1) + "\n")
     if options.json:
         print(json.dumps(result))
         return
     for rows, one in result["results"].items():
-        for name in SAMPLERS:
+        for name in options.weights or SAMPLERS:
             cpu, wall = one[name]["per_cpu_s"], one[name]["per_wall_s"]
             print(f"{rows:>4} rows  {name:9} {cpu:9,.0f} tokens a CPU second {wall:9,.0f} a second")
-        floor = one["over_memory_floor"]
-        print(f"{rows:>4} rows  {result['speedup'][rows]:.2f}x, a step is {floor['ratio']:.1f}x its memory floor")
+        print(f"{rows:>4} rows  a step is {one['over_memory_floor']['ratio']:.1f}x its memory floor")
+    for compared, times in result["speedup"].items():
+        print(f"{compared}: {times:.2f}x")
     print(f"written to {options.out}")
 
 

@@ -71,8 +71,8 @@ STUDIES = {
         "As above, with five seeds. A second epoch takes more time, and no more answers.",
     ),
     "adapters_smollm2": (
-        "SmolLM2-135M on sums, ranks",
-        "As above; alpha is twice the rank, and the learning rate is that of the preset, 3e-4.",
+        "SmolLM2-135M on sums, adapters",
+        "As above; alpha is twice the rank, and the learning rate that of the preset, 3e-4, but for `whole` (3e-5).",
     ),
     "bf16_base": (
         "A base in bf16",

@@ -76,7 +76,7 @@ def measured() -> Iterator[str]:
 
 
 def computed() -> Iterator[str]:
-    (case,) = read(CARD)["parts"]["speed"]["result"]
+    (case,) = read(CARD)["parts"]["speed, four days later"]["result"]
     seconds = case["octet"]["seconds"]
     rollout, update = seconds["time/rollout"], seconds["time/step"]
     yield "## Several cards, computed\n"

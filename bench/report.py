@@ -48,21 +48,46 @@ def _card() -> Iterator[str]:
     card = _read(CARD)
     (case,) = card["parts"]["speed"]["result"]
     (with_cudnn,) = card["parts"]["speed with cuDNN's attention"]["result"]
+    (later,) = card["parts"]["speed, four days later"]["result"]
     octet, trl = case["octet"]["seconds"], case["trl"]["seconds"]["step"]
-    rollout, update = octet["time/rollout"], octet["time/step"]
     yield "## A training step of 1.5 B parameters on an H100\n"
     yield "The shape of Qwen2.5-1.5B with random weights in bf16, LoRA r=16 on all layers, gradient checkpointing,"
     yield "4 problems x 8 answers of exactly 256 tokens, one optimizer step. TRL is GRPOTrainer without vLLM. Both hold"
     yield "at most 4,096 tokens in one pass, as on a small card; larger passes might help either on this one. Neither"
     yield "side uses cuDNN's attention.\n"
     yield "| | s a step | rollout | update |\n| --- | --- | --- | --- |"
-    yield f"| Octet | {sum(octet.values()):.1f} | {rollout:.1f} | {update:.1f} |"
+    for name, one in {"Octet": octet, "Octet, four days later": later["octet"]["seconds"]}.items():
+        yield f"| {name} | {sum(one.values()):.1f} | {one['time/rollout']:.1f} | {one['time/step']:.1f} |"
     yield f"| TRL | {trl:.1f} | | |\n"
     by_cudnn = with_cudnn["octet"]["seconds"]["time/step"]
-    yield f"That is {trl / sum(octet.values()):.1f} times as fast. With cuDNN's attention, which torch takes on this"
-    yield f"card by default, Octet's update takes {by_cudnn:.1f} s; TRL was not measured with it."
+    larger = card["parts"]["speed, larger passes"]["result"]["octet"]
+    yield f"Octet was {trl / sum(octet.values()):.1f} times as fast as TRL. The second row is a later revision, on"
+    yield "another card of this kind; TRL was not measured again. On that card a step with 20,480 tokens in a pass and"
+    yield f"without gradient checkpointing took {larger['wall_s']:.1f} s and {larger['peak_mib'] / 1024:.0f} GiB"
+    yield f"(`{card['parts']['speed, larger passes']['command']}`)."
+    yield "With cuDNN's attention, which torch takes on this card by default, Octet's update took"
+    yield f"{by_cudnn:.1f} s; TRL was not measured with it."
     machine = {**card["machine"], "card": CARD_NAME, "command": card["parts"]["speed"]["command"]}
-    yield f"Medians of three steps, one run. {on(machine)}"
+    yield f"Medians of three steps of each run. {on(machine)}"
+    yield from _decode_on_a_card(card)
+
+
+def _decode_on_a_card(card: Any) -> Iterator[str]:
+    in_8_bits, kernels = (card["parts"][name]["result"] for name in ("decode in 8 bits", "kernels of a decode step"))
+    yield "## Where a decode step goes on an H100\n"
+    floor = in_8_bits["over_memory_floor"]
+    yield "32 rows of the same model with merged copies of its weights: prompts of 256 tokens, answers of 512."
+    yield f"Reading weights and cache once at the speed of a copy ({floor['copy_gb_per_s']:,.0f} GB/s) takes"
+    yield f"{floor['floor_ms']:.1f} ms.\n"
+    yield "| weights | tokens a second | a step | kernels that take the most, with microseconds a step and calls |"
+    yield "| --- | --- | --- | --- |"
+    for kind, own in kernels.items():
+        parts = ", ".join(f"{name} {one[0]} ({one[1]:.0f})" for name, one in own.items() if name != "total_ms")
+        measured = in_8_bits[kind]
+        step = measured["wall_s"] / measured["steps"] * 1e3
+        yield f"| {kind} | {measured['per_wall_s']:,.0f} | {step:.1f} ms | {parts} |"
+    command = card["parts"]["decode in 8 bits"]["command"]
+    yield f"\nMedians of two runs. {on({**card['machine'], 'card': CARD_NAME, 'command': command})}"
 
 
 def _vs_trl(name: str) -> Iterator[str]:

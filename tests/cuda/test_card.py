@@ -45,5 +45,5 @@ def test_what_would_run_is_printed_and_a_small_card_begins_with_its_preset(tmp_p
     said = card(tmp_path, 30, "--dry-run").splitlines()
     assert [line.partition(",")[0] for line in said[1:5]] == ["doctor", "learning", "tests", "8gb"]
     large = [line.partition(",")[0] for line in card(tmp_path, 30, "--dry-run", CUDA_STUB_MEMORY_GIB="80").splitlines()]
-    assert large[4:7] == ["warmup", "gsm8k", "versus"]
+    assert large[4:7] == ["warmup", "gsm8k", "decode-same"]
     assert [*tmp_path.iterdir()] == []

@@ -53,9 +53,9 @@ class Ratio(NamedTuple):
 
 AS_COMPUTED = Ratio()
 CPU = Speed(100e9, 3e9, 3e-4)  # of one core, fitted to six small models; a measured run corrects it
-# Computed seconds times these are those that an H100 took for 32 answers of 256 to 512 tokens with 1.5 B parameters.
-# A slower card loses a smaller share, so its seconds lie between the computed ones and these.
-H100 = Ratio(rollout=1.4, update=7.0)
+# Computed seconds times these are those that an H100 took for 32 answers with 1.5 B parameters: rollouts of 512 tokens,
+# and updates on 256. A slower card loses a smaller share, so its seconds lie between the computed ones and these.
+H100 = Ratio(rollout=1.4, update=3.5)
 
 
 @dataclass(frozen=True)
