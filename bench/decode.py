@@ -6,8 +6,8 @@ python bench/decode.py --model qwen2.5-1.5b-shape --device cuda --dtype bf16 --r
 python bench/decode.py --model qwen2.5-1.5b-shape --device cuda --dtype bf16 --rows 32 --weights same int8 fp8
 
 Useful tokens are those that a completion keeps. The samplers take turns, so that whatever else the machine does hits
-all; medians. With --weights, Octet's decoder is compared with itself, reading weights of the first type. Each run is
-written to bench/results/decode.json under the name of its model, device and type.
+all; medians. With --weights, only Octet's decoder runs, with weights of these types, and all are compared with the
+first. Each run is written to bench/results/decode.json under the name of its model, device and type.
 """
 
 import argparse

@@ -288,6 +288,12 @@ def test_what_learned_less_in_a_study_is_warned_of(setting, remedy):
     assert remedy in found.remedy
 
 
+def test_a_warm_up_is_warned_of_by_its_own_rate():
+    warmup = ["lora.enabled=false", "warmup.only=true", "warmup.steps=5", "warmup.lr=0.01"]
+    (found,) = preflight.adapter(resolve("nano", overrides=[*warmup, "algorithm.lr=1e-6"]))
+    assert found.seen.startswith("warmup.lr=0.01 ")
+
+
 def test_a_usual_adapter_is_not_warned_of_nor_a_whole_model_at_its_own_rate():
     assert [*preflight.adapter(NANO)] == []
     assert [*preflight.adapter(resolve("nano", "full_finetune"))] == []
