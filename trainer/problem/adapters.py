@@ -1,6 +1,6 @@
-"""Environments of other libraries, by what they can do: none of them is imported.
+"""Adapters for environments of other libraries. They use methods of the objects and import none of these libraries.
 
-A method `environment` of a task may return `OpenEnv(client, action)` or `Verifiers(env)`. What TRL takes as
+The method `environment` of a task may return `OpenEnv(client, action)` or `Verifiers(env)`. TRL's
 `environment_factory` and `tools` are attributes of a task; see docs/bring.md.
 """
 
@@ -15,8 +15,8 @@ from trainer.records import Problem
 
 class OpenEnv:
     """A client of OpenEnv, whose `reset` and `step` return an observation, a reward and whether the episode is done.
-    `action` makes an action of a text, and `show` a text of an observation. `begin` takes the client and a problem; it
-    must bring the client into the same state for the same problem."""
+    `action` turns a text into an action, and `show` turns an observation into a text. `begin(client, problem)` starts
+    an episode, and has to start it in the same state whenever the problem is the same."""
 
     def __init__(
         self,
@@ -39,7 +39,8 @@ class OpenEnv:
 
 
 class Verifiers:
-    """An environment of verifiers with `env_response` and `is_completed`. Its rubric scores the answer at the end."""
+    """An environment of the library verifiers. Its rubric scores the answer once `is_completed` returns True; until
+    then `env_response` replies to the model."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -47,59 +48,60 @@ class Verifiers:
 
     async def reset(self, problem: Problem) -> None:
         prompt = [dict(message) for message in problem.messages] or [{"role": "user", "content": problem.question}]
-        columns = {"info": {}, "task": "default", **problem.extra}
-        self.state = {**columns, "prompt": prompt, "completion": [], "answer": problem.gold}
-        self.state |= {"turn": 0, "responses": [], "trajectory": []}
+        self.state = {"info": {}, "task": "default", **problem.extra, "prompt": prompt, "answer": problem.gold}
+        self.state |= {"completion": [], "turn": 0, "responses": [], "trajectory": []}
         self.state = await self._call(self.env.setup_state) or self.state
 
     async def step(self, text: str) -> tuple[str, bool, float]:
-        asked, said = [*self.state["prompt"], *self.state["completion"]], {"role": "assistant", "content": text}
-        self.state["trajectory"].append({"prompt": asked, "completion": [said]})
-        self.state["completion"].append(said)
+        message = {"role": "assistant", "content": text}
+        prompt = [*self.state["prompt"], *self.state["completion"]]
+        self.state["trajectory"].append({"prompt": prompt, "completion": [message]})
+        self.state["completion"].append(message)
         self.state["turn"] += 1
         if await self._call(self.env.is_completed):
             scored = await self._call(self.env.rubric.score_rollout)
             return "", True, float(scored.reward if hasattr(scored, "reward") else self.state["reward"])
-        told = await self._call(self.env.env_response)
-        if isinstance(told, tuple):  # in versions before 0.1.8
-            told, self.state = told
-        self.state["completion"] += told
-        return "\n\n".join(str(message["content"]) for message in told), False, 0.0
+        replies = await self._call(self.env.env_response)
+        if isinstance(replies, tuple):  # in versions before 0.1.8
+            replies, self.state = replies
+        self.state["completion"] += replies
+        return "\n\n".join(str(reply["content"]) for reply in replies), False, 0.0
 
     async def _call(self, method: Callable[..., Any]) -> Any:
-        """Call a method with those of the known arguments that this version of it takes."""
-        offered = {**self.state, "state": self.state, "messages": self.state["prompt"] + self.state["completion"]}
-        taken = inspect.signature(method).parameters
-        result = method(**{name: value for name, value in offered.items() if name in taken})
+        """Call a method with those arguments that it takes in the installed version of verifiers."""
+        known = {**self.state, "state": self.state, "messages": self.state["prompt"] + self.state["completion"]}
+        parameters = inspect.signature(method).parameters
+        result = method(**{name: value for name, value in known.items() if name in parameters})
         return await result if inspect.isawaitable(result) else result
 
 
 class Functions:
-    """What TRL takes as `environment_factory` and `tools`: the model calls functions, and methods of an environment. A
-    turn without a call ends the answer, which then earns what `get_reward` returns, if there is one."""
+    """The environment made from TRL's `environment_factory` and `tools`: the model calls these tools and the public
+    methods of what the factory makes. A turn without a call ends the answer, and `get_reward`, if there is one, returns
+    its reward."""
 
     def __init__(self, factory: Callable[[], Any] | None, tools: Sequence[Callable[..., Any]]) -> None:
         self.environment: Any = factory() if factory else None
         names = [name for name, _ in inspect.getmembers(type(self.environment), inspect.isfunction) if name[0] != "_"]
         methods = [getattr(self.environment, name) for name in names if name not in ("reset", "get_reward")]
-        self.functions = {one.__name__: one for one in (*tools, *methods)}
+        self.functions = {function.__name__: function for function in (*tools, *methods)}
 
     @property
     def schemas(self) -> tuple[Mapping[str, Any], ...]:
-        """Return what chat templates show of the functions, which docstrings and annotations say."""
+        """Return the JSON schemas that a chat template shows, made from docstrings and annotations."""
         from transformers.utils import get_json_schema
 
-        return tuple(get_json_schema(one) for one in self.functions.values())
+        return tuple(map(get_json_schema, self.functions.values()))
 
     async def reset(self, problem: Problem) -> str | None:
-        """Return the question with what the environment adds to it."""
+        """Return the question followed by what the environment adds to it, or None if it adds nothing."""
         if self.environment is None:
             return None
-        asked = [dict(message) for message in problem.messages]
-        told = await _called(self.environment.reset, {"prompt": asked or problem.question, **problem.extra})
-        if told and sum(one["role"] != "system" for one in asked) > 1:
+        messages = [dict(message) for message in problem.messages]
+        added = await _called(self.environment.reset, {"prompt": messages or problem.question, **problem.extra})
+        if added and sum(message["role"] != "system" for message in messages) > 1:
             raise ValueError("reset() adds to a question, and the prompt is a conversation of several turns")
-        return problem.question + told if told else None
+        return problem.question + added if added else None
 
     async def step(self, text: str) -> tuple[str, bool, float]:
         _, calls = calls_in(text, self.functions)
@@ -113,12 +115,12 @@ class Functions:
             if name not in self.functions:
                 raise ValueError(f"Tool {name} not found.")
             return str(await _called(self.functions[name], arguments))
-        except Exception as error:  # noqa: BLE001  what the model wrote, which it is told as TRL does
+        except Exception as error:  # noqa: BLE001  caused by what the model wrote; like TRL, tell the model
             return str({"error": str(error)})
 
 
 async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a function, which may be async, beside other environments."""
+    """Call a function, async or not, without blocking other environments."""
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
     return await asyncio.to_thread(function, **arguments)

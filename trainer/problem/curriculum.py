@@ -1,12 +1,13 @@
-"""Choose the problems of a step. Every rank draws the same ones, and so does a resumed run.
+"""Choose the problems of a step. Every rank and every resumed run choose the same ones.
 
     none         the shuffled set, pass after pass
-    difficulty   easy ones first: at the start from the easiest quarter, from half of the run on from all
+    difficulty   easy problems first: at the start from the easiest quarter, from the middle of the run from all
     solve_rate   problems that are always or never solved are drawn a tenth as often as those solved half the time;
-                 without gold answers, the mean reward between the worst and the best of the step is the solve rate
+                 without gold answers, the solve rate is the mean reward, scaled so that the worst answer of the step
+                 counts 0 and the best counts 1
 
-A task that makes up its problems has others in each pass. The first two depend on the seed and the step alone. The
-third learns, and keeps what it has learned in its `state`.
+A task that generates its problems has new ones in each pass. The first two curricula depend on the seed and the step
+alone. The third learns from the run, and keeps the solve rates in its `state`.
 """
 
 import heapq
@@ -23,9 +24,9 @@ from trainer.errors import ConfigError
 from trainer.problem.task import draw
 from trainer.records import Problem, ScoredGroup
 
-Later = Callable[[int], Sequence[Problem]]  # the problems of the second pass, the third ..., counted from 1
-Rates = list[tuple[str, float]]  # problem id -> share of its answers that were right
-Outcomes = tuple[str, list[float]]  # problem id -> 0 to 1, or the reward, for each of its answers
+Later = Callable[[int], Sequence[Problem]]  # the problems of each later pass: 1 is the second pass
+Rates = list[tuple[str, float]]  # problem id, and the share of its answers that were right
+Outcomes = tuple[str, list[float]]  # problem id, and for each of its answers a reward, or 1 for right and 0 for wrong
 
 
 class Curriculum:
@@ -36,12 +37,12 @@ class Curriculum:
     ) -> None:
         self.problems = self.order(problems)
         self.count, self.seed, self.total_steps = count, seed, total_steps
-        in_order = (lambda passes: self.order(later(passes))) if later else None
-        self._later = lru_cache(maxsize=2)(in_order) if in_order else None  # two passes, as sampling ahead draws both
-        self.rates: dict[str, float] = {}  # how often each problem was solved, if that is learned
+        # sampling ahead draws from two passes at the same time
+        self._later = lru_cache(maxsize=2)(lambda passes: self.order(later(passes))) if later else None
+        self.rates: dict[str, float] = {}  # running solve rates by problem id; only `solve_rate` fills them
 
     def order(self, problems: Sequence[Problem]) -> Sequence[Problem]:
-        """Return the problems of a pass in the order in which they are drawn from."""
+        """Return the problems of a pass in the order that this curriculum draws from."""
         return problems
 
     def problems_at(self, step: int) -> Sequence[Problem]:
@@ -53,9 +54,9 @@ class Curriculum:
         return draw(self.problems_at(step), step, self.count, self.seed)
 
     def spare(self, step: int, number: int) -> list[Problem]:
-        """Return as many other problems for a step whose own taught nothing; its own if there are no others."""
-        own = {problem.id for problem in self.draw(step)}
-        others = [problem for problem in self.pool(step) if problem.id not in own]
+        """Return the problems of refill `number` of a step: others than its own, if there are others."""
+        drawn = {problem.id for problem in self.draw(step)}
+        others = [problem for problem in self.pool(step) if problem.id not in drawn]
         return self._sample(others or self.problems_at(step), random.Random(f"{self.seed}/{step}/{number}"))
 
     def pool(self, step: int) -> Sequence[Problem]:
@@ -65,7 +66,7 @@ class Curriculum:
         return 1.0
 
     def observe(self, rates: Rates) -> None:
-        """Take in the solve rates of a step, of the problems of all ranks."""
+        """Learn from the solve rates of a step, which cover the problems of all ranks."""
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -76,7 +77,7 @@ class Curriculum:
     def _sample(self, problems: Sequence[Problem], rng: random.Random) -> list[Problem]:
         """Draw a weighted sample without repetition, by exponential variates (Efraimidis and Spirakis 2006)."""
         drawn = list[Problem]()
-        while len(drawn) < self.count:  # more than once only if a step has more problems than there are
+        while len(drawn) < self.count:  # repeats only if a step needs more problems than there are
             keys = [rng.expovariate(self.weight(problem.id)) for problem in problems]
             first = heapq.nsmallest(self.count - len(drawn), range(len(keys)), key=keys.__getitem__)
             drawn += [problems[index] for index in first]
@@ -84,12 +85,12 @@ class Curriculum:
 
 
 class EasyFirst(Curriculum):
-    FIRST_SHARE = 0.25  # of the problems, at the first step
-    ALL_FROM = 0.5  # of the run
+    FIRST_SHARE = 0.25  # the share of the problems that the first step draws from
+    ALL_FROM = 0.5  # the share of the run after which all problems are drawn from
 
     def order(self, problems: Sequence[Problem]) -> Sequence[Problem]:
         in_order = sorted(zip(difficulties(problems), problems, strict=True), key=itemgetter(0))
-        return [problem for _, problem in in_order]  # those that are equally hard keep their shuffled order
+        return [problem for _, problem in in_order]  # the sort is stable: equally hard problems stay shuffled
 
     def draw(self, step: int) -> list[Problem]:
         pool = self.pool(step)
@@ -105,7 +106,7 @@ class EasyFirst(Curriculum):
 
 
 class BySolveRate(Curriculum):
-    LEAST = 0.1  # weight of a problem that is always or never solved; that may change, so it is not 0
+    LEAST = 0.1  # weight of a problem that is always or never solved; above 0, because its solve rate may change
     NEWEST = 0.5  # weight of the newest group in the running solve rate
 
     def draw(self, step: int) -> list[Problem]:
@@ -131,23 +132,23 @@ CURRICULA: dict[str, type[Curriculum]] = {"none": Curriculum, "difficulty": Easy
 
 
 def outcomes(groups: Iterable[ScoredGroup], worth: str) -> list[Outcomes]:
-    """Return how each answer to each problem did, by an attribute of its score. Missing rewards are left out."""
-    found = [(group.prompt.problem.id, [getattr(score, worth) for score in group.scores]) for group in groups]
-    return [(problem_id, [float(value) for value in values if value is not None]) for problem_id, values in found]
+    """Return the attribute `worth` of the score of each answer, problem by problem. Missing rewards are left out."""
+    values = [(group.prompt.problem.id, [getattr(score, worth) for score in group.scores]) for group in groups]
+    return [(problem_id, [float(one) for one in of_problem if one is not None]) for problem_id, of_problem in values]
 
 
 def solve_rates(seen: Sequence[Outcomes], scales: bool) -> Rates:
-    """Return the mean for each problem. With `scales` the worst of all answers is 0 and the best 1, for rewards."""
-    values = [value for _, of_one in seen for value in of_one]
+    """Return the mean of each problem. `scales`, for rewards, maps the worst of all answers to 0 and the best to 1."""
+    values = [value for _, of_problem in seen for value in of_problem]
     low, high = (min(values), max(values)) if scales and values else (0.0, 1.0)
-    return [(problem_id, (fmean(of_one) - low) / (high - low or 1.0)) for problem_id, of_one in seen if of_one]
+    return [(problem_id, (fmean(ours) - low) / (high - low or 1.0)) for problem_id, ours in seen if ours]
 
 
-MEASURES = ("difficulty", "level", "steps")  # columns, the first that some problem has
+MEASURES = ("difficulty", "level", "steps")  # columns that may hold the difficulty; the first that any problem has
 
 
 def difficulties(problems: Sequence[Problem]) -> list[float]:
-    """Return the difficulties from a column, else from the lines of the worked solutions; unknown ones are infinite."""
+    """Return difficulties: numbers of a column, or else lengths of the worked solutions in lines; inf if unknown."""
     column = next((name for name in MEASURES if any(problem.extra.get(name) is not None for problem in problems)), None)
     if column:
         numbers = (re.search(r"-?\d+(\.\d+)?", str(problem.extra.get(column))) for problem in problems)

@@ -1,10 +1,10 @@
-"""Environments: what replies to a model between its turns.
+"""Environments, which reply to a model between its turns.
 
-    reset   begins an answer, and may say what is asked in place of the question
-    step    takes what the model wrote in a turn; returns what it is told, whether the answer is done, and a reward
+    reset   begins an answer, and may return another prompt to use instead of the question
+    step    takes the model's turn; returns the reply to it, whether the answer is done, and a reward
 
-Every answer has an environment of its own. A task of a user's file makes one in its method `environment(problem)`;
-`task.tools` gives one to any task.
+Every answer has its own environment. A task from a user's file makes one in its method `environment(problem)`;
+`task.tools` adds one to any task.
 """
 
 import asyncio
@@ -27,40 +27,40 @@ from trainer.problem.tools import ToolCalls, tools_of
 from trainer.records import Problem
 
 SECONDS = 60.0
-Reply = tuple[str, bool, float]  # what the model is told, whether the answer is done, a reward
+Reply = tuple[str, bool, float]  # the text for the model, whether the answer is done, a reward
 
 
 class Environment(Protocol):
     def reset(self, problem: Problem) -> str | None:
-        """Begin an answer. Return what is asked, or None for the question of the problem."""
+        """Begin an answer. Return what to ask the model, or None to ask the question of the problem."""
 
     def step(self, text: str) -> Reply:
-        """Reply to what the model wrote in a turn."""
+        """Reply to the text of the model's turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """Makes the environment of each answer, and says how models speak with it."""
+    """Makes the environment of each answer, and describes how a model talks to it."""
 
     setting: str
-    path: Path  # of the user's file
-    make: Callable[[Problem], Environment | None]  # None for a problem that is answered in one turn
-    seconds: float = SECONDS  # for environment() and reset() where prompts are made
-    may_ask: bool = False  # something else than the question of the problem
-    role: str = "user"  # of what an environment says, in the chat template
-    ends_in_time: bool = False  # it has limits of its own, so that what a model writes cannot end the run
-    is_inline: bool = False  # it goes on in the model's own turn
+    path: Path  # the user's file; errors name the line in it
+    make: Callable[[Problem], Environment | None]  # returns None for a problem that is answered in one turn
+    seconds: float = SECONDS  # time limit of environment() and reset() while prompts are made
+    may_ask: bool = False  # reset() may ask something other than the question of the problem
+    role: str = "user"  # role of the replies in the chat template
+    ends_in_time: bool = False  # step() has its own time limit, so nothing that a model writes can block the run
+    is_inline: bool = False  # a reply continues the model's own turn
     stops: tuple[str, ...] = ()  # strings that end a turn
-    schemas: tuple[Mapping[str, Any], ...] = ()  # of tools, for the chat template
-    request: str = ""  # what a prompt says about tools
+    schemas: tuple[Mapping[str, Any], ...] = ()  # tools that the chat template describes
+    request: str = ""  # tools as the prompt describes them, if the chat template does not
 
     def reset(self, problem: Problem) -> str | None:
-        """Return what an environment asks in place of the question. It is made for this alone."""
+        """Return what an environment asks in place of the question, from an environment made only to find out."""
         if not (self.may_ask and problem.id):
             return None
-        begun = threads.begin(partial(self.begin, problem))
+        beginning = threads.begin(partial(self.begin, problem))
         try:
-            environment, asked = begun.result(self.seconds)
+            environment, asked = beginning.result(self.seconds)
         except FutureTimeout:
             reason = f"environment() or reset() has not returned after {self.seconds:g} seconds, for {problem.id}"
             remedy = "Make it faster, or write a larger rollout.turns.seconds"
@@ -69,7 +69,7 @@ class Environments:
         return asked
 
     def begin(self, problem: Problem) -> tuple[Environment | None, str | None]:
-        """Return an environment that has begun, and what it asks."""
+        """Return an environment after its reset(), and what it asks."""
         environment = self._call("environment", problem, lambda: self.make(problem))
         if environment is None:
             return None, None
@@ -78,14 +78,14 @@ class Environments:
             return environment, None
         if not isinstance(asked, str):
             raise DataError(self.setting, f"reset() returned {asked!r:.60} for {problem.id}", "Return text, or None")
-        return environment, asked.encode(errors="replace").decode()  # half a character is no text for a tokenizer
+        return environment, asked.encode(errors="replace").decode()  # tokenizers fail on lone surrogates
 
     def step(self, environment: Environment, problem: Problem, text: str) -> Reply:
         reply = self._call("step", problem, lambda: environment.step(text))
         is_triple = isinstance(reply, tuple | list) and len(reply) == 3
         observation, done, reward = reply if is_triple else (reply, None, None)
         if not (isinstance(observation, str) and is_number(reward) and is_number(done)):
-            remedy = 'Return what the model is told, whether it is done, and a reward, such as ("too low", False, 0.0)'
+            remedy = 'Return a reply, whether the answer is done, and a reward, such as ("too low", False, 0.0)'
             raise DataError(self.setting, f"step() returned {reply!r:.80} for {problem.id}", remedy)
         return observation, bool(done), float(reward or 0.0)
 
@@ -105,35 +105,36 @@ def environments_of(
     task: Task, settings: TaskSettings, chat_template: str | None = None, seconds: float = SECONDS
 ) -> Environments | None:
     """Return the environments of a task, or of the tools that the settings name; None if there are none."""
-    own = [part for part in task.parts if isinstance(part, DataTask) and part.environment]
-    if own and settings.tools:
-        reason, remedy = f"{own[0].name} has an environment of its own", "Leave one out, or call them in its step()"
+    parts = [part for part in task.parts if isinstance(part, DataTask) and part.environment]
+    if parts and settings.tools:
+        reason = f"{parts[0].name} has its own environment"
+        remedy = "Leave one of the two out, or call the tools in its step()"
         raise ConfigError(f"task.tools={','.join(settings.tools)}", reason, remedy)
     if settings.tools:
         return _with_tools(settings, chat_template)
-    if not own:
+    if not parts:
         return None
 
     def make(problem: Problem) -> Environment | None:
         part = task.part(problem)
         return part.environment(problem) if part.environment else None
 
-    setting = own[0].settings.name
-    named, path = f"task.name={setting}" if own[0] is task else "task.mix", user_code.find("task.name", setting)
-    if not (functions := next((part.functions for part in own if part.functions), None)):
+    setting = parts[0].settings.name
+    named, path = f"task.name={setting}" if parts[0] is task else "task.mix", user_code.find("task.name", setting)
+    if not (functions := next((part.functions for part in parts if part.functions), None)):
         return Environments(named, path, make, seconds, may_ask=True)
-    if own[0] is not task:
-        raise ConfigError(
-            named, "a part of the mixture has TRL's tools, which all prompts would show", "Train it alone"
-        )
+    if parts[0] is not task:
+        reason = "a part of the mixture has TRL's tools, which all prompts would show"
+        raise ConfigError(named, reason, "Train it alone")
     if not _knows_tools(chat_template):
         raise ConfigError(named, NO_TOOLS, "Take a model that calls tools, such as Qwen2.5")
     schemas = user_code.call(f"{named}: its tools cannot be described: ", path, lambda: functions().schemas)
     return Environments(named, path, make, seconds, may_ask=True, role="tool", schemas=schemas)
 
 
-OTHER_CALLS = ("<|tool_call>", "<|call|>", "[TOOL_CALLS]", "tool▁call")  # of Gemma 4, gpt-oss, Mistral, DeepSeek
-NO_TOOLS = "the chat template of this model has no tools, or calls in a form that Octet does not read"
+# Marks of calls that Octet does not read: those of Gemma 4, gpt-oss, Mistral and DeepSeek.
+OTHER_CALLS = ("<|tool_call>", "<|call|>", "[TOOL_CALLS]", "tool▁call")
+NO_TOOLS = "the chat template of this model has no tools, or its calls have a form that Octet does not read"
 
 
 def _knows_tools(chat_template: str | None) -> bool:
@@ -147,17 +148,17 @@ def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environmen
     tools = tools_of(settings.tools)
     if calls == "template" and not knows_tools:
         raise ConfigError("task.calls=template", NO_TOOLS, "Write task.calls=fenced")
-    how: dict[str, dict[str, Any]] = {
+    options: dict[str, dict[str, Any]] = {
         "inline": {"is_inline": True, "stops": ("=",)},
         "template": {"role": "tool", "schemas": tuple(tool.schema for tool in tools)},
         "fenced": {"request": ToolCalls(tools, calls).request},
     }
     name = f"task.tools={','.join(settings.tools)}"
-    return Environments(name, Path(__file__), lambda _: ToolCalls(tools, calls), ends_in_time=True, **how[calls])
+    return Environments(name, Path(__file__), lambda _: ToolCalls(tools, calls), ends_in_time=True, **options[calls])
 
 
 def is_number(value: Any) -> bool:
-    """Return True for a finite number, of NumPy too."""
+    """Return True for a finite number, including NumPy's."""
     try:
         return not isinstance(value, str | bytes) and math.isfinite(value)
     except (TypeError, ValueError, OverflowError):
@@ -171,7 +172,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
     def run() -> None:
         while True:
-            with suppress(SystemExit, KeyboardInterrupt):  # the caller gets it too
+            with suppress(SystemExit, KeyboardInterrupt):  # raised by a coroutine, whose caller gets it too
                 loop.run_forever()
 
     threading.Thread(target=run, daemon=True).start()

@@ -2,11 +2,11 @@
 
     octet task show reasoning_gym:chain_sum task.gym.max_terms=3
 
-A generator is named in `task.name`; `task.gym` has its parameters, and `size`, the number of problems in a pass. Every
-pass has new ones. They and the held-out problems have different seeds, and a question that both make is held out. With
-`task.curriculum=difficulty` the problems are made at the levels of the generator's own curriculum.
+`task.name` names a generator; `task.gym` holds its parameters, and `size`, the number of problems in a pass. Every pass
+has new problems. Training and held-out problems are generated from different seeds, and a question that is in both is
+held out. With `task.curriculum=difficulty` the problems have the levels of the generator's own curriculum.
 
-Several generators evaluate what a model wrote, so their scoring runs in a child process that the kernel holds in.
+Several generators evaluate what a model wrote as Python, so they score in a sandboxed child process.
 """
 
 import ast
@@ -30,16 +30,16 @@ from trainer.records import Problem
 from trainer.sandbox.kernel import Limits, Walls
 
 SIZE, HELD_OUT = 10_000, 1_000
-SEEDS = {"train": 1, "test": 1_000_003}  # a data set of seed s makes its problems from s, s + 1, ...
-LATER_SEED = 2_000_000_000  # of later passes
-LEVELS = 4  # of a curriculum, each with as many problems
+SEEDS = {"train": 1, "test": 1_000_003}  # problem i of a data set is generated from its seed + i
+LATER_SEED = 2_000_000_000  # where the seeds of later passes begin
+LEVELS = 4  # levels of a curriculum, with the same number of problems each
 SCORING_S = 5.0
-LIFETIME_S, MEMORY_MB = 1e6, 2048  # of the process that scores, which the kernel holds in as far as it can
+LIFETIME_S, MEMORY_MB = 1e6, 2048  # limits of the child process that scores
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class GeneratorTask(Task):
-    """One generator. Its answers stand between <answer> and </answer>, because many have several lines."""
+    """The problems of one generator. Answers stand between <answer> and </answer>, because many span several lines."""
 
     prompt_style = answer_style = "tags"
 
@@ -56,7 +56,8 @@ class GeneratorTask(Task):
 
     def train(self) -> list[Problem]:
         held_out = {normalised(problem.question) for problem in self.test()}
-        return [one for one in self._problems("train", self.size) if normalised(one.question) not in held_out]
+        problems = self._problems("train", self.size)
+        return [problem for problem in problems if normalised(problem.question) not in held_out]
 
     def test(self) -> list[Problem]:
         return self._problems("test", HELD_OUT)
@@ -67,33 +68,33 @@ class GeneratorTask(Task):
         return task
 
     def read(self, problem: Problem, text: str) -> str | None:
-        _, said, is_open = after_thinking(text)
-        found = [] if is_open else _ANSWER.findall(said)
-        return found[-1].strip() if found else None
+        _, rest, is_thinking = after_thinking(text)
+        answers = [] if is_thinking else _ANSWER.findall(rest)
+        return answers[-1].strip() if answers else None
 
     def score(self, problem: Problem, answer: str) -> float:
-        """Return what the generator gives for an answer; 0 if it cannot tell within some seconds."""
+        """Return the generator's score of an answer, or 0 if scoring fails or takes more than `SCORING_S` seconds."""
         with suppress(Died):
             return float(_scorer().ask([problem.extra["made_by"], answer]) or 0.0)
         return 0.0
 
     def _problems(self, split: str, size: int) -> list[Problem]:
-        made: dict[str, Problem] = {}
+        problems: dict[str, Problem] = {}  # by normalised question
+        count = size // len(self.versions)
+        passes = self.passes if split == "train" else 0
+        seed = LATER_SEED + passes * count if passes else SEEDS[split]
         for level, parameters in enumerate(self.versions):
-            count = size // len(self.versions)
-            passes = self.passes if split == "train" else 0
-            seed = LATER_SEED + passes * count if passes else SEEDS[split]
             for index, entry in enumerate(_entries(self.generator, parameters, seed, count)):
                 name = f"{self.name}/{split}/{passes * size + level * count + index}"
                 made_by = [self.generator, parameters, seed, count, index]
                 extra = {"difficulty": level, "made_by": made_by}
                 problem = Problem(name, entry["question"].strip(), str(entry["answer"] or ""), extra=extra)
-                made.setdefault(normalised(problem.question), problem)
-        return list(made.values())
+                problems.setdefault(normalised(problem.question), problem)
+        return list(problems.values())
 
 
 def _versions(task: str, generator: str, parameters: Mapping[str, Any], by_level: bool) -> list[str]:
-    """Return the parameters of the generator as JSON, once for each level of difficulty."""
+    """Return the parameters of the generator as JSON: one text, or with `by_level` one for each level of difficulty."""
     try:
         import reasoning_gym as gym
     except ImportError:
@@ -132,7 +133,7 @@ def _is_json(value: Any) -> bool:
 
 @lru_cache(maxsize=32)
 def _entries(generator: str, parameters: str, seed: int, count: int) -> list[dict[str, Any]]:
-    """Return the problems of a generator, which some commands ask for several times."""
+    """Return the problems of a generator. They are cached, because some commands need them several times."""
     return list(_data_set(generator, parameters, seed, count))
 
 
@@ -153,22 +154,22 @@ def _scorer() -> Child:
 
 
 def scorer() -> Callable[[tuple[list[Any], str]], float]:
-    """Return the scoring of an answer. The problem is made again, because its parts are not all JSON."""
-    import reasoning_gym  # noqa: F401  loads its modules
+    """Return the function that scores an answer. It generates the problem again, because not all its parts are JSON."""
+    import reasoning_gym  # noqa: F401  loads the modules that are listed below
 
     Walls(Limits(seconds=LIFETIME_S, memory_mb=MEMORY_MB), is_command=False).enter()
     modules: list[Any] = [module for name, module in sys.modules.items() if name.startswith("reasoning_gym.")]
     data_set = lru_cache(maxsize=32)(_data_set)
 
     def score(request: tuple[list[Any], str]) -> float:
-        (*of_set, index), answer = request
-        made = data_set(*of_set)
-        entry = made[index]
-        own = [entry["answer"], *entry["metadata"].values()]
-        for module in modules:  # several of them call eval: on a text of their own, or on an answer
-            module.eval = lambda text: eval(text) if text in own else ast.literal_eval(text)  # noqa: S307
+        (*made_by, index), answer = request
+        problems = data_set(*made_by)
+        entry = problems[index]
+        trusted = [entry["answer"], *entry["metadata"].values()]
+        for module in modules:  # several of them call eval: on the generator's own text, or on the model's answer
+            module.eval = lambda text: eval(text) if text in trusted else ast.literal_eval(text)  # noqa: S307
         try:
-            return float(made.score_answer(answer, entry))
+            return float(problems.score_answer(answer, entry))
         finally:
             for module in modules:
                 del module.eval

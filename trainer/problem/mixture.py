@@ -1,9 +1,9 @@
 """Several tasks at once: `task.mix={gsm8k: 2, reasoning_gym:gcd: 1}`.
 
-A pass over the training set has the problems of the parts in the proportion of their shares, each once; of a part that
-has more than that, each pass takes others. The held-out problems are in the same proportion. All parts are asked and
-answered in one style: that of the parts if they agree, else `tags`, or what `prompt.style` says. The name of a part is
-its key in `task.mix`, so two functions of one file are two parts, and the ids of its problems begin with that name.
+A pass over the training set has problems of the parts in proportion to their shares, each problem once; if a part has
+more problems than that, each pass takes a different sample. The held-out problems are in the same proportion. All parts
+use one prompt style: `prompt.style` if it is set, else that of the parts if they agree, else `tags`. The name of a part
+is its key in `task.mix`, so two functions of one file are two parts, and the ids of its problems begin with that name.
 """
 
 import random
@@ -27,9 +27,9 @@ class MixedTask(Task):
         self.shares = settings.mix
         self.passes = 0
         self.parts = [make_task(settings.model_copy(update={"name": name, "mix": {}})) for name in settings.mix]
-        reading = [part.name for part in self.parts if isinstance(part, DataTask) and not isinstance(part, OwnTask)]
-        if (settings.path or settings.data_dir) and len(reading) != 1:
-            reason = f"task.path and task.data_dir are the data of one part, and {len(reading)} read data"
+        readers = [part for part in self.parts if isinstance(part, DataTask) and not isinstance(part, OwnTask)]
+        if (settings.path or settings.data_dir) and len(readers) != 1:
+            reason = f"task.path and task.data_dir are the data of one part, and {len(readers)} parts read data"
             raise ConfigError("task.mix", reason, "Leave them out, or put your data into one file")
         self.prompt_style = _agreed([part.prompt_style for part in self.parts])
         self.answer_style = _agreed([part.answer_style for part in self.parts])
@@ -54,10 +54,10 @@ class MixedTask(Task):
         return [note for part in self.parts for note in part.notes()]
 
     def hub_sets(self) -> list[HubSet]:
-        return [found for part in self.parts for found in part.hub_sets()]
+        return [hub_set for part in self.parts for hub_set in part.hub_sets()]
 
     def _mixed(self, of_parts: Sequence[Sequence[Problem]], passes: int) -> list[Problem]:
-        """Take problems of each part in proportion, as many as the part that has too few allows."""
+        """Return as many problems as possible with the parts in proportion. Each pass samples them anew."""
         shares = list(self.shares.values())
         unit = min(len(problems) / share for problems, share in zip(of_parts, shares, strict=True))
         counts = [max(1, round(unit * share)) for share in shares]

@@ -1,7 +1,7 @@
-"""The user's own data, from a file or a function: `task.question` and `task.answer` name the columns; a `prompt` may be
+"""The user's own data, from a file or a function. `task.question` and `task.answer` name the columns; a question may be
 text or a conversation.
 
-All columns but the question's go into `Problem.extra` under their own names, where a custom reward finds them.
+All columns except that of the question are passed on in `Problem.extra`, where a custom reward finds them.
 """
 
 import inspect
@@ -25,10 +25,10 @@ from trainer.problem.task import DataTask, Task
 from trainer.records import Problem
 
 NO_ANSWER = "none"
-MOST = 5_000_000  # records of a function, which may be a generator without an end
+MOST = 5_000_000  # records that a function may return; it may be an endless generator
 METHODS = ("train", "test", "read", "score", "environment")
 STYLES = {"prompt_style": PROMPT_STYLES, "answer_style": get_args(PromptSettings.model_fields["answer"].annotation)}
-_THOUSANDS = re.compile(r"[^\d,]*[1-9]\d{0,2}\.\d{3}[^\d,]*")  # a number that is read as a decimal
+_THOUSANDS = re.compile(r"[^\d,]*[1-9]\d{0,2}\.\d{3}[^\d,]*")  # 1.234 is read as a decimal and may mean a thousand
 EXPECTED_MESSAGES = 'expected text, or a conversation: [{"role": "user", "content": "..."}]'
 
 
@@ -40,40 +40,40 @@ class RecordsTask(DataTask):
         super().__init__(settings)
         self.decimal = settings.decimal
         if settings.answer == NO_ANSWER:
-            self.prompt_style = "chat"  # no mark is looked for
+            self.prompt_style = "chat"  # the other styles ask for a marked answer
 
     @cached_property
     def in_words(self) -> bool:  # type: ignore[override]
-        golds = [one.gold for one in self.train() if one.gold] if self.name == "records" else []
+        golds = [problem.gold for problem in self.train() if problem.gold] if self.name == "records" else []
         return sum(number(gold) is None for gold in golds) > len(golds) / 2
 
     def problem(self, name: str, record: Record) -> Problem:
-        # data sets for TRL often have both columns
-        has_prompt = "prompt" in record.values and "question" not in record.values
-        is_usual = has_prompt or isinstance(record.values.get("prompt"), list)
-        column = self.settings.question or ("prompt" if is_usual else "question")
+        # data sets for TRL often have both columns; a conversation in `prompt` then has precedence
+        only_prompt = "prompt" in record.values and "question" not in record.values
+        reads_prompt = only_prompt or isinstance(record.values.get("prompt"), list)
+        column = self.settings.question or ("prompt" if reads_prompt else "question")
         answer = self.settings.answer or "answer"
         has_answer = answer != NO_ANSWER and (self.needs_answers or answer in record.values)
         record.must_have({column: "task.question"} | ({answer: "task.answer"} if has_answer else {}))
         messages = conversation(record, column)
         solution = self._solution(record)
         messages = messages[:-1] if column == self.settings.solution else messages
-        spoken = "\n\n".join(message["content"].strip() for message in messages if message["role"] != "system")
-        question = spoken or record.text(column, "task.question")
+        said = "\n\n".join(message["content"].strip() for message in messages if message["role"] != "system")
+        question = said or record.text(column, "task.question")
         gold, solution = self._gold(record, solution) if has_answer else ("", solution)
         return Problem(name, question, gold, solution, record.others(column), messages)
 
     def notes(self) -> list[str]:
         golds = [problem.gold for problems in self._read.values() for problem in problems]
-        read = {gold: number(gold) for gold in golds if has_comma(gold) or re.search(r"\d\.\d", gold)}
-        odd = [gold for gold in golds if gold in read and (read[gold] is None or _THOUSANDS.fullmatch(gold))]
-        if 2 * len(odd) <= sum(gold in read for gold in golds):
+        values = {gold: number(gold) for gold in golds if has_comma(gold) or re.search(r"\d\.\d", gold)}
+        odd = [gold for gold in golds if gold in values and (values[gold] is None or _THOUSANDS.fullmatch(gold))]
+        if 2 * len(odd) <= sum(gold in values for gold in golds):
             return super().notes()
-        told = f"decimal commas in {counted(len(odd), 'answer')}, such as {odd[0]!r}? Then write task.decimal=comma"
-        return [*super().notes(), f"{told}; without it 3,5 is a text, and 1.234 is less than 2"]
+        note = f"decimal commas in {counted(len(odd), 'answer')}, such as {odd[0]!r}? Then write task.decimal=comma"
+        return [*super().notes(), f"{note}; without it 3,5 is a text, and 1.234 is less than 2"]
 
     def _solution(self, record: Record) -> str:
-        """Return the worked solution: a text, or what the assistant says last in a conversation."""
+        """Return the worked solution: a text, or the last message of a conversation, which must be the assistant's."""
         column = self.settings.solution
         if column is None:
             return ""
@@ -81,24 +81,24 @@ class RecordsTask(DataTask):
         if not isinstance(messages, list):
             return record.text(column, "task.solution")
         if not messages or not all(map(_is_message, messages)) or messages[-1]["role"] != "assistant":
-            reason = f"`{column}` is no conversation that ends with a message of the role `assistant`"
+            reason = f"`{column}` is not a conversation that ends with a message of the role `assistant`"
             raise DataError(record.where, reason)
         return str(messages[-1]["content"]).strip()
 
     def _gold(self, record: Record, solution: str) -> tuple[str, str]:
-        """Return answer and worked solution. The answer column may hold both, as in GSM8K and MATH."""
+        """Return the gold answer and the worked solution. The answer column may hold both, as in GSM8K and MATH."""
         text = record.answer(self.settings.answer or "answer", "task.answer")
         if "\\boxed" not in text and "####" not in text:
             return (with_points(text) if self.decimal == "comma" else text), solution
         gold = gold_of(text)
         if not gold:
-            raise DataError(record.where, f"there is no answer behind the mark in {text[-40:]!r}")
+            raise DataError(record.where, f"there is no answer after the mark in {text[-40:]!r}")
         return gold, solution or text
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The records that a method of the user returns."""
+    """A source of problems: the records that a method of the user's task returns."""
 
     setting: str
     method: Callable[[], Iterable[Any]]
@@ -110,21 +110,22 @@ class Rows:
         path = user_code.find("task.name", self.setting)
         rows = user_code.call(f"task.name={self}: ", path, lambda: list(islice(self.method(), MOST + 1)), DataError)
         if len(rows) > MOST:
-            raise DataError(f"task.name={self}", f"it goes on after {MOST:,} records", "Return fewer")
+            raise DataError(f"task.name={self}", f"it returns more than {MOST:,} records", "Return fewer")
         for index, row in enumerate(rows):
             where = f"{self}[{index}]"
-            yield Record(where, row) if isinstance(row, Mapping) else Record(where, flaw=f"{row!r:.60} is no record")
+            flaw = f"{row!r:.60} is not a record"
+            yield Record(where, row) if isinstance(row, Mapping) else Record(where, flaw=flaw)
 
 
 class OwnTask(RecordsTask):
-    """A task of a user's file: an object whose `train()` returns records, with up to four more methods.
+    """A task from a user's file: an object whose `train()` returns records, with up to four more methods.
 
-    test()                    returns the held-out records; without it they are `task.holdout` of those of train()
-    read(problem, text)       finds the answer in what a model wrote, or returns None
-    score(problem, answer)    says what an answer is worth, from 0 to 1; without it, answers are compared with `answer`
-    environment(problem)      returns what replies to the model between its turns; see environment.py
+    test()                    returns the held-out records; without it, a share `task.holdout` of train() is held out
+    read(problem, text)       returns the answer in what a model wrote, or None
+    score(problem, answer)    returns the worth of an answer, 0 to 1; without it, answers are compared with `answer`
+    environment(problem)      returns the environment that replies to the model; see environment.py
 
-    What TRL takes as `environment_factory` and `tools` may be attributes of it.
+    Instead of `environment` it may have TRL's `environment_factory` and `tools` as attributes.
     """
 
     def __init__(self, settings: TaskSettings, own: Any) -> None:
@@ -140,7 +141,7 @@ class OwnTask(RecordsTask):
         self.sources = {split: Rows(settings.name, method) if method else None for split, method in methods.items()}
         self.prompt_style = getattr(own, "prompt_style", self.prompt_style)
         self.answer_style = getattr(own, "answer_style", self.answer_style)
-        for name, (_, *known) in STYLES.items():  # without `auto`
+        for name, (_, *known) in STYLES.items():  # the first of them is `auto`
             style = getattr(self, name)
             if style not in known and not (name == "prompt_style" and os.path.isfile(style)):
                 reason = f"its {name} is {style!r}"
@@ -154,37 +155,36 @@ class OwnTask(RecordsTask):
         if factory or tools:
             if self.environment or isinstance(factory, dict):
                 what = "several environments" if isinstance(factory, dict) else "an `environment` beside TRL's"
-                raise ConfigError(f"task.name={settings.name}", f"it has {what}", "Leave all but one out")
+                raise ConfigError(f"task.name={settings.name}", f"it has {what}", "Keep only one")
             self.functions = partial(Functions, factory, tools)
             self.environment = lambda problem: Functions(factory, tools)
 
     def _call(self, method: str, problem: Problem, text: str) -> Any:
         path = user_code.find("task.name", self.settings.name)
-        named, what = f"task.name={self.settings.name}", f"{method}() of {text[-60:]!r}, an answer to {problem.id}, "
-        result = user_code.call(
-            f"{named}: {what}raised ", path, lambda: getattr(self.own, method)(problem, text), DataError
-        )
+        named, what = f"task.name={self.settings.name}", f"{method}() of {text[-60:]!r}, an answer to {problem.id},"
+        work = partial(getattr(self.own, method), problem, text)
+        result = user_code.call(f"{named}: {what} raised ", path, work, DataError)
         is_usable, expected = RESULTS[method]
         if not is_usable(result):
-            raise DataError(named, f"{what}returned {result!r:.60}", f"Return {expected}")
+            raise DataError(named, f"{what} returned {result!r:.60}", f"Return {expected}")
         return result
 
 
 RESULTS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "read": (lambda found: found is None or isinstance(found, str), "text, or None"),
+    "read": (lambda answer: answer is None or isinstance(answer, str), "text, or None"),
     "score": (lambda worth: hasattr(worth, "__float__") and 0 <= worth <= 1, "a number from 0 to 1"),
 }
 
 
 def own_task(settings: TaskSettings) -> Task:
-    """Make the task of a user's file: what its function returns, or a task around it."""
+    """Return the task that the function of a user's file builds, wrapped in an `OwnTask` unless it is a `DataTask`."""
     path, build = user_code.find("task.name", settings.name), user_code.load("task.name", settings.name)
     built = user_code.call(f"task.name={settings.name}: it raised ", path, lambda: build(settings))
     return built if isinstance(built, DataTask) else OwnTask(settings, built)
 
 
 def gold_of(answer: str) -> str:
-    r"""Return the gold answer of a solution: what its last mark holds, `#### 7` or `\boxed{7}`, or all of it."""
+    r"""Return the content of the last mark of a solution, `#### 7` or `\boxed{7}`, or all of it if it has no mark."""
     hashes, box = answer.rfind("####"), answer.rfind("\\boxed")
     if hashes == box:
         return answer.strip()
@@ -192,7 +192,7 @@ def gold_of(answer: str) -> str:
 
 
 def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:
-    """Return the messages of a chat-format column unchanged, or none if the column holds text."""
+    """Return the messages of a column that holds a conversation, or no messages if it holds text."""
     value = record.values.get(column)
     if value is None or isinstance(value, str):
         return ()
@@ -202,7 +202,7 @@ def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:
         raise DataError(record.where, f"`{column}` holds half a character; expected UTF-8 text")
     if not any(message["role"] == "user" for message in value):
         raise DataError(record.where, f"nobody asks in `{column}`; expected a message of the role `user`")
-    # a parquet file gives every message the keys of all messages, and fills them with None
+    # in a Parquet file, every message has the keys of all messages, filled with None
     return tuple({key: part for key, part in message.items() if part is not None} for message in value)
 
 

@@ -6,11 +6,11 @@
     tags       asks for it between <answer> and </answer>
     letter     asks for the letter of a choice
     few_shot   solved examples first
-    r1_zero    asks for <think> and <answer>; the text of DeepSeek-R1-Zero, made for base models
+    r1_zero    asks for <think> and <answer> with the text of DeepSeek-R1-Zero; made for base models
     a file     your own text around {question}
 
-The model's chat template is applied to all of them but `r1_zero`; a model without one sees `Question: ... Answer:`. A
-conversation from the data set is passed on unchanged.
+The model's chat template is applied to every style except `r1_zero`; a model without a template sees `Question: ...
+Answer:`. A conversation from the data set is passed on unchanged.
 """
 
 import random
@@ -41,11 +41,11 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The text around the question, and where a strict answer has to stand (None: where the task says)."""
+    """The text around the question. `answer` says where a strict answer has to stand; None leaves that to the task."""
 
     request: str
     answer: str | None = None
-    raw: bool = False  # no chat template is applied
+    raw: bool = False  # do not apply the chat template
     stops: tuple[str, ...] = ()  # strings at which an answer ends
 
 
@@ -53,9 +53,9 @@ STYLES: dict[str, Style] = {
     name: Style(**fields | {"stops": tuple(fields.get("stops", ()))})
     for name, fields in read_yaml(Path(__file__).with_name("styles.yaml").read_bytes()).items()
 }
-TODAY = date(2026, 1, 1)  # for all chat templates: prompts of tomorrow, of a run that goes on, are those of today
-TURN = "OCTET-TURN"  # stands for what the model wrote, where a template is asked what follows it
-# How an example ends whose solution does not end with a marked answer.
+TODAY = date(2026, 1, 1)  # the date for all chat templates, so that prompts do not depend on the day
+TURN = "OCTET-TURN"  # a placeholder for the model's turn, to find out what a template writes after it
+# The ending of an example whose solution does not end with a marked answer.
 MARKS = {
     "gsm8k": "#### {}",
     "boxed": "\\boxed{{{}}}",
@@ -63,19 +63,18 @@ MARKS = {
     "letter": "Answer: {}",
     "alone": "{}",
 }
-PLAIN_STOPS = ("\nQuestion:",)  # a model without a chat template that makes up the next question
-# A message, for a model without a chat template. Data sets have other roles, such as `tool`.
+PLAIN_STOPS = ("\nQuestion:",)  # without a chat template, a model may go on with a question of its own
+# Messages for a model without a chat template. Data sets have more roles, such as `tool`.
 ROLES = defaultdict(lambda: "{}\n\n", user="Question: {}\n", assistant="Answer: {}\n\n")
 
 
 class Prompter:
-    """Writes prompts in one style. `answer_style` says where a strict answer has to stand."""
+    """Writes prompts in one style. `answer_style` is where a strict answer has to stand."""
 
     def __init__(
         self, tokenizer: Any, settings: PromptSettings, task: Task, environments: Environments | None = None
     ) -> None:
         self.tokenizer, self.environments, self.settings = tokenizer, environments, settings
-        self.max_tokens = settings.max_tokens
         self.style, self._style = _style(settings, task)
         if self.style == "gsm8k" and task.in_words:
             self._style = replace(self._style, request=self._style.request.replace("#### 42", "#### Paris"))
@@ -93,8 +92,8 @@ class Prompter:
     def prompt(self, problem: Problem) -> Prompt:
         asked = self.environments.reset(problem) if self.environments else None
         original = None if asked is None else problem
-        if asked is not None:  # a system message of the data set stays
-            system = tuple(one for one in problem.messages if one["role"] == "system")
+        if asked is not None:  # keep the system message of the data set
+            system = tuple(message for message in problem.messages if message["role"] == "system")
             question = ({"role": "user", "content": asked},) if system else ()
             problem = replace(problem, question=asked, messages=system + question)
         text, has_special_tokens = self._text(problem)
@@ -103,18 +102,18 @@ class Prompter:
 
     @property
     def has_turns(self) -> bool:
-        """Return True if the chat template is applied, which can write a conversation."""
+        """Return True if the chat template is applied, so that a conversation can be written."""
         return bool(self.tokenizer.chat_template) and not self._style.raw
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """Return the strings at which a turn ends. Behind a chat template, its stop token does that."""
+        """Return the strings that end a turn. With a chat template its stop token ends a turn."""
         style = self._style
         stops = style.stops if style.raw or self.tokenizer.chat_template else (*style.stops, *PLAIN_STOPS)
         return (*stops, *self.environments.stops) if self.environments else stops
 
     def answer_tokens(self, prompt: Prompt, answer: str) -> tuple[int, ...]:
-        """Return the tokens of an answer as they follow the prompt. Without a chat template a space comes first."""
+        """Return the tokens of an answer that follows the prompt. Without a chat template, a space separates them."""
         text, has_special_tokens = self._text(prompt.problem)
         answer = answer if has_special_tokens or text[-1:].isspace() else f" {answer}"
         whole = tuple(self.tokenizer(text + answer, add_special_tokens=not has_special_tokens)["input_ids"])
@@ -124,13 +123,13 @@ class Prompter:
 
     def fitting(self, problems: Sequence[Problem], most: int | None = None) -> list[Problem]:
         """Return the problems whose prompts have at most `most` tokens, by default `prompt.max_tokens`. Raise DataError
-        if there are none. A token is at least one byte, so only long texts have to be tokenized."""
-        most = most or self.max_tokens
-        wrapping = len(self.prompt(Problem("", "", "")).tokens)
+        if there are none. A token is at least one byte, so only long questions need to be tokenized."""
+        most = most or self.settings.max_tokens
+        around = len(self.prompt(Problem("", "", "")).tokens)  # the tokens around a question
         is_known = not (self.environments and self.environments.may_ask)
 
         def is_short(problem: Problem) -> bool:
-            return is_known and not problem.messages and len(problem.question.encode()) + wrapping <= most
+            return is_known and not problem.messages and len(problem.question.encode()) + around <= most
 
         kept = [problem for problem in problems if is_short(problem) or len(self.prompt(problem).tokens) <= most]
         if not kept:
@@ -148,7 +147,7 @@ class Prompter:
         return self._with_request([*turns, {"role": "user", "content": self._request(problem)}])
 
     def _with_request(self, messages: Messages) -> Messages:
-        """Return a conversation whose last question says how to call tools, where the chat template does not."""
+        """Add how to call tools to the last question of a conversation, unless the chat template says it."""
         if not (self.environments and self.environments.request):
             return messages
         last = max(index for index, message in enumerate(messages) if message["role"] == "user")
@@ -156,8 +155,8 @@ class Prompter:
         return [*messages[:last], asked, *messages[last + 1 :]]
 
     def reply(self, problem: Problem, text: str) -> str:
-        """Return what stands between a turn of the model and its next one, if an environment replies with `text`."""
-        assert self.environments is not None, "there is no other reply"
+        """Return what stands between a turn of the model and its next one if an environment replies with `text`."""
+        assert self.environments is not None, "only an environment replies"
         if self.environments.is_inline:
             return text
         turn = TURN
@@ -166,42 +165,42 @@ class Prompter:
         return self._rendered(self._after(self.messages(problem), turn, text), problem).rpartition(turn)[2]
 
     def conversation(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Return the text of a conversation that a program leads, with the tools that it offers."""
-        offered = {"tools": [*tools], "xml_tools": [*tools]} if tools else {}
-        return self._rendered(messages, Problem("", "", ""), offered)
+        """Return the text of a conversation that an agent leads, with the tools that it offers."""
+        variables = {"tools": [*tools], "xml_tools": [*tools]} if tools else {}
+        return self._rendered(messages, Problem("", "", ""), variables)
 
     def _after(self, messages: Messages, turn: str, reply: str) -> Messages:
         """Return the conversation after a turn of the model and a reply. The data set may have begun the turn."""
-        assert self.environments is not None, "there is no other reply"
+        assert self.environments is not None, "only an environment replies"
         if messages[-1]["role"] == "assistant":
             *messages, begun = messages
             turn = begun["content"] + turn
-        answered = {"role": self.environments.role, "content": reply}
-        return [*messages, {"role": "assistant", "content": turn}, answered]
+        replied = {"role": self.environments.role, "content": reply}
+        return [*messages, {"role": "assistant", "content": turn}, replied]
 
     def _must_keep_turns(self, environments: Environments) -> None:
         """Raise ConfigError if later turns change an earlier one: the model would not see what it wrote."""
         if self._style.raw:
-            reason = f"it has no place for what {environments.setting} says between turns"
+            reason = f"it has no place for the replies of {environments.setting} between turns"
             raise ConfigError(f"prompt.style={self.style}", reason, "Write another style")
         if not self.tokenizer.chat_template or self._keeps_turns():
             return
-        others = []
+        remedies = []
         for name in sorted(_variables(self.tokenizer.get_chat_template()) - SET_BY_OCTET - {"tools", "messages"}):
             for value in (True, False):
                 with suppress(DataError):
-                    written = f"prompt.template='{{{name}: {str(value).lower()}}}'"
-                    others += [written] if self._keeps_turns({name: value}) else []
-        models = "Take a model whose template keeps them, such as Qwen2.5, Llama 3 or Gemma 3"
-        remedy = f"Write {' or '.join(others)}" if others else models
+                    if self._keeps_turns({name: value}):
+                        remedies.append(f"prompt.template='{{{name}: {str(value).lower()}}}'")
+        models = "Take a model whose template keeps turns, such as Qwen2.5, Llama 3 or Gemma 3"
+        remedy = f"Write {' or '.join(remedies)}" if remedies else models
         template = f"the chat template of {self.tokenizer.name_or_path}"
-        reason = f"{template} writes a turn in another way once there are later ones: the model would not see its own"
+        reason = f"{template} rewrites earlier turns, so the model would not see what it wrote"
         raise ConfigError(environments.setting, reason, remedy)
 
     def _keeps_turns(self, changed: Mapping[str, Any] = MappingProxyType({})) -> bool:
-        """Return True if a conversation begins with what it was before its last turn, and with that turn as written.
-        The first turn of a model that thinks has a thought in it, because many templates leave those out; each has one
-        if the template begins it."""
+        """Return True if the text of a conversation only grows: it begins with the text before the last turn, and goes
+        on with that turn as the model wrote it. Many templates leave thoughts out, so the first turn of a model that
+        thinks has one; every turn has one if the template itself begins the thought."""
         problem, template = Problem("", "What is 2 + 2?", ""), self.tokenizer.get_chat_template()
         begin, end = next((marks for marks in THOUGHTS.items() if marks[1] in template), ("<think>", "</think>"))
         messages: Messages = self.messages(problem)
@@ -214,7 +213,7 @@ class Prompter:
             messages = self._after(messages, turn, "Sure?")
             try:
                 longer = self._rendered(messages, problem, changed)
-            except DataError:  # the template has another form for what a model writes or is told
+            except DataError:  # the template refuses this form of a turn or of a reply
                 return False
             if not longer.startswith(text + turn):
                 return False
@@ -225,7 +224,7 @@ class Prompter:
         return self._style.request.replace("{question}", problem.question)
 
     def _text(self, problem: Problem) -> tuple[str, bool]:
-        """Return the text, and True if it already contains the special tokens of its beginning."""
+        """Return the text of a prompt, and whether it already contains the special tokens at its beginning."""
         if self._style.raw and not problem.messages:
             before = f"{self.settings.system}\n\n" if self.settings.system else ""
             return before + self._request(problem), False
@@ -233,10 +232,10 @@ class Prompter:
 
     def _rendered(self, messages: Messages, problem: Problem, changed: Mapping[str, Any] = MappingProxyType({})) -> str:
         if not self.tokenizer.chat_template:
-            text = "".join(ROLES[one["role"]].format(one["content"]) for one in messages)
+            text = "".join(ROLES[message["role"]].format(message["content"]) for message in messages)
             return text.rstrip() if messages[-1]["role"] == "assistant" else f"{text}Answer:"
         from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import _compile_jinja_template  # which it keeps
+        from transformers.utils.chat_template_utils import _compile_jinja_template  # cached by transformers
 
         continues = messages[-1]["role"] == "assistant"  # the data set has begun the answer
         options = {"tokenize": False, "add_generation_prompt": not continues, "continue_final_message": continues}
@@ -251,14 +250,15 @@ class Prompter:
         except (TemplateError, *OF_A_TEMPLATE) as error:
             roles = ", ".join(message["role"] for message in messages)
             reason = f"the chat template of the model refuses the messages ({roles}): {error}"
-            remedy = "Many have no role `system`: leave prompt.system out"
+            remedy = "Many templates have no role `system`: leave prompt.system out"
             raise DataError(problem.id or "prompt", reason, remedy) from None
         return str(text)
 
 
 def _variables(chat_template: str) -> set[str]:
+    """Return the variables that a chat template reads."""
     from jinja2 import TemplateSyntaxError, meta
-    from transformers.utils.chat_template_utils import _compile_jinja_template  # knows the tags of transformers
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # knows transformers' own tags
 
     try:
         environment = _compile_jinja_template(chat_template).environment
@@ -269,19 +269,19 @@ def _variables(chat_template: str) -> set[str]:
 
 
 def left_out_of_texts(tokenizer: Any) -> frozenset[int]:
-    """Return the special tokens that the text of an answer does not show: all but the marks of thinking."""
+    """Return the special tokens that are left out of the text of an answer: all except the marks of thinking."""
     marks = " ".join([*THOUGHTS, *THOUGHTS.values()])
-    special = {token: one.content for token, one in tokenizer.added_tokens_decoder.items() if one.special}
+    special = {token: added.content for token, added in tokenizer.added_tokens_decoder.items() if added.special}
     return frozenset(token for token, text in special.items() if len(text) < 3 or text not in marks)
 
 
 def answer_style(settings: PromptSettings, task: Task) -> str:
-    """Return the style that says where a strict answer has to stand."""
+    """Return the style of answers, which says where a strict answer has to stand."""
     return settings.answer if settings.answer != "auto" else _style(settings, task)[1].answer or task.answer_style
 
 
 def opens_thought(settings: PromptSettings, task: Task) -> bool:
-    """Return True if the style itself ends by opening a thought, as `r1_zero` does. A chat template may do so too."""
+    """Return True if the style, such as `r1_zero`, ends prompts with an open thought. Chat templates may do so too."""
     return _style(settings, task)[1].request.endswith("<think>")
 
 
@@ -299,17 +299,17 @@ def _style(settings: PromptSettings, task: Task) -> tuple[str, Style]:
 
 
 def examples(task: Task, shots: int) -> list[Problem]:
-    """Return training problems for few-shot prompts, always the same, and a spare in case one is the question."""
+    """Return the training problems for few-shot prompts, the same in every run, and a spare in case one is asked."""
     problems = [problem for problem in task.train() if not problem.messages]
     if len(problems) <= shots:
-        reason = f"the training set has only {len(problems)} problems; it takes one more"
+        reason = f"the training set has only {len(problems)} problems, and one more than the examples is needed"
         raise ConfigError(f"prompt.shots={shots}", reason)
     return random.Random(0).sample(problems, shots + 1)
 
 
 def solved(problem: Problem, answer_style: str) -> str:
-    """Return the worked solution, with the answer where a strict answer has to stand. One that comes to another answer
-    is left out, and so is all of it where an answer stands alone."""
+    """Return the worked solution, with the answer where a strict answer has to stand. The solution is left out if it
+    leads to another answer, or if the style wants the answer alone."""
     if answer_style == "alone":
         return problem.gold
     found = find.strict(problem.solution, answer_style, problem.gold) if problem.solution else None
@@ -323,12 +323,12 @@ _MARKED = re.compile(r"\n?[ \t]*####[^\n]*|</?answer>")
 
 
 def taught(problem: Problem, style: str, in_thought: bool = False) -> str:
-    """Return the answer that a solution teaches: the solution, with its result where a strict answer has to stand.
+    """Return the text that a warm-up teaches: the solution, with its result where a strict answer has to stand.
 
         3 * 4 = 12            gsm8k       boxed       tags                       r1_zero
         12 - 5 = 7            #### 7      \\boxed{7}   <answer>7</answer>         </think>, then <answer>7</answer>
 
-    With `in_thought` the prompt has opened a thought, which the solution closes. A solution without a gold answer is
+    With `in_thought` the prompt has opened a thought, which this text closes. A solution without a gold answer is
     taught as it is.
     """
     if not problem.gold:
@@ -342,13 +342,13 @@ def taught(problem: Problem, style: str, in_thought: bool = False) -> str:
 def must_have_solutions(task: Task, problems: Sequence[Problem]) -> None:
     """Raise DataError if there is no worked solution to teach."""
     if not any(problem.solution for problem in problems):
-        reason = f"none of its {len(problems)} training problems has a worked solution, which a warm-up teaches"
-        remedy = "Name their column: task.solution=COLUMN. Without one, write warmup.steps=0"
+        reason = f"none of its {len(problems)} training problems has a worked solution for the warm-up to teach"
+        remedy = "Name the column of the solutions: task.solution=COLUMN. If there are none, write warmup.steps=0"
         raise DataError(f"task.name={task.name}", reason, remedy)
 
 
 def end_token(prompter: Prompter, stop_tokens: Collection[int]) -> int:
-    """Return the token that ends an answer: the one with which the chat template closes a turn of the assistant."""
+    """Return the token that ends an answer: the one that the chat template writes after a turn of the assistant."""
     tokenizer: Any = prompter.tokenizer
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

@@ -1,4 +1,4 @@
-"""The published data sets: GSM8K, MATH, and GPQA with its multiple choice. A file of yours may take their place."""
+"""The published data sets: GSM8K, MATH, and GPQA, which is multiple choice. A file of yours may take their place."""
 
 import random
 import re
@@ -13,7 +13,7 @@ from trainer.records import Problem
 
 GSM8K_TRAINING_PROBLEMS = 7473
 _CALCULATOR = re.compile(r"<<[^>]*>>")
-INCORRECT = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")  # as GPQA calls them
+INCORRECT = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")  # columns of GPQA
 
 
 class Gsm8kTask(DataTask):
@@ -35,7 +35,7 @@ class Gsm8kTask(DataTask):
 
 
 class MathTask(DataTask):
-    r"""Competition problems, answered in the last \boxed{} of the solution. Held out are the 500 of MATH-500."""
+    r"""Competition problems; the last \boxed{} of a solution is the answer. MATH-500 is held out."""
 
     name = "math"
     prompt_style = "boxed"
@@ -59,11 +59,11 @@ class MathTask(DataTask):
     def _gold(self, record: Record) -> str:
         """Return the `answer` column if there is one, else the content of the last box in the solution."""
         has_answer = record.values.get("answer") not in (None, "")
-        if given := self.settings.answer or ("answer" if has_answer else None):
-            text = record.answer(given, "task.answer")
+        if column := self.settings.answer or ("answer" if has_answer else None):
+            text = record.answer(column, "task.answer")
             gold = find.marked(text, "boxed")
             if "\\boxed" in text and gold is None:
-                raise DataError(record.where, f"`{given}` is {text[-40:]!r}; expected a closed \\boxed{{...}}")
+                raise DataError(record.where, f"`{column}` is {text[-40:]!r}; expected a closed \\boxed{{...}}")
             return gold or text
         column = self.settings.solution or "solution"
         gold = find.marked(record.text(column, "task.solution"), "boxed")
@@ -73,7 +73,7 @@ class MathTask(DataTask):
 
 
 class MultipleChoiceTask(DataTask):
-    """One right and some wrong choices; by default GPQA's main set to train on, and its diamond set held out."""
+    """One right choice and some wrong ones; by default GPQA's main set to train on, with its diamond set held out."""
 
     name = "multiple_choice"
     prompt_style = "letter"
@@ -101,15 +101,15 @@ class MultipleChoiceTask(DataTask):
         wrong: list[str] = []
         for column in self.settings.incorrect or INCORRECT:
             value = record.values.get(column)
-            several = [Record(record.where, {column: one}) for one in value] if isinstance(value, list) else [record]
-            wrong += [one.answer(column, "task.incorrect") for one in several]
+            holders = [Record(record.where, {column: one}) for one in value] if isinstance(value, list) else [record]
+            wrong += [holder.answer(column, "task.incorrect") for holder in holders]
         if not 1 <= len(wrong) < len(LETTERS):
             raise DataError(record.where, f"{len(wrong)} wrong choices; expected 1 to {len(LETTERS) - 1}")
         return wrong
 
 
 def shuffled(question: str, choices: list[str]) -> list[str]:
-    """Shuffle the choices in an order that depends on the problem alone, so it is the same in every run."""
+    """Return the choices in an order that depends on the problem alone, so it is the same in every run."""
     in_order = sorted(choices)
     random.Random("\n".join([question, *in_order])).shuffle(in_order)
     return in_order

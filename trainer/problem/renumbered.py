@@ -1,18 +1,18 @@
-"""GSM8K with new numbers in its held-out problems, which a model that has memorised the old ones does not know.
+"""GSM8K with new numbers in its held-out problems, so that memorised answers do not help.
 
-A solution of GSM8K says what it calculates: `She sold 48/2 = <<48/2=24>>24 clips`. A problem is renumbered by replacing
-numbers, the same one everywhere by the same new one, and by calculating its solution again. So the new answer is right
-whichever of two equal numbers an operand stood for. A number keeps its value
+The annotations of a GSM8K solution say what it calculates: `She sold 48/2 = <<48/2=24>>24 clips`. A problem is
+renumbered by replacing numbers and calculating its solution again. Equal numbers get the same new number, so the new
+answer is right whichever of them an operand stood for. A number keeps its value
 
 - in a percentage, a fraction, a date, a time, a name ("Room 12") or a compound ("3-foot"),
-- before a word that has its number by nature or convention ("4 legs", "5 days a week", "a $20 bill"),
-- if a word may mean it ("twice" is 2, a week 7, a dozen 12),
-- if it is small and the solution uses it more often than the question says it: it may then be two numbers.
+- before a word that fixes its number by nature or convention ("4 legs", "5 days a week", "a $20 bill"),
+- if a word may stand for it ("twice" for 2, "week" for 7, "dozen" for 12),
+- if it is small and the solution uses it more often than the question has it: it may then be two numbers.
 
-A problem is left out if its solution has a number that is neither in the question, nor calculated before, nor meant by
-a word; if a number is in its question more often than in the calculation, or is a result as well; if its annotations do
-not lead to its answer; or if no draw keeps the order of its numbers and of its results, and every result positive, of a
-similar size, and whole where it was whole.
+A problem is left out if its solution has a number that is not in the question, not calculated before, and not implied
+by a word; if a number is in its question more often than in the calculation, or is also a result; if its annotations
+do not lead to its answer; or if no draw preserves the order of the numbers and of the results, keeps every result
+positive and of a similar size, and keeps whole results whole.
 """
 
 import operator
@@ -36,15 +36,15 @@ from trainer.problem.published import Gsm8kTask
 from trainer.problem.sources import Record
 from trainer.records import Problem
 
-Numbers = Mapping[Fraction, Fraction]  # from each number of a problem to its new one
+Numbers = Mapping[Fraction, Fraction]  # old number -> new number
 
-DRAWS = 100  # of new numbers, before a problem is left out
-NEAR, SIMILAR = Fraction(2), Fraction(5, 2)  # the largest factors between the old and the new number, or result
-SMALL = 12  # a number up to here is easily in a problem for two reasons
+DRAWS = 100  # attempts at new numbers before a problem is left out
+NEAR, SIMILAR = Fraction(2), Fraction(5, 2)  # the largest factors between old and new numbers, and old and new results
+SMALL = 12  # a problem may easily have a number up to this for two reasons
 NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+", re.ASCII)
 GLUED = re.compile(rf"(?<=[A-Za-z])(?:{NUMBER.pattern})|(?:{NUMBER.pattern})(?=[A-Za-z%]|\s%)")  # 2x, x2, 60%
 ANNOTATION = re.compile(r"<<([^=<>]*)=([^=<>]*)>>")
-_SIGN = re.compile(r"[^\d+*/() \t-]|\*\*|//|(?:^|[-+*/(])[ \t]*[-+]")  # other signs than + - * / between two numbers
+_SIGN = re.compile(r"[^\d+*/() \t-]|\*\*|//|(?:^|[-+*/(])[ \t]*[-+]")  # anything but + - * / between two numbers
 
 
 class RenumberedTask(Gsm8kTask):
@@ -52,7 +52,7 @@ class RenumberedTask(Gsm8kTask):
 
     def test(self) -> list[Problem]:
         if not self._new:
-            reason = "no held-out problem can be renumbered: that takes annotations like those of GSM8K, <<48/2=24>>"
+            reason = "no held-out problem can be renumbered, which needs annotations like those of GSM8K, <<48/2=24>>"
             raise DataError(self.sources["test"] or self.sources["train"], reason, "Write task.name=gsm8k")
         return self._new
 
@@ -71,16 +71,17 @@ class RenumberedTask(Gsm8kTask):
         try:
             template = read(problem.question, problem.extra[answer])
             numbers = template.drawn(random.Random(f"{self.settings.seed}/{origin}"))
-            asked = written(problem.question, numbers, template.places)
-            solution = written(problem.extra[answer], numbers)
+            new = {
+                question: written(problem.question, numbers, template.places),
+                answer: written(problem.extra[answer], numbers),
+            }
         except Unsuitable:
             return None
-        values = {**problem.extra, question: asked, answer: solution, "origin": origin}
-        return self.problem(problem.id, Record(origin, values))
+        return self.problem(problem.id, Record(origin, {**problem.extra, **new, "origin": origin}))
 
 
 class Unsuitable(Exception):
-    """The problem cannot be renumbered, or not in this way."""
+    """The problem cannot be renumbered, or not with these numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Step:
     result: Fraction
 
     def calculated(self, numbers: Numbers) -> Fraction:
-        """Return the value of the expression with other numbers. Raise Unsuitable if it has none."""
+        """Return the value of the expression with new numbers. Raise Unsuitable if it has none."""
         text = NUMBER.sub(lambda found: f"({numbers[_value(found[0])]})", self.expression)
         if _SIGN.search(text):
             raise Unsuitable("an expression cannot be read")
@@ -104,13 +105,13 @@ class Step:
 
 def steps_of(solution: str) -> list[Step]:
     """Return the annotations of a solution. Raise Unsuitable if one is wrong, or the last is not the answer."""
-    found = ANNOTATION.findall(solution)
+    pairs = ANNOTATION.findall(solution)
     gold = solution.rpartition("####")[2].strip()
-    if solution.count("<<") != len(found) or not all(map(NUMBER.fullmatch, [gold, *(result for _, result in found)])):
+    if solution.count("<<") != len(pairs) or not all(map(NUMBER.fullmatch, [gold, *(result for _, result in pairs)])):
         raise Unsuitable("an annotation or the answer cannot be read")
-    steps = [Step(expression, [*_values(expression)], _value(result)) for expression, result in found]
-    same = {value: value for value in _values(solution)}
-    are_right = all(one.calculated(same) == one.result for one in steps)
+    steps = [Step(expression, [*_values(expression)], _value(result)) for expression, result in pairs]
+    unchanged = {value: value for value in _values(solution)}
+    are_right = all(step.calculated(unchanged) == step.result for step in steps)
     if not steps or not are_right or steps[-1].result != _value(gold):
         raise Unsuitable("the annotations do not lead to the answer")
     return steps
@@ -124,13 +125,13 @@ def _values(text: str) -> Iterator[Fraction]:
     return map(_value, NUMBER.findall(text))
 
 
-_NAMED = re.compile(  # what stands before a number of a name or a date
+_NAMED = re.compile(  # what stands before a number that is part of a name or a date
     r"(?:[\w/:.#^-]|\b(?:day|week|month|year|grade|level|room|chapter|page|team|group|class|step|phase|round|route|"
     r"highway|number|no\.|box|bus|store|shop|house|type|size|game|lot|part|section|lane|gate|stage|set|in the|"
     r"january|february|march|april|may|june|july|august|september|october|november|december) )\Z",
     re.IGNORECASE,
 )
-_MEANT = re.compile(  # what stands behind a number that is more than a number
+_MEANT = re.compile(  # what stands after a number that cannot be another one
     r"(?:[\w/:%°¢^-]|,\d|\s*(?:percent|%|[ap]\.?m\b|o'clock|(?:and )?\d+/\d|and (?:a|one) (?:half|quarter|third)|"
     r"years? (?:old|of age)|(?:-|dollar )?bills?\b|cents?\b|coins?\b|grade|star\b|"
     r"(?:legs?|wheels?|tires?|eyes?|ears?|wings?|arms?|hands?|sides?|strings?|fingers?|toes?|paws?|hooves|teeth|"
@@ -145,84 +146,88 @@ _DEPENDENT = re.compile(
 
 
 def read(question: str, solution: str) -> "Template":
-    """Find what may be new in a problem. Raise Unsuitable if that is nothing, or cannot be known."""
+    """Find which numbers of a problem may be new. Raise Unsuitable if none may be, or if that cannot be known."""
     if _DEPENDENT.search(question):
         raise Unsuitable("a word depends on the numbers")
     steps = steps_of(solution)
     found = [(match.start(), _value(match[0]), _stays(question, match)) for match in NUMBER.finditer(question)]
     used = Counter(operand for step in steps for operand in step.operands)
-    calculated = Counter(step.result for step in steps)  # a result is used later, but for the last
+    calculated = Counter(step.result for step in steps)
+    # the numbers that are only ever used as results; every result but the last is used later
     results = {value for value, times in calculated.items() if used[value] <= times - (value == steps[-1].result)}
     text = ANNOTATION.sub("", solution)
     fixed = {value for _, value, stays in found if stays} | (_meant(question, text) - results)
-    said = Counter(value for _, value, _ in found if value not in fixed)
-    free = frozenset(value for value in said if value > SMALL or used[value] <= said[value])
+    counts = Counter(value for _, value, _ in found if value not in fixed)
+    free = frozenset(value for value in counts if value > SMALL or used[value] <= counts[value])
     if not free:
         raise Unsuitable("no number may be new")
-    if any(used[value] < times for value, times in said.items()):
+    if any(used[value] < times for value, times in counts.items()):
         raise Unsuitable("the question has a number more often than the calculation")
-    if calculated.keys() & said.keys() or not fixed.issuperset(map(_value, GLUED.findall(text))):
+    if calculated.keys() & counts.keys() or not fixed.issuperset(map(_value, GLUED.findall(text))):
         raise Unsuitable("a number may be two")
-    _must_be_known({*_values(solution)}, steps, free, fixed | {*said} - free)
+    fixed |= counts.keys() - free
+    in_solution = {*_values(solution)}
+    _must_be_known(in_solution, steps, free, fixed)
     asked = sorted({value for _, value, _ in found})
-    kept = [value for value in (fixed | {*said}) - free if value in asked or value in {*_values(solution)}]
+    kept = [value for value in fixed - free if value in asked or value in in_solution]
     return Template(steps, free, kept, asked, [place for place, value, _ in found if value in free])
 
 
 def _must_be_known(used: set[Fraction], steps: Sequence[Step], free: Iterable[Fraction], fixed: set[Fraction]) -> None:
-    """Raise Unsuitable if a number of the solution is not known where it is used, or should stay and cannot."""
-    known, moving = {*fixed, *free}, {*free}
+    """Raise Unsuitable if the solution uses a number that is not known yet, or changes one that has to stay."""
+    known, changed = {*fixed, *free}, {*free}
     for step in steps:
         if not known.issuperset(step.operands):
             raise Unsuitable("a number comes from nowhere")
-        if moving.intersection(step.operands):
-            moving.add(step.result)
+        if changed.intersection(step.operands):
+            changed.add(step.result)
         known.add(step.result)
     if not known.issuperset(used):
         raise Unsuitable("a number comes from nowhere")
-    if moving & fixed or steps[-1].result not in moving:
+    if changed & fixed or steps[-1].result not in changed:
         raise Unsuitable("a result cannot be new")
 
 
-def _stays(question: str, found: re.Match[str]) -> bool:
+def _stays(question: str, match: re.Match[str]) -> bool:
     """Return True if a number of a question keeps its value because of what stands around it."""
-    before, behind = question[: found.start()], question[found.end() :].lower()
-    if _value(found[0]) < 2 or _NAMED.search(before) or _MEANT.match(behind):
+    before, after = question[: match.start()], question[match.end() :].lower()
+    if _value(match[0]) < 2 or _NAMED.search(before) or _MEANT.match(after):
         return True
-    if re.fullmatch(r"(?:1[5-9]|20)\d\d", found[0]) and not before.endswith("$"):
+    if re.fullmatch(r"(?:1[5-9]|20)\d\d", match[0]) and not before.endswith("$"):
         return True  # a year
-    counted = re.match(r"\s*(?:more |extra |full |straight |work |working |school |of )?([a-z]+)", behind)
-    limits = _WORDS["calendar"].get(counted[1].removesuffix("s"), "") if counted else ""
+    noun = re.match(r"\s*(?:more |extra |full |straight |work |working |school |of )?([a-z]+)", after)
+    limits = _WORDS["calendar"].get(noun[1].removesuffix("s"), "") if noun else ""
     return bool(limits and re.search(rf"\b(?:{limits})\b", question.lower()))
 
 
 def _meant(question: str, solution: str) -> set[Fraction]:
-    """Return the numbers that words, percentages and fractions of a question, or words of its solution, may mean."""
+    """Return the numbers that may be meant by words of the problem, or by percentages and fractions of its question."""
     words = {*re.findall("[a-z]+", f"{question} {solution}".lower())}
     words |= {word.removesuffix("s") for word in words}
-    found = {Fraction(1), *(Fraction(value) for word, value in SPOKEN.items() if word in words)}
-    implied = " ".join(values for values, named in _WORDS["implied"].items() if words & {*named.split()})
-    found |= {Fraction(value) for value in implied.split()}
-    for percent in (_value(text) for text in re.findall(rf"({NUMBER.pattern})(?=%|\s*percent)", question)):
+    meant = {Fraction(1), *(Fraction(value) for word, value in SPOKEN.items() if word in words)}
+    implied = " ".join(values for values, names in _WORDS["implied"].items() if words & {*names.split()})
+    meant |= {Fraction(value) for value in implied.split()}
+    for percent in map(_value, re.findall(rf"({NUMBER.pattern})(?=%|\s*percent)", question)):
         of_hundred = {Fraction(100), percent, 100 - percent, 100 + percent}
-        found |= of_hundred | {value / 100 for value in of_hundred}
+        meant |= of_hundred | {value / 100 for value in of_hundred}
     for top, bottom in re.findall(r"(\d+)/([1-9]\d*)", question):
         share = Fraction(int(top), int(bottom))
-        found |= {Fraction(top), Fraction(bottom), Fraction(bottom) - Fraction(top), share, 1 - share, 1 + share}
-    return found
+        meant |= {Fraction(top), Fraction(bottom), Fraction(bottom) - Fraction(top), share, 1 - share, 1 + share}
+    return meant
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A problem with what may be new in it, what stays, and how its answer is calculated."""
+    """A problem as the numbers that may be new, those that stay, and the calculation of its answer."""
 
     steps: Sequence[Step]
     free: Collection[Fraction]
     kept: Collection[Fraction]
-    asked: Sequence[Fraction]  # the numbers of the question, in order
-    places: Collection[int]  # where in the question a free number begins
+    asked: Sequence[Fraction]  # the numbers of the question, in ascending order
+    places: Collection[int]  # the positions in the question at which free numbers begin
 
     def drawn(self, rng: random.Random) -> Numbers:
+        """Return new numbers. A large number that is the sum or product of two others stays their sum or product."""
         agree = [
             (a, b, combined)
             for a, b in combinations_with_replacement(self.asked, 2)
@@ -239,18 +244,18 @@ class Template:
         raise Unsuitable("no draw keeps what has to be kept")
 
     def _ordered(self, rng: random.Random) -> dict[Fraction, Fraction]:
-        """Draw the numbers of the question, each one larger than the one before."""
+        """Draw the numbers of the question in ascending order, each one larger than the last."""
         numbers = {value: value for value in self.kept}
         low = Fraction(0)
         for index, value in enumerate(self.asked):
             if value in self.free:
-                high = next((one for one in self.asked[index:] if one not in self.free), None)
+                high = next((other for other in self.asked[index:] if other not in self.free), None)
                 numbers[value] = _drawn(value, low, high, rng)
             low = numbers[value]
         return numbers
 
     def _calculated(self, numbers: dict[Fraction, Fraction]) -> Numbers:
-        """Add the results. Raise Unsuitable if one of them is another kind of number than before."""
+        """Add the new results. Raise Unsuitable if they are too unlike the old ones, or if the answer stays."""
         for step in self.steps:
             old, new = step.result, step.calculated(numbers)
             is_alike = new > 0 and not old.denominator % new.denominator and 1 / SIMILAR <= new / old <= SIMILAR
@@ -265,23 +270,23 @@ class Template:
 
 
 def _drawn(value: Fraction, above: Fraction, below: Fraction | None, rng: random.Random) -> Fraction:
-    """Draw another number between two: with as many digits, as round, and within a factor of two."""
+    """Draw another number between two bounds, with the same number of digits, as round, and within a factor of two."""
     step, digits = _grain(value), len(str(int(value)))
     low = ceil(max(value / NEAR, above + step, Fraction(10 ** (digits - 1)), Fraction(2)) / step)
     high = floor(min(value * NEAR, 10**digits - step, *([] if below is None else [below - step])) / step)
-    own = value / step
-    count = high - low + 1 - (low <= own <= high)
+    old = value / step
+    count = high - low + 1 - (low <= old <= high)
     if count < 1:
         raise Unsuitable("no room between its neighbours")
     drawn = low + rng.randrange(count)
-    new = step * (drawn + (low <= own <= drawn))
+    new = step * (drawn + (low <= old <= drawn))  # skips the old number
     if (new.denominator == 1) != (value.denominator == 1):
         raise Unsuitable("a number of another kind")
     return new
 
 
 def _grain(value: Fraction) -> Fraction:
-    """Return the steps in which a number varies: 50 for 1,200, 5 for 20, 1 for 7, a half for 2.5, a cent for 1.99."""
+    """Return the step in which a number varies: 50 for 1,200, 5 for 20, 1 for 7, a half for 2.5, a cent for 1.99."""
     if value.denominator == 1:
         zeros = len(str(value)) - len(str(value).rstrip("0"))
         return Fraction(5 * 10 ** (zeros - 1)) if zeros else Fraction(1)
@@ -289,16 +294,16 @@ def _grain(value: Fraction) -> Fraction:
 
 
 def written(text: str, numbers: Numbers, places: Collection[int] | None = None) -> str:
-    """Write a text with new numbers, or only with those that begin at these places."""
+    """Return a text with new numbers in all places, or only in those that are given."""
 
-    def new(found: re.Match[str]) -> str:
-        old = _value(found[0])
+    def new(match: re.Match[str]) -> str:
+        old = _value(match[0])
         value = numbers.get(old, old)
-        if value == old or (places is not None and found.start() not in places):
-            return found[0]
-        decimals = len(found[0].partition(".")[2])
+        if value == old or (places is not None and match.start() not in places):
+            return match[0]
+        decimals = len(match[0].partition(".")[2])
         if (value * 10**decimals).denominator > 1:
             raise Unsuitable("a number with more decimals")
-        return f"{Decimal(value.numerator) / value.denominator:{',' if ',' in found[0] else ''}.{decimals}f}"
+        return f"{Decimal(value.numerator) / value.denominator:{',' if ',' in match[0] else ''}.{decimals}f}"
 
     return NUMBER.sub(new, text)

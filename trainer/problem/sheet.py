@@ -1,4 +1,4 @@
-"""What the answers of a data set look like: their kinds, and those that somebody should look at."""
+"""Describe the answers of a data set: their kinds, and the odd ones that somebody should look at."""
 
 import re
 from collections import Counter
@@ -14,19 +14,19 @@ from trainer.problem.task import HELD_OUT, LEFT_OUT, DataTask, Task, make_task
 from trainer.records import Problem
 
 WIDTH = 80
-SHOWN = 10  # answers to look at
-EXAMPLES = 3  # of each kind
-LONG = 60  # characters of a text that is hardly given in the same words
+SHOWN = 10  # odd answers to print
+EXAMPLES = 3  # examples of each kind
+LONG = 60  # a text of more characters is hardly ever answered in the same words
 NUMBERS = ("whole numbers", "decimals", "fractions", "numbers with units")
 COUNTED = {"train": "training problems", "test": "held-out problems"}
-# A kind is odd if its share of the answers is smaller.
+# A kind is odd if its share of the answers is smaller than this.
 RARE = 0.05
 RARE_AND_SUSPECT = {"no answer": 0.5, "doubtful": 0.5}
 
 _KINDS = {
     "no answer": r"[-?.…_/*–—!\s]+|#.+[!?]|\W*(?:n\W?a|none|null|nan|tbd|todo|unknown|idk|missing|empty|error|no answer"
     r"|not (?:known|given|available)|(?:see|siehe|s\.) ?(?:above|below|oben|unten|o\.|u\.)|keine ahnung)\W*",
-    # 3/4 and 3.5 become dates in a spreadsheet
+    # a spreadsheet turns 3/4 and 3.5 into dates
     "dates": r"\d{1,2}[-. ]+(?:jan|feb|m[aär]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\w*\W*\d*"
     r"|\d{4}-\d\d-\d\d.*|\d{1,2}\.\d{1,2}\.(?:\d{4})?",
     "doubtful": r"(?:about|around|approx|roughly|circa|ca\.? |etwa|ungefähr|maybe|probably|at least|at most|[~≈<>]).*"
@@ -53,13 +53,13 @@ def kind_of(gold: str) -> str:
 
 
 def facts_of(task: Task, problems: Sequence[Problem]) -> dict[str, Any]:
-    """Return the kinds of the gold answers, the odd ones with their places, and what the held-out problems show."""
+    """Return the kinds of the gold answers, odd answers with their places, and the gain that would be visible."""
     kinds: dict[str, Counter[str]] = {}
     for gold, count in Counter(problem.gold for problem in problems if problem.gold).items():
         kinds.setdefault(kind_of(gold), Counter())[gold] = count
     sizes = Counter({kind: golds.total() for kind, golds in kinds.items()})
     shares = {kind: sizes[kind] / sizes.total() for kind in kinds}
-    shares |= {kind: sum(shares.get(one, 0.0) for one in NUMBERS) for kind in kinds if kind in NUMBERS}
+    shares |= {kind: sum(shares.get(name, 0.0) for name in NUMBERS) for kind in kinds if kind in NUMBERS}
     rarest = (*RARE_AND_SUSPECT, *sorted(kinds, key=sizes.__getitem__))
     odd = [kind for kind in rarest if shares.pop(kind, 1.0) < RARE_AND_SUSPECT.get(kind, RARE)]
     first = {problem.gold: problem.where or problem.id for problem in reversed(problems)}
@@ -81,7 +81,7 @@ def facts_of(task: Task, problems: Sequence[Problem]) -> dict[str, Any]:
 
 
 def lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is known about the data of a task for 80 columns."""
+    """Yield the lines that describe the data of a task, for a terminal of `WIDTH` columns."""
     data, notes = facts["data"], [note for note in facts["notes"] if not note.startswith(LEFT_OUT)]
     yield f"{facts['task']}: " + ", ".join(f"{facts[key]:,} {what}" for key, what in COUNTED.items() if key in facts)
     if data["answers"] and not any(note.startswith(HELD_OUT) for note in notes):
@@ -104,19 +104,19 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def finding(settings: TaskSettings) -> Finding:
-    """Say in one line what a table of the user holds, and whether somebody should look at it."""
+    """Return a finding about the user's own data: a note if nobody needs to look at the data."""
     task = make_task(settings.model_copy(update={"on_bad_record": "skip"}))
     training, held_out = task.train(), task.test()
     facts = facts_of(task, [*training, *held_out])
     left_out, odd = _sum(facts["left_out"]), _sum(facts["odd"])
     shows = f", {what_shows(len(held_out))}" if facts["answers"] else ""
-    told = f"{task.name}: {len(training):,} problems, and {len(held_out):,} held out{shows}"
+    seen = f"{task.name}: {len(training):,} problems, and {len(held_out):,} held out{shows}"
     if not left_out and not odd:
-        return Finding("note", "data", told)
+        return Finding("note", "data", seen)
+    seen += f"; bad records: {left_out}, answers unlike the others: {odd}"
     named = " ".join(f"task.{key}={getattr(settings, key)}" for key in settings.own_data)
-    told += f"; bad records: {left_out}, answers unlike the others: {odd}"
     remedy = f"See them: octet task show {settings.name} {named} -n 0"
-    return Finding("end" if facts["bad"] and settings.on_bad_record == "error" else "warn", "data", told, remedy)
+    return Finding("end" if facts["bad"] and settings.on_bad_record == "error" else "warn", "data", seen, remedy)
 
 
 def wrapped(text: str) -> str:
@@ -128,5 +128,5 @@ def _sum(found: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _cut(text: str) -> str:
-    text = _FOLDER.sub("", " ".join(text.split("\n")))
+    text = _FOLDER.sub("", text.replace("\n", " "))
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."

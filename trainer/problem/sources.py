@@ -1,4 +1,4 @@
-"""Read records from a file (.jsonl, .json, .csv, .parquet) or a data set on the hub. Each record carries its place."""
+"""Read records from a file (.jsonl, .json, .csv, .parquet) or a data set on the hub. Each record knows its place."""
 
 import codecs
 import csv
@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
@@ -21,9 +21,9 @@ from trainer.errors import DataError
 from trainer.machine import disk
 from trainer.machine.visible import print
 
-LARGE = 50_000_000  # bytes of a file that takes seconds to read
-LONGEST_LIST = 1000  # characters of the names of columns
-LARGEST_FIELD = 1 << 30  # characters of a CSV value; at the end of a smaller limit the rest would be read as rows
+LARGE = 50_000_000  # bytes; a larger file takes seconds to read, so its name is printed
+LONGEST_LIST = 1000  # characters of the column names in an error
+LARGEST_FIELD = 1 << 30  # characters of a CSV value; the rest of a longer one would be read as rows
 USUAL = {"question": ("problem", "query", "input", "prompt"), "answer": ("solution", "output", "target", "label")}
 
 
@@ -37,11 +37,11 @@ class Record:
     where: str
     values: Mapping[str, Any] = field(default_factory=dict)
     flaw: str = ""
-    header: str = ""  # the place of the column names, where it is another one
-    note: str = ""  # what to say about its file
+    header: str = ""  # the place of the column names, if it is not that of the record
+    note: str = ""  # a remark about the file
 
     def text(self, column: str, setting: str) -> str:
-        """Return the text of a column, never empty. `setting` is the setting that names the column."""
+        """Return the text of a column, which must not be empty. `setting` is the setting that names the column."""
         value = self._value(column, setting)
         if not isinstance(value, str):
             raise DataError(self.where, f"`{column}` is {_kind(value)}; expected text")
@@ -52,7 +52,7 @@ class Record:
         return value.strip()
 
     def answer(self, column: str, setting: str) -> str:
-        """Return the text of a column that may hold a number."""
+        """Return the text of a column that may also hold a number."""
         value = self._value(column, setting)
         is_number = isinstance(value, Real | Decimal) and not isinstance(value, bool)
         if is_number and (isinstance(value, int) or isfinite(value)):
@@ -63,19 +63,19 @@ class Record:
         return {column: value for column, value in self.values.items() if column != used}
 
     def must_have(self, columns: Mapping[str, str]) -> None:
-        """Raise MissingColumn for all columns that are not there. `columns` has the setting that names each."""
+        """Raise MissingColumn if columns are missing. `columns` maps each to the setting that names it."""
         missing = {column: setting for column, setting in columns.items() if column not in self.values}
         if missing:
-            found = ", ".join(map(str, self.values))[:LONGEST_LIST] or "none"
+            present = ", ".join(map(str, self.values))[:LONGEST_LIST] or "none"
             names = " and no column ".join(f"`{column}`" for column in missing)
-            known = {str(one).strip().lower(): str(one) for one in reversed([*self.values])}
+            known = {str(name).strip().lower(): str(name) for name in reversed([*self.values])}
             usual = {column: [name for name in (column, *USUAL.get(column, ())) if name in known] for column in missing}
             meant = {column: known[names[0]] if names else "COLUMN" for column, names in usual.items()}
-            written = " ".join(f"{setting}={meant[column]}" for column, setting in missing.items())
-            if "task.answer=COLUMN" in written:
-                written += ", or task.answer=none if there are no gold answers"
+            settings = " ".join(f"{setting}={meant[column]}" for column, setting in missing.items())
+            if "task.answer=COLUMN" in settings:
+                settings += ", or task.answer=none if there are no gold answers"
             place = self.header or self.where
-            raise MissingColumn(place, f"there is no column {names}; the columns are: {found}", f"Write {written}")
+            raise MissingColumn(place, f"there is no column {names}; the columns are: {present}", f"Write {settings}")
 
     def _value(self, column: str, setting: str) -> Any:
         self.must_have({column: setting})
@@ -129,14 +129,14 @@ class HubSet:
     def records(self) -> Iterator[Record]:
         import datasets
 
-        for name in ("load", "packaged_modules.cache.cache"):  # they warn that an offline run reads the cache
+        for name in ("load", "packaged_modules.cache.cache"):  # do not warn that an offline run reads the cache
             logging.getLogger(f"datasets.{name}").setLevel(logging.ERROR)
         try:
             rows = datasets.load_dataset(self.name, self.subset, split=self.split)
-        # ConnectionError is an OSError; not in the cache while offline, or no such split, a ValueError
+        # OSError: no connection; ValueError: no such split, or offline and not in the cache
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             first_line = str(error).strip().partition("\n")[0]
-            reason = f"it cannot be had from the hub ({type(error).__name__}: {first_line})"
+            reason = f"it cannot be loaded from the hub ({type(error).__name__}: {first_line})"
             remedy = "Connect to the internet once, `hf auth login` if it is gated, or write task.data_dir=FOLDER"
             raise DataError(self, reason, remedy) from None
         for index, row in enumerate(rows):
@@ -153,7 +153,7 @@ def _jsonl(path: Path) -> Iterator[Record]:
 
 
 def _json(path: Path) -> Iterator[Record]:
-    """Read a list of objects. A file that begins otherwise has an object on each line."""
+    """Read a list of objects, or, if the file does not begin with `[`, an object from each line."""
     text = path.read_bytes()
     if not text.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
         yield from _jsonl(path)
@@ -168,7 +168,7 @@ def _json(path: Path) -> Iterator[Record]:
 
 
 def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
-    """Read an object from each line that is not empty. `name` is that of the file."""
+    """Read an object from each line that is not empty. `name` is the name of the file."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -185,7 +185,8 @@ def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
 
 
 def _encoding(path: Path) -> str:
-    """Return UTF-16 or Windows-1252, as spreadsheets write them, only if no line of the file speaks for UTF-8."""
+    """Return UTF-16 if the file says so, Windows-1252 if no line is UTF-8 beyond ASCII and some line is invalid UTF-8,
+    and UTF-8 otherwise."""
     is_utf8 = is_other = False
     with path.open("rb") as file:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
@@ -201,12 +202,11 @@ def _encoding(path: Path) -> str:
 def _csv(path: Path) -> Iterator[Record]:
     encoding = _encoding(path)
     note = "" if encoding == "utf-8-sig" else f"{path} is not UTF-8; it was read as {ENCODINGS[encoding]}"
-    # invalid bytes become lone surrogates, so that the error can name the line
+    # turn invalid bytes into lone surrogates, so that an error can name the line
     errors = "replace" if encoding == "utf-16" else "surrogateescape"
     with path.open(encoding=encoding, errors=errors, newline="") as file:
         csv.field_size_limit(LARGEST_FIELD)
-        first = file.readline()
-        separator = max(",;\t|", key=first.count)
+        separator = max(",;\t|", key=file.readline().count)
         file.seek(0)
         rows = csv.reader(file, strict=True, delimiter=separator)
         header: list[str] = []
@@ -220,7 +220,7 @@ def _csv(path: Path) -> Iterator[Record]:
                 yield Record(where, flaw=f"broken CSV: {error}")
                 continue
             text = "".join(row)
-            if not header and text.lower() == "sep=":  # Excel's own line, `sep=;`
+            if not header and text.lower() == "sep=":  # the line `sep=;` is written for Excel
                 continue
             if not header:
                 header, header_at = row, where
@@ -245,7 +245,7 @@ def _parquet(path: Path) -> Iterator[Record]:
                 for name, column in zip(batch.schema.names, batch.columns):
                     try:
                         values[name] = column[place].as_py()
-                    except (ValueError, OverflowError) as error:  # no UTF-8, or a date that Python does not have
+                    except (ValueError, OverflowError) as error:  # not UTF-8, or a date out of Python's range
                         flaw = flaw or f"column {name}: {error}"
                 yield Record(f"{path}: row {index}", values, flaw)
                 index += 1
@@ -253,8 +253,7 @@ def _parquet(path: Path) -> Iterator[Record]:
         raise DataError(path, f"not Parquet: {str(error).partition(chr(10))[0]}") from None
 
 
-READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": _jsonl, ".json": _json, ".csv": _csv}
-READERS[".parquet"] = _parquet
+READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
 ENDINGS = ", ".join(READERS)
 ENCODINGS = {"cp1252": "Windows-1252 (cp1252)", "utf-16": "UTF-16"}
 HERE = ", the path as seen from here"
@@ -290,9 +289,9 @@ def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
     if path.exists() and path.suffix not in READERS:
         remedy = "Save the table of a spreadsheet as CSV, and call a .tsv file .csv"
         raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known", remedy)
-    if path.suffix in READERS and not path.is_file():
-        raise DataError(f"{setting}={name}", "there is no such file", f"Write {setting}=FILE{HERE}")
     if path.suffix in READERS:
+        if not path.is_file():
+            raise DataError(f"{setting}={name}", "there is no such file", f"Write {setting}=FILE{HERE}")
         return File(path)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise DataError(f"{setting}={name}", f"it is neither a file ({ENDINGS}) nor a name on the hub, owner/name")

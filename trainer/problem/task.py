@@ -1,4 +1,4 @@
-"""What a task is, how the settings choose one, and which of its problems a step takes."""
+"""Define what a task is, make the one that the settings name, and draw the problems of a step from it."""
 
 import random
 import re
@@ -22,8 +22,8 @@ T = TypeVar("T")
 LEFT_OUT = "bad records left out"
 HELD_OUT = "held out"
 ENOUGH = 60  # held-out problems; fewer show only large gains
-LARGEST_SHARE = 0.3  # of a small table is held out, unless task.holdout says more
-# What differs from record to record in the reason why one is left out.
+LARGEST_SHARE = 0.3  # the largest share of a small data set that is held out by default
+# The parts of a reason that differ between records with the same flaw.
 _PARTICULARS = re.compile(r"\d+|'.*?'|(?<=the question of ).*(?= again)")
 
 
@@ -33,14 +33,13 @@ class Task(ABC):
     name: str
     prompt_style: str  # the default of prompt.style; see `prompts.py`
     answer_style: str  # how an answer is marked; see `trainer/answers/`
-    decimal = "point"  # how its answers are written; see `task.decimal`
-    symbolic = False  # whether x(x+1) and x^2+x are one answer, where reward.symbolic is not set
+    decimal = "point"  # the decimal mark of its answers; see `task.decimal`
+    symbolic = False  # the default of reward.symbolic: whether x(x+1) equals x^2+x
     read: Callable[[Problem, str], str | None] | None = None  # finds the answer in what a model wrote
-    score: Callable[[Problem, str], float] | None = None  # what an answer is worth; an answer worth 1 is correct
-    environment: Callable[[Problem], Any] | None = None  # what replies to the model; see `environment.py`
-    functions: Callable[[], Any] | None = None  # makes such an environment of TRL's; see `adapters.py`
-
-    in_words = False  # whether most gold answers are no numbers, which the prompt then says
+    score: Callable[[Problem, str], float] | None = None  # the worth of an answer; an answer worth 1 is correct
+    environment: Callable[[Problem], Any] | None = None  # makes what replies to the model; see `environment.py`
+    functions: Callable[[], Any] | None = None  # the same for TRL's environments and tools; see `adapters.py`
+    in_words = False  # whether most gold answers are words, which changes the example in the prompt
 
     @abstractmethod
     def train(self) -> Sequence[Problem]: ...
@@ -57,11 +56,11 @@ class Task(ABC):
         return self
 
     def later(self, passes: int) -> "Task | None":
-        """Return the task with the problems of a later pass, or None if every pass has the same ones."""
+        """Return the task with the problems of a later pass, or None if every pass has the same problems."""
         return None
 
     def notes(self) -> list[str]:
-        """Say what was left out while the problems were read, in sentences."""
+        """Return remarks about the data, such as what was left out while it was read."""
         return []
 
     def hub_sets(self) -> list[HubSet]:
@@ -78,9 +77,9 @@ class DataTask(Task):
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings
         self.skipped: list[str] = []  # the reason for each record that was left out
-        self.bad = 0  # how many of these end a run with task.on_bad_record=error
-        self.encodings = dict[str, None]()  # what to say about files that are not UTF-8
-        self.overlap = 0  # number of training problems that are in the test set, too
+        self.bad = 0  # the number of these that would end a run with task.on_bad_record=error
+        self.encodings = dict[str, None]()  # remarks about files that are not UTF-8, each once
+        self.overlap = 0  # the number of training problems that the test set has too
         self._read: dict[str, list[Problem]] = {}
 
     @cached_property
@@ -102,7 +101,7 @@ class DataTask(Task):
         return self.held_out()
 
     def held_out(self) -> list[Problem]:
-        """Return the held-out problems as they were read; a subclass may ask others."""
+        """Return the held-out problems as they were read; `test` of a subclass may change them."""
         return self._problems("test") if self.sources["test"] else self._halves[1]
 
     def notes(self) -> list[str]:
@@ -121,24 +120,22 @@ class DataTask(Task):
         training, held_out = self.__dict__.get("_halves", ((), ()))
         if not training or len(held_out) >= ENOUGH or not held_out[0].gold:
             return []
-        told = f"{HELD_OUT}: only {counted(len(held_out), 'problem')}, {what_shows(len(held_out))}"
-        return [f"{told}; take more records, or a larger task.holdout"]
+        seen = f"{HELD_OUT}: only {counted(len(held_out), 'problem')}, {what_shows(len(held_out))}"
+        return [f"{seen}; take more records, or a larger task.holdout"]
 
     def hub_sets(self) -> list[HubSet]:
         return [source for source in self.sources.values() if isinstance(source, HubSet)]
 
     @cached_property
     def _halves(self) -> tuple[list[Problem], list[Problem]]:
-        """Split one set into training and test problems, always the same ones whatever the seed of the run."""
+        """Split one set into training and held-out problems, which are the same for every seed of the run."""
         problems = self._problems("train")
         size, share = len(problems), self.settings.holdout
         count = max(1, round(max(size * 0.1, min(ENOUGH, size * LARGEST_SHARE)) if share is None else size * share))
-        chosen = set(random.Random(0).sample(range(len(problems)), count))
-        halves: tuple[list[Problem], list[Problem]] = ([], [])
-        for index, problem in enumerate(problems):
-            own = replace(problem, id=problem.id.replace("/train/", "/held-out/")) if index in chosen else problem
-            halves[index in chosen].append(own)
-        return halves
+        chosen = set(random.Random(0).sample(range(size), count))
+        training = [problem for index, problem in enumerate(problems) if index not in chosen]
+        held_out = [problem for index, problem in enumerate(problems) if index in chosen]
+        return training, [replace(one, id=one.id.replace("/train/", "/held-out/")) for one in held_out]
 
     def _problems(self, split: str) -> list[Problem]:
         if split not in self._read:
@@ -164,7 +161,7 @@ class DataTask(Task):
                 repeated = f"{record.where}: the question of {first.where} again{other}; expected each one once."
                 if first is problem:
                     problems.append(problem)
-                elif not other or isinstance(source, HubSet):  # nobody can mend a published set
+                elif not other or isinstance(source, HubSet):  # the user cannot correct a published set
                     self.skipped.append(repeated)
                 else:
                     raise DataError(repeated)
@@ -182,7 +179,7 @@ class DataTask(Task):
 
 
 def make_task(settings: TaskSettings) -> Task:
-    """Make the task that the settings name: one of Octet's, or one of a user's file."""
+    """Make the task that the settings name: a built-in one, or one from a user's file."""
     place = BUILT_IN.get(settings.name.partition(":")[0], "trainer.problem.own_records:own_task")
     module, _, function = place.partition(":")
     task: Task = getattr(import_module(module), function)(settings)
@@ -190,28 +187,28 @@ def make_task(settings: TaskSettings) -> Task:
 
 
 def asked(problem: Problem) -> str:
-    """Return what tells a problem from the held-out ones: its question, whatever the choices."""
+    """Return the normalised question without its choices. Two problems that ask the same count as one."""
     return normalised(problem.stem or problem.question)
 
 
 def normalised(question: str) -> str:
-    """Return a question in a form that ignores case, spaces and the encoding of accents."""
+    """Return a question in a form that does not depend on case, spaces and the encoding of accents."""
     return " ".join(unicodedata.normalize("NFC", question).casefold().split())
 
 
 def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Problem]:
-    """Return the training set in its seeded order, without questions of the test set."""
+    """Return the training problems in an order given by the seed, without questions of the test set."""
     held_out = {asked(problem) for problem in task.test()}
     problems = [problem for problem in task.train() if asked(problem) not in held_out]
     random.Random(seed).shuffle(problems)
     if not problems:
-        reason = "no training problem is left: the held-out set asks them all"
-        raise DataError(f"task.name={task.name}", reason, "Add some")
+        reason = "no training problem is left: the held-out set has all their questions"
+        raise DataError(f"task.name={task.name}", reason, "Add training problems")
     return problems[: settings.limit]
 
 
 def evaluation_problems(task: Task, count: int) -> list[Problem]:
-    """Return `count` held-out problems, the same ones whatever the seed of the run."""
+    """Return `count` held-out problems, which are the same for every seed of the run."""
     problems = list(task.test())
     random.Random(0).shuffle(problems)
     return problems[:count]
@@ -223,11 +220,10 @@ def _order(seed: int, passes: int, size: int) -> list[int]:
 
 
 def draw(problems: Sequence[T], step: int, count: int, seed: int) -> list[T]:
-    """Return the problems of a step, from 0, by the arguments alone. Each pass over the set has an order of its own."""
+    """Return the problems of a step, counted from 0. Each pass over the set has its own order, given by the seed."""
     drawn: list[T] = []
-    position = step * count
     while len(drawn) < count:
-        passes, offset = divmod(position + len(drawn), len(problems))
+        passes, offset = divmod(step * count + len(drawn), len(problems))
         order = _order(seed, passes, len(problems))
         drawn += [problems[index] for index in order[offset : offset + count - len(drawn)]]
     return drawn

@@ -1,11 +1,11 @@
-"""Tools that a model may call, in any task: a calculator, and Python in the sandbox.
+"""Tools that a model may call in any task: a calculator, and Python in the sandbox.
 
     template   <tool_call>{"name": "calculator", "arguments": {"expression": "3 * 14"}}</tool_call>
-               or as Qwen3.5, Llama and LFM2 write it
+               or in the forms of Qwen3.5, Llama and LFM2
     fenced     ```calculator
                3 * 14
                ```
-    inline     3 * 14 =                                                         the calculator goes on: 42
+    inline     3 * 14 =                                                        the calculator writes 42 after it
 
 A turn without a call ends the answer.
 """
@@ -37,7 +37,7 @@ _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _LIST = re.compile(r"\[(\w+\(.*\))\]\s*\Z", re.DOTALL)
 _FENCED = re.compile(r"```(\w+)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-# what reading a call may raise
+# Errors that a malformed call may cause.
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, SyntaxError, MemoryError)
 _REPORTING = """
 try:
@@ -49,7 +49,7 @@ except Exception as error:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Something that a model may call with one text."""
+    """A function from text to text that a model may call."""
 
     name: str
     about: str
@@ -59,7 +59,7 @@ class Tool:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """Return what chat templates show of a tool."""
+        """Return the JSON schema that a chat template shows."""
         parameters = {"type": "object", "properties": {self.argument: {"type": "string"}}, "required": [self.argument]}
         function = {"name": self.name, "description": self.about, "parameters": parameters}
         return {"type": "function", "function": function}
@@ -71,7 +71,7 @@ class ToolCalls:
     def __init__(self, tools: Sequence[Tool], calls: str) -> None:
         self.tools = {tool.name: tool for tool in tools}
         self.calls = calls
-        self.line = ""  # of the answer so far, with what was told inline
+        self.line = ""  # the last line of the answer so far, including inline results
 
     def reset(self, problem: Problem) -> None:
         return
@@ -79,16 +79,16 @@ class ToolCalls:
     def step(self, text: str) -> tuple[str, bool, float]:
         if self.calls == "inline":
             self.line = (self.line + text).rpartition("\n")[2]
-            told = continued(self.line)
-            self.line += told
-            return told, not text.endswith("="), 0.0
-        _, said, is_thinking = after_thinking(text)
+            result = continued(self.line)
+            self.line += result
+            return result, not text.endswith("="), 0.0
+        _, rest, is_thinking = after_thinking(text)
         if is_thinking:
             calls: list[Callable[[], str]] = []
         elif self.calls == "template":
-            calls = [partial(self._called, written) for written in _written(said, self.tools)]
+            calls = [partial(self._called, written) for written in _written(rest, self.tools)]
         else:
-            calls = [partial(self.tools[name].use, body) for name, body in _FENCED.findall(said) if name in self.tools]
+            calls = [partial(self.tools[name].use, body) for name, body in _FENCED.findall(rest) if name in self.tools]
         results = [call() for call in calls[:MOST_CALLS]]
         if calls[MOST_CALLS:]:
             results.append(f"Error: only {MOST_CALLS} calls of a turn are answered.")
@@ -115,43 +115,44 @@ class ToolCalls:
 
 
 def calls_in(text: str, names: Container[str]) -> tuple[str, list[tuple[str, Mapping[str, Any]]]]:
-    """Return a text without its calls, and their names and arguments; the text as it is if it has none to be read."""
-    _, said, is_thinking = after_thinking(text)
+    """Return a text without its calls, and the name and arguments of each call. If a call is malformed, or if there are
+    none, return the text unchanged."""
+    _, rest, is_thinking = after_thinking(text)
     try:
-        calls = [] if is_thinking else [_read(written) for written in _written(said, names)]
+        calls = [] if is_thinking else [_read(written) for written in _written(rest, names)]
     except UNREADABLE:
         calls = []
     if not calls:
         return text, []
-    return ("" if "<tool_call>" not in text else _CALL.sub("", text).strip()), calls
+    return (_CALL.sub("", text).strip() if "<tool_call>" in text else ""), calls
 
 
-def _written(said: str, names: Container[str]) -> list[str]:
-    """Return the calls in a text as they are written: in <tool_call>, or bare as Llama and LFM2 do."""
-    found = _LIST.search(said)
-    is_bare = said.strip().startswith('{"name"') or (found and found[1].partition("(")[0] in names)
-    return _CALL.findall(said) or [said] * bool(is_bare)
+def _written(text: str, names: Container[str]) -> list[str]:
+    """Return the calls in a text as they are written: within <tool_call>, or bare as in Llama and LFM2."""
+    found = _LIST.search(text)
+    is_bare = text.strip().startswith('{"name"') or (found and found[1].partition("(")[0] in names)
+    return _CALL.findall(text) or [text] * bool(is_bare)
 
 
 def _read(written: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the arguments of a call in JSON, in the tags of Qwen3.5, or in Python as LFM2 writes it."""
+    """Return the name and the arguments of a call: in JSON, in the tags of Qwen3.5, or in the Python of LFM2."""
     if found := _FUNCTION.search(written):
         return found[1], dict(_PARAMETER.findall(found[2]))
     if found := _LIST.search(written):
         call: Any = ast.parse(found[1], mode="eval").body
-        return call.func.id, {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+        return call.func.id, {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     call = json.loads(written)
     return call["name"], call.get("arguments", call.get("parameters"))
 
 
 def continued(text: str) -> str:
-    """Return what stands behind the last `=` of a text: the value of the expression before it, or nothing."""
+    """Return the value of the expression before the `=` that ends a text, or nothing if it cannot be read."""
     line = _plain(text.rpartition("\n")[2]).rstrip().removesuffix("=")
     before = line.rstrip(_EXPRESSION)
     expression = line[len(before) :]
-    is_whole = not before[-1:].isalnum() or expression[:1].isspace()  # it is not behind the x of `x2 + 1`
+    is_whole = not before[-1:].isalnum() or expression[:1].isspace()  # False for the `2 + 1` of `x2 + 1`
     expression = _ITEM.sub("", expression)
-    if not (is_whole and _BINARY.match(expression)):  # a number alone may be the end of what cannot be read
+    if not (is_whole and _BINARY.match(expression)):  # a single number may end an expression that cannot be read
         return ""
     value = calculated(expression)
     return "" if value.startswith("Error") else f" {value}"
@@ -166,7 +167,7 @@ _BINARY = re.compile(r"\s*-?[\d(.](.*[\d)])?\s*[+*/%-]", re.ASCII)
 
 
 def calculated(expression: str) -> str:
-    """Return the value of an expression of numbers, + - * / // % ** and brackets, exactly or with ten digits."""
+    """Return the value of an expression of numbers, + - * / // % ** and brackets: a whole number, or ten digits."""
     text = re.sub(r"(?<![\d.])0+(?=\d)", "", _plain(expression).strip().removesuffix("=").strip())
     if len(text) > LONGEST_EXPRESSION or not text or text.strip(_EXPRESSION + "\n"):
         return "Error: an expression has numbers, + - * / // % ** and brackets."
@@ -174,32 +175,33 @@ def calculated(expression: str) -> str:
         value = worth(text)
         if isinstance(value, Fraction) and value.denominator == 1:
             return str(value.numerator)
-        number = float(value) or 0.0  # not -0.0
+        number = float(value) or 0.0  # avoids -0.0
         return format(number, ".0f" if 1e10 <= abs(number) < 1e15 else ".10g")
     except UNCALCULATED as error:
         return f"Error: {'division by zero' if isinstance(error, ZeroDivisionError) else 'this cannot be calculated'}."
 
 
 def _plain(text: str) -> str:
-    """Return a text with the signs of Python, and without those of currencies and thousands."""
+    """Return a text with Python's operators, and without dollar signs and thousands separators."""
     return _THOUSANDS.sub("", _TIMES.sub("*", text)).translate(_SIGNS)
 
 
-# As many programs run at once as there are processors: more would only take their time.
+# Run one program per processor: more would use up each other's time limit.
 _AT_ONCE = threading.Semaphore(len(os.sched_getaffinity(0)))
 
 
 def ran(source: str) -> str:
+    """Run a Python program in the sandbox, and return what it printed and how it failed."""
     with _AT_ONCE:
-        found = _sandbox().run(_REPORTING.format(source=source), b"")
-    said = found.output.decode(errors="replace").rstrip()
-    if found.timed_out:
-        said += f"\nError: it did not end within {PYTHON_S:g} seconds."
-    elif found.cut:
-        said += "\nError: it printed too much."
-    elif found.status:
-        said += f"\nError: it ended with status {found.status}."
-    return said.strip() or "(nothing was printed)"
+        result = _sandbox().run(_REPORTING.format(source=source), b"")
+    reply = result.output.decode(errors="replace").rstrip()
+    if result.timed_out:
+        reply += f"\nError: it did not end within {PYTHON_S:g} seconds."
+    elif result.cut:
+        reply += "\nError: it printed too much."
+    elif result.status:
+        reply += f"\nError: it ended with status {result.status}."
+    return reply.strip() or "(nothing was printed)"
 
 
 @cache
@@ -207,7 +209,7 @@ def _sandbox() -> Sandbox:
     sandbox = Sandbox(Limits(seconds=PYTHON_S, memory_mb=PYTHON_MB))
     atexit.register(sandbox.close)
     if not sandbox.held.is_enough:
-        reason = f"this machine cannot hold a program in. It has {sandbox.held}, and needs Landlock and seccomp"
+        reason = f"this machine cannot contain a program. It has {sandbox.held}, and needs Landlock and seccomp"
         raise ConfigError("task.tools=python", reason, "Take another machine, or write task.tools=calculator")
     return sandbox
 
@@ -217,7 +219,7 @@ PYTHON = Tool("python", "runs a Python program and returns what it prints.", "co
 
 
 def tools_of(names: Sequence[str]) -> list[Tool]:
-    """Return the tools with these names. The sandbox starts here, so that a machine without one is refused now."""
+    """Return the tools with these names. The sandbox starts here, so that an unsuitable machine is refused at once."""
     if PYTHON.name in names:
         _sandbox()
     return [{"calculator": CALCULATOR, "python": PYTHON}[name] for name in names]

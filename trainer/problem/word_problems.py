@@ -1,4 +1,4 @@
-"""The tasks that are made up here: word problems of one to three steps in GSM8K's own format, and sums.
+"""The tasks whose problems are generated here: word problems of one to three steps in GSM8K's format, and sums.
 
 A template of word_problems.txt is a story and the calculation that solves it:
 
@@ -63,7 +63,7 @@ class Template:
     name: str
     story: str
     lines: tuple[Line, ...]
-    letters: tuple[str, ...]  # of the numbers that are drawn; the other letters are results
+    letters: tuple[str, ...]  # stand for the numbers that are drawn; the other letters stand for results
 
     @classmethod
     def parse(cls, name: str, story: str, working: str) -> "Template":
@@ -106,21 +106,21 @@ class NanoTask(Task):
         return self._split("test", self.test_size)
 
     def _split(self, split: str, size: int) -> list[Problem]:
-        made, draws = self._made()
-        while len(made[split]) < size:
+        splits, draws = self._generated()
+        while len(splits[split]) < size:
             template, question, solution, answer = next(draws)
             name = "test" if is_test(question) else "train"
-            problems, extra = made[name], {"steps": len(template.lines), "template": template.name}
+            problems, extra = splits[name], {"steps": len(template.lines), "template": template.name}
             problems.append(Problem(f"nano/{name}/{len(problems)}", question, answer, solution, extra))
-        return made[split][:size]
+        return splits[split][:size]
 
-    @cache  # noqa: B019  a command makes one task, and asks it several times
-    def _made(self) -> tuple[dict[str, list[Problem]], Iterator[tuple[Template, str, str, str]]]:
-        """Return the problems of both splits that are made so far, and what makes more."""
+    @cache  # noqa: B019  a command makes one task and reads its problems several times
+    def _generated(self) -> tuple[dict[str, list[Problem]], Iterator[tuple[Template, str, str, str]]]:
+        """Return the problems generated so far for each split, and the iterator that generates more."""
         return {"train": [], "test": []}, self._draws()
 
     def _draws(self) -> Iterator[tuple[Template, str, str, str]]:
-        """Draw from the templates in turn, and every question once."""
+        """Yield problems from each template in turn, every question once."""
         rng, seen = random.Random(self.seed), set[str]()
         templates = [Template.parse(name, *text) for name, text in TEMPLATES.items()]
         while True:
@@ -136,7 +136,7 @@ def nano(settings: TaskSettings) -> NanoTask:
 
 
 class AdditionTask(Task):
-    """Sums of two numbers of two digits, for a small pretrained model: it half knows them, and can learn the rest."""
+    """Sums of two two-digit numbers, for a small pretrained model, which solves some of them and can learn the rest."""
 
     name = "addition"
     prompt_style = "chat"
