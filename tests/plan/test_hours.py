@@ -88,7 +88,7 @@ TAUGHT = ["teacher.adapter=x", "algorithm.loss=reinforce_baseline"]
     ],
 )
 def test_passes_before_an_update_are_those_that_a_run_makes(settings, passes, monkeypatch):
-    monkeypatch.setattr(Planner, "_taught", {})
+    monkeypatch.setattr(Planner, "_teacher_adapter", {})
     found = duration(*settings)
     assert found.passes + found.of_teacher / found.of_pass == pytest.approx(passes)
 

@@ -206,9 +206,11 @@ def planner_of(name: str, *overrides: str, vram: int = 100 * GB, world: int = 1)
     return planner.Planner(shapes.shape_of(name), config, world, vram)
 
 
-def plan_of(preset: str, *overrides: str, shape: shapes.Shape | None = None, **machine: int) -> planner.Plan:
+def plan_of(
+    preset: str, *overrides: str, shape: shapes.Shape | None = None, world_size: int = 1, vram: int = 8 * GB
+) -> planner.Plan:
     config = resolve(preset, None, overrides)
-    return planner.plan(shape or shapes.shape_of(config.model.name), config, **machine)
+    return planner.Planner(shape or shapes.shape_of(config.model.name), config, world_size, vram).plan
 
 
 @pytest.mark.parametrize(
@@ -403,7 +405,7 @@ def test_what_is_scored_before_the_update_is_a_phase_only_where_something_is():
 def test_the_baseline_of_verl_fits_the_card_that_the_page_names(size, gigabytes, preset, card):
     config = resolve(preset, "verl_gsm8k", [f"model.name=Qwen/Qwen2.5-{size}-Instruct"])
     placement = Placement(shapes.shape_of(config.model.name), config, 1, gigabytes * GB)
-    planned = planner.plan(placement.shape, config, vram=gigabytes * GB)
+    planned = placement.plan
     assert planned.fits
     hours = str(on_card(card, placement)).removeprefix("about ").replace(f" for 117 steps on {card}", f", {card}")
     page = (ROOT / "docs/objectives.md").read_text()
@@ -433,7 +435,7 @@ def test_what_the_search_proposes_fits_and_can_be_written(name, gigabytes):
     found = Placement(shapes.shape_of(name), config, 1, gigabytes * GB).search()
     written = resolve("8gb", None, [*asked, *search.difference(config, found)])
     assert written == found
-    assert planner.plan(shapes.shape_of(name), written, vram=gigabytes * GB).fits
+    assert planner.Planner(shapes.shape_of(name), written, 1, gigabytes * GB).plan.fits
     assert (found.model.quantize == "none") is (gigabytes >= {"3B": 12, "7B": 24}.get(name[-2:], 8))
 
 
@@ -505,8 +507,8 @@ def test_ranks_are_counted_as_the_launcher_has_said(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert hardware.ranks(machine(24, count=8)) == (16, 4)
-    of_node = planner.plan(shape, config, 16, 24 * GB, 4)
-    alone = planner.plan(shape, config, 4, 24 * GB)
+    of_node = planner.Planner(shape, config, 16, 24 * GB, local_size=4).plan
+    alone = planner.Planner(shape, config, 4, 24 * GB).plan
     assert of_node.ram["load"] == alone.ram["load"]  # four processes read the weights
     assert of_node.ram["run"]["optimizer state"] == pytest.approx(alone.ram["run"]["optimizer state"] / 4, rel=0.01)
 

@@ -303,7 +303,7 @@ def test_the_plan_gives_vllm_its_share_of_the_card():
     shape, vram = shapes.shape_of("Qwen/Qwen2.5-1.5B-Instruct"), 24 * 10**9
 
     def planned(*overrides: str) -> planner.Plan:
-        return planner.plan(shape, resolve("8gb", None, overrides), 1, vram)
+        return planner.Planner(shape, resolve("8gb", None, overrides), 1, vram).plan
 
     asleep = planned("rollout.engine=vllm_colocate", "rollout.vllm.memory=0.4")
     assert asleep.phases["rollout"]["vLLM"] == round(0.4 * vram)

@@ -1,7 +1,7 @@
-"""The bytes of a pass through the layers: those that autograd keeps, and those that exist for a moment.
+"""The bytes of a pass through the layers: those that autograd saves, and temporary ones.
 
-They are counted as transformers computes a block of the Llama kind under `loss/shared_prefix.py`, and as
-`loss/logprobs.py` goes through the output layer. Flash and memory-efficient attention keep no scores of token by token.
+They are counted as transformers computes a Llama block under `loss/shared_prefix.py`, and as `loss/logprobs.py`
+computes the output layer. Flash and memory-efficient attention save no scores for pairs of tokens.
 """
 
 from collections.abc import Collection
@@ -11,25 +11,25 @@ from math import ceil
 from trainer.model.shapes import CHUNK_BYTES, Block, Shape
 
 GATES = ("gate_proj", "up_proj", "gate_up_proj", "input_linear", "w1", "w3")
-FLOAT = 4  # norms, logits and sums of attention are in fp32, whatever the precision of the model
+FLOAT = 4  # bytes of norms, logits and sums of attention, which are in fp32 whatever the model's precision
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The sizes of a micro-batch: its tokens, and the rows that the attention makes of them."""
+    """The sizes of a micro-batch: its tokens, and the rows in which the attention lays them out."""
 
-    tokens: float  # that go through the layers
+    tokens: float  # tokens that go through the layers
     edges: float  # completion tokens, which go through the output layer
     prompt_places: float  # places in the attention's rows of prompts
     answer_places: float  # places in its rows of answers
-    key_places: float  # places that these answers look at
+    key_places: float  # keys that these answers attend to
     pairs: float  # pairs of a token and a key in a mask
     is_flat: bool = True
-    keeps_scores: bool = False  # eager attention keeps a score for each pair
+    keeps_scores: bool = False  # True for eager attention, which saves a score for each pair
 
     @classmethod
     def flat(cls, budget: int, most: int, group: int, prompt: int, completion: int) -> "Work":
-        """Return as many answers of full length as `Packer` puts together, with a part of one if lengths allow it."""
+        """Return the work of the answers of full length that `Packer` packs together, a fraction of one included."""
         row = prompt + completion
         answer = completion + row // 8
         groups, rest = divmod(budget, prompt + group * answer)
@@ -55,25 +55,25 @@ def attention_saves(shape: Shape, block: Block, work: Work, item: int) -> float:
         prompts = work.prompt_places * 2 * (block.queries + keys)
         answers = (work.answer_places + work.key_places) * 2 * block.queries
         return (prompts + answers + work.pairs) * item + sums
-    if work.keeps_scores:  # before and after a cap, and the softmax in fp32 and in the model's precision
+    if work.keeps_scores:  # before and after a cap, and after the softmax in fp32 and in the model's precision
         scores = item if shape.family.mixture == "gpt_oss" else FLOAT + 2 * item
         return work.tokens * 4 * block.queries * item + work.pairs * shape.heads * scores
     return work.tokens * 2 * (block.queries + keys) * item + sums
 
 
 def saved_bytes(shape: Shape, block: Block, work: Work, item: int, learning: Collection[str]) -> float:
-    """Return what one layer keeps for the backward pass. Layers in `learning` keep their input."""
+    """Return the bytes that one block saves for the backward pass. The layers in `learning` save their input."""
     norms = shape.family.block_norms * FLOAT * shape.hidden
     if shape.family.query_norms != "none":
         norms += FLOAT * (block.queries + block.keys)
-    inputs = sum(part[0].inputs for part in block.projections if any(one.name in learning for one in part))
+    inputs = sum(part[0].inputs for part in block.projections if any(linear.name in learning for linear in part))
     if "norms" in learning:
         inputs += shape.family.block_norms * shape.hidden
     return work.tokens * (norms + (inputs + block.mlp) * item) + attention_saves(shape, block, work, item)
 
 
 def layer_bytes(shape: Shape, block: Block, work: Work, item: int) -> float:
-    """Return the gradients that exist for a moment in a layer: of its feed-forward part, or of its keys."""
+    """Return the temporary bytes of gradients in a block: of its feed-forward part, or of its attention."""
     mlp = work.tokens * (block.mlp + 2 * shape.hidden) * item
     freed = work.tokens * block.mlp * item
     attention = (2 * work.key_places + 2 * work.answer_places) * block.queries * item - freed
@@ -81,29 +81,29 @@ def layer_bytes(shape: Shape, block: Block, work: Work, item: int) -> float:
 
 
 def _beside_sinks(shape: Shape, work: Work, item: int) -> float:
-    """Return the bytes of scores that gpt-oss makes for a moment: scaled, masked, with sinks, shifted."""
+    """Return the temporary bytes of the scores of gpt-oss: scaled, masked, with sinks, shifted."""
     return 5 * work.pairs * shape.heads * item if shape.family.mixture == "gpt_oss" else 0
 
 
 def _gate_of_experts(shape: Shape, block: Block, work: Work, item: int) -> float:
-    """Return the peak of the experts of gpt-oss, whose gate takes half as much again as is kept, beside the scores."""
+    """Return the peak of the experts of gpt-oss, whose gate needs 1.5 times the saved bytes, in addition to scores."""
     if shape.family.mixture != "gpt_oss":
         return 0
-    made = 1.5 * block.mlp + (4 - block.chosen / 2) * shape.hidden  # inputs are gathered once
-    return (work.tokens * made + work.pairs * shape.heads) * item
+    width = 1.5 * block.mlp + (4 - block.chosen / 2) * shape.hidden  # inputs are gathered once
+    return (work.tokens * width + work.pairs * shape.heads) * item
 
 
 def kept_bytes(shape: Shape, work: Work, item: int) -> float:
-    """Return what is kept after the last layer: its norm, hidden states of completion tokens, and their gradients."""
+    """Return the bytes kept after the last layer: its norm, hidden states of completion tokens, and their gradients."""
     return work.tokens * FLOAT * shape.hidden + work.edges * 2 * shape.hidden * item
 
 
 def forward_bytes(shape: Shape, work: Work, item: int, targets: Collection[str]) -> float:
-    """Return the peak of a pass without gradients, inside one layer: its feed-forward part, or its attention."""
+    """Return the peak of a pass without gradients: inside the feed-forward part of a block, or its attention."""
     peaks = []
     for block in shape.blocks:
-        gates = [one for one in block.linears if one.name in GATES]
-        adapters = sum(one.outputs for one in gates) if any(one.name in targets for one in gates) else 0
+        gates = [linear for linear in block.linears if linear.name in GATES]
+        adapters = sum(gate.outputs for gate in gates) if any(gate.name in targets for gate in gates) else 0
         peaks.append(work.tokens * (block.mlp + (3 + block.chosen) * shape.hidden + adapters) * item)
         peaks.append(_gate_of_experts(shape, block, work, item))
         attention = attention_saves(shape, block, work, item) + work.tokens * 2 * shape.hidden * item
@@ -112,7 +112,8 @@ def forward_bytes(shape: Shape, work: Work, item: int, targets: Collection[str])
 
 
 def head_bytes(shape: Shape, edges: float, item: int, learns: bool, wants_entropy: bool) -> float:
-    """Return a chunk of logits, its probabilities and their product, and the gradient of a trained output layer."""
+    """Return the bytes of a chunk of logits, its probabilities and their product, and of a trained output layer's
+    gradient."""
     logits = FLOAT * shape.vocabulary * min(edges, max(1, CHUNK_BYTES // (FLOAT * shape.vocabulary)))
     copies = 3 + shape.family.is_capped + wants_entropy
     return copies * logits + (shape.embedding * item + 2 * logits if learns else 0)

@@ -1,33 +1,33 @@
-"""What cards do in a second, and their memory, by the names that nvidia-smi and people give them."""
+"""The speed and the memory of cards, found by the names that nvidia-smi and people use."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-LATENCY = 1.1e-4  # seconds of a layer: an H100 decodes 256 tokens for 32 rows of 1.5 B parameters in 1.06 s
-COMMON = {8: "RTX 4060", 12: "RTX 3060", 16: "RTX 5060 Ti", 24: "RTX 3090", 80: "H100"}  # by their GB
-OTHERS = {"TI", "SUPER", "LAPTOP", "ADA", "MAX", "D"}  # words in the name of another card
-SLICES = 7  # of a card in MIG mode
-EIGHTHS = {"1": 1, "2": 2, "3": 4, "4": 4, "7": 8}  # of its memory, by the number before the `g`
+LATENCY = 1.1e-4  # seconds for each layer: an H100 decodes 256 tokens for 32 rows of 1.5 B parameters in 1.06 s
+COMMON = {8: "RTX 4060", 12: "RTX 3060", 16: "RTX 5060 Ti", 24: "RTX 3090", 80: "H100"}  # widespread cards by GB
+OTHERS = {"TI", "SUPER", "LAPTOP", "ADA", "MAX", "D"}  # words that make a name that of another card
+SLICES = 7  # of the processors of a card in MIG mode
+EIGHTHS = {"1": 1, "2": 2, "3": 4, "4": 4, "7": 8}  # of the memory in a MIG profile, by the number before its `g`
 
 
 class Speed(NamedTuple):
-    """What a processor does in a second at most."""
+    """The peak rates of a processor."""
 
-    flops: float  # of dense matrix products in the precision of the model
-    bandwidth: float  # bytes
+    flops: float  # FLOP per second of dense matrix products in the precision of the model
+    bandwidth: float  # bytes per second
     latency: float  # seconds of a layer for a single token
 
 
 class Card(NamedTuple):
-    """A card as it was named. One that is not in the table is taken for its neighbour there."""
+    """A card under the name that was asked for. A card that is not in the table gets the numbers of its neighbour."""
 
     name: str
     speed: Speed
     memory_gb: float
-    neighbour: str = ""
-    larger: str = ""  # how another one with more memory is named
+    neighbour: str = ""  # the card whose numbers these are, if it is another one
+    larger: str = ""  # the name of a variant with more memory
 
     @property
     def size(self) -> str:
@@ -48,17 +48,19 @@ CARDS = dict(_rows())
 
 
 def card_of(name: str) -> Card | None:
-    """Return a card by its name, or its neighbour's numbers under this name; None if it has no neighbour."""
-    known, neighbour = _known(name) or (_neighbour(name), True)
-    if known is None:
+    """Return a card by its name, or with the numbers of its neighbour; None if it has no neighbour either."""
+    words = _words(name)
+    known = _known(words)
+    card = known or _neighbour(words)
+    if card is None:
         return None
-    gigabytes = re.findall(r"(\d+) ?GB", name.upper())  # an RTX 4060 Ti with 16GB; 3g.40gb, of a card with 80GB
-    part = re.search(r"\bMIG (?:(\d)C\.)?(\d)G", name.upper())  # 1c.3g.40gb computes with one of the three
+    gigabytes = re.findall(r"(\d+) ?GB", name.upper())  # RTX 4060 Ti 16GB; the last one in A100 80GB MIG 3g.40gb
+    part = re.search(r"\bMIG (?:(\d)C\.)?(\d)G", name.upper())  # 1c.3g.40gb has one of the three slices to compute
     share = int(part[1] or part[2]) / SLICES if part else 1.0
-    moved = EIGHTHS[part[2]] / 8 if part else 1.0
-    speed = Speed(share * known.speed.flops, moved * known.speed.bandwidth, LATENCY)
-    taken_for, larger = known.name if neighbour else "", "" if gigabytes else known.larger
-    return Card(name, speed, float(gigabytes[-1]) if gigabytes else known.memory_gb, taken_for, larger)
+    memory_share = EIGHTHS[part[2]] / 8 if part else 1.0
+    speed = Speed(share * card.speed.flops, memory_share * card.speed.bandwidth, LATENCY)
+    memory_gb, larger = (float(gigabytes[-1]), "") if gigabytes else (card.memory_gb, card.larger)
+    return Card(name, speed, memory_gb, "" if known else card.name, larger)
 
 
 def common(memory_gb: float) -> str:
@@ -66,12 +68,11 @@ def common(memory_gb: float) -> str:
     return [name for size, name in COMMON.items() if size <= max(8, 1.07 * memory_gb)][-1]
 
 
-def _known(name: str) -> tuple[Card, bool] | None:
-    words = _words(name)
-    for known in sorted(CARDS, key=lambda one: -len(one.split())):
-        own = {*known.upper().split()}
-        if own <= words and not (words - own) & OTHERS:
-            return CARDS[known], False
+def _known(words: set[str]) -> Card | None:
+    for name in sorted(CARDS, key=lambda name: -len(name.split())):
+        needed = {*name.upper().split()}
+        if needed <= words and not (words - needed) & OTHERS:
+            return CARDS[name]
     return None
 
 
@@ -80,23 +81,22 @@ def _words(name: str) -> set[str]:
     return words | {"RTX"} if any(re.fullmatch("[2-6]0[5-9]0", word) for word in words) else words
 
 
-def _neighbour(name: str) -> Card | None:
-    """Return the card of the same letters and digits that is nearest by class (60 in 4060), then generation."""
-    asked, words = _number(_words(name)), _words(name)
-    if asked is None:
+def _neighbour(words: set[str]) -> Card | None:
+    """Return the card with the same letters and as many digits, nearest in class (60 in 4060), then in generation."""
+    if (parts := _number(words)) is None:
         return None
-    (letters, number), found = asked, []
+    letters, digits = parts
+    distances = []
     for card in CARDS.values():
         other = _number(_words(card.name))
-        if other and other[0] == letters and len(other[1]) == len(number):
-            place, its = int(number), int(other[1])
+        if other and other[0] == letters and len(other[1]) == len(digits):
+            wanted, number = int(digits), int(other[1])
             strange = len({*card.name.upper().split()} ^ words & OTHERS)
-            found.append(((abs(place % 100 - its % 100), abs(place - its), strange), card))
-    return min(found, key=lambda one: one[0])[1] if found else None
+            distances.append((abs(wanted % 100 - number % 100), abs(wanted - number), strange, card))
+    return min(distances, key=lambda distance: distance[:3])[3] if distances else None
 
 
 def _number(words: set[str]) -> tuple[str, str] | None:
     """Return the letters and the digits of a card's name: RTX and 4060, A and 100."""
-    found = [match for word in sorted(words) if (match := re.fullmatch(r"([ABHLTV]|)(\d+)[GS]?", word))]
-    plain = [(one[1] or "RTX", one[2]) for one in found if one[1] or "RTX" in words]
-    return plain[0] if plain else None
+    matches = [match for word in sorted(words) if (match := re.fullmatch(r"([ABHLTV]|)(\d+)[GS]?", word))]
+    return next(((match[1] or "RTX", match[2]) for match in matches if match[1] or "RTX" in words), None)

@@ -1,4 +1,4 @@
-"""Check that the model and the data are available, in seconds, before anything heavy is imported."""
+"""Check within seconds that the model and the data are available, before anything heavy is imported."""
 
 import glob
 import os
@@ -14,11 +14,11 @@ from trainer.problem.task import make_task
 
 
 def check(config: Config, needs_data: bool = True) -> Found:
-    """Find the model. Raise ModelError or DataError if it or the data is neither on this machine nor on the hub."""
-    found = find_model(config.model)
+    """Return the model. Raise ModelError or DataError if it or the data is neither on this machine nor on the hub."""
+    model = find_model(config.model)
     if needs_data:
         find_all_data(config.task)
-    return found
+    return model
 
 
 def find_all_data(task: TaskSettings) -> None:
@@ -27,7 +27,7 @@ def find_all_data(task: TaskSettings) -> None:
 
 
 def find_teacher(model: Model | None) -> Found:
-    """Find the model that a run loads as its teacher, or one without files. Raise ModelError if it is not there."""
+    """Return the model that a run loads as its teacher; NOTHING if it loads none. Raise ModelError if it is missing."""
     if model is None:
         return NOTHING
     with naming("teacher.name"):
@@ -35,14 +35,14 @@ def find_teacher(model: Model | None) -> Found:
 
 
 def find_adapters(config: Config) -> None:
-    """Raise ModelError if the adapter that a run begins with, or that of its teacher, is not there."""
+    """Raise ModelError if the adapter that a run starts from, or that of its teacher, does not exist."""
     for key, folder in (("lora.start", config.lora.start), ("teacher.adapter", config.teacher.adapter)):
         if folder and not (folder / "adapter_config.json").is_file():
             raise ModelError(f"{key}={folder}", "there is no adapter_config.json in it", "Name the adapter of a run")
 
 
 def find_data(data: HubSet, task: TaskSettings) -> bool:
-    """Return True if the data is in the cache, False if the hub has it. Raise DataError if neither has."""
+    """Return True if the data is in the cache, False if only the hub has it. Raise DataError if neither does."""
     cached = is_prepared(data)
     try:
         listing("datasets", data.name, None)
@@ -66,7 +66,7 @@ def data_cache() -> Path:
 
 
 def is_prepared(data: HubSet) -> bool:
-    """True if `datasets` has this split of this configuration in its cache, so that it can read it without the hub."""
+    """Return True if the cache of `datasets` holds this split of this subset, so that it is read without the hub."""
     split, subset = data.split.partition("[")[0], glob.escape(data.subset or "") or "*"
     plain = data.name.replace("/", "").replace("_", "").casefold()  # `datasets` writes owner/MyData as owner___my_data
     folders = [*data_cache().glob(f"*___*/{subset}")]

@@ -1,4 +1,4 @@
-"""Refuse a run that cannot fit this machine before anything is downloaded, and warn where memory will be short."""
+"""Refuse a run that cannot fit this machine before anything is downloaded, and warn if memory will be short."""
 
 import os
 import sys
@@ -13,8 +13,8 @@ from trainer.plan import preflight
 from trainer.plan.planner import GB, PROCESS, SLEEPING, TIGHT, Planner
 from trainer.plan.search import Placement, changed, difference, planned_shape, value_of
 
-LARGEST_ON_A_CPU = GB // 2  # parameters; with more a step takes many minutes
-# What takes RAM, and the setting that decides about it.
+LARGEST_ON_A_CPU = GB // 2  # parameters; with more, a step takes many minutes
+# The setting that decides about each term of the RAM.
 TAKES_RAM = {
     "optimizer state": "engine.ds_config",
     "weights": "engine.ds_config",
@@ -24,7 +24,7 @@ TAKES_RAM = {
 
 
 def check(config: Config, machine: hardware.Hardware) -> None:
-    """Raise ConfigError for a run that cannot fit, and warn of one that may not. Unknown shapes pass."""
+    """Raise ConfigError for a run that cannot fit, and warn of one that may not. Models of unknown shape pass."""
     if config.warmup.steps and not config.is_warmup:
         check(config.warmed_up_in(config.run.dir), machine)
     shape = None if os.environ.get(preflight.CHECKED) else planned_shape(config.model)
@@ -37,19 +37,19 @@ def check(config: Config, machine: hardware.Hardware) -> None:
 
 
 def warning(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
-    """Return a warning where memory will be short, although the run can go on with less at a time."""
+    """Return a warning if memory will be short, although the run can continue with smaller batches."""
     if not machine.gpus or (placement := _placement(config, machine, shape)).plan.fits:
         return None
     found = placement.search()
     remedy = f" What fits: {' '.join(difference(config, found))}" if found else ""
     return (
         f"memory will be short: {placement.plan.peak / GB:.1f} GB are planned, and the card has "
-        f"{machine.memory_gb:.1f} GB. Where it runs out, less is done at a time.{remedy}"
+        f"{machine.memory_gb:.1f} GB. If it runs out, the run continues with smaller batches.{remedy}"
     )
 
 
 def problem(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
-    """Return why the run cannot work here, and what can; None where nothing stands in its way."""
+    """Return why the run cannot work on this machine, and settings that can; None if it may."""
     if reason := no_layer_to_adapt(config, shape):
         return reason
     if not machine.gpus:
@@ -71,7 +71,7 @@ def no_layer_to_adapt(config: Config, shape: Shape) -> str | None:
 
 
 def too_little_for_vllm(placement: Placement) -> str | None:
-    """Return an error if vLLM's share of the card does not hold the base and one answer."""
+    """Return an error if vLLM's share of the card cannot hold the base and one answer."""
     config, vram = placement.config, placement.vram
     share, least = config.rollout.vllm.memory, placement.vllm_at_least
     if config.rollout.engine != "vllm_colocate" or not share or share * vram >= least:
@@ -83,7 +83,8 @@ def too_little_for_vllm(placement: Placement) -> str | None:
 
 
 def _too_large_for_the_card(placement: Placement) -> str | None:
-    """Count one answer at a time and no merged copies: a run that is out of memory gets there by itself."""
+    """Return an error if even one answer at a time does not fit, without merged copies: the least to which a run that
+    runs out of memory shrinks."""
     config = placement.config
     plan = replace(placement, config=changed(config, {"rollout.rows": 1, "optim.tokens_per_micro_batch": 1})).plan
     terms = plan.phases[plan.peak_phase]

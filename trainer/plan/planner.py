@@ -1,11 +1,11 @@
-"""How much memory a run needs, worked out before it begins by arithmetic over a shape and a configuration.
+"""The memory that a run needs, computed before it starts from the shape of its model and its configuration.
 
     load -> rollout -> score -> backward -> step
 
-A plan lists the bytes of each phase by purpose. Tensors are counted as the code makes them, at the greatest lengths
-that the settings allow, so a plan is the worst case of a run and not its average. `bench/plan.py` measures the same
-code and compares every phase with its plan. What no tensor shows, the CUDA context and the allocator's slack, are
-constants.
+A plan lists the bytes of each phase by purpose. Tensors are counted as the code creates them, at the greatest lengths
+that the settings allow, so a plan describes the worst case of a run and not its average. `bench/plan.py` measures the
+same code and compares every phase with its plan. Memory that belongs to no tensor (the CUDA context, the allocator's
+slack) is estimated by constants.
 """
 
 from collections import Counter
@@ -21,26 +21,26 @@ from trainer.model.shapes import Block, Linear, Shape, adapter_shapes, shape_of
 from trainer.plan.activations import FLOAT, Work, forward_bytes, head_bytes, kept_bytes, layer_bytes, saved_bytes
 
 GB = 10**9
-CONTEXT = GB // 2  # of CUDA with the kernels of torch and cuBLAS, in every process; not measured
-AT_WORK = 2 * GB  # vLLM beside weights and cache: activations, kernels, graphs; not measured
-ASLEEP = GB // 2  # what of that stays while it sleeps; a user of vLLM 0.13 saw 1.1 GB, the CUDA context included
+CONTEXT = GB // 2  # the CUDA context of each process, with the kernels of torch and cuBLAS; not measured
+AT_WORK = 2 * GB  # vLLM's activations, kernels and graphs, in addition to weights and cache; not measured
+ASLEEP = GB // 2  # what vLLM keeps while it sleeps; a user of vLLM 0.13 saw 1.1 GB, the CUDA context included
 SLEEPING = "sleeping weights of vLLM"
-ADAPTERS = 2  # in vLLM at a time: the new one is loaded while the old one is still known
-SLACK = 0.05  # of what the allocator hands out: blocks are rounded up, and holes stay; not measured
+ADAPTERS = 2  # vLLM loads the new adapter before it removes the old one
+SLACK = 0.05  # share of the allocated memory lost to rounding and fragmentation; not measured
 PROCESS = 3 * GB // 2  # CPU memory of a rank for Python, torch and DeepSpeed
-ROOMY = 0.9  # of a card: a plan below is certain to fit
-TIGHT = 1.1  # a plan above is certain not to fit; in between it may or may not fit
+ROOMY = 0.9  # a plan below this share of the card is certain to fit
+TIGHT = 1.1  # a plan above this share is certain not to fit; in between it may or may not fit
 
-# What rollout/decoder reads of this file.
+# Constants that the decoder (rollout/decoder) shares with its plan.
 PREFILL_TOKENS = 4096  # in one pass, padding included: the activations of a prompt are larger than its cache
-PLACES = 16  # cache lengths are multiples of this: attention masks on a card want it, and batches are reused more often
-SPARE = 4  # copies may take 1/SPARE of the free memory: the training pass needs the rest
-EIGHT_BITS_MULTIPLE = 16  # of the inputs and outputs of a weight, without which it has no product in 8 bits
-INSIDE_A_DRAW = 4  # bytes that the kernel of a draw takes for each logit beside its tensors: sums are made in double
-DRAW = 8 + INSIDE_A_DRAW  # and all that a draw takes: logits in fp32, divided by the temperature, and probabilities
-ITEMS = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4}
-NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # four bits, a byte for each 64, and a float for each 256 of these bytes
-ADAM = {"adamw": 8, "adamw_8bit": 2.04}  # bytes for each number trained
+PLACES = 16  # cache lengths are multiples of this: GPU attention masks need it, and more batches can share a cache
+SPARE = 4  # merged copies may take 1/SPARE of the free memory; the training pass needs the rest
+EIGHT_BITS_MULTIPLE = 16  # 8-bit matrix products need inputs and outputs that are multiples of this
+INSIDE_A_DRAW = 4  # bytes for each logit inside the sampling kernel, which sums in double precision
+DRAW = 8 + INSIDE_A_DRAW  # bytes for each logit of a draw: fp32 logits divided by the temperature, and probabilities
+ITEMS = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4}  # bytes of a number
+NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes: four bits, a byte for each 64 of them, a float for each 256 such bytes
+ADAM = {"adamw": 8, "adamw_8bit": 2.04}  # bytes of the moments of each trained parameter
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 Terms = dict[str, int]
@@ -56,11 +56,11 @@ class Plan:
     ram: dict[str, Terms]
 
     def peak_of(self, phase: str) -> int:
-        """Return what the process holds of the card at the peak of a phase, which is what `nvidia-smi` shows."""
+        """Return the bytes that the process occupies at the peak of a phase, as `nvidia-smi` shows them."""
         return sum(self.phases[phase].values())
 
     def allocated_of(self, phase: str) -> int:
-        """Return the peak without context and slack, which is what `torch.cuda.max_memory_allocated` shows."""
+        """Return the peak without context and slack, as `torch.cuda.max_memory_allocated` reports it."""
         return sum(size for name, size in self.phases[phase].items() if name not in ("CUDA context", "allocator slack"))
 
     @property
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def ram_terms(self) -> Terms:
-        """The terms of the phase that needs most RAM."""
+        """The terms of the phase that needs the most RAM."""
         return max(self.ram.values(), key=lambda terms: sum(terms.values()))
 
     @property
@@ -96,21 +96,16 @@ class Plan:
         return "tight" if self.peak <= TIGHT * self.vram else "too large"
 
 
-def plan(shape: Shape, config: Config, world_size: int = 1, vram: int = 8 * GB, local_size: int | None = None) -> Plan:
-    """Return the plan of one rank of `world_size`, `local_size` of which are on its machine: all of them by default."""
-    return Planner(shape, config, world_size, vram, local_size=local_size).plan
-
-
 @dataclass(eq=False)
 class Planner:
-    """The terms of a plan, one property each. `ram` is the memory of the machine, for all its ranks together."""
+    """The terms of a plan, one property each. `ram` is the memory that all ranks of the machine share."""
 
     shape: Shape
     config: Config
     world_size: int
     vram: int
     ram: float = inf
-    local_size: int | None = None
+    local_size: int | None = None  # the ranks on this machine; None if they are all
 
     def __post_init__(self) -> None:
         config, self.zero = self.config, ds_config.zero_settings(self.config.engine)
@@ -131,24 +126,24 @@ class Planner:
         if self.teacher:
             phases["teacher"] = trains | self.teacher.passing(())
         if self.config.shares_base:
-            taught = {part for name in self._taught for part in name.split(".")}
-            phases["teacher"] = trains | self._whole | self.passing(taught)
+            adapted = {part for name in self._teacher_adapter for part in name.split(".")}
+            phases["teacher"] = trains | self._whole | self.passing(adapted)
         if algorithm.kl.coef or algorithm.top_entropy < 1 or algorithm.minibatches > 1:  # a pass before the update
             weights = self._whole if algorithm.kl.coef else self._layer_by_layer  # the reference needs all of them
             phases["score"] = trains | weights | self.passing(self.targets)
         phases |= {"backward": trains | self._backward(), "step": trains | self._step()}
         planned = {}
-        for name, terms in phases.items():
-            found = {term: round(size) for term, size in terms.items() if size >= 1}
-            slack = round(SLACK * sum(found.values()))
-            planned[name] = {**found, "allocator slack": slack, "CUDA context": CONTEXT}
+        for phase, terms in phases.items():
+            sizes = {term: round(size) for term, size in terms.items() if size >= 1}
+            slack = round(SLACK * sum(sizes.values()))
+            planned[phase] = {**sizes, "allocator slack": slack, "CUDA context": CONTEXT}
         return Plan(self.vram, planned, self._ram())
 
-    # what is there all the time
+    # resident in every phase
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
-        """Names of the layers with an adapter."""
+        """Names of the layers that get an adapter."""
         lora = self.config.lora
         if not lora.enabled:
             return ()
@@ -166,12 +161,12 @@ class Planner:
         lora = self.config.lora
         if not lora.enabled:
             return self.shape.parameters
-        of_layer = {one: lora.r * (one.inputs + one.outputs) + one.outputs * lora.dora for one in self.adapted}
-        return round(self.shape.total(lambda block: sum(of_layer.get(one, 0) for one in block.linears)))
+        sizes = {part: lora.r * (part.inputs + part.outputs) + part.outputs * lora.dora for part in self.adapted}
+        return round(self.shape.total(lambda block: sum(sizes.get(part, 0) for part in block.linears)))
 
     @cached_property
     def weights(self) -> float:
-        """Bytes of the model without an adapter, as far as they are on the card."""
+        """Bytes of the model's weights on the card, without the adapter."""
         shape, model = self.shape, self.config.model
         embedding = head = shape.embedding * self.item
         if not shape.tied and model.quantize_head == "int8":
@@ -180,14 +175,14 @@ class Planner:
         return on_card + shape.ends * self.item + shape.total(self._block)
 
     def _block(self, block: Block) -> float:
-        """Return the bytes of a layer. Only linear layers are quantised, and experts are none."""
+        """Return the bytes of a block. Only linear layers are quantised; experts are not."""
         others = block.others + block.experts * block.expert
         return sum(map(self._linear_bytes, block.linears)) + others * self.item
 
     @property
     def decoded(self) -> float:
-        """Bytes of weights that a decode step moves: all but the embedding, of which it reads a few rows, and experts
-        that no row is sent to. Quantised weights are also written in full precision, and read again."""
+        """Bytes of weights that a decode step moves: all except the embedding, of which it reads a few rows, and
+        experts that get no token. Quantised weights are also written in full precision and read again."""
         model, shape = self.config.model, self.shape
         unread = 0 if shape.tied or model.embeddings == "cpu" else shape.embedding * self.item
         in_full = shape.total(lambda block: sum(linear.weights for linear in block.linears)) * self.item
@@ -204,40 +199,41 @@ class Planner:
 
     @cached_property
     def shard(self) -> float:
-        """The count of numbers whose optimizer state belongs to this rank."""
+        """The number of parameters whose optimizer state belongs to this rank."""
         return self.trained / (self.world_size if self.stage else 1)
 
     @cached_property
     def state(self) -> float:
-        """Bytes of this rank's optimizer state, which offload takes off the card; of its gradient with ZeRO-3."""
+        """Bytes of this rank's optimizer state, and of its gradient if the weights are split, without offload."""
         return self.shard * (4 + ADAM[self.config.optim.name] + (self.item if self.splits else 0))
 
     @cached_property
     def _resident(self) -> Sizes:
         lora, kl = self.config.lora, self.config.algorithm.kl
-        earlier = int(kl.refresh is not None or (kl.coef > 0 and not lora.enabled))  # values that a KL compares with
-        further = lora.start is not None or lora.init != "zero"
-        earlier += lora.enabled and further  # and the first ones of PiSSA, or of an adapter that is trained further
-        sides = lora.r * max((max(one.inputs, one.outputs) for one in self.adapted), default=0)
-        largest = sides if lora.enabled else max(self.shape.embedding, *(one.weights for one in self.shape.linears))
-        # as wide as the policy's adapter beside it, and in fp32 where PEFT reads it alone
-        taught = sum(map(prod, self._taught.values())) * (self.item if self.config.shares_base else FLOAT)
+        snapshots = int(kl.refresh is not None or (kl.coef > 0 and not lora.enabled))  # the reference of the KL
+        starts_nonzero = lora.start is not None or lora.init != "zero"
+        snapshots += lora.enabled and starts_nonzero  # the initial values of PiSSA or of an adapter trained further
+        longest = lora.r * max((max(linear.inputs, linear.outputs) for linear in self.adapted), default=0)
+        largest = longest if lora.enabled else max(self.shape.embedding, *(one.weights for one in self.shape.linears))
+        # the precision of the policy's adapter if they share a base; PEFT alone loads an adapter in fp32
+        adapter_item = self.item if self.config.shares_base else FLOAT
+        teacher_adapter = sum(map(prod, self._teacher_adapter.values())) * adapter_item
         return {
             "weights": self._own_weights,
             "adapter": self.trained * self.item if lora.enabled else 0,
-            "optimizer state": largest * self.item if self.offloads else self.state,  # a buffer for one tensor
-            "reference": earlier * self.trained * self.item,
-            "teacher": (self.teacher.weights if self.teacher else 0) + taught,
+            "optimizer state": largest * self.item if self.offloads else self.state,  # or a buffer of one tensor
+            "reference": snapshots * self.trained * self.item,
+            "teacher": (self.teacher.weights if self.teacher else 0) + teacher_adapter,
         }
 
     @cached_property
     def _own_weights(self) -> float:
-        """Bytes of the weights that stay on this card. Adapters are not split: their tensors are too small."""
+        """Bytes of the weights that stay on this card. Adapters are not split because their tensors are too small."""
         return 0 if self.streams else self.weights / (self.world_size if self.splits else 1)
 
     @property
     def _gathered(self) -> float:
-        """Bytes that split weights take while all of them are gathered, as in a rollout."""
+        """Bytes of split weights while all of them are gathered, as in a rollout."""
         return self.weights if self.splits else 0
 
     @property
@@ -246,39 +242,39 @@ class Planner:
 
     @property
     def _layer_by_layer(self) -> Sizes:
-        """The weights of a training pass, which gathers split layers while they are computed."""
+        """The weights during a training pass, which gathers split layers only while it computes them."""
         live = int(self.zero.get("stage3_max_live_parameters", GB))
         gathered = self.item * min(self.shape.parameters, max(live, self.shape.embedding)) if self.splits else 0
         return {"weights": self._own_weights + gathered}
 
     @cached_property
     def _free(self) -> float:
-        """Bytes that are free when the first rollout begins."""
+        """Bytes that are free when the first rollout starts."""
         return self.vram - CONTEXT - (1 + SLACK) * (sum(self._resident.values()) + self._gathered)
 
     # a teacher
 
     @cached_property
     def teacher(self) -> "Planner | None":
-        """The plan of the teacher as a model that is never trained; None for a server, and for an unknown shape."""
-        own = self.config.teacher_model
-        if own is None:
+        """The planner of a teacher that this process loads; None for a server and for an unknown shape."""
+        model = self.config.teacher_model
+        if model is None:
             return None
         try:
-            shape = shape_of(own.name, own.revision)
+            shape = shape_of(model.name, model.revision)
         except ModelError:
             return None
-        alone = {"model": own, "teacher": Teacher()}
-        return Planner(shape, self.config.model_copy(update=alone), self.world_size, self.vram)
+        config = self.config.model_copy(update={"model": model, "teacher": Teacher()})
+        return Planner(shape, config, self.world_size, self.vram)
 
     @cached_property
-    def _taught(self) -> dict[str, list[int]]:
+    def _teacher_adapter(self) -> dict[str, list[int]]:
         """The shapes of the weights of the teacher's adapter."""
         folder = self.config.teacher.adapter
         return adapter_shapes("teacher.adapter", folder) if folder else {}
 
     def passing(self, targets: Collection[str]) -> Sizes:
-        """Return the bytes of a pass of this model over the largest micro-batch, beside its weights."""
+        """Return the bytes, weights excluded, of a forward pass without gradients over the largest micro-batch."""
         inside = forward_bytes(self.shape, self.work, self.item, targets) + self._dequantised
         head = head_bytes(self.shape, self.work.edges, self.item, learns=False, wants_entropy=False)
         return _larger(inside, self.work.edges * self.shape.hidden * self.item, head)
@@ -286,56 +282,56 @@ class Planner:
     # load
 
     def _load(self) -> Sizes:
-        """The engine makes one flat tensor of what is trained, by way of the CPU where two of them would not fit."""
+        """The engine flattens the trained parameters into one tensor, on the CPU if two of them would not fit."""
         flat = self.trained * self.item
         frozen = self.weights if self.config.lora.enabled else 0
         own = self.shard * (self.item if self.offloads else max(4 + self.item, 8))  # in fp32, with a first gradient
         loaded = self.weights
-        if self.config.model.quantize != "none":  # on the card, where embedding and output layer arrive as they came
+        if self.config.model.quantize != "none":  # embedding and output layer reach the card in full precision
             loaded = (self.shape.embeddings + self.shape.ends) * self.item + self.shape.total(self._block)
-        twice = flat if frozen + 2 * flat <= self.vram - CONTEXT else 0
-        flattening = {} if self.splits else {"flattening": max(twice, own)}  # parts replace whole weights one by one
+        second = flat if frozen + 2 * flat <= self.vram - CONTEXT else 0
+        flattening = {} if self.splits else {"flattening": max(second, own)}  # ZeRO-3 partitions weights one by one
         return {"weights": loaded, "adapter": flat if frozen else 0, **flattening}
 
     # rollout
 
     @cached_property
     def all_rows(self) -> int:
-        """Answers of this rank in a step."""
+        """The answers that this rank samples in a step."""
         rollout = self.config.rollout
         return ceil(rollout.problems / self.world_size) * rollout.group_size
 
     @cached_property
     def trained_rows(self) -> int:
-        """Answers of this rank that a step trains on: in a warm-up worked solutions, each with a prompt of its own."""
+        """The rows that this rank trains on in a step. Those of a warm-up are worked solutions with a prompt each."""
         warmup = self.config.warmup
         return ceil(warmup.problems / self.world_size) if self.config.is_warmup else self.all_rows
 
     @cached_property
     def rows(self) -> int:
-        """Answers that are sampled side by side."""
+        """The answers that are sampled at the same time."""
         return min(self.config.rollout.rows, self.all_rows)
 
     @cached_property
     def decodes(self) -> bool:
-        """True if Octet's own decoder samples, and not model.generate, a server or vLLM in this process."""
+        """True if Octet's decoder samples, rather than model.generate, a server or vLLM in this process."""
         rollout, others = self.config.rollout, ("hf", "vllm_colocate")
         return self.shape.family.decodes and not rollout.uses_servers and rollout.engine not in others
 
     @property
     def _vllm_here(self) -> Sizes:
-        """A vLLM in this process takes its share whole, as soon as it samples."""
+        """vLLM in this process allocates its whole share as soon as it samples."""
         return {"vLLM": self.vllm} if self.config.rollout.engine == "vllm_colocate" else {}
 
     @cached_property
     def vllm(self) -> float:
-        """Bytes for a vLLM in this process: the share that it was given, or one that holds all rows."""
+        """Bytes of vLLM in this process: the share that the settings give it, or one that holds all rows."""
         share = self.config.rollout.vllm.memory
         return share * self.vram if share else self.vllm_at_least + self._cache(self.rows - 1) + AT_WORK
 
     @property
     def vllm_at_least(self) -> float:
-        """Bytes of the unquantised base, of adapters, and of the cache of one answer."""
+        """Bytes of the unquantised base, the adapters, and the cache of one answer."""
         adapters = ADAPTERS * self.trained if self.config.lora.enabled else 0
         return (self.shape.parameters + adapters) * self.item + self._cache(1)
 
@@ -345,8 +341,8 @@ class Planner:
 
     @cached_property
     def eight_bits(self) -> float:
-        """Bytes of weights in 8 bits that the decoder keeps, with a scale for each output, and of adapters beside them,
-        where those of several layers are joined."""
+        """Bytes of the decoder's 8-bit weights with a scale for each output, and of the adapters that it concatenates
+        where several layers share an input."""
         if not self._may_copy or self.config.rollout.weights == "same":
             return 0
         has_head = self.config.model.quantize_head == "none"
@@ -354,40 +350,39 @@ class Planner:
         return head + self.shape.total(lambda block: sum(map(self._part_in_8_bits, block.projections)))
 
     def _part_in_8_bits(self, part: tuple[Linear, ...]) -> float:
-        inputs, outputs = part[0].inputs, sum(one.outputs for one in part)
-        is_adapted = any(one in self.adapted for one in part)
-        rank = self.config.lora.r * len(part) * is_adapted
+        inputs, outputs = part[0].inputs, sum(linear.outputs for linear in part)
         if inputs % EIGHT_BITS_MULTIPLE or outputs % EIGHT_BITS_MULTIPLE:
             return 0
+        rank = self.config.lora.r * len(part) * any(linear in self.adapted for linear in part)
         return (inputs + FLOAT) * outputs + rank * (inputs + outputs) * self.item
 
     @cached_property
     def copies(self) -> float:
-        """Bytes of merged weights that the decoder keeps in a quarter of the free memory, small ones first."""
+        """Bytes of merged weights that the decoder keeps in 1/SPARE of the free memory, the smallest ones first."""
         if not self._may_copy or self.config.rollout.weights != "same":
             return 0
-        parts, budget, found = Counter[tuple[Linear, ...]](), self._free / SPARE, 0.0
+        parts, budget, copied = Counter[tuple[Linear, ...]](), self._free / SPARE, 0.0
         for block in self.shape.blocks:
             parts.update(dict.fromkeys(block.projections, block.count))
-        adapted = {part: any(one in self.adapted for one in part) for part in parts}
-        weights = {part: sum(one.weights for one in part) for part in parts}
+        adapted = {part: any(linear in self.adapted for linear in part) for part in parts}
+        weights = {part: sum(linear.weights for linear in part) for part in parts}
         for part in sorted(parts, key=lambda part: (not adapted[part], weights[part])):
             if adapted[part] or len(part) > 1:
                 size = weights[part] * self.item
-                count = min(parts[part], int((budget - found) // size)) if budget > found else 0
-                found += count * size
-        return found
+                count = min(parts[part], int((budget - copied) // size)) if budget > copied else 0
+                copied += count * size
+        return copied
 
     @cached_property
     def places(self) -> int:
-        """Tokens that the cache has room for in each row."""
+        """The length of the cache: how many tokens each row can hold."""
         return ceil((self.prompt + self.completion) / PLACES) * PLACES
 
     def _cache(self, rows: int) -> float:
         return rows * self.row(self.places)
 
     def row(self, places: float) -> float:
-        """Return the bytes that the layers keep of a row: keys and values of each place, and what does not grow."""
+        """Return the bytes that the layers cache for a row: keys and values of each place, and states of fixed size."""
         states = self.shape.total(lambda block: block.inputs * self.item + block.matrix * FLOAT)
         return self._of_place * places + states
 
@@ -397,8 +392,8 @@ class Planner:
 
     @cached_property
     def _kept_by_rollout(self) -> Sizes:
-        """The decoder keeps its copies and captured steps, and its caches where a quarter of the free memory holds
-        them: one for training, and one for evaluations, which have a decoder of their own."""
+        """What the sampler keeps between rollouts. The decoder keeps its copies and captured steps, and each cache that
+        fits 1/SPARE of the free memory: one for training, and one for evaluations, which have their own decoder."""
         rollout = self.config.rollout
         if not self.decodes:
             return {"sleeping vLLM": ASLEEP} if self._vllm_here and rollout.vllm.sleep else self._vllm_here
@@ -413,14 +408,15 @@ class Planner:
         return kept
 
     def _decode_step(self, rows: int) -> float:
-        """Return the bytes that one more token for each row takes for a moment; a captured step keeps them."""
+        """Return the temporary bytes of one more token for each row, which a captured step keeps."""
         return self._through_a_block(rows) + rows * self.shape.vocabulary * (self.item + DRAW)
 
     def _through_a_block(self, tokens: int) -> float:
-        """Return the bytes of a block of the decoder: the hidden state, and what its halves read and make."""
+        """Return the bytes of a pass through a block of the decoder: hidden states and the larger of its two halves."""
         shape = self.shape
-        adapters = 0 if self.copies or self.eight_bits else 3 * max((one.outputs for one in self.adapted), default=0)
-        inside = max(max(2 * (one.queries + one.keys), one.mlp, one.mixed) for one in shape.blocks)
+        outputs = max((linear.outputs for linear in self.adapted), default=0)
+        adapters = 0 if self.copies or self.eight_bits else 3 * outputs
+        inside = max(max(2 * (block.queries + block.keys), block.mlp, block.mixed) for block in shape.blocks)
         return tokens * (2 * shape.hidden + inside + adapters) * self.item
 
     def _rollout(self) -> Sizes:
@@ -430,13 +426,14 @@ class Planner:
         if not self.decodes:
             return self._whole | self._generate()
         kept = self._whole | self._kept_by_rollout
-        prompts = max(1, min(PREFILL_TOKENS // self.prompt, ceil(rows / rollout.group_size)))  # read at once
+        prompts = max(1, min(PREFILL_TOKENS // self.prompt, ceil(rows / rollout.group_size)))  # in one prefill pass
         keys = max(block.keys for block in shape.blocks)
-        spread = 2 * keys * self.prompt * min(rows, prompts * rollout.group_size) * self.item  # of one layer
+        # one layer's keys and values, repeated for the rows of each group
+        spread = 2 * keys * self.prompt * min(rows, prompts * rollout.group_size) * self.item
         mixing = max(block.mixing for block in shape.blocks)
         reading = prompts * self.prompt * mixing + self._through_a_block(prompts * self.prompt) + spread
-        # an adapter's product before and after it is scaled, on its way into a copy
-        merging = 2 * max((one.weights for one in self.adapted), default=0) * self.item if self.copies else 0
+        # a merge holds the adapter's product before and after it is scaled
+        merging = 2 * max((linear.weights for linear in self.adapted), default=0) * self.item if self.copies else 0
         drawing = rows * shape.vocabulary * (self.item + DRAW)
         return kept | {
             "KV cache": self._cache(rows),
@@ -447,29 +444,29 @@ class Planner:
 
     @property
     def _dequantised(self) -> float:
-        """Bytes of the largest weight in full precision, while a product with it is computed."""
+        """Bytes of the largest quantised weight, which a matrix product dequantises for a moment."""
         largest = max(linear.weights for linear in self.shape.linears)
         return largest * self.item if self.config.model.quantize != "none" else 0
 
     def _generate(self) -> Sizes:
-        """model.generate with as many rows as limits.rows_that_fit chooses. A cache grows by being copied layer by
-        layer, so the peak is where all prompts are read at once, or at the last token."""
-        shape, of_place = self.shape, self._of_place
-        of_row = of_place * (self.prompt + self.completion) + 12 * shape.vocabulary
-        rows = max(1, min(self.rows, int(self._free / 2 / of_row)))
-        reading = forward_bytes(shape, self._padded(rows, 0), self.item, self.targets) + self._dequantised
+        """Bytes of model.generate with as many rows as limits.rows_that_fit allows. The cache grows by being copied
+        layer by layer, so the peak is either the prefill of all prompts or the last token."""
+        shape, length = self.shape, self.prompt + self.completion
+        row_bytes = self._of_place * length + 12 * shape.vocabulary
+        rows = max(1, min(self.rows, int(self._free / 2 / row_bytes)))
+        prefill = forward_bytes(shape, self._padded(rows, 0), self.item, self.targets) + self._dequantised
         logits = rows * shape.vocabulary * (self.item + 4 * FLOAT)
-        first, last = of_place * rows * self.prompt, of_place * rows * (self.prompt + self.completion)
+        first, last = self._of_place * rows * self.prompt, self._of_place * rows * length
         growing = last / shape.layers
-        if first + reading > last + growing + logits:
-            return {"KV cache": first, "activations": reading}
+        if first + prefill > last + growing + logits:
+            return {"KV cache": first, "activations": prefill}
         return {"KV cache": last + growing, "logits": logits}
 
     # score, backward, step
 
     @cached_property
     def work(self) -> Work:
-        """The largest micro-batch: answers of full length to prompts of full length, up to the budget."""
+        """The largest micro-batch: prompts and answers of full length, as many as the token budget allows."""
         model, optim = self.config.model, self.config.optim
         budget = optim.tokens_per_micro_batch
         family = self.shape.family
@@ -485,13 +482,13 @@ class Planner:
         return Work.padded(rows, self.prompt, completion, keeps_scores)
 
     def _backward(self) -> Sizes:
-        """The peak is at the head, when all layers have kept what they need, or in the last layer on the way back."""
+        """The peak is at the output layer, when all layers have saved their inputs, or in the last layer backwards."""
         shape, work, config = self.shape, self.work, self.config
-        saved = {one: saved_bytes(shape, one, work, self.item, self._learning) for one in shape.blocks}
+        saved = {block: saved_bytes(shape, block, work, self.item, self._learning) for block in shape.blocks}
         is_checkpointed = config.model.gradient_checkpointing
-        inside = max(layer_bytes(shape, one, work, self.item) + saved[one] * is_checkpointed for one in shape.blocks)
-        inside += self._dequantised
-        kept = kept_bytes(shape, work, self.item) + shape.total(lambda one: one.carried) * work.tokens * self.item
+        layers = (layer_bytes(shape, block, work, self.item) + size * is_checkpointed for block, size in saved.items())
+        inside = max(layers) + self._dequantised
+        kept = kept_bytes(shape, work, self.item) + shape.total(lambda block: block.carried) * work.tokens * self.item
         if is_checkpointed:
             kept += (2 if config.model.activation_offload else shape.layers) * work.tokens * shape.hidden * self.item
         else:
@@ -500,25 +497,25 @@ class Planner:
         head = head_bytes(shape, work.edges, self.item, not config.lora.enabled, entropy)
         gradients = {
             "gradients": self.trained * (FLOAT if regularises else self.item),
-            # in fp32: parameters, the same a step further, the first gradient, and the sum of the second
+            # in fp32: the parameters, the displaced parameters, the first gradient, and the sum of the second one
             "regularisation": 4 * FLOAT * self.trained * regularises,
         }
         return self._layer_by_layer | gradients | _larger(inside, kept, head)
 
     @property
     def _learning(self) -> tuple[str, ...]:
-        """Names of the layers whose input the backward pass needs, because they or their adapter learn."""
+        """Names of the layers whose input is saved for the backward pass: those that learn, or whose adapter does."""
         every = tuple(linear.name for linear in self.shape.linears)
         if not self.config.lora.enabled:
             return (*every, "norms")
-        return every if self.config.model.quantize == "int8" else self.targets  # int8 keeps what it multiplies
+        return every if self.config.model.quantize == "int8" else self.targets  # int8 layers always save their input
 
     def _step(self) -> Sizes:
-        """Gradients are reduced bucket by bucket, and this rank's part becomes fp32 for the optimizer."""
+        """Gradients are reduced bucket by bucket, and this rank's part is converted to fp32 for the optimizer."""
         size = int(self.zero.get("reduce_bucket_size", min(self.trained, ds_config.LARGEST_BUCKET)))
         bucket = size * self.item * (2 if self.zero.get("overlap_comm") else 1)
         gradients = self.trained * self.item
-        # the adapter before an update and the difference, while the first updates are measured
+        # the first updates are measured with a copy of the adapter and its difference
         measured: Sizes = {"measured updates": 2 * gradients} if self.config.lora.enabled and not self.splits else {}
         if self.offloads:
             return {"gradients": gradients, "reduction": bucket} | measured
@@ -532,7 +529,7 @@ class Planner:
         loaded = self.weights if model.quantize == "none" else shape.embedding * self.item
         phases: dict[str, Sizes] = {"load": {"weights being loaded": loaded}, "run": {}}
         if self.offloads:
-            # weights and gradient in fp32 and a copy to send, page-locked as a rule, and the moments
+            # weights and gradient in fp32, the copy sent to the card (usually all page-locked), and the moments
             sizes = (4 * self.shard, 4 * self.shard, self.item * self.shard)
             buffers = map(_page_locked, sizes) if self.zero["offload_optimizer"].get("pin_memory") else sizes
             phases["run"]["optimizer state"] = sum(buffers) + ADAM[self.config.optim.name] * self.shard
@@ -552,10 +549,10 @@ class Planner:
 
 
 def _larger(inside: float, kept: float, head: float) -> Sizes:
-    """Return what is kept, with the larger of two peaks: inside a layer, or at the output layer."""
+    """Return what is kept plus the larger of two peaks: inside a layer, or at the output layer."""
     return {"activations": kept + inside} if inside > head else {"activations": kept, "logits": head}
 
 
 def _page_locked(size: float) -> float:
-    """Return the bytes of a page-locked block, which come in powers of two."""
+    """Return the bytes of a page-locked block, whose size is rounded up to a power of two."""
     return 1 << (ceil(size) - 1).bit_length() if size >= 1 else 0

@@ -1,6 +1,6 @@
-"""Checks before anything heavy is imported: disk, RAM, cards, packages and model.
+"""Checks of disk, RAM, cards, packages and model, before anything heavy is imported.
 
-Every run makes them at its start and prints what ends a run and what it warns of; `octet doctor` shows every finding.
+Every run makes them at its start and prints errors and warnings; `octet doctor` prints every finding.
 """
 
 import gc
@@ -29,15 +29,15 @@ from trainer.problem.task import make_task
 from trainer.reward.make import compares_as_mathematics
 from trainer.run_folder import previous_run
 
-CHECKED = "OCTET_CHECKED"  # environment variable of what the launcher starts: it has made these checks already
-WHOLE_LR = 1e-3  # learning rate of a whole model above which there is a warning
-BUSY_GB = 1.0  # used by others, from which on there is a warning; a desktop takes less
+CHECKED = "OCTET_CHECKED"  # environment variable that the launcher sets for its processes after these checks
+WHOLE_LR = 1e-3  # warn above this learning rate if the whole model is trained
+BUSY_GB = 1.0  # warn if other programs use more of the card; a desktop uses less
 BF16_CAPABILITY = 8.0  # Ampere
-OLDEST_CAPABILITY = 7.5  # Turing, for which torch's builds of CUDA 13 have kernels
+OLDEST_CAPABILITY = 7.5  # Turing, the oldest one with kernels in torch's builds for CUDA 13
 
-# For each trained number: its fp32 copy and two moments, in a checkpoint, and in CPU memory if they are offloaded.
+# The fp32 copy and two moments of each trained parameter: in a checkpoint, and in CPU memory if they are offloaded.
 STATE_BYTES = {"adamw": 12, "adamw_8bit": 6}
-# Two thirds of what a plan counts for a process: a plan has to be enough, and a refusal has to be certain.
+# Two thirds of the planned size of a process: a plan must suffice, but a refusal must be certain.
 PROCESS_BYTES = PROCESS * 2 // 3
 
 
@@ -46,11 +46,11 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     if os.environ.get(CHECKED):
         return
     if folder := config.run.dir:
-        if path := next((one for one in (folder, *folder.parents) if one.exists() and not one.is_dir()), None):
+        if path := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
             raise ConfigError(f"run.dir={folder}", f"{path} is a file", "Name a folder")
         chained = config.warmup.steps and not config.is_warmup
         previous_run.refuse_other_settings(folder, config.after_warmup(folder / "warmup") if chained else config)
-    found = downloads.check(config)  # on every rank: it may decide that this process leaves the hub alone
+    found = downloads.check(config)  # on every rank, because it may switch the process to offline mode
     downloads.find_adapters(config)
     teacher = downloads.find_teacher(config.teacher_model)
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -79,14 +79,14 @@ def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: 
 
 
 def disk(wanted: "Needs", folder: Path) -> Iterator[Finding]:
-    """Compare free space with what the run folder and the cache of the hub need: together, where they share a disk."""
-    run = wanted.run if folder == RUNS else max(0, wanted.run - size_of(folder))  # a run that goes on
+    """Compare free space with the needs of run folder and hub cache, which are added up if they share a disk."""
+    run = wanted.run if folder == RUNS else max(0, wanted.run - size_of(folder))  # a resumed run has written some
     demands = [(f"run.dir={folder}", folder, run, "checkpoints and the result")]
     if wanted.download:
         demands.append((f"HF_HUB_CACHE={cache()}", cache(), wanted.download, "the model"))
     devices = [existing(path).stat().st_dev for _, path, _, _ in demands]
     for device in dict.fromkeys(devices):
-        here = [demand for demand, its in zip(demands, devices) if its == device]
+        here = [demand for demand, other in zip(demands, devices) if other == device]
         free, size = free_disk(here[0][1]), sum(demand[2] for demand in here)
         settings, what = (", ".join(demand[0] for demand in here), " and ".join(demand[3] for demand in here))
         if free < size:
@@ -105,7 +105,7 @@ def ram(config: Config, wanted: "Needs", free: int) -> Finding:
 
 
 def card(dtype: str, gpu: hardware.Gpu) -> Iterator[Finding]:
-    """Yield what is known about a card: its memory, other programs on it, and whether it has model.dtype."""
+    """Yield findings about a card: its memory, other programs on it, and whether it supports torch and model.dtype."""
     name, state = f"card {gpu.index}", gpu.state
     if state is None:
         shared = " of RAM, shared with the CPU" if gpu.shares_ram else ""
@@ -126,16 +126,16 @@ def card(dtype: str, gpu: hardware.Gpu) -> Iterator[Finding]:
 
 
 def bf16_products(has_card: bool) -> Iterator[Finding]:
-    """Look whether model.quantize=bf16 makes this machine faster."""
+    """Check whether model.quantize=bf16 makes this machine faster."""
     setting, other = "model.quantize=bf16", "model.quantize=none may be faster."
     if has_card:
         yield Finding("end", "CPU", f"{setting}: it is for CPUs, and there is a card", "Write model.dtype=bf16.")
     elif not any(name in Path("/proc/cpuinfo").read_text() for name in ("avx512_bf16", "amx_bf16")):
-        yield Finding("warn", "CPU", f"{setting}: this CPU does not multiply bf16", other)
+        yield Finding("warn", "CPU", f"{setting}: this CPU has no bf16 instructions", other)
 
 
 def adapter(config: Config) -> Iterator[Finding]:
-    """Warn of what learned less in trials at the learning rate of the preset."""
+    """Warn of settings that learned less in trials at the learning rate of the preset."""
     section = "warmup" if config.is_warmup else "algorithm"
     lr = getattr(config, section).lr
     if not config.lora.enabled:
@@ -151,7 +151,7 @@ def adapter(config: Config) -> Iterator[Finding]:
 
 
 def packages(config: Config) -> Iterator[Finding]:
-    """Look for the packages that only some settings need."""
+    """Check for the packages that only some settings need."""
     wanted = [(setting, "bitsandbytes", "bitsandbytes", other) for setting, other in needs_bitsandbytes(config)]
     if compares_as_mathematics(config.reward, make_task(config.task)):
         setting = "reward.symbolic=true" if config.reward.symbolic else f"task.name={config.task.name}"
@@ -165,19 +165,19 @@ def packages(config: Config) -> Iterator[Finding]:
 
 
 def import_libraries(config: Config) -> None:
-    """Import transformers and PEFT, quietly. They find no bitsandbytes if no setting needs it: its import takes two
-    seconds. None is how Python marks a module that must not be imported."""
+    """Import transformers and PEFT, quietly, and without bitsandbytes unless a setting needs it: that takes two seconds
+    to import. Python imports no module whose entry in sys.modules is None."""
     quiet.quiet()
     if not any(needs_bitsandbytes(config)):
         sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
-    gc.disable()  # the imports make a million objects and no garbage; to look for it would take another second
+    gc.disable()  # the imports create a million objects and no garbage; collecting takes another second
     imports.import_libraries()
-    gc.freeze()  # torch collects garbage before each CUDA graph, and need not look at them again
+    gc.freeze()  # torch collects garbage before each CUDA graph, which need not examine these objects
     gc.enable()
 
 
 def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield each setting that needs bitsandbytes, and what to write to do without."""
+    """Yield each setting that needs bitsandbytes, and one that does without."""
     if config.optim.name == "adamw_8bit":
         yield "optim.name=adamw_8bit", "optim.name=adamw"
     if config.model.quantize in ("nf4", "int8"):
@@ -186,12 +186,12 @@ def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
         yield f"teacher.quantize={config.teacher.quantize}", "teacher.quantize=none"
 
 
-# ---------------------------------------------------------------- the least that a run needs
+# ---------------------------------------------------------------- the minimum that a run needs
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes."""
+    """The bytes without which a run must fail."""
 
     download: int  # in the cache of the hub
     run: int  # in the run folder: checkpoints and the result
@@ -199,7 +199,7 @@ class Needs:
 
 
 def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Found = NOTHING) -> Needs:
-    """Return the least that all ranks on this machine need, on the cards of the policy: with less a run must fail."""
+    """Return the minimum that all ranks on this machine need, where `machine` has the cards of the policy."""
     is_adapter, dtype = config.lora.enabled, config.model.dtype
     numbers = _numbers(found)
     width = 4 if dtype == "fp32" or (dtype == "auto" and not machine.gpus) else 2
@@ -213,20 +213,20 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
             shape = None
         trained = Planner(shape, config, world_size=1, vram=0).trained if shape else 0
     state = STATE_BYTES[config.optim.name]
-    checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is also saved for other programs
+    checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is also saved in PEFT's format
     is_offloaded = ds_config.is_offloaded(ds_config.zero_settings(config.engine), "optimizer")
     results = config.merges or not is_adapter
     return Needs(
         download=found.download + (teacher.download if config.teacher.name != config.model.name else 0),
         run=(config.run.keep + 1) * checkpoint + numbers * width * results,
-        # on a card, one of them has left the RAM when the other is loaded
+        # with a card, the first model has left the RAM before the second one is loaded
         ram=hardware.ranks(machine)[1] * (PROCESS_BYTES + (max(loaded) if machine.gpus else sum(loaded)))
         + trained * state * is_offloaded,
     )
 
 
 def _numbers(found: Found) -> int:
-    """Return how many numbers a model has, by the size of its files and the dtype in its config.json, if it is here."""
+    """Return the parameters of a model from the size of its files and the dtype in its config.json, if that exists."""
     stored = json.loads((found.folder / "config.json").read_text()) if found.folder else {}
     return found.weights // (4 if (stored.get("dtype") or stored.get("torch_dtype")) == "float32" else 2)
 
@@ -236,6 +236,6 @@ def free_disk(folder: Path) -> int:
 
 
 def existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
+    """Return the folder, or its nearest existing parent."""
     folder = folder.expanduser().absolute()
     return folder if folder.is_dir() else existing(folder.parent)

@@ -13,7 +13,7 @@ from trainer.reward.make import rehearse_functions
 
 
 class Data(NamedTuple):
-    """The task of a run, its training problems, and the held-out ones that are asked."""
+    """The task of a run, its training problems, and the held-out problems of its evaluations."""
 
     task: Task
     training: list[Problem]
@@ -21,8 +21,8 @@ class Data(NamedTuple):
 
 
 def read(config: Config) -> Data:
-    """Return the data of a run. Raise DataError for a bad record or a gold answer that cannot be earned, and
-    RewardError for a function of reward.custom that cannot be used."""
+    """Return the data of a run. Raise DataError for an invalid record or a gold answer that scores no reward, and
+    RewardError for an unusable function of reward.custom."""
     task = make_task(config.task)
     training = training_of(task, config)
     held_out = evaluation_problems(task, config.eval.problems)
@@ -34,7 +34,7 @@ def read(config: Config) -> Data:
 
 
 def read_held_out(config: Config) -> Data:
-    """Return the data of an evaluation, which are the held-out problems alone."""
+    """Return the data of an evaluation: only the held-out problems."""
     task = make_task(config.task)
     held_out = evaluation_problems(task, config.eval.problems)
     gold_check.check(config, task, held_out)
@@ -42,13 +42,13 @@ def read_held_out(config: Config) -> Data:
 
 
 def training_of(task: Task, config: Config) -> list[Problem]:
-    """Return the training problems, with the gold answers of one another if a control of an experiment asks for it."""
+    """Return the training problems, whose gold answers are shuffled if `reward.control` says so."""
     problems = training_problems(task, config.task, config.run.seed)
     return placebo.shuffle_golds(problems, config.reward.control, config.run.seed)
 
 
 def asking_what_there_is(config: Config) -> Config:
-    """Return settings that hold out no more problems than a table on this machine has, if it can be read."""
+    """Return the configuration with at most as many held-out problems as a local table has, if it can be read."""
     count = config.eval.problems
     with suppress(DataError):
         if count and config.task.name == "records" and not (task := make_task(config.task)).hub_sets():
@@ -57,6 +57,6 @@ def asking_what_there_is(config: Config) -> Config:
 
 
 def count_local(config: Config) -> int | None:
-    """Return the number of training problems, if the data of the task is on this machine."""
+    """Return the number of training problems; None if the data of the task is not on this machine."""
     task = make_task(config.task)
     return None if task.hub_sets() else len(training_of(task, config))

@@ -1,4 +1,4 @@
-"""What to change so that a run fits a card and the RAM of its machine, and the largest settings that fit."""
+"""Search for settings with which a run fits a card and the RAM of its machine, and for the largest ones that fit."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,13 +12,14 @@ from trainer.model import hub
 from trainer.model.shapes import Shape, UnknownFamily, from_config, known_shape, shape_of
 from trainer.plan.planner import Planner
 
-# What the search may change, in the order in which needless changes are taken back: activation offload
+# Settings that the search may change, in the order in which it reverts needless changes: activation offload
 # needs checkpointing, and optimizer offload needs 32-bit states.
 LEVERS: tuple[str, ...] = ("lora.enabled", "model.quantize_head", "model.quantize", "model.embeddings")
 LEVERS += ("model.activation_offload", "model.gradient_checkpointing", "engine.ds_config", "optim.name", "rollout.rows")
 LEVERS += ("optim.tokens_per_micro_batch",)
-WITHOUT_A_CARD = 8  # GB that are planned for on a machine that has none
-# Models of today that Octet's decoder samples, the largest first, which is the best as a rule; see docs/training.md.
+WITHOUT_A_CARD = 8  # GB of the card that is assumed on a machine without one
+# Recent models that Octet's decoder samples, from large to small, which usually means from best to worst; see
+# docs/training.md.
 CHOICES = (
     *("Qwen/Qwen3-14B", "Qwen/Qwen3.5-9B", "Qwen/Qwen3-8B", "google/gemma-4-E2B-it", "Qwen/Qwen3.5-4B"),
     *("Qwen/Qwen3-4B-Instruct-2507", "google/gemma-3-4b-it", "meta-llama/Llama-3.2-3B-Instruct"),
@@ -26,11 +27,11 @@ CHOICES = (
     *("meta-llama/Llama-3.2-1B-Instruct", "LiquidAI/LFM2-1.2B"),
     *("google/gemma-3-1b-it", "Qwen/Qwen3.5-0.8B", "Qwen/Qwen3-0.6B", "LiquidAI/LFM2-350M", "google/gemma-3-270m-it"),
 )
-MOST_IN_A_GROUP = 1024  # the largest group that is tried
+MOST_IN_A_GROUP = 1024  # the largest group size that is tried
 
 
 class Placement(Planner):
-    """A model with its settings, on a card and a machine that they have to fit."""
+    """A model and its settings, on a card and a machine that they have to fit."""
 
     def fits(self, config: Config) -> bool:
         plan = replace(self, config=config).plan
@@ -53,15 +54,15 @@ class Placement(Planner):
 
     @property
     def longest_answer(self) -> int:
-        """The context, less the longest prompt; less half of the context where longer prompts are cut anyway."""
+        """The context minus the longest prompt, which is at most half of it because longer ones are cut."""
         context = self.shape.context
         return context - min(self.config.prompt.max_tokens, context // 2)
 
     def _largest(self, limit: int, *keys: str) -> int:
         low, high = 0, max(limit, 0)
-        now = min(value_of(self.config, keys[0]), high)
-        if self.fits(changed(self.config, dict.fromkeys(keys, now))):  # a little less may not: rows fill a micro-batch
-            low = now
+        current = min(value_of(self.config, keys[0]), high)
+        if self.fits(changed(self.config, dict.fromkeys(keys, current))):  # although a smaller value may not fit
+            low = current
         while low < high:
             middle = (low + high + 1) // 2
             if self.fits(changed(self.config, dict.fromkeys(keys, middle))):
@@ -74,13 +75,13 @@ class Placement(Planner):
 
     def search(self) -> Config | None:
         """Return the first settings of the ladder that fit, without needless changes; None if none fit."""
-        found = next(filter(self._runs, self._ladder()), None)
-        if found is None:
+        config = next(filter(self._runs, self._ladder()), None)
+        if config is None:
             return None
         for key in LEVERS:
-            spared = changed(found, {key: value_of(self.config, key)})
-            found = spared if self._runs(spared) else found
-        return found
+            reverted = changed(config, {key: value_of(self.config, key)})
+            config = reverted if self._runs(reverted) else config
+        return config
 
     def _runs(self, config: Config) -> bool:
         if config.model.activation_offload and not config.model.gradient_checkpointing:
@@ -92,7 +93,7 @@ class Placement(Planner):
         return self.fits(config)
 
     def _ladder(self) -> Iterator[Config]:
-        """Yield settings that need less and less memory. What costs least changes first, and precision last."""
+        """Yield settings that need less and less memory. The cheapest changes come first, those of precision last."""
         yield self.config
         lora, rollout, whole = self.config.lora, self.config.rollout, not self.config.lora.enabled
         few, longest_row = min(rollout.rows, rollout.group_size), self.prompt + self.completion
@@ -125,7 +126,7 @@ class Placement(Planner):
         return self.config.lora.enabled and not self.shape.tied and isinstance(self.config.lora.targets, str)
 
     def nearest(self) -> str:
-        """Return what to write instead: settings for this model, an adapter of it, or a smaller model."""
+        """Return a sentence that names settings that fit: for this model, for an adapter of it, or a smaller model."""
         adapter: dict[str, Any] = {"lora.enabled": True}
         if ds_config.splits_weights(self.zero):
             adapter |= {"engine.ds_config": "zero2_offload", "optim.name": "adamw"}
@@ -139,7 +140,8 @@ class Placement(Planner):
         return "Write --preset nano, or a smaller model.name."
 
     def grown(self, config: Config) -> Config:
-        """Return settings that use the rest of the card, or the settings as they are where it is too small for them."""
+        """Return `config` with settings that use the rest of the card: at most those of this placement if it is too
+        large for the card itself."""
         fits = self.fits(self.config)
         for key, whole in (("rollout.rows", self.all_rows), ("optim.tokens_per_micro_batch", 16384)):
             limit = whole if fits else min(whole, value_of(self.config, key))
@@ -158,7 +160,7 @@ def value_of(config: Config, key: str) -> Any:
 
 
 def changed(config: Config, settings: dict[str, Any]) -> Config:
-    """Return the configuration with other values, such as {"rollout.rows": 8}. They are not validated."""
+    """Return the configuration with some values replaced, such as {"rollout.rows": 8}, without validation."""
     for key, value in settings.items():
         section, _, name = key.partition(".")
         config = config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
@@ -166,14 +168,14 @@ def changed(config: Config, settings: dict[str, Any]) -> Config:
 
 
 def difference(before: Config, after: Config) -> list[str]:
-    """Return what the search has changed, as it is written on the command line."""
+    """Return what the search has changed, as arguments of the command line."""
     differing = [key for key in LEVERS if value_of(before, key) != value_of(after, key)]
     return [f"{key}={str(value_of(after, key)).lower()}" for key in differing]
 
 
 def planned_shape(model: Model) -> Shape | None:
-    """Return the shape of a model; None for a family without plans, and where the hub does not tell."""
+    """Return the shape of a model; None if its family has no plan, or if the hub refuses or cannot be reached."""
     try:
         return known_shape(model.name, model.revision) or from_config(model.name, hub.configuration(model))
-    except (UnknownFamily, hub.Refused, hub.Unreachable):  # loading the model says more
+    except (UnknownFamily, hub.Refused, hub.Unreachable):  # loading the model gives the full error
         return None

@@ -1,5 +1,5 @@
-"""Whether a run can start on this machine, checked before anything heavy is imported, and which cards are whose: those
-of the policy, and those of the vLLM servers of the run."""
+"""Check whether a run can start on this machine, before anything heavy is imported, and divide the cards between the
+policy and the vLLM servers that the run starts."""
 
 import os
 from dataclasses import replace
@@ -35,23 +35,22 @@ def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
 
 
 def must_name_devices(machine: hardware.Hardware, vllm: Vllm) -> None:
-    """Raise ConfigError if the servers are given no cards: for a CPU, they would still take one of the policy."""
+    """Raise ConfigError if the machine has cards and the settings name none of them for the servers."""
     if vllm.start and machine.gpus and not vllm.devices:
         cards = f"{len(machine.gpus)} x {machine.gpus[0].name}"
-        reason = f"this machine has {cards}, and the servers are not told which of them are theirs"
+        reason = f"this machine has {cards}, and the settings do not say which of them the servers use"
         shares = "rollout.engine=vllm_colocate without rollout.vllm.start, which shares a card"
         raise ConfigError("rollout.vllm.start=true", reason, f"Write rollout.vllm.devices=0, or {shares}")
 
 
 def must_leave_our_cards(machine: hardware.Hardware, vllm: Vllm, ranks: int) -> None:
-    """Raise ConfigError if policy and servers would share a card, where Octet's launcher did not start the ranks."""
+    """Raise ConfigError if policy and servers would share a card, as they may without Octet's launcher."""
     must_name_devices(machine, vllm)
     on_cpu = os.environ.get("DS_ACCELERATOR") == "cpu"
     ours = [] if on_cpu else [gpu.index for gpu in machine.gpus[:ranks]]
     if vllm.start and (both := sorted(set(ours) & set(vllm.devices))):
         raise ConfigError(
             f"rollout.vllm.devices={','.join(map(str, vllm.devices))}",
-            f"the policy would be trained on {','.join(map(str, ours))}, so {','.join(map(str, both))} would have to "
-            "hold both",
-            "Start with ./run_deepspeed.sh, which keeps them apart, or hide them with CUDA_VISIBLE_DEVICES",
+            f"the policy is trained on {','.join(map(str, ours))}, so {','.join(map(str, both))} would be used by both",
+            "Start with ./run_deepspeed.sh, which keeps them apart, or hide cards with CUDA_VISIBLE_DEVICES",
         )

@@ -1,4 +1,4 @@
-"""Try torch and bitsandbytes, and print what was found as JSON. `octet doctor` starts it beside its own checks."""
+"""Try torch and bitsandbytes, and print findings as JSON. `octet doctor` runs this while it makes its own checks."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 
 from trainer.model.imports import Compiler
 
-WORST_NF4_ERROR = 0.2  # of weights between -1 and 1; a kernel for another card returns noise or nothing
+WORST_NF4_ERROR = 0.2  # for weights between -1 and 1; a kernel built for another card returns noise or zeros
 SIZE = 4096
 
 
@@ -25,12 +25,12 @@ def main() -> None:
 
 
 def report(**facts: Any) -> None:
-    """Print a line of JSON at once: what follows may end the process."""
+    """Print a line of JSON and flush it, because a later step may crash the process."""
     print(json.dumps(facts), flush=True)
 
 
 def error_of(attempt: Callable[[], None]) -> str:
-    """Return the first line of the error that the attempt raises, which may be of any kind; "" if it raises none."""
+    """Return the first line of the error that the attempt raises, whatever its class; "" if it raises none."""
     try:
         attempt()
     except Exception as error:  # noqa: BLE001
@@ -39,7 +39,7 @@ def error_of(attempt: Callable[[], None]) -> str:
 
 
 def _multiply() -> None:
-    """Run a kernel on every card. It fails on a card that this build of torch does not support."""
+    """Run a kernel on every card, which fails on a card that this build of torch does not support."""
     for index in range(torch.cuda.device_count()):
         ones = torch.ones(8, 8, device=f"cuda:{index}")
         if float((ones @ ones).sum()) != 512:
@@ -49,7 +49,7 @@ def _multiply() -> None:
 def _quantise(device: torch.device) -> None:
     """Convert weights to 4 bits and back, and make one step of the 8-bit optimizer."""
     Compiler().stand_in()
-    # bitsandbytes would have the compiler imported, which compiles nothing here
+    # bitsandbytes would import the compiler, and nothing is compiled here
     torch.compile = lambda function, **_: function  # type: ignore[assignment]
     import bitsandbytes
 

@@ -6,7 +6,7 @@ from functools import partial
 from trainer.config.settings import Config
 from trainer.errors import ModelError
 from trainer.model.shapes import shape_of
-from trainer.plan import planner
+from trainer.plan.planner import Planner
 from trainer.plan.search import changed
 from trainer.ranks import distributed
 from trainer.records import MiniBatch, TrainingRow
@@ -28,7 +28,7 @@ def planned(config: Config, longest_prompt: int, card: int, outside: bool) -> di
         return {}
     elsewhere = {"rollout.engine": "vllm_server"} if outside else {}
     settings = changed(config, {"prompt.max_tokens": longest_prompt} | elsewhere)
-    plan = planner.plan(shape, settings, distributed.world_size(), card)
+    plan = Planner(shape, settings, distributed.world_size(), card).plan
     return {
         name: plan.allocated_of(phase)
         for name, phase in PLANNED.items()
