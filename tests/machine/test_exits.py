@@ -123,7 +123,7 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
     code += f"sys.path.insert(0, {str(ROOT)!r}); from trainer.commands.main import main; main()"
     done = ran(sys.executable, "-c", code, "doctor")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "the folder in which you are has been deleted" in done.stderr
+    assert "the current folder has been deleted" in done.stderr
 
 
 def test_an_error_quotes_no_key(tmp_path, monkeypatch, capsys):
@@ -193,7 +193,7 @@ def test_a_run_whose_output_nobody_reads_says_that_it_stops(tmp_path):
     alone = os.environ | {"RANK": "0"}
     process = subprocess.Popen(command, cwd=ROOT, env=alone, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
-    assert "octet: stopped, because nothing reads what it prints." in process.stderr.read().decode()
+    assert "octet: stopped, because nothing reads its output." in process.stderr.read().decode()
     process.stderr.close()
     assert process.wait() == 141
 

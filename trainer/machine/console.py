@@ -1,9 +1,8 @@
-"""A console on which every text is shown as it is: nothing in it is markup, and nothing in it acts on the terminal.
-Also, times as people say them."""
+"""A console that prints every text literally, without markup or control characters; tables, and times in words."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from rich import console
 from rich.box import SIMPLE_HEAD
@@ -17,7 +16,7 @@ GAP = 3  # characters between the columns of a table
 
 
 class Console(console.Console):
-    """Prints texts and tables. `wide` is the number of columns where there is no terminal."""
+    """Prints texts and tables. `wide` is the width in characters if the output is no terminal."""
 
     def __init__(self, wide: int | None = None, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
@@ -31,16 +30,16 @@ class Console(console.Console):
             yield Segment(text if control else visible(text), style, control)
 
     def on_broken_pipe(self) -> None:
-        """Leave it to `exits.answering_errors`, where rich would end the program with status 1 and no word."""
+        """Leave the error to `exits.answering_errors`; rich would exit with status 1 and no message."""
         raise BrokenPipeError
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[str] = (), title: str = "") -> Table:
-    """Return a table of numbers, but for its first column and those of `texts`, which may take several lines."""
+    """Return a table of numbers, except the first column and the columns in `texts`, which wrap."""
     made = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, head in enumerate(heads):
-        made.add_column(head, justify="right" if place and head not in texts else "left", no_wrap=head not in texts)
-        made.columns[-1].overflow = "fold"
+    for index, head in enumerate(heads):
+        justify: Literal["left", "right"] = "right" if index and head not in texts else "left"
+        made.add_column(head, justify=justify, no_wrap=head not in texts, overflow="fold")
     for row in rows:
         made.add_row(*row)
     return made
@@ -49,7 +48,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection
 def folded(
     heads: Sequence[str], rows: Iterable[Sequence[str]], width: int, texts: Collection[str] = (), title: str = ""
 ) -> Iterator[Table]:
-    """Yield a table, or several with the first column and some of the others each where all are too wide."""
+    """Yield one table, or if it is too wide several, each with the first column and some of the others."""
     first, *others = ([head, *cells] for head, *cells in zip(heads, *rows, strict=True))
     while others:
         shown, room = [first, others.pop(0)], width
@@ -67,14 +66,14 @@ def _width(column: Sequence[str]) -> int:
 
 
 def spoken(*hours: float) -> list[str]:
-    """Return times as people say them, in the unit of the longest: 40 min, 2.5 h, 3 days."""
+    """Return times in words, in the unit of the longest: 40 min, 2.5 h, 3 days."""
     units = ((48, 24, "days"), (1.5, 1, "h"), (0, 1 / 60, "min"))
     size, unit = next((size, unit) for least, size, unit in units if max(hours) >= least)
-    numbers = [one / size for one in hours]
+    numbers = (time / size for time in hours)
     return [f"{one:.0f} {unit}" if one >= 9.5 else f"{one:.1f}".removesuffix(".0") + f" {unit}" for one in numbers]
 
 
 def until(hours: float) -> str:
-    """Return when something ends that takes so many hours from now, unless that is days away."""
+    """Return the time of day or week at which a task of this length will end; "" if that is days away."""
     end = datetime.now() + timedelta(hours=hours)
     return f", until {end:%H:%M}" if hours < 12 else f", until {end:%A %H:%M}" if hours < 100 else ""

@@ -1,4 +1,4 @@
-"""Write so that a crash leaves nothing half written, and give one clear error when the disk fills up."""
+"""Write files so that a crash leaves none half written, and raise one clear error when the disk is full."""
 
 import errno
 import fcntl
@@ -16,16 +16,16 @@ from typing import Any
 from trainer.errors import CheckpointError, MergeError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# A path that a setting names cannot be used; the error has it.
+# The path cannot be used. It is often one from a setting, and the error names it.
 OF_THE_PATH = {errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM}
 OF_THE_PATH |= {errno.EROFS}
 BROKEN = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EREMOTEIO)
-OF_TORCH = ("PytorchStreamWriter", "inline_container.cc", "iostream error")  # in what torch.save raises
+OF_TORCH = ("PytorchStreamWriter", "inline_container.cc", "iostream error")  # texts in errors of torch.save
 PROBE_BYTES = 1 << 20
 
 
 def failure(error: OSError) -> str:
-    """Return what has failed and what to do, or "" if the error is not one of a disk or of a path."""
+    """Return a description of an error of a disk or a path, with its remedy; "" for other errors."""
     if error.errno in FULL:
         folder = Path(error.filename or ".").parent
         return f"{full(folder)} ({error.strerror}). Make room and try again."
@@ -38,7 +38,7 @@ def failure(error: OSError) -> str:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Write the path into an OSError that has none: only to open a file tells which one it is."""
+    """Add the path to an OSError that has none; only errors of opening a file have it."""
     try:
         yield
     except OSError as error:
@@ -64,19 +64,19 @@ def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[N
             reason = f"{state}: {what} needs {wanted}, and {amount(room)} were free"
         else:
             reason = f"{what} cannot be written ({os.strerror(number)})"
-            remedy = "Check the disk, or the server that it is on; the same command then goes on"
+            remedy = "Check the disk, or the server that it is on; the same command then continues"
         raise CheckpointError(folder.parent, reason, remedy) from error
 
 
 def full(folder: Path) -> str:
-    """Return what a disk has run out of. A file system may have room, and no inode for another file."""
-    found = os.statvfs(folder) if folder.is_dir() else None
-    return "the disk has no inode left" if found and found.f_files and not found.f_favail else "the disk is full"
+    """Return what has run out: bytes, or inodes, without which no file can be created."""
+    state = os.statvfs(folder) if folder.is_dir() else None
+    return "the disk has no inode left" if state and state.f_files and not state.f_favail else "the disk is full"
 
 
 def _error_of_disk(error: BaseException, folder: Path) -> int | None:
-    """Return the number of an error of the disk. safetensors has its text in a message. torch says only that a file
-    could not be written, so try to write one."""
+    """Return the errno of an error of the disk; None for other errors. safetensors quotes its text. torch says only
+    that a file could not be written, so this tries to write one."""
     if isinstance(error, OSError):
         return error.errno if failure(error) or not folder.is_dir() else None
     for number in (*FULL, *BROKEN, *OF_THE_PATH):
@@ -85,22 +85,21 @@ def _error_of_disk(error: BaseException, folder: Path) -> int | None:
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0" * PROBE_BYTES)
-    except OSError as found:
-        return found.errno
+    except OSError as cause:
+        return cause.errno
     return errno.EIO if any(text in str(error) for text in OF_TORCH) else None
 
 
 def parsed(text: str | bytes) -> Any:
-    """Parse JSON. A whole number that is too large for a float becomes infinity, as `1e400` does."""
+    """Parse JSON. An integer that is too large for a float becomes infinity, as `1e400` does."""
     return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else float(digits))
 
 
 def follow_umask(*paths: Path) -> None:
     """Give files the permissions of the umask, read from /proc because os.umask() would change it for other threads."""
-    found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    if found:
+    if umask := re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE):
         for path in paths:
-            path.chmod(0o666 & ~int(found[1], 8))
+            path.chmod(0o666 & ~int(umask[1], 8))
 
 
 def private_folder(path: Path) -> Path:
@@ -113,29 +112,29 @@ def private_folder(path: Path) -> Path:
 
 
 def is_private(path: Path) -> bool:
-    """Return True for a folder of this user, and no link, which only this user can enter."""
-    found = path.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    """Return True if the path is a folder, not a link, that belongs to this user and that nobody else can enter."""
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def keep(path: Path) -> None:
-    """Have the disk keep a file or a folder, and forget its copy in memory, so that it is read from the disk next."""
-    number = os.open(path, os.O_RDONLY)
+    """Sync a file or a folder to the disk, and drop its cached pages, so that the next read comes from the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):
-            os.fsync(number)
-        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
 def not_a_link(path: str, flags: int) -> int:
-    """Open a file for `open(opener=)`, but not through a link, which would lead what is written elsewhere."""
+    """Open a file for `open(opener=)`, but not through a link, which could redirect the output to another file."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def is_locked(path: Path) -> bool:
-    """Return True while another process has locked a file. Raise OSError where files cannot be locked."""
+    """Return True while another process holds the lock of a file. Raise OSError where files cannot be locked."""
     try:
         with path.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -147,7 +146,7 @@ def is_locked(path: Path) -> bool:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace a file, or a link, as a whole, so that a crash leaves the old one or the new one."""
+    """Replace a file, or a link, atomically: a crash leaves either the old or the new one."""
     partial = path.with_name(f"{path.name}.partial")
     with naming(path):
         partial.unlink(missing_ok=True)
@@ -158,7 +157,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a folder, if it is there."""
+    """Delete a file, a link or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -167,8 +166,8 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def named_when_checked(path: Path) -> Iterator[Path]:
-    """Yield the name under which a file or a folder is written and checked, so that a process that ends in between
-    leaves it as `*.unchecked`. It then gets its own name, or, if the check raises MergeError, `*.refused`."""
+    """Yield a temporary name, `*.unchecked`, under which a file or a folder is written and checked. It is then renamed
+    to `path`, or to `*.refused` if the check raises MergeError."""
     path = path.absolute()
     unchecked, refused = (path.with_name(f"{path.name}.{ending}") for ending in ("unchecked", "refused"))
     for earlier in filter(Path.is_dir, (unchecked, refused)):

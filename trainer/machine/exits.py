@@ -17,7 +17,7 @@ from trainer.machine.visible import print, without_keys
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SOON_S = 0.05
-END = "OCTET_END"  # a file that train.py makes when it ends well
+END = "OCTET_END"  # environment variable with the file that train.py creates if it succeeds
 
 
 def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
@@ -26,14 +26,13 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
         setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
     try:
         return _status(command, debug)
-    except BrokenPipeError:  # `octet plan | head` has read enough
+    except BrokenPipeError:  # the reader has finished: `octet plan | head`
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         try:
             sys.stderr.flush()
             if "RANK" in os.environ:  # of a run
-                said = "octet: stopped, because nothing reads what it prints. The same command goes on."
-                print(said, file=sys.stderr)
+                print("octet: stopped, because nothing reads its output. The same command resumes.", file=sys.stderr)
         except BrokenPipeError:  # `2>&1 | head`
             os.dup2(nowhere, sys.stderr.fileno())
         return 128 + signal.SIGPIPE
@@ -44,7 +43,7 @@ def _status(command: Callable[[], None], debug: bool) -> int:
         try:
             command()
             sys.stdout.flush()
-        finally:  # when a rank has failed, the launcher stops the others, which may just be saying so
+        finally:  # when a rank has failed, the launcher stops the others, perhaps while they report that failure
             for number in STOPPING:
                 if signal.getsignal(number) is _stop:
                     signal.signal(number, signal.SIG_IGN)
@@ -58,7 +57,7 @@ def _status(command: Callable[[], None], debug: bool) -> int:
             raise
         _say(f"octet: {what}")
         return 2
-    except KeyboardInterrupt as interrupt:  # with what a run knows about going on
+    except KeyboardInterrupt as interrupt:  # its text, if any, says how to continue
         if os.environ.get("RANK", "0") == "0":
             _say(f"octet: stopped. {interrupt}".rstrip())
         return 130
@@ -66,18 +65,18 @@ def _status(command: Callable[[], None], debug: bool) -> int:
 
 
 def _explained(error: OSError | RuntimeError) -> str:
-    """Return what has failed and what to do, or "" if that is not known."""
+    """Return the reason of an error of the system and its remedy; "" if they are unknown."""
     if isinstance(error, RuntimeError):
         no_thread = "no thread can be started. Raise the limits of `ulimit -v` and `ulimit -u`."
         return no_thread if "can't start new thread" in str(error) else ""
     if error.errno == errno.ENOENT and error.filename is None:
-        return "the folder in which you are has been deleted. Change to another one."
+        return "the current folder has been deleted. Change to another one."
     what = disk.failure(error)
     return what and f"{str(error.filename2 or error.filename or 'while writing')[-200:]}: {what}"
 
 
 def listen() -> None:
-    """Let SIGTERM and SIGHUP (unless under `nohup`) stop this process as Ctrl-C does, so that all is closed."""
+    """Let SIGTERM and SIGHUP (unless under `nohup`) stop this process as Ctrl-C does, so that it cleans up."""
     signal.signal(signal.SIGTERM, _stop)
     sys.unraisablehook = _stop_soon
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -85,13 +84,13 @@ def listen() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for signal_number in STOPPING:  # the launcher may send two, and they must not disturb the end
+    for signal_number in STOPPING:  # the launcher may send several, which must not disturb the clean-up
         signal.signal(signal_number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _stop_soon(lost: "sys.UnraisableHookArgs") -> None:
-    """Stop a moment later if the signal came while Python was deleting an object, where exceptions are lost."""
+    """Stop a moment later if the signal arrived inside a destructor, which loses exceptions."""
     if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return
@@ -101,8 +100,8 @@ def _stop_soon(lost: "sys.UnraisableHookArgs") -> None:
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """Hold back the signals that stop this process until the block is done. Several of them count as one."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
+    """Delay the signals that stop this process until the block has ended. Several of them count as one."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
     held: list[int] = []
@@ -120,11 +119,11 @@ def finishing() -> Iterator[None]:
 
 
 def leave(status: int) -> None:
-    """End the process at once: Python would delete all objects, which takes torch two seconds, and gloo may abort."""
+    """Exit at once: Python would delete all objects, which takes two seconds with torch, and gloo may abort."""
     if END in os.environ and not status:
-        with suppress(FileNotFoundError):  # the launcher has ended before, after Ctrl-C, and has removed the folder
+        with suppress(FileNotFoundError):  # after Ctrl-C the launcher may have exited and removed the folder
             Path(os.environ[END]).touch()
-    if processes := sys.modules.get("multiprocessing"):  # Python would wait for what user code has left running
+    if processes := sys.modules.get("multiprocessing"):  # Python would wait for processes that user code has started
         for child in processes.active_children():
             child.kill()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -136,7 +135,7 @@ def leave(status: int) -> None:
 
 
 def _report(error: OctetError) -> None:
-    """Print an error, on every rank because it may concern one node only, unless it is known to concern all ranks."""
+    """Print an error, on every rank because it may concern only one node, unless all ranks have the same error."""
     rank, text = os.environ.get("RANK", "0"), without_keys(str(error))
     if rank == "0":
         _say(f"octet: {text}")
@@ -145,7 +144,7 @@ def _report(error: OctetError) -> None:
 
 
 def _say(text: str) -> None:
-    """Print to standard error, on a terminal with lines that end between words."""
+    """Print to standard error; on a terminal, wrap lines between words."""
     if not sys.stderr.isatty():
         print(text, file=sys.stderr)
         return

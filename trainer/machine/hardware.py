@@ -1,4 +1,4 @@
-"""What this machine has. No torch is imported, so that the configuration is complete before anything heavy loads."""
+"""Detect the hardware of this machine, without importing torch, so that settings are resolved before heavy imports."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from trainer.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """What nvidia-smi says about the use of a card. Older versions cannot, and none can for a part of a card."""
+    """The use of a card according to nvidia-smi, which older versions do not report, nor any for a MIG instance."""
 
     used_gb: float
     free_gb: float
@@ -30,11 +30,11 @@ class CardState:
 @dataclass(frozen=True, slots=True)
 class Gpu:
     index: int
-    uuid: str  # begins with MIG- for an instance of a card
+    uuid: str  # begins with MIG- for a MIG instance
     name: str
     memory_gb: float
     state: CardState | None = None
-    shares_ram: bool = False  # it has no memory of its own, so `memory_gb` is the machine's RAM
+    shares_ram: bool = False  # the card has no memory of its own, so `memory_gb` is the machine's RAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,15 @@ class Hardware:
 
     @property
     def memory_gb(self) -> float:
-        """Memory of the smallest card: the one that has to fit."""
+        """Memory of the smallest card, which a run has to fit."""
         return min((gpu.memory_gb for gpu in self.gpus), default=0.0)
 
     def __str__(self) -> str:
         if not self.gpus:
             return f"no GPU found, {self.cores} CPU cores"
         shared = " of RAM, shared with the CPU" if any(gpu.shares_ram for gpu in self.gpus) else ""
-        return f"{len(self.gpus)} x {self.gpus[0].name}, {self.memory_gb * 1e9 / 2**30:.0f} GB{shared}"  # as it is sold
+        size = self.memory_gb * 1e9 / 2**30  # the size on the box, which says GB for GiB
+        return f"{len(self.gpus)} x {self.gpus[0].name}, {size:.0f} GB{shared}"
 
 
 def detect() -> Hardware:
@@ -60,7 +61,7 @@ def detect() -> Hardware:
 
 
 def ranks(machine: Hardware) -> tuple[int, int]:
-    """Return the number of ranks of the run and of this machine: the launcher's, or one for each card here."""
+    """Return the numbers of ranks of the run and on this machine: as launched, or one for each card here."""
     world_size = int(os.environ.get("WORLD_SIZE", max(1, len(machine.gpus))))
     return world_size, int(os.environ.get("LOCAL_WORLD_SIZE", min(world_size, max(1, len(machine.gpus)))))
 
@@ -72,21 +73,21 @@ def free_port() -> int:
 
 
 def prepare_cuda(engine: str = "auto") -> None:
-    """Set what CUDA and torch read from the environment. Call it before torch is imported. CUDA numbers the cards as
-    nvidia-smi does. On H100 and B200, torch would prefer cuDNN for attention, which builds a plan for each new length;
-    that takes up to half a second, and nearly every batch has new lengths. torch's allocator extends its segments, so
-    that batches of many lengths leave no holes; not under WSL, which cannot, and not where vLLM samples in this
-    process, because it could not free its memory while it sleeps."""
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    os.environ.setdefault("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", "0")  # it would need NVML, which a container may lack
+    """Set environment variables of CUDA and torch. Call this before torch is imported."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of nvidia-smi
+    os.environ.setdefault("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", "0")  # needs NVML, which a container may lack
+    # On H100 and B200, torch prefers cuDNN for attention, which takes up to half a second to plan for each new length,
+    # and nearly every batch has new lengths.
     os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    # Segments that grow avoid fragmentation by batches of many lengths. WSL does not support them, and with them a vLLM
+    # in this process could not free its memory while it sleeps.
     is_set = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ)
     if not (is_set or engine == "vllm_colocate" or is_wsl()):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def is_wsl() -> bool:
-    """True under the Windows Subsystem for Linux."""
+    """Return True under the Windows Subsystem for Linux."""
     return "microsoft" in platform.release().lower()
 
 
@@ -94,51 +95,51 @@ def is_wsl() -> bool:
 
 BASIC = "index,uuid,name,memory.total"
 DETAILED = f"{BASIC},memory.used,memory.free,compute_cap,driver_version,mig.mode.current"
-ANSWERS = "OCTET_NVIDIA_SMI"  # environment variable of what the launcher starts
-CARD_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia")  # Linux; WSL has /dev/dxg
-HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that name no card on purpose
+ANSWERS = "OCTET_NVIDIA_SMI"  # environment variable with which the launcher passes `answers` to its processes
+CARD_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia")  # one exists if there is a card
+HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all cards on purpose
 answers: dict[str, str] = json.loads(os.environ.get(ANSWERS, "{}"))
 MIG_DEVICE = re.compile(r"\s+MIG (\S*?(\d+)gb\S*)\s+Device +\d+: \(UUID: (MIG-[^)]+)\)")
 
 
 def nvidia_smi(*arguments: str) -> str:
-    """Return what nvidia-smi prints; nothing where it fails or is missing."""
+    """Return the output of nvidia-smi; "" if it fails or is missing."""
     program = shutil.which("nvidia-smi")
     return _answer_of([program, *arguments]) if program else ""
 
 
 def _answer_of(command: Sequence[str]) -> str:
-    """Return the output of a command, or nothing if it fails. The launcher hands the answers to the ranks."""
+    """Return the output of a command; "" if it fails. The launcher passes the answers to the ranks."""
     query = " ".join(command)
     if query not in answers:
         every_card = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         answer = subprocess.run(command, env=every_card, capture_output=True, text=True, timeout=30, check=False)
-        answers[query] = answer.stdout if answer.returncode == 0 else ""  # nvidia-smi may be there without a driver
+        answers[query] = answer.stdout if answer.returncode == 0 else ""  # nvidia-smi may exist without a driver
     return answers[query]
 
 
 def driver_cuda() -> str | None:
-    """Return the newest CUDA whose programs the driver runs. It stands above the table that nvidia-smi prints."""
-    found = re.search(r"CUDA[ \w]*Version: *([\d.]+)", nvidia_smi())
-    return found[1] if found else None
+    """Return the newest CUDA version that the driver supports, which nvidia-smi prints above its table."""
+    version = re.search(r"CUDA[ \w]*Version: *([\d.]+)", nvidia_smi())
+    return version[1] if version else None
 
 
 def _cards() -> list[Gpu]:
     """Return the cards of this machine. A card in MIG mode is replaced by its instances."""
-    for columns in (DETAILED, BASIC):  # an older nvidia-smi refuses a query with a column that it does not know
+    for columns in (DETAILED, BASIC):  # an older nvidia-smi refuses a query with an unknown column
         lines = nvidia_smi(f"--query-gpu={columns}", "--format=csv,noheader,nounits").splitlines()
         rows = [[part.strip() for part in line.split(",")] for line in lines if line.count(",") == columns.count(",")]
         if rows:
             return [gpu for row in rows for gpu in _card(*row)]
-    if any(Path(file).exists() for file in CARD_FILES):  # there is a card, and no nvidia-smi
+    if any(Path(file).exists() for file in CARD_FILES):  # there is a card, but no nvidia-smi
         lines = _answer_of([sys.executable, "-m", "trainer.machine.hardware"]).splitlines()
         return [gpu for line in lines for gpu in _card(*(part.strip() for part in line.split(",")))]
     return []
 
 
 def cards_of_the_driver() -> Iterator[str]:
-    """Yield the cards that CUDA's driver knows, as `nvidia-smi --query-gpu=index,uuid,name,memory.total` prints them:
-    containers that bring CUDA but no tools, WSL and NixOS have no nvidia-smi. The program at the end prints them."""
+    """Yield the cards that CUDA's driver knows, in the format of `nvidia-smi --query-gpu=index,uuid,name,memory.total`,
+    which is missing in WSL, in NixOS, and in containers without tools. A separate process runs this."""
     cuda, count = CDLL("libcuda.so.1"), c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(byref(count)):
         return
@@ -154,7 +155,7 @@ def cards_of_the_driver() -> Iterator[str]:
 def _card(index: str, uuid: str, name: str, memory: str, *state: str) -> list[Gpu]:
     if (not state or state[-1] == "Enabled") and (instances := _instances(int(index), uuid, name)):
         return instances
-    shares_ram = not _is_number(memory)  # [N/A] on a card with unified memory
+    shares_ram = not _is_number(memory)  # [N/A] for a card with unified memory
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9 if shares_ram else _gigabytes(memory)
     use = None
     if state and all(map(_is_number, state[:3])):
@@ -163,10 +164,10 @@ def _card(index: str, uuid: str, name: str, memory: str, *state: str) -> list[Gp
 
 
 def _instances(index: int, uuid: str, name: str) -> list[Gpu]:
-    """Return the MIG instances of a card. Their profile, such as 1g.10gb, names their memory."""
+    """Return the MIG instances of a card. Their profile, such as 1g.10gb, contains their memory."""
     of_card = nvidia_smi("-L").partition(f"(UUID: {uuid})")[2].partition("\nGPU ")[0]
-    found = map(MIG_DEVICE.match, of_card.splitlines())
-    return [Gpu(index, one[3], f"{name} MIG {one[1]}", float(one[2])) for one in found if one]
+    matches = map(MIG_DEVICE.match, of_card.splitlines())
+    return [Gpu(index, match[3], f"{name} MIG {match[1]}", float(match[2])) for match in matches if match]
 
 
 def _is_number(text: str) -> bool:
@@ -178,8 +179,8 @@ def _gigabytes(mebibytes: str) -> float:
 
 
 def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
-    """Return the cards that CUDA reads from CUDA_VISIBLE_DEVICES, a MIG instance alone. Raise ConfigError if the first
-    is unknown."""
+    """Return the cards that CUDA_VISIBLE_DEVICES selects, of MIG instances only the first one, as CUDA does. Raise
+    ConfigError if its first name is unknown."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = gpus if chosen is None else []
     for name in map(str.strip, (chosen or "").split(",")):
@@ -198,24 +199,24 @@ def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
 
 
 def free_ram(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that programs can still get, swap included, within the limit of a container or a cluster job."""
+    """Return the bytes that programs can still allocate, swap included, within the limit of a container or a job."""
     import psutil
 
     return min([psutil.virtual_memory().available + psutil.swap_memory().free, *_limits(groups)])
 
 
 def _limits(groups: Path) -> list[int]:
-    """Return what is left under the memory limits of this process's control group (version 2) and of its parents."""
-    own = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")]
-    folder, limits = groups / own[0][len("0::/") :] if own else groups, []
+    """Return the free bytes under each memory limit of this process's control group (version 2) and its parents."""
+    lines = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")]
+    folder, limits = groups / lines[0][len("0::/") :] if lines else groups, []
     for group in (folder, *folder.parents):
         limit = group / "memory.max"
         if groups in (group, *group.parents) and limit.is_file() and limit.read_text().strip().isdigit():
             rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            # the kernel gives cached files back when memory is needed
+            # the kernel evicts cached files when memory is needed
             cached = int(rows.get("inactive_file", 0)) + int(rows.get("active_file", 0))
-            taken = int((group / "memory.current").read_text()) - cached
-            limits.append(max(0, int(limit.read_text()) - taken))
+            used = int((group / "memory.current").read_text()) - cached
+            limits.append(max(0, int(limit.read_text()) - used))
     return limits
 
 

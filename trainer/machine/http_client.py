@@ -1,4 +1,4 @@
-"""One HTTP exchange with a server that may be slow, busy, wrong or unreachable."""
+"""One HTTP exchange with a server that may be slow, busy, faulty or unreachable."""
 
 import asyncio
 import json
@@ -15,14 +15,14 @@ from typing import Any
 from trainer.errors import ConfigError
 from trainer.machine.visible import named_as_keys, without_keys
 
-LONGEST_WAIT_S = 120.0  # a request is given up if the server asks for a longer wait
-LONGEST_REASON = 300  # characters of an error that may quote a reply
-LONGEST_BODY = 10_000  # bytes of a refusal that are read
-WORTH_RETRYING = (408, 409, 425, 429)  # and everything from 500 on
+LONGEST_WAIT_S = 120.0  # a request is not repeated if the server asks for a longer wait
+LONGEST_REASON = 300  # characters of an error message, which may quote a reply
+LONGEST_BODY = 10_000  # bytes that are read of a refusal
+WORTH_RETRYING = (408, 409, 425, 429)  # HTTP statuses; also 500 and above
 
 
 class NoReply(Exception):
-    """A request that failed. `wait_s` is the wait that the server asks for, `status` the HTTP status, if any."""
+    """A failed request. `wait_s` is the wait that the server asks for, `status` the HTTP status, if any."""
 
     def __init__(self, reason: str, again: bool = True, wait_s: float = 0.0, status: int | None = None) -> None:
         super().__init__(reason)
@@ -40,9 +40,11 @@ def exchange(
     direct: bool = False,
 ) -> bytes:
     """Return the reply to a POST of `body` as JSON, or to a GET if there is no body. Raise NoReply if anything fails.
-    The whole exchange has `timeout_s` seconds: a timeout of the socket alone would allow a byte a minute for ever. No
-    redirect is followed, because it would carry a key to another host. `direct` ignores the proxies of the environment,
-    which do not lead to this machine or to the nodes of a cluster."""
+
+    The timeout limits the whole exchange; a timeout of the socket would allow a byte a minute for ever. Redirects are
+    not followed, because they could send a key to another host. `direct` ignores the proxies of the environment, which
+    cannot reach this machine or the nodes of a cluster.
+    """
     import httpx2
 
     sent = {"Content-Type": "application/json", "User-Agent": "octet-grpo", "Accept-Encoding": "identity"}
@@ -77,7 +79,7 @@ def exchange(
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first of the causes of an error, which says more than "all connection attempts failed"."""
+    """Return the root cause of an error, which says more than "all connection attempts failed"."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     text = os.strerror(error.errno) if isinstance(error, ConnectionError) and error.errno else str(error)
@@ -91,7 +93,7 @@ def _refusal(status: int, retry_after: str | None, body: bytes) -> NoReply:
 
 
 def seconds_of(retry_after: str | None) -> float:
-    """Return the seconds to wait for a `Retry-After`, which is a number or a date; 0 for anything else."""
+    """Return the seconds to wait for a `Retry-After` header, a number or a date; 0 for anything else."""
     with suppress(ValueError):
         seconds = float(retry_after or 0)
         return max(0.0, seconds) if math.isfinite(seconds) else 0.0
@@ -102,9 +104,9 @@ def seconds_of(retry_after: str | None) -> float:
 
 
 def read_key(variable: str) -> str:
-    """Return the key in an environment variable. No message shows it, although h11 would quote a bad one."""
+    """Return the key in an environment variable, and keep it out of messages. h11 would quote an invalid key."""
     key = os.environ.get(variable, "").strip()
     named_as_keys.add(variable)
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(variable, "the key has characters that cannot stand in a header", "Set the variable again")
+        raise ConfigError(variable, "the key has characters that HTTP headers do not allow", "Set the variable again")
     return key

@@ -1,6 +1,5 @@
-"""The checksums of the files in a folder, in its `manifest.json`: of a checkpoint, an adapter or a model. They find
-accidental damage; they are no protection against somebody who writes into the folder, because that includes the
-manifest."""
+"""Checksums of the files of a checkpoint, an adapter or a model, in its `manifest.json`. They detect accidental damage;
+they are no protection against anybody who can write into the folder, and so into the manifest."""
 
 import json
 import stat
@@ -16,7 +15,7 @@ NAME = "manifest.json"
 FORMAT = 1
 BLOCK = 1 << 20
 OTHER = "it was written by another version of Octet"
-NO_EFFECT = ("README.md",)  # what people may edit
+NO_EFFECT = ("README.md",)  # files that people may edit
 
 
 @contextmanager
@@ -35,31 +34,31 @@ def replacing(folder: Path, what: str, remedy: str) -> Iterator[Path]:
 
 
 def seal(folder: Path) -> None:
-    """Write the manifest of a folder as it is now, and have the disk keep everything in it."""
-    sums = {name: checksum(folder / name) for name in sorted(files(folder)) if name != NAME}  # a second merge has one
+    """Write the manifest of a folder in its current state, and sync everything in it to the disk."""
+    sums = {name: checksum(folder / name) for name in sorted(files(folder)) if name != NAME}  # an earlier one may exist
     for name in sums:
         disk.keep(folder / name)
     write(folder, sums)
 
 
 def write(folder: Path, sums: Mapping[str, int | None]) -> None:
-    """Write the manifest of a folder, and have the disk keep it."""
+    """Write the manifest of a folder, and sync it to the disk."""
     (folder / NAME).write_text(json.dumps({"format": FORMAT, "files": dict(sums)}, indent=1) + "\n")
     for path in [folder / NAME, *(path for path in folder.rglob("*") if path.is_dir()), folder]:
         disk.keep(path)
 
 
 def must_be_whole(folder: Path) -> None:
-    """Raise CheckpointError if an adapter or a model with a manifest is not as Octet wrote it."""
+    """Raise CheckpointError if an adapter or a model differs from its manifest."""
     folder = folder.resolve()
-    sealed = next((one for one in (folder, folder.parent) if (one / NAME).is_file()), None)
+    sealed = next((path for path in (folder, folder.parent) if (path / NAME).is_file()), None)
     if sealed and (wrong := damage(sealed, folder)):
-        remedy = "Restore it from a copy; to resume a run writes its result anew. If you have changed it yourself, "
-        raise CheckpointError(folder, f"it is damaged: {wrong}", f"{remedy}delete {sealed / NAME}")
+        remedy = "Restore it from a copy, or resume the run, which writes its result again. If you have changed it "
+        raise CheckpointError(folder, f"it is damaged: {wrong}", f"{remedy}yourself, delete {sealed / NAME}")
 
 
 def damage(folder: Path, inside: Path | None = None) -> str:
-    """Return what is wrong with the files of a folder, or with those in a folder inside it; "" if nothing is."""
+    """Return a description of damage to the files of a folder, or of a folder inside it; "" if there is none."""
     sums, wrong = read(folder, inside)
     return wrong or unlike(sums, {name: checksum(folder / name) for name in sums})
 
@@ -69,7 +68,7 @@ def unlike(sums: Mapping[str, int], found: Mapping[str, int | None]) -> str:
 
 
 def read(folder: Path, inside: Path | None = None) -> tuple[dict[str, int], str]:
-    """Return the checksums in the manifest of a folder, or of one inside it, and what is wrong with the manifest."""
+    """Return the checksums in the manifest of a folder, or of a folder inside it, and a description of any defect."""
     try:
         if not stat.S_ISREG((folder / NAME).stat().st_mode):
             return {}, f"{NAME} is no file"
@@ -92,7 +91,8 @@ def files(folder: Path) -> set[str]:
 
 
 def checksum(path: Path) -> int | None:
-    """Return the checksum of a file, None if there is none. Any other error may pass: it is no damage."""
+    """Return the checksum of a file; None if there is no such file. Other errors of the disk, which are no damage, are
+    raised."""
     checksum = 0
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Filters for messages of libraries that a user cannot act on. Call quiet() before the libraries are imported."""
+"""Filter messages of libraries that a user cannot act on. Call quiet() before the libraries are imported."""
 
 import logging
 import os
@@ -16,15 +16,15 @@ MODELS, DEEPSPEED = "transformers.modeling_utils", "DeepSpeed"
 
 
 def quiet() -> None:
-    if not hardware.detect().gpus:  # DeepSpeed warns that it found none; Octet says so itself
+    if not hardware.detect().gpus:  # DeepSpeed warns that it found no card; Octet reports that itself
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        # transformers: kernels of LFM2 and Qwen3.5 are not installed, which are for cards
+        # transformers misses kernels of LFM2 and Qwen3.5, which only a card can run
         logging.getLogger(KERNELS).setLevel(logging.ERROR)
-        # and it writes MXFP4 out in 16 bits there, as Octet has told it to
+        # transformers reports that it converts MXFP4 to 16 bits, as Octet has requested
         logging.getLogger(MXFP4).setLevel(logging.ERROR)
-    # bitsandbytes: an optional CPU kernel for 4-bit weights is not installed
+    # bitsandbytes misses an optional CPU kernel for 4-bit weights
     logging.getLogger(BITSANDBYTES).setLevel(logging.ERROR)
-    # transformers: a table of weights that have no place; model/contradictions.py names what matters of it
+    # transformers prints a table of unused weights; model/contradictions.py reports those that matter
     logging.getLogger(MODELS).addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
     # DeepSpeed has not tested the optimizers of bitsandbytes; tests/step/test_engine.py does
     logging.getLogger(DEEPSPEED).addFilter(lambda record: "ZeRO with an untested optimizer" not in record.getMessage())
@@ -33,9 +33,9 @@ def quiet() -> None:
         warnings.filterwarnings("ignore", message=f"`torch.distributed.{name}` is deprecated", category=FutureWarning)
     # torch prints twenty C++ frames when a rank has died; ranks/watchdog.py names the rank
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # The thread that writes for TensorBoard prints its error; run_folder/journal.py gets it, too
+    # The writer thread of TensorBoard prints its error, which run_folder/journal.py reports as well
     threading.excepthook = _report_unless_of_tensorboard
-    # Python compiles a library at its first import, and warns of what it finds in the sources
+    # Python compiles a library at its first import, and warns of its source
     warnings.filterwarnings("ignore", category=SyntaxWarning, module=".*[/\\\\]site-packages[/\\\\]")
     # PEFT uses a deprecated name of transformers
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
@@ -55,7 +55,7 @@ def no_progress_bars() -> None:
 
 @contextmanager
 def put_back() -> Iterator[None]:
-    """Have loggers and progress bars as they were afterwards. A caller restores the filters of warnings, and hooks."""
+    """Restore loggers and progress bars afterwards. Callers restore the filters of warnings, and hooks."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging as transformers_logging
 
@@ -70,7 +70,7 @@ def put_back() -> Iterator[None]:
         for name, present in filters.items():
             logging.getLogger(name).filters[:] = present
         if had_bars:
-            # those of the hub, which a variable may forbid
+            # this enables those of the hub as well, unless a variable forbids it
             warnings.filterwarnings("ignore", message="Cannot enable progress bars")
             transformers_logging.enable_progress_bar()
         if not of_the_hub:

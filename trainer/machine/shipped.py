@@ -1,5 +1,5 @@
-"""Where the files are that come with Octet's modules: job scripts, DeepSpeed settings, train.py, pinned versions; and
-what a person types here to use them."""
+"""The location of the files that are installed with Octet's modules (job scripts, DeepSpeed settings, train.py, pinned
+versions), and the commands that a person types to use them."""
 
 import os
 import sys
@@ -12,17 +12,17 @@ TRAIN = "octet train" if IS_INSTALLED else "./run_deepspeed.sh"  # the command t
 
 
 def train_here() -> str:
-    """Return the command that starts a run from this folder, which may be another one than the clone."""
+    """Return the command that starts a run from this folder, which may not be the clone."""
     return "./run_deepspeed.sh" if os.path.isfile("run_deepspeed.sh") else "octet train"
 
 
 def octet_here() -> str:
-    """Return `octet` as it can be typed in this folder: in a clone, its environment may not be active."""
+    """Return the command `octet` for this folder: in a clone, the environment may not be active."""
     return ".venv/bin/octet" if os.path.isfile(".venv/bin/octet") else "octet"
 
 
 def pip_install(extra: str) -> str:
-    """Return what installs an extra into this environment."""
+    """Return the command that installs an extra into this environment."""
     if IS_INSTALLED:
         return f"pip install 'octet-grpo[{extra}]'"
     return f"{os.path.relpath(Path(sys.prefix) / 'bin/pip')} install -e '{os.path.relpath(CHECKOUT)}[{extra}]'"

@@ -1,5 +1,5 @@
-"""Load and call code of the user, which may raise anything, print, or try to end the process; and a time limit for code
-that comes with a model, such as a chat template, which may not end."""
+"""Load and call user code, which may raise anything, print, or try to exit; and limit the time of code that comes with
+a model, such as a chat template, which may never return."""
 
 import faulthandler
 import importlib.util
@@ -25,28 +25,28 @@ from trainer.errors import ConfigError, OctetError
 from trainer.machine.visible import without_keys
 
 GRACE_S = 5.0
-TEMPLATE_S = 10.0  # for a chat template
-# What a chat template may raise beside jinja2.TemplateError: it calls methods of Python's values.
+TEMPLATE_S = 10.0  # time limit of a chat template
+# Errors of a chat template in addition to jinja2.TemplateError, because it calls methods of Python objects.
 OF_A_TEMPLATE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TimeoutError, TypeError, ValueError)
 
-# What ends the process, or harms it later, is refused while user code runs.
+# Functions that end the process, or harm it later, are refused while user code runs.
 REFUSED: dict[ModuleType, tuple[str, ...]] = {os: ("_exit", "abort", "closerange", "dup2", "execv", "execve")}
 REFUSED |= {signal: ("alarm", "setitimer"), resource: ("setrlimit", "prlimit")}
 REFUSED |= {faulthandler: ("dump_traceback_later",)}
-_end_later = faulthandler.dump_traceback_later  # for Octet itself, which calls it while user code runs
-# Settings of torch that change results, and what they are when it has been imported. "set" for "get" sets them.
+_end_later = faulthandler.dump_traceback_later  # the original, which Octet calls while user code runs
+# Getters of torch's settings that change results, and their initial values. The setters have "set" for "get".
 OF_TORCH: dict[str, str | int] = {"get_default_dtype": "torch.float32", "get_float32_matmul_precision": "highest"}
 OF_TORCH |= {"get_num_threads": "", "get_deterministic_debug_mode": 0}
 OF_TORCH |= {"_C._get_mkldnn_enabled": "True", "_C._get_cudnn_enabled": "True"}
-MODULE = "octet_custom_"  # what the names of the user's modules begin with
+MODULE = "octet_custom_"  # prefix of the names of user modules
 
-given: dict[str, Callable[..., Any]] = {}  # functions of a session in Python, by the setting that names their copy
-of_runs: set[Path] = set()  # code in the folders of runs that their settings name
-named: set[Path] = set()  # code that a command names
+given: dict[str, Callable[..., Any]] = {}  # functions of a Python session, by the setting that names their copy
+of_runs: set[Path] = set()  # code in run folders, named by the settings of those runs
+named: set[Path] = set()  # code that the current command names
 
 
 class Call(threading.Thread):
-    """A call in a thread that can be abandoned. It keeps what the call raises, because user code may raise anything."""
+    """A call in a thread that can be abandoned. `error` is the exception of the call, which may be of any class."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
@@ -61,11 +61,11 @@ class Call(threading.Thread):
                 self.result = self.work()
         except BaseException as error:  # noqa: BLE001  user code may raise anything
             self.error = error
-        sys.setrecursionlimit(limit)  # in this thread: another one may be too deep for the limit that the call has set
+        sys.setrecursionlimit(limit)  # in this thread, because another one may be too deep for the limit of the call
 
     def within(self, seconds: float) -> bool:
         """Start the call and wait for it. Return False if it is still running after `seconds`."""
-        # The interpreter's own alarm needs no lock that the call might hold.
+        # If the call keeps the interpreter's lock, the main thread never wakes up. This alarm needs no lock.
         _end_later(2 * seconds + GRACE_S, exit=True, file=2)
         self.start()
         self.join(seconds)
@@ -75,18 +75,18 @@ class Call(threading.Thread):
 
 @contextmanager
 def _unchanged() -> Iterator[None]:
-    """Put back the standard descriptors and the settings of torch. If a setting was changed, which other threads may
-    have used meanwhile, or if descriptors of others were closed, raise RuntimeError."""
-    own, files = os.getpid(), dict[int, int]()
+    """Restore the standard descriptors and the settings of torch. Raise RuntimeError if a setting was changed, because
+    other threads may have used it meanwhile, or if a descriptor was closed."""
+    process, files = os.getpid(), dict[int, int]()
     for number in range(3):
-        with suppress(OSError):  # the shell has closed it
+        with suppress(OSError):  # the shell may have closed it
             files[number] = os.dup(number)
     before = {name: attrgetter(name)(torch)() for name in OF_TORCH} if (torch := sys.modules.get("torch")) else {}
     try:
         yield
     finally:
-        if os.getpid() != own:
-            os._exit(0)  # a process that the call has forked and not ended would go on as this one
+        if os.getpid() != process:
+            os._exit(0)  # a process that the call has forked would continue as a second trainer
         try:
             for number, file in files.items():
                 os.dup2(file, number)
@@ -102,7 +102,7 @@ def _unchanged() -> Iterator[None]:
 
 
 class Prints(io.TextIOBase):
-    """Prints to standard error, because results stand on standard output. Closing it has no effect."""
+    """Prints to standard error, because standard output is for results. Closing it has no effect."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -111,28 +111,28 @@ class Prints(io.TextIOBase):
 
 
 class Containment:
-    """Keeps user code from ending the process, which would look like success, from printing between results, and from
-    changing variables and warnings for all. Several threads may be inside; the last one puts everything back."""
+    """Prevents user code from ending the process, which would look like success, from printing between results, and
+    from changing variables and warnings of the process. The last thread that leaves restores everything."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside: list[threading.Thread] = []
-        self._back = ExitStack()
+        self._restoring = ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._inside:
-                self._back.enter_context(self._put_back())
+                self._restoring.enter_context(self._restore())
             self._inside.append(threading.current_thread())
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._inside.remove(threading.current_thread())
             if not self._inside:
-                self._back.close()
+                self._restoring.close()
 
     @contextmanager
-    def _put_back(self) -> Iterator[None]:
+    def _restore(self) -> Iterator[None]:
         real = [(module, name, getattr(module, name)) for module, names in REFUSED.items() for name in names]
         streams, filters, path = ((1, sys.stdout), (2, sys.stderr)), [*warnings.filters], [*sys.path]
         folder, environment, variables = os.getcwd(), os.environ, os.environ._data.copy()  # type: ignore[attr-defined]  # decodes nothing
@@ -142,32 +142,31 @@ class Containment:
         yield
         for module, name, function in real:
             setattr(module, name, function)
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) if one.closed else one for n, one in streams)
-        with suppress(OSError):  # it has been deleted meanwhile
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) if file.closed else file for n, file in streams)
+        with suppress(OSError):  # the folder may have been deleted
             os.chdir(folder)
-        sys.path += [one for one in path if one not in sys.path]
+        sys.path += [entry for entry in path if entry not in sys.path]
         os.environ = environment  # noqa: B003
         if environment._data != variables:  # type: ignore[attr-defined]
             os.environb.update(variables)
-        warnings.filters[:] = [one for one in warnings.filters if one[0] != "error" or one in filters]  # type: ignore[index]
+        warnings.filters[:] = [entry for entry in warnings.filters if entry[0] != "error" or entry in filters]  # type: ignore[index]
 
-    def _refuse(self, own: int, name: str, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        main = threading.main_thread()  # which does the work of the trainer if it is not inside
-        if os.getpid() != own or (threading.current_thread() is main and main not in self._inside):
-            return real(*arguments, **named)
-        if name == "os.dup2" and not _replaces(*arguments, **named):
+    def _refuse(self, process: int, name: str, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        main = threading.main_thread()  # while it is outside, its calls are the trainer's
+        is_trainer = os.getpid() != process or (threading.current_thread() is main and main not in self._inside)
+        if is_trainer or (name == "os.dup2" and not _replaces(*arguments, **named)):
             return real(*arguments, **named)
         raise SystemExit(f"it called {name}, which a reward may not")
 
 
 def _replaces(fd: int, fd2: int, inheritable: bool = True) -> bool:
-    """Return True for a dup2 onto an open descriptor that is not put back: a file, or a socket, of somebody else."""
+    """Return True for a dup2 onto an open descriptor that is not restored: a file or a socket of other code."""
     with suppress(OSError):
         return fd2 > 2 and bool(os.fstat(fd2))
     return False
 
 
-contained = Containment()  # one for the process, because what it changes belongs to all threads
+contained = Containment()  # one for the process, because all threads share what it changes
 
 
 def find(key: str, setting: str) -> Path:
@@ -204,7 +203,7 @@ def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callab
 
 
 def call(what: str, path: Path, work: Callable[[], Any], kind: type[OctetError] = ConfigError) -> Any:
-    """Return what a call returns. Raise an error that begins with `what` and names the line, if it raises."""
+    """Return the result of a call. If it raises, raise an error that begins with `what` and names the line."""
     calling = Call(work)
     with contained:
         calling.run()
@@ -217,7 +216,7 @@ def where(error: BaseException, path: Path) -> str:
     """Describe an exception and the last line of the user's file that was running."""
     try:
         text = str(error)
-    except BaseException:  # noqa: BLE001  user code may raise anything, in its exceptions too
+    except BaseException:  # noqa: BLE001  an exception of user code may raise another one
         text = "its text cannot be read"
     what = f"{type(error).__name__}: {without_keys(text, 500)}".rstrip(": ")
     if isinstance(error, SyntaxError) and error.filename == str(path):
@@ -229,7 +228,7 @@ def where(error: BaseException, path: Path) -> str:
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the context when the time is over; only in the main thread, which gets signals."""
+    """Raise TimeoutError in the block when the time is over; only in the main thread, which receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

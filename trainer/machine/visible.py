@@ -1,4 +1,4 @@
-"""Text of others (a model, a data set, a run folder) made harmless to look at: it acts on no page and no terminal."""
+"""Make foreign text (of a model, a data set, a run folder) safe to show on a page or a terminal."""
 
 import builtins
 import json
@@ -9,38 +9,38 @@ from itertools import chain
 from typing import Any
 
 LONGEST = 4000  # characters of an answer that are shown
-SHORTEST_KEY = 8  # characters; a shorter value may be a word
+SHORTEST_KEY = 8  # characters; a shorter value may be an ordinary word
 SECRET = re.compile(
     r"(KEY|TOKEN|JWT|SECRET|(?<!COM)(?<!BY)PASS(WORD|WD|PHRASE)?|CREDENTIAL|_PAT|_PWD)S?\d*(_|$)"
     r"|AUTH(?!OR(?!I[SZ]))|BEARER|COOKIE|CREDS",  # not AUTHOR
     re.IGNORECASE,
 )
 LOGIN = re.compile(r"://([^/\s:@]*:([^/\s@]+))@")  # in a URL: user and password, and the password
-named_as_keys: set[str] = set()  # the variables that settings name, whatever they are called
+named_as_keys: set[str] = set()  # variables that settings declare to hold a key
 HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")  # control, format (right-to-left marks), private, surrogate, separators
 
 
 def visible(text: str) -> str:
-    """Return the text with every character that has an effect and no shape replaced by its name."""
+    """Return the text with control and invisible characters replaced by a symbol or their code."""
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def print(*texts: object, **options: Any) -> None:
-    """Print texts, made visible. What the program says goes through here, or through `machine/console.py`."""
+    """Print texts, made visible. All output goes through this function or `machine/console.py`."""
     builtins.print(*(visible(str(text)) for text in texts), **options)
 
 
 def without_keys(text: str, most: int | None = None) -> str:
-    """Return the first characters of the text without the keys in the environment, which an error may quote."""
-    found: dict[str, str] = {}
+    """Return the first characters of the text, with keys from the environment replaced by the variable's name."""
+    names: dict[str, str] = {}
     for name, value in os.environ.items():
         shortest = 1 if name in named_as_keys else SHORTEST_KEY
         whole = [value.strip()] if name in named_as_keys or SECRET.search(name) else []
         for key in [*whole, *chain(*LOGIN.findall(value))]:
             if len(key) >= shortest:  # errors and replies may quote it with escapes
-                found |= dict.fromkeys((key, repr(key)[1:-1], json.dumps(key)[1:-1]), name)
-    for key in sorted(found, key=len, reverse=True):  # one may be a part of another
-        text = text.replace(key, f"${found[key]}")
+                names |= dict.fromkeys((key, repr(key)[1:-1], json.dumps(key)[1:-1]), name)
+    for key in sorted(names, key=len, reverse=True):  # one key may be part of another
+        text = text.replace(key, f"${names[key]}")
     return text[:most]
 
 
@@ -52,7 +52,7 @@ def _shown(character: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return the text, or its beginning and its end, where answers are."""
+    """Return the text, or its beginning and its end, where answers usually are."""
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2
@@ -60,8 +60,6 @@ def shortened(text: str) -> str:
 
 
 def around(text: str, answer: str | None) -> tuple[str, str, str]:
-    """Return what is before the last place where the answer stands in the text, the answer, and what is after it."""
-    place = text.rfind(answer) if answer else -1
-    if place < 0 or not answer:
-        return text, "", ""
-    return text[:place], answer, text[place + len(answer) :]
+    """Return the text before the last occurrence of the answer, the answer, and the text after it."""
+    before, answer, after = text.rpartition(answer) if answer and answer in text else (text, "", "")
+    return before, answer, after

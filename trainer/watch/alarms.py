@@ -1,4 +1,4 @@
-"""Alarms: what the rules have seen in a run, and when."""
+"""Alarms: the findings of the rules in a run, and the steps at which they appeared."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,20 +9,20 @@ from trainer.watch.history import History, kept
 from trainer.watch.rules import RULES, Rule
 
 QUIET = 10  # steps without a finding, after which it is printed again
-MOST_LOOKS = 500  # at a run; a longer one is looked at every few steps
-LOOKS_BACK = 50  # steps, for the beginning of an alarm that lasts: it is looked for again after each step
+MOST_LOOKS = 500  # diagnoses of one run; a longer run is diagnosed every few steps
+LOOKS_BACK = 50  # steps that are searched for the beginning of a lasting alarm, after each step
 
 
 def diagnose(history: History, rules: Iterable[Rule] = RULES) -> list[Finding]:
-    """Return what the rules have seen after the last step."""
+    """Return the findings of the rules after the last step."""
     if not history.steps:
         return []
-    found = ((rule, rule.looks(history)) for rule in rules)
-    return [Finding(rule.severity, rule.name, seen, rule.remedy, rule.why) for rule, seen in found if seen]
+    results = ((rule, rule.looks(history)) for rule in rules)
+    return [Finding(rule.severity, rule.name, seen, rule.remedy, rule.why) for rule, seen in results if seen]
 
 
 class Alarms:
-    """Prints what the rules see as a run goes on: once while it lasts, and again if it returns after `QUIET` steps."""
+    """Prints the findings of the rules during a run: once while they last, and again after `QUIET` steps without."""
 
     def __init__(self, history: History, say: Callable[[str], None], rules: Sequence[Rule] = RULES) -> None:
         self.history = history
@@ -32,7 +32,7 @@ class Alarms:
         self.last_seen: dict[str, int] = {}
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Look at a run after a step. Raise TrainingError to end it, EndedByAlarm with run.strict_health."""
+        """Diagnose the run after a step. Raise TrainingError to end it, EndedByAlarm with run.strict_health."""
         self.records = kept([*self.records, {"step": step, **metrics}])
         findings = diagnose(replace(self.history, records=self.records), self.rules)
         for finding in findings:
@@ -52,12 +52,12 @@ class Alarms:
 
 
 class Alarm(NamedTuple):
-    """A finding as it was seen last, with the first and the last step at which it was seen."""
+    """A finding in its latest wording, with the first and the last step at which it appeared."""
 
     finding: Finding
     first: int
     last: int
-    lasts: bool  # until the last step
+    lasts: bool  # True if `last` is the last step of the run
 
     @property
     def when(self) -> str:
@@ -67,18 +67,18 @@ class Alarm(NamedTuple):
 
 
 def alarms_of(history: History) -> list[Alarm]:
-    """Return every alarm of a run, those that last first."""
+    """Return every alarm of a run, beginning with lasting ones."""
     steps = [int(record["step"]) for record in history.steps]
     return _seen_at(history, steps[::-1][:: interval(len(steps))])
 
 
 def interval(steps: int) -> int:
-    """Return the number of steps between two looks at a run."""
+    """Return the number of steps between two diagnoses of a run."""
     return -(-steps // MOST_LOOKS) or 1
 
 
 def lasting(history: History) -> list[str]:
-    """Return what the rules see after the last step, and since when, looking back at most `LOOKS_BACK` steps."""
+    """Return the findings after the last step with their first step, which is at most `LOOKS_BACK` steps earlier."""
     steps = [int(record["step"]) for record in history.steps[-LOOKS_BACK - 1 :]]
     is_whole = len(steps) == len(history.steps)
     return [
@@ -89,14 +89,14 @@ def lasting(history: History) -> list[str]:
 
 
 def _seen_at(history: History, steps: Iterable[int]) -> list[Alarm]:
-    """Look at a run as it was after each of these steps."""
-    found: dict[str, Alarm] = {}
+    """Diagnose a run as it was after each of these steps."""
+    alarms: dict[str, Alarm] = {}
     looks, records = {*steps}, history.records
-    begin = next((place for place, one in enumerate(records) if one["step"] in looks), len(records))
+    begin = next((index for index, record in enumerate(records) if record["step"] in looks), len(records))
     window = kept(records[:begin])
     for record in records[begin:]:
         window, step = kept([*window, record]), int(record["step"])
         for finding in diagnose(replace(history, records=window)) if step in looks else ():
-            first = found[finding.name].first if finding.name in found else step
-            found[finding.name] = Alarm(finding, first, step, step == records[-1]["step"])
-    return sorted(found.values(), key=lambda alarm: (not alarm.lasts, alarm.first))
+            first = alarms[finding.name].first if finding.name in alarms else step
+            alarms[finding.name] = Alarm(finding, first, step, step == records[-1]["step"])
+    return sorted(alarms.values(), key=lambda alarm: (not alarm.lasts, alarm.first))

@@ -1,4 +1,4 @@
-"""The metrics of a run as the rules of `rules.py` look at them: while it goes on, or afterwards from metrics.jsonl."""
+"""The metrics of a run as the rules of `rules.py` see them, during the run or afterwards from metrics.jsonl."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,27 +11,28 @@ from trainer.watch.verdict import GAIN, RISE
 
 Metrics = Mapping[str, float]
 
-RECENT = 5  # steps that most rules look at
+RECENT = 5  # last steps that most rules examine
 EARLY, LATE = 20, 60  # steps at the beginning and at the end that are kept for the rules
-LARGE_UPDATE = 0.5  # relative change of the adapter from which on a single update counts
+LARGE_UPDATE = 0.5  # relative change of the adapter above which a single update is enough evidence
 
 
 def kept(records: Sequence[Metrics]) -> list[Metrics]:
-    """Return the first, last and best records for the rules: a late step costs no more than an early one."""
+    """Return the first, best and last records, so that the rules take no longer late in a run than early."""
     late = max(EARLY, len(records) - LATE)
-    middle = [one for one in records[EARLY:late] if evaluated(one) is not None]
-    best = sorted(middle, key=lambda one: evaluated(one) or 0.0)[-3:]
-    return [*records[:EARLY], *(one for one in middle if one in best or one is middle[-1]), *records[late:]]
+    middle = [record for record in records[EARLY:late] if evaluated(record) is not None]
+    best = sorted(middle, key=lambda record: evaluated(record) or 0.0)[-3:]
+    between = (record for record in middle if record in best or record is middle[-1])
+    return [*records[:EARLY], *between, *records[late:]]
 
 
 def evaluated(record: Metrics) -> float | None:
-    """Return the accuracy on the held-out problems after a step, or their reward where that is what is measured."""
+    """Return the accuracy on the held-out problems after a step, or their reward if the run is judged by it."""
     return record.get("eval/accuracy", record.get("eval/reward"))
 
 
 @dataclass(frozen=True)
 class History:
-    """The settings of a run, and the metrics of its steps in their order. Step 0 holds the first evaluation."""
+    """The settings of a run, and the metrics of its steps in order. Step 0 holds the first evaluation."""
 
     config: Config
     records: Sequence[Metrics]
@@ -48,23 +49,22 @@ class History:
 
     @property
     def evaluated(self) -> list[float]:
-        """The held-out accuracies or rewards, with that of the base."""
+        """The held-out accuracies or rewards, beginning with that of the base."""
         return [value for record in self.records if (value := evaluated(record)) is not None]
 
     @property
     def improved(self) -> float:
-        """Return by how much the share of right answers has risen. A rise of the rewards by `RISE` deviations counts
-        as `GAIN`."""
+        """The increase of the share of right answers. A rise of the rewards by `RISE` deviations counts as `GAIN`."""
         if not self.measure.is_reward:
             return self.grown("accuracy/lenient")
         return self.grown("reward/mean") / max(1e-9, self.now("reward/std")) * GAIN / RISE
 
     def of(self, name: str) -> list[float]:
-        """Return a metric of all steps that have it."""
+        """Return the values of a metric in all steps that have it."""
         return [record[name] for record in self.steps if name in record]
 
     def recent(self, name: str) -> list[float]:
-        """Return a metric of the last steps, or nothing if there are fewer than `RECENT` that have it."""
+        """Return the last `RECENT` values of a metric, or an empty list if there are fewer."""
         values = self.of(name)[-RECENT:]
         return values if len(values) == RECENT else []
 
@@ -74,12 +74,12 @@ class History:
         return fmean(values) if values else otherwise
 
     def first(self, name: str) -> float | None:
-        """Return the mean of a metric over the first steps, or None unless as many steps came after them."""
+        """Return the mean of a metric over the first steps; None unless as many steps followed them."""
         values = self.of(name)
         return fmean(values[:RECENT]) if len(values) >= 2 * RECENT else None
 
     def grown(self, name: str) -> float:
-        """Return by how much the mean of a metric has risen since the first steps."""
+        """Return the increase of the mean of a metric since the first steps."""
         first = self.first(name)
         return 0.0 if first is None else self.now(name) - first
 
@@ -89,9 +89,9 @@ class History:
 
     @cached_property
     def update_size(self) -> float:
-        """The median relative change of the adapter in an update, scaled to the peak of the learning rate; 0 if it was
-        not measured. A single update counts if it changes the adapter by `LARGE_UPDATE` or more of its size."""
-        updates = [one for one in self.steps if "update_size" in one and one.get("lr")]
-        if len(updates) < 2 and not any(one["update_size"] > LARGE_UPDATE for one in updates):
+        """The median relative change of the adapter in an update, scaled to the peak of the learning rate; 0 unless
+        two updates were measured, or one that changed more than `LARGE_UPDATE` of the adapter."""
+        updates = [step for step in self.steps if "update_size" in step and step.get("lr")]
+        if len(updates) < 2 and not any(step["update_size"] > LARGE_UPDATE for step in updates):
             return 0.0
-        return median(one["update_size"] * self.config.algorithm.lr / one["lr"] for one in updates)
+        return median(step["update_size"] * self.config.algorithm.lr / step["lr"] for step in updates)

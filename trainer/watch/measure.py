@@ -1,5 +1,5 @@
-"""What an evaluation measures, by which a run is judged: the accuracy of the answers, or their reward where nothing
-says which of them are right."""
+"""The measure by which an evaluation judges a run: the accuracy of the answers, or their reward if the task does not
+define right answers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -11,19 +11,19 @@ from trainer.records import Score
 
 
 class Measure(NamedTuple):
-    """A number says how good an answer or a model is: its places in files, and how it is written."""
+    """A number that says how good an answer or a model is, with its keys in files and its words in texts."""
 
     name: str
-    of_training: str  # in metrics.jsonl
-    of_answer: str  # in a `Score` and in eval_answers.jsonl
+    of_training: str  # key in metrics.jsonl for training problems
+    of_answer: str  # key in a `Score` and in eval_answers.jsonl
     prefix: str  # of `name` and `interval` in eval.json
-    logged: str  # in metrics.jsonl, for held-out problems
-    noted: tuple[str, ...]  # in best.json, and under `eval/` in metrics.jsonl
-    row: str  # of a table
-    flips: str  # of a table: the problems on which two models differ
-    flipped: tuple[str, str]  # what such a problem is with the second model
-    no_better: str  # of answers
-    test: str
+    logged: str  # key in metrics.jsonl for held-out problems
+    noted: tuple[str, ...]  # keys in best.json, and under `eval/` in metrics.jsonl
+    row: str  # label of a table's row
+    flips: str  # label of the row that counts problems on which two models differ
+    flipped: tuple[str, str]  # words for such a problem, seen from the second model
+    no_better: str  # says that answers have not improved
+    test: str  # name of the significance test
 
     @property
     def is_reward(self) -> bool:
@@ -31,15 +31,16 @@ class Measure(NamedTuple):
 
     @property
     def reported(self) -> "Measure":
-        """What the tables show first: the accuracy in the requested format, whatever is paid, or the reward."""
+        """The measure that tables show first: the reward, or the strict accuracy even if the reward is lenient."""
         return self if self.is_reward else STRICT
 
     @property
     def of_model(self) -> str:
-        return f"{self.prefix}{self.name}"  # in eval.json
+        """The key in eval.json."""
+        return f"{self.prefix}{self.name}"
 
     def values(self, scores: Iterable[Score]) -> list[float]:
-        """Return the number of each answer, without those that have no reward."""
+        """Return the value of each answer, except answers without a reward."""
         return [float(value) for score in scores if (value := getattr(score, self.of_answer)) is not None]
 
     def mean(self, values: Sequence[float], answers_each: float = 1.0) -> Share:
@@ -47,28 +48,29 @@ class Measure(NamedTuple):
         return share_of(values, answers_each) if is_share else mean_of(values)[0]
 
     def text(self, value: float, interval: Sequence[float] = ()) -> str:
-        """Return a number with its interval: `62.1% (55.0-68.7)`, or `0.480 [0.410, 0.550]`."""
+        """Return a value with its interval: `62.1% (55.0-68.7)`, or `0.480 [0.410, 0.550]`."""
         if self.is_reward:
             return number(value) + (f" [{number(interval[0])}, {number(interval[1])}]" if interval else "")
         return percent(value, interval) if interval else f"{value:.1%}"
 
     def pair(self, comparison: Mapping[str, Any], problems: int) -> tuple[Mapping[str, Any], Share]:
-        """Return what a comparison of eval.json says of this measure, and the difference of the two models."""
+        """Return the part of a comparison in eval.json about this measure, and the difference of the two models."""
         if self.is_reward:
             return comparison, Share(comparison["difference"], *comparison["interval"])
-        found = comparison["lenient"] if self == LENIENT else comparison
-        return found, paired_difference(found["gained"], found["lost"], problems)
+        part = comparison["lenient"] if self == LENIENT else comparison
+        return part, paired_difference(part["gained"], part["lost"], problems)
 
     def compared(self, before: Sequence[float], after: Sequence[float]) -> tuple[int, int, float, Share]:
-        """Return for how many problems the number is higher and lower after, p, and the difference."""
+        """Return the numbers of problems with a higher and with a lower value after, p, and the difference."""
         if self.is_reward:
-            moved = [new - old for old, new in zip(before, after, strict=True)]
-            return sum(one > 0 for one in moved), sum(one < 0 for one in moved), *paired_rewards(moved)
+            changes = [new - old for old, new in zip(before, after, strict=True)]
+            higher, lower = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+            return higher, lower, *paired_rewards(changes)
         gained, lost, p = mcnemar([*map(bool, before)], [*map(bool, after)])
         return gained, lost, p, paired_difference(gained, lost, len(before))
 
     def change(self, difference: Share, of_interval: str = "95 % interval ", unit: str = " points") -> str:
-        """Return a difference with its interval; that of two accuracies is in percentage points."""
+        """Return a difference with its interval. The difference of two accuracies is in percentage points."""
         show = partial(number, sign="+") if self.is_reward else lambda share: f"{100 * share:+.1f}"
         value, low, high = map(show, difference)
         return f"{value}{'' if self.is_reward else unit} ({of_interval}{low} to {high})"
@@ -85,7 +87,7 @@ REWARD = Measure(
 
 
 def number(value: float, sign: str = "") -> str:
-    """Return a reward with three digits that count: 0.480, 1.00, 12.3."""
+    """Return a reward with three significant digits: 0.480, 1.00, 12.3."""
     return f"{value:{sign}#.3g}".rstrip(".")
 
 
@@ -95,7 +97,7 @@ def measure_of(config: Config) -> Measure:
 
 def chosen(task_answer: str | None, weights: Iterable[str], paid: str | None) -> Measure:
     """Return the measure for the settings `task.answer`, `reward.weights` and `reward.answer`."""
-    if task_answer == "none" and "code" not in weights:  # whose tests say what is right
+    if task_answer == "none" and "code" not in weights:  # the tests of a program decide whether it is right
         return REWARD
     return LENIENT if paid == "lenient" else STRICT
 

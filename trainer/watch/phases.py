@@ -1,6 +1,6 @@
-"""What each phase of a step takes: seconds, memory at its peak, and the energy of the card as NVML counts it.
+"""The cost of each phase of a step: seconds, peak memory, and the energy of the card as NVML counts it.
 
-Memory is what torch has allocated on a GPU, and the resident memory of the process on a CPU.
+On a GPU, memory means what torch has allocated; on a CPU, the resident memory of the process.
 """
 
 import os
@@ -22,7 +22,7 @@ GB = 1e9
 
 
 class Peak(NamedTuple):
-    """The highest use of memory, in bytes: what was allocated, and what torch had reserved. On a CPU both are equal."""
+    """The peak memory in bytes, allocated and reserved by torch. On a CPU both are the resident memory."""
 
     allocated: int
     reserved: int
@@ -50,20 +50,20 @@ class Phases:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of a step, memory in GB."""
-        found = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
-        found |= {f"memory/{name}": peak.allocated / GB for name, peak in self.peaks.items()}
+        metrics = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+        metrics |= {f"memory/{name}": peak.allocated / GB for name, peak in self.peaks.items()}
         if distributed.on_gpu():
-            found |= {f"memory/{name}_reserved": peak.reserved / GB for name, peak in self.peaks.items()}
+            metrics |= {f"memory/{name}_reserved": peak.reserved / GB for name, peak in self.peaks.items()}
         held = torch.cuda.memory_allocated() if distributed.on_gpu() else _resident("VmRSS")
-        found["memory/held"] = held / GB
-        return found | {f"energy/{name}": joules for name, joules in self.joules.items()}
+        metrics["memory/held"] = held / GB
+        return metrics | {f"energy/{name}": joules for name, joules in self.joules.items()}
 
 
 def forget_peak() -> None:
     if distributed.on_gpu():
         torch.cuda.reset_peak_memory_stats()
     elif CLEAR_REFS.exists():
-        with suppress(OSError):  # a container may forbid it; the peak is then that of the whole run
+        with suppress(OSError):  # forbidden in some containers; the peak is then that of the whole run
             CLEAR_REFS.write_text("5")  # resets VmHWM
 
 
@@ -80,7 +80,7 @@ def total_memory() -> int:
 
 
 def _resident(name: str) -> int:
-    """Return the resident memory now (VmRSS) or at its peak (VmHWM). psutil does not have the peak."""
+    """Return the current (VmRSS) or peak (VmHWM) resident memory in bytes. psutil does not report the peak."""
     if not STATUS.exists():  # not Linux
         return 0
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
@@ -88,17 +88,19 @@ def _resident(name: str) -> int:
 
 
 def joules() -> float | None:
-    """Return the joules since the driver was loaded; None on a CPU, without NVML, or if a card counts none."""
-    found = _card() if distributed.on_gpu() else None
-    millijoules = c_ulonglong()
-    if found is None or found[0].nvmlDeviceGetTotalEnergyConsumption(found[1], byref(millijoules)):
+    """Return the joules used since the driver was loaded; None on a CPU, without NVML, or if a card counts none."""
+    device = _nvml_device() if distributed.on_gpu() else None
+    if device is None:
         return None
-    return millijoules.value / 1000
+    nvml, card = device
+    millijoules = c_ulonglong()
+    failed = nvml.nvmlDeviceGetTotalEnergyConsumption(card, byref(millijoules))
+    return None if failed else millijoules.value / 1000
 
 
 @cache
-def _card() -> tuple[CDLL, c_void_p] | None:
-    """Return NVML, and what it calls the card of this process."""
+def _nvml_device() -> tuple[CDLL, c_void_p] | None:
+    """Return NVML and its handle of this process's card."""
     try:
         nvml = CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""Lines that stay at the foot of a terminal, how much of a task is done, and how long a run still takes."""
+"""Lines at the bottom of a terminal, the progress of a task, and the remaining time of a run."""
 
 from collections.abc import Callable
 from statistics import fmean
@@ -12,16 +12,16 @@ from rich.text import Text
 from trainer.machine.console import Console
 
 BAR = 20  # characters
-PATIENCE_S = 2.0  # of a task that may be done at once
-RECENT = 8  # steps whose mean predicts the next ones: updates get cheaper while groups die
+PATIENCE_S = 2.0  # a task that ends sooner prints no progress
+RECENT = 8  # last steps whose mean predicts the next ones: updates become cheaper when more groups are dead
 
 
 class Footer:
-    """Prints text, and keeps parts, such as a panel and a bar, below it. Elsewhere than on a terminal it only prints.
+    """Prints text, and on a terminal keeps parts, such as a panel and a bar, below it.
 
-    The cursor waits in an empty line above the parts. So whatever else is printed (by another rank, a library, a reward
-    function) writes over the parts, which are drawn again below it. With rich.live the cursor waits below them, and the
-    next drawing would erase these lines.
+    The cursor waits in an empty line above the parts. Therefore other output (of another rank, a library, a reward
+    function) overwrites the parts, which are then redrawn below it. With rich.live the cursor would wait below the
+    parts, and the next drawing would erase that output.
     """
 
     def __init__(self, console: Console) -> None:
@@ -31,14 +31,14 @@ class Footer:
         self._lock = RLock()
 
     def print(self, content: RenderableType, is_command: bool = False) -> None:
-        """Print something. A terminal breaks its lines between words, except those of a command that can be copied."""
+        """Print text. On a terminal, lines are wrapped between words, except those of a command to copy."""
         with self._lock:
             self._erase()
             self.console.print(content, soft_wrap=is_command or not self.console.is_terminal)
             self._draw()
 
     def show(self, name: str, content: RenderableType) -> None:
-        """Draw a part, in place of what it was."""
+        """Draw a part, replacing its earlier content."""
         if self.is_shown:
             with self._lock:
                 with self.console.capture() as captured:
@@ -48,7 +48,7 @@ class Footer:
                 self._draw()
 
     def hide(self, *names: str) -> None:
-        """Remove parts, or all of them if none is named."""
+        """Remove the named parts, or all parts if none is named."""
         with self._lock:
             self._erase()
             for name in names or list(self._parts):
@@ -70,9 +70,8 @@ class Footer:
 
 
 class Progress:
-    """Shows how much of a task is done: with a bar on a terminal, else with a line each quarter. No line is printed
-    before `patience` seconds. Without a footer it goes to standard error. `ended` is called with the seconds that the
-    task took."""
+    """Shows the progress of a task: with a bar on a terminal, otherwise with a line for each quarter, but not in the
+    first `patience` seconds. The default footer prints to standard error. `ended` gets the seconds of the task."""
 
     def __init__(
         self,
@@ -120,8 +119,8 @@ class Progress:
 
 
 class TimeLeft:
-    """How long a run still takes, by its own steps and evaluations. There is one every `every` steps, and there are
-    `at_end` of them after the last step."""
+    """Predicts the remaining time of a run from its steps and evaluations. There is an evaluation every `every` steps,
+    and there are `at_end` evaluations after the last step."""
 
     def __init__(self, total_steps: int, every: int | None, at_end: int) -> None:
         self.total_steps, self.every, self.at_end = total_steps, every, at_end
@@ -130,16 +129,16 @@ class TimeLeft:
         self.start()
 
     def start(self) -> None:
-        self._since, self._beside = perf_counter(), 0.0
+        self._since, self._evaluations = perf_counter(), 0.0
 
     def evaluated(self, seconds: float) -> None:
         self._evaluation = seconds
-        self._beside += seconds
+        self._evaluations += seconds
 
     def after(self, step: int) -> float:
-        """Return the seconds that are left after a step that has just ended, with the evaluation that may follow it.
-        The first step also warms up."""
-        self._steps.append(perf_counter() - self._since - self._beside)
+        """Return the remaining seconds after a step that has just ended, including an evaluation that may follow it.
+        The first step is ignored later, because it includes warming up."""
+        self._steps.append(perf_counter() - self._since - self._evaluations)
         self.start()
         each = fmean((self._steps[1:] or self._steps)[-RECENT:])
         between = (self.total_steps - 1) // self.every - (step - 1) // self.every if self.every else 0

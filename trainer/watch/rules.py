@@ -1,8 +1,8 @@
-"""The rules about the health of a run. A rule is a short function; its docstring says why it matters what it sees.
+"""The rules about the health of a run. A rule is a short function whose docstring says why its finding matters.
 
-A rule returns what it has seen, or None. Most look at the last `RECENT` steps, so one bad step raises no alarm. They
-read metrics alone, and so say the same during a run and afterwards; the few that end a run also read what
-`step_metrics.py` measures. To add a rule, write its function here and a case in `tests/watch/test_rules.py`.
+A rule returns its finding, or None. Most examine the last `RECENT` steps, so one bad step raises no alarm. They read
+only metrics, so their findings are the same during a run and afterwards; the few rules that end a run also read the
+measurements of `step_metrics.Health`. To add a rule, write its function here and a case in `tests/watch/test_rules.py`.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from trainer.watch.verdict import RISE
 Looks = Callable[[History], "str | None"]
 
 LONG = 30  # steps before times are compared
-LARGE_DIFFERENCE = 0.1  # of a token's log-prob between sampler and trainer, on average
-DEAD_STEPS = 50  # in a row
-LEAK_STEPS = 50  # over which a leak is looked for
-CREEP = 0.01  # of all memory in so many steps, which fills the rest of it in a night at most
+LARGE_DIFFERENCE = 0.1  # mean difference of a token's log-prob between sampler and trainer
+DEAD_STEPS = 50  # steps in a row
+LEAK_STEPS = 50  # steps over which memory must rise
+CREEP = 0.01  # share of all memory leaked in these steps: enough to fill the card or machine in one night
 
 
 class Rule(NamedTuple):
-    """A rule that warns, or that ends the run. One `of_each_rank` sees what other ranks may not see."""
+    """A rule that warns or ends the run. With `of_each_rank`, every rank applies it to its own metrics."""
 
     name: str
     why: str
@@ -41,7 +41,7 @@ RULES: list[Rule] = []
 def rule(
     name: str, remedy: str, severity: Literal["warn", "end"] = "warn", of_each_rank: bool = False
 ) -> Callable[[Looks], Looks]:
-    """Enter a function into the table. Its docstring says why it matters what it sees."""
+    """Add a function to the table, whose docstring says why its finding matters."""
 
     def enter(looks: Looks) -> Looks:
         RULES.append(Rule(name, looks.__doc__ or "", remedy, looks, severity, of_each_rank or severity == "end"))
@@ -90,7 +90,7 @@ def repeats_itself(history: History) -> str | None:
 
 @rule("empty answers", "Read samples.jsonl first. Check prompt.style and rollout.stop.")
 def empty(history: History) -> str | None:
-    """The model has learned, or was told, to stop at once."""
+    """The model has learned, or was asked, to stop at once."""
     share = history.now("empty")
     return f"{share:.0%} of the answers are empty" if share > 0.2 else None
 
@@ -100,7 +100,7 @@ def empty(history: History) -> str | None:
     "Read samples.jsonl first. Lower rollout.max_new_tokens, or end answers where they are done: rollout.stop.",
 )
 def longer(history: History) -> str | None:
-    """Longer answers that are not better cost time, and are cut off in the end."""
+    """Longer answers that are not better cost time, and are eventually cut off."""
     first, now = history.first("length"), history.now("length")
     if first and now > 2 * first and history.improved < 0.1:
         return f"answers have {now:.0f} tokens, {first:.0f} in the first steps, and {history.measure.no_better}"
@@ -205,9 +205,9 @@ def paid_by_length(history: History) -> str | None:
     "you want. If the run has reward.gate=false, leave that out.",
 )
 def shaping_decides(history: History) -> str | None:
-    """Rewards beside right answers push as hard as these, and the model may learn them instead."""
+    """Rewards for other things than right answers weigh a lot, and the model may learn them instead."""
     shares = history.recent("advantage/shaping")
-    if shares and (share := median(shares)) > 0.2:  # a step in which no answer is right counts as one, with 100 %
+    if shares and (share := median(shares)) > 0.2:  # the share of a step without right answers is 100 %
         return f"{share:.0%} of the advantages come from rewards beside right answers"
     return None
 
@@ -289,17 +289,17 @@ def overfitted(history: History) -> str | None:
     "eval.every=50 ends such a run by itself.",
 )
 def plateau(history: History) -> str | None:
-    """More steps of this kind bring little."""
-    steps = [one for one in history.steps[-LATE:] if one.keys() >= {"reward/mean", "reward/std"}]
+    """More such steps bring little."""
+    steps = [step for step in history.steps[-LATE:] if step.keys() >= {"reward/mean", "reward/std"}]
     run, done = history.config.run, history.records[-1]["step"]
     total = history.config.total_steps(history.problems) if run.steps or history.problems else 0
     if len(steps) < LATE or done <= EARLY + LATE or total - done < LATE:
         return None
-    risen = rise([one["reward/mean"] for one in steps], LATE // 2)
-    of_a_reward = fmean(one["reward/std"] for one in steps)
-    if not (-RISE * of_a_reward < risen.low and 0 <= risen.high < RISE * of_a_reward):
+    risen = rise([step["reward/mean"] for step in steps], LATE // 2)
+    deviation = fmean(step["reward/std"] for step in steps)
+    if not (-RISE * deviation < risen.low and 0 <= risen.high < RISE * deviation):
         return None
-    late = [value for one in steps if (value := evaluated(one)) is not None]
+    late = [value for step in steps if (value := evaluated(step)) is not None]
     earlier = history.evaluated[: len(history.evaluated) - len(late)]
     if late and earlier and max(late) > max(earlier):
         return None
@@ -316,7 +316,7 @@ def plateau(history: History) -> str | None:
 @rule("entropy collapse", "Raise algorithm.clip_high or rollout.temperature, or lower algorithm.lr.")
 def entropy_gone(history: History) -> str | None:
     """The model always writes the same text, so it explores nothing."""
-    if history.config.is_warmup:  # a solution is to become certain
+    if history.config.is_warmup:  # which should make the model certain of the solutions
         return None
     first, now = history.first("entropy"), history.now("entropy", 1.0)
     if first and now < 0.02 and now < 0.05 * first:
@@ -333,16 +333,16 @@ def entropy_rises(history: History) -> str | None:
 
 @rule("far from the reference", "Raise algorithm.kl.coef, or lower algorithm.lr.")
 def far_from_reference(history: History) -> str | None:
-    """The model has left what it knew before."""
+    """The model has moved far from what it knew before."""
     now = history.now("kl")
     return f"the KL to the reference is {now:.2f} a token" if now > 0.5 else None
 
 
 @rule("clipping", "Lower algorithm.lr or algorithm.epochs.")
 def clipped(history: History) -> str | None:
-    """Clipped tokens give no gradient: together, the updates of a step are too large."""
+    """Clipped tokens give no gradient: the updates of a step are too large together."""
     share = history.now("clipped/low") + history.now("clipped/high")
-    if share > 0.2 and history.config.algorithm.loss != "gspo":  # whose bounds are made to clip many
+    if share > 0.2 and history.config.algorithm.loss != "gspo":  # whose narrow bounds clip many tokens on purpose
         return f"{share:.0%} of the tokens are clipped"
     return None
 
@@ -370,7 +370,7 @@ def rate_too_large(history: History) -> str | None:
     return f"an update at the full rate changes the adapter by {size:.0%} of its size" if size > 0.2 else None
 
 
-@rule("learning rate too small", "Raise algorithm.lr: adapters want 1e-5 to 1e-3.")
+@rule("learning rate too small", "Raise algorithm.lr: adapters need 1e-5 to 1e-3.")
 def rate_too_small(history: History) -> str | None:
     """The adapter hardly moves."""
     size = history.update_size
@@ -382,7 +382,7 @@ def rate_too_small(history: History) -> str | None:
     "With vLLM, check --logprobs-mode and which adapter and precision it serves; otherwise write rollout.engine=hf.",
 )
 def sampler_apart(history: History) -> str | None:
-    """The answers do not come from the policy that is trained."""
+    """The answers do not come from the policy that is being trained."""
     values = history.of("sampler_difference")[-3:]
     if len(values) == 3 and min(values) > LARGE_DIFFERENCE:
         return f"the log-probs of sampler and trainer differ by {fmean(values):.2f} a token"
@@ -395,8 +395,8 @@ def sampler_apart(history: History) -> str | None:
 @rule("slower", "Look at nvidia-smi and top; memory/* and time/* are in metrics.jsonl.")
 def slower(history: History) -> str | None:
     """Something slows the machine down: other programs, heat, or swapped memory."""
-    timed = (one for one in history.steps if one.get("time/rollout") and one.keys() >= {"length", "groups"})
-    speeds = [one["length"] * one["groups"] / one["time/rollout"] for one in timed]
+    timed = (step for step in history.steps if step.get("time/rollout") and step.keys() >= {"length", "groups"})
+    speeds = [step["length"] * step["groups"] / step["time/rollout"] for step in timed]
     if len(speeds) >= LONG and median(speeds[-2 * RECENT :]) < median(speeds[RECENT : 3 * RECENT]) / 3:
         return "sampling is three times slower than at the start"
     return None
@@ -435,7 +435,7 @@ def leak(history: History) -> str | None:
 def dead_steps(history: History) -> str | None:
     """Groups whose answers all earn the same give no gradient."""
     steps = history.steps[-DEAD_STEPS:]
-    if len(steps) == DEAD_STEPS and not any("lr" in one for one in steps):
+    if len(steps) == DEAD_STEPS and not any("lr" in step for step in steps):
         return f"no problem of the last {DEAD_STEPS} steps had answers to learn from"
     return None
 
@@ -464,18 +464,18 @@ def unchanged(history: History) -> str | None:
 
 @rule(
     "another policy samples",
-    "Likely reasons with vLLM: the temperature is missing from its log-probs (--logprobs-mode raw_logprobs), it "
-    "has an adapter of an earlier step, or another base, precision or quantisation; with rollout.ahead=1 one "
-    "update is part of the difference, so lower algorithm.lr. Without vLLM only rounding should differ: try "
-    "model.dtype=fp32 and rollout.engine=hf.",
+    "Likely reasons with vLLM: its log-probs ignore the temperature (--logprobs-mode raw_logprobs), it has an adapter "
+    "of an earlier step, or another base, precision or quantisation; with rollout.ahead=1 one update is part of the "
+    "difference, so lower algorithm.lr. Without vLLM only rounding should differ: try model.dtype=fp32 and "
+    "rollout.engine=hf.",
     severity="end",
 )
 def sampler_elsewhere(history: History) -> str | None:
-    """Answers of another policy teach this one nothing that can be trusted."""
-    apart, limit = history.records[-1].get("sampler_difference", 0.0), history.config.rollout.vllm.max_difference
-    if apart <= limit:  # which does not hold for NaN
+    """Answers of another policy are no basis for training this one."""
+    difference, limit = history.records[-1].get("sampler_difference", 0.0), history.config.rollout.vllm.max_difference
+    if difference <= limit:  # False for NaN
         return None
     return (
-        f"the log-probs of sampler and trainer differ by {apart:.2f} on average over the tokens, more than "
+        f"the log-probs of sampler and trainer differ by {difference:.2f} on average over the tokens, more than "
         f"rollout.vllm.max_difference={limit:g}"
     )

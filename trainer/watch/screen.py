@@ -1,4 +1,4 @@
-"""Show the progress of a run or a task: a screen that is kept up to date on a terminal, lines in a log file."""
+"""Show the progress of a run or a task: a live screen on a terminal, lines in a log file."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -12,20 +12,20 @@ from trainer.ranks import distributed
 from trainer.watch.measure import LENIENT, STRICT, Measure
 from trainer.watch.progress import Footer, Progress, TimeLeft, clock
 
-PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
-ABOVE = 5  # lines of a terminal that are left to what is printed
-COST = 0.005  # the largest share of the time that goes into drawing
+PERMANENT_LINES = 12  # lines of progress that a run prints
+ABOVE = 5  # lines of a terminal that the view leaves free for printed text
+COST = 0.005  # the largest share of the time that drawing may take
 DEAD = "dead: groups that give no signal, because all their answers earned the same"
-SURE = 10  # steps after which the time that is left is known well
-SAID_H = 1 / 6  # of a run that takes longer, it is said with the time of day
-LEFT_OUT = ("grad", "loss", "entropy", "step", "dead", "rollout")  # the first where a line is too narrow
-EVALUATION_S = 30.0  # of an evaluation in a run, before the log has a line about it
+SURE = 10  # steps after which the remaining time is well known
+LONG_H = 1 / 6  # a longer run prints its remaining time once, with the time of day
+LEFT_OUT = ("grad", "loss", "entropy", "step", "dead", "rollout")  # parts of a line, omitted in this order if too long
+EVALUATION_S = 30.0  # a longer evaluation prints lines about its progress
 
-View = Callable[[Console, int], RenderableType]  # a panel of at most so many lines
+View = Callable[[Console, int], RenderableType]  # a panel with at most this number of lines
 
 
 class Screen:
-    """Prints on rank 0, and nothing on the other ranks. On a terminal, `view` is shown below what is printed."""
+    """Prints on rank 0, and nothing on the other ranks. On a terminal, `view` stays below the printed text."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Screen:
         self._explains_dead = True
 
     def start(self) -> None:
-        """Measure time from here: what came before the first step does not predict the time that is left."""
+        """Start to measure time: the work before the first step does not predict the remaining time."""
         self._left.start()
-        self._next_drawing = 0.0  # the first drawing took longer than later ones will
+        self._next_drawing = 0.0  # the first drawing is slower than later ones
 
     def say(self, content: RenderableType, is_command: bool = False) -> None:
         self.footer.print(content, is_command)
@@ -70,19 +70,19 @@ class Screen:
             if self._explains_dead and "  dead " in line:
                 self.say(DEAD)
                 self._explains_dead = False
-        if step - self._first_step == SURE and left > SAID_H * 3600:
+        if step - self._first_step == SURE and left > LONG_H * 3600:
             self.say(f"octet: about {spoken(left / 3600)[0]} left{until(left / 3600)}")
         self.draw()
 
     def draw(self) -> None:
-        """Bring the view up to date, unless drawing would take more than `COST` of the time."""
+        """Redraw the view, unless drawing would take more than `COST` of the time."""
         began = perf_counter()
         if self._view is None or not self.footer.is_shown or began < self._next_drawing:
             return
         console = self.footer.console
         try:
             self.footer.show("view", self._view(console, console.height - ABOVE))
-        except Exception as error:  # noqa: BLE001  a run goes on without its picture
+        except Exception as error:  # noqa: BLE001  a run continues without its view
             self.close()
             self.warn(f"the screen is off, because it could not be drawn ({type(error).__name__}: {error})")
         ended = perf_counter()
@@ -93,7 +93,7 @@ class Screen:
         return Progress(task, total, self.footer, EVALUATION_S, self._left.evaluated)
 
     def close(self) -> None:
-        """Remove the view, and leave what was printed."""
+        """Remove the view; the printed text stays."""
         self._view = None
         self.footer.hide()
 
@@ -101,7 +101,7 @@ class Screen:
 def progress_line(
     step: int, total: int, metrics: Mapping[str, float], seconds_left: float, measure: Measure, width: int
 ) -> str:
-    """Return one step in one line, in the order of the loop, without the parts that do not fit into a width."""
+    """Return the line of a step, in the order of the loop, without the parts that do not fit into the width."""
     parts = [f"{step:>{len(str(total))}}/{total}"]
     if "length" in metrics:  # a warm-up samples nothing
         parts += sampled_parts(metrics, measure)
@@ -118,7 +118,7 @@ def progress_line(
 
 
 def sampled_parts(metrics: Mapping[str, float], measure: Measure) -> list[str]:
-    """Return what the answers of a step were like. The accuracy that `reward.answer` pays for comes first."""
+    """Return the parts about the sampled answers. The accuracy that `reward.answer` rewards comes first."""
     strict = f"{metrics.get('accuracy/strict', 0.0):.0%}"
     correct = f"correct {strict}"
     if measure == LENIENT:

@@ -1,4 +1,4 @@
-"""What is counted of the groups and updates of a step, and of updates that show whether the run is healthy."""
+"""Metrics of the groups and updates of a step, and measurements of updates that show whether the run is healthy."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -19,12 +19,13 @@ NGRAM, SHORTEST_LOOP = 4, 48  # tokens
 
 
 def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure = STRICT) -> None:
-    """Count what the sampled answers show: reward and its parts, length, and accuracy if it is known what is right."""
+    """Count properties of the sampled answers: the reward and its parts, length, and accuracy if the task has one."""
     for group in groups:
         tally.add("dead_groups", group.is_dead)
         if not measure.is_reward:
             _tally_right(tally, group)
-        tally.add("distinct", len({one.turns or one.text for one in group.completions}), len(group.completions))
+        distinct = {completion.turns or completion.text for completion in group.completions}
+        tally.add("distinct", len(distinct), len(group.completions))
         _tally_length(tally, group)
         for completion, score in zip(group.completions, group.scores, strict=True):
             _, _, is_thinking = after_thinking(group.prompt.text + completion.text)
@@ -42,11 +43,12 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure =
             for name, value in score.components.items():
                 tally.add_all(f"reward/{name}", [] if value is None else [value])
         if part := group.prompt.problem.part:
-            tally.add_all(f"part/reward/{part}", [one for one in group.rewards_G if one is not None])
+            tally.add_all(f"part/reward/{part}", [reward for reward in group.rewards_G if reward is not None])
 
 
 def _tally_right(tally: Tally, group: ScoredGroup) -> None:
-    strict, lenient = ([getattr(one, f"correct_{kind}") for one in group.scores] for kind in ("strict", "lenient"))
+    strict = [score.correct_strict for score in group.scores]
+    lenient = [score.correct_lenient for score in group.scores]
     tally.add("dead_groups/wrong", group.is_dead and not any(lenient))
     tally.add("dead_groups/right", group.is_dead and all(lenient))
     tally.add_all("accuracy/strict", strict)
@@ -56,7 +58,7 @@ def _tally_right(tally: Tally, group: ScoredGroup) -> None:
 
 
 def _tally_length(tally: Tally, group: ScoredGroup) -> None:
-    """Relate reward and length among the equally right answers of a group."""
+    """Add the sums that relate reward and length among the right and among the wrong answers of a group."""
     pairs = [
         (score.correct_lenient, float(completion.length), score.reward)
         for completion, score in zip(group.completions, group.scores, strict=True)
@@ -66,8 +68,8 @@ def _tally_length(tally: Tally, group: ScoredGroup) -> None:
         equals = [(length, reward) for right, length, reward in pairs if right == is_right]
         if equals:
             length, reward = (fmean(values) for values in zip(*equals, strict=True))
-            moved = [(one - length, other - reward) for one, other in equals]
-            products = (sum(x * y for x, y in moved), sum(x * x for x, _ in moved), sum(y * y for _, y in moved))
+            centred = [(x - length, y - reward) for x, y in equals]
+            products = (sum(x * y for x, y in centred), sum(x * x for x, _ in centred), sum(y * y for _, y in centred))
             tally.merge({"reward_length": Correlation(*products, 0.0, len(equals))})
     if pairs:
         mean = fmean(reward for *_, reward in pairs)
@@ -76,12 +78,12 @@ def _tally_length(tally: Tally, group: ScoredGroup) -> None:
 
 
 def is_repetitive(completion: Completion) -> bool:
-    """Return True for a long answer most of whose runs of four tokens have come before."""
+    """Return True for a long answer in which over 70 % of the runs of four tokens repeat earlier ones."""
     tokens = list(compress(completion.tokens, completion.mask))
     if len(tokens) < SHORTEST_LOOP:
         return False
-    runs = [tokens[start : start + NGRAM] for start in range(len(tokens) - NGRAM + 1)]
-    return len(set(map(tuple, runs))) < 0.3 * len(runs)
+    runs = [tuple(tokens[start : start + NGRAM]) for start in range(len(tokens) - NGRAM + 1)]
+    return len(set(runs)) < 0.3 * len(runs)
 
 
 def metrics_of_updates(updates: Sequence[Update]) -> dict[str, float]:
@@ -90,18 +92,18 @@ def metrics_of_updates(updates: Sequence[Update]) -> dict[str, float]:
     metrics = {"lr": updates[-1].lr, "skipped": float(len(updates) - len(done))} if updates else {}
     if done:
         metrics["grad_norm"] = fmean(update.grad_norm for update in done)
-        named = set.intersection(*(set(update.measured) for update in done))
-        metrics |= {name: fmean(update.measured[name] for update in done) for name in sorted(named)}
+        names = set.intersection(*(set(update.measured) for update in done))
+        metrics |= {name: fmean(update.measured[name] for update in done) for name in sorted(names)}
     return metrics
 
 
 class Health:
-    """Measures the updates of a run step by step, and saves the batches of those that were skipped."""
+    """Measures the updates of a run step by step, and saves the batches of skipped updates."""
 
     def __init__(self, folder: Path, policy: Policy, fresh: bool) -> None:
         self.folder = folder
         self.policy = policy
-        # In a resumed run the learning rate may rightly have fallen below what bf16 can show.
+        # In a resumed run, the learning rate may be so small that rounding to bf16 hides an update.
         self.before_first_update = policy.fingerprint() if fresh else None
         self.bad_updates = 0
 
@@ -112,10 +114,10 @@ class Health:
         if any(update.skipped for update in updates):
             path = self.folder / f"bad_update_step_{step:06d}_rank_{distributed.rank()}.json"
             disk.replace(path, json.dumps([asdict(row) for row in rows]).encode())
-        found: dict[str, float] = {"bad_updates": self.bad_updates}
-        found["bad_updates_allowed"] = self.policy.bad_updates_allowed
+        metrics: dict[str, float] = {"bad_updates": self.bad_updates}
+        metrics["bad_updates_allowed"] = self.policy.bad_updates_allowed
         has_moved = any(not update.skipped and update.grad_norm > 0 for update in updates)
         if has_moved and self.before_first_update is not None:
-            found["unchanged"] = self.policy.fingerprint() == self.before_first_update
+            metrics["unchanged"] = self.policy.fingerprint() == self.before_first_update
             self.before_first_update = None
-        return found
+        return metrics

@@ -1,4 +1,4 @@
-"""The numbers of a step. Each is an accumulator that can be added to, so the numbers of several ranks add up exactly.
+"""The numbers of a step. Each one is an accumulator, so the numbers of several ranks combine exactly.
 
 >>> tally.add("loss", 3.0, weight=7)            # the mean over 7 tokens
 >>> tally.merge({"ratio/max": Max(1.2)})        # any other kind
@@ -33,7 +33,7 @@ class Max(NamedTuple):
 
 
 class Std(NamedTuple):
-    """The sums of a mean, `NAME/mean`, and of a standard deviation, `NAME/std`."""
+    """The sums from which a mean, `NAME/mean`, and a standard deviation, `NAME/std`, are computed."""
 
     amount: float
     squares: float
@@ -46,8 +46,8 @@ class Std(NamedTuple):
 
 
 class Correlation(NamedTuple):
-    """The sums of `NAME/correlation`, of x and y around their means within the parts of groups, and of `NAME/share`:
-    the share of the squares of y, around their means within groups, that is within these parts."""
+    """The sums from which two metrics are computed. `NAME/correlation` relates x and y, each around its mean within a
+    part of a group; `NAME/share` is the share of the variance of y within groups that is within these parts."""
 
     xy: float
     xx: float
@@ -65,23 +65,23 @@ class Correlation(NamedTuple):
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Mean, Min, Max, Std, Correlation)}
 Accumulator = Mean | Min | Max | Std | Correlation
 Sums = Mapping[str, Accumulator]
-Sent = dict[str, tuple[str, Accumulator]]  # with the names of the kinds, because ranks send JSON
+Sent = dict[str, tuple[str, Accumulator]]  # includes the name of the kind, because ranks exchange JSON
 
 
-def _together(one: Any, other: Any) -> Any:
-    """Return the lower of two `Min`, the higher of two `Max`, and of any other kind their sums added up."""
-    extreme = {Min: min, Max: max}.get(type(one))
-    return extreme(one, other) if extreme else type(one)(*map(add, one, other))
+def _combined(first: Any, second: Any) -> Any:
+    """Return the smaller `Min`, the larger `Max`, or for any other kind the element-wise sum."""
+    extreme = {Min: min, Max: max}.get(type(first))
+    return extreme(first, second) if extreme else type(first)(*map(add, first, second))
 
 
 class Tally:
-    """Holds accumulators by name; `means` turns them into metrics."""
+    """Holds accumulators by name; `means` converts them to metrics."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Any] = {}
 
     def add(self, name: str, amount: float, weight: float = 1.0) -> None:
-        """Add a sum over `weight` things to a mean."""
+        """Add to a mean the sum `amount` of `weight` values."""
         self.merge({name: Mean(float(amount), float(weight))})
 
     def add_all(self, name: str, values: Iterable[float]) -> None:
@@ -90,14 +90,14 @@ class Tally:
 
     def merge(self, sums: Sums) -> None:
         for name, other in sums.items():
-            self.sums[name] = _together(self.sums[name], other) if name in self.sums else other
+            self.sums[name] = _combined(self.sums[name], other) if name in self.sums else other
 
     def packed(self) -> Sent:
         return {name: (type(sums).__name__, sums) for name, sums in self.sums.items()}
 
     def means(self, gather: Callable[[Sent], list[Sent]]) -> dict[str, float]:
-        """Return the metrics over all ranks; `gather` brings what every rank has packed."""
-        together = Tally()
+        """Return the metrics over all ranks; `gather` returns the packed accumulators of every rank."""
+        total = Tally()
         for sent in gather(self.packed()):
-            together.merge({name: KINDS[kind](*sums) for name, (kind, sums) in sent.items()})
-        return {key: value for name, sums in together.sums.items() for key, value in sums.metrics(name).items()}
+            total.merge({name: KINDS[kind](*sums) for name, (kind, sums) in sent.items()})
+        return {key: value for name, sums in total.sums.items() for key, value in sums.metrics(name).items()}

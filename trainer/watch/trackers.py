@@ -1,4 +1,4 @@
-"""The names of metrics in TensorBoard, wandb and trackio, and a run that is tracked by one of the latter two."""
+"""The names of metrics in TensorBoard, wandb and trackio, and the connection to one of the latter two."""
 
 import os
 import sys
@@ -10,11 +10,11 @@ from typing import Any
 
 from trainer.machine.visible import without_keys
 
-ID = "tracked_run"  # the file in a run folder with the identity of the run, by which a resumed run is found
+ID = "tracked_run"  # the file in a run folder with the run's identity, which a resumed run continues
 LOGIN_S, FINISH_S = 60.0, 60.0  # how long wandb may wait for a login, and for its uploads at the end
 
-# TRL's names for quantities that Octet defines as TRL does, so that runs of both share a chart. docs/metrics.md has the
-# others.
+# TRL's names for metrics that both define in the same way, so that their runs share a chart. The other metrics are in
+# docs/metrics.md.
 TRL = {
     "reward/mean": "reward",
     "reward/std": "reward_std",
@@ -31,7 +31,7 @@ TRL = {
     "sampler_difference": "sampling/sampling_logp_difference/mean",
     "sampler_difference/max": "sampling/sampling_logp_difference/max",
 }
-EXTREMES = ("reward/min", "reward/max")  # of whole rewards, so these are no parts of it; TRL does not measure them
+EXTREMES = ("reward/min", "reward/max")  # not parts of the reward; TRL does not measure them
 
 
 def tracked_name(name: str) -> str:
@@ -44,7 +44,7 @@ def tracked_name(name: str) -> str:
 
 
 class Tracker:
-    """Sends metrics to wandb or trackio. If that fails, it warns once and stops; the run goes on."""
+    """Sends metrics to wandb or trackio. If that fails, it warns once and sends no more; the run continues."""
 
     def __init__(self, library: str, folder: Path, settings: Mapping[str, Any], warn: Callable[[str], None]) -> None:
         self._library = library
@@ -72,12 +72,12 @@ class Tracker:
         try:
             with redirect_stdout(sys.stderr):  # standard output may be JSON
                 yield
-        except Exception as error:  # noqa: BLE001  whatever it is, the run matters more
+        except Exception as error:  # noqa: BLE001  no failure of a tracker is worth a run
             self._module = None
-            said = f"{type(error).__name__}: {without_keys(' '.join(str(error).split()), 200)}"
+            reason = f"{type(error).__name__}: {without_keys(' '.join(str(error).split()), 200)}"
             remedy = f" pip install {self._library} installs it." if isinstance(error, ImportError) else ""
             self._warn(
-                f"warning: run.track={self._library} failed ({said}), so the run goes on without it.{remedy} "
+                f"warning: run.track={self._library} failed ({reason}), so the run continues without it.{remedy} "
                 "metrics.jsonl has all metrics."
             )
 
@@ -85,7 +85,7 @@ class Tracker:
 def _wandb(folder: Path, identity: str, settings: dict[str, Any]) -> Any:
     import wandb
 
-    # its console would copy what is printed, and disturb the screen
+    # wandb's console would copy printed text and disturb the screen
     quiet: dict[str, Any] = {"console": "off", "silent": True, "disable_git": True, "disable_code": True}
     options = wandb.Settings(**quiet, login_timeout=LOGIN_S, finish_timeout=FINISH_S)
     name, project = folder.resolve().name, os.environ.get("WANDB_PROJECT", "octet")
@@ -100,4 +100,4 @@ def _trackio(folder: Path, identity: str, settings: dict[str, Any]) -> Any:
     name, project = f"{folder.resolve().name}-{identity}", os.environ.get("TRACKIO_PROJECT", "octet")
     hardware = {"auto_log_cpu": False, "auto_log_gpu": False}
     trackio.init(project=project, name=name, config=settings, resume="allow", embed=False, **hardware)
-    return trackio  # whose finish() is the one that leaves nothing to do, or to print, when Python ends
+    return trackio  # its finish() leaves nothing to do or to print when Python exits

@@ -1,6 +1,6 @@
-"""What a run has come to: it learned, it did not learn, or nobody can tell; with the evidence.
+"""The verdict on a run with its evidence: it learned, it did not learn, or the evidence cannot tell.
 
-Like the rules in `rules.py`, it needs only what a run writes, so a page says the same as the run did at its end.
+Like the rules in `rules.py`, it needs only the files of a run, so a report repeats the verdict that the run printed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from trainer.watch.measure import STRICT, Measure, measure_of
 LEARNED, NOT_LEARNED, CANNOT_TELL = "learned", "did not learn", "cannot tell"
 COLOURS = {LEARNED: "bold green", NOT_LEARNED: "bold red", CANNOT_TELL: "bold yellow"}
 STATUS = {NOT_LEARNED: 3, CANNOT_TELL: 4}  # of the command, with run.strict_verdict=true
-GAIN = 0.02  # of accuracy: if as much can be excluded, a run did not learn
-PART = 10  # fewest steps at the beginning, and at the end, whose rewards are compared
-RISE = 0.1  # of the standard deviation of the rewards: what `GAIN` is to the accuracy
+GAIN = 0.02  # of accuracy: a run did not learn if its interval excludes this gain
+PART = 10  # the minimum number of first and of last steps whose rewards are compared
+RISE = 0.1  # the equivalent of `GAIN` for rewards, as a share of their standard deviation
 
 
 class Verdict(NamedTuple):
@@ -32,11 +32,11 @@ class Verdict(NamedTuple):
 
     @property
     def shown(self) -> Text:
-        """Return it for a terminal."""
+        """The verdict for a terminal."""
         return Text(f"verdict: {self.text}", COLOURS[self.kind])
 
     def must_be_learned(self) -> None:
-        """Raise NotLearned with the exit status of this verdict, unless the run has learned."""
+        """Raise NotLearned with the exit status of this verdict unless the run has learned."""
         if self.kind != LEARNED:
             status = STATUS[self.kind]
             raise NotLearned(f"run.strict_verdict=true: exit status {status}, for `{self.kind}`.", status)
@@ -47,20 +47,20 @@ def verdict_of(evaluation: Mapping[str, Any], records: Sequence[Mapping[str, flo
     if evaluation.get("comparisons"):
         return _of_evaluation(evaluation, measure_of(config))
     if config.task.curriculum != "none":
-        chosen = f"task.curriculum={config.task.curriculum} chooses what is asked"
+        chosen = f"task.curriculum={config.task.curriculum} chooses the problems"
         return Verdict(CANNOT_TELL, f"no evaluation, and {chosen}, so rewards of different steps say little.")
     return _of_rewards(records, config.reward.answer)
 
 
 def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
-    """Compare the trained model with the base on the held-out problems, by the answers that are paid."""
+    """Compare the trained model with the base on the held-out problems, by the measure that the reward follows."""
     base, trained, *_ = evaluation["evaluations"]
-    found, difference = measure.pair(evaluation["comparisons"][0], base["problems"])
-    values = (base[measure.of_model], trained[measure.of_model], base["problems"])
-    evidence = evidence_of(*values, difference, found["p"], measure)
-    if found["p"] < SIGNIFICANT and difference.value > 0:
+    comparison, difference = measure.pair(evaluation["comparisons"][0], base["problems"])
+    values, p = (base[measure.of_model], trained[measure.of_model], base["problems"]), comparison["p"]
+    evidence = evidence_of(*values, difference, p, measure)
+    if p < SIGNIFICANT and difference.value > 0:
         return Verdict(LEARNED, evidence)
-    if found["p"] < SIGNIFICANT or difference.high <= (RISE * base["deviation"] if measure.is_reward else GAIN):
+    if p < SIGNIFICANT or difference.high <= (RISE * base["deviation"] if measure.is_reward else GAIN):
         return Verdict(NOT_LEARNED, evidence)
     return Verdict(CANNOT_TELL, f"{evidence} More held-out problems narrow the interval: eval.problems, task.holdout.")
 
@@ -68,19 +68,20 @@ def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
 def evidence_of(
     before: float, after: float, problems: int, difference: Share, p: float, measure: Measure = STRICT
 ) -> str:
-    """Return two accuracies or rewards on the same problems, and how they differ, in words."""
-    models, what = f"{measure.text(before)} -> {measure.text(after)}", f"of {problems} held-out problems"
-    models = f"held-out reward {models} on {problems} problems" if measure.is_reward else f"{models} {what}"
-    return f"{models}, {measure.change(difference)}, p = {p:.2g}."
+    """Return a sentence with two accuracies or rewards on the same problems and their difference."""
+    models = f"{measure.text(before)} -> {measure.text(after)}"
+    on_problems = f"held-out reward {models} on {problems} problems"
+    of_problems = f"{models} of {problems} held-out problems"
+    return f"{on_problems if measure.is_reward else of_problems}, {measure.change(difference)}, p = {p:.2g}."
 
 
 def _of_rewards(records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
-    """Compare the rewards at the end with those at the beginning, on training problems."""
+    """Compare the rewards on training problems at the end with those at the beginning."""
     steps = [record for record in records if "reward/mean" in record]
     part = len(steps) // 3
     if part < PART:
-        seen = counted(len(steps), "step")
-        return Verdict(CANNOT_TELL, f"no evaluation, and {seen} with a reward; a trend needs {3 * PART}.")
+        count = counted(len(steps), "step")
+        return Verdict(CANNOT_TELL, f"no evaluation, and {count} with a reward; a trend needs {3 * PART}.")
     reward = rise([record["reward/mean"] for record in steps], part)
     right = rise([record.get(f"accuracy/{answer}", 0.0) for record in steps], part)
     evidence = (
