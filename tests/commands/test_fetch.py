@@ -136,7 +136,7 @@ def test_a_hub_that_is_away_is_said_once_and_the_cache_is_used(fetched, tmp_path
     assert found.folder is not None
     assert found.weights == (NANO / "model.safetensors").stat().st_size
     assert os.environ["HF_HUB_OFFLINE"] == "1"
-    said = "octet: the hub cannot be reached (Connection refused): going on with what is in the cache\n"
+    said = "octet: the hub cannot be reached (Connection refused): continuing with the files in the cache\n"
     assert capsys.readouterr().err == said
 
 

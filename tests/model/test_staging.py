@@ -81,7 +81,7 @@ def test_a_copy_that_another_user_can_have_made_is_not_used(scratch, model, monk
     monkeypatch.setattr(shutil, "copytree", lambda *_: pytest.fail("it was copied"))
     load.stage(model)
     assert location(model) == model.name
-    assert capsys.readouterr().err.count("It is read from where it is.") == 1
+    assert capsys.readouterr().err.count("The original is read.") == 1
 
 
 @pytest.mark.parametrize("what", ["the disk cannot be written", "a file cannot be looked at"])
@@ -91,7 +91,7 @@ def test_a_disk_or_a_file_that_fails_is_no_error(scratch, model, tmp_path, capsy
     else:
         (tmp_path / "model/gone").symlink_to(tmp_path / "nowhere")
     load.stage(model)
-    assert "It is read from where it is" in capsys.readouterr().err
+    assert "The original is read" in capsys.readouterr().err
     assert location(model) == model.name
 
 

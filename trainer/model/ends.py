@@ -1,7 +1,7 @@
 """The two ends of a model: its embedding, and its output layer, which turns hidden states into logits.
 
-Those of a frozen base may be kept in CPU memory and in 8 bits: they are 2.2 of the 5.6 GB of a 7 B model in 4 bits. A
-model whose output layer is its embedding needs the weight on the card anyway.
+The embedding of a frozen base can be kept in CPU memory, and its output layer in 8 bits: together they are 2.2 of the
+5.6 GB of a 7 B model in 4 bits. A model whose output layer is its embedding needs the weight on the card anyway.
 """
 
 from typing import Any, NamedTuple
@@ -13,19 +13,19 @@ from torch.nn import functional as F
 from trainer.config.settings import Model
 from trainer.errors import ModelError
 
-ROWS = 8192  # of the output layer that are in model.dtype at a time
+ROWS = 8192  # rows of the output layer that are converted to model.dtype at a time
 
 
 def compact(model: Any, settings: Model) -> None:
     """Replace the embedding and the output layer as the settings say."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    wanted = [f"model.embeddings={settings.embeddings}"] if settings.embeddings == "cpu" else []
-    wanted += [f"model.quantize_head={settings.quantize_head}"] if settings.quantize_head != "none" else []
-    if not wanted:
+    written = [f"model.embeddings={settings.embeddings}"] if settings.embeddings == "cpu" else []
+    written += [f"model.quantize_head={settings.quantize_head}"] if settings.quantize_head != "none" else []
+    if not written:
         return
     if embedding.weight is head.weight or type(embedding) is not nn.Embedding or type(head) is not nn.Linear:
-        reason = f"the embedding and the output layer of {settings.name} are one weight, or of a kind of their own"
-        raise ModelError(wanted[0], reason, "Leave the setting out")
+        reason = f"the embedding and the output layer of {settings.name} share a weight, or are of a special class"
+        raise ModelError(written[0], reason, "Leave the setting out")
     if settings.embeddings == "cpu":
         model.set_input_embeddings(HostEmbedding(embedding.weight))
     if settings.quantize_head == "int8":
@@ -33,8 +33,8 @@ def compact(model: Any, settings: Model) -> None:
 
 
 class HostEmbedding(nn.Module):
-    """An embedding that looks its rows up in CPU memory and sends them to the device of the tokens. The weight is no
-    parameter, so that it stays where it is when the model is moved."""
+    """An embedding that looks up its rows in CPU memory and sends them to the device of the tokens. The weight is not a
+    parameter, so it stays in CPU memory when the model is moved."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class HostEmbedding(nn.Module):
 
 
 class Int8Head(nn.Module):
-    """A frozen output layer with 8 bits a weight and a factor for each row of the vocabulary."""
+    """A frozen output layer with 8 bits for each weight and a factor for each token of the vocabulary."""
 
     codes_VH: Tensor
     factor_V: Tensor
@@ -68,32 +68,32 @@ class Int8Head(nn.Module):
         return logits if self.bias is None else logits + self.bias
 
     def to_hidden(self, slope_NV: Tensor) -> Tensor:
-        """Take a gradient by the logits back to the hidden state."""
+        """Return the gradient of the hidden states, given that of the logits."""
         scaled = (slope_NV * self.factor_V).to(slope_NV.dtype).split(ROWS, dim=-1)
         codes = self.codes_VH.split(ROWS)
         return torch.stack([part @ rows.to(part.dtype) for part, rows in zip(scaled, codes, strict=True)]).sum(dim=0)
 
 
 class Head(NamedTuple):
-    """An output layer, with the scale and the soft cap that some model families apply to their logits."""
+    """An output layer with the scale and the soft cap that some model families apply to their logits."""
 
     layer: Any
     scale: float = 1.0  # Cohere, Granite
     cap: float | None = None  # Gemma 2: logits stay in (-cap, cap)
 
     def logits_NV(self, hidden_NH: Tensor) -> Tensor:
-        # A plain layer is not called: ZeRO-3's hooks would gather its weight again, then release it.
+        # A plain layer is not called, because ZeRO-3's hooks would gather its weight again, then release it.
         plain = (self.layer.weight, self.layer.bias) if type(self.layer) is nn.Linear else None
         return self.finish((F.linear(hidden_NH, *plain) if plain else self.layer(hidden_NH)).float())
 
     def finish(self, projected_NV: Tensor) -> Tensor:
-        """Apply scale and cap, in fp32, to what the layer returns."""
+        """Apply scale and cap in fp32 to the output of the layer."""
         if self.scale != 1.0:
             projected_NV = projected_NV.float() * self.scale
         return projected_NV if self.cap is None else self.cap * torch.tanh(projected_NV.float() / self.cap)
 
     def to_hidden(self, slope_NV: Tensor) -> Tensor:
-        """Take a gradient by what the layer returns back to the hidden state."""
+        """Return the gradient of the hidden states, given that of the layer's output."""
         return self.layer.to_hidden(slope_NV) if isinstance(self.layer, Int8Head) else slope_NV @ self.layer.weight
 
 

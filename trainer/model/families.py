@@ -1,17 +1,17 @@
 """The families of models that Octet plans for, decodes and exports: one row for each class of transformers.
 
-A row has what the code of the class does and its config.json does not say. `model/shapes.py` and `plan/` read the
-layers of a block, `rollout/decoder/` the forward pass, and `export/` how llama.cpp stores the weights. A new family is
-a row here; layers of a new kind also need their forward pass in `rollout/decoder/`, and their bytes in `plan/`.
+A row has the facts that are in the code of the class and not in its config.json. `model/shapes.py` and `plan/` use
+those about weights, `rollout/decoder/` those about the forward pass, and `export/` those about llama.cpp. A new family
+is a row here; new kinds of layers also need a forward pass in `rollout/decoder/`, and their bytes in `plan/`.
 """
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-STRETCHES = ("default", "linear", "yarn")  # of the rotary angles, which llama.cpp knows in all families
-ATTENTIONS = ("full_attention", "sliding_attention")  # kinds of layers, and the name in a block of each other kind:
-MIXERS = {"conv": "conv", "linear_attention": "linear_attn"}
-ALL_STRETCHES = (*STRETCHES, "llama3", "longrope")  # these with a tensor of factors, which few families read
+ATTENTIONS = ("full_attention", "sliding_attention")  # kinds of layers
+MIXERS = {"conv": "conv", "linear_attention": "linear_attn"}  # other kinds of layers, and their attributes in a block
+STRETCHES = ("default", "linear", "yarn")  # types of rotary embedding that llama.cpp supports in all families
+ALL_STRETCHES = (*STRETCHES, "llama3", "longrope")  # the last two need a tensor of factors, which few families read
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +19,18 @@ class Family:
     kind: str  # the name of the class, without "ForCausalLM"
     model_type: str  # in config.json
     decodes: bool = True  # rollout/decoder computes what the class computes
-    is_mixed: bool = False  # its blocks are not all as in Llama; model/shapes.py says how
-    mixture: Literal["", "plain", "gpt_oss"] = ""  # of experts: with biases and attention sinks in gpt-oss
+    is_mixed: bool = False  # some blocks differ from those of Llama; see model/shapes.py
+    mixture: Literal["", "plain", "gpt_oss"] = ""  # of experts; that of gpt-oss has biases, and attention sinks
 
     # the weights
-    is_joined: bool = False  # one linear layer makes queries, keys and values, and another one gate and up
-    has_biases: bool = False  # q, k and v have a bias where config.json says nothing of attention_bias, o has none
-    is_tied: bool = False  # the output layer is the embedding where config.json says nothing of tie_word_embeddings
-    norms: Literal["before", "after", "both"] = "before"  # where the norms of attention and feed-forward layers are
+    is_joined: bool = False  # one linear layer computes queries, keys and values, and another one gate and up
+    has_biases: bool = False  # the default of attention_bias in config.json; for q, k and v only
+    is_tied: bool = False  # the default of tie_word_embeddings in config.json
+    norms: Literal["before", "after", "both"] = "before"  # of attention and feed-forward layers
     query_norms: Literal["none", "each", "all"] = "none"  # norms of queries and keys: of each head, or of all together
-    adds_one: bool = False  # norms are stored less 1
-    is_gated: bool = False  # q makes a gate for the output of each head, too
-    names: tuple[tuple[str, str], ...] = ()  # of the parts that are not named as in Llama
+    adds_one: bool = False  # the norms' weights are stored minus 1
+    is_gated: bool = False  # q also computes a gate for the output of each head
+    names: tuple[tuple[str, str], ...] = ()  # Llama's names of parts, and the names that differ in this family
 
     # the forward pass
     windows: Literal["configured", "every layer", "some layers"] = "configured"  # which layers have a sliding window
@@ -38,17 +38,17 @@ class Family:
     is_eager: bool = False  # attention has soft caps or sinks, which sdpa cannot compute
 
     # llama.cpp
-    arch: str = ""  # its name of the family; empty if export/ does not know it
-    ropes: tuple[str, ...] = STRETCHES
-    turns_pairs: bool = False  # rotary angles turn neighbouring numbers, not those of the two halves of a head
+    arch: str = ""  # llama.cpp's name of the family; empty if export/ does not support it
+    ropes: tuple[str, ...] = STRETCHES  # supported types of rotary embedding
+    turns_pairs: bool = False  # rotary embeddings pair neighbouring numbers, not those of the two halves of a head
 
     def part(self, name: str) -> str:
-        """Return what the class calls a part of Llama."""
+        """Return the family's name of a part of Llama."""
         return dict(self.names).get(name, name)
 
     @property
     def gates(self) -> tuple[str, ...]:
-        """The linear layers that read the input of a feed-forward part."""
+        """Names of the linear layers that read the input of the feed-forward part."""
         is_joined = self.is_joined or "gate_up_proj" in dict(self.names)
         return tuple(map(self.part, ("gate_up_proj",) if is_joined else ("gate_proj", "up_proj")))
 
@@ -63,7 +63,7 @@ LFM2_NAMES += (("mlp", "feed_forward"), ("gate_proj", "w1"), ("up_proj", "w3"), 
 LFM2_NAMES += (("input_layernorm", "operator_norm"), ("post_attention_layernorm", "ffn_norm"))
 LFM2_NAMES += (("norm", "embedding_norm"),)
 GRANITE4_NAMES = (("mlp", "shared_mlp"), ("gate_up_proj", "input_linear"), ("down_proj", "output_linear"))
-GEMMA: dict[str, Any] = {"is_tied": True, "norms": "both", "windows": "some layers"}  # from the second on
+GEMMA: dict[str, Any] = {"is_tied": True, "norms": "both", "windows": "some layers"}  # Gemma 2 and later
 
 ROWS = (
     Family("Qwen2", "qwen2", has_biases=True, arch="qwen2"),

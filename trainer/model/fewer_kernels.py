@@ -1,5 +1,5 @@
-"""Norms and rotary embeddings of transformers in fewer kernels on a card, where a kernel costs more than its work. They
-round to 16 bits once, where those of transformers round after each operation."""
+"""Replace norms and rotary embeddings of transformers by versions with fewer kernels, because launching a kernel costs
+more than its work. These round to 16 bits once, those of transformers after each operation."""
 
 import sys
 from types import MethodType
@@ -11,20 +11,20 @@ from torch.nn import functional as F
 
 from trainer.model.families import BY_CLASS
 
-ROTATE = "apply_rotary_pos_emb"  # the function of this name in the file of a family
+ROTATE = "apply_rotary_pos_emb"  # the name of the function in the module of each family
 
 
 def use_fewer_kernels(causal_lm: Any) -> None:
-    """Replace the RMS norms and the rotation of a family that Octet knows."""
+    """Replace the RMS norms and the rotary embedding of a model on a card whose family Octet knows."""
     family = BY_CLASS.get(type(causal_lm).__name__)
     if causal_lm.device.type != "cuda" or family is None or family.adds_one:
         return
     for part in causal_lm.modules():
         if type(part).__name__.endswith("RMSNorm") and hasattr(part, "variance_epsilon"):
             part.forward = MethodType(_norm, part)
-    of_family = sys.modules[type(causal_lm).__module__]
-    if _turns_halves(vars(of_family).get(ROTATE), causal_lm.device):
-        setattr(of_family, ROTATE, rotate)
+    module = sys.modules[type(causal_lm).__module__]
+    if _turns_halves(vars(module).get(ROTATE), causal_lm.device):
+        setattr(module, ROTATE, rotate)
 
 
 def _norm(norm: Any, hidden: Tensor) -> Tensor:
@@ -32,13 +32,13 @@ def _norm(norm: Any, hidden: Tensor) -> Tensor:
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    """Return queries and keys with their rotary embedding, as the function of transformers does."""
+    """Return queries and keys with their rotary embedding, like the function of transformers."""
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     return _Rotated.apply(q, cos, sin), _Rotated.apply(k, cos, sin)
 
 
 class _Rotated(torch.autograd.Function):
-    """Turns the two halves of each head."""
+    """Rotates the pairs that the two halves of each head form."""
 
     @staticmethod
     def forward(context: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -62,11 +62,11 @@ def _turned(heads: Tensor, cos: Tensor, first: Tensor, second: Tensor, back: boo
 
 @torch.no_grad()
 def _turns_halves(function: Any, device: torch.device) -> bool:
-    """Return True if a function rotates as `rotate` does: some families turn neighbouring numbers, or a part."""
+    """Return True if a function rotates like `rotate`. Those of some families pair neighbours or rotate only a part."""
     q, k = (torch.randn(1, heads, 2, 8, device=device) for heads in (2, 1))
     angles = torch.randn(1, 2, 4, device=device).repeat(1, 1, 2)
     try:
         pairs = zip(function(q, k, angles.cos(), angles.sin()), rotate(q, k, angles.cos(), angles.sin()), strict=True)
         return all(torch.allclose(one, other, atol=1e-5) for one, other in pairs)
-    except (TypeError, RuntimeError):  # there is none, or it has other arguments
+    except (TypeError, RuntimeError):  # it does not exist, or has other parameters
         return False

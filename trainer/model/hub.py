@@ -1,8 +1,7 @@
-"""Look for a model in a folder, in the cache, or on the hub, before anything heavy is imported.
+"""Find a model in a folder, in the cache, or on the hub, before anything heavy is imported.
 
-A model that is complete in the cache is enough when the hub cannot be reached. The hub is then not asked again in this
-run, because each library would wait for its own timeout. `octet fetch` brings such a cache to a machine without
-internet.
+If the hub cannot be reached, a complete model in the cache suffices. The run then goes offline, because otherwise each
+library would wait for its own timeout. `octet fetch` prepares such a cache for a machine without internet.
 """
 
 import hashlib
@@ -27,30 +26,30 @@ from trainer.errors import ModelError
 from trainer.machine import manifest, threads
 
 CONNECT_S = 3.0
-DEADLINE_S = 10.0  # for the whole answer, including the DNS look-up, which no timeout of a socket covers
-SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file of weights, for their fingerprint
-UNPACKED = "mxfp4"  # 4 bits of experts, which transformers can write out in 16
+DEADLINE_S = 10.0  # for the whole reply, including the DNS look-up, which no timeout of a socket covers
+SAMPLES, SAMPLE_BYTES = 64, 4096  # the samples of each file of weights that make its fingerprint
+UNPACKED = "mxfp4"  # a quantisation of experts to 4 bits, which transformers can convert to 16 bits
 PAGE = 1000  # entries of a listing that the hub sends at once
 REFUSED = (401, 403, 404)
-FETCH = "`octet fetch`, on a machine with internet, brings what is missing: docs/offline.md."
+FETCH = "`octet fetch`, on a machine with internet, downloads what is missing: docs/offline.md."
 NANO = Path(__file__).parent / "nano"
 
 
 class Unreachable(Exception):
-    """The hub does not answer, or must not be asked."""
+    """The hub does not reply, or requests are forbidden."""
 
 
 class ServerError(Unreachable):
-    """The hub answers, but with an error of its own."""
+    """The hub replies with an internal error."""
 
 
 class Refused(Exception):
-    """The hub does not give access, or has no such repository or revision."""
+    """The hub denies access, or has no such repository or revision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model with the sizes of its files in bytes. `folder` is None for a model that has to be downloaded."""
+    """The files of a model with their sizes in bytes. `folder` is None for a model that has to be downloaded."""
 
     folder: Path | None
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -68,7 +67,7 @@ NOTHING = Found(None)
 
 
 def find_model(model: Model) -> Found:
-    """Find a model. Raise ModelError if it is not on this machine and the hub does not give it."""
+    """Find a model. Raise ModelError if it is neither on this machine nor available on the hub."""
     folder = NANO if model.name == "nano" else local_folder(model.name)
     if folder:
         _must_be_whole(model.name, folder)
@@ -94,13 +93,14 @@ def find_model(model: Model) -> Found:
 
 
 def quantisation_of(config: Any) -> str:
-    """Return how a model is quantised by its config.json, or "" if it is not. MXFP4 is written out while it is read."""
-    own = config if isinstance(config, Mapping) else config.to_dict()
-    found = own.get("quantization_config") or {"quant_method": ""}
-    return str(found.get("quant_method", "unknown")) if isinstance(found, dict) else "unknown"
+    """Return the method with which a model is quantised according to its config.json; "" if it is not."""
+    values = config if isinstance(config, Mapping) else config.to_dict()
+    section = values.get("quantization_config") or {"quant_method": ""}
+    return str(section.get("quant_method", "unknown")) if isinstance(section, dict) else "unknown"
 
 
 def refuse_quantised(name: str, config: Any) -> None:
+    """Raise ModelError for a quantised model, except in MXFP4, which is unpacked while it is loaded."""
     if (method := quantisation_of(config)) not in ("", UNPACKED):
         reason = f"it is quantised already ({method}), so an adapter could not be merged into its base"
         remedy = "Name the model that it was made from, and write model.quantize=nf4 or int8"
@@ -109,7 +109,7 @@ def refuse_quantised(name: str, config: Any) -> None:
 
 @contextmanager
 def naming(setting: str) -> Iterator[None]:
-    """Name this setting in errors about a model, in place of model.name."""
+    """Name this setting in errors about a model instead of model.name."""
     try:
         yield
     except ModelError as error:
@@ -124,21 +124,21 @@ def cache() -> Path:
 
 
 def snapshot(model: Model) -> Path | None:
-    """Return the folder of a model in the cache, or None if its configuration or a part of its weights is missing."""
+    """Return the folder of a model in the cache; None if its configuration or a part of its weights is missing."""
     folder = cache() / f"models--{model.name.replace('/', '--')}"
     revision = model.revision or "main"
     reference = folder / "refs" / revision
     commit = reference.read_text(errors="replace").strip() if reference.is_file() else revision
-    found = folder / "snapshots" / commit
-    if Path(commit).name != commit or not (found / "config.json").is_file():
+    cached = folder / "snapshots" / commit
+    if Path(commit).name != commit or not (cached / "config.json").is_file():
         return None
     try:
-        indices = [_shards(index) for index in found.glob("*.index.json")]
+        indices = [_shards(index) for index in cached.glob("*.index.json")]
     except ModelError:
         return None
-    here = {file.name for file in found.iterdir() if file.is_file()}
-    is_complete = any(shards <= here for shards in indices) if indices else any(map(_is_weights, here))
-    return found if is_complete else None
+    names = {file.name for file in cached.iterdir() if file.is_file()}
+    is_complete = any(shards <= names for shards in indices) if indices else any(map(_is_weights, names))
+    return cached if is_complete else None
 
 
 def wanted(names: Iterable[str], code: bool = False) -> list[str]:
@@ -148,9 +148,9 @@ def wanted(names: Iterable[str], code: bool = False) -> list[str]:
     weights = weights or [name for name in top if name.startswith("pytorch_model") and _is_weights(name)]
     endings = (".json", ".txt", ".model", ".jinja", *([".py"] if code else []))
     # model-00001-of-00002.safetensors belongs to model.safetensors.index.json
-    own = {re.sub(r"-\d+-of-\d+", "", name) + ".index.json" for name in weights}
-    indices = {name for name in top if name.endswith(".index.json")} - own
-    return sorted({*weights, *(name for name in top if name.endswith(endings))} - indices)
+    read = {re.sub(r"-\d+-of-\d+", "", name) + ".index.json" for name in weights}
+    unread = {name for name in top if name.endswith(".index.json")} - read
+    return sorted({*weights, *(name for name in top if name.endswith(endings))} - unread)
 
 
 def _is_weights(name: str) -> bool:
@@ -158,25 +158,26 @@ def _is_weights(name: str) -> bool:
 
 
 def _shards(index: Path) -> set[str]:
-    """Return the files that an index of weights names. Raise ModelError if it is damaged or leads elsewhere."""
+    """Return the files that an index of weights names. Raise ModelError if it is damaged or names other folders."""
     try:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(index, f"it cannot be read ({type(error).__name__})", "Download the model again") from None
     if strange := [name for name in shards if not isinstance(name, str) or Path(name).name != name]:
-        named = repr(strange[0])[:200]
-        raise ModelError(index, f"it names {named}, which is no file of this folder", "Do not use this model")
+        reason = f"it names {repr(strange[0])[:200]}, which is no file of this folder"
+        raise ModelError(index, reason, "Do not use this model")
     return shards
 
 
 def _must_be_whole(name: str, folder: Path) -> None:
-    """Raise an error for a folder without weights, without a file that their index names, or not as Octet wrote it."""
+    """Raise an error if weights, or a file that their index names, are missing, or if a file differs from its
+    manifest."""
     manifest.must_be_whole(folder)
     sizes = _sizes(folder)
     if not any(map(_is_weights, sizes)):
         reason = "there are no weights (*.safetensors) in this folder"
         raise ModelError(f"model.name={name}", reason, "Download it again")
-    if (folder / "model.safetensors").is_file():  # transformers reads no index then
+    if (folder / "model.safetensors").is_file():  # then transformers reads no index
         return
     for index in sorted(folder.glob("*.safetensors.index.json")):
         if missing := sorted(_shards(index) - sizes.keys()):
@@ -185,18 +186,18 @@ def _must_be_whole(name: str, folder: Path) -> None:
 
 
 def fingerprint(model: Model) -> str:
-    """Return a hash of samples from each file of a model's weights, or "" for weights that are not on this machine."""
+    """Return a hash of samples from each file of a model's weights; "" for weights that are not on this machine."""
     folder = NANO if model.name == "nano" else local_folder(model.name) or snapshot(model)
     files = sorted(path for path in folder.iterdir() if _is_weights(path.name)) if folder else []
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in files:
         size = path.stat().st_size
-        found.update(f"{path.name} {size} ".encode())
+        digest.update(f"{path.name} {size} ".encode())
         with path.open("rb") as file:
-            for place in range(0, size, max(1, size // SAMPLES)):
-                file.seek(place)
-                found.update(file.read(SAMPLE_BYTES))
-    return found.hexdigest() if files else ""
+            for offset in range(0, size, max(1, size // SAMPLES)):
+                file.seek(offset)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest() if files else ""
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -204,17 +205,17 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the folder that a name stands for, or None. Raise ModelError if it holds no model."""
+    """Return the folder of this name; None if there is none. Raise ModelError if it contains no model."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
         return None
     if not (folder / "config.json").is_file():
-        adapter = next((one for one in (folder, folder / "adapter") if (one / "adapter_config.json").is_file()), None)
-        if adapter:
+        folders = (folder, folder / "adapter")
+        if adapter := next((path for path in folders if (path / "adapter_config.json").is_file()), None):
             config = read_json(f"model.name={name}", adapter / "adapter_config.json")
-            base, named = str(config.get("base_model_name_or_path"))[:200], shlex.quote(str(adapter))
+            base, quoted = str(config.get("base_model_name_or_path"))[:200], shlex.quote(str(adapter))
             reason = f"that is {'an adapter' if adapter == folder else 'a run folder'}, not a model. Its base is {base}"
-            remedy = f"Write octet eval --adapter {named}, or octet merge --adapter {named} --out FOLDER"
+            remedy = f"Write octet eval --adapter {quoted}, or octet merge --adapter {quoted} --out FOLDER"
             raise ModelError(f"model.name={name}", reason, remedy)
         reason = "there is no config.json in this folder, so it is not a model"
         remedy = "Name a folder that save_pretrained has written, or a model of the hub"
@@ -223,28 +224,28 @@ def local_folder(name: str) -> Path | None:
 
 
 def refuse_missing_folder(name: str) -> None:
-    """Raise ModelError for a name that is plainly a path, where there is no folder: the hub need not be asked."""
-    if name.startswith(("/", "./", "../", "~", f"{RUNS}/")) or name.count("/") > 1:  # of a hub id: one
+    """Raise ModelError for a name that can only be the path of a folder, since there is none."""
+    if name.startswith(("/", "./", "../", "~", f"{RUNS}/")) or name.count("/") > 1:  # a name on the hub has one slash
         raise ModelError(f"model.name={name}", "there is no such folder", "Check the path")
 
 
 def read_json(whose: str, path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of a model or an adapter. Raise ModelError if there is none."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(whose, f"its {path.name} cannot be read ({error})", "Restore that file") from None
-    if not isinstance(found, dict):
-        kind = type(found).__name__
+    if not isinstance(content, dict):
+        kind = type(content).__name__
         raise ModelError(whose, f"its {path.name} holds a {kind}, and not an object", "Restore that file")
-    return found
+    return content
 
 
 # ---------------------------------------------------------------- on the hub
 
 
 def listing(kind: Literal["models", "datasets"], name: str, revision: str | None) -> dict[str, int]:
-    """Return the files at the top of a repository with their sizes; none if the hub has an error of its own."""
+    """Return the files at the top of a repository with their sizes; none if the hub has an internal error."""
     try:
         entries = _get(f"/api/{kind}/{name}/tree/{_quoted(revision)}?limit={PAGE}")
         return {entry["path"]: entry.get("size", 0) for entry in entries if entry["type"] == "file"}
@@ -254,12 +255,12 @@ def listing(kind: Literal["models", "datasets"], name: str, revision: str | None
 
 def configuration(model: Model) -> dict[str, Any]:
     """Return the config.json of a model on the hub."""
-    found = _get(f"/{model.name}/resolve/{_quoted(model.revision)}/config.json")
-    return found if isinstance(found, dict) else {}
+    config = _get(f"/{model.name}/resolve/{_quoted(model.revision)}/config.json")
+    return config if isinstance(config, dict) else {}
 
 
 def licence(model: Model) -> str | None:
-    """Return the licence that the card of a model names: the card in its folder or in the cache, or that on the hub."""
+    """Return the licence in the card of a model: in its folder, in the cache, or on the hub."""
     if model.name == "nano":
         return "apache-2.0"
     folder = local_folder(model.name) or snapshot(model)
@@ -267,14 +268,14 @@ def licence(model: Model) -> str | None:
     try:
         if card and card.is_file():
             _, head, _ = card.read_text(encoding="utf-8").split("---\n", 2)
-            found = read_yaml(head)["license"]
+            name = read_yaml(head)["license"]
         elif Path(model.name).is_dir():
             return None
         else:
-            found = _get(f"/api/models/{model.name}/revision/{_quoted(model.revision)}")["cardData"]["license"]
-    except (Unreachable, Refused, LookupError, TypeError, ValueError):  # the last of a card without YAML
+            name = _get(f"/api/models/{model.name}/revision/{_quoted(model.revision)}")["cardData"]["license"]
+    except (Unreachable, Refused, LookupError, TypeError, ValueError):  # a card without YAML raises the last one
         return None
-    return found if isinstance(found, str) and re.fullmatch(r"[\w.-]+", found) else None
+    return name if isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) else None
 
 
 def _quoted(revision: str | None) -> str:
@@ -282,17 +283,17 @@ def _quoted(revision: str | None) -> str:
 
 
 def _get(path: str) -> Any:
-    """Return the hub's answer in JSON. Raise Refused, ServerError or Unreachable, at the latest after the deadline."""
+    """Return the hub's reply in JSON. Raise Refused, ServerError or Unreachable, at the latest after the deadline."""
     if constants.is_offline_mode():
         raise Unreachable("HF_HUB_OFFLINE forbids asking the hub")
-    if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):  # pip reads it; huggingface_hub reads only the other two
+    if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):  # pip reads it, but huggingface_hub only the other two
         os.environ.setdefault("SSL_CERT_DIR" if os.path.isdir(bundle) else "SSL_CERT_FILE", bundle)
 
     import httpx2
     from huggingface_hub import get_session, get_token
 
     token = get_token()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}  # build_hf_headers sends a request of its own
+    headers = {"Authorization": f"Bearer {token}"} if token else {}  # build_hf_headers would send another request
 
     def ask() -> httpx2.Response:
         timeout = httpx2.Timeout(DEADLINE_S, connect=CONNECT_S)
@@ -310,9 +311,9 @@ def _get(path: str) -> Any:
 
 
 def stay_offline(reason: Unreachable) -> None:
-    """Stop this process and its children from asking the hub, and say so once on each machine."""
+    """Switch this process and its children to offline mode, and report that once on each machine."""
     if not constants.is_offline_mode():
         os.environ["HF_HUB_OFFLINE"] = "1"
         constants.HF_HUB_OFFLINE = True
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"octet: {reason}: going on with what is in the cache", file=sys.stderr, flush=True)
+            print(f"octet: {reason}: continuing with the files in the cache", file=sys.stderr, flush=True)

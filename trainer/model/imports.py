@@ -1,5 +1,5 @@
-"""Import transformers and PEFT without two parts of torch that take longer to import than all the rest: its compiler,
-and tensors that are spread over devices. Octet compiles nothing, and DeepSpeed splits its models."""
+"""Import transformers and PEFT without two parts of torch that take longer to import than everything else: its
+compiler, and distributed tensors. Octet compiles nothing, and DeepSpeed splits its models."""
 
 import sys
 from collections.abc import Callable
@@ -15,12 +15,12 @@ Function = Callable[..., Any]
 
 
 def import_libraries() -> None:
-    """Import torch, transformers and PEFT. Only a process of Octet's own may do so, because transformers goes on to
-    believe that this torch cannot spread a tensor over devices."""
+    """Import torch, transformers and PEFT. Only Octet's own processes may call this, because transformers then assumes
+    for ever that this torch has no distributed tensors."""
     Compiler().stand_in()
     import torch
 
-    import_module("accelerate")  # it would keep what is said below
+    import_module("accelerate")  # before the next lines, which it would remember
 
     is_available = torch.distributed.is_available
     torch.distributed.is_available = lambda: False
@@ -32,8 +32,8 @@ def import_libraries() -> None:
 
 
 class Compiler:
-    """What torch, DeepSpeed and transformers ask of the compiler: to leave functions alone. Its modules stand in for
-    those of the compiler until more is needed."""
+    """A substitute for the compiler, which torch, DeepSpeed and transformers only ask to leave functions alone. Its
+    modules replace those of the compiler until more is needed."""
 
     def __init__(self) -> None:
         self.marked: list[tuple[str, Function]] = []
@@ -42,7 +42,7 @@ class Compiler:
         rules, masks = f"{COMPILER}.trace_rules", f"{COMPILER}._trace_wrapped_higher_order_op"
         self.rules = StandIn(self, rules, {"clear_lru_cache": lambda: None})
         get_item = {"TransformGetItemToIndex": lambda: self.real(masks).TransformGetItemToIndex()}
-        own = {
+        attributes = {
             "__path__": [],
             "trace_rules": self.rules,
             "disable": self._disable,
@@ -50,7 +50,7 @@ class Compiler:
             "allow_in_graph": lambda function: self._mark("allow_in_graph", function),
             "assume_constant_result": lambda function: self._mark("assume_constant_result", function),
         }
-        self.modules = [StandIn(self, COMPILER, own), self.rules, StandIn(self, masks, get_item)]
+        self.modules = [StandIn(self, COMPILER, attributes), self.rules, StandIn(self, masks, get_item)]
 
     def stand_in(self) -> None:
         if COMPILER not in sys.modules:
@@ -58,8 +58,8 @@ class Compiler:
             sys.meta_path.insert(0, self)
 
     def real(self, name: str) -> Any:
-        """Return the compiler or a module of it. The first time, import it and tell it what it was asked before."""
-        with self.swapping:  # threads may ask at the same time; that of Python is enough for the import itself
+        """Return the compiler or a module of it. The first call imports it and repeats the requests made so far."""
+        with self.swapping:  # for concurrent threads; Python's own lock protects the import itself
             is_first = self in sys.meta_path
             if is_first:
                 sys.meta_path.remove(self)
@@ -70,11 +70,11 @@ class Compiler:
             for mark, function in self.marked:
                 getattr(compiler, mark)(function)
             for function in self.left_alone:
-                delattr(function, "__dynamo_disable")  # torch asks again
+                delattr(function, "__dynamo_disable")  # so that torch asks the real compiler
         return import_module(name)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Python calls this before it imports any module. A module of the compiler is imported with it, or after it."""
+        """Import the compiler before one of its modules. Python calls this before it imports any module."""
         if not name.startswith(f"{COMPILER}."):
             return None
         self.real(COMPILER)
@@ -88,8 +88,8 @@ class Compiler:
         import torch
 
         if fn is None or options.get("wrapping", True):
-            return torch._disable_dynamo(fn, recursive)  # which comes here again when the function is called
-        self.left_alone.append(fn)  # torch keeps what is returned in an attribute of the function
+            return torch._disable_dynamo(fn, recursive)  # which calls this again when the function is called
+        self.left_alone.append(fn)  # torch keeps the result in an attribute of the function
         return fn
 
 
@@ -105,7 +105,7 @@ class StandIn(ModuleType):
 
 
 class Imported(Loader):
-    """A loader of what has been imported already."""
+    """A loader of a module that has been imported already."""
 
     def __init__(self, module: ModuleType) -> None:
         self.module, self.spec = module, module.__spec__

@@ -1,7 +1,7 @@
 """Load a model and its tokenizer from a folder, the hub, or the package itself.
 
-`OCTET_SCRATCH` names a folder on a local disk, to which a model is copied once per node and not once per rank. It
-belongs to the machine and is not a setting of the run; run folders record the model's own name.
+`OCTET_SCRATCH` names a folder on a local disk to which a model is copied once per node. It describes the machine and is
+not a setting of the run; run folders record the model's original name.
 """
 
 import hashlib
@@ -33,30 +33,30 @@ from trainer.ranks import distributed
 
 ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: transformers chooses
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-NOISE = re.compile("drop|(?<!router_)jitter")  # Phi-MoE's router_jitter_noise is a threshold in eval mode as well
+NOISE = re.compile("drop|(?<!router_)jitter")  # Phi-MoE's router_jitter_noise is a threshold, in eval mode as well
 META = torch.device("meta")
-OF_ROTATIONS = {torch.arange, Tensor.div, Tensor.__rdiv__, Tensor.__rpow__, torch.empty_like}  # what makes their tables
+OF_ROTATIONS = {torch.arange, Tensor.div, Tensor.__rdiv__, Tensor.__rpow__, torch.empty_like}  # compute rotary tables
 CAUSAL = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-# of the weights of a text model in the files of one that also reads images or sound
+# prefixes of the text model's weights in the files of a multimodal model, and in the text model itself
 TEXT_PART = {r"^(?:model\.)?language_model\.(?:model\.)?(?!lm_head)": "model.", r"^language_model\.lm_head": "lm_head"}
-ANSWER = "forty-two"  # of a conversation that shows what a chat template writes
+ANSWER = "forty-two"  # the answer in a conversation that reveals the tokens of a chat template
 LONGEST_REASON = 300  # characters
-REMEDY = "Check the spelling, connect to the internet once, or write the path of a local folder whose files are whole."
-END_OF_TEXT = "<|endoftext|>"  # ends a document wherever a vocabulary has it, also of a model whose turns end otherwise
+REMEDY = "Check the spelling, connect to the internet once, or write the path of a local folder with complete files."
+END_OF_TEXT = "<|endoftext|>"  # ends a document in all vocabularies that have it, even if turns end with another token
 
 
 def location(settings: Model) -> str:
-    """Return where the model is read from: the package, a copy on this node, or the folder or hub that it names."""
+    """Return the folder or the name on the hub from which the model is read, preferably a copy on this node."""
     return str(hub.NANO) if settings.name == "nano" else str(staged_copy(settings) or settings.name)
 
 
 def stage(settings: Model) -> None:
-    """Copy the model, or warn if that is impossible. Every rank calls it before the model is loaded."""
+    """Copy the model to `OCTET_SCRATCH`, or warn if that fails. Every rank calls this before it loads the model."""
     if os.environ.get("OCTET_SCRATCH") and distributed.is_first_here():
         try:
             place, source = _place(settings), _source(settings)
             if place and source and not staged_copy(settings):
-                # under a temporary name until it is complete: other jobs on this node may read or copy it
+                # under a temporary name until it is complete, because other jobs may read or copy it meanwhile
                 partial = place.with_name(f"{place.name}.{os.getpid()}")
                 disk.private_folder(place.parent)
                 if os.path.lexists(place):
@@ -70,22 +70,22 @@ def stage(settings: Model) -> None:
                     shutil.rmtree(partial, ignore_errors=True)
         except OSError as error:
             reason = f"{settings.name} cannot be copied there ({error.strerror or error})"
-            print(f"octet: warning: OCTET_SCRATCH: {reason}. It is read from where it is.", file=sys.stderr, flush=True)
+            print(f"octet: warning: OCTET_SCRATCH: {reason}. The original is read.", file=sys.stderr, flush=True)
     distributed.barrier()
 
 
 def staged_copy(settings: Model) -> Path | None:
-    """Return the copy on this node, if there is a complete one that nobody but this user can have made."""
+    """Return the complete copy on this node that only this user can have made; None if there is none."""
     try:
         place = _place(settings)
-    except OSError:  # a file cannot be read, of which `stage` has warned
+    except OSError:  # a file cannot be read; `stage` has warned of it
         return None
     is_ours = place and place.is_dir() and disk.is_private(place.parent) and disk.is_private(place)
     return place if is_ours else None
 
 
 def _place(settings: Model) -> Path | None:
-    """Return the path of the copy. It depends on the files of the model, so another version gets another copy."""
+    """Return the path of the copy, which depends on the files of the model, so that each version gets its own."""
     scratch = os.environ.get("OCTET_SCRATCH")
     source = _source(settings) if scratch else None
     if not scratch or source is None:
@@ -96,14 +96,14 @@ def _place(settings: Model) -> Path | None:
 
 
 def _source(settings: Model) -> Path | None:
-    """Return the folder of the model, which may be in the hub's cache."""
+    """Return the folder of the model, which may be in the hub's cache. Nano is small and never copied."""
     if settings.name == "nano":
-        return None  # it is small, and part of the package
+        return None
     return hub.local_folder(settings.name) or hub.snapshot(settings)
 
 
 def needs_repeated_keys(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if only the slow attention kernel takes grouped keys: before Ampere, and in fp32 everywhere."""
+    """Return True if only the slow attention kernel supports grouped keys: before Ampere, and always in fp32."""
     return device.type == "cuda" and (dtype == torch.float32 or torch.cuda.get_device_capability(device) < (8, 0))
 
 
@@ -127,12 +127,12 @@ def load_tokenizer(settings: Model) -> Any:
 
 
 def _choose_padding(tokenizer: Any) -> None:
-    """Set the token for padding. Any will do, because padding is masked by its position."""
+    """Set the token for padding. Any token is suitable, because padding is masked by its position."""
     tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
 
 
 def check_vocabulary(tokenizer: Any, model: Any) -> None:
-    """Raise ModelError if the tokenizer writes tokens without an embedding. Spare embeddings do no harm."""
+    """Raise ModelError if the tokenizer produces tokens without an embedding. Surplus embeddings are harmless."""
     rows = model.config.get_text_config().vocab_size
     if tokenizer.pad_token_id >= rows:
         _choose_padding(tokenizer)
@@ -159,7 +159,7 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
     if text:
         model.taken_from = config.architectures[0]
     if text or hub.quantisation_of(config):
-        model._weight_conversions = None  # it would be saved under the names of the files that it is taken from
+        model._weight_conversions = None  # they would restore the names of the original files when the model is saved
     if settings.gradient_checkpointing:
         # the second name is that of transformers before 5.21
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -176,7 +176,7 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
 
 
 def text_part(config: Any) -> Any:
-    """Return the configuration of the text model in one that also reads images or sound; None if it has none."""
+    """Return the configuration of the text model in a multimodal model; None if there is none."""
     text = getattr(config, "text_config", None)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(getattr(text, "model_type", ""))
     if text is None or kind is None or config.is_encoder_decoder or not config.architectures:
@@ -186,26 +186,26 @@ def text_part(config: Any) -> Any:
 
 
 def _checked_config(settings: Model) -> Any:
-    """Return the config of a model. Raise if it is quantised, or does not write on from left to right."""
+    """Return the config of a model. Raise ModelError if it is quantised, or not a causal language model."""
     config = _load(AutoConfig, settings)
     hub.refuse_quantised(settings.name, config)
     if settings.quantize != "none" and hub.quantisation_of(config):
-        reason = f"{settings.name} is stored in {hub.UNPACKED}, which is written out in 16 bits, and not packed again"
+        reason = f"{settings.name} is stored in {hub.UNPACKED}, converted to 16 bits, and cannot be quantised again"
         raise ModelError(f"model.quantize={settings.quantize}", reason, "Write model.quantize=none")
     kinds = [str(kind) for kind in config.architectures or []]
     is_causal = any(kind in CAUSAL or kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds)
     if kinds and not is_causal and not text_part(config):
-        reason = f"it is a {kinds[0]}, and Octet trains causal language models only, such as Qwen2ForCausalLM"
+        reason = f"it is a {kinds[0]}, and Octet trains only causal language models, such as Qwen2ForCausalLM"
         if hasattr(config, "text_config"):
-            reason = f"it is a {kinds[0]}, and its text part ({config.text_config.model_type}) is no model of its own"
+            reason = f"it is a {kinds[0]}, whose text part ({config.text_config.model_type}) is no separate model"
         remedy = "Name one, for example Qwen/Qwen2.5-0.5B-Instruct"
         raise ModelError(f"model.name={settings.name}", reason, remedy)
     return config
 
 
 def _disable_noise(model: Any) -> None:
-    """Set every dropout and jitter to 0, in modules and configurations: with them, the policy being trained is not the
-    policy that sampled."""
+    """Set every dropout and jitter to 0, in modules and configurations, because with them the trained policy would not
+    be the policy that sampled."""
     modules = list(model.modules())
     for module in modules:
         if isinstance(module, torch.nn.Dropout):
@@ -217,7 +217,7 @@ def _disable_noise(model: Any) -> None:
 
 
 def fits(folder: Path, device: torch.device) -> bool:
-    """Return True if the card has room for the weights in a folder, and 20 % more to compute with."""
+    """Return True if the weights in a folder fit the free memory of the card, plus 20 % for computations."""
     if device.type != "cuda":
         return True
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -225,7 +225,7 @@ def fits(folder: Path, device: torch.device) -> bool:
 
 
 def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
-    """Return all tokens that end an answer: of the tokenizer, the generation config, and the chat template."""
+    """Return all tokens that end an answer, from the tokenizer, the generation config, and the chat template."""
     configured = model.generation_config.eos_token_id
     stops = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
     stops |= {tokenizer.get_vocab().get(END_OF_TEXT), end_of_turn(tokenizer)}
@@ -236,15 +236,15 @@ def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """Return the added token that the chat template writes behind the answer, or None if there is none."""
-    _, found, behind = _conversation(tokenizer).rpartition(ANSWER)
-    tokens = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
+    """Return the added token that the chat template writes after an answer; None if there is none."""
+    _, answer, rest = _conversation(tokenizer).rpartition(ANSWER)
+    tokens = tokenizer(rest, add_special_tokens=False)["input_ids"] if answer else []
     added = {token for token, described in tokenizer.added_tokens_decoder.items() if described.content.strip()}
     return next((token for token in tokens if token in added), None)
 
 
 def _conversation(tokenizer: Any) -> str:
-    """Return a question and an answer in the chat template, or "" if it wants something else in a conversation."""
+    """Return a question and an answer in the chat template; "" if there is none, or if it fails."""
     turns = [{"role": "user", "content": "6 x 7?"}, {"role": "assistant", "content": ANSWER}]
     try:
         with deadline(TEMPLATE_S):
@@ -255,18 +255,18 @@ def _conversation(tokenizer: Any) -> str:
 
 
 class WithoutSympy(TorchFunctionMode):
-    """Keep torch from importing sympy for tensors on the meta device, where a model is made before its files are read.
-    A draw changes nothing there, and the shapes of the tables of rotations are found with numbers on the CPU."""
+    """Keep torch from importing sympy for tensors on the meta device, where a model is created before its files are
+    read. Random initialisation is skipped there, and rotary tables get their shapes from tensors on the CPU."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         if function is init.normal_ and named["tensor"].is_meta:
             return named["tensor"]
-        is_meta = any(isinstance(one, Tensor) and one.is_meta for one in args) or named.get("device") == META
+        is_meta = any(isinstance(arg, Tensor) and arg.is_meta for arg in args) or named.get("device") == META
         if function not in OF_ROTATIONS or not is_meta:
             return function(*args, **named)
         on_cpu = {**named, "device": "cpu"} if "device" in named else named
-        args = [torch.empty(one.shape, dtype=one.dtype) if isinstance(one, Tensor) else one for one in args]
+        args = [torch.empty(arg.shape, dtype=arg.dtype) if isinstance(arg, Tensor) else arg for arg in args]
         return function(*args, **on_cpu).to(named.get("device", META))
 
 
@@ -276,7 +276,7 @@ def _load(loader: Any, settings: Model, **options: Any) -> Any:
     try:
         with WithoutSympy():
             return loader.from_pretrained(name, **options)
-    except Exception as error:  # for files that make no sense, the libraries raise errors of every class
+    except Exception as error:  # the libraries raise errors of every class for invalid files
         if is_out_of_memory(error):
             raise
         raise ModelError(f"model.name={settings.name}", f"it cannot be loaded ({_reason(error)})", REMEDY) from error
@@ -286,7 +286,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UnpicklingError):
         return "its weights are a pickle that holds more than tensors, which could run code"
     if "trust_remote_code" in str(error):
-        return "it needs code of its own. Read that code first; model.trust_remote_code=true then runs it"
+        return "it needs its own code. Read that code first; model.trust_remote_code=true then runs it"
     if isinstance(error, OSError | ValueError | SafetensorError):
         return str(error).strip().partition("\n")[0]
     return " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]

@@ -1,7 +1,7 @@
-"""The adapter: a few MB that are trained beside a frozen base.
+"""The adapter: a few MB of parameters that are trained on top of a frozen base.
 
-PiSSA changes the base, too: it moves the principal part of each weight into the adapter. What leaves the run is an
-adapter of the original base all the same: the difference that was learned, B A - B0 A0 = [B, -B0] [A; A0].
+PiSSA also changes the base, because it moves the principal part of each weight into the adapter. The run nevertheless
+exports an adapter of the original base: the learned difference, B A - B0 A0 = [B, -B0] [A; A0].
 """
 
 import math
@@ -27,19 +27,19 @@ from trainer.machine.visible import visible
 from trainer.model.hub import read_json
 
 ADAPTER = "default"  # PEFT's name for the first adapter
-TEACHER = "teacher"  # the name of another one over the same base, which is never trained
+TEACHER = "teacher"  # a second adapter over the same base, which is never trained
 LONGEST_REASON = 300  # characters
-SLOW = "PEFT would multiply out the adapters of all experts at each pass: a token takes 5 to 11 times as long to sample"
+SLOW = "PEFT would multiply out the adapters of all experts in each pass: sampling a token takes 5 to 11 times as long"
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
 def experts_of(model: Any) -> list[str]:
-    """Return the names of experts of a layer that are one parameter, which is no linear layer."""
+    """Return the names of the parameters that hold all experts of a layer and are no linear layers."""
     return [name for name, value in model.named_parameters() if value.dim() == 3 and ".experts." in name]
 
 
 def add_adapter(model: Any, settings: Lora) -> Any:
-    """Return the model with new LoRA layers, which do not change what it computes yet."""
+    """Return the model with new LoRA layers, or those of `lora.start`."""
     shape = {"r": settings.r, "lora_alpha": settings.alpha, "use_rslora": settings.rslora, "use_dora": settings.dora}
     options = peft.LoraConfig(target_modules=_targets(model, settings), task_type="CAUSAL_LM", **shape)
     try:
@@ -48,8 +48,8 @@ def add_adapter(model: Any, settings: Lora) -> Any:
         if any(isinstance(layer, ParamWrapper) for _, layer in layers(adapted)):
             raise ValueError(SLOW)
     except ValueError as error:
-        named = settings.targets if isinstance(settings.targets, str) else ",".join(settings.targets)
-        raise ConfigError(f"lora.targets={named}", _reason(error), "Write lora.targets=all or attention") from None
+        targets = settings.targets if isinstance(settings.targets, str) else ",".join(settings.targets)
+        raise ConfigError(f"lora.targets={targets}", _reason(error), "Write lora.targets=all or attention") from None
     if settings.init != "zero":
         _init_pissa(adapted, settings)
     if settings.start is not None:
@@ -58,27 +58,29 @@ def add_adapter(model: Any, settings: Lora) -> Any:
 
 
 def _targets(model: Any, settings: Lora) -> str | list[str]:
-    """Return the layers that get an adapter, as PEFT takes them. Raise ConfigError if one is no layer of the model,
-    which PEFT leaves out without a word if another one is, or experts that are one parameter."""
+    """Return the target modules for PEFT. Raise ConfigError if a target names no layer of the model, which PEFT ignores
+    silently if another target does, or experts that are one parameter."""
     experts, modules = experts_of(model), dict(model.named_modules())
     linear = {name: part for name, part in modules.items() if isinstance(part, torch.nn.Linear)}
     if settings.targets == "all":
-        of_experts = ("gate_proj", "up_proj", "down_proj")  # PEFT takes all layers of these names for the experts'
+        if not experts:
+            return "all-linear"
+        reserved = ("gate_proj", "up_proj", "down_proj")  # PEFT assumes that all layers of these names are experts
         head = model.get_output_embeddings()
         others = (name for name, part in linear.items() if part is not head)
-        return sorted(one for one in others if one.rpartition(".")[2] not in of_experts) if experts else "all-linear"
-    wanted = list(settings.targets) if isinstance(settings.targets, tuple) else ATTENTION
+        return sorted(name for name in others if name.rpartition(".")[2] not in reserved)
+    targets = list(settings.targets) if isinstance(settings.targets, tuple) else ATTENTION
     parts = {f".{part}" for name in experts for part in (name, name.rpartition(".")[0])}
-    if any(name.endswith(f".{target}") for name in parts for target in wanted):
-        raise ConfigError(f"lora.targets={','.join(wanted)}", SLOW, "Write lora.targets=all, which leaves them out")
-    missing = [target for target in wanted if not any(f".{name}".endswith(f".{target}") for name in modules)]
-    if missing and (missing == wanted or settings.targets != "attention"):
+    if any(name.endswith(f".{target}") for name in parts for target in targets):
+        raise ConfigError(f"lora.targets={','.join(targets)}", SLOW, "Write lora.targets=all, which leaves them out")
+    missing = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in modules)]
+    if missing and (missing == targets or settings.targets != "attention"):
         raise ConfigError(settings.without_layer(missing, sorted({name.rpartition(".")[2] for name in linear})))
-    return wanted
+    return targets
 
 
 def _init_pissa(model: Any, settings: Lora) -> None:
-    """Initialise PiSSA. The factors are rounded now, as the engine would, so that factors and rest add up exactly."""
+    """Initialise PiSSA. The factors are rounded first, as the engine does, so that base and adapter add up exactly."""
     tied = _tied_weight(model.get_base_model())
     for name, layer in layers(model):
         weight = layer.get_base_layer().weight
@@ -89,7 +91,7 @@ def _init_pissa(model: Any, settings: Lora) -> None:
             raise ConfigError(f"lora.init={settings.init}", reason, remedy)
         if settings.r > min(weight.shape):
             shape = " x ".join(map(str, weight.shape))
-            reason = f"with lora.init={settings.init} a rank is a part of a weight, and {name} has {shape} entries"
+            reason = f"lora.init={settings.init} takes singular vectors of each weight, and {name} is {shape}"
             raise ConfigError(f"lora.r={settings.r}", reason, f"Write lora.r={min(weight.shape)} or less")
         whole = weight.data.clone()
         layer.pissa_init(ADAPTER, settings.init)
@@ -100,23 +102,23 @@ def _init_pissa(model: Any, settings: Lora) -> None:
 
 @torch.no_grad()
 def restore_first_factors(model: Any, start: Mapping[str, Tensor]) -> None:
-    """Replace PiSSA's first factors by those of a checkpoint, and adjust the base so that the sum stays the same."""
+    """Replace PiSSA's initial factors by those of a checkpoint, and adjust the base so that the sum stays the same."""
     trained = trainable(model)
     for name, layer in layers(model):
         weight = layer.get_base_layer().weight
-        own = {key: value.to(weight.device) for key, value in start.items() if key.startswith(f"{name}.lora_")}
-        if all(torch.equal(trained[key], value) for key, value in own.items()):
-            continue  # the same machine computes the same factors, and nothing is rounded again
+        factors = {key: value.to(weight.device) for key, value in start.items() if key.startswith(f"{name}.lora_")}
+        if all(torch.equal(trained[key], value) for key, value in factors.items()):
+            continue  # the same machine computes the same factors, so nothing has to be rounded again
         whole = weight.data.float() + layer.get_delta_weight(ADAPTER).float()
-        for key, value in own.items():
+        for key, value in factors.items():
             trained[key].copy_(value)
         weight.data.copy_(_without_adapter(whole, layer))
 
 
 @torch.no_grad()
 def _without_adapter(whole: Tensor, layer: Any) -> Tensor:
-    rest: Tensor = whole.float() - layer.get_delta_weight(ADAPTER).float()
-    return rest.to(layer.get_base_layer().weight.dtype)
+    remainder: Tensor = whole.float() - layer.get_delta_weight(ADAPTER).float()
+    return remainder.to(layer.get_base_layer().weight.dtype)
 
 
 def layers(model: Any) -> Iterator[tuple[str, Any]]:
@@ -126,48 +128,49 @@ def layers(model: Any) -> Iterator[tuple[str, Any]]:
 def load_adapter(model: Any, folder: Path, name: str = ADAPTER, setting: str | None = None) -> Any:
     """Return the model with one more, frozen adapter. Raise CheckpointError if it is not a LoRA of this model."""
     called = f"{setting}={folder}" if setting else str(folder)
-    own, saved = _read(folder, called)
+    config, saved = _read(folder, called)
     base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
 
     def no_fit(reason: str) -> CheckpointError:
-        over = visible(str(own.get("base_model_name_or_path")))[:LONGEST_REASON]
-        remedy = f"It was trained over {over}: name that base"
+        trained_over = visible(str(config.get("base_model_name_or_path")))[:LONGEST_REASON]
+        remedy = f"It was trained over {trained_over}: name that base"
         return CheckpointError(called, f"it does not fit {base.name_or_path} ({reason})", remedy)
 
-    named = own["auto_mapping"] if isinstance(own.get("auto_mapping"), dict) else {}  # not every adapter has it
-    kind, wanted = type(base).__name__, str(named.get("base_model_class", type(base).__name__))
-    if wanted != kind:
-        raise no_fit(f"which is a {kind}, and not a {visible(wanted)[:100]}")
+    mapping = config["auto_mapping"] if isinstance(config.get("auto_mapping"), dict) else {}  # some adapters lack it
+    kind = type(base).__name__
+    needed = str(mapping.get("base_model_class", kind))
+    if needed != kind:
+        raise no_fit(f"which is a {kind}, and not a {visible(needed)[:100]}")
     try:
         with _without_tying_warnings(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Found missing adapter keys")  # an error below
+            warnings.filterwarnings("ignore", message="Found missing adapter keys")  # raised as an error below
             if isinstance(model, peft.PeftModel):
                 model.load_adapter(str(folder), name)
             adapted = model if isinstance(model, peft.PeftModel) else peft.PeftModel.from_pretrained(model, str(folder))
-    except Exception as error:  # for files that make no sense, PEFT raises errors of every class
+    except Exception as error:  # PEFT raises errors of every class for invalid files
         if is_out_of_memory(error):
             raise
         raise no_fit(_reason(error)) from error
     loaded = peft.get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=False)
-    if apart := sorted({name for name in loaded.keys() ^ saved.keys() if "lora_" in name}):
-        raise no_fit(f"{len(apart)} weights are in one of them only, the first of them {apart[0]}")
+    if unmatched := sorted({name for name in loaded.keys() ^ saved.keys() if "lora_" in name}):
+        raise no_fit(f"{len(unmatched)} weights are in only one of them, the first of them {unmatched[0]}")
     return adapted
 
 
 def add_teacher(model: Any, folder: Path) -> None:
-    """Add the teacher's adapter to a model with an adapter that is trained. It is switched on by `as_teacher` only."""
+    """Add the teacher's adapter to a model with a trained adapter. Only `as_teacher` activates it."""
     load_adapter(model, folder, TEACHER, "teacher.adapter")
     base = model.get_base_model()
     ends = (base.get_input_embeddings(), base.get_output_embeddings())
     if model.peft_config[TEACHER].modules_to_save or any(TEACHER in getattr(end, "scaling", ()) for end in ends):
-        reason = "it changes the embedding or the output layer, or replaces whole layers, which the policy has to keep"
+        reason = "it changes or replaces layers that the policy has to keep, such as the embedding or the output layer"
         remedy = "Merge it (octet merge), and name the merged model in teacher.name"
         raise CheckpointError(f"teacher.adapter={folder}", reason, remedy)
 
 
 @contextmanager
 def as_teacher(model: Any) -> Iterator[None]:
-    """Compute with the teacher's adapter instead of the one that is trained."""
+    """Compute with the teacher's adapter instead of the trained one."""
     model.set_adapter(TEACHER, inference_mode=True)
     try:
         yield
@@ -176,25 +179,23 @@ def as_teacher(model: Any) -> Iterator[None]:
 
 
 def take_values(model: Any, settings: Lora) -> None:
-    """Give the adapter of the model the values of `lora.start`. Raise CheckpointError if they are of another shape."""
+    """Give the model's adapter the values of `lora.start`. Raise CheckpointError if their shapes or scales differ."""
     assert settings.start is not None, "called for an adapter to train further"
     called = f"lora.start={settings.start}"
-    stored, saved = _read(settings.start, called)
-    for setting, key in {"alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}.items():  # no weight tells
-        wanted, found = getattr(model.peft_config[ADAPTER], key), stored.get(key, False)
-        if wanted != found:
-            reason = f"it was trained with lora.{setting}={str(found).lower()}, and this run has {str(wanted).lower()}"
-            remedy = f"Write lora.{setting}={str(found).lower()}"
-            raise CheckpointError(called, reason, remedy)
-    own = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
-    apart = sorted(name for name in own.keys() | saved.keys() if _shape(own, name) != _shape(saved, name))
-    if apart:
-        first = f"{apart[0]}, with {_shape(saved, apart[0])} there and {_shape(own, apart[0])} here"
+    config, saved = _read(settings.start, called)
+    for setting, key in {"alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}.items():
+        here, there = getattr(model.peft_config[ADAPTER], key), config.get(key, False)
+        if here != there:
+            reason = f"it was trained with lora.{setting}={str(there).lower()}, and this run has {str(here).lower()}"
+            raise CheckpointError(called, reason, f"Write lora.{setting}={str(there).lower()}")
+    values = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    unlike = sorted(name for name in values.keys() | saved.keys() if _shape(values, name) != _shape(saved, name))
+    if unlike:
         reason = (
-            f"it does not fit this model and the section `lora`: {len(apart)} of {len(own)} weights differ: {first}"
+            f"it does not fit this model and the section `lora`: {len(unlike)} of {len(values)} weights differ: "
+            f"{unlike[0]}, with {_shape(saved, unlike[0])} there and {_shape(values, unlike[0])} here"
         )
-        remedy = "Write the lora.r and lora.targets of its adapter_config.json"
-        raise CheckpointError(called, reason, remedy)
+        raise CheckpointError(called, reason, "Write the lora.r and lora.targets of its adapter_config.json")
     peft.set_peft_model_state_dict(model, saved)
 
 
@@ -203,18 +204,18 @@ def _shape(values: Mapping[str, Tensor], name: str) -> str:
 
 
 def _read(folder: Path, called: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the configuration and the weights of a LoRA adapter. Raise CheckpointError before PEFT asks the hub for
-    one."""
+    """Return the configuration and the weights of a LoRA adapter. Raise CheckpointError if it is incomplete, which
+    would make PEFT look for it on the hub, or invalid."""
     manifest.must_be_whole(folder)
     try:
-        kind = read_json(called, folder / "adapter_config.json")
+        config = read_json(called, folder / "adapter_config.json")
     except ModelError as error:
         raise CheckpointError(str(error)) from None
     if not any((folder / f"adapter_model.{ending}").is_file() for ending in ("safetensors", "bin")):
         raise CheckpointError(called, "there is no adapter_model.safetensors in it", "Name the adapter of a run")
-    found = "LoRA of Megatron" if kind.get("megatron_config") else str(kind.get("peft_type"))[:100]
-    if found != "LORA":  # Megatron's would be imported by a name in this file
-        reason = f"it is {found}, and Octet reads plain LoRA adapters only"
+    kind = "LoRA of Megatron" if config.get("megatron_config") else str(config.get("peft_type"))[:100]
+    if kind != "LORA":  # for Megatron's, PEFT would import a module that this file names
+        reason = f"it is {kind}, and Octet reads only plain LoRA adapters"
         raise CheckpointError(called, reason, "Merge it with PEFT, and name the merged model")
     try:
         values = peft.utils.load_peft_weights(str(folder), device="cpu")
@@ -222,7 +223,7 @@ def _read(folder: Path, called: str) -> tuple[dict[str, Any], dict[str, Tensor]]
         raise CheckpointError(called, f"its weights cannot be read ({_reason(error)})", "Take another") from None
     if broken := next((name for name, value in values.items() if not value.isfinite().all()), None):
         raise CheckpointError(called, f"{broken} has numbers that are not finite", "Take an earlier adapter")
-    return kind, values
+    return config, values
 
 
 def _reason(error: Exception) -> str:
@@ -238,16 +239,16 @@ def merged(model: Any, folder: Path) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")
             return adapted.merge_and_unload(safe_merge=True)
-    except (RuntimeError, ValueError) as error:  # a bias of the adapter where the base has none; no number
+    except (RuntimeError, ValueError) as error:  # the base lacks a bias that the adapter has; NaN
         if is_out_of_memory(error):
             raise
         raise MergeError(folder, f"PEFT cannot merge it ({_reason(error)})", "Use it as an adapter") from error
 
 
 def load_untied(model: Any, folder: Path) -> Any:
-    """Return the model with an adapter that is to be merged. An output layer that shares the weight of the embedding
-    gets a weight of its own if one of them has an adapter: otherwise the adapter of one would change the other, too. A
-    safe merge replaces the numbers that both still share."""
+    """Return the model with an adapter to merge. An output layer that shares the weight of the embedding gets its own
+    parameter if one of them has an adapter, which would otherwise change both. The values remain shared until a safe
+    merge replaces them."""
     adapted = load_adapter(model, folder)
     tied = _tied_weight(model)
     if tied is not None and any(getattr(layer.get_base_layer(), "weight", None) is tied for _, layer in layers(model)):
@@ -258,14 +259,14 @@ def load_untied(model: Any, folder: Path) -> Any:
 
 
 def replaces_weights(folder: Path) -> bool:
-    """Return True if an adapter has more than factors beside layers, so that PEFT merges it into a whole model only."""
-    own = read_json(f"adapter {folder}", folder / "adapter_config.json")
+    """Return True if an adapter has more than the factors of layers, so that PEFT has to merge the whole model."""
+    config = read_json(f"adapter {folder}", folder / "adapter_config.json")
     parts = ("modules_to_save", "trainable_token_indices", "target_parameters", "lora_bias")
-    return any(own.get(part) for part in parts) or own.get("bias", "none") != "none"
+    return any(config.get(part) for part in parts) or config.get("bias", "none") != "none"
 
 
 def _tied_weight(model: Any) -> Any:
-    """Return the weight that the embedding shares with the output layer, or None if each has its own."""
+    """Return the weight that the embedding shares with the output layer; None if each has its own."""
     weight = model.get_input_embeddings().weight
     return weight if model.get_output_embeddings().weight is weight else None
 
@@ -301,41 +302,41 @@ USAGE_OF_TEXT = r"""Its base is a {kind}, and it adapts the text model in it:
 
 @contextmanager
 def _without_tying_warnings() -> Iterator[None]:
-    """Silence PEFT where an adapted layer shares its weight, because `merged` unties such layers."""
+    """Silence PEFT's warning of adapted layers that share a weight, because `merged` unties such layers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True` and a tied layer")
         yield
 
 
 def save_adapter(model: Any, folder: Path, values: Mapping[str, Tensor] | None = None) -> None:
-    """Write the adapter in PEFT's format, with other values if there are any."""
+    """Write the adapter in PEFT's format, with other values if `values` is given."""
     with warnings.catch_warnings():
-        # PEFT asks the hub whether the vocabulary has changed, and warns if it gets no answer
+        # PEFT asks the hub whether the vocabulary has changed, and warns if the hub does not reply
         warnings.simplefilter("ignore", UserWarning)
         model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values, selected_adapters=[ADAPTER])
         disk.follow_umask(*folder.glob("*.safetensors"))
-    own = model.peft_config[ADAPTER]
-    whole = getattr(model, "taken_from", None)
-    usage = USAGE_OF_TEXT.format(kind=whole) if whole else USAGE
-    (folder / "README.md").write_text(CARD.format(base=own.base_model_name_or_path, rank=own.r, usage=usage))
+    config = model.peft_config[ADAPTER]
+    multimodal = getattr(model, "taken_from", None)
+    usage = USAGE_OF_TEXT.format(kind=multimodal) if multimodal else USAGE
+    (folder / "README.md").write_text(CARD.format(base=config.base_model_name_or_path, rank=config.r, usage=usage))
 
 
 def save_difference(model: Any, start: Mapping[str, Tensor], folder: Path) -> None:
-    """Write what was learned since `start` as an adapter of the original base: [B, -B0] [A; A0]."""
-    own = model.peft_config[ADAPTER]
-    rank = 2 * own.r
-    scale = own.lora_alpha / (math.sqrt(own.r) if own.use_rslora else own.r)
-    model.peft_config[ADAPTER] = replace(own, r=rank, lora_alpha=scale * rank, use_rslora=False)
+    """Write the difference to `start` as an adapter of the original base: [B, -B0] [A; A0]."""
+    config = model.peft_config[ADAPTER]
+    rank = 2 * config.r
+    scale = config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
+    model.peft_config[ADAPTER] = replace(config, r=rank, lora_alpha=scale * rank, use_rslora=False)
     try:
-        values = trainable(model)  # and the magnitudes of DoRA as they are
-        for name, now in values.items():
+        values = trainable(model)  # the magnitudes of DoRA stay unchanged
+        for name, value in values.items():
             if "lora_A" in name:
-                values[name] = torch.cat([now, start[name]], dim=0)
+                values[name] = torch.cat([value, start[name]], dim=0)
             elif "lora_B" in name:
-                values[name] = torch.cat([now, -start[name]], dim=1)
+                values[name] = torch.cat([value, -start[name]], dim=1)
         save_adapter(model, folder, values)
     finally:
-        model.peft_config[ADAPTER] = own
+        model.peft_config[ADAPTER] = config
 
 
 def trainable(model: Any) -> dict[str, Tensor]:
@@ -343,6 +344,6 @@ def trainable(model: Any) -> dict[str, Tensor]:
 
 
 def fingerprint(model: Any) -> float:
-    """Return a number that changes with the adapter, to find out whether an update has changed anything."""
+    """Return a number that changes with the trained parameters, to detect whether an update has changed anything."""
     with torch.no_grad():
         return sum(float(part.double().abs().sum()) for part in model.parameters() if part.requires_grad)

@@ -1,5 +1,5 @@
-"""The low-rank product of an adapter, with fewer and larger calls than PEFT's: added in place to what the layer below
-returns, and scaled inside the matrix products. PEFT keeps the parameters, their names and the files."""
+"""The low-rank product of an adapter in fewer and larger calls than PEFT's: it is added in place to the output of the
+layer below, and scaled inside the matrix products. PEFT still manages the parameters, their names and the files."""
 
 from types import MethodType
 from typing import Any
@@ -14,8 +14,8 @@ from trainer.model.quantised import Bf16Linear
 
 
 def use_own(model: Any) -> None:
-    """Compute the adapter that is trained by `LowRank`, in layers where PEFT would compute plain LoRA, and together
-    with the layer below where that is a linear layer of torch."""
+    """Compute the trained adapter by `LowRank` in layers with plain LoRA, and fuse it with the layer below if that is a
+    linear layer of torch."""
     for _, layer in lora.layers(model):
         is_linear = type(dict(layer.lora_A.items()).get(lora.ADAPTER)) is nn.Linear
         if is_linear and lora.ADAPTER not in layer.lora_variant and not layer.lora_bias[lora.ADAPTER]:
@@ -25,26 +25,26 @@ def use_own(model: Any) -> None:
 
 
 def _forward(layer: Any, x: Tensor, **options: Any) -> Tensor:
-    """Return what the layer and its adapter give together, or leave it to PEFT."""
+    """Return the sum of the layer and its adapter, from PEFT in all cases that are not plain."""
     base, is_plain = layer.base_layer, not (options or layer.disable_adapters or layer.merged)
     if is_plain and layer.active_adapters == [lora.ADAPTER]:
         factors = [part[lora.ADAPTER].weight for part in (layer.lora_A, layer.lora_B)]
         weights = factors if type(base) is Bf16Linear else [base.weight, *factors]
         if _are_alike(x, *weights) and not base.weight.requires_grad:
-            found: Tensor = _Product.apply(None, x, *factors, layer.scaling[lora.ADAPTER], base.weight, base.bias)
-            return found
-    other: Tensor = type(layer).forward(layer, x, **options)
-    return other
+            fused: Tensor = _Product.apply(None, x, *factors, layer.scaling[lora.ADAPTER], base.weight, base.bias)
+            return fused
+    by_peft: Tensor = type(layer).forward(layer, x, **options)
+    return by_peft
 
 
 def _are_alike(x: Tensor, *weights: Tensor) -> bool:
-    """Return False for factors in fp32 over a base in 16 bits, and under ZeRO-3, which gathers weights when their
+    """Return False for factors in fp32 over a base in 16 bits, and under ZeRO-3, which gathers weights only when their
     modules are called."""
     return all(weight.dtype == x.dtype and not hasattr(weight, "ds_id") for weight in weights)
 
 
 class LowRank(LoraVariant):
-    """What PEFT calls in place of its own forward pass: over layers of bitsandbytes."""
+    """The variant that PEFT calls instead of its own forward pass, over layers of bitsandbytes."""
 
     @staticmethod
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **options: Any) -> Tensor:
@@ -52,14 +52,14 @@ class LowRank(LoraVariant):
         scaling, weights = module.scaling[active_adapter], [factor.weight for factor in factors]
         if x.dtype != result.dtype or not _are_alike(x, *weights):
             return result + factors[1](factors[0](x)) * scaling
-        result = result.clone() if result._is_view() else result  # 8-bit layers return a view, which none may write to
-        found: Tensor = _Product.apply(result, x, *weights, scaling)
-        return found
+        result = result.clone() if result._is_view() else result  # 8-bit layers return a view, which is read-only
+        fused: Tensor = _Product.apply(result, x, *weights, scaling)
+        return fused
 
 
 class _Product(torch.autograd.Function):
-    """Adds scaling * x A^T B^T to a result, whose gradient stays as it is, or to x W^T + bias, with a frozen W that may
-    be in bf16."""
+    """Adds scaling * x A^T B^T to a result, whose gradient passes through unchanged, or to x W^T + bias, where W is
+    frozen and may be in bf16."""
 
     @staticmethod
     def forward(
@@ -91,5 +91,5 @@ class _Product(torch.autograd.Function):
         return by_result, by_x, slope_NR.t() @ x_NH, gradient_NO.t() @ inner_NR, *[None] * (3 if base else 1)
 
 
-def _scaled(one: Tensor, other: Tensor, factor: float) -> Tensor:
-    return one.new_empty(len(one), other.shape[1]).addmm_(one, other, beta=0, alpha=factor)
+def _scaled(left: Tensor, right: Tensor, factor: float) -> Tensor:
+    return left.new_empty(len(left), right.shape[1]).addmm_(left, right, beta=0, alpha=factor)

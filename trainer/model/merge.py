@@ -1,7 +1,7 @@
-"""Merges an adapter into its base, which gives a model that needs no PEFT.
+"""Merge an adapter into its base. The result is a model that needs no PEFT.
 
-The weights are read, merged and written one after the other: memory is needed for one file of the result, not for the
-model. Only a base whose files have other names or shapes than its layers is loaded as a whole.
+Weights are read, merged and written one by one, so memory is needed for one file of the result, not for the whole
+model. Only a base whose files have other names or shapes than its layers is loaded completely.
 """
 
 import json
@@ -25,20 +25,20 @@ from trainer.machine import disk, manifest
 from trainer.model import hub, lora
 from trainer.model.load import DTYPES, TEXT_PART, WithoutSympy, load_model, load_tokenizer, location, text_part
 
-SHARD_BYTES = 1 << 30  # of a file that is written
-BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # of a number, by the type's name in safetensors
-Progress = Callable[[str, int], AbstractContextManager[Any]]  # of a task with so many parts
-WRAPPED = "base_model.model."  # before the names of a model with an adapter
+SHARD_BYTES = 1 << 30  # size of a written file
+BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes of a number by safetensors' name of its type
+Progress = Callable[[str, int], AbstractContextManager[Any]]  # called with a task and its number of parts
+WRAPPED = "base_model.model."  # prefix of the names in a model with an adapter
 
 
 def write_merged(
     settings: Model, adapter: Path | None, out: Path, dtype: str | None, progress: Progress | None = None
 ) -> None:
     """Merge an adapter, if any, into the unquantised base, and write it with its tokenizer."""
-    whole = ["merge", "--adapter", str(adapter)] if adapter else ["export", settings.name, "--to", "safetensors"]
-    remedy = f"Make room, or {shlex.join(['octet', *whole])} --out FOLDER, on another disk."
+    command = ["merge", "--adapter", str(adapter)] if adapter else ["export", settings.name, "--to", "safetensors"]
+    remedy = f"Make room, or {shlex.join(['octet', *command])} --out FOLDER, on another disk."
     weights = stored_weights(settings.clean, adapter, DTYPES[dtype] if dtype else None)
-    for link in filter(Path.is_symlink, out.rglob("*")):  # it would lead what is written elsewhere
+    for link in filter(Path.is_symlink, out.rglob("*")):  # writing through a link would change another file
         link.unlink()
     if weights is None:
         model = load_model(settings.clean, dtype or "bf16", torch.device("cpu"))
@@ -56,7 +56,7 @@ def write_merged(
 
 
 class Weights(Mapping[str, Tensor]):
-    """A model's weights by name, each read and merged when it is asked for, in the stored precision without a dtype."""
+    """A model's weights by name, each read and merged on access. Without a dtype they keep the stored precision."""
 
     def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
         self.model, self.dtype, self.config = model, dtype, model.config
@@ -68,27 +68,27 @@ class Weights(Mapping[str, Tensor]):
             for name, value in (*model.named_parameters(), *sorted(buffers))
             if "lora_" not in name
         }
-        self.files: dict[str, tuple[Path, str]] = {}  # where a weight is stored, and under which name
+        self.files: dict[str, tuple[Path, str]] = {}  # the file of each weight, and its name there
         self.bytes: dict[str, int] = {}
         self._when_read: Callable[[], object] = lambda: None
 
     @contextmanager
     def counted(self, progress: Progress | None, task: str) -> Iterator[None]:
-        """Show how many of the weights have been read."""
-        if progress:
-            with progress(task, len(self)) as shown:
-                self._when_read = shown.advance
-                yield
-            self._when_read = lambda: None
-        else:
+        """Show the share of the weights that have been read."""
+        if progress is None:
             yield
+            return
+        with progress(task, len(self)) as shown:
+            self._when_read = shown.advance
+            yield
+        self._when_read = lambda: None
 
     @property
     def embedding(self) -> str:
         return self._name_of(self.model.get_input_embeddings())
 
     def find(self, folder: Path, was_tied: bool) -> bool:
-        """Find the weights in the safetensors of a folder. False if one is missing, or stored in another way."""
+        """Find the weights in the safetensors of a folder. Return False if one is missing or has another format."""
         stored = {}
         for file in (folder / name for name in hub.wanted(os.listdir(folder)) if name.endswith(".safetensors")):
             with safe_open(file, "pt") as weights:
@@ -97,24 +97,24 @@ class Weights(Mapping[str, Tensor]):
                     facts = torch.Size(part.get_shape()), BYTES.get(part.get_dtype())
                     stored[_in_text_model(name)] = file, name, *facts
         for name, shape in self.shapes.items():
-            place = next((one for one in self._names_of(name, was_tied) if one in stored), None)
-            if place is None or stored[place][2] != shape or stored[place][3] is None:
+            entry = next((stored[alias] for alias in self._names_of(name, was_tied) if alias in stored), None)
+            if entry is None or entry[2] != shape or entry[3] is None:
                 return False
-            self.files[name] = stored[place][:2]
-            self.bytes[name] = shape.numel() * (self.dtype.itemsize if self.dtype else stored[place][3])
+            self.files[name] = entry[:2]
+            self.bytes[name] = shape.numel() * (self.dtype.itemsize if self.dtype else entry[3])
         return True
 
     def _names_of(self, name: str, was_tied: bool) -> list[str]:
-        """Return the names under which a weight may be stored: with the decoder's or without, or the embedding's."""
+        """Return the names under which a weight may be stored: with or without a prefix, or as the embedding."""
         prefix = f"{self.model.base_model_prefix}." if self.model.base_model_prefix else ""
         names = [name]
         if was_tied and name == self._name_of(self.model.get_output_embeddings()):
-            names.append(self._name_of(self.model.get_input_embeddings()))
-        return [form for one in names for form in (one, one.removeprefix(prefix), f"{prefix}{one}")]
+            names.append(self.embedding)
+        return [form for alias in names for form in (alias, alias.removeprefix(prefix), f"{prefix}{alias}")]
 
     def _name_of(self, module: nn.Module) -> str:
-        found = next(name for name, part in self.model.named_modules() if part is module)
-        return f"{found.removeprefix(WRAPPED)}.weight"
+        path = next(name for name, part in self.model.named_modules() if part is module)
+        return f"{path.removeprefix(WRAPPED)}.weight"
 
     def __getitem__(self, name: str) -> Tensor:
         self._when_read()
@@ -133,11 +133,11 @@ class Weights(Mapping[str, Tensor]):
     def _stored(self, name: str) -> Tensor:
         file, stored = self.files[name]
         with safe_open(file, "pt") as weights:
-            found: Tensor = weights.get_tensor(stored)
-        return found
+            tensor: Tensor = weights.get_tensor(stored)
+        return tensor
 
     def _merged(self, owner: str, kind: str) -> Tensor:
-        """Return a weight of a layer with an adapter, computed in fp32 and rounded once, by the caller."""
+        """Return a weight of a layer with an adapter, in fp32, so that it is rounded only once, by the caller."""
         layer = self.layers[owner]
         base = layer.get_base_layer()
         empty = dict(base.named_parameters())
@@ -153,7 +153,7 @@ class Weights(Mapping[str, Tensor]):
         return merged
 
     def save(self, out: Path) -> None:
-        """Write all weights, in several files and an index if they are many, and the configuration."""
+        """Write all weights, in several files with an index if they are large, and the configuration."""
         out.mkdir(parents=True, exist_ok=True)
         naming: dict[str, Any] = {"filename_pattern": "model{suffix}.safetensors", "max_shard_size": SHARD_BYTES}
         split = split_state_dict_into_shards_factory(self.bytes, get_storage_size=int, **naming)
@@ -168,9 +168,9 @@ class Weights(Mapping[str, Tensor]):
 
 
 def stored_weights(settings: Model, adapter: Path | None, dtype: torch.dtype | None) -> Weights | None:
-    """Return the weights of a model, or None if its files or the adapter cannot be read one by one."""
-    found = Path(location(settings))
-    folder = found if found.is_dir() else hub.snapshot(settings)
+    """Return the weights of a model; None if the weights in its files or of the adapter cannot be read one by one."""
+    path = Path(location(settings))
+    folder = path if path.is_dir() else hub.snapshot(settings)
     if folder is None or settings.trust_remote_code or (adapter and lora.replaces_weights(adapter)):
         return None
     model = _weightless(folder)
@@ -181,12 +181,12 @@ def stored_weights(settings: Model, adapter: Path | None, dtype: torch.dtype | N
 
 
 def _in_text_model(stored: str) -> str:
-    """Return the name of a weight in the text model, if it is that of one that also reads images or sound."""
+    """Return the name that a weight has in the text model. In files of multimodal models it differs."""
     return next((re.sub(*parts, stored) for parts in TEXT_PART.items() if re.match(parts[0], stored)), stored)
 
 
 def _weightless(folder: Path) -> Any:
-    """Return a model whose weights have their shapes, and one number each."""
+    """Return a model whose weights have the right shapes, but each takes the memory of only one number."""
     config = AutoConfig.from_pretrained(folder)
     config = text_part(config) or config
     with WithoutSympy(), torch.device("meta"):

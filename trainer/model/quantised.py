@@ -1,7 +1,7 @@
-"""A frozen base in fewer bits, under an adapter that is trained: in 4 or 8 by bitsandbytes (NF4 or LLM.int8), or in
-bf16 on a CPU, where all else is in fp32.
+"""A frozen base in fewer bits, below a trained adapter: in 4 or 8 bits by bitsandbytes (NF4 or LLM.int8), or in bf16 on
+a CPU, where everything else is in fp32.
 
-Layers of bitsandbytes are quantised one by one while they are loaded, so the whole model is never in memory in 16 bits.
+bitsandbytes quantises layers one by one while they are loaded, so the whole model is never in memory in 16 bits.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from transformers import BitsAndBytesConfig
 
 
 class Bf16Linear(nn.Linear):
-    """A frozen layer whose weight and input are rounded to bf16, and whose result has the type of its input. CPUs with
-    AVX512-BF16 or AMX multiply bf16 at least twice as fast as fp32."""
+    """A frozen layer that rounds its weight and input to bf16 and returns the type of its input. CPUs with AVX512-BF16
+    or AMX multiply bf16 at least twice as fast as fp32."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden.bfloat16(), self.weight, self.bias).to(hidden.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Stay in bf16 where the model is converted, as DeepSpeed does with each model."""
+        """Stay in bf16 when the model is converted, as DeepSpeed does to every model."""
         super()._apply(fn, recurse)
         for value in self.parameters(recurse=False):
             value.data = value.data.bfloat16()
@@ -29,7 +29,7 @@ class Bf16Linear(nn.Linear):
 
 
 def round_to_bf16(model: Any) -> None:
-    """Round the linear layers of a model but its output layer."""
+    """Round the linear layers of a model, except its output layer."""
     head = model.get_output_embeddings()
     for layer in [part for part in model.modules() if type(part) is nn.Linear and part is not head]:
         layer.__class__ = Bf16Linear
@@ -38,18 +38,17 @@ def round_to_bf16(model: Any) -> None:
 
 def options(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     if kind == "int8":
-        # With a threshold every layer would wait for the card to look for outliers, which no CUDA graph allows.
-        how = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+        # To find outliers, a threshold makes every layer wait for the card, which no CUDA graph allows.
+        config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     else:
         nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
-        how = BitsAndBytesConfig(load_in_4bit=True, **nf4)
-    return {"quantization_config": how, "device_map": {"": device}}
+        config = BitsAndBytesConfig(load_in_4bit=True, **nf4)
+    return {"quantization_config": config, "device_map": {"": device}}
 
 
 def keep_training_arithmetic(model: Any) -> Any:
-    """Make bitsandbytes compute the same in eval mode as in training mode. On a CPU it would also round the inputs of
-    8-bit layers in eval mode, and on some processors repack 4-bit weights, through which no gradient flows
-    afterwards."""
+    """Make bitsandbytes compute the same in eval mode as in training mode. In eval mode on a CPU it would round the
+    inputs of 8-bit layers, and on some processors repack 4-bit weights, which then pass on no gradient."""
     for layer in layers(model):
         if layer.weight.device.type == "cpu":
             layer.support_avx512bf16_for_cpu = False
@@ -58,7 +57,7 @@ def keep_training_arithmetic(model: Any) -> Any:
 
 
 def release(model: Any) -> None:
-    """Free what bitsandbytes keeps beside the parameters. The model cannot be used afterwards."""
+    """Free the tensors of bitsandbytes that are not parameters. The model cannot be used afterwards."""
     for layer in layers(model):
         if hasattr(layer, "state"):
             layer.state.reset_grads()
@@ -66,5 +65,5 @@ def release(model: Any) -> None:
 
 
 def layers(model: Any) -> Iterator[Any]:
-    """Return the layers of bitsandbytes, including those under an adapter."""
+    """Return the layers of bitsandbytes, including those below an adapter."""
     return (part for part in model.modules() if type(part).__module__ == "bitsandbytes.nn.modules")

@@ -1,7 +1,7 @@
 """The shape of a model: the numbers of its config.json, and what follows from them. No weights are read.
 
-Shapes of common models are shipped, so that a plan needs no network. Others come from a folder, from the cache, or from
-the hub, which is one small file.
+Shapes of common models are part of the package, so that a plan needs no network. Others come from a config.json in a
+folder, in the cache, or on the hub.
 """
 
 import json
@@ -16,11 +16,11 @@ from trainer.errors import ModelError
 from trainer.model import hub
 from trainer.model.families import BY_TYPE, MIXERS, Family
 
-CHUNK_BYTES = 64 * 2**20  # of fp32 logits that loss/ computes at once; about three such tensors are alive
+CHUNK_BYTES = 64 * 2**20  # bytes of the fp32 logits that loss/ computes at once; about three such tensors are alive
 
 
 class UnknownFamily(ModelError):
-    """Raised for a model that may be trained, but whose memory cannot be planned."""
+    """A model that may be trained, but whose memory cannot be planned."""
 
 
 class Linear(NamedTuple):
@@ -34,28 +34,28 @@ class Linear(NamedTuple):
         return self.inputs * self.outputs
 
 
-Projections = tuple[tuple[Linear, ...], ...]  # linear layers by what they read: those with one input stand together
+Projections = tuple[tuple[Linear, ...], ...]  # linear layers, grouped by their common input
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Layers of a model that are alike."""
+    """`count` layers of a model that have the same sizes."""
 
     count: int
     projections: Projections
-    mlp: int  # numbers that the feed-forward layers make of a token, with those of each expert that is chosen
+    mlp: int  # activations of the feed-forward part for a token, in all chosen experts
     queries: int = 0  # width of a token's queries, all heads together
-    keys: int = 0  # and of its keys, and of its values
-    caches: bool = True  # keys and values of its own, and not those of an earlier layer
-    others: int = 0  # parameters that are in no linear layer and no expert: norms, convolutions, a router
+    keys: int = 0  # width of a token's keys, and of its values
+    caches: bool = True  # False for a layer that uses the keys and values of an earlier one
+    others: int = 0  # parameters outside linear layers and experts: norms, convolutions, a router
     expert: int = 0  # parameters of an expert
     experts: int = 0
     chosen: int = 0  # experts that a token goes through
-    carried: int = 0  # numbers of each token that all later layers need
-    inputs: int = 0  # numbers that a convolution keeps of each row, in the precision of the model
-    matrix: int = 0  # and a recurrence, in fp32
-    mixing: float = 0  # bytes that a recurrence keeps of each token for the backward pass, beside those of `mixed`
-    mixed: int = 0  # numbers that a layer without attention keeps of each token, in the precision of the model
+    carried: int = 0  # activations of each token that all later layers need
+    inputs: int = 0  # numbers that a convolution caches for each row, in the precision of the model
+    matrix: int = 0  # numbers that a recurrence caches for each row, in fp32
+    mixing: float = 0  # bytes that a recurrence saves for each token for the backward pass, in addition to `mixed`
+    mixed: int = 0  # activations that a layer without attention saves for each token, in the precision of the model
 
     @property
     def linears(self) -> Iterator[Linear]:
@@ -63,7 +63,7 @@ class Block:
 
     @property
     def weights(self) -> int:
-        """Numbers that a token is multiplied with."""
+        """The number of weights that a token is multiplied with."""
         return sum(linear.weights for linear in self.linears) + self.chosen * self.expert
 
     @property
@@ -74,7 +74,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers of a model's config.json."""
+    """The sizes of a model, from its config.json."""
 
     family: Family
     hidden: int
@@ -90,8 +90,8 @@ class Shape:
     out_bias: bool = False
     mlp_bias: bool = False
     windowed: bool = False  # some layers have sliding-window attention
-    kinds: tuple[Block, ...] = ()  # of a model whose layers are not all as in Llama
-    beside: int = 0  # parameters beside layers, embedding, output layer and last norm
+    kinds: tuple[Block, ...] = ()  # the blocks of a model whose layers differ from Llama's
+    beside: int = 0  # parameters outside layers, embedding, output layer and last norm
 
     @property
     def queries(self) -> int:
@@ -106,7 +106,7 @@ class Shape:
         return self.kinds or (self.block(),)
 
     def block(self, **others: Any) -> Block:
-        """Return the layers as they are in Llama, with other values where the arguments name some."""
+        """Return the layers of Llama, with the values of the arguments in place of Llama's."""
         norms = self.family.block_norms * self.hidden + self.query_norms
         projections = (*self.attention, *self.feed_forward(self.intermediate))
         plain = Block(self.layers, projections, 3 * self.intermediate, self.queries, self.keys, others=norms)
@@ -151,7 +151,7 @@ class Shape:
 
     @property
     def ends(self) -> int:
-        """Parameters of all that is no layer, no embedding and no output layer."""
+        """Parameters outside layers, embedding and output layer."""
         return self.hidden + self.beside
 
     @property
@@ -160,12 +160,12 @@ class Shape:
 
     @property
     def active(self) -> int:
-        """Parameters that compute with a token: fewer than all in a mixture of experts."""
-        return self.parameters - sum(one.count * (one.experts - one.chosen) * one.expert for one in self.blocks)
+        """Parameters that a token uses: not all of them in a mixture of experts."""
+        return self.parameters - round(self.total(lambda block: (block.experts - block.chosen) * block.expert))
 
 
-# What decides about bytes in the config.json of common models. Each was compared with the size that its makers publish,
-# where they do (`tests/plan/test_planner.py`).
+# The entries that determine memory in the config.json of common models. Each was compared with the published size of
+# the model, if there is one (`tests/plan/test_planner.py`).
 KNOWN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("known_shapes.json").read_bytes())
 NUMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
@@ -173,17 +173,17 @@ ENDINGS = ("-instruct", "-it", "-pt", "-base")  # variants that share their base
 
 
 def shape_of(name: str, revision: str | None = None) -> Shape:
-    """Return the shape of a model from a folder, the shipped ones, the cache or the hub, whichever knows it first."""
+    """Return the shape of a model from a folder, the package, the cache or the hub, in this order."""
     try:
         return known_shape(name, revision) or from_config(name, hub.configuration(Model(name=name, revision=revision)))
     except (hub.Refused, hub.Unreachable) as reason:
         remedy = "Write a local folder, or a model of Qwen, Llama 3, SmolLM, Gemma, LFM2 or gpt-oss, whose shapes are "
         remedy += "shipped: Qwen/Qwen2.5-1.5B-Instruct"
-        raise ModelError(f"model.name={name}", f"its config.json cannot be had ({reason})", remedy) from None
+        raise ModelError(f"model.name={name}", f"its config.json is not available ({reason})", remedy) from None
 
 
 def adapter_shapes(setting: str, folder: Path) -> dict[str, list[int]]:
-    """Return the shapes of an adapter's weights by name, {} for an old .bin. Raise ModelError if there is none."""
+    """Return the shapes of an adapter's weights by name; {} for an old .bin. Raise ModelError if there is none."""
     path = folder / "adapter_model.safetensors"
     if not path.is_file() and path.with_suffix(".bin").is_file():
         return {}
@@ -193,16 +193,15 @@ def adapter_shapes(setting: str, folder: Path) -> dict[str, list[int]]:
         return {name: list(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         reason = f"its adapter_model.safetensors cannot be read ({type(error).__name__})"
-        remedy = "Name another adapter"
-        raise ModelError(f"{setting}={folder}", reason, remedy) from None
+        raise ModelError(f"{setting}={folder}", reason, "Name another adapter") from None
 
 
 def known_shape(name: str, revision: str | None = None) -> Shape | None:
-    """Return the shape without the network; None for a model that only the hub knows."""
+    """Return the shape of a model without the network; None if only the hub has it."""
     if folder := hub.NANO if name == "nano" else hub.local_folder(name):
         return from_config(name, hub.read_json(f"model.name={name}", folder / "config.json"))
     hub.refuse_missing_folder(name)
-    plain = name.lower().replace("qwen2.5-coder-", "qwen2.5-")  # of the same shapes
+    plain = name.lower().replace("qwen2.5-coder-", "qwen2.5-")  # which have the same shapes
     for ending in ENDINGS:
         plain = plain.removesuffix(ending)
     if config := {known.lower(): config for known, config in KNOWN.items()}.get(plain):
@@ -214,7 +213,7 @@ def known_shape(name: str, revision: str | None = None) -> Shape | None:
 def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     """Return the shape that a config.json describes. Raise ModelError if it is incomplete, or of a quantised model."""
     hub.refuse_quantised(name, settings)
-    text = settings.get("text_config")  # which is trained alone
+    text = settings.get("text_config")  # of a multimodal model, of which only the text model is trained
     if isinstance(text, dict) and text.get("model_type") in BY_TYPE:
         settings = text | {key: settings[key] for key in ("tie_word_embeddings",) if key in settings}
     family = BY_TYPE.get(str(settings.get("model_type")))
@@ -226,16 +225,16 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     given = [key for key in OPTIONAL if settings.get(key) is not None]
     for key in (*NUMBERS, *given):
         if key not in settings:
-            raise ModelError(f"model.name={name}", f"its config.json has no '{key}'", "Is it whole?")
+            raise ModelError(f"model.name={name}", f"its config.json has no '{key}'", "Download the model again")
         value = settings[key]
         if type(value) is not int or value < 1:
             raise ModelError(f"model.name={name}", f"{key} is {value!r} in its config.json, and it is a number above 0")
-    shape = _described(family, settings)
     try:
+        shape = _described(family, settings)
         return _with_kinds(name, shape, settings) if family.is_mixed else shape
     except (TypeError, AttributeError):
-        reason = "its config.json does not say what its layers are"
-        raise ModelError(f"model.name={name}", reason, "Is it whole?") from None
+        reason = "its config.json does not describe its layers"
+        raise ModelError(f"model.name={name}", reason, "Download the model again") from None
 
 
 def _described(family: Family, settings: Mapping[str, Any]) -> Shape:
@@ -259,18 +258,16 @@ def _described(family: Family, settings: Mapping[str, Any]) -> Shape:
 
 
 def _has_window(settings: Mapping[str, Any]) -> bool:
-    """Return True if a layer has sliding-window attention. Qwen2 names a window that it does not use."""
+    """Return True if a layer has sliding-window attention. Qwen2 configures a window that it does not use."""
     if kinds := settings.get("layer_types"):
-        return not isinstance(kinds, list) or any(
-            kind not in ("full_attention", "attention", *MIXERS) for kind in kinds
-        )
+        return not (isinstance(kinds, list) and {"full_attention", "attention", *MIXERS}.issuperset(kinds))
     return bool(settings.get("sliding_window")) and settings.get("use_sliding_window", True)
 
 
-# ---------------------------------------------------------------- layers that are not all as in Llama
+# ---------------------------------------------------------------- layers that differ from Llama's
 
 SLIDING, FULL, CONV, DELTA = "sliding_attention", "full_attention", "conv", "linear_attention"
-CHUNK = 64  # tokens that transformers reads at once by the delta rule
+CHUNK = 64  # tokens in a chunk of transformers' delta rule
 
 
 def _with_kinds(name: str, shape: Shape, settings: Mapping[str, Any]) -> Shape:
@@ -295,14 +292,14 @@ def _with_kinds(name: str, shape: Shape, settings: Mapping[str, Any]) -> Shape:
     if not isinstance(kinds, list) or len(kinds) != shape.layers:
         kinds = _usual_kinds(shape, settings, number)
     if family.kind == "Gemma4":
-        kinds = [*kinds[:-1], FULL]  # whatever it says
-    blocks = Counter(_block(shape, kind, index, settings, number) for index, kind in enumerate(kinds))
+        kinds = [*kinds[:-1], FULL]  # the class ignores the last entry
+    counts = Counter(_block(shape, kind, index, settings, number) for index, kind in enumerate(kinds))
     width = shape.layers * number("hidden_size_per_layer_input", 256) if family.kind == "Gemma4" else 0
-    found = [replace(block, count=count) for block, count in blocks.items()]
-    if width:  # Gemma 4 has an embedding of each layer, and one layer that makes the same of the first embedding
+    blocks = [replace(block, count=count) for block, count in counts.items()]
+    if width:  # Gemma 4 has an embedding for each layer, and a projection of the first embedding to the same width
         projection = Linear("per_layer_model_projection", shape.hidden, width, False)
-        found.append(Block(1, ((projection,),), 0, others=width // shape.layers, carried=2 * width))
-    return replace(shape, kinds=tuple(found), beside=number("vocab_size_per_layer_input", 262144) * width)
+        blocks.append(Block(1, ((projection,),), 0, others=width // shape.layers, carried=2 * width))
+    return replace(shape, kinds=tuple(blocks), beside=number("vocab_size_per_layer_input", 262144) * width)
 
 
 Number = Callable[..., int]
@@ -318,13 +315,14 @@ def _lfm2_width(width: int, settings: Mapping[str, Any], number: Number) -> int:
 
 
 def _usual_kinds(shape: Shape, settings: Mapping[str, Any], number: Number) -> list[str]:
-    places = range(shape.layers)
+    """Return the kinds of layers for a config.json without a valid list of them."""
+    indices = range(shape.layers)
     if shape.family.kind == "Lfm2":
-        attends = settings.get("full_attn_idxs") or places
-        return [FULL if index in attends else CONV for index in places]
-    known = {"Qwen3_5": (DELTA, number("full_attention_interval", 4)), "Gemma4": (SLIDING, 6)}
-    other, every = known.get(shape.family.kind, (FULL, 1))
-    return [other if (index + 1) % max(1, every) else FULL for index in places]
+        attends = settings.get("full_attn_idxs") or indices
+        return [FULL if index in attends else CONV for index in indices]
+    patterns = {"Qwen3_5": (DELTA, number("full_attention_interval", 4)), "Gemma4": (SLIDING, 6)}
+    other, every = patterns.get(shape.family.kind, (FULL, 1))
+    return [other if (index + 1) % max(1, every) else FULL for index in indices]
 
 
 def _block(shape: Shape, kind: str, index: int, settings: Mapping[str, Any], number: Number) -> Block:
@@ -355,7 +353,7 @@ def _convolution(shape: Shape, bias: bool, number: Number) -> Block:
 
 
 def _gated_delta(shape: Shape, number: Number) -> Block:
-    """Return a block with the gated delta rule. What it keeps for the backward pass was counted for eight sizes."""
+    """Return a block with the gated delta rule. What it saves for the backward pass was fitted to eight sizes."""
     hidden, heads = shape.hidden, number("linear_num_value_heads", 32)
     key_size, value_size = number("linear_key_head_dim", 128), number("linear_value_head_dim", 128)
     keys, values = number("linear_num_key_heads", 16) * key_size, heads * value_size
@@ -376,31 +374,31 @@ def _gated_delta(shape: Shape, number: Number) -> Block:
 
 
 def _of_gemma4(shape: Shape, kind: str, index: int, settings: Mapping[str, Any], number: Number) -> Block:
-    """Return a block of Gemma 4: global attention has heads of its own size, and the last layers borrow keys."""
-    own: Mapping[str, Any] = {}
-    lends = index < shape.layers - number("num_kv_shared_layers")
-    if isinstance(other := settings.get("per_layer_config"), Mapping):
-        own = other.get(str(index)) or {}
+    """Return a block of Gemma 4: global attention has its own head size, and the last layers reuse earlier keys."""
+    sizes: Mapping[str, Any] = {}
+    has_keys = index < shape.layers - number("num_kv_shared_layers")
+    if isinstance(by_layer := settings.get("per_layer_config"), Mapping):
+        sizes = by_layer.get(str(index)) or {}
     elif kind == FULL:
         keys = number("num_global_key_value_heads") if settings.get("attention_k_eq_v") else 0
-        own = {"head_dim": number("global_head_dim", 512), "num_key_value_heads": keys or shape.kv_heads}
-    has_values = not (settings.get("attention_k_eq_v") and kind == FULL)
-    head_size, kv_heads = own.get("head_dim", shape.head_size), own.get("num_key_value_heads", shape.kv_heads)
+        sizes = {"head_dim": number("global_head_dim", 512), "num_key_value_heads": keys or shape.kv_heads}
+    has_values = has_keys and not (settings.get("attention_k_eq_v") and kind == FULL)
+    head_size, kv_heads = sizes.get("head_dim", shape.head_size), sizes.get("num_key_value_heads", shape.kv_heads)
     shape = replace(shape, head_size=head_size, kv_heads=kv_heads)
-    names = {"q_proj"} | ({"k_proj"} if lends else set()) | ({"v_proj"} if lends and has_values else set())
+    exists = {"q_proj": True, "k_proj": has_keys, "v_proj": has_values}
     heads, out = shape.attention
-    width = shape.intermediate * (1 + (bool(settings.get("use_double_wide_mlp")) and not lends))
-    projections = [tuple(one for one in heads if one.name in names), out, *shape.feed_forward(width)]
-    others = shape.family.block_norms * shape.hidden + shape.head_size * (1 + lends)
+    width = shape.intermediate * (1 + (bool(settings.get("use_double_wide_mlp")) and not has_keys))
+    projections = [tuple(head for head in heads if exists[head.name]), out, *shape.feed_forward(width)]
+    others = shape.family.block_norms * shape.hidden + shape.head_size * (1 + has_keys)
     if inputs := number("hidden_size_per_layer_input", 256):
         projections.append((Linear("per_layer_input_gate", shape.hidden, inputs, False),))
         projections.append((Linear("per_layer_projection", inputs, shape.hidden, False),))
         others += shape.hidden
-    return shape.block(projections=tuple(projections), mlp=3 * width, caches=lends, others=others)
+    return shape.block(projections=tuple(projections), mlp=3 * width, caches=has_keys, others=others)
 
 
 def _mixture(shape: Shape, number: Number) -> Block:
-    """Return a block with experts. No adapter is on them, and bitsandbytes leaves them as they are."""
+    """Return a block with experts. They get no adapter, and bitsandbytes does not quantise them."""
     hidden, is_oss = shape.hidden, shape.family.mixture == "gpt_oss"
     experts, chosen = number("num_local_experts") or number("num_experts", 128), number("num_experts_per_tok", 8)
     width = number("moe_intermediate_size", shape.intermediate if is_oss else 768)

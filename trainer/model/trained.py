@@ -1,5 +1,5 @@
-"""What is trained, an adapter or the whole model: how to compute with its base or with other earlier values, and
-how to write it."""
+"""The trained part, an adapter or the whole model: how to compute with its base or other earlier values, and how to
+write it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,19 +19,19 @@ from trainer.ranks import distributed
 
 @contextmanager
 def exchanged(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Give parameters other values inside the context. Afterwards they have the very same tensors as before."""
-    own = [parameter.data for parameter in parameters]
+    """Give parameters other values inside the context, and then the same tensors as before."""
+    before = [parameter.data for parameter in parameters]
     for parameter, value in zip(parameters, values, strict=True):
         parameter.data = value
     try:
         yield
     finally:
-        for parameter, tensor in zip(parameters, own, strict=True):
+        for parameter, tensor in zip(parameters, before, strict=True):
             parameter.data = tensor
 
 
 class Snapshot:
-    """A copy of the present values. They are swapped in as tensors, because the engine keeps pointers to its own."""
+    """A copy of the current values, swapped in as whole tensors, because the engine keeps pointers to its own ones."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._parameters = list(parameters)
@@ -43,27 +43,27 @@ class Snapshot:
 
     @torch.no_grad()
     def take(self, values: Sequence[Tensor]) -> None:
-        """Replace the values, by the present ones or those of a checkpoint."""
-        for own, value in zip(self.values, values, strict=True):
-            own.copy_(value)
+        """Replace the stored values, by the current ones or those of a checkpoint."""
+        for old, value in zip(self.values, values, strict=True):
+            old.copy_(value)
 
 
 class Trained(ABC):
     @abstractmethod
     def as_base(self, updates: int) -> AbstractContextManager[None]:
-        """Make the model compute what it did before the first update, inside the context. `updates` have been made."""
+        """Make the model compute as before its first update, inside the context. `updates` have been made since."""
 
     @abstractmethod
     def write_model(self, folder: Path) -> None:
-        """Write it in a format that other programs read."""
+        """Write the trained part in a format that other programs read."""
 
     def start(self) -> dict[str, Tensor]:
-        """Return the first values, if a checkpoint has to keep them."""
+        """Return the initial values, if a checkpoint has to keep them."""
         return {}
 
     def restart(self, start: Mapping[str, Tensor]) -> None:
-        """Restore the first values from the checkpoint whose present values are loaded."""
-        assert not start, "nothing was kept by start()"
+        """Restore the initial values from a checkpoint whose current values have been loaded."""
+        assert not start, "start() keeps nothing"
 
 
 class Adapter(Trained):
@@ -81,7 +81,7 @@ class Adapter(Trained):
 
 
 class FurtherAdapter(Adapter):
-    """An adapter that an earlier run has trained. The base is the model with the values that it had then."""
+    """An adapter that an earlier run has trained. The base is the model with its initial values in this run."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
@@ -98,7 +98,7 @@ class FurtherAdapter(Adapter):
 
 
 class PrincipalAdapter(FurtherAdapter):
-    """PiSSA, whose base is the rest of the weights with the adapter's first values."""
+    """PiSSA, whose base is the remainder of the weights plus the adapter's initial values."""
 
     def write_model(self, folder: Path) -> None:
         lora.save_difference(self.model, self.start(), folder)
