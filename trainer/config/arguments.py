@@ -1,4 +1,4 @@
-"""The options of `octet train` and `train.py`. It imports next to nothing, so that `--help` answers at once."""
+"""The options of `octet train` and `train.py`. This module imports almost nothing, so that `--help` is fast."""
 
 import argparse
 import re
@@ -17,7 +17,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that names the setting which an unknown option may stand for: `run.steps` for `--steps`."""
+    """A parser that suggests the setting that an unknown option may mean: `run.steps` for `--steps`."""
 
     def error(self, message: str) -> NoReturn:
         if option := re.match(r"unrecognized arguments: --([\w-]+)", message):
@@ -25,14 +25,14 @@ class Parser(argparse.ArgumentParser):
 
             name, known = option[1].replace("-", "_"), fields()
             meant = f"{name}.name" if f"{name}.name" in known else name
-            how = "" if name in SLURM_OPTIONS else " Settings are written without dashes, as key=value."
-            message += f".{how}{did_you_mean(meant, known)}"
+            hint = "" if name in SLURM_OPTIONS else " Settings are written without dashes, as key=value."
+            message += f".{hint}{did_you_mean(meant, known)}"
         super().error(message)
 
 
 FLAGS = {
     "--dry-run": "print the resolved configuration and stop",
-    "--accept-changes": "go on although code of a reward or task has changed since",
+    "--accept-changes": "continue although the code of a reward or task has changed",
     "--json": "print the result as JSON on standard output, progress on standard error",
     "--strict-health": "the same as run.strict_health=true",
     "--strict-verdict": "the same as run.strict_verdict=true",
@@ -45,10 +45,10 @@ EXAMPLES = {
 
 
 def argument_parser(command: str = "train") -> argparse.ArgumentParser:
-    what = "with GRPO" if command == "train" else "on worked solutions, as docs/warmup.md says"
+    how = "with GRPO" if command == "train" else "on worked solutions; see docs/warmup.md"
     parser = Parser(
         prog="train.py" if sys.argv[0].endswith("train.py") else f"octet {command}",
-        description=f"Train a language model {what}. Every setting is in docs/configuration.md.",
+        description=f"Train a language model {how}. Every setting is in docs/configuration.md.",
         epilog=f"example: {EXAMPLES[command]}",
         allow_abbrev=False,
     )
@@ -60,7 +60,7 @@ def argument_parser(command: str = "train") -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", nargs="?", const="", metavar="DIR", help="resume the run in DIR, by default the latest run"
     )
-    for flag, what in FLAGS.items():
-        parser.add_argument(flag, action="store_true", help=what)
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed adds it; the environment is read instead
+    for flag, effect in FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=effect)
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # added by deepspeed; the environment is read instead
     return parser

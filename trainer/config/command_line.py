@@ -28,11 +28,11 @@ from trainer.errors import ConfigError
 from trainer.machine import hardware, user_code
 from trainer.machine.visible import visible
 
-# and the GB of the card that each is for; the last that fits is chosen, so the first three only by name
+# Presets with the GB of their card. The last one that fits is chosen, so the first three are chosen only by name.
 GPU_PRESETS = {"cluster": 80, "smollm2-gsm8k": 8, "8gb-4b": 8, "8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}
 
-LARGEST_BITS = 128  # of a number
-LONGEST_SHOWN = 200  # characters of a value
+LARGEST_BITS = 128  # of an integer
+LONGEST_SHOWN = 200  # characters of a value in a message
 WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "tuple": "a list: [a, b]"}
 WANTED |= {"dict": "a mapping: {key: value}", "missing": "a list with all its values: [a, b]", "path": "a path"}
 WANTED |= {"string": "a text"}
@@ -45,13 +45,13 @@ class Request:
 
     config: Config
     preset: str
-    reason: str  # which preset was chosen for the user, and why; else empty
+    reason: str  # the preset that was chosen automatically, and why; or the run that is resumed; else empty
     dry_run: bool = False
     json: bool = False
     debug: bool = False
     resumes: Path | None = None  # the folder of the run to resume
-    accepts_changes: bool = False  # of the user's files, where a run goes on
-    is_python: bool = False  # there was no command line: train() was called
+    accepts_changes: bool = False  # resume although the user's code has changed
+    is_python: bool = False  # train() was called, instead of a command
 
 
 def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -64,24 +64,24 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         raise ConfigError("overrides", f"{text} is one text", f"Write a list of them: [{text}]")
     overrides = ["".join(map(str.strip, text.partition("="))) for text in overrides]
     has_weights = any("weights" in (layer.get("reward") or {}) for layer in layers)
-    if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # beside the default ones
+    if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
         layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
     merged: dict[str, Any] = {}
     layers.append(_layer_of(overrides))
     for layer in layers:
         _refuse_unknown_keys(layer)
         _refuse_impossible_values(layer)
-        for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later of the two counts
+        for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later one of the two applies
             if layer.get("run", {}).get(key) is not None and "run" in merged:
                 merged = _merge(merged, {"run": {rival: None}})
-        if layer.get("task", {}).get("mix") and "task" in merged:  # of a run it has other paths
+        if layer.get("task", {}).get("mix") and "task" in merged:  # replaces an earlier mixture instead of extending it
             merged = _merge(merged, {"task": {"mix": None}})
         is_of_a_run = layer is layers[0] and Path(preset or "").name == "config.yaml"
         merged = _merge(merged, placed(layer, Path(preset or "").parent) if is_of_a_run else layer)
     typed = dict(text.partition("=")[::2] for text in overrides)
     files = re.findall(r"[^\[\]{},'\"=]+\.py(?=:)", "=".join(overrides))
     user_code.named.update(Path(file.strip()).expanduser().resolve() for file in files)
-    if not any("dead_by" in layer.get("rollout", {}) for layer in layers[1:]):  # a preset's is one for its own rewards
+    if not any("dead_by" in layer.get("rollout", {}) for layer in layers[1:]):  # a preset's fits only its own rewards
         plain = _merge(merged, {"rollout": {"dead_by": "reward"}})
         merged = merged if validated(plain, typed).can_drop_by_correct else plain
     config = validated(merged, typed)
@@ -89,7 +89,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
 
 
 def validated(values: Mapping[str, Any], typed: Mapping[str, str] | None = None) -> Config:
-    """Return the configuration with these values. `typed` has those of the command line as they were written."""
+    """Return the configuration with these values. `typed` has the values of the command line as they were typed."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -109,14 +109,14 @@ def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
 
 
 def preset_for(memory_gb: float) -> str | None:
-    """Return the largest preset for a card. A card that is sold as 8 GB may report a little less."""
+    """Return the largest preset for a card. A card sold as 8 GB may report a little less."""
     fitting = [name for name, size in GPU_PRESETS.items() if memory_gb >= 0.94 * size]
     return fitting[-1] if fitting else None
 
 
 def parse_command_line(arguments: Sequence[str]) -> Request:
     followers = [*arguments[1:], ""]
-    separate = [  # `--resume run.steps=9` is the latest run with a setting, not a folder of that name
+    separate = [  # `--resume run.steps=9` means the latest run with a setting, not a folder of that name
         "--resume=" if argument == "--resume" and "=" in follower else argument
         for argument, follower in zip(arguments, followers)
     ]
@@ -135,7 +135,7 @@ def parse_command_line(arguments: Sequence[str]) -> Request:
 
 
 def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:
-    """Return the settings of an earlier run, with the overrides of this command line, and its folder."""
+    """Return the settings of an earlier run with the overrides of this command line, and its folder."""
     folder = Path(options.resume) if options.resume else latest_run("--resume", "--resume DIR")
     stored = folder / "config.yaml"
     if not os.path.isfile(stored):
@@ -154,7 +154,7 @@ def latest_run(option: str, written: str) -> Path:
 
 def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-    if not os.path.isfile(path):  # unlike Path.is_file, it takes a name that is too long
+    if not os.path.isfile(path):  # unlike Path.is_file, this accepts a name that is too long
         known = names_in(folder)
         reason = f"there is no such file or name.{did_you_mean(name, known)}"
         raise ConfigError(f"{flag} {name}", reason, f"Known: {', '.join(known)}")
@@ -168,7 +168,7 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
 
 
 def overrides_of(named: Mapping[str, Any]) -> list[str]:
-    """Return settings as they stand on a command line, without those that are None."""
+    """Return settings as they are written on a command line, without those that are None."""
     return [f"{key}={written(value)}" for key, value in named.items() if value is not None]
 
 
@@ -192,7 +192,7 @@ def _parsed(text: str) -> dict[str, Any]:
         quoted = _shown(shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}"))
         reason = f"the value is not valid YAML: {error}"
         raise ConfigError(_shown(text), reason, f"Put quotes around it: {quoted}") from None
-    if isinstance(nested, str) and nested.startswith("~"):  # the shell expands no ~ after an equals sign
+    if isinstance(nested, str) and nested.startswith("~"):  # the shell does not expand ~ after an equals sign
         nested = os.path.expanduser(nested)
     for part in reversed(key.split(".")):
         nested = {part: nested}
@@ -200,7 +200,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _refuse_impossible_values(settings: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise ConfigError for what can be neither a file name nor on a page, and for the folder of an unknown user."""
+    """Raise ConfigError for huge numbers, characters that no file name or page may have, and unknown users' folders."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             _refuse_impossible_values(value, f"{prefix}{name}.")
@@ -247,34 +247,36 @@ def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Ite
 
 
 def _explained(errors: Sequence[Any], typed: Mapping[str, str]) -> list[ConfigError]:
-    """Return an error for each wrong setting. `typed` has the overrides as written. A setting of several types has an
-    error for each; they become one."""
-    found: dict[str, ConfigError] = {}
+    """Return one error for each wrong setting, although pydantic reports one for each type that a setting may have.
+    `typed` has the overrides as they were typed."""
+    explained: dict[str, ConfigError] = {}
     for detail in errors:
         key = ".".join(str(part) for part in detail["loc"] if str(part).isalnum() or str(part).isidentifier())
         text = _shown(detail["input"])
         if detail["type"] == "value_error":
             error = detail["ctx"]["error"]
-            named = key if isinstance(detail["input"], dict) else f"{key}={text}"
-            found[key] = error if isinstance(error, ConfigError) else ConfigError(named, *str(error).rsplit(". ", 1))
+            name = key if isinstance(detail["input"], dict) else f"{key}={text}"
+            own = error if isinstance(error, ConfigError) else ConfigError(name, *str(error).rsplit(". ", 1))
+            explained[key] = own
         elif detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(detail["input"]))):
             text = _shown(typed.get(key, text))
             reason, remedy = f"YAML reads {text} as {kind}, and a text is needed", f"Quote it: '{key}=\"{text}\"'"
-            found[key] = ConfigError(f"{key}={text}", reason, remedy)
+            explained[key] = ConfigError(f"{key}={text}", reason, remedy)
         elif detail["input"] is None and (names := [part for part in detail["loc"] if ":" in str(part)]):
-            found[key] = ConfigError(key, f"{_shown(names[0])} is read as one name", "Write a space after the colon")
+            reason = f"{_shown(names[0])} is read as one name"
+            explained[key] = ConfigError(key, reason, "Write a space after the colon")
         else:
             text = repr(text) if isinstance(detail["input"], str) else text
-            other = f"{found[key].remedy}, or " if key in found else ""
+            other = f"{explained[key].remedy}, or " if key in explained else ""
             remedy = _remedy(detail).removeprefix("Write ") if other else _remedy(detail)
-            found[key] = ConfigError(f"{key}={text}", remedy=other + remedy)
-    return list(found.values())
+            explained[key] = ConfigError(f"{key}={text}", remedy=other + remedy)
+    return list(explained.values())
 
 
 def _shown(value: Any) -> str:
     try:
         text = visible(str(value))
-    except ValueError:  # Python writes no number of more than 4,300 digits
+    except ValueError:  # Python refuses to write numbers of more than 4,300 digits
         return "a number of thousands of digits"
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
@@ -287,7 +289,7 @@ def _remedy(detail: Any) -> str:
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return every setting as `section.key`. A setting that an older version did not have is None."""
+    """Return every setting as `section.key`. A setting that is missing, as in an older version, is None."""
 
     def inside(part: Any, name: str) -> Any:
         return part.get(name) if part else None

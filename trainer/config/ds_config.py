@@ -1,4 +1,4 @@
-"""`ds_configs/*.json`: memory and precision of the engine, and nothing that the configuration sets already."""
+"""Read `ds_configs/*.json`, which hold memory and precision of the engine, and no setting of the configuration."""
 
 import importlib.util
 import json
@@ -28,8 +28,7 @@ def check(config: Config, has_gpu: bool) -> None:
     zero = zero_settings(config.engine)
     if config.optim.name == "adamw_8bit" and is_offloaded(zero, "optimizer"):
         reason = f"engine.ds_config={config.engine.ds_config} keeps its state in CPU memory, where 8 bits are very slow"
-        remedy = "Write engine.ds_config=zero2, which does not, or optim.name=adamw"
-        raise ConfigError("optim.name=adamw_8bit", reason, remedy)
+        raise ConfigError("optim.name=adamw_8bit", reason, "Write engine.ds_config=zero2, or optim.name=adamw")
     if config.model.attention == "flash":
         _check_flash(config.model, has_gpu)
     if splits_weights(zero):
@@ -37,9 +36,9 @@ def check(config: Config, has_gpu: bool) -> None:
 
 
 def zero_settings(settings: Engine) -> dict[str, Any]:
-    """Return the section about ZeRO of the configuration's DeepSpeed file."""
-    found: dict[str, Any] = read(settings.ds_config).get("zero_optimization", {})
-    return found
+    """Return the section about ZeRO in the DeepSpeed file of the settings."""
+    section: dict[str, Any] = read(settings.ds_config).get("zero_optimization", {})
+    return section
 
 
 def is_offloaded(zero: Mapping[str, Any], part: Literal["optimizer", "param"]) -> bool:
@@ -53,18 +52,18 @@ def _check_flash(model: Model, has_gpu: bool) -> None:
     if model.dtype == "fp32":
         raise ConfigError("model.attention=flash", "it computes in bf16 or fp16", "Write model.dtype=auto")
     if importlib.util.find_spec("flash_attn") is None:
-        how = "`pip install flash-attn --no-build-isolation`, which compiles for a long time"
-        reason, remedy = "the package flash_attn is not installed", f"Write model.attention=auto, or install it: {how}"
-        raise ConfigError("model.attention=flash", reason, remedy)
+        remedy = "Write model.attention=auto, or install it: `pip install flash-attn --no-build-isolation`, which "
+        remedy += "compiles for a long time"
+        raise ConfigError("model.attention=flash", "the package flash_attn is not installed", remedy)
 
 
 def splits_weights(zero: Mapping[str, Any]) -> bool:
-    """Return True for ZeRO-3, where a rank has a part of the weights and gathers a layer when it is needed."""
+    """Return True for ZeRO-3, where each rank has a part of the weights and gathers a layer when it is needed."""
     return zero.get("stage", 0) == 3
 
 
 def _check_split_weights(config: Config) -> None:
-    """Raise ConfigError for settings that read weights outside of their layer, where split weights are empty."""
+    """Raise ConfigError for settings that read weights outside their layer, where split weights are empty."""
     model, lora = config.model, config.lora
     targets = lora.targets if lora.enabled and isinstance(lora.targets, tuple) else ()
     ends = [name for name in targets if name.rpartition(".")[2] in ("embed_tokens", "lm_head")]
@@ -72,10 +71,10 @@ def _check_split_weights(config: Config) -> None:
     for is_wrong, reason, instead in (
         (model.quantize != "none", f"those of model.quantize={model.quantize} cannot be split", ""),
         (model.quantize_head != "none", f"those of model.quantize_head={model.quantize_head} cannot be split", ""),
-        (regularises, "algorithm.gradreg takes whole weights", ", or algorithm.gradreg.strength=0"),
+        (regularises, "algorithm.gradreg needs whole weights", ", or algorithm.gradreg.strength=0"),
         (lora.enabled and lora.dora, "lora.dora=true measures whole weights in each pass", ", or lora.dora=false"),
-        (config.rollout.weights != "same", f"rollout.weights={config.rollout.weights} copies whole ones", ""),
-        (ends, f"lora.targets={','.join(ends)} is worked with in pieces", ", or lora.targets=all"),
+        (config.rollout.weights != "same", f"rollout.weights={config.rollout.weights} copies whole weights", ""),
+        (ends, f"lora.targets={','.join(ends)} is computed in chunks", ", or lora.targets=all"),
     ):
         if is_wrong:
             why = f"it splits the weights over the ranks (ZeRO-3), and {reason}"
@@ -84,7 +83,7 @@ def _check_split_weights(config: Config) -> None:
 
 
 def read(name: str) -> dict[str, Any]:
-    """The settings in a file, without `//` keys, which are comments."""
+    """Return the settings in a file, without `//` keys, which are comments."""
     path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.json")))
@@ -95,17 +94,17 @@ def read(name: str) -> dict[str, Any]:
         raise ConfigError(f"engine.ds_config={name}", f"{path} is not JSON: {error}") from None
     for key, home in ELSEWHERE.items():
         if key in settings:
-            raise ConfigError(f"engine.ds_config={name}", f"`{key}` must not stand in it", f"Write {home} instead")
+            raise ConfigError(f"engine.ds_config={name}", f"it must not contain `{key}`", f"Write {home} instead")
     return {key: value for key, value in settings.items() if not key.startswith("//")}
 
 
-LARGEST_BUCKET = 50_000_000  # numbers that are reduced at once
+LARGEST_BUCKET = 50_000_000  # the most numbers that are reduced at once
 
 
 def fill(settings: dict[str, Any], dtype: str, max_grad_norm: float, trained: int) -> dict[str, Any]:
     """Return the settings of the engine, with `auto` precision resolved, and batch sizes and clipping filled in. There
-    is always one accumulation step, because Octet itself decides when an update is complete. The buffers of the
-    reduction hold as many numbers as are trained: DeepSpeed's default is two of 1 GB, even for a small adapter."""
+    is always one accumulation step, because Octet itself decides when an update is complete."""
+    # one number for each trained parameter; DeepSpeed's default is two buffers of 1 GB, even for a small adapter
     bucket = {"reduce_bucket_size": min(trained, LARGEST_BUCKET)}
     filled = settings | {"zero_optimization": bucket | settings.get("zero_optimization", {})}
     for precision in ("bf16", "fp16"):

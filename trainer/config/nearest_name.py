@@ -1,9 +1,9 @@
-"""The real name of a setting that does not exist."""
+"""Suggest the right name for a setting that does not exist."""
 
 import difflib
 from collections.abc import Sequence
 
-ELSEWHERE = {  # what other programs call a setting
+ELSEWHERE = {  # the names of settings in other programs
     "load_in_4bit": "model.quantize=nf4",
     "load_in_8bit": "model.quantize=int8",
     "learning_rate": "algorithm.lr",
@@ -25,10 +25,9 @@ ELSEWHERE |= {name: f"export SBATCH_{name.upper()}=NAME into slurm/site.env" for
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """Return a sentence that names the nearest known name: the same key of another section, or the closest one."""
     leaf = name.rpartition(".")[2]
-    for called in (name, leaf):
-        if called in ELSEWHERE:
-            return f" Write {ELSEWHERE[called]}."
+    if meant := ELSEWHERE.get(name) or ELSEWHERE.get(leaf):
+        return f" Write {meant}."
     same_leaf = [candidate for candidate in known if candidate.rpartition(".")[2] == leaf]
-    in_small_letters = {candidate.lower(): candidate for candidate in known}
-    close = same_leaf or difflib.get_close_matches(name.lower(), in_small_letters, n=1, cutoff=0.6)
-    return f" Did you mean {in_small_letters.get(close[0], close[0])}?" if close else ""
+    lower_case = {candidate.lower(): candidate for candidate in known}
+    close = same_leaf or difflib.get_close_matches(name.lower(), lower_case, n=1, cutoff=0.6)
+    return f" Did you mean {lower_case.get(close[0], close[0])}?" if close else ""

@@ -1,4 +1,4 @@
-"""Read YAML that a person, or an accident, has written: whatever it is, it is a value or one short error."""
+"""Read YAML that a person, or an accident, has written. Any input gives either a value or one short error."""
 
 from datetime import date
 from math import inf
@@ -8,18 +8,18 @@ import yaml
 
 from trainer.machine.visible import visible
 
-DEEPEST = 32  # of lists and mappings inside of each other; settings have four
-LONGEST = 1 << 20
-NAME = 80  # characters of a key that are shown
+DEEPEST = 32  # levels of nested lists and mappings; settings have four
+LONGEST = 1 << 20  # characters
+NAME = 80  # characters of a key in a message
 NULL = ("null", "Null", "NULL", "~")
 
 
 class BadYaml(ValueError):
-    """Text that cannot be read. Its message is a line for people."""
+    """Text that cannot be read. The message is one line for people."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is written twice, of which YAML would keep the last."""
+    """Refuses duplicate keys, of which YAML would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names: set[Any] = set()
@@ -32,8 +32,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(content: bytes | str) -> Any:
-    """Return the value of a YAML text. Raise BadYaml if it has none, or if it has aliases, with which a short text can
-    have an endless value."""
+    """Return the value of a YAML text. Raise BadYaml if it is invalid, or has aliases, with which a short text can have
+    an endless value."""
     try:
         text = content.decode() if isinstance(content, bytes) else content
         if len(text) > LONGEST:
@@ -58,17 +58,17 @@ def read_yaml(content: bytes | str) -> Any:
 
 
 def read_setting(text: str) -> Any:
-    """Return the value of a setting on a command line: in quotes or brackets what YAML reads, else a number, a truth
-    value, a date or null, and else the text as it was typed. YAML alone would leave out ` #2`, `&a` and line breaks."""
-    found = read_yaml(text)
+    """Return the value of a setting on a command line: in quotes or brackets that of YAML, otherwise a number, a
+    boolean, a date, null, or the text as it was typed, from which YAML would drop ` #2`, `&a` and line breaks."""
+    value = read_yaml(text)
     if text[:1] not in tuple("\"'[{"):
-        return found if isinstance(found, int | float | date) or text in NULL else text
+        return value if isinstance(value, int | float | date) or text in NULL else text
     *events, _, _ = yaml.parse(text, Loader=yaml.SafeLoader)
     end = events[-1].end_mark
     is_whole = end is not None and end.index == len(text.rstrip()) and len(text.splitlines()) == 1
     if not is_whole or any(getattr(event, "tag", None) or getattr(event, "anchor", None) for event in events):
         raise BadYaml("a part of it (a comment, a line break, an anchor or a tag) would be left out")
-    return found
+    return value
 
 
 class _OneLine(yaml.SafeDumper):
@@ -79,6 +79,6 @@ class _OneLine(yaml.SafeDumper):
 
 
 def written(value: Any) -> str:
-    """Return a value as it stands on a command line."""
+    """Return a value as it is written on a command line."""
     text = yaml.dump(value, None, _OneLine, default_flow_style=True, width=inf, allow_unicode=True)
     return str(text).removesuffix("...\n").strip()

@@ -1,4 +1,4 @@
-"""What settings do not go together, as one table. A setting that is wrong by itself is refused by its section."""
+"""A table of settings that exclude each other. The sections refuse values that are wrong by themselves."""
 
 from collections.abc import Callable
 from math import inf
@@ -9,16 +9,16 @@ from trainer.config.sections.rollout import SERVED_RANKS
 from trainer.config.sections.teaching import Teacher
 from trainer.errors import ConfigError
 
-Config = Any  # that of settings.py, which imports this file
+Config = Any  # the class in settings.py, which imports this file
 
 
 def _is_unloaded(teacher: Teacher, key: str, usual: str) -> bool:
-    """Return True for a setting of a teacher's model, if no model is named."""
+    """Return True if a setting of the teacher's model is set, but no model is named."""
     return getattr(teacher, key) not in (None, usual) and teacher.name is None and teacher.url is None
 
 
 def _makes_another_base(lora: Lora) -> str:
-    """Return the setting with which an adapter is not one over the base as it came, or an empty text."""
+    """Return the setting that changes the weights of the base; "" if they stay unchanged."""
     return "lora.enabled=false" if not lora.enabled else f"lora.init={lora.init}" if lora.init != "zero" else ""
 
 
@@ -31,7 +31,7 @@ def _serves_adapters(c: Config) -> bool:
     return c.lora.enabled and (c.rollout.uses_servers or c.rollout.engine == "vllm_colocate")
 
 
-# Each row has the setting that is named, when it is wrong, the reason and the remedy. Texts show settings of `c`.
+# Each row has the setting that the error names, a condition, the reason and the remedy, which may quote settings of c.
 # fmt: off
 RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("model.activation_offload", lambda c: c.model.activation_offload and not c.model.gradient_checkpointing,
@@ -42,11 +42,11 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("task.calls", lambda c: c.task.calls != "auto" and not c.task.tools,
      "it says how tools are called", "Write task.tools=[calculator] as well"),
     ("task.agent", lambda c: c.task.agent and c.task.tools,
-     "an agent has tools of its own, and task.tools={c.task.tools} are another loop", "Leave one of the two out"),
+     "an agent has its own tools and cannot use task.tools={c.task.tools}", "Leave one of the two out"),
     ("task.agent", lambda c: c.task.agent and c.warmup.source == "samples" and c.warmup.steps,
-     "a warm-up on the model's own answers has none of agents", "Write warmup.from=solutions, or warmup.steps=0"),
+     "a warm-up cannot train on answers of agents", "Write warmup.from=solutions, or warmup.steps=0"),
     ("task.name", lambda c: c.task.name == "mix" and not c.task.mix,
-     "a mix has parts", "Write task.mix='{{gsm8k: 2, nano: 1}}'"),
+     "a mix needs parts", "Write task.mix='{{gsm8k: 2, nano: 1}}'"),
     ("task.gym", lambda c: c.task.gym and not any("reasoning_gym:" in name for name in (c.task.name, *c.task.mix)),
      "these are parameters of a generator", "Write task.name=reasoning_gym:GENERATOR as well"),
     ("task.name", lambda c: c.task.name == "nano" and c.task.own_data,
@@ -78,7 +78,7 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "it has no effect while algorithm.kl.coef=0", "Write algorithm.kl.coef=0.04 as well"),
     ("algorithm.kl.estimator",
      lambda c: c.algorithm.kl.estimator == "k1" and c.algorithm.kl.coef and c.algorithm.kl.where == "loss",
-     "in a loss its gradient is zero on average, so nothing holds the policy",
+     "as a loss, its gradient is zero on average, so it does not constrain the policy",
      "Write algorithm.kl.estimator=k2, or algorithm.kl.where=reward"),
     ("algorithm.dual_clip", lambda c: c.algorithm.dual_clip and c.algorithm.loss not in ("grpo_clip", "gspo"),
      "it has no effect on algorithm.loss={c.algorithm.loss}", "Write algorithm.dual_clip=null"),
@@ -90,8 +90,8 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "Write algorithm.kl.refresh=50, or with algorithm.kl.where=loss algorithm.epochs=2"),
 
     *((f"teacher.{key}", lambda c, key=key, usual=usual: c.teacher.url and getattr(c.teacher, key) not in (None, usual),
-       "the server at teacher.url decides about its model",
-       f"Start it with what you want, and write teacher.{key}={usual}")
+       "it has no effect on the server at teacher.url",
+       f"Start the server with it, and write teacher.{key}={usual}")
       for key, usual in (("revision", "null"), ("quantize", "none"), ("adapter", "null"))),
     *((f"teacher.{key}", lambda c, key=key, usual=usual: _is_unloaded(c.teacher, key, usual),
        "it is for a model that is loaded as the teacher, and there is none",
@@ -108,17 +108,17 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "Write algorithm.kl.coef=1 algorithm.kl.estimator=k2, and leave algorithm.kl.where and algorithm.kl.refresh out"),
     ("teacher.form", lambda c: c.teacher.is_there and c.teacher.form == "advantage" and (
         c.algorithm.loss in ("reinforce", "gspo")),
-     "algorithm.loss={c.algorithm.loss} knows no advantage of a single token",
+     "algorithm.loss={c.algorithm.loss} has no advantages of single tokens",
      "Write algorithm.loss=reinforce_baseline"),
     ("rollout.dead_groups", lambda c: c.teacher.is_there and c.rollout.dead_groups == "refill",
-     "a teacher has something to say about every answer, so no group is dead", "Write rollout.dead_groups=keep"),
+     "a teacher gives every answer an advantage, so no group is dead", "Write rollout.dead_groups=keep"),
 
     ("warmup.steps", lambda c: c.warmup.only and not c.warmup.steps,
-     "a warm-up alone needs some steps", "Write warmup.steps=200"),
+     "a warm-up alone needs steps", "Write warmup.steps=200"),
     ("warmup.rounds", lambda c: c.warmup.rounds > max(1, c.warmup.steps),
-     "each round has a step, and warmup.steps={c.warmup.steps}", "Write warmup.steps={c.warmup.rounds} or more"),
+     "each round needs a step, and warmup.steps={c.warmup.steps}", "Write warmup.steps={c.warmup.rounds} or more"),
     ("warmup.rounds", lambda c: c.warmup.rounds > 1 and c.warmup.source == "solutions",
-     "worked solutions stay the same from round to round", "Write warmup.from=samples, or warmup.rounds=1"),
+     "worked solutions are the same in all rounds", "Write warmup.from=samples, or warmup.rounds=1"),
     ("warmup.patience", lambda c: c.warmup.patience is not None and (c.warmup.every is None or not c.eval.problems),
      "it counts evaluations during the warm-up, and there are none",
      "Write warmup.every=20, and eval.problems above 0"),
@@ -128,7 +128,7 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "with lora.init={c.lora.init} the adapter of the warm-up is exported with twice its rank",
      "Write warmup.then=merged"),
     ("lora.start", lambda c: c.lora.start is not None and _makes_another_base(c.lora),
-     "an adapter is trained further, and {changed} makes another one", "Leave one of the two out"),
+     "an adapter is trained further, and {changed} does not allow that", "Leave one of the two out"),
 
     ("model.quantize", lambda c: c.model.quantize != "none" and not c.lora.enabled,
      "quantised weights cannot be trained, only an adapter over them",
@@ -162,9 +162,9 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
 
     ("rollout.vllm.urls", lambda c: c.rollout.vllm.urls and c.rollout.vllm.start,
      "these servers run already, and rollout.vllm.start=true starts others", "Write one of the two"),
-    ("rollout.vllm.devices", lambda c: len({one for one in c.rollout.vllm.devices if one >= 0}) < len(
+    ("rollout.vllm.devices", lambda c: len({device for device in c.rollout.vllm.devices if device >= 0}) < len(
         c.rollout.vllm.devices),
-     "they are not numbers of different cards", "Write some like 0,1"),
+     "they are not the numbers of different cards", "Write numbers such as 0,1"),
     ("rollout.vllm.devices", lambda c: len(c.rollout.vllm.devices) % c.rollout.vllm.tensor_parallel,
      "they cannot be divided by rollout.vllm.tensor_parallel={c.rollout.vllm.tensor_parallel}",
      "Name a multiple of it"),
@@ -179,7 +179,7 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "Write algorithm.correction.level=token"),
     ("rollout.weights", lambda c: c.rollout.weights != "same"
      and (c.rollout.uses_servers or c.rollout.engine in ("hf", "vllm_colocate")),
-     "only Octet's own decoder reads such weights", "Write rollout.engine=decode, or rollout.weights=same"),
+     "only Octet's decoder supports such weights", "Write rollout.engine=decode, or rollout.weights=same"),
     ("rollout.weights", lambda c: c.rollout.weights != "same" and not c.lora.enabled,
      "they are a copy of a frozen base, and with lora.enabled=false the base is trained",
      "Write lora.enabled=true, or rollout.weights=same"),
@@ -187,7 +187,7 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "model.quantize={c.model.quantize} has rounded the weights already",
      "Write model.quantize=none, or rollout.weights=same"),
     ("rollout.weights", lambda c: c.rollout.weights != "same" and c.lora.dora,
-     "DoRA changes the weights, and does not stay beside them", "Write lora.dora=false, or rollout.weights=same"),
+     "DoRA rescales the weights, which a copy cannot follow", "Write lora.dora=false, or rollout.weights=same"),
     ("rollout.weights", lambda c: c.rollout.weights != "same" and c.algorithm.correction.level == "none",
      "the answers come from rounded weights, and algorithm.correction.level=none does not correct for that",
      "Write algorithm.correction.level=token"),
@@ -210,12 +210,12 @@ def check(c: Config) -> None:
     """Raise ConfigError for the first rule that the settings break."""
     for key, is_broken, reason, remedy in RULES:
         if is_broken(c):
-            told = [text.format(c=c, changed=_makes_another_base(c.lora)) for text in (reason, remedy)]
-            raise ConfigError(_named(c, key), *told)
+            texts = (text.format(c=c, changed=_makes_another_base(c.lora)) for text in (reason, remedy))
+            raise ConfigError(_named(c, key), *texts)
 
 
 def _named(c: Config, key: str) -> str:
-    """Return a setting with its value, as it is written on a command line; one that is not set by its name alone."""
+    """Return a setting and its value as they are written on a command line; the name alone if there is no value."""
     value: Any = c
     for part in key.split("."):
         value = value[part] if isinstance(value, dict) else getattr(value, part)

@@ -1,8 +1,7 @@
-"""The configuration: what can be set, and its default.
+"""The configuration: all settings with their defaults.
 
-Each setting has one place, a section in `sections/`; numbers that follow from other settings are properties.
-`command_line.py` makes a configuration out of presets, recipes and the command line. Memory and precision of the engine
-are in `ds_configs/`.
+Each setting is in one section of `sections/`; numbers that follow from other settings are properties. `command_line.py`
+combines presets, recipes and the command line. Memory and precision of the engine are in `ds_configs/`.
 """
 
 from pathlib import Path
@@ -63,12 +62,12 @@ class Config(Section):
 
     @property
     def is_warmup(self) -> bool:
-        """Return True if this is the supervised run itself."""
+        """Return True if this run is a warm-up itself."""
         return self.warmup.only
 
     def warmed_up_in(self, folder: Path | None) -> "Config":
-        """Return the settings of the warm-up as a run of its own, which are the same for those settings themselves.
-        With an advantage of 1 and no correction for a sampler, the loss is the cross-entropy of the solutions."""
+        """Return the settings of the warm-up as a separate run; applied to those settings, this changes nothing. With
+        an advantage of 1 and no correction for a sampler, the loss is the cross-entropy of the solutions."""
         warmup, objective = self.warmup, {"loss": "reinforce_baseline", "correction": {"level": "none"}}
         metric = warmup.metric if warmup.every else "accuracy"
         return self._with(
@@ -81,13 +80,13 @@ class Config(Section):
         )
 
     def after_warmup(self, folder: Path) -> "Config":
-        """Return the settings of the run that goes on with the warm-up in a folder, which left a link `start`."""
+        """Return the settings of the run that follows the warm-up in a folder, which contains a link `start`."""
         done = {"steps": 0, "rounds": 1}
         if self.lora.enabled and self.warmup.then == "same":
             return self._with(warmup=done, lora={"start": folder / "start"})
         weights = folder / ("merged" if self.lora.enabled else "start")
         base = {key: getattr(self.model, key) for key in ("name", "revision", "quantize")}
-        teacher = base if self.shares_base else {}  # whose adapter is one of the model before the warm-up
+        teacher = base if self.shares_base else {}  # its adapter belongs to the model before the warm-up
         model = {"name": str(weights), "revision": None}
         return self._with(warmup=done, model=model, lora={"start": None}, teacher=teacher)
 
@@ -98,20 +97,20 @@ class Config(Section):
 
     @property
     def shares_base(self) -> bool:
-        """Return True if the teacher is an adapter over the base that the policy has."""
-        own, base = self.teacher, self.model
-        named = (own.name, own.revision, own.quantize)
-        is_same = own.name is None or named == (base.name, base.revision, base.quantize)
-        stays = self.lora.enabled and self.lora.init == "zero"
-        return own.adapter is not None and own.url is None and is_same and stays
+        """Return True if the teacher is an adapter over the base of the policy."""
+        teacher, base = self.teacher, self.model
+        named = (teacher.name, teacher.revision, teacher.quantize)
+        is_same = teacher.name is None or named == (base.name, base.revision, base.quantize)
+        is_kept = self.lora.enabled and self.lora.init == "zero"
+        return teacher.adapter is not None and teacher.url is None and is_same and is_kept
 
     @property
     def teacher_model(self) -> Model | None:
-        """Return the model that is loaded as the teacher, beside that of the policy; None if there is none."""
-        own = self.teacher
-        if own.name is None or own.url or self.shares_base:
+        """Return the model that is loaded as the teacher, in addition to the policy's; None if there is none."""
+        teacher = self.teacher
+        if teacher.name is None or teacher.url or self.shares_base:
             return None
-        return Model(name=own.name, revision=own.revision, quantize=own.quantize, dtype=self.model.dtype)
+        return Model(name=teacher.name, revision=teacher.revision, quantize=teacher.quantize, dtype=self.model.dtype)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
@@ -120,41 +119,40 @@ class Config(Section):
 
     @property
     def drops_dead_groups(self) -> bool:
-        """Return False for `reinforce` too: it learns from the raw reward, even if all answers have the same. So does a
-        teacher, who has something to say about every answer."""
+        """Return True if dead groups are left out. `reinforce` and a teacher learn from groups of equal rewards too."""
         learns = self.algorithm.loss == "reinforce" or self.teacher.is_there
         return self.rollout.dead_groups != "keep" and not learns
 
     @property
     def pay_of_right(self) -> float:
-        """Return what being right earns; 0 if it is not paid, or not known."""
-        paid = self.reward.weights
-        return paid.get("code", 0.0) + (paid.get("correct", 0.0) if self.task.answer != "none" else 0.0)
+        """Return the reward of a right answer; 0 if it has none, or if the task has no answers."""
+        weights = self.reward.weights
+        return weights.get("code", 0.0) + (weights.get("correct", 0.0) if self.task.answer != "none" else 0.0)
 
     @property
     def shaping(self) -> dict[str, float]:
-        """Return the weights beside those for being right, if being right is paid."""
-        paid = self.reward.all_weights if self.pay_of_right > 0 else {}
-        return {name: weight for name, weight in paid.items() if weight and name not in RIGHT}
+        """Return the other weights, if right answers are rewarded."""
+        weights = self.reward.all_weights if self.pay_of_right > 0 else {}
+        return {name: weight for name, weight in weights.items() if weight and name not in RIGHT}
 
     @property
     def gates_shaping(self) -> bool:
-        """Return True if shaping is kept out of the division by a deviation."""
+        """Return True if shaping is excluded from the division by a deviation."""
         return self.reward.gate and bool(self.shaping) and self.algorithm.advantage in ("grpo", "batch_std")
 
     @property
     def can_drop_by_correct(self) -> bool:
-        """Return True if `rollout.dead_by=correct` has an effect: dead groups are left out, and being right is paid."""
+        """Return True if `rollout.dead_by=correct` has an effect: dead groups are dropped, and right answers known."""
         return self.drops_dead_groups and ("code" in self.reward.weights or self.pay_of_right > 0)
 
     @property
     def constant_divisor(self) -> float:
-        """Return the most tokens that the answers of one update can have: the constant by which `dr_grpo` divides."""
+        """Return the largest possible number of tokens in an update, the constant by which `dr_grpo` divides."""
         rollout = self.rollout
         return rollout.problems * rollout.group_size * rollout.max_new_tokens / self.algorithm.minibatches
 
     def to_yaml(self, folder: Path | None = None) -> str:
-        """Return the settings as text, for a run folder with paths that can be read from anywhere."""
+        """Return the settings as YAML. For a run folder, their paths can be read from anywhere."""
         settings = self.model_dump(mode="json")
         return yaml.safe_dump(stored(settings, folder) if folder else settings, sort_keys=False, width=100)
 
@@ -165,12 +163,11 @@ def sections() -> dict[str, Any]:
 
 def fields(section: Any = None, prefix: str = "") -> list[str]:
     """Return every setting as `section.key`; a setting of a nested section is `reward.judge.url`."""
-    found = []
+    names = []
     for key, info in (section or Config).model_fields.items():
-        name = info.alias or key
-        inner = is_section(info.annotation)
-        found += fields(info.annotation, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
-    return found
+        name = f"{prefix}{info.alias or key}"
+        names += fields(info.annotation, f"{name}.") if is_section(info.annotation) else [name]
+    return names
 
 
 def is_section(annotation: Any) -> bool:

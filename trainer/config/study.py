@@ -3,7 +3,7 @@
 preset: nano
 settings: {run.steps: 20, eval.problems: 512}     of every run
 seeds: 5                                          or a list: [0, 1, 2]
-arms:                                             the first is what the others are compared with
+arms:                                             the others are compared with the first one
   grpo: {}
   small: {lora.r: 4}
 controls: [format, random, shuffled_gold, shuffled_advantages, supervised]
@@ -25,7 +25,7 @@ from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError
 
 BASE, SUPERVISED = "base", "supervised"
-# What is trained in place of the first arm. `base` is none of them: every run evaluates it.
+# Settings that replace those of the first arm. `base` is no control, because every run evaluates it.
 CONTROLS: Mapping[str, Mapping[str, Any]] = {
     "format": {"reward.weights": {"format": 1.0}, "reward.custom": [], "reward.judge.url": None},
     "random": {"reward.control": "random"},
@@ -33,7 +33,7 @@ CONTROLS: Mapping[str, Mapping[str, Any]] = {
     "shuffled_advantages": {"reward.control": "shuffled_advantages"},
     SUPERVISED: {
         "warmup.only": True,
-        "warmup.steps": 1,  # later as many as have the tokens of the first arm
+        "warmup.steps": 1,  # replaced later by as many steps as have the tokens of the first arm
         "warmup.from": "solutions",
         "warmup.rounds": 1,
         "warmup.patience": None,
@@ -90,7 +90,7 @@ class StudyFile(Section):
 
 @dataclass(frozen=True)
 class Study:
-    """A study as its file describes it. Its runs are in the folder `runs/FILE`, each in one of its own."""
+    """A study and its file. Its runs are in subfolders of `runs/FILE`."""
 
     path: Path
     file: StudyFile
@@ -114,19 +114,19 @@ class Study:
 
     @cached_property
     def arms(self) -> dict[str, dict[str, Any]]:
-        """The settings of each arm, and of each control, beside those of every run."""
-        own = {name: settings_of(settings or {}) for name, settings in self.file.arms.items()}
-        return own | {name: {**own[self.first], **CONTROLS[name]} for name in self.file.controls}
+        """The settings of each arm and each control, without those of every run."""
+        arms = {name: settings_of(settings or {}) for name, settings in self.file.arms.items()}
+        return arms | {name: {**arms[self.first], **CONTROLS[name]} for name in self.file.controls}
 
     def runs(self) -> Iterator[StudyRun]:
-        """Yield the runs seed by seed, so that a study that is broken off can be read."""
+        """Yield the runs seed by seed, so that an interrupted study can be evaluated."""
         for seed in self.seeds:
             for arm, settings in self.arms.items():
                 values = settings_of(self.file.settings) | settings
-                own = (f"{key}={written(value)}" for key, value in values.items())
+                overrides = (f"{key}={written(value)}" for key, value in values.items())
                 folder = written(str(self.folder / f"{arm}-{seed}"))
                 of_run = (f"run.seed={seed}", f"run.dir={folder}", "run.merge=false")
-                yield StudyRun(arm, seed, (*own, *self.overrides, *of_run))
+                yield StudyRun(arm, seed, (*overrides, *self.overrides, *of_run))
 
     def config(self, run: StudyRun) -> Config:
         """Return the settings of a run. Raise ConfigError if they are wrong."""
@@ -141,10 +141,10 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     if not path.is_file():
         raise ConfigError(path, "there is no such file", "docs/studies.md has an example")
     try:
-        found = read_yaml(path.read_bytes())
-        if not isinstance(found, dict):
+        content = read_yaml(path.read_bytes())
+        if not isinstance(content, dict):
             raise BadYaml("it is no mapping of names to values")
-        study = Study(path, StudyFile.model_validate(found), tuple(overrides))
+        study = Study(path, StudyFile.model_validate(content), tuple(overrides))
         runs = [*study.runs()]
     except BadYaml as error:
         raise ConfigError(path, str(error), "docs/studies.md has an example") from None
@@ -158,7 +158,7 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
 
 
 def _refused(study: Study, run: StudyRun, config: Config) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the settings of a run in a study, and what to do about it."""
+    """Yield the reason and the remedy for each setting that a study cannot use."""
     for key in ("run.seed", "run.dir", "run.merge"):
         if sum(text.startswith(f"{key}=") for text in run.overrides) > 1:
             yield f"{key}: the study sets it itself", "Remove it"
@@ -176,16 +176,16 @@ def _refused(study: Study, run: StudyRun, config: Config) -> Iterator[tuple[str,
 
 
 def settings_of(values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """Return settings by their whole names: `{lora: {r: 4}}` and `{lora.r: 4}` are the same."""
-    found: dict[str, Any] = {}
+    """Return settings by their full names: `{lora: {r: 4}}` and `{lora.r: 4}` are the same."""
+    settings: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{section}{key}"
         is_section = isinstance(value, dict) and name not in fields()
-        inside = settings_of(value, f"{name}.") if is_section else {name: value}
-        if twice := found.keys() & inside:
+        inner = settings_of(value, f"{name}.") if is_section else {name: value}
+        if twice := settings.keys() & inner:
             raise BadYaml(f"{min(twice)} is written twice. Remove one")
-        found |= inside
-    return found
+        settings |= inner
+    return settings
 
 
 def _explained(path: Path, error: Any) -> ConfigError:

@@ -1,4 +1,4 @@
-"""What every section of the configuration has in common."""
+"""The base class of all sections of the configuration."""
 
 import urllib.parse
 from pathlib import Path
@@ -12,8 +12,8 @@ one_or_many = BeforeValidator(lambda value: (value,) if isinstance(value, str) e
 
 
 def base_address(url: str) -> str:
-    """Return the address of a server without a path. Raise ValueError if it is none. One that may have a key in it is
-    returned as it is, because the message of a field shows its value."""
+    """Return the address of a server without a path. Raise ValueError if it is none, unless it may contain a key,
+    because the message would show it; another check refuses those."""
     if not (may_have_a_key(url) or is_address(url)):
         raise ValueError(f"{url} is not the address of a server. Write one like http://127.0.0.1:8000")
     return url.rstrip("/").removesuffix("/v1")
@@ -35,7 +35,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse `true` for a number, which pydantic would take for 1."""
         kind = cls.model_fields[str(info.field_name)].annotation
         kinds = {kind, *get_args(kind)}

@@ -1,4 +1,4 @@
-"""The sections `model` and `lora`: which model, and what of it is trained."""
+"""The sections `model` and `lora`: the model, and its trained adapter."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +10,7 @@ from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.base import Section
 
 UNSERVED = ("lm_head", "embed_tokens")  # layers whose adapters vLLM serves for a few models only
-
-
-# PEFT calls all of them `all-linear`.
-_named_here = BeforeValidator(lambda targets: "all" if targets == "all-linear" else targets)
+_named_here = BeforeValidator(lambda targets: "all" if targets == "all-linear" else targets)  # PEFT's name for `all`
 
 
 class Model(Section):
@@ -44,7 +41,7 @@ class Model(Section):
 
     @property
     def clean(self) -> "Model":
-        """Return the same model as it came, into which an adapter is merged."""
+        """Return the original model, into which an adapter is merged."""
         return self.model_copy(update={"quantize": "none", "quantize_head": "none", "embeddings": "device"})
 
 
@@ -72,7 +69,7 @@ class Lora(Section):
 
     @property
     def product(self) -> Literal["adapter", "model"]:
-        """Return what a run produces. The folder with the result has this name."""
+        """Return the kind of a run's result, which is also the name of its folder."""
         return "adapter" if self.enabled else "model"
 
     @property

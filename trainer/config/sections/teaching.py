@@ -1,4 +1,4 @@
-"""The sections `warmup` and `teacher`: worked solutions before GRPO, and a model that teaches token by token."""
+"""The sections `warmup` and `teacher`: supervised training before GRPO, and a model that grades each token."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -41,7 +41,7 @@ class Warmup(Section):
 
     @property
     def goes_on(self) -> bool:
-        """Return True if GRPO trains what the warm-up has trained."""
+        """Return True if GRPO trains the warm-up's adapter or model further."""
         return self.steps > 0 and not self.only and self.then == "same"
 
 
@@ -71,7 +71,7 @@ class Teacher(Section):
 
     @property
     def is_there(self) -> bool:
-        return any(one is not None for one in (self.name, self.url, self.adapter))
+        return any(setting is not None for setting in (self.name, self.url, self.adapter))
 
     @model_validator(mode="after")
     def _no_secret_in_the_settings(self) -> "Teacher":
