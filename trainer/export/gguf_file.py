@@ -1,4 +1,4 @@
-"""Writes a model as one GGUF file, the format of llama.cpp, Ollama and LM Studio, weight by weight."""
+"""Write a model as one GGUF file, the format of llama.cpp, Ollama and LM Studio, weight by weight."""
 
 import math
 import re
@@ -21,20 +21,20 @@ from trainer.model.families import BY_CLASS, Family
 from trainer.model.merge import Weights
 
 Kind = gguf.GGMLQuantizationType
-ROWS = 4096  # that are quantised at once
-# The formats that are written here; llama.cpp itself quantises others, from a file in f32.
+ROWS = 4096  # rows of a weight that are quantised at once
+# The formats that this module writes. llama.cpp writes others from a file in f32.
 _NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 WRITTEN = {name: gguf.GGMLQuantizationType[name.upper()] for name in _NAMES}
-AT_ENDS = Kind.Q8_0  # of embedding and output layer in formats of fewer bits: they are the most sensitive
+AT_ENDS = Kind.Q8_0  # for embedding and output layer in block formats, because they are the most sensitive
 
 
 def family_of(config: Any) -> Family:
-    """Return how llama.cpp stores a model. Raise ModelError for one that it would compute otherwise."""
+    """Return the family of a model. Raise ModelError for a model that llama.cpp would compute differently."""
     kind = (config.architectures or ["?"])[0]
     if reason := next(_reasons(config, kind), None):
         remedy = (
-            "Export --to safetensors, which transformers and vLLM run; llama.cpp's convert_hf_to_gguf.py, which makes "
-            "a GGUF file of that, may know more"
+            "Export --to safetensors, which transformers and vLLM run; llama.cpp's convert_hf_to_gguf.py, which "
+            "converts that to a GGUF file, may support more"
         )
         raise ModelError(f"--to gguf of a {kind}", reason, remedy)
     return BY_CLASS[kind]
@@ -47,21 +47,21 @@ def _reasons(config: Any, kind: str) -> Iterator[str]:
     family, rope = known[kind], _rope(config)
     sliding = config.rope_parameters.get("sliding_attention") or {}
     if rope["rope_type"] not in family.ropes or sliding.get("rope_type", "default") != "default":
-        yield f"its rope_type is {rope['rope_type']}, and llama.cpp knows {', '.join(family.ropes)} in this family"
+        yield f"its rope_type is {rope['rope_type']}, and llama.cpp supports {', '.join(family.ropes)} in this family"
     betas = tuple(rope.get(name) or usual for name, usual in (("beta_fast", 32), ("beta_slow", 1)))
     if family.arch != "mistral3" and betas != (32, 1):
-        yield f"its beta_fast and beta_slow are {betas}, and llama.cpp takes 32 and 1 in this family"
+        yield f"its beta_fast and beta_slow are {betas}, and llama.cpp uses 32 and 1 in this family"
     positions = [bool(uses) for uses in getattr(config, "no_rope_layers", ())]
-    if kind == "SmolLM3ForCausalLM" and positions != [at % 4 != 3 for at in range(len(positions))]:
-        yield "llama.cpp leaves positions out of every fourth layer, and this model of others"
+    if kind == "SmolLM3ForCausalLM" and positions != [index % 4 != 3 for index in range(len(positions))]:
+        yield "llama.cpp omits positions in every fourth layer, and this model in others"
     if family.arch == "olmo2" and config.tie_word_embeddings:
-        yield "its output layer is its embedding, which llama.cpp does not read in this family"
+        yield "its output layer is its embedding, which llama.cpp does not support in this family"
     if kind == "Olmo3ForCausalLM" and sliding["rope_theta"] != rope["rope_theta"]:
-        yield "rope_theta of its layers with a sliding window is another one, and llama.cpp has one in this family"
+        yield "its layers with a sliding window have another rope_theta, and llama.cpp has one in this family"
     if family.arch == "gemma" and not config.tie_word_embeddings:
-        yield "its output layer is not its embedding, which llama.cpp takes for it in this family"
+        yield "its output layer is not its embedding, as llama.cpp assumes in this family"
     if family.arch == "lfm2" and config.conv_bias:
-        yield "its convolutions have a bias, which llama.cpp does not read"
+        yield "its convolutions have a bias, which llama.cpp ignores"
     if family.arch == "gemma3" and config.query_pre_attn_scalar != config.head_dim:
         yield f"query_pre_attn_scalar is {config.query_pre_attn_scalar}, not head_dim"
     if family.arch == "gemma4":
@@ -74,13 +74,13 @@ def _reasons_of_gemma4(config: Any) -> Iterator[str]:
     if config.enable_moe_block:
         yield "its feed-forward layers are mixtures of experts, which Octet does not write"
     if config.attention_bias:
-        yield "its attention has biases, which llama.cpp does not read in this family"
+        yield "its attention has biases, which llama.cpp ignores in this family"
     if "sliding_attention" not in config.layer_types:
         yield "none of its layers has a sliding window, without which llama.cpp does not start"
 
 
 def _rope(config: Any) -> Mapping[str, Any]:
-    """Return the rotary settings, those of full attention where there are two."""
+    """Return the rotary settings, those of full attention if there are several."""
     rope: Mapping[str, Any] = config.rope_parameters
     return rope.get("full_attention") or rope
 
@@ -93,7 +93,8 @@ def write(
     end_of_turn: int | None,
     about: Mapping[str, str | None] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Write a file about a model (name, base, licence). Return the name of each of its weights in the model."""
+    """Write a model to a file, with metadata (name, base, licence). Return llama.cpp's names of the weights, each with
+    the name in the model."""
     config, family = weights.config, family_of(weights.config)
     names = dict(_names(weights, family.arch))
     writer = gguf.GGUFWriter(str(path), family.arch)
@@ -111,7 +112,7 @@ def write(
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if fmt == "f32" else f"MOSTLY_{fmt.upper()}"])
     _write_shape(writer, weights, family)
     vocabulary.write(writer, tokenizer, weights.shapes[weights.embedding][0], end_of_turn)
-    shapes = {name: _shape(weights.shapes[own]) for name, own in names.items()}
+    shapes = {name: _shape(weights.shapes[original]) for name, original in names.items()}
     kinds = {name: _kind(name, shape, fmt) for name, shape in shapes.items()}
     factors = _rope_factors(config, _heads_of(weights, family)["full_attention"][0])
     for name, value in factors.items():
@@ -124,40 +125,39 @@ def write(
     writer.write_ti_data_to_file()
     for value in factors.values():
         writer.write_tensor_data(value)
-    for name, own in names.items():
-        rows = stored(weights[own], own, config).split(ROWS)
+    for name, original in names.items():
+        chunks = stored(weights[original], original, config).split(ROWS)
         try:
             with np.errstate(over="raise"):
-                parts = [quantize(some.float().numpy(), kinds[name]).view(np.uint8) for some in rows]
+                parts = [quantize(rows.float().numpy(), kinds[name]).view(np.uint8) for rows in chunks]
         except FloatingPointError:
             writer.close()
-            reason = f"{own} has a number beyond 65,504, which its 16 bits do not hold"
-            remedy = "Take --format bf16 or q8_0"
-            raise MergeError(f"--format {fmt}", reason, remedy) from None
+            reason = f"{original} has a number beyond 65,504, which its 16 bits cannot hold"
+            raise MergeError(f"--format {fmt}", reason, "Take --format bf16 or q8_0") from None
         writer.write_tensor_data(np.concatenate(parts))
     writer.close()
     return names
 
 
 def _names(weights: Weights, arch: str) -> Iterator[tuple[str, str]]:
-    """Return llama.cpp's name of each weight, and the model's."""
+    """Yield llama.cpp's name and the model's name of each weight."""
     by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
     known = gguf.get_tensor_name_map(by_name[arch], weights.config.num_hidden_layers)
-    for own in weights.shapes:
-        spelled = own.replace(".dt_bias", ".dt_proj.bias").replace(".layer_scalar", ".layer_scalar.weight")
+    for original in weights.shapes:
+        spelled = original.replace(".dt_bias", ".dt_proj.bias").replace(".layer_scalar", ".layer_scalar.weight")
         name = known.get_name(spelled, try_suffixes=(".weight", ".bias"))
         if name is None:
-            raise ModelError("--to gguf", f"llama.cpp has no place for {own} in a model of the kind {arch}")
-        yield name, own
+            raise ModelError("--to gguf", f"llama.cpp has no weight {original} in the family {arch}")
+        yield name, original
 
 
 def _shape(shape: torch.Size) -> torch.Size:
-    """Return the shape in the file. A convolution of each channel alone is a matrix there."""
+    """Return the shape in the file, where a depthwise convolution is a matrix."""
     return torch.Size((shape[0], shape[2])) if len(shape) == 3 else shape
 
 
 def _kind(name: str, shape: torch.Size, fmt: str) -> Kind:
-    """Return the type of a weight: small or convolutional ones are exact, rows that fill no block have 16 bits."""
+    """Return the type of a weight. Vectors and convolutions are exact; rows that fill no block have 16 bits."""
     kind = WRITTEN[fmt]
     if len(shape) == 1 or name.endswith(("_norm.weight", ".conv.weight", ".ssm_conv1d.weight")):
         return Kind.F32
@@ -167,7 +167,7 @@ def _kind(name: str, shape: torch.Size, fmt: str) -> Kind:
 
 
 def stored(value: Tensor, name: str, config: Any, back: bool = False) -> Tensor:
-    """Return a weight as llama.cpp stores it; with `back`, return what is stored as the model has it."""
+    """Convert a weight to the format of llama.cpp, or with `back` to that of the model."""
     family = BY_CLASS[config.architectures[0]]
     if name.endswith("conv.conv.weight"):
         return value.unsqueeze(1) if back else value.squeeze(1)
@@ -175,10 +175,10 @@ def stored(value: Tensor, name: str, config: Any, back: bool = False) -> Tensor:
         return delta_rule.stored(value, name, config, back)
     if family.adds_one and name.endswith("norm.weight"):
         return value.float() + (-1 if back else 1)
-    found = re.search(r"\.([qk])_proj\.(weight|bias)$", name)
-    if not (family.turns_pairs and found):
+    projection = re.search(r"\.([qk])_proj\.(weight|bias)$", name)
+    if not (family.turns_pairs and projection):
         return value
-    heads = config.num_attention_heads if found[1] == "q" else config.num_key_value_heads
+    heads = config.num_attention_heads if projection[1] == "q" else config.num_key_value_heads
     halves = (-1, 2) if back else (2, -1)
     return value.reshape(heads, *halves, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
 
@@ -189,7 +189,7 @@ def _write_shape(writer: gguf.GGUFWriter, weights: Weights, family: Family) -> N
     heads, window = _heads_of(weights, family), getattr(config, "sliding_window", None)
     head = heads["full_attention"][0]
     context, sliding = config.max_position_embeddings, config.rope_parameters.get("sliding_attention")
-    if window and not sliding:  # llama.cpp has no window in this family: up to its length there is no need
+    if window and not sliding:  # llama.cpp supports no window in this family, and a shorter context needs none
         context = min(context, window)
     writer.add_context_length(context)
     writer.add_embedding_length(config.hidden_size)
@@ -230,21 +230,21 @@ def _write_shape(writer: gguf.GGUFWriter, weights: Weights, family: Family) -> N
 
 
 def _feed_forward(weights: Weights, family: Family) -> list[int]:
-    """Return how wide the feed-forward layers are, which config.json says in another way in some families."""
+    """Return the widths of the feed-forward layers, which are not in config.json in all families."""
     name = f"{family.part('mlp')}.{family.part('down_proj')}.weight"
     return [weights.shapes[f"model.layers.{index}.{name}"][1] for index in range(weights.config.num_hidden_layers)]
 
 
 def _heads_of(weights: Weights, family: Family) -> dict[str, tuple[int, int]]:
-    """Return the size of a head and how many have keys, of full attention and of that in a window."""
-    config, found = weights.config, dict[str, tuple[int, int]]()
+    """Return the size of a head and the number of key heads for each kind of attention."""
+    config, heads = weights.config, dict[str, tuple[int, int]]()
     if family.arch == "gemma4":
         for index, kind in enumerate(config.layer_types):
-            at = f"model.layers.{index}.self_attn"
-            if keys := weights.shapes.get(f"{at}.k_proj.weight"):
-                size = weights.shapes[f"{at}.k_norm.weight"][0]
-                found.setdefault(kind, (size, keys[0] // size))
-        return found
+            layer = f"model.layers.{index}.self_attn"
+            if keys := weights.shapes.get(f"{layer}.k_proj.weight"):
+                size = weights.shapes[f"{layer}.k_norm.weight"][0]
+                heads.setdefault(kind, (size, keys[0] // size))
+        return heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return {"full_attention": (size, config.num_key_value_heads)}
 
@@ -260,7 +260,7 @@ def _write_gemma4(writer: gguf.GGUFWriter, config: Any, heads: Mapping[str, tupl
 
 
 def _write_stretch(writer: gguf.GGUFWriter, config: Any) -> None:
-    """Write how the rotary angles are stretched to a longer context; factors for each frequency are tensors."""
+    """Write how rotary embeddings are scaled to a longer context; factors for each frequency are tensors instead."""
     rope = _rope(config)
     if (kind := rope["rope_type"]) in ("default", "llama3", "proportional"):
         return
@@ -273,7 +273,7 @@ def _write_stretch(writer: gguf.GGUFWriter, config: Any) -> None:
     layers = {"layer_type": "full_attention"} if "full_attention" in config.rope_parameters else {}
     _, attention = ROPE_INIT_FUNCTIONS[kind](config, None, **layers)
     if kind == "yarn":
-        attention /= 0.1 * math.log(rope["factor"]) + 1  # which llama.cpp multiplies by itself
+        attention /= 0.1 * math.log(rope["factor"]) + 1  # llama.cpp multiplies by this factor itself
         for name in ("beta_fast", "beta_slow"):
             if rope.get(name):
                 getattr(writer, f"add_rope_scaling_yarn_{name}")(rope[name])
@@ -281,15 +281,15 @@ def _write_stretch(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _rope_factors(config: Any, head: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Return by what each frequency is divided, under llama.cpp's names. Llama 3 divides long waves by `factor`, keeps
-    short ones, and goes over from one to the other between them."""
+    """Return the divisor of each rotary frequency, under llama.cpp's tensor names. Llama 3 divides low frequencies by
+    `factor`, keeps high ones, and interpolates between them."""
     rope = _rope(config)
     if rope["rope_type"] == "longrope":
         factors = {name: np.array(rope[f"{name}_factor"], np.float32) for name in ("long", "short")}
         return {f"rope_factors_{name}.weight": value for name, value in factors.items()}
-    if rope["rope_type"] == "proportional":  # what is not turned is divided by nearly infinity
-        turned = np.arange(head // 2) < int(rope.get("partial_rotary_factor", 1) * head // 2)
-        return {"rope_freqs.weight": np.where(turned, 1, 1e30).astype(np.float32) / rope.get("factor", 1)}
+    if rope["rope_type"] == "proportional":  # a huge divisor switches a frequency off
+        rotated = np.arange(head // 2) < int(rope.get("partial_rotary_factor", 1) * head // 2)
+        return {"rope_freqs.weight": np.where(rotated, 1, 1e30).astype(np.float32) / rope.get("factor", 1)}
     if rope["rope_type"] != "llama3":
         return {}
     waves = 2 * math.pi * rope["rope_theta"] ** (np.arange(0, head, 2) / head)

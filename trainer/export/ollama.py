@@ -1,4 +1,4 @@
-"""Writes the Modelfile with which Ollama chats with a GGUF file: a question is put as the run put it."""
+"""Write the Modelfile with which Ollama serves a GGUF file, and asks questions with the prompt of the run."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,20 +12,20 @@ from trainer.problem.prompts import Messages, Prompter
 from trainer.records import Problem
 
 QUESTION, ANSWER = "octet-question", "octet-answer"
-LONGEST_SHOWN = 200  # characters of a text that cannot be written
-CONTEXT = 4096  # tokens of a conversation, if the model has as many
-TEMPERATURE = 0.7  # the highest; a run may sample more wildly, to find what it has not seen
+LONGEST_SHOWN = 200  # characters of a text in an error
+CONTEXT = 4096  # tokens of a conversation, if the model supports as many
+TEMPERATURE = 0.7  # the maximum; runs may use a higher temperature to explore
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a chat template writes a turn. `template` is the same in Go."""
+    """The format of a turn in a chat template. `template` returns it as a template of Go."""
 
-    begin: str  # with {role}
+    begin: str  # contains {role}
     end: str
     assistant: str = "assistant"
-    opening: str = ""  # before an answer, such as an empty thought
-    opens_all: bool = False  # also the answers of earlier turns
+    opening: str = ""  # text before an answer, such as an empty thought
+    opens_all: bool = False  # the opening also precedes the answers of earlier turns
 
     def text(self, messages: Messages) -> str:
         return "".join(map(self._turn, messages)) + self.begin.format(role=self.assistant) + self.opening
@@ -36,12 +36,12 @@ class Form:
         return begin + self.opening * (is_answer and self.opens_all) + message["content"] + self.end
 
     def template(self, before: str, after: str) -> str:
-        """Return the template, with what the run put before and after a question."""
+        """Return the template, with the run's text before and after a question."""
         role = "{{ .Role }}"
         if self.assistant != "assistant":
             role = f'{{{{ if eq .Role "assistant" }}}}{self.assistant}{{{{ else }}}}{role}{{{{ end }}}}'
-        opening = _of("assistant", self.opening * self.opens_all)
-        content = f"{opening}{_of('user', before)}{{{{ .Content }}}}{_of('user', after)}"
+        opening = _for_role("assistant", self.opening * self.opens_all)
+        content = f"{opening}{_for_role('user', before)}{{{{ .Content }}}}{_for_role('user', after)}"
         turn = self.begin.format(role=role) + content + self.end
         return f"{{{{ range .Messages }}}}{turn}{{{{ end }}}}{self.begin.format(role=self.assistant)}{self.opening}"
 
@@ -54,41 +54,42 @@ FORMS = {
 
 
 def modelfile(file: str, config: Config, prompter: Prompter, stops: Sequence[str], context: int) -> str:
-    """Return the text of a Modelfile for a model with such a context. Raise ModelError for a chat template that would
-    have to be guessed."""
+    """Return the text of a Modelfile for a model with this context. Raise ModelError for a chat template that has no
+    known form."""
     problem = Problem("", QUESTION, "")
-    shown: Messages = ()
+    examples: Messages = ()
     if prompter.has_turns:
-        *shown, asked = prompter.messages(problem)
-        form, system = _form(prompter, [*shown, asked])
-        before, _, after = asked["content"].partition(QUESTION)
+        *examples, question = prompter.messages(problem)
+        form, system = _form(prompter, [*examples, question])
+        before, _, after = question["content"].partition(QUESTION)
         template = form.template(before, after)
-    else:  # each question is put as the only one
+    else:  # each question is a conversation of its own
         template, system = _go(prompter.prompt(problem).text).replace(QUESTION, "{{ .Prompt }}"), ""
     longest = config.prompt.max_tokens + config.rollout.max_new_tokens
     temperature = f"{min(config.rollout.temperature, TEMPERATURE):g}"
-    # Ollama's own context may be smaller, and it does not draw from all tokens with their own probabilities.
+    # Ollama's defaults have a smaller context, and change the probabilities of the tokens.
     settings = {"temperature": temperature, "num_ctx": min(context, max(CONTEXT, longest))}
     settings |= {"top_k": 0, "top_p": 1, "min_p": 0, "repeat_penalty": 1}
     lines = [f"FROM ./{file}", f"TEMPLATE {_quoted(template)}"]
     lines += [f"SYSTEM {_quoted(system)}"] if system else []
-    lines += [f"MESSAGE {one['role']} {_quoted(one['content'])}" for one in shown if one["role"] != "system"]
+    lines += [f"MESSAGE {turn['role']} {_quoted(turn['content'])}" for turn in examples if turn["role"] != "system"]
     lines += [f"PARAMETER {name} {value}" for name, value in settings.items()]
     lines += [f"PARAMETER stop {_quoted(stop)}" for stop in stops]
     return "\n".join(lines) + "\n"
 
 
-def _of(role: str, text: str) -> str:
-    """Return a text that the template writes into the turns of one role."""
+def _for_role(role: str, text: str) -> str:
+    """Return template code that writes a text only in the turns of one role."""
     return f'{{{{ if eq .Role "{role}" }}}}{_go(text)}{{{{ end }}}}' if text else ""
 
 
 def _go(text: str) -> str:
+    """Escape a text for a template of Go."""
     return text.replace("{{", '{{ "{{" }}')
 
 
 def _quoted(text: str) -> str:
-    """Return the text in a Modelfile's quotes, without escapes: it ends where a line ends with three quotes."""
+    """Return the text in a Modelfile's quotes, which know no escapes: three quotes at the end of a line end it."""
     if re.search(r'"""\s*[\r\n]', text):
         reason = (
             f"a Modelfile cannot hold {visible(text)[:LONGEST_SHOWN]!r}, because a line in it ends with three "
@@ -99,20 +100,20 @@ def _quoted(text: str) -> str:
 
 
 def _form(prompter: Prompter, messages: Messages) -> tuple[Form, str]:
-    """Return the form that writes what the chat template writes, and the system message ("" for none)."""
+    """Return the form that reproduces the chat template, and the system message ("" for none)."""
     tokenizer = prompter.tokenizer
     bos = tokenizer.bos_token
-    adds_bos = bos and tokenizer("1")["input_ids"][0] == tokenizer.bos_token_id  # as llama.cpp then does
-    again = [*messages, {"role": "assistant", "content": ANSWER}, messages[-1]]
-    written = []
-    for turns in (messages, again):
+    adds_bos = bos and tokenizer("1")["input_ids"][0] == tokenizer.bos_token_id  # then llama.cpp adds it, too
+    longer = [*messages, {"role": "assistant", "content": ANSWER}, messages[-1]]
+    examples = []
+    for turns in (messages, longer):
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True, **prompter.settings.template}
         text = tokenizer.apply_chat_template([*turns], **options)
-        others = [one for one in turns if one["role"] != "system"]
-        written.append((others, text.removeprefix(bos) if adds_bos else text))
-    for form, system in _candidates(written[0][1]):
-        added = [{"role": "system", "content": system}] if system else []
-        if all(form.text([*added, *others]) == text for others, text in written):
+        others = [turn for turn in turns if turn["role"] != "system"]
+        examples.append((others, text.removeprefix(bos) if adds_bos else text))
+    for form, system in _candidates(examples[0][1]):
+        first = [{"role": "system", "content": system}] if system else []
+        if all(form.text([*first, *others]) == text for others, text in examples):
             return form, system
     reason = f"the chat template of this model is not one of {', '.join(FORMS)}, and a template for Ollama would "
     reason += "have to be guessed"
@@ -120,7 +121,7 @@ def _form(prompter: Prompter, messages: Messages) -> tuple[Form, str]:
 
 
 def _candidates(prompt: str) -> Iterator[tuple[Form, str]]:
-    """Yield the forms that may have written a prompt, and the system message that each finds in it."""
+    """Yield the forms that may match a prompt, each with the system message that it finds there."""
     for form in FORMS.values():
         begin = form.begin.format(role="system")
         system = prompt[len(begin) :].partition(form.end)[0] if prompt.startswith(begin) else ""

@@ -1,7 +1,8 @@
-"""Writes a tokenizer into a GGUF file, where llama.cpp splits text by a name, not by a regular expression of its own.
+"""Write a tokenizer into a GGUF file. The file names one of llama.cpp's ways to split a text into words, instead of a
+regular expression.
 
-llama.cpp's converter finds that name by a hash of how a tokenizer splits a certain text, which only finds vocabularies
-that it knows. Here it follows from the rules in tokenizer.json, so it is also found for a vocabulary of one's own.
+llama.cpp's converter finds that name by hashing how a tokenizer splits a certain text, which works only for those
+vocabularies that it knows. Here it follows from the rules in tokenizer.json, also for a custom vocabulary.
 """
 
 import json
@@ -25,9 +26,9 @@ BY_CASE = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + SPACES
 )
-SPACE = "▁"  # of SentencePiece
+SPACE = "▁"  # SentencePiece's symbol for a space
 BYTE = re.compile("<0x[0-9A-F]{2}>")
-# Llama.cpp's name for how a text is split, and whether a word of the vocabulary is taken without merging its parts.
+# llama.cpp's names, by the splits of a text, and by whether a word in the vocabulary is a token without any merges.
 PRE = {
     (("gpt-2",), False): "gpt-2",
     (("digits", "gpt-2"), False): "smollm",
@@ -40,7 +41,7 @@ PRE = {
 
 
 def pre_of(rules: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name for how a tokenizer splits a text. Raise ModelError for one that it may not know."""
+    """Return llama.cpp's name for the splits of a tokenizer. Raise ModelError for one that it may not support."""
     model, normalizer = rules["model"], rules.get("normalizer")
     if model["type"] != "BPE":
         raise _unknown(f"it is a {model['type']}, not BPE")
@@ -54,7 +55,7 @@ def pre_of(rules: Mapping[str, Any]) -> str:
 
 
 def begins_with_space(rules: Mapping[str, Any]) -> bool:
-    """Return True if a SentencePiece tokenizer puts a space before a text. Raise ModelError if it does more."""
+    """Return True if a SentencePiece tokenizer adds a space before a text. Raise ModelError if it does more."""
     model, normalizer, splits = rules["model"], rules.get("normalizer"), rules.get("pre_tokenizer") or {}
     steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
     seen = [step.get("prepend") or (step.get("pattern"), step.get("content")) for step in steps if step]
@@ -65,18 +66,18 @@ def begins_with_space(rules: Mapping[str, Any]) -> bool:
         return False
     scheme = None if seen or splits.get("split") else splits.get("prepend_scheme")
     if model["type"] == "BPE" and scheme in ("always", "never"):
-        return bool(scheme == "always")  # with `first` there is no space behind a special token, and llama.cpp adds one
-    raise _unknown(f"it is of the SentencePiece kind, with {json.dumps([normalizer, splits])[:200]}")
+        return bool(scheme == "always")  # after a special token, `first` adds no space, but llama.cpp does
+    raise _unknown(f"it is a SentencePiece tokenizer with {json.dumps([normalizer, splits])[:200]}")
 
 
 def _unknown(reason: str) -> ModelError:
-    remedy = f"Known are those that llama.cpp calls {', '.join(PRE.values())}. Export --to safetensors, and convert "
-    remedy += "that with llama.cpp's convert_hf_to_gguf.py"
+    remedy = f"Supported are those that llama.cpp calls {', '.join(PRE.values())}. Export --to safetensors, and "
+    remedy += "convert that with llama.cpp's convert_hf_to_gguf.py"
     return ModelError("--to gguf", f"this tokenizer cannot be written ({reason})", remedy)
 
 
 def _splits(rule: Mapping[str, Any] | None) -> Iterator[str]:
-    """Return the parts of a pre-tokenizer that split, as regular expressions or by name."""
+    """Yield the parts of a pre-tokenizer that split, as regular expressions or names."""
     if not rule:
         return
     kind = rule["type"]
@@ -105,7 +106,7 @@ def write(writer: gguf.GGUFWriter, tokenizer: Any, size: int, end_of_turn: int |
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
         writer.add_add_space_prefix(begins_with_space(rules))
-        first: dict[str, int] = {}  # llama.cpp merges what has the higher score, and not what comes first in this list
+        first: dict[str, int] = {}  # llama.cpp merges by the highest score instead of the order of the merges
         for rank, (left, right) in enumerate(merges):
             first.setdefault(left + right, rank)
         writer.add_token_scores([-float(first.get(token, len(merges))) for token in tokens])
@@ -129,13 +130,13 @@ def write(writer: gguf.GGUFWriter, tokenizer: Any, size: int, end_of_turn: int |
 
 
 def template_of(tokenizer: Any) -> str | None:
-    """Return the chat template of a conversation without tools."""
-    found: str | None = tokenizer.chat_template
-    return found["default"] if isinstance(found, dict) else found or None
+    """Return the chat template for a conversation without tools."""
+    template: str | None = tokenizer.chat_template
+    return template["default"] if isinstance(template, dict) else template or None
 
 
 def _tokens(tokenizer: Any, size: int) -> tuple[list[str], list[int]]:
-    """Return the text and the kind of each token; embeddings without a token get a name that no text has."""
+    """Return the text and the kind of each token. Embeddings without a token get a placeholder."""
     by_id = {index: text for text, index in tokenizer.get_vocab().items()}
     added = tokenizer.added_tokens_decoder
     tokens: list[str] = []
