@@ -2,18 +2,18 @@
 
 The folders are the steps of the algorithm; read them in the order in which a training step uses them:
 
-    problem/       the questions, and the prompts a model sees
+    problem/       the questions, and the prompts that a model sees
     rollout/       groups of answers to each prompt, from a sampler
-    reward/        what each answer is worth
+    reward/        the reward of each answer
     advantage.py   how much better an answer is than the rest of its group
     batch/         rows of tokens, packed into micro-batches
     loss/          log-probs and objectives
-    step/          one update of what is trained, by the DeepSpeed engine
+    step/          one update of the adapter or model, by the DeepSpeed engine
 
 `loop.py` runs these seven steps, and `records.py` has the records that travel between them.
 
-From Python: `from octet import resolve, train`; docs/python.md has examples. The public names are imported at
-their first use, so that no command waits for them; __init__.pyi has their types.
+From Python: `from octet import resolve, train`; docs/python.md has examples. The public names are imported when they
+are first used, so that no command waits for them; __init__.pyi has their types.
 """
 
 from importlib import import_module
@@ -38,5 +38,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names that completion offers."""
+    """Return the public names, for completion."""
     return [*_PLACES, "__version__"]

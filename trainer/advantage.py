@@ -12,11 +12,11 @@ from statistics import fmean
 from trainer.config.settings import Algorithm, Config
 from trainer.records import ScoredGroup
 
-Gather = Callable[[list[float]], list[list[float]]]  # brings the list of every rank to every rank
+Gather = Callable[[list[float]], list[list[float]]]  # returns the lists of all ranks on every rank
 
 
 def deviation(values: Sequence[float], ddof: int) -> float:
-    """Return the standard deviation, or 0 for too few values to have one."""
+    """Return the standard deviation; 0 for too few values."""
     if len(values) <= ddof:
         return 0.0
     mean = fmean(values)
@@ -60,7 +60,7 @@ def live_groups(groups: Sequence[ScoredGroup], drops_dead: bool) -> list[ScoredG
 
 
 def step_deviation(groups: Iterable[ScoredGroup], config: Config, gather: Gather) -> float:
-    """Return the standard deviation of all rewards of the step, on all ranks, if the advantage is measured in it."""
+    """Return the standard deviation of all rewards of the step, on all ranks, if the advantage is divided by it."""
     if config.algorithm.advantage != "batch_std":
         return 0.0
     rewards = gather([reward for group in groups for reward in scored(parted(group, config)[0])])
@@ -68,7 +68,7 @@ def step_deviation(groups: Iterable[ScoredGroup], config: Config, gather: Gather
 
 
 def parted(group: ScoredGroup, config: Config) -> tuple[Sequence[float | None], Sequence[float]]:
-    """Return what is divided by a deviation, and the shaping, which `reward.gate` keeps out of the division."""
+    """Return the rewards to divide by a deviation, and the shaping, which `reward.gate` excludes from the division."""
     if not config.gates_shaping:
         return group.rewards_G, [0.0] * len(group.scores)
     return without_shaping(group), group.shaping_G
@@ -79,29 +79,28 @@ def without_shaping(group: ScoredGroup) -> list[float | None]:
 
 
 def of_group(group: ScoredGroup, config: Config, spread: float = 0.0) -> list[float | None]:
-    """Return one advantage per completion. With `reward.gate` the shaping adds its difference from the mean of the
-    group, measured in what a right answer earns: its weight keeps its meaning, whatever the group. Shaping that varies
-    by more than that is divided by its own deviation."""
+    """Return one advantage per completion. With `reward.gate`, the centred shaping is added as a multiple of the reward
+    for a right answer, so that its weight means the same in every group. Shaping with a larger deviation is divided by
+    that instead."""
     values_G, shaping_G = parted(group, config)
-    moved_G = centred(shaping_G)
     unit = max(config.pay_of_right, deviation(shaping_G, 0)) or 1.0
-    pairs = zip(of(values_G, config.algorithm, spread), moved_G, strict=True)
-    return [None if value is None else value + moved / unit for value, moved in pairs]
+    pairs = zip(of(values_G, config.algorithm, spread), centred(shaping_G), strict=True)
+    return [None if value is None else value + shaping / unit for value, shaping in pairs]
 
 
 def decided_by_shaping(
     groups: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]], config: Config, spread: float
 ) -> tuple[float, float]:
-    """Return by how much shaping moves the advantages, and their size: sums of absolute values."""
+    """Return the sums of absolute values of the changes that shaping makes to the advantages, and of the advantages."""
     plain = [of(without_shaping(group), config.algorithm, spread) for group in groups]
-    both = [pair for pairs in map(zip, advantages, plain) for pair in pairs]
-    known = [(one, other) for one, other in both if one is not None and other is not None]
-    return sum(abs(one - other) for one, other in known), sum(abs(one) for one, _ in known)
+    pairs = [pair for per_group in map(zip, advantages, plain) for pair in per_group]
+    known = [(value, without) for value, without in pairs if value is not None and without is not None]
+    return sum(abs(value - without) for value, without in known), sum(abs(value) for value, _ in known)
 
 
 def of(rewards_G: Sequence[float | None], settings: Algorithm, spread: float = 0.0) -> list[float | None]:
-    """Return one advantage per reward; `spread` is the `step_deviation`. A completion without a reward has none and is
-    no part of the group."""
+    """Return one advantage per reward; `spread` is the `step_deviation`. A completion without a reward has no advantage
+    and does not count in the group."""
     known = scored(rewards_G)
     values = iter(ADVANTAGES[settings.advantage](known, settings, spread) if known else [])
     return [None if reward is None else next(values) for reward in rewards_G]

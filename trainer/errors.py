@@ -1,20 +1,20 @@
-"""The errors that Octet raises for the user to read.
+"""The errors that Octet raises for its users.
 
     OctetError
-    ├── ConfigError      (ValueError)  a setting: its key and value, what is wrong, what to write instead
+    ├── ConfigError      (ValueError)  a setting: its key and value, the reason, and what to write instead
     ├── DataError        (ValueError)  a data set, a record, a file of completions
-    ├── RewardError      (ValueError)  a reward function that a user wrote
+    ├── RewardError      (ValueError)  a reward function of the user
     ├── ModelError       (ValueError)  a model or tokenizer that cannot be found or used
-    ├── CheckpointError                a checkpoint that is missing, incomplete or of another run
-    ├── MergeError                     a merged model that is not the model that was trained
+    ├── CheckpointError                a checkpoint that is missing, incomplete or from another run
+    ├── MergeError                     a merged model that differs from the trained model
     ├── TrainingError                  training that must not continue: non-finite loss, adapter that never changed
     │   └── EndedByAlarm               an alarm about the health of a run, with run.strict_health=true
-    ├── NotLearned                     a run that has ended well, and has not learned, with run.strict_verdict=true
+    ├── NotLearned                     a complete run that has not learned, with run.strict_verdict=true
     ├── ClusterError                   ranks that cannot connect, a job that Slurm refuses
-    │   └── LostRank                   a rank that died or stopped answering during a run
-    └── Interrupted                    no error: the run was told to stop, has saved everything, and can continue
+    │   └── LostRank                   a rank that died or stopped responding during a run
+    └── Interrupted                    no error: the run was asked to stop, has saved everything, and can continue
 
-The command line prints the message and ends with the error's status, usually 2; `--debug` adds the traceback.
+The command line prints the message and exits with the error's status, usually 2; `--debug` adds the traceback.
 Text written by a *model* never raises: it scores 0 and is counted.
 """
 
@@ -24,15 +24,15 @@ from typing import Literal
 
 
 class OctetError(Exception):
-    """Base class; the message is meant for the person who started the run. `named` is what is wrong as the user writes
-    it: `rollout.group_size=1`, `--out FOLDER`, or a path. An error about nothing that has a name is one text."""
+    """Base class of errors whose message is for the person who started the run. `named` is the culprit as the user
+    writes it: `rollout.group_size=1`, `--out FOLDER`, or a path. An error without a culprit is a single text."""
 
     status = 2  # exit status of the command
-    is_of_all = False  # every rank raises it, so only rank 0 prints it
+    is_of_all = False  # True if every rank raises it, so that only rank 0 prints it
 
     def __init__(self, named: object, reason: str = "", remedy: str = "") -> None:
-        found = re.fullmatch(r"([\w.]+(?==)|--[\w-]+)[= ](.*)", str(named), re.DOTALL) if reason or remedy else None
-        self.key, self.value = found.groups() if found else (str(named) if reason or remedy else "", "")
+        parts = re.fullmatch(r"([\w.]+(?==)|--[\w-]+)[= ](.*)", str(named), re.DOTALL) if reason or remedy else None
+        self.key, self.value = parts.groups() if parts else (str(named) if reason or remedy else "", "")
         self.reason, self.remedy = reason, remedy
         start = f"{named}:" if reason else f"{named} cannot be used." if remedy else named
         sentences = [part if part[-1] in ".?" else f"{part}." for part in (reason, remedy) if part]
@@ -60,14 +60,14 @@ class CheckpointError(OctetError): ...
 
 
 class MergeError(OctetError):
-    status = 1  # everything has been done and written, and something is wrong with it
+    status = 1  # everything was written, but it is wrong
 
 
 class TrainingError(OctetError): ...
 
 
 class EndedByAlarm(TrainingError):
-    status = 5  # training works, and something is wrong with what it learns; 3 and 4 are those of NotLearned
+    status = 5  # training works, but the model learns something wrong; NotLearned has 3 and 4
 
 
 class NotLearned(OctetError):
@@ -80,7 +80,7 @@ class ClusterError(OctetError): ...
 
 
 class LostRank(ClusterError):
-    status = 76  # job scripts requeue the job, because a node may be to blame
+    status = 76  # job scripts requeue the job, because a node may be the cause
 
 
 class Interrupted(OctetError):
@@ -89,8 +89,8 @@ class Interrupted(OctetError):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check of the machine, the settings or a run has found. A note asks for nothing, a warning names a remedy,
-    and `end` says that a run cannot start or go on."""
+    """The result of a check of the machine, the settings or a run. A note needs no action, a warning names a remedy,
+    and with `end` a run cannot start or continue."""
 
     severity: Literal["note", "warn", "end"]
     name: str

@@ -9,10 +9,10 @@ from typing import NamedTuple
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 SIGNIFICANT = 0.05
-LEAST_SEEDS = 3  # the spread over fewer seeds says too little about other seeds
-POWER = 0.8  # if the spread of the seeds were known
-FOUND = 0.7  # with the spread of a few seeds, in simulations
-WIDEST = 4.0  # an interval of a share that reaches further says nothing
+LEAST_SEEDS = 3  # fewer seeds say too little about the variance over seeds
+POWER = 0.8  # the power of a test if the variance over seeds were known
+FOUND = 0.7  # its power with the variance of a few seeds, in simulations
+WIDEST = 4.0  # an interval of a share that reaches further is useless
 
 Table = Sequence[Sequence[float]]  # a row for each seed, with a number for each problem
 
@@ -34,12 +34,13 @@ def wilson(successes: float, trials: float) -> tuple[float, float]:
 
 
 def share_of(values: Sequence[float], answers_each: float = 1.0) -> Share:
-    """Return the mean of one value between 0 and 1 for each problem, with a Wilson interval. Eight answers to one
-    problem are not eight independent answers. The interval uses the number of independent answers that would have the
-    same variance, `mean * (1 - mean) / (variance over problems / problems)`. It equals the number of problems if all
-    answers to a problem agree, so for one answer each the interval is exactly Wilson's. It is at most `answers_each`
-    times the number of problems, which it reaches if problems do not differ. If every value is 0, or every value is 1,
-    it is the number of problems."""
+    """Return the mean of one value between 0 and 1 for each problem, with a Wilson interval.
+
+    Eight answers to one problem are not eight independent answers. The interval uses the number of independent answers
+    that would have the same variance, `mean * (1 - mean) / (variance over problems / problems)`. This equals the number
+    of problems if all answers to a problem agree, so for one answer each the interval is exactly Wilson's. It is at
+    most `answers_each` times the number of problems. If all values are 0, or all are 1, it is the number of problems.
+    """
     mean, variance = fmean(values), pvariance(values)
     independent: float = len(values)
     if 0 < mean < 1:
@@ -49,20 +50,20 @@ def share_of(values: Sequence[float], answers_each: float = 1.0) -> Share:
 
 
 def pass_at(k: int, answers: int, correct: int) -> float:
-    """Return the probability that at least one of k answers, drawn without replacement, is right. Chen et al. 2021,
-    equation 1. It is unbiased; 1 - (1 - accuracy) ** k is not."""
+    """Return the probability that at least one of k answers, drawn without replacement, is right (Chen et al. 2021,
+    equation 1). This is unbiased, unlike 1 - (1 - accuracy) ** k."""
     return 1 - comb(answers - correct, k) / comb(answers, k)
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, float]:
-    """Return the problems gained, the problems lost, and the p-value of the exact McNemar test."""
+    """Return the numbers of problems gained and lost, and the p-value of the exact McNemar test."""
     gained = sum(new and not old for old, new in zip(before, after, strict=True))
     lost = sum(old and not new for old, new in zip(before, after, strict=True))
     return gained, lost, _exact(gained, lost)
 
 
 def visible_gain(problems: int) -> float | None:
-    """Return the smallest gain that McNemar's test finds if one right problem in twenty turns wrong; or None."""
+    """Return the smallest gain that McNemar's test detects if one right problem in twenty turns wrong, or None."""
     lost = round(problems / 20)
     gained = next((count for count in range(lost, problems - lost + 1) if _exact(count, lost) < SIGNIFICANT), None)
     return None if gained is None else (gained - lost) / problems
@@ -81,10 +82,9 @@ def _exact(gained: int, lost: int) -> float:
 
 
 def paired_difference(gained: int, lost: int, problems: int) -> Share:
-    """Return the difference of two accuracies on the same problems. Wald's interval for paired shares with half a
-    problem added to each of the four cells (Agresti and Min 2005) and a continuity correction. Where it leaves 0 out
-    and the exact McNemar test does not, or the other way round, which it may by the last digit, its end is moved across
-    0."""
+    """Return the difference of two accuracies on the same problems, with Wald's interval for paired shares, half a
+    problem added to each of the four cells (Agresti and Min 2005), and a continuity correction. If the interval and the
+    exact McNemar test disagree whether the difference may be 0, the end of the interval is moved across 0."""
     total = problems + 2
     middle = (gained - lost) / total
     half = Z * sqrt(gained + lost + 1 - (gained - lost) ** 2 / total) / total + 1 / problems
@@ -95,7 +95,7 @@ def paired_difference(gained: int, lost: int, problems: int) -> Share:
 
 
 def mean_of(values: Sequence[float], least_error: float = 0.0) -> tuple[Share, float]:
-    """Return the mean of a number for each problem with Student's interval, and p of the hypothesis that it is 0."""
+    """Return the mean of one value for each problem with Student's interval, and p for the hypothesis that it is 0."""
     mean, freedom = fmean(values), max(1, len(values) - 1)
     error = max(least_error, stdev(values) / sqrt(len(values)) if len(values) > 1 else abs(mean))
     half = error * quantile((1 + CONFIDENCE) / 2, freedom)
@@ -103,26 +103,26 @@ def mean_of(values: Sequence[float], least_error: float = 0.0) -> tuple[Share, f
 
 
 def paired_rewards(changes: Sequence[float]) -> tuple[float, Share]:
-    """Return p of the paired t test of the rewards of the same problems, by their changes, and the mean change. The
-    error is at least what one problem with the largest change, among others without any, would give: a few problems
-    that happen to rise by the same say little about others."""
-    moved = changes or [0.0]
-    mean, p = mean_of(moved, max(map(abs, moved)) / len(moved))
+    """Return p of the paired t test and the mean change, for the changes of rewards on the same problems. The error is
+    at least that of the largest change among zeros, because a few problems that happen to change equally say little
+    about others."""
+    changes = changes or [0.0]
+    mean, p = mean_of(changes, max(map(abs, changes)) / len(changes))
     return p, mean
 
 
 def corrected(ps: Sequence[float]) -> list[float]:
-    """Return the p-values of several tests after Holm's correction, in their order."""
+    """Return the p-values of several tests after Holm's correction, in the same order."""
     order = sorted(range(len(ps)), key=lambda index: ps[index])
-    found, largest = [0.0] * len(ps), 0.0
+    adjusted, largest = [0.0] * len(ps), 0.0
     for rank, index in enumerate(order):
         largest = max(largest, min(1.0, ps[index] * (len(ps) - rank)))
-        found[index] = largest
-    return found
+        adjusted[index] = largest
+    return adjusted
 
 
 def two_sided(t: float, freedom: float) -> float:
-    """Return the probability of a value of Student's t as far from 0."""
+    """Return the probability that Student's t is at least as far from 0."""
     from mpmath import betainc
 
     return float(betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True))
@@ -130,7 +130,7 @@ def two_sided(t: float, freedom: float) -> float:
 
 @lru_cache(maxsize=1024)
 def quantile(probability: float, freedom: float) -> float:
-    """Return the value below which Student's t is with a probability of more than a half."""
+    """Return the quantile of Student's t for a probability above a half."""
     low, high = 0.0, 1e3
     while high - low > 1e-6:
         middle = (low + high) / 2
@@ -139,23 +139,23 @@ def quantile(probability: float, freedom: float) -> float:
 
 
 def rise(values: Sequence[float], part: int) -> Share:
-    """Return by how much the mean of the last values is above that of the first, with Welch's interval."""
+    """Return the mean of the last values minus that of the first ones, with Welch's interval."""
     first, last = values[:part], values[-part:]
-    one, other = variance(first), variance(last)
-    freedom = (part - 1) * (one + other) ** 2 / (one**2 + other**2) if one or other else part - 1
-    half = quantile((1 + CONFIDENCE) / 2, int(freedom)) * sqrt((one + other) / part)
+    before, after = variance(first), variance(last)
+    freedom = (part - 1) * (before + after) ** 2 / (before**2 + after**2) if before or after else part - 1
+    half = quantile((1 + CONFIDENCE) / 2, int(freedom)) * sqrt((before + after) / part)
     change = fmean(last) - fmean(first)
     return Share(change, change - half, change + half)
 
 
-# How much two arms of a study differ, for other seeds and for other problems than those that were seen.
+# The difference between two arms of a study, generalised to other seeds and other problems.
 #
 # Every arm is trained with the same seeds and asked the same problems, so two arms have a difference for each seed and
-# problem: 1, 0 or -1 where each answer is right or wrong. Seeds and problems are both samples, which cross: a seed
-# shifts all problems of its run, and a problem is easier for one arm in all its runs. The variance of the mean
-# difference is the sum of a part of the seeds, one of the problems and one of what is left (the analysis of variance
-# of two crossed random factors), and the t distribution has Satterthwaite's degrees of freedom. `bench/coverage.py`
-# shows by simulation how often the intervals contain the truth.
+# problem: 1, 0 or -1 if each answer is right or wrong. Seeds and problems are two crossed random factors: a seed shifts
+# all problems of its run, and a problem may be easier for one arm in all its runs. The variance of the mean difference
+# is the sum of the components of seeds, of problems and of the residual (analysis of variance), and the t distribution
+# has Satterthwaite's degrees of freedom. `bench/coverage.py` shows by simulation how often the intervals contain the
+# truth.
 
 
 class Effect(NamedTuple):
@@ -164,13 +164,13 @@ class Effect(NamedTuple):
     value: float
     error: float  # standard error
     freedom: float  # degrees of freedom of the t distribution
-    error_of_seeds: float  # standard error of the mean of so many seeds, on these problems
+    error_of_seeds: float  # standard error of the mean over seeds, on these problems
     seeds: int
 
     @property
     def p(self) -> float:
-        """Return the larger of two p-values: of seeds and problems together, and of the seeds alone. With few seeds the
-        first is too small where the seeds differ by more than their sample shows."""
+        """Return the larger of two p-values: for seeds and problems together, and for seeds alone. With few seeds, the
+        first one is too small if seeds differ by more than their sample shows."""
         of_seeds = two_sided(self.value / self.error_of_seeds, self.seeds - 1)
         return max(two_sided(self.value / self.error, self.freedom), of_seeds)
 
@@ -180,8 +180,8 @@ class Effect(NamedTuple):
         return max(-1.0, self.value - half), min(1.0, self.value + half)
 
     def detectable(self, comparisons: int = 1) -> float:
-        """Return a difference that a study of this size, with so many comparisons, finds with a probability of about
-        `FOUND`, even if none of the others is found."""
+        """Return the difference that a study of this size detects with a probability of about `FOUND`, even if it
+        detects none in its other comparisons."""
         level = 1 - (1 - CONFIDENCE) / comparisons / 2
         tests = ((self.error, self.freedom), (self.error_of_seeds, self.seeds - 1))
         return max(error * (quantile(level, freedom) + quantile(POWER, freedom)) for error, freedom in tests)
@@ -197,23 +197,23 @@ def effect(differences_SP: Table) -> Effect:
     squares = fsum((value - mean) ** 2 for row in differences_SP for value in row)
     rest = squares - by_seed * (seeds - 1) - by_problem * (problems - 1)
     rest = max(0.0, rest) / ((seeds - 1) * (problems - 1))
-    of_seed = max(0.0, by_seed - rest)  # what seeds add to the noise of single answers
-    spread = by_problem + of_seed
-    error = max(sqrt(spread / seeds / problems), 1 / problems)  # never less than one problem
-    # The seeds count even where they add nothing here: a few that happen to agree say little about others
+    of_seed = max(0.0, by_seed - rest)  # the variance of seeds in addition to the noise of single answers
+    total = by_problem + of_seed
+    error = max(sqrt(total / seeds / problems), 1 / problems)  # at least one problem
+    # Seeds count here even if they add no variance, because a few seeds that happen to agree say little about others.
     parts = by_seed**2 / (seeds - 1) + by_problem**2 / (problems - 1)
-    freedom = min(max(spread**2 / parts, seeds - 1), problems - 1) if parts else problems - 1
+    freedom = min(max(total**2 / parts, seeds - 1), problems - 1) if parts else problems - 1
     return Effect(mean, error, freedom, max(stdev(of_seeds) / sqrt(seeds), 1e-12), seeds)
 
 
 def is_enough(differences_SP: Table) -> bool:
-    """Return True for enough seeds and problems to say how much others differ."""
+    """Return True if there are enough seeds and problems to generalise to others."""
     return len(differences_SP) >= LEAST_SEEDS and len(differences_SP[0]) > 1
 
 
 def share_reached(of_control: Table, of_arm: Table) -> tuple[float, float, float] | None:
-    """Return which share of the gain of an arm its control reaches, with an interval; None if it has no end. Fieller's
-    interval: all shares for which `control - share * arm` does not differ from zero."""
+    """Return the share of an arm's gain that its control reaches, with Fieller's interval: all shares for which
+    `control - share * arm` does not differ significantly from zero. Return None if the interval is too wide."""
 
     def is_inside(share: float) -> bool:
         pairs = zip(of_control, of_arm, strict=True)

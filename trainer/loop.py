@@ -1,22 +1,22 @@
-"""train(): problem -> rollout -> reward -> advantage -> batch -> loss -> step, in this order. And warm_up().
+"""train() runs problem -> rollout -> reward -> advantage -> batch -> loss -> step, and warm_up() trains on solutions.
 
 Where this GRPO departs from the paper (Shao et al. 2024), and why:
 
 1. The loss is a sum over tokens divided by the tokens of the step, over all micro-batches and ranks. The paper takes a
    mean for each answer first, which favours short right answers and long wrong ones (`algorithm.aggregation=grpo`).
-2. Groups whose rewards are all the same are dropped. Their advantages are zero; what changes is the mean, which is over
-   the tokens that are left. `rollout.dead_groups=keep` takes the mean over all tokens, as the paper does.
+2. Groups whose rewards are all the same are dropped. Their advantages are zero, but the loss is then a mean over the
+   remaining tokens. `rollout.dead_groups=keep` takes the mean over all tokens, as the paper does.
 3. One update for each batch of answers, so the ratio is exactly 1 in value and only its gradient counts
    (`algorithm.epochs`, `algorithm.minibatches` make more).
 4. No KL term and no reference model: the adapter is small and the run is short (`algorithm.kl.coef` adds both).
 5. The temperature divides the logits in training as it does in sampling: otherwise the ratio is not 1.
 
-A warm-up is supervised training on solutions. A solution is a row like any other, with an advantage of 1. So the loss
-is the cross-entropy of the answers' tokens, divided once by their number over all micro-batches and ranks.
+A warm-up is supervised training on solutions. A solution is a row like any other, with an advantage of 1, so the loss
+is the cross-entropy of its tokens, divided once by their number over all micro-batches and ranks.
 
-The clock (`phases`) has fewer words than the algorithm: rewards are computed in `rollout`, group by group while others
-are sampled, and the loss in `step`, micro-batch by micro-batch. `score` computes log-probs that the loss has to know
-before the first update: of the policy that sampled, of the reference, of a teacher.
+The timer (`phases`) has fewer phases than the algorithm: rewards are computed in `rollout`, group by group while others
+are sampled, and the loss in `step`, micro-batch by micro-batch. `score` computes log-probs that the loss needs before
+the first update: those of the policy that sampled, of the reference, and of a teacher.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ from trainer.watch.phases import Phases
 from trainer.watch.step_metrics import Health, metrics_of_updates
 from trainer.watch.tally import Tally
 
-TAUGHT = ("loss", "entropy")  # what is logged of the rows of a warm-up; the rest compares them with a sampler
+TAUGHT = ("loss", "entropy")  # logged metrics of a warm-up's rows; the others compare them with a sampler
 
 
 def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, log: RunLog) -> None:
@@ -51,7 +51,7 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
         with phases("problem"):
             prompts = rollouts.prompts_of(step)
         with phases("rollout"), policy.gathered():  # a group is scored while the next ones are sampled
-            # A resumed run starts from the saved policy, so no run samples ahead of a save.
+            # A resumed run starts from the saved policy, so no run samples ahead at a save.
             is_saved = log.is_checkpoint(done) or evaluator.history.is_due(done)
             samples_ahead = bool(config.rollout.ahead) and not is_saved
             groups = rollouts.scored_groups(prompts, step, tally, samples_ahead)
@@ -85,7 +85,7 @@ def warm_up(
         with phases("samples"):
             sampled = lessons.begin(step, rollouts, updater, log)
         with phases("batch"):
-            idle = replace(lessons.rows[0], weight=0.0)  # for a rank without solutions
+            idle = replace(lessons.rows[0], weight=0.0)  # the row of a rank without solutions
             rows = lessons.of(step)
             minibatches = pack.minibatches(rows, idle, config, updater.packer)
         with phases("score"):
@@ -94,13 +94,14 @@ def warm_up(
             updates = updater.update(scored, step, tally)
         measured = health.of(step + 1, updates, rows)
         means = tally.means(distributed.gather)
-        metrics = {"tokens": sum(one.tokens for one in minibatches), **{name: means[name] for name in TAUGHT}}
+        tokens = sum(minibatch.tokens for minibatch in minibatches)
+        metrics = {"tokens": tokens, **{name: means[name] for name in TAUGHT}}
         log.step(step + 1, [], sampled | metrics | metrics_of_updates(updates) | phases.metrics(), measured)
 
 
 def steps(updater: Updater, evaluator: Evaluator, log: RunLog) -> Iterator[tuple[int, Tally, Phases]]:
-    """Yield the steps of this start, to the last or to an early stop. After each, do what is due: save, stop, evaluate.
-    A signal may end an evaluation at once, so it comes last."""
+    """Yield the remaining steps, to the last one or an early stop. After each step, save, stop or evaluate if that is
+    due. A signal may end an evaluation at once, so it comes last."""
     history = evaluator.history
     log.screen.start()
     if history.was_interrupted_at(log.first_step):
@@ -134,14 +135,14 @@ def evaluate(evaluator: Evaluator, log: RunLog, step: int) -> None:
 
 @dataclass(slots=True)
 class Lessons:
-    """The solutions that a warm-up teaches now, as rows."""
+    """The solutions that a warm-up currently trains on, as rows."""
 
     config: Config
     rows: Sequence[TrainingRow]
 
     def begin(self, step: int, rollouts: Rollouts, updater: Updater, log: RunLog) -> dict[str, float]:
-        """Sample solutions where a round of own answers begins, or read them where a run goes on within one. Return
-        what is logged of them. Every rank calls it."""
+        """With `warmup.from=samples`, sample answers at the start of a round, or read those of a round that a run
+        resumes. Return their metrics. Every rank calls this."""
         if self.config.warmup.source == "solutions":
             return {}
         number, place = self_training.round_of(self.config.warmup, step)

@@ -1,4 +1,4 @@
-"""The policy, as the loop and its parts see it. `step/engine.py` has the one that is trained."""
+"""The interface of the policy for the loop and its parts. `step/engine.py` implements it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,14 +9,14 @@ from trainer.records import Scores, TrainingBatch, Update
 
 
 class Policy(Protocol):
-    """The model that learns, inside its engine. Every rank calls every method, but for `write_model`."""
+    """The model that learns, inside its engine. Every rank calls every method, except `write_model`."""
 
     is_displaced: bool
-    """True while the weights are moved aside for a second gradient: what is scored then is not logged."""
+    """True while the weights are displaced for a second gradient, whose scores are not logged."""
 
     @property
     def bad_updates_allowed(self) -> int:
-        """How many updates in a row may be skipped because the gradient is not finite."""
+        """The number of updates in a row that may be skipped because the gradient is not finite."""
 
     # one update
 
@@ -27,7 +27,7 @@ class Policy(Protocol):
         """Return log-probs and entropies without a gradient."""
 
     def backward(self, loss: Any) -> None:
-        """Add the gradient of a share of the loss to that of the update."""
+        """Add the gradient of a part of the loss to that of the update."""
 
     def set_learning_rate(self, step: int) -> None: ...
 
@@ -35,46 +35,46 @@ class Policy(Protocol):
         """Add up the gradients of every `backward` inside, and reduce them once over the ranks at the end."""
 
     def accumulate_regularised(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
-        """Add up the gradient with a penalty on its norm; return what was measured on the way."""
+        """Add up the gradient with a penalty on its norm; return measurements."""
 
     def step(self, measured: dict[str, float]) -> Update:
-        """Let the optimizer take a step on what has been added up."""
+        """Let the optimizer take a step with the accumulated gradient."""
 
     def rehearse(self, gradient: Callable[[], None]) -> None:
         """Do everything that an update does except its step."""
 
     def start_over(self) -> None:
-        """Forget the gradients that have been added up since the update began, by a pass that broke off, too."""
+        """Discard the gradients that have been added since the update began, also those of an interrupted pass."""
 
-    # other weights for a while
+    # temporarily other weights
 
     def as_base(self) -> AbstractContextManager[None]:
-        """Compute as the model did before the first update."""
+        """Compute as the model before the first update."""
 
     def as_reference(self) -> AbstractContextManager[None]:
-        """Compute as the model that the KL is measured against."""
+        """Compute as the reference model of the KL."""
 
     def as_teacher(self) -> AbstractContextManager[None]:
-        """Compute with the teacher's adapter, where it shares the base."""
+        """Compute with the teacher's adapter, if the teacher shares the base."""
 
     def refresh_reference(self, step: int) -> None:
         """Make the policy its own reference if `algorithm.kl.refresh` says so at this step."""
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Have all weights on every rank, for work that differs from rank to rank, such as sampling. Nothing is trained
+        """Gather all weights on every rank, for work that differs between ranks, such as sampling. Nothing is trained
         inside."""
 
     # a run
 
     def fingerprint(self) -> float:
-        """Return a number that changes when a trained parameter does."""
+        """Return a number that changes with the trained parameters."""
 
     def release(self) -> None:
-        """Free the memory of the model. Nothing can be done with it afterwards."""
+        """Free the memory of the model, which cannot be used afterwards."""
 
     def save(self, folder: Path) -> None: ...
 
     def load(self, folder: Path) -> None: ...
 
     def write_model(self, folder: Path) -> None:
-        """Write what was trained for other programs, on one rank, while all weights are there."""
+        """Write the trained adapter or model for other programs, on one rank, while all weights are gathered."""

@@ -1,6 +1,6 @@
-"""The records that travel through a step. They are frozen and complete when they are made.
+"""The records that travel through a step. They are frozen and complete when they are created.
 
-Axis letters, which end a name in place of a shape comment:
+Axis letters at the end of a name replace a shape comment:
 
     P  problems of a step          B  rows of a micro-batch
     G  completions of a problem    T  token positions
@@ -32,24 +32,24 @@ class Problem:
     question: str
     gold: str
     solution: str = ""  # a worked solution, for few-shot examples; may be empty
-    extra: Mapping[str, Any] = field(default_factory=dict)  # other columns, handed to custom rewards
-    messages: tuple[Mapping[str, Any], ...] = ()  # the conversation, where the data set brings one
-    stem: str = ""  # the question without its choices, where it has some
-    part: str = ""  # the task that it is of, in a mixture of several
-    where: str = field(default="", compare=False)  # its place in the data, for people
+    extra: Mapping[str, Any] = field(default_factory=dict)  # other columns, passed to custom rewards
+    messages: tuple[Mapping[str, Any], ...] = ()  # the conversation, if the data set has one
+    stem: str = ""  # the question without its choices, if it has some
+    part: str = ""  # the name of its task in a mixture
+    where: str = field(default="", compare=False)  # its location in the data, for people
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A problem as the model sees it. `tokens` is what is sampled from; `text` is only for people."""
+    """A problem as the model sees it. The model reads `tokens`; `text` is only for people."""
 
     problem: Problem
     text: str
     tokens: tuple[int, ...]
-    repeat: int = 0  # how often the step has this problem before; it gets other answers each time
-    place: int = 0  # among the prompts of the step, on all ranks
-    original: Problem | None = None  # as the data has it, where an environment asks something else than its question
-    most: int | None = None  # tokens that may follow, where these are fewer than the sampling allows
+    repeat: int = 0  # how often the problem occurs earlier in the step; each time it gets other answers
+    place: int = 0  # index among the prompts of the step, on all ranks
+    original: Problem | None = None  # the problem in the data, if an environment asks another question
+    most: int | None = None  # the most tokens that may follow, if fewer than the sampling allows
     stop: tuple[str, ...] = ()  # more strings that end its answers; samplers may decode beyond them
 
 
@@ -65,7 +65,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How an evaluation samples beside its greedy answers: `samples` per problem, and all of that `trials` times."""
+    """How an evaluation samples in addition to its greedy answers: `samples` per problem, repeated `trials` times."""
 
     samples: int
     temperature: float
@@ -74,14 +74,14 @@ class Draws:
 
 
 class Turn(NamedTuple):
-    """A text in an answer of several turns, and who wrote it."""
+    """A text in an answer of several turns, and its author."""
 
     role: Literal["model", "environment"]
     text: str
 
 
 class Segment(NamedTuple):
-    """A conversation of an agent with the model: what came before the first answer, and what follows it."""
+    """A conversation of an agent with the model: the prompt before the first answer, and everything that follows."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -91,26 +91,26 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled answer. Token ids and the log-probs they were sampled with travel together.
+    """One sampled answer. Token ids travel together with the log-probs with which they were sampled.
 
     `tokens` ends with the stop token, unless the completion is `truncated`.
-    `logprobs` are those of the distribution sampled from, so the temperature is inside them.
-    `version` is that of the policy that sampled, as a program outside reports it: the updates behind it.
+    `logprobs` belong to the distribution that was sampled, which includes the temperature.
+    `version` is the number of updates of the policy that sampled, as an external program reports it.
 
-    With an environment, an answer has several turns. `text` is then the last one; `tokens` has what the environment
-    said, too, with a log-prob of 0. The first and the last token are always the model's.
+    With an environment, an answer has several turns. Then `text` is the last one, and `tokens` includes the replies of
+    the environment, with a log-prob of 0. The first and the last token are always the model's.
 
     An agent writes its own prompts, and may have several conversations in one answer. `segments` has them, and `tokens`
-    are those of all of them. An agent that never asked the model has none.
+    is their concatenation. It is empty if the agent never called the model.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
     truncated: bool
-    version: int | None = None  # of the model that is being trained: the policy of that moment
+    version: int | None = None  # None for the current policy
     written: tuple[bool, ...] = ()  # for each token, whether the model wrote it; empty if it wrote all
-    turns: tuple[Turn, ...] = ()  # who said what, where an environment answered
+    turns: tuple[Turn, ...] = ()  # all turns, if an environment replied
     reward: float | None = None  # the sum of the environment's rewards
     segments: tuple[Segment, ...] = ()
 
@@ -121,27 +121,27 @@ class Completion:
 
     @property
     def transcript(self) -> dict[str, list[dict[str, str]]]:
-        """Return who said what for a file of samples, or nothing for an answer of one turn."""
+        """Return the turns for a file of samples; {} for an answer of one turn."""
         return {"turns": [turn._asdict() for turn in self.turns]} if self.written else {}
 
     @property
     def length(self) -> int:
-        """Return how many tokens the model wrote."""
+        """Return the number of tokens that the model wrote."""
         return sum(self.mask)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one completion is worth. `reward` is None if a grader did not answer. `components` holds each named reward
+    """The rewards of one completion. `reward` is None if a grader gave no grade. `components` holds each named reward
     before weighting: {"correct": 1.0, "format": 1.0}."""
 
     reward: float | None
     components: Mapping[str, float | None]
-    strict: str | None  # the answer found where the format wants it
-    lenient: str | None  # the answer found anywhere
+    strict: str | None  # the answer in the requested format
+    lenient: str | None  # the answer in any format
     correct_strict: bool
     correct_lenient: bool
-    shaping: float = 0.0  # the part of the reward that is not for being right, where being right is paid
+    shaping: float = 0.0  # the part of the reward that is not for being right; see Config.shaping
 
 
 DeadBy = Literal["reward", "correct_strict", "correct_lenient"]  # attributes of a Score
@@ -150,8 +150,8 @@ DeadBy = Literal["reward", "correct_strict", "correct_lenient"]  # attributes of
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
     """The completions of one prompt with their scores. A group is never split. It is *dead* if all its rewards are
-    equal, because it then says nothing about what is better. With another `dead_by` it is also dead if all its answers
-    are right, or all are wrong."""
+    equal, because then it does not show which answers are better. With another `dead_by`, it is also dead if all its
+    answers are right, or all are wrong."""
 
     prompt: Prompt
     completions: tuple[Completion, ...]
@@ -176,9 +176,9 @@ class ScoredGroup:
 class TrainingRow:
     """One completion with its advantage, ready to be packed into a batch.
 
-    `weight` is what each of its tokens counts in the loss: 1 for a mean over tokens, 1 / length for one over answers.
-    `written` says which tokens of the completion the model wrote, as in a `Completion`: the others are never targets.
-    `place` is that of its prompt, and so the same for all rows of a group.
+    `weight` is the weight of each of its tokens in the loss: 1 for a mean over tokens, 1 / length for one over answers.
+    `written` says which tokens of the completion the model wrote, as in a `Completion`; the others are never targets.
+    `place` is that of its prompt, so it is the same for all rows of a group.
     """
 
     prompt: Sequence[int]
@@ -202,19 +202,19 @@ class TrainingRow:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What rows have in common: the same beginning is one path, and each token of it stands once in a line.
+    """The common beginnings of rows. Rows form a tree of tokens, in which each token is stored once, in one line.
 
     The answers 7 2 and 7 8 2 to the prompt 5 6, each shifted to inputs and targets:
 
-        inputs_BT   5 6 7 .   5 6 7 8      place_BT   0 1 2 .   0 1 2 3      line_N   0 1 2 7    where each is first
-        targets_BT  6 7 2 .   6 7 8 2      edge_BT    . 0 1 .   . 0 2 3      edge_E   1 2 6 7    of completion tokens
+        inputs_BT   5 6 7 .   5 6 7 8      place_BT   0 1 2 .   0 1 2 3      line_N   0 1 2 7
+        targets_BT  6 7 2 .   6 7 8 2      edge_BT    . 0 1 .   . 0 2 3      edge_E   1 2 6 7
     """
 
-    place_BT: Tensor  # of each input in the line; 0 for padding
-    line_N: Tensor  # for each place of the line, the first of the B x T inputs that stands there
-    edge_BT: Tensor  # the same for completion tokens as targets
-    edge_E: Tensor
-    first_B: Tensor  # for each row, the first one with the same prompt
+    place_BT: Tensor  # for each input, its index in the line; 0 for padding
+    line_N: Tensor  # for each index of the line, the first of the B x T inputs that it stands for
+    edge_BT: Tensor  # for each target that is a completion token, its index among the different ones
+    edge_E: Tensor  # for each of these, the first of the B x T targets that it stands for
+    first_B: Tensor  # for each row, the first row with the same prompt
 
     def to(self, device: Any, non_blocking: bool = False) -> Tree:
         return Tree(**_moved(self, device))
@@ -230,17 +230,17 @@ class TrainingBatch:
         targets_BT  6  7  2
         mask_BT     0  1  1     only completion tokens that the model wrote are trained on
 
-    Padding stands on the right, where causal attention never looks, so there is no attention mask.
+    Padding is on the right, where causal attention never looks, so there is no attention mask.
     """
 
-    rows: Sequence[TrainingRow]  # what it was packed from, to divide it where memory runs out
+    rows: Sequence[TrainingRow]  # the rows of the batch, with which it can be divided if memory runs out
     inputs_BT: Tensor
     targets_BT: Tensor
     mask_BT: Tensor  # bool: this target is a token that the model wrote
-    sampled_logprobs_BT: Tensor  # the sampler's, 0 outside the mask
+    sampled_logprobs_BT: Tensor  # those of the sampler, 0 outside the mask
     advantages_B: Tensor
     rewards_B: Tensor
-    weights_B: Tensor  # 0 for a row that only keeps the ranks in step
+    weights_B: Tensor  # 0 for a row that only gives this rank as many micro-batches as the others
     tree: Tree
 
     def to(self, device: Any) -> TrainingBatch:
@@ -249,7 +249,7 @@ class TrainingBatch:
     def prepared(
         self, reference_logprobs_BT: Tensor | None = None, token_advantages_BT: Tensor | None = None
     ) -> PreparedBatch:
-        """Return the batch with what is known before the first update."""
+        """Return the batch with values that are computed before the first update."""
         return PreparedBatch(
             **_parts(self), reference_logprobs_BT=reference_logprobs_BT, token_advantages_BT=token_advantages_BT
         )
@@ -261,30 +261,30 @@ class TrainingBatch:
 
     @property
     def counted_BT(self) -> Tensor:
-        """Bool: this token counts in the loss and in what is logged."""
+        """Bool: this token counts in the loss and in the metrics."""
         return self.mask_BT & (self.weights_B > 0)[:, None]
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch(TrainingBatch):
-    """A micro-batch with what has to be known before the first update (`loss/before_update.py`)."""
+    """A micro-batch with values that are computed before the first update (`loss/before_update.py`)."""
 
     reference_logprobs_BT: Tensor | None  # None if the objective has no KL to a reference
-    token_advantages_BT: Tensor | None  # of each token, where a teacher says more than one number for an answer
+    token_advantages_BT: Tensor | None  # for each token, if a teacher gives more than one number for an answer
 
     def measured(self, old_logprobs_BT: Tensor, trained_BT: Tensor | None = None) -> MeasuredBatch:
-        """Return the batch with what the policy said before the first update."""
+        """Return the batch with the log-probs of the policy before the first update."""
         return MeasuredBatch(**_parts(self), old_logprobs_BT=old_logprobs_BT, trained_BT=trained_BT)
 
     @property
     def advantages_BT(self) -> Tensor:
-        """The advantage of each token, or B x 1 where all tokens of an answer have the same."""
+        """The advantage of each token, or B x 1 if all tokens of an answer have the same one."""
         return self.advantages_B[:, None] if self.token_advantages_BT is None else self.token_advantages_BT
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBatch(PreparedBatch):
-    """A micro-batch with the log-probs of the policy that sampled: all that the objective compares."""
+    """A micro-batch with everything that the objective compares, including the log-probs before the first update."""
 
     old_logprobs_BT: Tensor
     trained_BT: Tensor | None  # bool: this token is among those of the highest entropy; None if all are trained on
@@ -294,8 +294,8 @@ Batch = TypeVar("Batch", bound=TrainingBatch)
 
 
 class Scores(NamedTuple):
-    """What the policy says about a batch: aligned to its targets, 0 outside its mask. The entropy has a gradient only
-    if the objective asks for one."""
+    """Log-probs and entropies of a batch's targets, 0 outside its mask. The entropy has a gradient only if the
+    objective needs it."""
 
     logprobs_BT: Tensor
     entropy_BT: Tensor
@@ -303,8 +303,8 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch(Generic[Batch]):
-    """What one update trains on, on this rank: as many micro-batches as every other rank has. The loss is a weighted
-    sum over tokens / `divisor`. Both numbers are those of all ranks."""
+    """The micro-batches of one update on this rank; all ranks have equally many. The loss is a weighted sum over tokens
+    / `divisor`. `divisor` and `tokens` count all ranks."""
 
     batches: Sequence[Batch]
     divisor: float
@@ -313,12 +313,12 @@ class MiniBatch(Generic[Batch]):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What is logged of one optimizer step."""
+    """The metrics of one optimizer step."""
 
     grad_norm: float  # before clipping
     lr: float  # read back from the optimizer
-    skipped: bool  # the gradient was not finite, so nothing moved
-    measured: Mapping[str, float] = field(default_factory=dict)  # by name, for the log
+    skipped: bool  # the gradient was not finite, so nothing changed
+    measured: Mapping[str, float] = field(default_factory=dict)  # further metrics
 
 
 def _parts(record: Any) -> dict[str, Any]:
@@ -326,7 +326,7 @@ def _parts(record: Any) -> dict[str, Any]:
 
 
 def _moved(record: Any, device: Any) -> dict[str, Any]:
-    """Return the parts of a record with its tensors on a device. They go to a card as one, and nothing waits for it."""
+    """Return the parts of a record with its tensors on a device. Copies to a card are combined and asynchronous."""
     parts = _parts(record)
     if str(device).startswith("cuda"):
         here = {name: value for name, value in parts.items() if hasattr(value, "is_cuda") and not value.is_cuda}
@@ -335,12 +335,12 @@ def _moved(record: Any, device: Any) -> dict[str, Any]:
 
 
 def _packed(tensors: Sequence[Tensor], device: Any) -> Iterator[Tensor]:
-    """Yield tensors on a card, in one piece of its memory, where each begins at a multiple of eight bytes."""
-    import torch  # not by commands that only read records
+    """Yield tensors on a card, in one block of its memory, each aligned to eight bytes."""
+    import torch  # commands that only read records do not import it
 
-    sizes = [one.nbytes + -one.nbytes % 8 for one in tensors]
-    whole = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
-    for one, part in zip(tensors, whole.split(sizes), strict=True):
-        part[: one.nbytes].view(one.dtype).copy_(one.flatten())
-    for one, part in zip(tensors, whole.to(device, non_blocking=True).split(sizes), strict=True):
-        yield part[: one.nbytes].view(one.dtype).view(one.shape)
+    sizes = [tensor.nbytes + -tensor.nbytes % 8 for tensor in tensors]
+    block = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+    for tensor, part in zip(tensors, block.split(sizes), strict=True):
+        part[: tensor.nbytes].view(tensor.dtype).copy_(tensor.flatten())
+    for tensor, part in zip(tensors, block.to(device, non_blocking=True).split(sizes), strict=True):
+        yield part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
