@@ -131,7 +131,7 @@ def test_a_long_or_half_written_result_stops_no_other_agent(tokenizer):
     said, settings = [], ["rollout.turns.seconds=2"]
     groups = sample(DecodeSampler, "long_result", tokenizer, count=5, group=1, said=said, settings=settings)
     assert [len(answer.text) for answer in answers_in(groups)] == [200_000, 0, 0, 200_000, 200_000]
-    assert any("its result has 2000013 bytes, and may have 1000000" in line for line in said)
+    assert any("its result has 2000013 bytes; at most 1000000 are allowed" in line for line in said)
 
 
 def test_the_decoder_stops_where_a_call_says(tokenizer):

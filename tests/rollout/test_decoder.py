@@ -582,9 +582,9 @@ def test_the_adapter_of_a_run_is_copied_and_its_copies_stay_where_they_are(token
     places = []
     for _ in range(2):
         list(sampler.sample(prompts(9, 3), sampling()))
-        places.append([projection.address for projection in sampler.forward.projections])
+        places.append([one._copy_OH.data_ptr() for one in sampler.forward.projections if one.is_a_copy])
     assert places[0] == places[1]
-    assert sum(address is not None for address in places[0]) == 8  # four a layer; the head has no adapter
+    assert len(places[0]) == 8  # four a layer; the head has no adapter
     layers = itertools.chain.from_iterable(layer.projections for layer in sampler.forward.layers)
     assert all(projection.is_a_copy for projection in layers)
 

@@ -195,7 +195,7 @@ def test_a_single_slow_reply_is_waited_for(tokenizer):
     turns = turns_of(tokenizer, environments())(Stops(tokenizer, [1]))
     replies = [threads.begin(partial(time.sleep, seconds)) for seconds in (0, 0.5)]
     asked = [SimpleNamespace(reply=reply, deadline=time.monotonic() + 60) for reply in replies]
-    assert turns.answered(asked, others_go_on=True) == asked
+    assert turns.answered(asked, others_running=True) == asked
 
 
 def test_a_slow_environment_does_not_hold_up_the_others(tokenizer, monkeypatch):

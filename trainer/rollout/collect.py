@@ -1,4 +1,4 @@
-"""rollout: prompts become scored groups. Scoring runs beside the sampling, group by group as they are finished."""
+"""rollout: turn prompts into scored groups. Each finished group is scored while the others are still being sampled."""
 
 import shutil
 from collections import Counter
@@ -23,35 +23,35 @@ from trainer.watch.tally import Sums, Tally
 
 
 class Sampler(Protocol):
-    """Samples a group for each prompt and yields (index of the prompt, its completions) as groups are finished."""
+    """Samples a group for each prompt, and yields (index of the prompt, its completions) as each group is finished."""
 
     owns_copy: bool = False
-    """True if it samples from a copy of the model, which may differ from the one that is trained."""
+    """True if the sampler has its own copy of the model, which may differ from the one that is trained."""
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]: ...
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Find out how many rows fit, with prompts and answers as long as these can be."""
+        """Find out how many rows fit into memory if the prompts and their answers have the maximum length."""
         return
 
     def give_back(self) -> bool:
-        """Free what is kept from one rollout to the next, now and from now on. False if there was nothing to free."""
+        """Free the memory that is kept between rollouts, and keep none from now on. Return whether any was freed."""
         return False
 
     def context_limit(self) -> int | None:
-        """Return how many tokens a prompt and its answer may have; None if only the model limits them."""
+        """Return the maximum length of a prompt with its answer, or None if only the model limits it."""
         return None
 
     def frozen(self) -> "Sampler":
-        """Return a sampler of the policy as it is now, whatever becomes of it. Every rank calls it."""
+        """Return a sampler that keeps the current policy when the policy is updated. Every rank calls it."""
         return self
 
     def each(self) -> "Mapping[str, Sampler]":
-        """Return the samplers that share the work, by name, to check them one by one. Every rank calls it."""
+        """Return the samplers that share the work, by name, so that each can be checked. Every rank calls it."""
         return {"sampler": self}
 
     def close(self) -> None:
-        """Stop what it has started."""
+        """Stop the servers and threads that the sampler has started."""
         return
 
 
@@ -60,10 +60,10 @@ class Exportable(Protocol):
 
     @property
     def version(self) -> int | None:
-        """The number of updates behind what the model computes now, or None while it computes the base."""
+        """The number of updates of the weights in use, or None if they are those of the base model."""
 
     def write_model(self, folder: Path) -> None:
-        """Write it in a format that other programs read. Only rank 0 calls it."""
+        """Write the policy in a format that other programs read. Only rank 0 calls it."""
 
 
 @dataclass(slots=True)
@@ -77,21 +77,21 @@ class StaticPolicy:
         return None if self.adapter is None else 0
 
     def write_model(self, folder: Path) -> None:
-        assert self.adapter is not None, "a base is not published"
+        assert self.adapter is not None, "the base model is never published"
         shutil.copytree(self.adapter, folder)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """What a sampler needs to know of a run."""
+    """What a sampler needs to know about a run."""
 
     config: Config
     policy: Exportable
-    location: str  # of the base: a folder, or a name on the hub
+    location: str  # of the base model: a folder, or a name on the hub
     dtype: str
-    context_length: int  # tokens that a prompt and its answer may have
+    context_length: int  # maximum number of tokens in a prompt with its answer
     stops: Stops
-    folder: Path  # for published versions and logs
+    folder: Path  # for published adapters and logs
     say: Say
     prompter: Prompter | None = None
 
@@ -100,16 +100,16 @@ class SamplingContext:
         return TurnTaking(self.stops, self.prompter, self.config.rollout.turns)
 
 
-ScoredRollout = tuple[list[ScoredGroup], Sums]  # groups, and what was measured while they were scored
+ScoredRollout = tuple[list[ScoredGroup], Sums]  # groups, and the measurements of their scorer
 
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Draws the problems of each step, and samples and scores a group of answers to each.
+    """Draws the problems of each step, samples a group of answers to each problem, and scores the groups.
 
-    The groups of the next step may be sampled ahead, in a thread, while the policy trains on those of this one. After a
-    failure they are lost, and so are those of a run that is told to stop; the resumed run samples them again. None are
-    under way at a checkpoint that is due by the settings, because the loop then does not sample ahead.
+    The groups of the next step may be sampled ahead, in a thread, while the policy trains on the current ones. If the
+    run fails or is stopped, these groups are lost, and the resumed run samples them again. The loop never samples ahead
+    of a scheduled checkpoint.
     """
 
     config: Config
@@ -117,8 +117,8 @@ class Rollouts:
     prompter: Prompter
     sampler: Sampler
     scorer: Scorer
-    longest: Prompt  # among the training problems
-    under_way: dict[int, Future[ScoredRollout]] = field(default_factory=dict)  # by the step that they are of
+    longest: Prompt  # among those of the training problems
+    under_way: dict[int, Future[ScoredRollout]] = field(default_factory=dict)  # by step
 
     def prompts_of(self, step: int) -> list[Prompt]:
         """Return this rank's share of the prompts of a step."""
@@ -129,7 +129,7 @@ class Rollouts:
     ) -> list[ScoredGroup]:
         """Return the scored groups of a step; with `samples_ahead`, start sampling those of the next step."""
         begun = self.under_way.pop(step, None)
-        assert not self.under_way, "what was begun is what comes next"
+        assert not self.under_way, "only the next step is sampled ahead"
         groups, measured = begun.result() if begun else self._sampled(self.sampler, prompts, step)
         tally.merge(measured)
         self._observe(groups)
@@ -139,9 +139,9 @@ class Rollouts:
         return groups
 
     def sampling_of(self, step: int, number: int = 0) -> Sampling:
-        """Return how to sample: the seed follows from run, step and round, on every rank and in a resumed run."""
-        # No two of these are equal: a run has fewer than 1,000,003 steps, and a seed below a million keeps what is
-        # before the rounds below 2**40.
+        """Return the sampling settings of a round of a step, with the same seed on every rank and in a resumed run."""
+        # All seeds differ: a run has fewer than 1,000,003 steps, and while run.seed is below a million, the first two
+        # terms stay below 2**40.
         seed = self.config.run.seed * 1_000_003 + step + number * 2**40
         rollout = self.config.rollout
         return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed)
@@ -151,19 +151,20 @@ class Rollouts:
         self.sampler.close()
 
     def _sampled(self, sampler: Sampler, prompts: Sequence[Prompt], step: int) -> ScoredRollout:
-        """Return groups and what the scorer measured, which is of these groups: one step is sampled at a time."""
+        """Return the scored groups of a step, and what the scorer measured meanwhile. Only one step is sampled at a
+        time, so all measurements belong to these groups."""
         rollout = self.config.rollout
-        self.scorer.drain()  # forget what was measured in an evaluation
+        self.scorer.drain()  # discard the measurements of an evaluation
         groups = self._collected(sampler, prompts, self.sampling_of(step))
         if rollout.dead_groups == "refill":
-            # ranks cannot meet in the thread that samples ahead, so each of them then fills its own gaps
+            # the thread that samples ahead cannot use collective operations, so each rank replaces its own groups
             everywhere = list if rollout.ahead else distributed.dealt
             groups = refill(groups, partial(self._fresh, sampler, step), rollout.refills, everywhere)
         return groups, self.scorer.drain()
 
     def _fresh(self, sampler: Sampler, step: int, number: int, missing: int, before: int) -> list[ScoredGroup]:
         problems = self.curriculum.spare(step, number)
-        if self.config.rollout.ahead:  # `before` counts the groups of this rank alone
+        if self.config.rollout.ahead:  # `before` counts the groups of this rank only
             shared = self.prompts(problems, before * distributed.world_size())[:missing]
         else:
             shared = self.prompts(problems[:missing], before)
@@ -173,7 +174,7 @@ class Rollouts:
         return collect(sampler, self.scorer, prompts, sampling)
 
     def prompts(self, problems: Sequence[Problem], before: int = 0) -> list[Prompt]:
-        """Return this rank's share of the next prompts. A problem that comes again repeats the first."""
+        """Return this rank's share of the prompts of some problems, which follow `before` earlier ones in the step."""
         seen: Counter[str] = Counter()
         shared = []
         for place, problem in enumerate(problems, before):
@@ -183,7 +184,7 @@ class Rollouts:
         return shared
 
     def _observe(self, groups: Sequence[ScoredGroup]) -> None:
-        """Tell the curriculum how every rank did, so that all of them go on drawing the same problems."""
+        """Pass the outcomes of all ranks to the curriculum, so that every rank keeps drawing the same problems."""
         has_golds = self.config.task.answer != "none"
         worth = f"correct_{self.config.reward.answer}" if has_golds else "reward"
         seen = distributed.dealt(outcomes(groups, worth))
@@ -191,7 +192,7 @@ class Rollouts:
 
 
 class PlaceboRollouts(Rollouts):
-    """Replaces the rewards by those of `reward.control`, the control of an experiment."""
+    """Replaces the rewards with those of `reward.control`, for the control run of an experiment."""
 
     def _collected(self, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
         groups = super()._collected(sampler, prompts, sampling)
@@ -205,7 +206,7 @@ def collect(
     sampling: Sampling,
     report: Callable[[], None] = lambda: None,
 ) -> list[ScoredGroup]:
-    """Return the scored group of each prompt, in the order of the prompts. Each that is finished is reported."""
+    """Return the scored group of each prompt, in the order of the prompts. Call `report` for each sampled group."""
     pool = ThreadPoolExecutor(max_workers=scorer.parallel)
     scored: dict[int, Future[ScoredGroup]] = {}
     pending: set[Future[ScoredGroup]] = set()
@@ -216,7 +217,7 @@ def collect(
             pending = _wait_for({*pending, scored[index]}, timeout=0)
         _wait_for(pending)
     finally:
-        pool.shutdown(cancel_futures=True)  # after a failure, what has not begun is not worth the wait
+        pool.shutdown(cancel_futures=True)  # only a failure leaves groups that have not been scored
     return [scored[index].result() for index in range(len(prompts))]
 
 
@@ -226,9 +227,9 @@ def refill(
     rounds: int,
     everywhere: Callable[[list[bool]], list[bool]] = list,
 ) -> list[ScoredGroup]:
-    """Return the groups with fresh ones added, until as many groups are live as there were at first. `more` takes the
-    number of the round, from 1, how many groups are missing, and how many there are. `everywhere` returns what the
-    ranks say of their groups."""
+    """Add groups until as many are live as there were groups at first, or for `rounds` rounds. `more` takes the number
+    of the round (from 1), the number of missing groups and that of present groups. `everywhere` gathers a list from all
+    ranks."""
     collected, wanted = list(groups), 0
     for number in range(1, rounds + 1):
         live = everywhere([not group.is_dead for group in collected])
@@ -240,8 +241,8 @@ def refill(
 
 
 def _wait_for(scored: set[Future[ScoredGroup]], timeout: float | None = None) -> set[Future[ScoredGroup]]:
-    """Wait until all are done or one has failed. Return those that are not done; raise the error of one that failed."""
+    """Wait until all futures are done, and raise the error of the first that fails. Return those still pending."""
     done, pending = wait(scored, timeout, return_when=FIRST_EXCEPTION)
-    for one in done:
-        one.result()
+    for future in done:
+        future.result()
     return pending

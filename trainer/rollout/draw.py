@@ -1,8 +1,8 @@
 """rollout: draw tokens, with random numbers that belong to an answer.
 
-They follow from the seed of the step, the problem and the number of the answer. They do not depend on the rank, on the
-rows beside the answer, or on a retry, so any number of ranks samples the same answers up to rounding, and an answer
-that was lost is the same when it is sampled again.
+The random numbers depend only on the seed of the step, the problem and the number of the answer, not on the rank, on
+other rows or on retries. So the answers are the same, up to rounding, for any number of ranks, and a lost answer can be
+sampled again.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from trainer.records import Prompt, Sampling
 
-BLOCK = 128  # tokens of a vocabulary that are summed up together; most vocabularies are a multiple of it
-TINY = 1e-30  # a share above 0, so that no token of probability 0 is drawn
-LARGE = 8192  # tokens of a vocabulary, for each answer in a row, from which on that is faster
+BLOCK = 128  # tokens per block of the vocabulary; most vocabulary sizes are multiples of it
+TINY = 1e-30  # smallest share, above 0 so that no token of probability 0 is drawn
+LARGE = 8192  # `_in_blocks` is faster for vocabularies of at least this size per answer in a row
 
 
 def uniforms(sampling: Sampling, prompt: Prompt, number: int) -> list[float]:
@@ -26,34 +26,35 @@ def uniforms(sampling: Sampling, prompt: Prompt, number: int) -> list[float]:
 
 
 def group_seed(sampling: Sampling, prompt: Prompt, turn: str = "") -> int:
-    """Return a seed for a group, far from the others: vLLM seeds the answers of a group with this and the next ones.
-    A later turn of an answer has a name, and a seed of its own."""
+    """Return a seed for a group, or for a later turn of one answer. vLLM seeds the answers of a group with consecutive
+    numbers from this one on, so the seeds of groups are far apart."""
     name = _name(sampling, prompt) + turn
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
 
 
 def draw(logits_BV: Tensor, temperature: float, uniform_BG: Tensor) -> tuple[Tensor, Tensor]:
     """Sample `G` tokens from each row (the most likely one at temperature 0). Return the tokens and their log-probs.
-    Inverse transform sampling needs one random number a token, not one for each token of the vocabulary. It is done in
-    double precision, because a token of probability 1e-7 would be lost in the rounding of a sum near 1."""
+
+    Inverse transform sampling needs one random number per sampled token, not one per token of the vocabulary. Sums are
+    in double precision, because a probability of 1e-7 would be rounded away in a sum near 1."""
     probabilities_BV = (logits_BV.float() / (temperature or 1.0)).softmax(dim=-1)
     if temperature == 0:
         tokens_BG = logits_BV.argmax(dim=-1, keepdim=True).expand(uniform_BG.shape)
     else:
         at = _in_blocks if logits_BV.shape[1] >= LARGE * uniform_BG.shape[1] else _at
-        tokens_BG = at(probabilities_BV, 1 - uniform_BG)  # in (0, 1], so that a token of probability 0 is never drawn
-        tokens_BG.clamp_(0, logits_BV.shape[1] - 1)  # for NaN logits, which have no position
+        tokens_BG = at(probabilities_BV, 1 - uniform_BG)  # in (0, 1], so that no token of probability 0 is drawn
+        tokens_BG.clamp_(0, logits_BV.shape[1] - 1)  # with NaN logits the position is beyond the vocabulary
     return tokens_BG, probabilities_BV.gather(-1, tokens_BG).log()
 
 
 def _at(values_BV: Tensor, share_BG: Tensor) -> Tensor:
-    """Return where the running sum of the values reaches each share of their sum."""
+    """Return the position at which the running sum of each row reaches each share of its total."""
     summed_BV = values_BV.cumsum(dim=-1, dtype=torch.double)
     return torch.searchsorted(summed_BV, share_BG * summed_BV[:, -1:])
 
 
 def _in_blocks(values_BV: Tensor, share_BG: Tensor) -> Tensor:
-    """Do as `_at`: find the block in which a share is reached, and make the running sum of this block alone."""
+    """Return the same positions as `_at`, with a running sum only over the block in which a share is reached."""
     missing = -values_BV.shape[1] % BLOCK
     blocks_BNK = (F.pad(values_BV, (0, missing)) if missing else values_BV).unflatten(1, (-1, BLOCK))
     sums_BN = blocks_BNK.sum(dim=-1, dtype=torch.double)

@@ -1,4 +1,4 @@
-"""rollout with `model.generate`: slow, but the reference that every faster sampler is tested against."""
+"""rollout with `model.generate`: slow, but the reference for the tests of every faster sampler."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking
 
 
 class OwnSampler(Sampler):
-    """Samples with the weights of the model that is being trained, at most `rows` completions at a time."""
+    """Samples from the model that is being trained, at most `rows` completions at a time."""
 
     def __init__(self, model: Any, turns: TurnTaking, rows: int, say: limits.Say = limits.on_stderr) -> None:
         self.model, self.turns, self.stops = model, turns, turns.stops
@@ -31,7 +31,7 @@ class HfSampler(OwnSampler):
     """Samples with `model.generate`."""
 
     def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
-        # an adapter that was saved without its task type would not pass our settings on to the model
+        # PEFT's wrapper does not pass our settings on to the model if an adapter was saved without a task type
         super().__init__(causal_lm_of(model), *arguments, **options)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
@@ -52,7 +52,7 @@ class HfSampler(OwnSampler):
                 del waiting[: len(taken)]
                 added = [self.turns.add(one, *turn) for (_, one), turn in zip(taken, written, strict=True)]
                 for (index, dialogue), ended in zip(taken, added, strict=True):
-                    if completion := ended or self.turns.hear(dialogue):
+                    if completion := ended or self.turns.take_reply(dialogue):
                         groups[index][dialogue.number] = completion
                     else:
                         waiting.append((index, dialogue))
@@ -63,20 +63,20 @@ class HfSampler(OwnSampler):
     def _generate(
         self, dialogues: Sequence[OpenAnswer], sampling: Sampling
     ) -> list[tuple[list[int], list[float]]] | None:
-        """Return what the model writes next in each answer, or None if memory runs out."""
+        """Return the tokens and log-probs of the next turn of each answer, or None if memory runs out."""
         tokens_BT, attention_BT = self._left_padded([dialogue.context for dialogue in dialogues])
-        begun, ends = [len(one.tokens) for one in dialogues], [one.end for one in dialogues]
-        rooms = [end - start for start, end in zip(begun, ends, strict=True)]
-        numbers = [uniforms(sampling, one.prompt, one.number) for one in dialogues]
-        # behind the end of its row, a number is drawn for nothing
-        drawn_from = [[*row[start:], *[0.0] * start] for row, start in zip(numbers, begun, strict=True)]
+        starts = [len(dialogue.tokens) for dialogue in dialogues]
+        lengths = [dialogue.end - start for dialogue, start in zip(dialogues, starts, strict=True)]
+        numbers = [uniforms(sampling, dialogue.prompt, dialogue.number) for dialogue in dialogues]
+        # all rows need the same number of random numbers; the zeros are used only beyond the end of an answer
+        padded = [[*row[start:], *[0.0] * start] for row, start in zip(numbers, starts, strict=True)]
         criteria = [EndsWithString(self.stops, tokens_BT.shape[1])] if self.stops.strings else []
-        drawn = Draw(sampling.temperature, torch.tensor(drawn_from, dtype=torch.double, device=tokens_BT.device))
+        drawn = Draw(sampling.temperature, torch.tensor(padded, dtype=torch.double, device=tokens_BT.device))
         try:
             output_BT = self.model.generate(
                 input_ids=tokens_BT,
                 attention_mask=attention_BT,
-                max_new_tokens=max(rooms),
+                max_new_tokens=max(lengths),
                 logits_processor=LogitsProcessorList([drawn]),
                 stopping_criteria=StoppingCriteriaList(criteria),
             )
@@ -86,8 +86,9 @@ class HfSampler(OwnSampler):
             return None
         sampled_BT = output_BT[:, tokens_BT.shape[1] :]
         tokens, logprobs = sampled_BT.tolist(), torch.stack(drawn.logprobs, dim=1).tolist()
-        # behind its end a row has padding, which may be a stop token too
-        return [(row[:room], of_row[:room]) for row, of_row, room in zip(tokens, logprobs, rooms, strict=True)]
+        # beyond its length a row has padding, and the padding token may also be a stop token
+        rows = zip(tokens, logprobs, lengths, strict=True)
+        return [(row_tokens[:length], row_logprobs[:length]) for row_tokens, row_logprobs, length in rows]
 
     def _left_padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         width = max(len(row) for row in rows)
@@ -97,7 +98,7 @@ class HfSampler(OwnSampler):
         return torch.tensor(tokens, device=self.model.device), torch.tensor(attention, device=self.model.device)
 
     def _settings(self, sampling: Sampling) -> GenerationConfig:
-        """Return settings that leave the choice of the token to `Draw`, whatever the model's generation config says."""
+        """Return settings that leave the choice of each token to `Draw`, in place of the model's generation config."""
         return GenerationConfig(
             do_sample=False,
             max_new_tokens=sampling.max_new_tokens,
@@ -108,13 +109,13 @@ class HfSampler(OwnSampler):
 
 
 class Draw(LogitsProcessor):
-    """Draws each token with the random numbers of its answer, records its log-prob, and leaves it as the only choice.
-    `generate` would draw all rows from one generator, so that an answer depended on the rows beside it."""
+    """Draws each token with the random numbers of its answer, records its log-prob, and excludes all other tokens.
+    `generate` itself uses one generator for all rows, so an answer would depend on the other rows."""
 
     def __init__(self, temperature: float, uniform_BN: Tensor) -> None:
         self.temperature = temperature
         self.uniform_BN = uniform_BN
-        self.logprobs: list[Tensor] = []  # of each step
+        self.logprobs: list[Tensor] = []  # one tensor per step
 
     def __call__(self, tokens_BT: Tensor, scores_BV: Tensor) -> Tensor:
         count = len(self.logprobs)
@@ -124,7 +125,7 @@ class Draw(LogitsProcessor):
 
 
 class EndsWithString(StoppingCriteria):
-    """Ends the rows in whose newest tokens a stop string is complete. The first `prompt` tokens are not looked at."""
+    """Ends a row when its newest tokens contain a stop string. The first `prompt` tokens do not count."""
 
     def __init__(self, stops: Stops, prompt: int) -> None:
         self.stops = stops
@@ -138,7 +139,7 @@ class EndsWithString(StoppingCriteria):
 
 @contextmanager
 def generating(model: Any, settings: GenerationConfig) -> Iterator[None]:
-    """Use eval mode, these settings and no checkpointing, which disables the cache; restore all afterwards."""
+    """Generate in eval mode with these settings and without gradient checkpointing, which would disable the cache."""
     own_settings = model.generation_config
     checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     with evaluating(model):

@@ -1,4 +1,4 @@
-"""The limits of a sampler: the context of the model and the memory of the card."""
+"""The limits of a sampler: the context length of the model and the memory of the card."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ def on_stderr(text: str) -> None:
 
 
 def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> None:
-    """Raise if a prompt with its answer exceeds the context: the model would go on without an error, and babble."""
+    """Raise ConfigError if a prompt with its answer can exceed the context, where the model would silently fail."""
     context = context_of(model)
     if context is None or not prompts:
         return
@@ -35,7 +35,7 @@ def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> Non
 
 
 def within_context(prompts: Sequence[Prompt], context: int | None, new_tokens: int) -> list[Prompt]:
-    """Return the prompts that fit into the context with their answers. Raise if none of them does."""
+    """Return the prompts that fit into the context with their answers. Raise ConfigError if none of them does."""
     fitting = [prompt for prompt in prompts if context is None or len(prompt.tokens) + new_tokens <= context]
     if prompts and not fitting:
         none = f"none of {len(prompts)} held-out prompts fits into the context of {context} tokens"
@@ -50,7 +50,7 @@ def context_of(model: Any) -> int | None:
 
 
 def rows_that_fit(model: Any, places: int, wanted: int) -> int:
-    """Return how many of the wanted completions fit into half of the free memory, with their caches and logits."""
+    """Return how many completions, `wanted` at most, fit into half of the free memory with their caches and logits."""
     if model.device.type != "cuda":
         return wanted
     free = free_bytes(model.device)
@@ -58,20 +58,20 @@ def rows_that_fit(model: Any, places: int, wanted: int) -> int:
 
 
 def free_bytes(card: torch.device) -> int:
-    """Return the free memory of a card, including what torch has reserved but does not use."""
+    """Return the free memory of a card, including what PyTorch has reserved but does not use."""
     cached = torch.cuda.memory_reserved(card) - torch.cuda.memory_allocated(card)
     return int(torch.cuda.mem_get_info(card)[0]) + cached
 
 
 def row_bytes(config: Any, places: int, item: int) -> int:
-    """Return the memory of one completion: keys and values of all layers, logits and probabilities in fp32."""
+    """Return the memory of one completion: the keys and values of all layers, and logits and probabilities in fp32."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     keys = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return 2 * config.num_hidden_layers * keys * head * item * places + 3 * 4 * config.vocab_size
 
 
 class RowLimit:
-    """The number of completions that are decoded side by side, halved whenever memory runs out."""
+    """The number of completions that are decoded at once, halved whenever memory runs out."""
 
     def __init__(self, wanted: int, say: Say) -> None:
         self.limit = wanted

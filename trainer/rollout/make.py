@@ -22,9 +22,9 @@ def make_sampler(
     copies: bool = True,
     prompter: Prompter | None = None,
 ) -> Sampler:
-    """Return one of Octet's own samplers. Unless `engine` is `hf`, that is the fast one if it supports the model.
-    Without `copies` the layers are called as they are, which is slower, but no adapter is merged into copies: a model
-    with an adapter is evaluated like this, so that the merged model is compared with the adapter itself."""
+    """Return one of Octet's own samplers: the decoder if it supports the model and `engine` is not `hf`, otherwise
+    `model.generate`. Without `copies` the decoder calls the model's layers, which is slower, but keeps the adapter
+    apart. Evaluations use this, so that a merged model is compared with the adapter itself."""
     reason = None if settings.engine == "hf" else why_unsupported(model)
     if reason and settings.engine == "decode":
         why = f"it cannot sample from this model: {reason}"

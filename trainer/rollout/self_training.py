@@ -1,8 +1,8 @@
-"""rollout: the model's own right answers as rows to train on, sampled in rounds (STaR, Zelikman et al. 2022).
+"""rollout: the model's own correct answers as training rows, sampled in rounds (STaR, Zelikman et al. 2022).
 
     <run folder>/samples/round_001.jsonl     the rows of a round
 
-They are kept because the policy that sampled them moves on: a run that is resumed within a round reads them.
+A run that is resumed within a round reads its rows from this file, because the policy has changed since.
 """
 
 import json
@@ -20,58 +20,58 @@ from trainer.ranks import distributed
 from trainer.records import Completion, ScoredGroup, TrainingRow
 from trainer.rollout.collect import Rollouts, collect
 
-TAG = -1  # of the random numbers, which are not those of a step or a refill
+TAG = -1  # in place of the number of a refill, so that the random numbers are not those of GRPO steps
 
 
 def round_of(warmup: Warmup, step: int) -> tuple[int, int]:
-    """Return the round of a step, and its place in the round, both counted from 0."""
+    """Return the round of a step, and the position of the step in its round, both from 0."""
     number = step * warmup.rounds // warmup.steps
     return number, step - -(-number * warmup.steps // warmup.rounds)
 
 
 def sample(rollouts: Rollouts, step: int, number: int) -> tuple[list[TrainingRow], dict[str, float]]:
-    """Return what is kept of a round, the same on every rank, and what is logged of it. Every rank calls it."""
+    """Sample a round. Return its rows, the same on every rank, and its metrics. Every rank calls it."""
     config = rollouts.config
     problems = draw(rollouts.curriculum.problems, number, config.warmup.asked, config.run.seed)
     groups = collect(rollouts.sampler, rollouts.scorer, rollouts.prompts(problems), rollouts.sampling_of(step, TAG))
-    pays = f"correct_{config.reward.answer}"
-    found = [(len(_right(one, pays)), len(one.completions), [*distinct(one, pays)]) for one in groups]
-    everywhere = distributed.dealt(found)
-    rows = kept((row for *_, of_group in everywhere for row in of_group), config.warmup.keep)
-    right, answers = (sum(facts[index] for facts in everywhere) for index in (0, 1))
+    verdict = f"correct_{config.reward.answer}"
+    outcomes = [(len(_right(one, verdict)), len(one.completions), [*distinct(one, verdict)]) for one in groups]
+    right_counts, counts, distinct_rows = zip(*distributed.dealt(outcomes), strict=True)
+    rows = kept((row for of_group in distinct_rows for row in of_group), config.warmup.keep)
+    right, answers = sum(right_counts), sum(counts)
     if not rows:
-        none = f"none of {answers} answers to {len(everywhere)} problems is right in round {number + 1}"
+        none = f"none of {answers} answers to {len(counts)} problems is right in round {number + 1}"
         remedy = "Write warmup.from=solutions, or take easier problems"
         raise DataError("warmup.from=samples", f"{none}, so there is nothing to learn from", remedy).of_all()
     return rows, {
         "samples/right": right / answers,
-        "samples/solved": fmean(right > 0 for right, *_ in everywhere),
+        "samples/solved": fmean(count > 0 for count in right_counts),
         "samples/kept": float(len(rows)),
         "samples/length": fmean(sum(row.mask) for row in rows),
     }
 
 
-def distinct(group: ScoredGroup, pays: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield the right answers that differ, and were not cut off, as rows: with their problem and their text."""
-    right = [completion for completion in _right(group, pays) if not completion.truncated]
+def distinct(group: ScoredGroup, verdict: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (problem, text, row) for each different correct answer that was not truncated."""
+    right = [completion for completion in _right(group, verdict) if not completion.truncated]
     for text, answer in {answer.text.strip(): answer for answer in reversed(right)}.items():
         zeros = (0.0,) * len(answer.tokens)
         row = TrainingRow(group.prompt.tokens, answer.tokens, zeros, advantage=1.0, reward=1.0, written=answer.written)
         yield group.prompt.problem.id, text, asdict(row)
 
 
-def kept(found: Iterable[tuple[str, str, dict[str, Any]]], most: int) -> list[TrainingRow]:
-    """Return the shortest answers to each problem. It may have been asked several times, and answered alike."""
+def kept(answers: Iterable[tuple[str, str, dict[str, Any]]], most: int) -> list[TrainingRow]:
+    """Return the `most` shortest different answers to each problem. Several groups may have the same problem."""
     of_problems: dict[str, dict[str, TrainingRow]] = {}
-    for problem, text, row in found:
+    for problem, text, row in answers:
         of_problems.setdefault(problem, {}).setdefault(text, TrainingRow(**row))
     shortest = (sorted(rows.values(), key=lambda row: sum(row.mask))[:most] for rows in of_problems.values())
     return [row for rows in shortest for row in rows]
 
 
-def _right(group: ScoredGroup, pays: str) -> list[Completion]:
+def _right(group: ScoredGroup, verdict: str) -> list[Completion]:
     pairs = zip(group.completions, group.scores, strict=True)
-    return [completion for completion, score in pairs if getattr(score, pays)]
+    return [completion for completion, score in pairs if getattr(score, verdict)]
 
 
 def write(folder: Path, number: int, rows: Sequence[TrainingRow]) -> None:
@@ -83,7 +83,7 @@ def write(folder: Path, number: int, rows: Sequence[TrainingRow]) -> None:
 
 
 def read(folder: Path, number: int) -> list[TrainingRow]:
-    """Return the rows of a round that was begun."""
+    """Return the rows of a round that an earlier process has sampled."""
     path = _path(folder, number)
     try:
         return [TrainingRow(**json.loads(line)) for line in path.read_text().splitlines()]

@@ -1,11 +1,10 @@
 """rollout: where a turn ends, and answers of several turns.
 
-What an environment says is tokenised once, and is never decoded or trained on.
+    prompt | turn of the model | reply of the environment | turn of the model | ...
 
-    prompt | what the model wrote | what it was told | what the model wrote | ...
-
-Tokens that the model wrote go on as they were sampled. Environments reply in threads, beside the sampling; the inline
-calculator at once, because a thread would take longer than it does.
+The tokens of the model stay as they were sampled. A reply is tokenised once, and is never decoded or trained on.
+Environments reply in threads, during the sampling. The inline calculator replies without one, because a thread would
+take longer than the calculation.
 """
 
 import threading
@@ -24,10 +23,10 @@ from trainer.problem.environment import Environment, Reply
 from trainer.problem.prompts import Prompter, left_out_of_texts
 from trainer.records import Completion, Prompt, Sampling, Turn
 
-PATIENCE_S = 2.0  # for replies, so that rows go on in the same order in every run
-SLOW_S, SLOW_TIMES = 0.2, 8  # an environment whose replies take so long, so often, is not waited for any more
-MARGIN = 4  # tokens; the first token of a text that begins in the middle may be decoded without its space
-BYTES_PER_TOKEN = 16  # at most; of an observation, more than this many are not looked at
+PATIENCE_S = 2.0  # how long to wait for quick replies, so that rows continue in the same order in every run
+SLOW_S, SLOW_TIMES = 0.2, 8  # after this many waits of this length, no environment counts as quick any more
+MARGIN = 4  # more tokens to decode, because the first token of a window may be decoded without its space
+BYTES_PER_TOKEN = 16  # only this many characters of a reply are tokenised for each token that it may have
 
 
 class Stops:
@@ -42,17 +41,17 @@ class Stops:
         self.window = MARGIN + max((len(string.encode()) for string in strings), default=0)
 
     def also(self, strings: Sequence[str]) -> "Stops":
-        """Return these and more strings."""
+        """Return stops with more strings."""
         return Stops(self.tokenizer, sorted(self.tokens), (*self.strings, *strings)) if strings else self
 
     def is_in(self, tokens: Sequence[int]) -> bool:
-        """Return True if the text of the tokens has a stop string in it."""
+        """Return True if the text of the tokens contains a stop string."""
         text = self._text(tokens) if self.strings else ""
         return any(string in text for string in self.strings)
 
     def completion(self, tokens: Sequence[int], logprobs: Sequence[float], version: int | None = None) -> Completion:
-        """Return the answer up to its first stop token, or up to the token that completes its first stop string. The
-        text ends with the stop string, or before it if it begins a new line: then it opens something else."""
+        """Return the answer up to its first stop token, or up to the token that completes its first stop string. Its
+        text includes the stop string, unless that starts with a line break, because then it opens the next section."""
         stop = next((at for at, token in enumerate(tokens, 1) if token in self.tokens), None)
         tokens, truncated = tokens[:stop], stop is None
         text = self._text(tokens)
@@ -73,7 +72,7 @@ class OpenAnswer:
 
     def __init__(self, prompt: Prompt, number: int, most: int, end: int) -> None:
         self.prompt, self.number = prompt, number
-        self.most, self.end = most, end  # how many tokens the answer, and the answer with this turn, may have
+        self.most, self.end = most, end  # maximum length of the answer, in all and at the end of this turn, in tokens
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.written: list[bool] = []
@@ -87,33 +86,33 @@ class OpenAnswer:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """Return all tokens so far."""
+        """Return the tokens of the prompt and of the answer so far."""
         return (*self.prompt.tokens, *self.tokens)
 
-    def write(self, turn: Completion) -> None:
-        """Add what the model wrote."""
+    def add_turn(self, turn: Completion) -> None:
+        """Add a turn of the model."""
         self.tokens += turn.tokens
         self.logprobs += turn.logprobs
         self.written += [True] * len(turn.tokens)
         self.turns.append(Turn("model", turn.text))
         self.version = turn.version if self.version is None else self.version
 
-    def listen(self, tokens: Sequence[int], text: str) -> None:
-        """Add what the environment said."""
+    def add_reply(self, tokens: Sequence[int], text: str) -> None:
+        """Add a reply of the environment."""
         self.tokens += tokens
         self.logprobs += [0.0] * len(tokens)
         self.written += [False] * len(tokens)
         self.turns.append(Turn("environment", text))
 
     def completion(self, truncated: bool) -> Completion:
-        """Return the whole answer. Its text is that of the last turn."""
+        """Return the complete answer, with the text of its last turn."""
         written = () if all(self.written) else tuple(self.written)
         tokens, logprobs, text = tuple(self.tokens), tuple(self.logprobs), self.turns[-1].text
         return Completion(tokens, logprobs, text, truncated, self.version, written, tuple(self.turns), self.reward)
 
 
 class TurnTaking:
-    """Ends an answer with its first turn, or lets an environment reply to it."""
+    """Ends an answer with its first turn, or has an environment reply and lets the model write another turn."""
 
     def __init__(self, stops: Stops, prompter: Prompter | None = None, limits: Turns | None = None) -> None:
         self.stops = stops
@@ -123,14 +122,14 @@ class TurnTaking:
         self._slow = 0
 
     def begin(self, prompt: Prompt, number: int, sampling: Sampling) -> OpenAnswer:
-        """Return an answer without tokens."""
+        """Return an empty answer."""
         most = sampling.max_new_tokens if prompt.most is None else min(prompt.most, sampling.max_new_tokens)
         dialogue = OpenAnswer(prompt, number, most, self.token_limit(0, most))
         dialogue.stops = self.stops.also(prompt.stop)
         return dialogue
 
     def token_limit(self, begun: int, most: int) -> int:
-        """Return how many tokens an answer may have after a turn that begins behind `begun` tokens."""
+        """Return how many tokens an answer may have at the end of a turn that begins after `begun` tokens."""
         if self.environments is None or self.limits.tokens is None:
             return most
         return min(most, begun + self.limits.tokens)
@@ -138,11 +137,11 @@ class TurnTaking:
     def add(
         self, dialogue: OpenAnswer, tokens: Sequence[int], logprobs: Sequence[float], version: int | None = None
     ) -> Completion | None:
-        """Add a turn. Return the whole answer if it ends here; None if its environment was asked for a reply."""
+        """Add a turn. Return the complete answer if it ends here, or None if its environment will reply."""
         turn = self.stops.completion(tokens, logprobs, version)
         if self.environments is None:
             return turn
-        dialogue.write(turn)
+        dialogue.add_turn(turn)
         if turn.truncated:
             return self._ended(dialogue, truncated=True)
         seconds = threading.TIMEOUT_MAX if self.environments.ends_in_time else self.limits.seconds
@@ -151,10 +150,10 @@ class TurnTaking:
         dialogue.reply = at_once(reply) if self.environments.is_inline else threads.begin(reply)
         return None
 
-    def hear(self, dialogue: OpenAnswer) -> Completion | None:
-        """Wait for the reply. Return the whole answer if it ends here; None if it goes on behind the reply."""
-        assert self.environments is not None, "who else replies"
-        assert dialogue.reply is not None, "it was asked"
+    def take_reply(self, dialogue: OpenAnswer) -> Completion | None:
+        """Wait for the reply. Return the complete answer if it ends here, or None if it continues after the reply."""
+        assert self.environments is not None, "only environments reply"
+        assert dialogue.reply is not None, "`add` must have asked for a reply"
         try:
             text, done, reward = dialogue.reply.result(max(0.0, dialogue.deadline - time.monotonic()))
         except FutureTimeout:
@@ -167,30 +166,30 @@ class TurnTaking:
         has_stopped = self.environments.is_inline and dialogue.tokens[-1] in self.stops.tokens
         if done or has_stopped or dialogue.environment is None:
             return self._ended(dialogue, truncated=False)
-        told = self._cut(text)
-        tokens = self._tokens(dialogue, told)
+        text = self._cut(text)
+        tokens = self._tokens(dialogue, text)
         turns = sum(turn.role == "model" for turn in dialogue.turns)
         if turns == self.limits.most or len(dialogue.tokens) + len(tokens) >= dialogue.most:
             return self._ended(dialogue, truncated=True)
-        dialogue.listen(tokens, told)
+        dialogue.add_reply(tokens, text)
         dialogue.end = self.token_limit(len(dialogue.tokens), dialogue.most)
         return None
 
-    def answered(self, waiting: Sequence[OpenAnswer], others_go_on: bool) -> list[OpenAnswer]:
-        """Return those whose reply is there. Quick replies are waited for, so that rows go on in the same order in
-        every run; slow ones only if there is nothing else to do."""
+    def answered(self, waiting: Sequence[OpenAnswer], others_running: bool) -> list[OpenAnswer]:
+        """Return the answers that have got a reply, or are out of time. Wait a short time for all replies, so that rows
+        continue in the same order in every run, and longer only if no other row is running."""
         began, nearest = time.monotonic(), min(dialogue.deadline for dialogue in waiting)
         replies = [dialogue.reply for dialogue in waiting if dialogue.reply]
         patience = PATIENCE_S if self._slow < SLOW_TIMES else 0.0
-        if wait(replies, max(0.0, min(nearest - began, patience))).not_done and not others_go_on:
+        if wait(replies, max(0.0, min(nearest - began, patience))).not_done and not others_running:
             wait(replies, max(0.0, nearest - time.monotonic()), FIRST_COMPLETED)
         now = time.monotonic()
         self._slow += now - began > SLOW_S
         return [one for one in waiting if one.deadline <= now or (one.reply is not None and one.reply.done())]
 
     def _reply(self, dialogue: OpenAnswer, text: str) -> Reply:
-        """Return what the environment of an answer says to a turn. It begins with the first turn."""
-        assert self.environments is not None, "who else replies"
+        """Return the reply of the environment to a turn. The environment is made at the first turn of an answer."""
+        assert self.environments is not None, "only environments reply"
         prompt = dialogue.prompt
         problem = prompt.original or prompt.problem
         if len(dialogue.turns) == 1:
@@ -209,7 +208,7 @@ class TurnTaking:
         return dialogue.completion(truncated)
 
     def abandon(self, dialogues: Sequence[OpenAnswer]) -> None:
-        """Close the environments of answers that are begun again. One that is about to reply is closed behind that."""
+        """Close the environments of answers that will be restarted, each after the reply that it is working on."""
         for dialogue in dialogues:
             if dialogue.reply:
                 dialogue.reply.add_done_callback(partial(self._close, dialogue))
@@ -222,19 +221,19 @@ class TurnTaking:
         dialogue.environment = None
 
     def _cut(self, text: str) -> str:
-        """Return a text of at most so many tokens, without special tokens, that says if it was cut."""
+        """Return a reply without special tokens, cut to the maximum length, with a note if it was cut."""
         tokenizer: Any = self.stops.tokenizer
         text, most = without_special(tokenizer, text), self.limits.observation
-        begun = text[: most * BYTES_PER_TOKEN]
-        tokens = tokenizer(begun, add_special_tokens=False)["input_ids"]
-        if len(begun) == len(text) and len(tokens) <= most:
+        beginning = text[: most * BYTES_PER_TOKEN]
+        tokens = tokenizer(beginning, add_special_tokens=False)["input_ids"]
+        if len(beginning) == len(text) and len(tokens) <= most:
             return text
         kept: str = tokenizer.decode(tokens[:most])
         return f"{kept} [cut: {len(kept)} of {len(text)} characters]"
 
     def _tokens(self, dialogue: OpenAnswer, text: str) -> list[int]:
-        """Return the tokens of a reply in the template's marks, of which the model may have written the first."""
-        assert self.prompter is not None, "it wrote the prompt"
+        """Return the tokens of a reply as the chat template writes it, without a token that the model has written."""
+        assert self.prompter is not None, "environments come from the prompter"
         return joined(self.stops, dialogue.tokens[-1], self.prompter.reply(dialogue.prompt.problem, text))
 
 
@@ -245,7 +244,7 @@ def at_once(reply: Callable[[], Reply]) -> Future[Reply]:
 
 
 def without_special(tokenizer: Any, text: str) -> str:
-    """Return a text in which no special token stands, or a tool could end its turn and begin another."""
+    """Return the text with special tokens broken up, because a tool could otherwise end its turn and begin another."""
     for token in tokenizer.added_tokens_decoder.values():
         if token.special:
             text = text.replace(token.content, f"{token.content[:1]} {token.content[1:]}")
@@ -253,6 +252,6 @@ def without_special(tokenizer: Any, text: str) -> str:
 
 
 def joined(stops: Stops, last: int, text: str) -> list[int]:
-    """Return the tokens of what follows a turn. Both may have the token that ends the turn."""
+    """Return the tokens of the text after a turn, without a stop token that the turn already ends with."""
     tokens: list[int] = stops.tokenizer(text, add_special_tokens=False)["input_ids"]
     return tokens[1:] if tokens and last in stops.tokens and tokens[0] in stops.tokens else tokens

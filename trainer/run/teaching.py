@@ -48,7 +48,7 @@ class LessonWriter:
             ends = [rest.index(string) + len(string) for string in self.stops.strings if string in rest]
             turn, rest = rest[: min(ends, default=None)], rest[min(ends, default=len(rest)) :]
             tokens = (*self._tokens(dialogue, turn), *([] if ends else [self.end]))
-            answer = self.turns.add(dialogue, tokens, [0.0] * len(tokens)) or self.turns.hear(dialogue)
+            answer = self.turns.add(dialogue, tokens, [0.0] * len(tokens)) or self.turns.take_reply(dialogue)
             if answer is None and (told := dialogue.turns[-1].text):
                 own = _NUMBER.match(rest)
                 if own is None or float(own[1].replace(",", "")) != float(told):

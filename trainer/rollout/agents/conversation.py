@@ -1,10 +1,10 @@
-"""What an agent has said to the model and heard from it in one answer, in the tokens that were sampled.
+"""The calls of an agent and the replies of the model in one answer, in the tokens that were sampled.
 
-A call that begins with the messages of an earlier one, and with the reply to it, continues there: its tokens are those
-of the earlier call, the reply as it was sampled, and then the new messages, or what the last message adds to a reply
-that was cut. Every other call begins a new segment. The first call that continues a reply extends its segment; a second
-one, such as a call in parallel, begins a segment whose prompt is the whole conversation so far. So every token that the
-model wrote is trained on exactly once.
+A call that begins with the messages of an earlier call and its reply continues that call: its tokens are those of the
+earlier call, the reply as it was sampled, and then the new messages, or the text that the last message adds to a
+truncated reply. Every other call begins a new segment. The first call that continues a reply extends its segment; a
+second one, such as a parallel call, begins a segment whose prompt is the whole conversation so far. So every token that
+the model wrote is trained on exactly once.
 """
 
 import json
@@ -25,14 +25,14 @@ from trainer.records import Completion, Prompt, Segment, Turn
 from trainer.rollout.turns import OpenAnswer, Stops, joined, without_special
 
 Message = dict[str, Any]
-# What chat templates call the roles of OpenAI's messages.
+# OpenAI's roles, and their names in chat templates.
 ROLES = {one: one for one in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
 CALLED = ("name", "arguments")
-LONGEST_TOKEN = 256  # characters: no vocabulary has a longer one
+LONGEST_TOKEN = 256  # characters; no vocabulary has a longer token
 
 
 class Refused(Exception):
-    """A call that the model does not answer, in the terms of OpenAI's errors."""
+    """A call that is refused, with the fields of an error of OpenAI's API."""
 
     def __init__(self, message: str, status: int = 400, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one answer may use: calls, tokens of a reply, tokens of a conversation, and seconds between two calls."""
+    """The limits of one answer: calls, tokens of a reply, tokens of a conversation, and seconds between two calls."""
 
     calls: int
     new_tokens: int
@@ -51,22 +51,22 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A call that was answered: its messages with the reply at the end, and the tokens of all of that."""
+    """A call that was answered: its messages including the reply, and the tokens of all of them."""
 
     messages: list[Message]
     tokens: tuple[int, ...]
     segment: OpenAnswer
-    cut: str  # the stop string of the call at the end of the reply, which its message leaves out
+    cut: str  # the text that was sampled after the message of the reply: the stop string of the call
 
-    def goes_on(self, messages: Sequence[Message]) -> bool:
-        """Return True if the messages begin with all of these, or add to the reply at their end."""
+    def is_continued_by(self, messages: Sequence[Message]) -> bool:
+        """Return True if the messages of another call begin with those of this one, or extend its reply."""
         *before, reply = self.messages
         if not same(before, messages[: len(before)]) or len(messages) < len(self.messages):
             return False
         return same([reply], messages[len(before) :]) if messages[len(self.messages) :] else self.added(messages) != ""
 
     def added(self, messages: Sequence[Message]) -> str:
-        """Return what the last message adds to the reply, if there are no more of them."""
+        """Return the text that the last message adds to the reply, or "" if the messages do not end with it."""
         *_, reply = self.messages
         last = messages[-1]
         adds = len(messages) == len(self.messages) and last["role"] == "assistant" and "tool_calls" not in reply
@@ -77,36 +77,36 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """A call that waits for the model. `told` are the tokens between the reply that it continues and the next one."""
+    """A call that waits for the model."""
 
     conversation: "Conversation"
     prompt: Prompt
     messages: list[Message]
     tools: Sequence[Mapping[str, Any]]
     continued: Exchange | None
-    told: tuple[int, ...]
-    strings: Sequence[str]  # that end its reply, and are not in it
-    is_short: bool  # the agent itself wants fewer tokens than it may have
-    place: tuple[int, ...]  # among the calls of its answer, whichever of those in parallel came first
+    new_tokens: tuple[int, ...]  # the end of the prompt: all tokens after those of the call that it continues
+    strings: Sequence[str]  # stop strings, which its reply leaves out
+    is_short: bool  # True if the agent asked for fewer tokens than the limits allow
+    place: tuple[int, ...]  # sorts the calls of an answer, without depending on the order of parallel ones
     reply: "Future[Completion]" = field(default_factory=Future)
 
 
 class Conversation:
-    """All calls of one answer, and the agent that makes them. Several threads may ask at once."""
+    """All calls that an agent makes for one answer, possibly from several threads."""
 
     def __init__(
         self, prompter: Prompter, stops: Stops, prompt: Prompt, number: int, limits: Limits, index: int = 0
     ) -> None:
         self.prompter, self.stops, self.prompt, self.number, self.limits = prompter, stops, prompt, number, limits
         self.index = index  # of the prompt
-        self.key = secrets.token_urlsafe(24)  # of its agent
-        self.deadline = 0.0  # of the next call
-        self.pending = 0  # calls that the model has not answered yet
+        self.key = secrets.token_urlsafe(24)  # the API key of its agent
+        self.deadline = 0.0  # for the next call
+        self.pending = 0  # calls without a reply
         self.segments: list[tuple[tuple[int, ...], OpenAnswer]] = []  # each with the place of its first call
         self.calls = 0
         self.is_cut = False  # by a limit
-        self.is_rewritten = False
-        self.last = ""  # what the model wrote last
+        self.is_rewritten = False  # True once a call has not continued an earlier one
+        self.last = ""  # the text of the last reply
         self._exchanges: list[Exchange] = []
         self._asked: Counter[int] = Counter()
         self._lock = threading.Lock()
@@ -114,7 +114,7 @@ class Conversation:
     def call(
         self, messages: list[Message], tools: Sequence[Mapping[str, Any]], most: int | None, strings: Sequence[str]
     ) -> Call:
-        """Return a call as the sampler takes it. Raise Refused if a limit of the answer does not allow it."""
+        """Return a call for the sampler. Raise Refused if it would exceed a limit of the answer."""
         with self._lock:
             if self.calls == self.limits.calls:
                 self.is_cut = True
@@ -123,8 +123,8 @@ class Conversation:
             if characters > self.limits.context * LONGEST_TOKEN:  # which would take seconds to tokenize
                 raise self._too_long(f"{characters} characters")
             continued = self._continued(messages)
-            told = self._told(messages, tools, continued)
-            context = (*continued.tokens, *told) if continued else told
+            new_tokens = self._new_tokens(messages, tools, continued)
+            context = (*continued.tokens, *new_tokens) if continued else new_tokens
             room = min(self.limits.context - len(context), self.limits.new_tokens)
             if room < 1:
                 raise self._too_long(f"{len(context)} tokens")
@@ -133,29 +133,33 @@ class Conversation:
             place = len(self._exchanges), digest, self._asked[digest]
             self._asked[digest] += 1
             self.calls += 1
-        problem = replace(self.prompt.problem, id=name)
         is_short = most is not None and most < room
-        asked = Prompt(
-            problem,
-            "",
-            context,
-            self.prompt.repeat,
-            self.prompt.place,
+        prompt = replace(
+            self.prompt,
+            problem=replace(self.prompt.problem, id=name),
+            text="",
+            tokens=context,
+            original=None,
             most=most if is_short else room,
             stop=(*strings,),
         )
-        return Call(self, asked, messages, tools, continued, told, strings, is_short, place)
+        return Call(self, prompt, messages, tools, continued, new_tokens, strings, is_short, place)
 
     def answer(self, call: Call, sampled: Completion) -> tuple[Message, str, int]:
-        """Record what the model wrote. Return it as a message, why it ended, in OpenAI's words, and its tokens."""
+        """Record the reply to a call. Return its message, OpenAI's finish_reason and its number of tokens."""
         reply = self.stops.also(call.strings).completion(sampled.tokens, sampled.logprobs, sampled.version)
         shown = min((reply.text.partition(string)[0] for string in call.strings), key=len, default=reply.text)
         text, calls = calls_in(shown, [tool["function"]["name"] for tool in call.tools])
         message: Message = {"role": "assistant", "content": text}
-        for name, arguments in calls:
-            called = {"name": name, "arguments": json.dumps(arguments)}
-            made = message.setdefault("tool_calls", [])
-            made.append({"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": called})
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{secrets.token_hex(8)}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": json.dumps(arguments)},
+                }
+                for name, arguments in calls
+            ]
         with self._lock:
             self._record(call, reply, message, reply.text[len(shown) :])
         if calls:
@@ -163,7 +167,7 @@ class Conversation:
         return message, "length" if reply.truncated else "stop", len(reply.tokens)
 
     def completion(self, value: str | float | None, failed: bool) -> Completion:
-        """Return the whole answer. Its text is what the agent returned, or else the last reply."""
+        """Return the complete answer. Its text is the one that the agent returned, or the last reply of the model."""
         text = value if isinstance(value, str) else "" if failed else self.last
         reward = 0.0 if failed else value if isinstance(value, float) else None
         whole = OpenAnswer(self.prompt, self.number, 0, 0)
@@ -187,20 +191,21 @@ class Conversation:
         return Refused(reason, code="context_length_exceeded", param="messages")
 
     def _continued(self, messages: list[Message]) -> Exchange | None:
-        """Return the longest exchange that the messages begin with, if there is more behind it."""
-        found = [one for one in self._exchanges if one.goes_on(messages)]
-        if messages[-1]["role"] == "assistant":  # a turn that the model has ended cannot go on
-            found = [one for one in found if one.tokens[-1] not in self.stops.tokens]
-        self.is_rewritten |= bool(self._exchanges) and not found
-        return max(found, key=lambda one: len(one.messages), default=None)
+        """Return the longest exchange that the messages continue, or None."""
+        candidates = [one for one in self._exchanges if one.is_continued_by(messages)]
+        if messages[-1]["role"] == "assistant":  # a turn that ends with a stop token cannot be extended
+            candidates = [one for one in candidates if one.tokens[-1] not in self.stops.tokens]
+        self.is_rewritten |= bool(self._exchanges) and not candidates
+        return max(candidates, key=lambda one: len(one.messages), default=None)
 
-    def _told(
+    def _new_tokens(
         self, messages: list[Message], tools: Sequence[Mapping[str, Any]], continued: Exchange | None
     ) -> tuple[int, ...]:
+        """Return the tokens of the messages, without those of the exchange that they continue."""
         tokenizer = self.stops.tokenizer
         safe, tools = json.loads(without_special(tokenizer, json.dumps([messages, tools], ensure_ascii=False)))
         for function in (made["function"] for one in safe for made in one.get("tool_calls", ())):
-            with suppress(ValueError, TypeError, RecursionError):  # templates write arguments as values
+            with suppress(ValueError, TypeError, RecursionError):  # chat templates want arguments as values, not JSON
                 function["arguments"] = json.loads(function["arguments"])
         try:
             if continued is None:
@@ -218,34 +223,33 @@ class Conversation:
         return tuple(joined(self.stops, continued.tokens[-1], text))
 
     def _record(self, call: Call, reply: Completion, message: Message, cut: str) -> None:
-        said = [one["content"] for one in call.messages]
-        if (before := call.continued) is not None:
-            said = [before.added(call.messages)] if before.added(call.messages) else said[len(before.messages) :]
+        before, texts = call.continued, [one["content"] for one in call.messages]
+        if before is not None:
+            added = before.added(call.messages)
+            texts = [added] if added else texts[len(before.messages) :]
         if before is not None and before.segment.context == before.tokens:
             segment = before.segment
-            segment.listen(call.told, "\n\n".join(said))
+            segment.add_reply(call.new_tokens, "\n\n".join(texts))
         else:
             segment = OpenAnswer(call.prompt, self.number, 0, 0)
-            segment.turns.append(Turn("environment", "\n\n".join(said)))
+            segment.turns.append(Turn("environment", "\n\n".join(texts)))
             self.segments.append((call.place, segment))
-        segment.write(reply)
+        segment.add_turn(reply)
         self.last = reply.text
         whole = (*call.prompt.tokens, *reply.tokens)
-        self._exchanges.append(Exchange(self._heard(call, message), whole, segment, cut))
+        *messages, last = call.messages
+        if last["role"] == "assistant":  # the reply extends this message
+            message = message | {"content": last["content"] + message["content"]}
+        else:
+            messages.append(last)
+        self._exchanges.append(Exchange([*messages, message], whole, segment, cut))
         self.is_cut |= reply.truncated and not call.is_short
-
-    def _heard(self, call: Call, message: Message) -> list[Message]:
-        """Return the conversation with a reply, which may have added to the message before it."""
-        if call.messages[-1]["role"] != "assistant":
-            return [*call.messages, message]
-        *before, last = call.messages
-        return [*before, message | {"content": last["content"] + message["content"]}]
 
 
 def read_messages(value: Any) -> list[Message]:
-    """Return the messages of a request in one form. Raise Refused if they are none."""
+    """Return the messages of a request in one format. Raise Refused if they are invalid."""
     if not (isinstance(value, list) and value):
-        raise Refused("'messages' is a list of at least one message", param="messages")
+        raise Refused("'messages' must be a list of at least one message", param="messages")
     return [_message(one, f"messages[{at}]") for at, one in enumerate(value)]
 
 
@@ -260,14 +264,12 @@ def _message(one: Any, where: str) -> Message:
                 for made in calls
             ]
     except (LookupError, TypeError, AttributeError):
-        reason = (
-            f"{where} has no role ({', '.join(ROLES)}), content that is no text, or calls of tools that cannot be read"
-        )
+        reason = f"{where} must have a role ({', '.join(ROLES)}), text as its content, and valid tool calls if any"
         raise Refused(reason, param=where) from None
     return message | {name: one[name] for name in ("tool_call_id", "name") if isinstance(one.get(name), str)}
 
 
 def same(some: Sequence[Message], others: Sequence[Message]) -> bool:
-    """Return True if messages say the same. Agents may leave out the names of tool calls' answers."""
+    """Return True if all pairs of messages are equal, apart from ids and names of tool results, which are optional."""
     keys = ("role", "content", "tool_calls")
     return all(one.get(key) == other.get(key) for one, other in zip(some, others) for key in keys)

@@ -1,6 +1,6 @@
-"""The part of OpenAI's interface that agents use, on this machine only: chat completions and the name of the model.
+"""The part of OpenAI's API that agents use, on this machine only: chat completions and the list of models.
 
-Each answer has a key of its own, which says whose call it is.
+The API key of a call identifies the answer that it belongs to.
 """
 
 import json
@@ -16,19 +16,19 @@ from trainer.machine.visible import visible
 from trainer.rollout.agents.conversation import Call, Conversation, Refused, read_messages
 
 LARGEST = 4_000_000  # bytes of a request
-THROWN_AWAY = 64_000_000  # bytes of a larger one are read all the same, or its sender would not read why it is refused
+THROWN_AWAY = 64_000_000  # up to here, larger requests are read and discarded, because a client first sends everything
 LONGEST_NUMBER = 20  # digits
 MOST_CHOICES = 64
 MOST_STOPS, LONGEST_STOP = 16, 200
 PATH, MODELS = "/v1/chat/completions", "/v1/models"
-# What is read of a request, and what has no effect on it that an agent could see.
+# Fields of a request that are read, and fields that are ignored without a warning.
 READ = {"model", "messages", "tools", "n", "stop", "max_tokens", "max_completion_tokens", "stream", "stream_options"}
 WITHOUT_EFFECT = {"user", "metadata", "store", "tool_choice"}
 
 
 class Endpoint(ThreadingHTTPServer):
-    """Answers the calls of agents. `find` returns the conversation of a key, `ask` hands a call to the sampler, and
-    `say_once` tells the user something, once for each kind."""
+    """Serves the calls of agents. `find` returns the conversation of a key, `ask` passes a call to the sampler, and
+    `say_once` prints a message once per kind."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -45,7 +45,7 @@ class Endpoint(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
     def handle_error(self, *_: object) -> None:
-        """An agent that was ended has hung up, which is nothing to report."""
+        """Ignore the closed connections of agents that were ended."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -63,8 +63,8 @@ class Handler(BaseHTTPRequestHandler):
         self._answer({PATH: self._complete})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse what is no request, in the form of OpenAI's errors."""
-        self._refuse(Refused(message or "this is no request", code))
+        """Refuse a malformed request, in the format of OpenAI's errors."""
+        self._refuse(Refused(message or "malformed request", code))
 
     def _answer(self, paths: Mapping[str, Callable[[Conversation], Mapping[str, Any] | bytes]]) -> None:
         kind, _, key = self.headers.get("Authorization", "").partition(" ")
@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             conversation = self.server.find(key.strip()) if kind == "Bearer" else None
             if conversation is None:
-                raise Refused("this is no key of an answer that is being written", 401, "invalid_api_key")
+                raise Refused("this API key belongs to no answer in progress", 401, "invalid_api_key")
             if path not in paths:
                 raise Refused(f"there is no {path[:80]}; agents use {PATH}", 404)
             self._send(paths[path](conversation))
@@ -81,29 +81,30 @@ class Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, error: Refused) -> None:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
-        told = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-        self.close_connection = True  # the body may not have been read
-        self._send({"error": told}, error.status)
+        body = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+        self.close_connection = True  # the body of the request may not have been read
+        self._send({"error": body}, error.status)
 
     def _complete(self, conversation: Conversation) -> Mapping[str, Any] | bytes:
         request = self._request()
         messages, tools, strings = read_messages(request.get("messages")), _tools(request), _strings(request)
         most = _number(request, "max_completion_tokens") or _number(request, "max_tokens")
         count = _number(request, "n", MOST_CHOICES) or 1
-        chosen = request.get("tool_choice") in (None, "auto", "none")
-        ignored = {*request, *(() if chosen else ("a tool_choice other than auto and none",))} - READ - WITHOUT_EFFECT
+        ignored = {*request} - READ - WITHOUT_EFFECT
+        if request.get("tool_choice") not in (None, "auto", "none"):
+            ignored.add("a tool_choice other than auto and none")
         for name in sorted(ignored):
-            told = f"`{visible(name)[:60]}` of its calls has no effect: the settings of the run decide"
-            self.server.say_once(told, name)
+            text = f"`{visible(name)[:60]}` of its calls has no effect: the settings of the run decide"
+            self.server.say_once(text, name)
         calls = [conversation.call(messages, tools, most, strings) for _ in range(count)]
         for call in calls:
             self.server.ask(call)
         try:
             replies = [call.reply.result() for call in calls]
         except CancelledError:
-            raise Refused("the answer has been given up", 503) from None
-        answers = [conversation.answer(call, one) for call, one in zip(calls, replies)]
-        asked, written = len(calls[0].prompt.tokens), sum(tokens for *_, tokens in answers)
+            raise Refused("the answer was ended", 503) from None
+        answers = [conversation.answer(call, reply) for call, reply in zip(calls, replies)]
+        prompt_tokens, written = len(calls[0].prompt.tokens), sum(tokens for *_, tokens in answers)
         whole = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
@@ -113,7 +114,11 @@ class Handler(BaseHTTPRequestHandler):
                 {"index": at, "message": message, "finish_reason": reason, "logprobs": None}
                 for at, (message, reason, _) in enumerate(answers)
             ],
-            "usage": {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written},
+            "usage": {
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": written,
+                "total_tokens": prompt_tokens + written,
+            },
         }
         return _events(whole, request.get("stream_options")) if request.get("stream") else whole
 
@@ -125,19 +130,19 @@ class Handler(BaseHTTPRequestHandler):
             left = min(int(length), THROWN_AWAY)
             while left > 0 and (read := self.rfile.read(min(left, LARGEST))):
                 left -= len(read)
-            raise Refused(f"the request has {length} bytes, and may have {LARGEST}", 413)
+            raise Refused(f"the request has {length} bytes; at most {LARGEST} are allowed", 413)
         try:
             request = json.loads(self.rfile.read(int(length)))
-            # half a character is no text for a tokenizer
+            # replace lone surrogates, which a tokenizer refuses
             request = json.loads(json.dumps(request, ensure_ascii=False).encode(errors="replace"))
         except (ValueError, RecursionError):
             raise Refused("the request is not JSON") from None
         if not isinstance(request, dict):
-            raise Refused("the request is no JSON object")
+            raise Refused("the request is not a JSON object")
         return request
 
     def _send(self, reply: Mapping[str, Any] | bytes, status: int = 200) -> None:
-        """Send JSON, or events. A reply is sent when all of it has been recorded, so its events are sent at once."""
+        """Send JSON, or all events of a stream at once: a reply is complete and recorded before it is sent."""
         body = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
         self.send_response(status)
         self.send_header("Content-Type", "text/event-stream" if body is reply else "application/json")
@@ -145,13 +150,13 @@ class Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         if status >= 400:
-            self.send_header("x-should-retry", "false")  # which clients of OpenAI read
+            self.send_header("x-should-retry", "false")  # OpenAI's clients obey it
         self.end_headers()
         self.wfile.write(body)
 
 
 def _events(whole: dict[str, Any], options: Any) -> bytes:
-    """Return a reply as events, with its whole text in one of them."""
+    """Return a reply as a stream of events, with the whole text in one of them."""
     head = {**whole, "object": "chat.completion.chunk"}
     usage, lines = head.pop("usage"), []
     for choice in head.pop("choices"):
@@ -168,28 +173,26 @@ def _events(whole: dict[str, Any], options: Any) -> bytes:
 def _tools(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     tools = request.get("tools") or []
     try:
-        named = [isinstance(one["function"]["name"], str) for one in tools]
+        are_named = all(isinstance(tool["function"]["name"], str) for tool in tools)
     except (LookupError, TypeError):
-        named = [False]
-    if not all(named):
-        raise Refused("'tools' is a list of functions with names", param="tools")
+        are_named = False
+    if not are_named:
+        raise Refused("'tools' must be a list of functions with names", param="tools")
     return [] if request.get("tool_choice") == "none" else tools
 
 
 def _number(request: Mapping[str, Any], name: str, most: int = 10**9) -> int | None:
     value: int | None = request.get(name)
     if value is not None and not (type(value) is int and 1 <= value <= most):
-        raise Refused(f"'{name}' is a whole number from 1 to {most}", param=name)
+        raise Refused(f"'{name}' must be an integer from 1 to {most}", param=name)
     return value
 
 
 def _strings(request: Mapping[str, Any]) -> list[str]:
     stop = request.get("stop") or []
     strings = [stop] if isinstance(stop, str) else stop
-    is_read = isinstance(strings, list) and all(
-        isinstance(one, str) and 0 < len(one) <= LONGEST_STOP for one in strings
-    )
-    if not (is_read and len(strings) <= MOST_STOPS):
-        reason = f"'stop' is a text or a list of at most {MOST_STOPS} texts, of at most {LONGEST_STOP} characters each"
-        raise Refused(reason, param="stop")
+    is_list = isinstance(strings, list) and len(strings) <= MOST_STOPS
+    if not (is_list and all(isinstance(one, str) and 0 < len(one) <= LONGEST_STOP for one in strings)):
+        limits = f"{MOST_STOPS} strings, each of 1 to {LONGEST_STOP} characters"
+        raise Refused(f"'stop' must be a string or a list of at most {limits}", param="stop")
     return strings

@@ -1,10 +1,10 @@
-"""A process that runs agents: it forks one for each answer, and imports the user's file only once.
+"""A process that imports the user's file once, and forks an agent for each answer.
 
-It is started with the setting `task.agent`, and imports nothing heavy. Lines of JSON come in and go out:
+It is started with the setting `task.agent`, and imports nothing heavy. It reads and writes lines of JSON:
 
-    {"id": 3, "problem": {...}, "key": "...", "url": "http://127.0.0.1:1234/v1"}      start an agent
-    {"id": 3}                                                                         end it
-    {"id": 3, "value": "42"}   or   {"id": 3, "error": "ValueError: ..."}             it has ended
+    {"id": 3, "problem": {...}, "key": "...", "url": "http://127.0.0.1:1234/v1"}      in: start an agent
+    {"id": 3}                                                                         in: end it
+    {"id": 3, "value": "42"}   or   {"id": 3, "error": "ValueError: ..."}             out: it has ended
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from types import SimpleNamespace
 from typing import Any
 
 LARGEST = 1_000_000  # bytes of a result
-PART = 65_536  # bytes that a pipe holds
+PART = 65_536  # bytes per read, which is the capacity of a pipe
 
 
 def agent_of(setting: str) -> Callable[[Any], Any]:
-    """Return what answers a problem: a function of a file, or a command that reads it and prints an answer."""
+    """Return the agent: a function in a file, or a command that reads a problem and prints an answer."""
     path, _, name = setting.rpartition(":")
     if not (path.endswith(".py") and name.isidentifier()):
         command = shlex.split(setting)
@@ -40,8 +40,8 @@ def agent_of(setting: str) -> Callable[[Any], Any]:
             raise FileNotFoundError(f"there is no program {command[0]}, and no FILE.py:FUNCTION")
         return partial(_command, command)
     spec = importlib.util.spec_from_file_location(f"octet_agent_{Path(path).stem}", path)
-    assert spec is not None, "it is a .py file"
-    assert spec.loader is not None, "a .py file has one"
+    assert spec is not None, "every .py file has a spec"
+    assert spec.loader is not None, "every .py file has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module
     sys.path.insert(0, str(Path(path).resolve().parent))
@@ -56,7 +56,7 @@ def _command(command: list[str], problem: Any) -> str:
 
 
 def serve(setting: str) -> None:
-    """Start and end agents as the lines on standard input say, until it is closed."""
+    """Start and end agents as the lines on standard input request, until it is closed."""
     results, sys.stdout = sys.stdout, sys.stderr
     try:
         agent = agent_of(setting)
@@ -64,14 +64,14 @@ def serve(setting: str) -> None:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=results, flush=True)
         return
     if openai := sys.modules.get("openai"):
-        with suppress(Exception):  # the first client reads certificates and modules, which all forks then have
+        with suppress(Exception):  # the first client loads certificates and modules, which all forks inherit
             _ = openai.OpenAI(api_key="none").chat
     gc.freeze()
     print(json.dumps({}), file=results, flush=True)
-    children: dict[int, tuple[int, int]] = {}  # the process of each answer, and where its result comes from
+    children: dict[int, tuple[int, int]] = {}  # the process of each answer, and the pipe with its result
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ)
-    unread: defaultdict[int, bytes] = defaultdict(bytes)  # half lines of each of them
+    unread: defaultdict[int, bytes] = defaultdict(bytes)  # the incomplete last line of each pipe
     while True:
         for key, _ in selector.select():
             read = os.read(key.fd, PART)
@@ -90,19 +90,19 @@ def serve(setting: str) -> None:
                 selector.unregister(key.fd)
                 os.close(key.fd)
                 process, _ = child = children.pop(key.data)
-                _end([child])  # with all that it has started
+                _end([child])  # including processes that the agent has left behind
                 os.waitpid(process, 0)
-                found = _read([*lines, unread.pop(key.fd)][0])
-                print(json.dumps({**found, "id": key.data}), file=results, flush=True)
+                result = _read([*lines, unread.pop(key.fd)][0])
+                print(json.dumps({**result, "id": key.data}), file=results, flush=True)
 
 
 def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, int]:
-    """Fork an agent. Return its process, and the pipe that its result comes from."""
-    result, written = os.pipe()
+    """Fork an agent. Return its process id, and the end of a pipe that its result can be read from."""
+    read_end, write_end = os.pipe()
     if process := os.fork():
-        os.close(written)
-        return process, result
-    found: dict[str, Any] = {"error": "it ended its process"}
+        os.close(write_end)
+        return process, read_end
+    result: dict[str, Any] = {"error": "it ended its process"}
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
@@ -111,27 +111,28 @@ def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, 
         os.environ.update(OPENAI_BASE_URL=order["url"], OPENAI_API_KEY=order["key"])
         value = agent(SimpleNamespace(**order["problem"]))
         value = asyncio.run(value) if inspect.iscoroutine(value) else value
-        found = {"value": getattr(value, "item", lambda: value)()}  # numbers of NumPy
+        result = {"value": getattr(value, "item", lambda: value)()}  # numbers of NumPy
     except BaseException as error:  # noqa: BLE001  the user's code may raise anything
-        found = {"error": f"{type(error).__name__}: {error}"[:500]}
+        result = {"error": f"{type(error).__name__}: {error}"[:500]}
     finally:
         with suppress(BaseException):
-            text = json.dumps(found, default=repr).encode()
+            text = json.dumps(result, default=repr).encode()
             if len(text) > LARGEST:
-                text = json.dumps({"error": f"its result has {len(text)} bytes, and may have {LARGEST}"}).encode()
-            os.write(written, text + b"\n")
+                reason = f"its result has {len(text)} bytes; at most {LARGEST} are allowed"
+                text = json.dumps({"error": reason}).encode()
+            os.write(write_end, text + b"\n")
         os._exit(0)
 
 
 def _read(text: bytes) -> dict[str, Any]:
-    found = None
+    result = None
     with suppress(ValueError, RecursionError):
-        found = json.loads(text)
-    return found if isinstance(found, dict) else {"error": "it was ended, or has ended its process"}
+        result = json.loads(text)
+    return result if isinstance(result, dict) else {"error": "it was ended, or has ended its process"}
 
 
 def _end(children: Any) -> None:
     for process, _ in children:
-        for end in (os.killpg, os.kill):  # its own group does not exist yet where it has just begun
+        for kill in (os.killpg, os.kill):  # a process that has just been forked may not have its own group yet
             with suppress(OSError):
-                end(process, signal.SIGKILL)
+                kill(process, signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""rollout: answers of agents. An agent is a program of the user that calls the model through OpenAI's interface.
+"""rollout: answers of agents. An agent is a program of the user that calls the model through OpenAI's API.
 
 runner.py         a process that starts an agent for each answer
-endpoint.py       the address that agents call
-conversation.py   what was asked and sampled in an answer, in tokens
-this file         calls become prompts of the run's own sampler, and answers groups
+endpoint.py       the server that agents call
+conversation.py   the calls and replies of an answer, as tokens
+this file         makes calls into prompts for the run's sampler, and answers into groups
 """
 
 import json
@@ -34,15 +34,15 @@ from trainer.rollout.decoder.schedule import AnswerId, NewAnswers, Scheduler
 from trainer.rollout.limits import Say
 from trainer.rollout.turns import Stops
 
-START_S = 60.0  # until the file of an agent has been imported
-PATIENCE_S = 0.2  # for the next calls of quick agents, so that rows go on in the same order in every run
-SLOW_S, SLOW_TIMES = 0.03, 8  # agents that let the model wait so long, so often, are not waited for any more
-FIRST_CALL_S = 2.0
-WATCH_S = 0.5  # between two looks for agents that take too long
+START_S = 60.0  # timeout for importing the file of an agent
+PATIENCE_S = 0.2  # how long to wait for the next calls of agents, so that rows have the same order in every run
+SLOW_S, SLOW_TIMES = 0.03, 8  # after this many waits of this length, the scheduler no longer waits for agents
+FIRST_CALL_S = 2.0  # how long to wait for the first call of an agent
+WATCH_S = 0.5  # interval of the checks for agents that take too long
 
 
 class Agents:
-    """Starts agents, and hears what they call and how they end."""
+    """Starts agents, and receives their calls and results."""
 
     def __init__(self, setting: str, say: Say) -> None:
         self.setting, self.say = setting, say
@@ -54,14 +54,14 @@ class Agents:
         self._endpoint = Endpoint(self._keys.get, self.inbox.put, self._say_once)
         start = "from trainer.rollout.agents.runner import serve"
         start = f"import sys; sys.path[:] = {sys.path!r}; {start}; serve({setting!r})"
-        command = [sys.executable, "-c", start]  # in a session of its own: Ctrl-C is not for it
+        command = [sys.executable, "-c", start]  # in its own session, because Ctrl-C must not reach it
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
             first = self.inbox.get(timeout=START_S)
         except queue.Empty:
-            first = {"error": f"it was not imported within {START_S:g} s"}
+            first = {"error": f"its import took more than {START_S:g} s"}
         if isinstance(first, Mapping) and first:
             self.close()
             raise ConfigError(f"task.agent={setting}", visible(first["error"])[:300], "Correct the file or its name")
@@ -72,11 +72,11 @@ class Agents:
         self.at_work[self._started] = self._keys[conversation.key] = conversation
         problem = conversation.prompt.problem
         names = ("id", "question", "gold", "solution", "extra", "messages")
-        told = {name: getattr(problem, name) for name in names}
-        self._send({"id": self._started, "problem": told, "key": conversation.key, "url": self._endpoint.url})
+        fields = {name: getattr(problem, name) for name in names}
+        self._send({"id": self._started, "problem": fields, "key": conversation.key, "url": self._endpoint.url})
 
     def ended(self, result: Mapping[str, Any]) -> tuple[Conversation, Completion] | None:
-        """Return what an agent that has ended has called, and its answer; None if nobody waits for it any more."""
+        """Return the conversation and the answer of an agent that has ended, or None if its answer is not needed."""
         if "id" not in result:
             raise TrainingError(f"task.agent={self.setting}", "the process that starts agents has ended", "See above")
         conversation = self.at_work.pop(result["id"], None)
@@ -84,19 +84,19 @@ class Agents:
             return None
         del self._keys[conversation.key]
         if error := result.get("error"):
-            told = f"an agent failed, and its answer earns nothing: {visible(error)[:200]}"
-            self._say_once(told, error.partition(":")[0])
+            text = f"an agent failed, so its answer gets reward 0: {visible(error)[:200]}"
+            self._say_once(text, error.partition(":")[0])
         if conversation.is_rewritten:
-            told = "a call does not continue an earlier one, so its answer is trained on in several parts"
-            self._say_once(told, "rewritten")
+            text = "a call does not continue an earlier one, so its answer is trained on in several parts"
+            self._say_once(text, "rewritten")
         return conversation, conversation.completion(self._value(result), bool(error))
 
     def end_late(self) -> None:
-        """End the agents that have not called in time."""
+        """End the agents that have not made a call in time."""
         now = time.monotonic()
         for number, conversation in [*self.at_work.items()]:
             if not conversation.pending and now > conversation.deadline:
-                late = f"late: no call and no end for rollout.turns.seconds={conversation.limits.seconds:g}"
+                late = f"late: no call and no result within rollout.turns.seconds={conversation.limits.seconds:g}"
                 self._send({"id": number})
                 self.inbox.put({"id": number, "error": late})
                 conversation.deadline = now + WATCH_S * 10
@@ -112,7 +112,7 @@ class Agents:
         self._endpoint.server_close()
         assert self._process.stdin is not None, "it is a pipe"
         with suppress(OSError):
-            self._process.stdin.close()  # which ends it, with the agents that are at work
+            self._process.stdin.close()  # ends the process and its agents
         try:
             self._process.wait(timeout=START_S)
         except subprocess.TimeoutExpired:
@@ -129,14 +129,14 @@ class Agents:
         reason = f"it returned {value!r:.60}"
         raise DataError(f"task.agent={self.setting}", reason, "Return the text of the answer, a reward, or None")
 
-    def _say_once(self, told: str, kind: str) -> None:
+    def _say_once(self, text: str, kind: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            self.say(f"task.agent={self.setting}: {told}")
+            self.say(f"task.agent={self.setting}: {text}")
 
     def _send(self, order: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None, "it is a pipe"
-        with suppress(OSError):  # it has ended, which the thread that reads says
+        with suppress(OSError):  # the process has ended, which the reading thread reports
             self._process.stdin.write(json.dumps(order, default=str).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -149,7 +149,7 @@ class Agents:
 
 
 class Calls(Scheduler):
-    """The calls of agents as what the sampler decodes next, in place of prompts that are known at the start."""
+    """Schedules the calls of agents, in place of prompts that are known at the start."""
 
     def __init__(self, agents: Agents, conversations: Sequence[Conversation], at_once: int) -> None:
         self.agents = agents
@@ -171,8 +171,8 @@ class Calls(Scheduler):
         return not (self.agents.at_work or self._not_started)
 
     def schedule(self, free: int, usable: int) -> list[NewAnswers]:
-        """Return calls to start, as many as one pass reads. Equal ones of a group are read once."""
-        self._listen()
+        """Return the calls to start next, as many as fit one prefill pass. Equal prompts of a group are read once."""
+        self._receive()
         self._queued.sort(key=_order)
         starting: list[NewAnswers] = []
         for _, alike in groupby([*self._queued], key=_prompt):
@@ -190,7 +190,7 @@ class Calls(Scheduler):
         return starting
 
     def finish(self, answer: AnswerId, completion: Completion) -> list[Completion] | None:
-        """Give a call its reply."""
+        """Reply to a call."""
         call = self._decoding.pop(answer)
         call.conversation.pending -= 1
         call.conversation.deadline = time.monotonic() + self.limits.seconds
@@ -202,16 +202,19 @@ class Calls(Scheduler):
         self._decoding.clear()
 
     def close(self) -> None:
-        """End the agents that are at work, and leave their calls without a reply."""
+        """End the running agents, and cancel their calls."""
         self.agents.end_all()
         for call in (*self._queued, *self._decoding.values()):
             call.reply.cancel()
 
-    def _listen(self) -> None:
-        """Take in calls and ended agents. If there is nothing to decode, wait for one. Quick agents are waited for."""
+    def _receive(self) -> None:
+        """Receive calls and results. Wait a short time for the next calls of all agents, and longer if there is nothing
+        to decode."""
         began = time.monotonic()
         while not self.is_finished:
-            self._take_all()
+            with suppress(queue.Empty):
+                while True:
+                    self._take(self.agents.inbox.get_nowait())
             thinking = [one for one in self.agents.at_work.values() if not one.pending]
             waited, is_idle = time.monotonic() - began, not (self._queued or self._decoding)
             patience_s = FIRST_CALL_S if any(not one.calls for one in thinking) else self._patience_s
@@ -226,21 +229,16 @@ class Calls(Scheduler):
             self._slow += 1
             self._patience_s = 0.0 if self._slow >= SLOW_TIMES else self._patience_s
 
-    def _take_all(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._take(self.agents.inbox.get_nowait())
-
     def _take(self, item: Call | Mapping[str, Any]) -> None:
         if isinstance(item, Call):
             if item.conversation in self.agents.at_work.values():
                 item.conversation.pending += 1
                 self._queued.append(item)
-            else:  # of an answer that has ended
+            else:  # its agent has been ended
                 item.reply.cancel()
-        elif found := self.agents.ended(item):
-            self.ended.append(found)
-            for call in [one for one in self._queued if one.conversation is found[0]]:
+        elif ended := self.agents.ended(item):
+            self.ended.append(ended)
+            for call in [one for one in self._queued if one.conversation is ended[0]]:
                 self._queued.remove(call)
                 call.reply.cancel()
             if self._not_started:
@@ -248,7 +246,7 @@ class Calls(Scheduler):
 
 
 class AgentSampler(Sampler):
-    """Samples the answers of agents with a sampler of the run."""
+    """Samples the answers of agents, whose calls another sampler answers."""
 
     def __init__(self, inner: Sampler, agents: Agents, prompter: Prompter, stops: Stops, config: Config) -> None:
         self.inner, self.agents, self.prompter, self.stops, self.config = inner, agents, prompter, stops, config
@@ -256,45 +254,45 @@ class AgentSampler(Sampler):
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         groups: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
-        rows, room = self.config.rollout.rows, self.config.prompt.max_tokens + sampling.max_new_tokens
-        turns = self.config.rollout.turns
-        limits = Limits(turns.most, sampling.max_new_tokens, room, turns.seconds)
+        rollout, context = self.config.rollout, self.config.prompt.max_tokens + sampling.max_new_tokens
+        limits = Limits(rollout.turns.most, sampling.max_new_tokens, context, rollout.turns.seconds)
         conversations = [
             Conversation(self.prompter, self.stops, prompt, number, limits, index)
             for index, prompt in enumerate(prompts)
             for number in range(sampling.group)
         ]
-        calls = Calls(self.agents, conversations, rows)
+        calls = Calls(self.agents, conversations, rollout.rows)
         try:
-            for _ in self._decoded(calls, rows, sampling):
+            for _ in self._decoded(calls, rollout.rows, sampling):
                 yield from self._complete(calls, groups, sampling.group)
             yield from self._complete(calls, groups, sampling.group)
         finally:
             calls.close()
 
     def _decoded(self, calls: Calls, rows: int, sampling: Sampling) -> Iterator[object]:
-        """Decode calls until all agents have ended: with Octet's decoder as they come, otherwise in rounds."""
+        """Decode calls until all agents have ended, with Octet's decoder as they arrive, otherwise in rounds."""
         if isinstance(self.inner, DecodeSampler):
             yield from self.inner.decode_all(calls, rows, sampling)
             return
         while not calls.is_finished:
             starting = [(new, number) for new in calls.schedule(rows, rows) for number in new.numbers]
-            asked = [_apart(new.prompt, number) for new, number in starting]
-            for at, [completion] in self.inner.sample(asked, replace(sampling, group=1)) if asked else ():
+            prompts = [_apart(new.prompt, number) for new, number in starting]
+            for at, [completion] in self.inner.sample(prompts, replace(sampling, group=1)) if prompts else ():
                 new, number = starting[at]
                 yield calls.finish(AnswerId(new.prompt_index, number), completion)
 
     def _complete(
         self, calls: Calls, groups: dict[int, dict[int, Completion]], size: int
     ) -> Iterator[tuple[int, list[Completion]]]:
-        for one, completion in calls.ended:
+        for conversation, completion in calls.ended:
             if completion.reward and not self.config.reward.weights.get("environment"):
                 reason = f"it returned {completion.reward:g}, the reward `environment`, which has no weight"
                 remedy = "Write reward.weights='{correct: 0, environment: 1}', or return the text of the answer"
                 raise DataError(f"task.agent={self.agents.setting}", reason, remedy)
-            groups[one.index][one.number] = completion
-            if len(groups[one.index]) == size:
-                yield one.index, [answer for _, answer in sorted(groups.pop(one.index).items())]
+            index = conversation.index
+            groups[index][conversation.number] = completion
+            if len(groups[index]) == size:
+                yield index, [answer for _, answer in sorted(groups.pop(index).items())]
         calls.ended.clear()
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
@@ -327,5 +325,5 @@ def _prompt(call: Call) -> tuple[Any, ...]:
 
 
 def _apart(prompt: Prompt, number: int) -> Prompt:
-    """Return a prompt whose first answer has random numbers of its own."""
+    """Return the prompt of one answer under another id, so that the answers of a group get different random numbers."""
     return replace(prompt, problem=replace(prompt.problem, id=f"{prompt.problem.id}/{number}"))

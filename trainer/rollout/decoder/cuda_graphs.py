@@ -10,16 +10,16 @@ from trainer.rollout.limits import Say
 
 Step = Callable[[int, int], None]
 
-WIDTHS = 256  # the attention width of a captured step is a multiple of this
+WIDTHS = 256  # the attention width of a captured step is a multiple of this number
 
 
 class DecodeStep:
-    """Calls `step(rows, width)`. Sizes may be rounded up, because rows beyond the active ones are frozen. The step is
-    not stored: it belongs to the batch that this object belongs to, and the cycle would keep the memory of the batch
-    until Python's cyclic garbage collector runs."""
+    """Calls `step(rows, width)`. Sizes may be rounded up, because rows beyond the active ones are frozen. The step, a
+    method of the batch that owns this object, is not stored: such a reference cycle would keep the memory of the batch
+    until Python's garbage collector runs."""
 
     def __init__(self, device: torch.device, say: Say) -> None:
-        self.depends_on: tuple[Any, ...] = ()  # what a captured step has read; the address of the weights comes last
+        self.depends_on: tuple[Any, ...] = ()  # values fixed in a captured step; the addresses of the weights are last
         self._say = say
         self._captures = device.type == "cuda"
         self._seen: set[tuple[Any, ...]] = set()
@@ -38,12 +38,12 @@ class DecodeStep:
             self._capture(step, key, rows, width)
         if key in self._graphs:
             return self._graphs[key].replay()
-        self._seen.add(key)  # the first step of a size is not captured: libraries allocate their workspaces in it
+        self._seen.add(key)  # the first step of a size is not captured, because libraries allocate workspaces in it
         return step(rows, width)
 
     def _capture(self, step: Step, key: tuple[Any, ...], rows: int, width: int) -> None:
         *_, addresses = key
-        # graphs of weights that have moved since are useless, and a pool of memory ends with the last graph in it
+        # drop graphs whose weights have moved; a memory pool is freed with its last graph
         self._graphs = {old: graph for old, graph in self._graphs.items() if old[-1] == addresses}
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         graph = torch.cuda.CUDAGraph()
@@ -54,13 +54,13 @@ class DecodeStep:
             if is_out_of_memory(error):
                 raise
             self._captures = False
-            self._say(f"rollout: the decode step cannot be captured as a CUDA graph ({error}); going on without.")
+            self._say(f"rollout: the decode step cannot be captured as a CUDA graph ({error}); decoding without one.")
             return
         self._graphs[key] = graph
 
 
 def rounded(rows: int, most_rows: int, width: int, most_places: int) -> tuple[int, int]:
-    """Round rows up to a power of two and the width to a multiple of `WIDTHS`: few sizes, little waste."""
+    """Round rows up to a power of two, and the width to a multiple of `WIDTHS`, so that few sizes are captured."""
     return min(most_rows, 1 << (rows - 1).bit_length()), min(most_places, rounded_up(width, WIDTHS))
 
 

@@ -1,8 +1,8 @@
-"""Weights in 8 bits for decode steps, which take as long as it takes to read the weights.
+"""Weights in 8 bits for decode steps, whose time is that of reading the weights.
 
-A weight has a scale for each output. The inputs are rounded as well, with a scale for each row, so that an answer does
-not depend on those beside it. int8 counts in equal steps; fp8 (e4m3) is a float with 3 bits of mantissa. Cards multiply
-fp8 from compute capability 8.9 on, and scale the result within the product.
+A weight has a scale for each output. The inputs are also rounded, with a scale for each row, so that an answer does not
+depend on other rows. int8 has equal steps; fp8 (e4m3) is a float with 3 bits of mantissa. Cards multiply fp8 from
+compute capability 8.9 on, and scale the result within the matmul.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from trainer.plan.planner import EIGHT_BITS_MULTIPLE
 KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 FP8_CAPABILITY = (8, 9)
-LEAST_ROWS = 32  # of a product in int8 on a card, which wants more than 16
-AT_ONCE = 8192  # outputs of a weight that are rounded at a time, by way of fp32
+LEAST_ROWS = 32  # inputs of an int8 product on a card are padded to this; it needs more than 16 rows
+AT_ONCE = 8192  # outputs of a weight that are rounded at a time, to bound the memory for fp32 values
 
 
 class EightBits(NamedTuple):
-    """A weight in 8 bits, perhaps that of several layers with the same input."""
+    """The weight of one linear layer in 8 bits, or of several layers with the same input."""
 
     codes_OH: Tensor
     scale_1O: Tensor
@@ -35,10 +35,9 @@ class EightBits(NamedTuple):
         if self.codes_OH.dtype == torch.int8:
             return self._scaled(self._sums(codes_NH), scale_N1, hidden_NH)
         bias_O = None if self.bias_O is None else self.bias_O.bfloat16()
-        weight_HO, only = self.codes_OH.t(), torch.bfloat16  # that cards return where each row has a scale
-        return torch._scaled_mm(codes_NH, weight_HO, scale_N1, self.scale_1O, bias_O, out_dtype=only).to(
-            hidden_NH.dtype
-        )
+        weight_HO, dtype = self.codes_OH.t(), torch.bfloat16  # the only result that cards support with row scales
+        product_NO = torch._scaled_mm(codes_NH, weight_HO, scale_N1, self.scale_1O, bias_O, out_dtype=dtype)
+        return product_NO.to(hidden_NH.dtype)
 
     def _sums(self, codes_NH: Tensor) -> Tensor:
         rows = len(codes_NH)
@@ -64,7 +63,7 @@ def rounded(values_NX: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def in_8_bits(layers: Sequence[Any], dtype: torch.dtype) -> EightBits | None:
-    """Return the weights of frozen linear layers, or None where a product in 8 bits does not take their sizes."""
+    """Return the joined weights of frozen linear layers, or None if 8-bit products do not support their sizes."""
     outputs = sum(layer.out_features for layer in layers)
     if layers[0].in_features % EIGHT_BITS_MULTIPLE or outputs % EIGHT_BITS_MULTIPLE:
         return None
@@ -77,6 +76,8 @@ def in_8_bits(layers: Sequence[Any], dtype: torch.dtype) -> EightBits | None:
 
 def check_card(kind: str, device: torch.device) -> None:
     """Raise ConfigError on a card that does not multiply numbers of this kind."""
-    if kind == "fp8" and device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
-        reason = f"this card has compute capability {found[0]}.{found[1]}, and fp8 needs 8.9"
+    if kind != "fp8" or device.type != "cuda":
+        return
+    if (capability := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
+        reason = f"this card has compute capability {capability[0]}.{capability[1]}, and fp8 needs 8.9"
         raise ConfigError("rollout.weights=fp8", reason, "Write rollout.weights=int8")

@@ -1,5 +1,5 @@
-"""A forward pass for sampling, with the model's own weights and a static cache. The files in `layers/` have the kinds
-of layers; the others compute in the way of Llama.
+"""A forward pass for sampling, with the model's own weights and a static cache. Each kind of layer has a file in
+`layers/`.
 
 Axes in addition to those of `records.py`: L layers, R rows of the cache, K key/value heads (2K: keys, then values),
 h query, key and value heads together, D size of a head, N tokens of all rows, O outputs, C channels, k inputs of a
@@ -26,7 +26,7 @@ from trainer.rollout.decoder.layers.passes import Angles, Cache, Pass, Prompts, 
 from trainer.rollout.decoder.layers.per_layer import LayerInputs
 from trainer.rollout.decoder.weights import Projection, copy_what_fits
 
-# Other types change the angles with the length.
+# Types of rotary embeddings whose angles do not depend on the length of the sequence.
 ROPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
@@ -61,16 +61,16 @@ class Forward:
 
     @property
     def addresses(self) -> int:
-        """A hash of the addresses that captured steps read weights from. It changes while values are swapped in."""
+        """A hash of the addresses of all weights, which change when other values are swapped in."""
         return hash(tuple(parameter.data_ptr() for parameter in self.model.parameters()))
 
     def allocate_cache(self, rows: int, places: int) -> Cache:
-        """Allocate what the layers keep of `rows` sequences of up to `places` tokens."""
+        """Allocate the state of all layers for `rows` sequences of up to `places` tokens."""
         self._make_angles(places)
         return Cache([layer.mixer.keeps for layer in self.layers], rows, places, self.dtype, self.device)
 
     def _make_angles(self, places: int) -> None:
-        """Compute cosines and sines. The sines carry the sign of their half, so that `_rotate` needs two products."""
+        """Compute cosines and sines. The first half of the sines is negated, so that `_rotate` needs two products."""
         rotary, hidden = self.decoder.rotary_emb, self.last_norm.norm.weight
         positions_1T = torch.arange(places, device=self.device)[None]
         self._refuse_other_angles(places)
@@ -81,8 +81,8 @@ class Forward:
             self.angles[kind] = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
 
     def _refuse_other_angles(self, places: int) -> None:
-        """Raise ConfigError beyond the original context of a model that computes something else there: with longrope
-        the angles of all tokens change while an answer grows, and Ministral 3 scales its queries."""
+        """Raise ConfigError if sequences may exceed the original context of a model that computes differently beyond
+        it: longrope changes the angles of all tokens while an answer grows, and Ministral 3 scales its queries."""
         rope = self.config.rope_parameters
         changes = rope.get("rope_type") == "longrope" or rope.get("llama_4_scaling_beta")
         if changes and places > (most := rope["original_max_position_embeddings"]):
@@ -91,7 +91,7 @@ class Forward:
             raise ConfigError("rollout.max_new_tokens", reason, remedy)
 
     def refresh(self) -> None:
-        """Read the present weights, which may have been updated or swapped."""
+        """Read the current weights, which may have been updated or swapped."""
         self.embedding_VH = self.decoder.embed_tokens.weight
         norms = [self.last_norm, *(norm for layer in self.layers for norm in layer.norms)]
         for norm in norms + ([self.layer_inputs.norm] if self.layer_inputs else []):
@@ -103,9 +103,9 @@ class Forward:
     def prefill(
         self, tokens_PT: Tensor, lengths_P: Tensor, cache: Cache, rows: slice, groups_P: Tensor, before: int = 0
     ) -> Tensor:
-        """Return the logits after each prompt, and keep what the layers have read in the rows of its group. Prompts are
-        padded on the right, where causal layers never look. They go on `before` tokens that the first row has read."""
-        self._read_8_bits(False)  # many tokens take as long as their arithmetic
+        """Return the logits after each prompt, and write the state of the layers into the rows of its group. Prompts
+        are padded on the right, which causal layers never read. They continue `before` tokens in the first row."""
+        self._read_8_bits(False)  # 8 bits save no time here: a pass over many tokens is bound by arithmetic
         prompts, width = tokens_PT.shape
         positions_N = torch.arange(before, before + width, device=self.device).repeat(prompts)
         masks = {window: self._prompt_mask(window, width, before) for window in self.windows}
@@ -119,7 +119,7 @@ class Forward:
         return self.finish(self.head(self.last_norm(hidden_NH[last_P])))
 
     def _prompt_mask(self, window: int | None, width: int, before: int) -> Tensor | None:
-        """Return True where a token of a prompt is attended to, or None if each sees all of the prompt up to itself."""
+        """Return a mask that is True where a token attends, or None if each token attends to all up to itself."""
         whole = before + width
         if not before and (window is None or width <= window):
             return None
@@ -129,8 +129,8 @@ class Forward:
     def step(
         self, tokens_B: Tensor, hidden_BH: Tensor, places_B: Tensor, running_B: Tensor, mask_BT: Tensor, cache: Cache
     ) -> Tensor:
-        """Return the logits after one more token of each row. `hidden_BH` are the embeddings of these tokens, which are
-        overwritten; `mask_BT` is 0 where a row may attend, else -inf."""
+        """Return the logits after one more token of each row. `hidden_BH` has the embeddings of these tokens, and is
+        overwritten. `mask_BT` is 0 where a row may attend, else -inf."""
         self._read_8_bits(True)
         masks = {window: self._within(window, mask_BT, places_B)[:, None, None] for window in self.windows}
         slots = cache.slots(places_B, mask_BT.shape[1])
@@ -153,7 +153,7 @@ class Forward:
         return mask_BT.masked_fill(places_T <= places_B[:, None] - window, float("-inf"))
 
     def embed(self, tokens_N: Tensor) -> Tensor:
-        """Return the embeddings of tokens. With the embedding in CPU memory this waits for the device."""
+        """Return the embeddings of tokens. This waits for the device if the embedding is in CPU memory."""
         on_host = self.embeds_on_host
         hidden_NH = self.decoder.embed_tokens(tokens_N) if on_host else F.embedding(tokens_N, self.embedding_VH)
         return hidden_NH if self.embedding_scale is None else hidden_NH * self.embedding_scale
@@ -165,14 +165,14 @@ class Forward:
         }
 
     def _run(self, hidden_NH: Tensor, at: Pass) -> Tensor:
-        """Send embeddings through all layers, and overwrite them with the last hidden state."""
+        """Apply all layers to the embeddings in place."""
         for layer in self.layers:
             layer(hidden_NH, at)
         return hidden_NH
 
 
 def why_unsupported(model: Any) -> str | None:
-    """Return the reason why this forward pass would differ from the model's own, or None if it does not."""
+    """Return the reason why this forward pass does not compute the same as the model, or None if it does."""
     return next(_reasons(model), None)
 
 

@@ -1,4 +1,4 @@
-"""The rows of a batch that is being decoded: what they hold on the device, and which answers are in them."""
+"""The rows of a batch that is being decoded: their state on the device, and the answers in them."""
 
 from collections import defaultdict
 from collections.abc import Container, Sequence
@@ -15,9 +15,9 @@ from trainer.rollout.decoder.schedule import AnswerId, NewAnswers
 from trainer.rollout.draw import draw, uniforms
 from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking
 
-DRAWN = -1  # no token is forced
-LEAST_SHARED = 64  # tokens of a beginning that is worth a pass of its own
-STEPS_PER_CHECK = {"cuda": 8}  # elsewhere 1: on a CPU a check costs nothing
+DRAWN = -1  # in place of a forced token: the token is drawn
+LEAST_SHARED = 64  # a common prefix of at least this many tokens is read in a separate pass
+STEPS_PER_CHECK = {"cuda": 8}  # 1 on other devices: on a CPU a check costs nothing
 
 
 class RowMember(NamedTuple):
@@ -43,9 +43,9 @@ class Size(NamedTuple):
 class Batch:
     """The sequences that are being decoded, in rows 0 to `active` - 1 of buffers that are allocated once.
 
-    A row has one answer, or several that are the same so far if the batch `shares` its rows. A row whose turn has ended
-    is frozen: nothing in it changes until the host takes it out and moves the last row there, or lets it go on behind a
-    reply. The tokens of a reply are forced: they take the place of those drawn.
+    A row holds one answer, or several answers that are equal so far if the batch `shares` its rows. A row whose turn
+    has ended is frozen: its state does not change until the host removes the row, and moves the last row into its
+    place, or resumes it after a reply. The tokens of a reply are forced: they replace the drawn ones.
     """
 
     def __init__(self, forward: Forward, size: Size, turns: TurnTaking, say: limits.Say) -> None:
@@ -56,7 +56,7 @@ class Batch:
         self.tokens_R, self.places_R, self.counts_R, self.ends_R = torch.zeros(4, rows, dtype=torch.long, device=device)
         self.hidden_RH = torch.zeros(rows, forward.config.hidden_size, dtype=forward.dtype, device=device)
         self.running_R = torch.zeros(rows, dtype=torch.bool, device=device)
-        # one column more, because a frozen row goes on writing behind its end
+        # one more column, because a frozen row keeps writing after its end
         self.sampled_RN = torch.zeros(rows, new_tokens + 1, dtype=torch.long, device=device)
         self.forced_RN = torch.full_like(self.sampled_RN, DRAWN) if turns.environments else None
         self.logprobs_RN = torch.zeros(rows, new_tokens + 1, device=device)
@@ -65,23 +65,19 @@ class Batch:
         self.continues_V[torch.tensor(known, dtype=torch.long, device=device)] = False
         self.uniform_RN = torch.zeros(rows, new_tokens + 1, dtype=torch.double, device=device)
         self.decode_step = DecodeStep(device, say)
-        # a state cannot be taken back to a stop string that the host finds some steps later
-        looks_back = self.cache.states_LR and turns.environments and self.stops.strings
-        self.steps_per_check = 1 if looks_back else STEPS_PER_CHECK.get(device.type, 1)
-
-    @property
-    def bytes(self) -> int:
-        return self.cache.bytes
+        # a recurrent state cannot return to the place of a stop string that the host finds some steps later
+        needs_states = self.cache.states_LR and turns.environments and self.stops.strings
+        self.steps_per_check = 1 if needs_states else STEPS_PER_CHECK.get(device.type, 1)
 
     def reset(self, rows: int, sampling: Sampling) -> None:
-        """Remove all sequences. From now on at most `rows` rows are used."""
+        """Remove all sequences, and use at most `rows` rows from now on."""
         self.usable_rows = rows
-        # the host sees each token then; an environment may reply to equal answers differently
+        # sharing needs a check after each token; an environment may reply differently to equal answers
         self.shares = self.forward.device.type == "cpu" and self.steps_per_check == 1 and not self.turns.environments
         self.least_shared: float = LEAST_SHARED
         self.members: list[list[RowMember]] = []  # of each active row
         self.sampling = sampling
-        self.longest = 0  # tokens of the longest sequence
+        self.longest = 0  # length of the longest sequence
         self.temperature, self.limit = sampling.temperature, sampling.max_new_tokens
         self.decode_step.depends_on = (self.temperature, self.forward.adapters, self.forward.addresses)
 
@@ -91,12 +87,12 @@ class Batch:
 
     @property
     def dialogues(self) -> list[OpenAnswer]:
-        """Return the first dialogue of each row. The others are the same so far."""
+        """Return the first answer of each row. Others in the same row are equal so far."""
         return [row[0].dialogue for row in self.members]
 
     @property
     def free(self) -> int:
-        """Return how many answers can be added, so that each could have a row of its own."""
+        """Return how many answers can be added if, in the end, each answer has a row of its own."""
         return self.usable_rows - sum(map(len, self.members))
 
     @property
@@ -139,9 +135,10 @@ class Batch:
         self.longest = max(self.longest, width)
 
     def _read_beginning(self, prompts: Sequence[tuple[int, ...]], row: int) -> int:
-        """Read the tokens with which all prompts begin, such as solved examples, once into a row. Return how many."""
+        """Read the common prefix of the prompts, such as few-shot examples, once into a row. Return its length, or 0 if
+        it is too short."""
         first, last, device = min(prompts), max(prompts), self.forward.device
-        same = next((place for place, pair in enumerate(zip(first, last)) if pair[0] != pair[1]), len(first))
+        same = next((place for place, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
         before = min(same, min(map(len, prompts)) - 1)
         if len(prompts) == 1 or before < self.least_shared:
             return 0
@@ -162,10 +159,10 @@ class Batch:
 
     @torch.inference_mode()
     def decode(self) -> None:
-        """Sample one more token for each row, or several where checks are rare."""
+        """Sample `steps_per_check` more tokens for each row."""
         for _ in range(self.steps_per_check if self.is_running else 0):
             width = min(self.longest + 1, self.size.places)
-            if self.forward.embeds_on_host:  # not in the captured step, which cannot wait for the host
+            if self.forward.embeds_on_host:  # outside the captured step, which cannot wait for the host
                 self.hidden_RH[: self.active] = self.forward.embed(self.tokens_R[: self.active])
             self.decode_step(self._step, self.active, self.size.rows, width, self.size.places)
             self.longest += 1
@@ -201,12 +198,12 @@ class Batch:
         running_B &= counts_B < self.ends_R[rows]
 
     def _draw_apart(self, logits_BV: Tensor, rows: slice, width: int) -> tuple[Tensor, Tensor]:
-        """Draw a token for each answer, and give answers that are no longer the same rows of their own. Return the
-        token of each row and its log-prob."""
+        """Draw a token for each answer, and move answers that differ from the others in their row to new rows. Return
+        the token of each row and its log-prob."""
         members, counts = self.members[rows], self.counts_R[rows].tolist()
         numbers = [[one.uniform_N[count] for one in row] for row, count in zip(members, counts, strict=True)]
         most = max(map(len, members))
-        padded = [[*row, *row[:1] * (most - len(row))] for row in numbers]  # the same number draws the same token
+        padded = [[*row, *row[:1] * (most - len(row))] for row in numbers]  # an equal number draws an equal token
         tokens_BG, logprobs_BG = draw(logits_BV, self.temperature, torch.tensor(padded, dtype=torch.double))
         moved = self._split(tokens_BG, rows.start)
         if not moved:
@@ -220,7 +217,7 @@ class Batch:
 
     def _split(self, tokens_BG: Tensor, start: int) -> list[tuple[int, int]]:
         """Move answers whose token differs from that of the first answer in their row to new rows at the end. Return
-        where, in `tokens_BG`, the first answer of each new row stands."""
+        the position, in `tokens_BG`, of the first answer of each new row."""
         moved = []
         for row in (tokens_BG != tokens_BG[:, :1]).any(dim=1).nonzero()[:, 0].tolist():
             members, places_of = self.members[start + row], defaultdict(list)
@@ -233,7 +230,7 @@ class Batch:
         return moved
 
     def _copy_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
-        """Copy rows over others, with what the layers keep of their first `width` places."""
+        """Copy rows over other rows, with the first `width` places of their cache."""
         if not sources:
             return
         source, target = (torch.tensor([*rows], device=self.forward.device) for rows in (sources, targets))
@@ -264,7 +261,7 @@ class Batch:
         return ended
 
     def _freeze_at_strings(self, stops: Sequence[Stops]) -> None:
-        """Freeze the rows in whose newest tokens, of this turn, a stop string is complete."""
+        """Freeze the rows with a stop string in the newest tokens of their turn."""
         counts_B, width = self.counts_R[: self.active], max(one.window for one in stops) + self.steps_per_check
         newest_BT = (counts_B[:, None] - width + torch.arange(width, device=counts_B.device)).clamp(min=0)
         tokens_BT = self.sampled_RN[: self.active].gather(1, newest_BT).tolist()
@@ -277,16 +274,15 @@ class Batch:
         self.running_R[: self.active] &= ~torch.tensor(ended, device=counts_B.device)
 
     @torch.inference_mode()
-    def go_on(self, dialogue: OpenAnswer) -> None:
-        """Let a row read a reply, token by token, and write another turn. The last token of its turn is read first."""
-        assert self.forced_RN is not None, "an environment has replied"
+    def resume(self, dialogue: OpenAnswer) -> None:
+        """Let a row read the last token of its turn and then a reply, token by token, and write another turn."""
+        assert self.forced_RN is not None, "there is an environment"
         row, end = self.dialogues.index(dialogue), len(dialogue.tokens)
-        heard = next(count for count, is_written in enumerate(reversed(dialogue.written)) if is_written)
-        begun, place = end - heard, len(dialogue.prompt.tokens) + end - heard - 1
-        device = self.forward.device
-        self.tokens_R[row], self.places_R[row], self.counts_R[row] = dialogue.tokens[begun - 1], place, begun
-        self.forced_RN[row, begun:end] = torch.tensor(dialogue.tokens[begun:], dtype=torch.long, device=device)
-        # a row may have gone on for some steps behind a stop string
+        turn_end = next(place for place in range(end, 0, -1) if dialogue.written[place - 1])
+        place, device = len(dialogue.prompt.tokens) + turn_end - 1, self.forward.device
+        self.tokens_R[row], self.places_R[row], self.counts_R[row] = dialogue.tokens[turn_end - 1], place, turn_end
+        self.forced_RN[row, turn_end:end] = torch.tensor(dialogue.tokens[turn_end:], dtype=torch.long, device=device)
+        # a row may have been decoded for some steps beyond a stop string
         self.mask_RT[row] = torch.zeros_like(self.mask_RT[row]).masked_fill_(
             torch.arange(self.size.places, device=device) >= place, float("-inf")
         )
@@ -299,7 +295,7 @@ class Batch:
         taken = [(one.answer, one.dialogue) for row in rows for one in self.members[row]]
         if not rows:
             return taken
-        # the last running rows move to the rows that have finished
+        # the last rows move into the places of the removed ones
         left, gone = self.active - len(rows), set(rows)
         holes = [row for row in rows if row < left]
         movers = [row for row in range(left, self.active) if row not in gone]

@@ -1,18 +1,18 @@
 """rollout with Octet's own decoder: continuous batching on the training device.
 
-Each prompt is read once for its whole group. A finished sequence leaves the batch at once, and the sequences of the
-next prompt are added when there are free rows. The state of a row (last token, position, cache) stays on the device;
-the host checks only every few steps which rows have finished. On a CPU, answers to a prompt share a row for as long as
-they are the same, because there a step takes longer the more rows it has.
+Each prompt is read once for its whole group. A finished sequence leaves the batch immediately, and the sequences of the
+next prompt are added when rows are free. The state of a row (last token, position, cache) stays on the device; on a
+card the host checks only every few steps which rows have finished. On a CPU, where a step takes longer with more rows,
+the answers to a prompt share a row as long as they are equal.
 
-An answer on its way from a prompt to a completion:
+The records of an answer, from prompt to completion:
 
-    NewAnswers   answers to one prompt that start together   schedule.py decides when
+    NewAnswers   answers to one prompt that start together      schedule.py decides when
     AnswerId     the index of the prompt, and the number of the answer in its group
-    RowMember    the answer in a row, with its random numbers   rows.py decodes it
-    OpenAnswer   all tokens so far, and the environment         turns.py adds turns and replies to it
-    EndedTurn    what the model wrote since the last reply
-    Completion   the whole answer                               records.py
+    RowMember    an answer in a row, with its random numbers    rows.py decodes it
+    OpenAnswer   all tokens so far, and the environment         turns.py adds turns and replies
+    EndedTurn    the tokens of one turn of the model
+    Completion   the complete answer                            records.py
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,11 +33,11 @@ from trainer.rollout.decoder.schedule import Scheduler
 from trainer.rollout.decoder.weights import spare_bytes
 from trainer.rollout.hf import OwnSampler, evaluating
 
-IDLE = 1 / 8  # of the rows have to be free before prompts are read, because reading one takes as long as a decode step
+IDLE = 1 / 8  # share of free rows from which prompts are read, because reading one takes as long as a decode step
 
 
 class DecodeSampler(OwnSampler):
-    """Samples with its own forward pass. Without `copies`, the layers are called as they are."""
+    """Samples with Octet's own forward pass. Without `copies`, it calls the linear layers of the model."""
 
     def __init__(self, *arguments: Any, copies: bool = True, weights: str = "same", **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -45,7 +45,7 @@ class DecodeSampler(OwnSampler):
         self._keeps_memory = True
         self.forward: Forward | None = None
         self.batch: Batch | None = None
-        self.on_tokens: Callable[[list[int]], None] | None = None  # hears what the first row has so far
+        self.on_tokens: Callable[[list[int]], None] | None = None  # called with the tokens of the first row so far
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         limits.check_context(self.model, prompts, sampling.max_new_tokens)
@@ -54,8 +54,8 @@ class DecodeSampler(OwnSampler):
     def decode_all(
         self, scheduler: Scheduler, answers: int, sampling: Sampling
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """Decode what a scheduler starts, at most `answers` at a time, until it is finished."""
-        with evaluating(self.model):  # for layers that are called as they are
+        """Decode the answers that a scheduler starts, at most `answers` at a time, until it is finished."""
+        with evaluating(self.model):  # for layers that are called, not copied
             while not scheduler.is_finished:
                 rows = min(self.rows.limit, answers)
                 try:
@@ -64,20 +64,20 @@ class DecodeSampler(OwnSampler):
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
-                if not scheduler.is_finished:  # not in the handler, where the traceback keeps the tensors alive
+                if not scheduler.is_finished:  # outside the handler, whose traceback would keep the tensors alive
                     scheduler.restart_unfinished()
                     self.turns.abandon(self.batch.dialogues if self.batch else [])
                     self._make_room(rows)
         self._release_memory()
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Decode the first tokens of as many rows as possible, in a cache of the largest size it may reach."""
+        """Decode the first tokens of as many rows as possible, with a cache for the longest possible answers."""
 
         def begin() -> None:
             scheduler = Scheduler(prompts, sampling.group)
             rows = min(self.rows.limit, len(prompts) * sampling.group)
             batch = self._prepare(rows, scheduler.longest_prompt, sampling)
-            batch.shares, batch.least_shared = False, inf  # at its largest, nothing is the same
+            batch.shares, batch.least_shared = False, inf  # in the worst case nothing is shared
             while starting := scheduler.schedule(batch.free, batch.usable_rows):
                 batch.add(starting)
             batch.decode()
@@ -94,7 +94,7 @@ class DecodeSampler(OwnSampler):
         self.batch = None
         if rows == 1 and self.copies:
             self.copies, self.forward = False, None
-            self._say("out of memory with one completion: the rollout goes on without merged copies of the weights")
+            self._say("out of memory with one completion: the rollout continues without merged copies of the weights")
         else:
             self.rows.halve(rows)
 
@@ -105,7 +105,7 @@ class DecodeSampler(OwnSampler):
         return had_memory
 
     def _prepare(self, rows: int, longest_prompt: int, sampling: Sampling) -> Batch:
-        """Return an empty batch: the previous one, with its captured graphs, if it is large enough."""
+        """Return an empty batch, which is the previous one, with its captured graphs, if that is large enough."""
         with torch.inference_mode():
             if self.forward is None:
                 self.forward = Forward(self.model, self.copies, self.weights)
@@ -113,8 +113,8 @@ class DecodeSampler(OwnSampler):
             places = rounded_up(longest_prompt + sampling.max_new_tokens, PLACES)
             size = Size(rows, places, sampling.max_new_tokens)
             if self.batch is None or not all(map(ge, self.batch.size, size)):
-                size = Size(*map(max, size, self.batch.size)) if self.batch else size  # for calls that alternate
-                self.batch = None  # free the old one first
+                size = Size(*map(max, size, self.batch.size)) if self.batch else size  # also for calls like the last
+                self.batch = None  # free the old batch first
                 self.batch = Batch(self.forward, size, self.turns, self._say)
         self.batch.reset(rows, sampling)
         return self.batch
@@ -133,15 +133,15 @@ class DecodeSampler(OwnSampler):
             yield from self._finish(batch, scheduler)
 
     def _finish(self, batch: Batch, scheduler: Scheduler) -> Iterator[tuple[int, list[Completion]]]:
-        """Take finished answers out of the batch and yield the groups that they complete."""
+        """Remove finished answers from the batch, and yield the groups that they complete."""
         done = {}
         for dialogue, tokens, logprobs in batch.ended():
             done[dialogue] = self.turns.add(dialogue, tokens, logprobs)
         if batch.waiting:
             for dialogue in self.turns.answered(batch.waiting, batch.is_running):
-                done[dialogue] = self.turns.hear(dialogue)
+                done[dialogue] = self.turns.take_reply(dialogue)
                 if done[dialogue] is None:
-                    batch.go_on(dialogue)
+                    batch.resume(dialogue)
         finished = {dialogue: completion for dialogue, completion in done.items() if completion is not None}
         for answer, dialogue in batch.take(finished):
             if group := scheduler.finish(answer, finished[dialogue]):
@@ -150,5 +150,5 @@ class DecodeSampler(OwnSampler):
     def _release_memory(self) -> None:
         if not self._keeps_memory:
             self.forward = self.batch = None
-        elif self.batch is not None and self.batch.bytes > spare_bytes(self.batch.forward.device):
+        elif self.batch is not None and self.batch.cache.bytes > spare_bytes(self.batch.forward.device):
             self.batch = None

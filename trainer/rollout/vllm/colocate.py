@@ -1,7 +1,7 @@
 """rollout with a vLLM engine in the trainer's process, which sleeps while the policy trains.
 
-The base is on the card twice, once to sample and once to train. Each rank has its own engine, which samples the groups
-of that rank; all engines read the same adapter from disk.
+The base model is on the card twice, for sampling and for training. Each rank has its own engine, which samples the
+groups of that rank; all engines read the same adapter from disk.
 """
 
 import os
@@ -26,11 +26,11 @@ from trainer.rollout.vllm.process import ON_A_CPU, engine_options, turn_options
 from trainer.rollout.vllm.publish import Publisher
 
 UNPLANNED = 0.3  # share of the card for a model whose memory cannot be planned
-CPU_CACHE_BYTES = 256 << 20  # the default is half of the machine
+CPU_CACHE_BYTES = 256 << 20  # vLLM's default is half of the machine's memory
 
 
 class VllmColocateSampler(Sampler):
-    """Samples with an engine that may use the share `rollout.vllm.memory` of the card."""
+    """Samples with an engine that uses the share `rollout.vllm.memory` of the card's memory."""
 
     owns_copy = True
 
@@ -44,7 +44,7 @@ class VllmColocateSampler(Sampler):
         self.sleeps = bool(context.config.rollout.vllm.sleep) and distributed.on_gpu()  # vLLM cannot sleep on a CPU
         self.publisher = Publisher(context.folder / "published")
         self.adapter: Any = None
-        self._loaded: int | None = None  # the version that was given last; the engine starts with the base
+        self._loaded: int | None = None  # the version in the engine, which starts with the base model
         with restoring_global_state(), explaining_failures():
             self.llm = _engine(context)
         self._sleep()
@@ -60,31 +60,32 @@ class VllmColocateSampler(Sampler):
     def _sampled(
         self, prompts: Sequence[Prompt], sampling: Sampling, version: int | None
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """Sample the first turns of each group together, and then one turn of every answer that goes on."""
+        """Sample the first turns of each group together, and then one turn at a time of every unfinished answer."""
         turns = self.context.turns
         dialogues = [[turns.begin(prompt, number, sampling) for number in range(sampling.group)] for prompt in prompts]
         done: dict[OpenAnswer, Completion] = {}
-        first = [(group[0], sampling.group, group_seed(sampling, group[0].prompt)) for group in dialogues]
-        asked, waiting = first, [one for group in dialogues for one in group]
-        while asked:
-            written = self._generate(asked, sampling, version)
+        requests = [(group[0], sampling.group, group_seed(sampling, group[0].prompt)) for group in dialogues]
+        waiting = [one for group in dialogues for one in group]
+        while requests:
+            written = self._generate(requests, sampling, version)
             added = [(one, turns.add(one, *turn, version)) for one, turn in zip(waiting, written, strict=True)]
-            ended = [(one, completion or turns.hear(one)) for one, completion in added]
+            ended = [(one, completion or turns.take_reply(one)) for one, completion in added]
             done |= {one: completion for one, completion in ended if completion}
             waiting = [one for one, completion in ended if completion is None]
-            asked = [(one, 1, group_seed(sampling, one.prompt, f"/{one.number}/{len(one.tokens)}")) for one in waiting]
+            seeds = [group_seed(sampling, one.prompt, f"/{one.number}/{len(one.tokens)}") for one in waiting]
+            requests = [(one, 1, seed) for one, seed in zip(waiting, seeds, strict=True)]
         for index, group in enumerate(dialogues):
             yield index, [done[dialogue] for dialogue in group]
 
     def _generate(
-        self, asked: Sequence[tuple[OpenAnswer, int, int]], sampling: Sampling, version: int | None
+        self, requests: Sequence[tuple[OpenAnswer, int, int]], sampling: Sampling, version: int | None
     ) -> list[tuple[list[int], list[float]]]:
-        """Return tokens and log-probs of so many next turns of each answer, by this seed."""
+        """Return the tokens and log-probs of all turns. A request is an answer, a number of turns and a seed."""
         from vllm import SamplingParams
 
-        options = [turn_options(self.context, dialogue, sampling, *rest) for dialogue, *rest in asked]
+        options = [turn_options(self.context, dialogue, sampling, *rest) for dialogue, *rest in requests]
         settings = [SamplingParams(**one, detokenize=bool(self.context.stops.strings)) for one in options]
-        inputs = [{"prompt_token_ids": list(dialogue.context)} for dialogue, *_ in asked]
+        inputs = [{"prompt_token_ids": list(dialogue.context)} for dialogue, *_ in requests]
         adapter = None if version is None else self.adapter
         outputs = self.llm.generate(inputs, settings, lora_request=adapter, use_tqdm=False)
         written = []
@@ -98,7 +99,7 @@ class VllmColocateSampler(Sampler):
         return self.context.context_length
 
     def sync(self) -> int | None:
-        """Load the present version of the policy, if it is new, and return it. Every rank calls it."""
+        """Load the current version of the policy if it is new, and return its number. Every rank calls it."""
         version, has_adapter = self.context.policy.version, self.context.config.lora.enabled
         if version == self._loaded or (has_adapter and version is None):
             return version
@@ -109,14 +110,14 @@ class VllmColocateSampler(Sampler):
             return version
         from vllm.lora.request import LoRARequest
 
-        assert version is not None, "an adapter has one"
+        assert version is not None, "an adapter has a version"
         before, self.adapter = self.adapter, LoRARequest(published.name, version + 1, str(published.path))
         if before is not None:
             self.llm.llm_engine.remove_lora(before.lora_int_id)
         return version
 
     def close(self) -> None:
-        """Free the engine's memory. The engine itself ends just before our process group, which it destroys."""
+        """Free the engine's memory. The engine is shut down last, because that destroys our process group."""
         self.publisher.close()
         if distributed.on_gpu():
             self.llm.sleep(level=2)
@@ -128,8 +129,8 @@ class VllmColocateSampler(Sampler):
 
 
 def _engine(context: SamplingContext) -> Any:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the terminal shows the progress of the run
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # run the engine in this process
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # leave the terminal to the progress of the run
     on_a_card = distributed.on_gpu()
     for name, value in {} if on_a_card else ON_A_CPU.items():
         os.environ.setdefault(name, value)
@@ -137,15 +138,16 @@ def _engine(context: SamplingContext) -> Any:
 
     config = context.config
     if not on_a_card and not config.lora.enabled:
-        from trainer.rollout.vllm import worker  # noqa: F401  disables packed weights, which could not be replaced
-    own = {"max_num_seqs": config.rollout.rows, "distributed_executor_backend": "external_launcher"}
-    own |= {"enable_sleep_mode": on_a_card, "disable_log_stats": True}
-    own |= {"gpu_memory_utilization": _share(context)} if on_a_card else {"kv_cache_memory_bytes": CPU_CACHE_BYTES}
-    return LLM(**engine_options(context, on_a_card) | own)
+        from trainer.rollout.vllm import worker  # noqa: F401  disables packed weights, which cannot be replaced
+    options = engine_options(context, on_a_card)
+    options |= {"max_num_seqs": config.rollout.rows, "distributed_executor_backend": "external_launcher"}
+    options |= {"enable_sleep_mode": on_a_card, "disable_log_stats": True}
+    options |= {"gpu_memory_utilization": _share(context)} if on_a_card else {"kv_cache_memory_bytes": CPU_CACHE_BYTES}
+    return LLM(**options)
 
 
 def _share(context: SamplingContext) -> float:
-    """Return the share of the card that the settings name, or the one that `octet plan` computes."""
+    """Return the share of the card's memory from the settings, or the one that `octet plan` computes."""
     config = context.config
     if config.rollout.vllm.memory:
         return config.rollout.vllm.memory
@@ -157,20 +159,20 @@ def _share(context: SamplingContext) -> float:
 
 @contextmanager
 def explaining_failures() -> Iterator[None]:
-    """Raise whatever vLLM raises while it starts as an error that names the setting."""
+    """Turn any exception that vLLM raises while it starts into a ConfigError."""
     try:
         yield
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         remedy = "If memory is short, write another rollout.vllm.memory or a smaller rollout.rows; to do without "
         remedy += "vLLM, rollout.engine=decode"
-        what = f"vLLM cannot start in this process ({reason})"
-        raise ConfigError("rollout.engine=vllm_colocate", what, remedy) from error
+        reason = f"vLLM cannot start in this process ({cause})"
+        raise ConfigError("rollout.engine=vllm_colocate", reason, remedy) from error
 
 
 @contextmanager
 def restoring_global_state() -> Iterator[None]:
-    """Restore random generators, environment and threads afterwards: starting an engine changes all of them."""
+    """Restore random generators, environment and number of threads, which the start of an engine changes."""
     environment, threads = dict(os.environ), torch.get_num_threads()
     states = random.getstate(), numpy.random.get_state()
     try:

@@ -1,7 +1,7 @@
-"""Asks for the key on every route of a server that the run has started. vLLM itself asks for it below /v1 only, and
-routes beside that load weights.
+"""Requires the API key on every route of a server that the run has started. vLLM itself requires it only below /v1, but
+other routes can load weights.
 
-vLLM imports a copy of this file in its own environment, so it imports nothing of Octet.
+vLLM imports a copy of this file in its own environment, so the file imports nothing of Octet.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class KeyCheck:
-    """A middleware that answers requests without the key with status 401, and refuses any other connection."""
+    """An ASGI middleware that answers requests without the key with status 401, and closes other connections."""
 
     def __init__(self, app: Callable[..., Any]) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""What vLLM is told, and servers on this machine: one for every `tensor_parallel` devices, which end with the run."""
+"""The options of vLLM engines, and servers on this machine: one per `tensor_parallel` devices, until the run ends."""
 
 import os
 import re
@@ -21,20 +21,20 @@ from trainer.rollout.turns import OpenAnswer
 from trainer.rollout.vllm.publish import MODE, SLOTS
 
 SUPERVISOR = Path(__file__).parent / "supervisor.py"
-OF_A_SERVER = ("key_check", "worker")  # modules that it imports
+OF_A_SERVER = ("key_check", "worker")  # modules that a server imports
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-# Variables that describe our ranks to each other. vLLM would take them for a description of its own.
+# Variables that describe our ranks. vLLM would read them as a description of its own ranks.
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"}
 RANK_VARIABLES |= {"MASTER_ADDR", "MASTER_PORT"}
-PYTHON_S = 60.0  # for an interpreter to start
-LAST_LINES = 300  # of a log; earlier ones may be of an earlier start
+PYTHON_S = 60.0  # timeout for the start of an interpreter
+LAST_LINES = 300  # lines of a log to search; earlier ones may belong to an earlier start
 COLOURS = re.compile("\x1b\\[[0-9;]*m")
 RAISED = re.compile(r"(?:\(.*? pid=\d+\) )?(?:ERROR .*?\] )?(\w[\w.]*Error: .*)")
 # Sent with every request, so that the model's own generation config cannot change the distribution.
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "min_tokens": 0}
 NEUTRAL |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-ON_A_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB; the default is half of the machine
-ON_A_CPU |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}  # the trainer needs the cores, too
+ON_A_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB; vLLM's default is half of the machine's memory
+ON_A_CPU |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}  # leave cores to the trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ServerProcess:
     supervisor: subprocess.Popen[bytes]
 
     def check(self) -> None:
-        """Raise if the server has ended by itself."""
+        """Raise TrainingError if the server has ended."""
         if (status := self.supervisor.poll()) is not None:
             lines = error_lines(self.log.read_text(errors="replace"))
             reason = f"vLLM has ended (status {status}). From {self.log}:"
@@ -59,16 +59,16 @@ class ServerProcess:
 
 
 def error_lines(log: str) -> list[str]:
-    """Return the errors that a log reports, which are far above its end, or its last lines if it reports none."""
+    """Return the last error messages of a log, which may be far above its end, or its last lines if it has none."""
     lines = COLOURS.sub("", log).splitlines()[-LAST_LINES:]
     raised = [found[1] for line in lines if (found := RAISED.match(line))]
     return list(dict.fromkeys(raised))[-3:] or lines[-8:]
 
 
 def start(context: SamplingContext) -> list[ServerProcess]:
-    """Start the servers without waiting until they are ready. Every rank calls it; only rank 0 gets the processes."""
+    """Start the servers, and do not wait until they are ready. Every rank calls it; only rank 0 gets the processes."""
     if len(set(distributed.gather(socket.gethostname()))) > 1:
-        reason = "these servers listen on one machine only, and the run has ranks on others"
+        reason = "these servers listen on one machine only, and the run has ranks on other machines"
         remedy = "Start them yourself and write rollout.vllm.urls"
         raise ConfigError("rollout.vllm.start=true", reason, remedy).of_all()
     servers: list[ServerProcess] = []  # filled on rank 0, because a process cannot be sent to other ranks
@@ -82,8 +82,8 @@ def _start_all(context: SamplingContext) -> list[ServerProcess]:
     _must_have_vllm(python)
     shares = [settings.devices[first : first + size] for first in range(0, len(settings.devices), size)] or [()]
     command = [python, *arguments(context)]
-    # A folder with nothing but what a server imports: our packages beside it would hide its own. The copies have longer
-    # names, because a module called worker could hide another one.
+    # A folder with only the modules that a server imports, because our packages would hide its own. The copies have
+    # longer names, because a module named worker could hide another one.
     modules = context.folder.resolve() / "vllm_modules"
     modules.mkdir(exist_ok=True)
     for name in OF_A_SERVER:
@@ -108,7 +108,7 @@ def arguments(context: SamplingContext) -> list[str]:
 
 
 def engine_options(context: SamplingContext, on_cards: bool) -> dict[str, Any]:
-    """Return what an engine has to know of a run, by vLLM's names, wherever it runs."""
+    """Return the options of an engine, of any kind, under vLLM's names."""
     config, lora, rows = context.config, context.config.lora, context.config.rollout.rows
     options = {
         "model": context.location,
@@ -117,8 +117,8 @@ def engine_options(context: SamplingContext, on_cards: bool) -> dict[str, Any]:
         "dtype": DTYPES[context.dtype],
         "max_model_len": context.context_length,
         "logprobs_mode": MODE,
-        "generation_config": "vllm",  # the model's own could set top-k
-        "seed": config.run.seed % 2**32,  # vLLM seeds numpy with it
+        "generation_config": "vllm",  # the model's own may set top-k
+        "seed": config.run.seed % 2**32,  # NumPy, which vLLM seeds, takes 32 bits
         "enable_lora": lora.enabled,
         "enforce_eager": not on_cards,
     }
@@ -126,8 +126,8 @@ def engine_options(context: SamplingContext, on_cards: bool) -> dict[str, Any]:
         rank = next(rank for rank in SERVED_RANKS if rank >= lora.served_rank)
         options |= {"max_lora_rank": rank, "max_loras": SLOTS}
     if not on_cards:
-        # So many that a prompt is never read in parts: vLLM 0.32 then rewinds the generator of a request with a seed,
-        # which a CPU generator cannot.
+        # The limit is large enough that no prompt is read in parts: for these, vLLM 0.32 rewinds the generator of a
+        # request with a seed, which a CPU generator does not support.
         options |= {"max_num_seqs": rows, "max_num_batched_tokens": rows * context.context_length}
     return options
 
@@ -135,7 +135,7 @@ def engine_options(context: SamplingContext, on_cards: bool) -> dict[str, Any]:
 def turn_options(
     context: SamplingContext, answer: OpenAnswer, sampling: Sampling, count: int, seed: int
 ) -> dict[str, Any]:
-    """Return how vLLM samples so many next turns of an answer, wherever it runs."""
+    """Return the sampling options for `count` alternatives of the next turn of an answer, for an engine of any kind."""
     return NEUTRAL | {
         "n": count,
         "temperature": sampling.temperature,
@@ -143,7 +143,7 @@ def turn_options(
         "seed": seed,
         "stop_token_ids": sorted(context.stops.tokens),
         "stop": list(context.stops.strings),
-        "include_stop_str_in_output": True,  # or vLLM may keep back the tokens of a stop string
+        "include_stop_str_in_output": True,  # otherwise vLLM may withhold the tokens of a stop string
         "logprobs": 0,
     }
 
@@ -158,24 +158,24 @@ def _start(command: Sequence[str], devices: Sequence[int], log: Path, modules: P
             stdout=file,
             stderr=file,
             env=_environment(devices, modules),
-            start_new_session=True,  # Ctrl-C is for the trainer, which then stops the supervisor
+            start_new_session=True,  # Ctrl-C must reach only the trainer, which then stops the supervisor
         )
     return ServerProcess(f"http://127.0.0.1:{port}", log, supervisor)
 
 
 def _environment(devices: Sequence[int], modules: Path | None = None) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
-    # routes that load adapters, and in development mode those that report settings and load weights
-    own |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    variables = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    # enables the routes that load adapters, and in development mode those that report settings and load weights
+    variables |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     if modules is not None:
-        own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), own.get("PYTHONPATH")]))
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), variables.get("PYTHONPATH")]))
     if devices:
-        return own | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
-    return ON_A_CPU | own
+        return variables | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
+    return ON_A_CPU | variables
 
 
 def _must_have_vllm(python: str) -> None:
-    """Raise if an interpreter has no vLLM. It is not imported to find out, because that takes long."""
+    """Raise ConfigError if an interpreter has no vLLM. It is not imported, because that takes long."""
     look = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('vllm') else 3)"
     try:
         status = subprocess.run([python, "-c", look], capture_output=True, timeout=PYTHON_S, check=False).returncode

@@ -1,8 +1,7 @@
 """The versions of the policy that vLLM engines read from disk.
 
-vLLM caches what it has computed by the name and path of an adapter, not by its content: if a name or a path is used
-again, it answers with status 200 and the tokens of the old policy. So every version gets a new folder and a new name,
-and nothing here can reuse either.
+vLLM identifies an adapter by its name and path, not by its content: if either is reused, it answers with status 200 and
+the tokens of the old policy. So every version gets a new folder and a new name.
 """
 
 import secrets
@@ -17,9 +16,9 @@ from trainer.ranks import distributed
 from trainer.rollout.collect import Exportable
 from trainer.run_folder import lock
 
-MODE = "processed_logprobs"  # log-probs of the distribution that is sampled from, temperature included
+MODE = "processed_logprobs"  # log-probs of the distribution that is sampled from, including the temperature
 # A new adapter is loaded before the old one is removed. With a single slot it would replace the old one, which is right
-# only if no request for the old one is in flight. The plan counts the memory of as many.
+# only if no request for the old one is in flight. The memory plan counts this number of adapters.
 SLOTS = ADAPTERS
 
 
@@ -33,25 +32,25 @@ class Published:
 
 
 class Publisher:
-    """Writes versions of the policy into a folder, and deletes each one version late: vLLM may read it until then."""
+    """Writes versions of the policy into a folder. The previous version is kept, because vLLM may still read it."""
 
     def __init__(self, folder: Path) -> None:
-        run = f"octet-{secrets.token_hex(4)}"  # a restarted run must not reuse the names of the first start
+        run = f"octet-{secrets.token_hex(4)}"  # random, because a restarted run must not reuse earlier names
         self.run, place = distributed.gather((run, str(folder.resolve())))[0]
         self.folder = Path(place)
         self._kept: list[Published] = []
         self._count = 0
         if distributed.is_main() and lock.is_ours(folder.parent):
-            shutil.rmtree(self.folder, ignore_errors=True)  # left by an earlier start of this run that was killed
+            shutil.rmtree(self.folder, ignore_errors=True)  # from an earlier start of this run that was killed
 
     def publish(self, policy: Exportable, version: int | None) -> Published:
-        """Write a version. Every rank calls it. The base is published only if the whole model is trained."""
+        """Write a version. Every rank calls it. The base model is published only if the whole model is trained."""
         self._count += 1
         name = f"{self.run}-{self._count}-" + ("base" if version is None else f"v{version}")
         published = Published(name, self.folder / name, version)
         if distributed.is_main():
             partial = published.path.with_suffix(".tmp")
-            with disk.writing(partial, "the policy for vLLM", "Make room; the same command then goes on."):
+            with disk.writing(partial, "the policy for vLLM", "Make room; the same command then continues."):
                 policy.write_model(partial)
             partial.rename(published.path)
         self._kept.append(published)

@@ -1,10 +1,10 @@
-"""rollout with vLLM servers: token ids and log-probs over HTTP, and after each update only the adapter, or the weights
-of a whole model for servers that the run has started with `worker.py`.
+"""rollout with vLLM servers: token ids and log-probs over HTTP. After each update the servers load only the adapter, or
+the weights of a whole model if the run has started them with `worker.py`.
 
-A request asks for one group. The reply has to come from the version that was asked for, and contain the whole group,
-where each answer ends with a stop token or string or has the maximum length. Otherwise the request is repeated, or the
-run ends. If a server is away, the run waits for it; if it comes back without the adapter, it is given the adapter
-again.
+A request asks for one group. The reply has to come from the requested version, and contain the complete group, where
+each answer ends with a stop token or string or has the maximum length. Otherwise the request is repeated, or the run
+ends. If a server does not answer, the run waits for it; if it has been restarted without the adapter, the adapter is
+loaded again.
 """
 
 import os
@@ -31,17 +31,17 @@ from trainer.rollout.vllm.process import ServerProcess, turn_options
 from trainer.rollout.vllm.publish import Published, Publisher
 
 T = TypeVar("T")
-Body = dict[str, Any]  # of a request
+Body = dict[str, Any]  # the JSON of a request
 Written = tuple[list[int], list[float]]  # tokens and log-probs of a turn
 
-OPEN_REQUESTS = 128  # of a rank at each server; more would only wait there
-LARGEST = 1 << 31  # above any token id or log-prob
+OPEN_REQUESTS = 128  # of a rank at each server, which would only queue more
+LARGEST = 1 << 31  # larger than any token id or log-prob
 UNLOAD_S = 5.0  # timeout at the end of the run, when nothing depends on it
 WEIGHTS_S = 600.0  # timeout for the weights of a whole model
 
 
 class VllmServerSampler(Sampler):
-    """Sends one request per group to the servers, which queue what does not fit into their memory."""
+    """Sends one request per group to the servers, which queue the requests that do not fit into their memory."""
 
     owns_copy = True
 
@@ -51,7 +51,7 @@ class VllmServerSampler(Sampler):
         self.turns = context.turns
         self.publisher = Publisher(context.folder / "published")
         self.is_whole = not context.config.lora.enabled
-        self.published: Published | None = None  # what the servers were given last; they start with the base
+        self.published: Published | None = None  # the version on the servers, which start with the base model
         self._say = rate_limited(context.say)
         self._stop = threading.Event()
         for server in servers:
@@ -61,7 +61,7 @@ class VllmServerSampler(Sampler):
         return self.frozen().sample(prompts, sampling)
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Raise if a server has no room for the longest prompt. Every rank calls it."""
+        """Raise ConfigError if the context of a server is too short for the longest prompt. Every rank calls it."""
         if error := _too_long(self.servers, prompts, sampling.max_new_tokens):
             raise error.of_all()
 
@@ -76,16 +76,16 @@ class VllmServerSampler(Sampler):
         return {f"sampler {server.url}": FrozenSampler(self, adapter, [server]) for server in self.servers}
 
     def sync(self) -> Published | None:
-        """Give the servers the present version of the policy, if it is new. Every rank calls it. Return None for the
-        base, which a server has beside adapters, and gets back in place of other weights."""
+        """Publish the current version of the policy if it is new, and return it. Return None for the base model: a
+        server has it besides its adapters, and loads it again if the whole model is trained. Every rank calls it."""
         version, before = self.context.policy.version, self.published
         is_new = version != (before and before.version)
         if is_new and (version is not None or self.is_whole):
             self.published = published = self.publisher.publish(self.context.policy, version)
-            distributed.on_main(lambda: self._exchange(before, published))
+            distributed.on_main(lambda: self._replace(before, published))
         return None if version is None else self.published
 
-    def _exchange(self, before: Published | None, published: Published) -> None:
+    def _replace(self, before: Published | None, published: Published) -> None:
         for server in self.servers:
             if self.is_whole:
                 self._retry(partial(_load_weights, server, published), server)
@@ -95,19 +95,19 @@ class VllmServerSampler(Sampler):
                 self._retry(partial(server.unload_adapter, before), server)
 
     def check(self) -> None:
-        """Raise if the settings of a server cannot work. Every rank calls it, and rank 0 asks."""
+        """Raise ConfigError if the settings of a server cannot work. Every rank calls it."""
         for server in self.servers:
-            look = partial(check_server, server, self.context.config.lora, self.context.say)
-            distributed.on_main(partial(self._retry, look, server))
+            check = partial(check_server, server, self.context.config.lora, self.context.say)
+            distributed.on_main(partial(self._retry, check, server))
 
     def close(self) -> None:
         self._stop.set()
-        self.publisher.close()  # before the requests below, which a silent server may not answer
+        self.publisher.close()  # before the requests below, which may time out
         for server in self.servers if distributed.is_main() else []:
             if server.process is not None:
                 server.process.stop()
             elif self.published is not None:
-                with suppress(NoReply):  # a server that has ended has no adapter to remove
+                with suppress(NoReply):  # the server may have ended
                     server.unload_adapter(self.published, UNLOAD_S)
 
     def _retry(self, request: Callable[[], T], server: Server) -> T:
@@ -116,13 +116,13 @@ class VllmServerSampler(Sampler):
     def group(
         self, adapter: Published | None, servers: Sequence[Server], sampling: Sampling, index: int, prompt: Prompt
     ) -> list[Completion]:
-        """Return a group: all first turns by one request, and then each answer by itself."""
+        """Return a group. One request samples all first turns; later turns are sampled one by one."""
         ask, version = partial(self._ask, adapter, servers, index), adapter.version if adapter else None
 
         def finished(answer: OpenAnswer, turn: Written) -> Completion:
-            """Return a whole answer that begins with this turn."""
+            """Return the complete answer that begins with this turn."""
             while True:
-                if completion := self.turns.add(answer, *turn, version) or self.turns.hear(answer):
+                if completion := self.turns.add(answer, *turn, version) or self.turns.take_reply(answer):
                     return completion
                 seed = group_seed(sampling, prompt, f"/{answer.number}/{len(answer.tokens)}")
                 (turn,) = ask(self._body(answer, sampling, 1, seed))
@@ -135,7 +135,7 @@ class VllmServerSampler(Sampler):
         return [completion for _, completion in sorted(threads.each(work, len(work)), key=lambda done: done[0])]
 
     def _ask(self, adapter: Published | None, servers: Sequence[Server], index: int, body: Body) -> list[Written]:
-        """Ask the servers in turn until one of them answers."""
+        """Send a request to one server after another until one of them answers."""
         retry, tries = Retry(self.settings.vllm, self._say, self._stop), 0
         while True:
             server = servers[(index + tries) % len(servers)]
@@ -147,11 +147,11 @@ class VllmServerSampler(Sampler):
                 tries += 1
                 if failure.status == 404 and adapter and not self.is_whole:  # the server has been restarted
                     retry.call(partial(server.load_adapter, adapter), server.url)
-                    failure = InvalidReply(str(failure))  # counted, so that it does not go on for ever
+                    failure = InvalidReply(str(failure))  # these are counted, so that the loop ends
                 retry.wait(failure)
 
     def _body(self, answer: OpenAnswer, *asked: Any) -> Body:
-        """Return a request for the next turn of an answer, or of several that have no turn yet."""
+        """Return a request for the next turn of an answer, or for the first turns of a group."""
         options = turn_options(self.context, answer, *asked)
         return options | {"prompt": list(answer.context), "return_token_ids": True}
 
@@ -167,9 +167,9 @@ class VllmServerSampler(Sampler):
         if [choice["index"] for choice in choices] != list(range(body["n"])):
             raise InvalidReply(f"{url}: {len(choices)} answers, not {body['n']}")
         for tokens, logprobs in rows:
-            whole = _are_numbers(tokens, -1, (int,)) and _are_numbers(logprobs, -LARGEST, (int, float))
-            if not whole or not 0 < len(tokens) == len(logprobs):
-                raise InvalidReply(f"{url}: the tokens and log-probs of an answer do not belong together")
+            are_numbers = _are_numbers(tokens, -1, (int,)) and _are_numbers(logprobs, -LARGEST, (int, float))
+            if not are_numbers or not 0 < len(tokens) == len(logprobs):
+                raise InvalidReply(f"{url}: the tokens and log-probs of an answer do not match")
             if self.turns.stops.completion(tokens, logprobs).truncated and len(tokens) < body["max_tokens"]:
                 raise InvalidReply(f"{url}: an answer ends after {len(tokens)} tokens without a stop token or string")
         return [(tokens, [float(one) for one in logprobs]) for tokens, logprobs in rows]
@@ -185,7 +185,7 @@ def _load_weights(server: Server, published: Published) -> None:
 
 @dataclass(frozen=True)
 class FrozenSampler(Sampler):
-    """Samples from one version of the policy, or from the base, with some of the servers."""
+    """Samples from one version of the policy, or from the base model, with some of the servers."""
 
     sampler: VllmServerSampler
     adapter: Published | None
@@ -200,9 +200,9 @@ class FrozenSampler(Sampler):
 
 
 def connect(context: SamplingContext) -> VllmServerSampler:
-    """Connect to the servers that the settings name, or start some. Every rank calls it."""
+    """Connect to the servers in the settings, or start servers. Every rank calls it."""
     settings = context.config.rollout.vllm
-    if settings.start:  # servers and all ranks read the key from the environment: no file, log or command line has it
+    if settings.start:  # servers and ranks read the key from the environment, so no file, log or command line has it
         os.environ[KEY] = distributed.gather(read_key(KEY) or secrets.token_urlsafe(32))[0]
     started = process.start(context) if settings.start else []
     try:
@@ -219,11 +219,11 @@ def connect(context: SamplingContext) -> VllmServerSampler:
 
 
 def _too_long(servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: int) -> ConfigError | None:
-    """Return an error if a server has no room for the longest prompt with its answer."""
+    """Return an error if the context of a server is too short for the longest prompt with its answer."""
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
     return next(filter(None, (server.too_long(longest, new_tokens) for server in servers)), None)
 
 
 def _are_numbers(values: Any, least: int, kinds: tuple[type, ...]) -> bool:
-    """True for a list of numbers, all of them larger than the least."""
+    """Return True for a list of numbers that are all larger than `least`."""
     return isinstance(values, list) and all(type(one) in kinds and least < one < LARGEST for one in values)

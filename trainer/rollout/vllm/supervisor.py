@@ -1,8 +1,8 @@
 """Runs a server and ends it when the trainer ends: `python supervisor.py PID COMMAND ...`
 
-The trainer may be killed without a chance to clean up, so this process does it. It knows the process id of the trainer,
-its parent; when that has gone, or when it gets a signal itself, it ends the server with all processes that the server
-has started. It imports nothing of Octet, because it runs in a fresh interpreter that should start at once.
+The trainer may be killed without a chance to clean up, so this process does that. PID is the trainer, its parent. When
+the parent has ended, or when this process gets a signal, it ends the server with all processes that the server has
+started. It imports nothing of Octet, because it runs in a fresh interpreter that should start quickly.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ import sys
 import time
 from types import FrameType
 
-SECOND_SIGNAL_S = 2.0  # at the first signal vLLM waits for open connections, at the second for nothing
-GRACE_S = 20.0  # to end by itself before it is killed
+SECOND_SIGNAL_S = 2.0  # after one signal vLLM waits for open connections, after a second one it does not
+GRACE_S = 20.0  # time to end before it is killed
 POLL_S = 0.3
 
 
@@ -27,7 +27,7 @@ def main() -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
-    # Slurm sends it before the time is up. It is for the trainer; the server inherits that it is ignored.
+    # Slurm sends this signal to the trainer before the time limit. The server inherits that it is ignored.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     server = subprocess.Popen(command, start_new_session=True)
     while server.poll() is None and not signals and os.getppid() == trainer:
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """End the server and everything in its session: ask twice, then kill."""
+    """End the server and all processes of its session: interrupt it twice, then kill."""
     for timeout_s in (SECOND_SIGNAL_S, GRACE_S):
         if server.poll() is None:
             _signal(server, signal.SIGINT)
@@ -48,7 +48,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def _signal(server: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # all of them have ended
+    with contextlib.suppress(ProcessLookupError):  # all processes have ended
         os.killpg(server.pid, number)
 
 

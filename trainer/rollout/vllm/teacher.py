@@ -1,7 +1,7 @@
 """A vLLM server as teacher: the log-probs of answers that the policy has sampled.
 
-The prompt of a request is the token ids of a prompt and its answer. vLLM gives the log-probs of a prompt at a
-temperature of 1, whatever the request says, and writes one more token, which is not used.
+A request sends a prompt and its answer as one prompt of token ids. vLLM returns the log-probs of a prompt at
+temperature 1, whatever the request says, and samples one more token, which is not used.
 """
 
 import threading
@@ -24,37 +24,36 @@ from trainer.rollout.vllm.server import OPEN_REQUESTS
 
 T = TypeVar("T")
 
-ROUNDING = 1e-3  # a number above this is no log-prob
-SHOWN = 20  # characters where two vocabularies differ
+ROUNDING = 1e-3  # log-probs may exceed 0 by this much
+SHOWN = 20  # characters to print where two vocabularies differ
 
 
 class ServedTeacher:
-    """Asks the server at `teacher.url` about each row of the batches, many rows at a time."""
+    """Gets the log-probs of each row from the server at `teacher.url`, with many requests at a time."""
 
     def __init__(self, config: Config, tokenizer: Any, longest_prompt: int, say: Say) -> None:
-        """Raise if the server has another model or too little room, or counts in other tokens. Every rank calls it, and
-        rank 0 asks."""
+        """Check the server's model, context length and vocabulary. Every rank calls this; rank 0 sends the requests."""
         self.settings, self._say = config.rollout.vllm, rate_limited(say)
         self.server = Server(str(config.teacher.url), setting="teacher.url")
         describe = partial(self.server.describe, config.teacher.name)
         self.model, self.server.max_model_len = distributed.on_main(partial(self._retry, describe, begins=True))
-        if error := self.server.too_long(longest_prompt, config.rollout.max_new_tokens, more=1):  # vLLM writes one
+        if error := self.server.too_long(longest_prompt, config.rollout.max_new_tokens, more=1):  # vLLM samples one
             raise error.of_all()
         distributed.on_main(partial(self._refuse_other_tokens, tokenizer, config.model.name))
 
     def __call__(self, batches: Sequence[TrainingBatch]) -> list[Tensor]:
         rows = [[*row.prompt, *row.completion] for batch in batches for row in batch.rows]
-        found = dict(threads.each([partial(self._retry, partial(self._ask, row)) for row in rows], OPEN_REQUESTS))
-        answers, laid_out = iter(found[index] for index in range(len(rows))), []
+        replies = dict(threads.each([partial(self._retry, partial(self._ask, row)) for row in rows], OPEN_REQUESTS))
+        in_order, tensors = iter(replies[index] for index in range(len(rows))), []
         for batch in batches:
-            found_BT = torch.zeros(batch.mask_BT.shape)
-            for values_T, logprobs in zip(found_BT, answers):
-                values_T[: len(logprobs)] = torch.tensor(logprobs)
-            laid_out.append(found_BT.to(batch.mask_BT.device).where(batch.mask_BT, 0.0))
-        return laid_out
+            logprobs_BT = torch.zeros(batch.mask_BT.shape)
+            for logprobs_T, logprobs in zip(logprobs_BT, in_order):
+                logprobs_T[: len(logprobs)] = torch.tensor(logprobs)
+            tensors.append(logprobs_BT.to(batch.mask_BT.device).where(batch.mask_BT, 0.0))
+        return tensors
 
     def _retry(self, request: Callable[[], T], begins: bool = False) -> T:
-        retry = Retry(self.settings, self._say, threading.Event(), self.server.where, begins)  # nobody stops it
+        retry = Retry(self.settings, self._say, threading.Event(), self.server.where, begins)  # the event is never set
         return retry.call(request, self.server.url)
 
     def _ask(self, row: Sequence[int]) -> list[float]:
@@ -63,17 +62,16 @@ class ServedTeacher:
         reply = self.server.post("/v1/completions", body, self.settings.timeout_s)
         self.server.must_be(self.model, reply["model"])
         (choice,) = reply["choices"]
-        of_tokens = zip(choice["prompt_logprobs"], row, strict=True)
-        next(of_tokens)  # nothing is before the first
-        found = [float(candidates[str(token)]["logprob"]) for candidates, token in of_tokens]
-        if not all(isfinite(one) and one < ROUNDING for one in found):
-            reason = f"{max(found):g} is no log-prob"
+        _, *pairs = zip(choice["prompt_logprobs"], row, strict=True)
+        logprobs = [float(candidates[str(token)]["logprob"]) for candidates, token in pairs]
+        if not all(isfinite(one) and one < ROUNDING for one in logprobs):
+            reason = f"{max(logprobs):g} is not a log-prob"
             remedy = "Start it without --logprobs-mode, or with processed_logprobs"
             raise ConfigError(self.server.where, reason, remedy)
-        return found
+        return logprobs
 
     def _refuse_other_tokens(self, tokenizer: Any, name: str) -> None:
-        """Raise ModelError if the server reads the tokens of the tokenizer as another text, spaces left out."""
+        """Raise ModelError if the server decodes the vocabulary to another text, apart from spaces."""
         tokens = sorted(tokenizer.get_vocab().values())
         ask = partial(self.server.post, "/detokenize", {"model": self.model, "tokens": tokens})
         theirs = "".join(self._retry(lambda: str(ask()["prompt"]), begins=True).split(" "))
@@ -83,6 +81,6 @@ class ServedTeacher:
         pairs = enumerate(zip(theirs, ours))
         at = next((place for place, (one, other) in pairs if one != other), min(len(theirs), len(ours)))
         here, there = theirs[at : at + SHOWN], ours[at : at + SHOWN]
-        reason = f"its tokenizer is not that of the model, {name}: where its vocabulary goes on with {here!r}, that of "
-        reason += f"the model does with {there!r}"
+        reason = f"its tokenizer is not that of the model, {name}: where its vocabulary continues with {here!r}, that "
+        reason += f"of the model continues with {there!r}"
         raise ModelError(self.server.where, reason, "Take a teacher of the same family")

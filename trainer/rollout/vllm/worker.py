@@ -1,6 +1,6 @@
-"""Extends the workers of a server that the run has started: they can load the weights of a whole model.
+"""A vLLM worker extension with which a server that the run has started can load the weights of a whole model.
 
-vLLM imports a copy of this file in its own environment, so it imports nothing of Octet.
+vLLM imports a copy of this file in its own environment, so the file imports nothing of Octet.
 """
 
 from inspect import signature
@@ -12,12 +12,12 @@ from vllm import _custom_ops
 from vllm.platforms import current_platform
 
 if current_platform.is_cpu():
-    # oneDNN would keep packed copies of the weights, and go on with the old ones of tied embeddings
+    # oneDNN would keep packed copies of the weights, and continue to use old copies of tied embeddings
     _custom_ops._supports_onednn = False
 
 
 class WholeModel:
-    """vLLM makes this class a base of its worker."""
+    """A mixin that vLLM adds to its worker class."""
 
     def octet_load(self: Any, folder: str, version: int | None) -> str:
         if "weights_path" in signature(self.model_runner.reload_weights).parameters:

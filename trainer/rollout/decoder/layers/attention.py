@@ -1,4 +1,4 @@
-"""Attention: rotary positions, full or in a sliding window, over the keys and values of each row."""
+"""Attention over the keys and values of each row: rotary or without positions, full or in a sliding window."""
 
 from typing import Any
 
@@ -17,20 +17,20 @@ class Attention:
         self.index, self.head_size, self.scale = index, module.head_dim, module.scaling
         self.query_heads = config.num_attention_heads
         self.kv_heads = self.query_heads // module.num_key_value_groups
-        heads = ("qkv_proj",) if family.is_joined else ("q_proj", "k_proj", "v_proj")
-        made = [getattr(module, name, None) for name in heads]
-        self.qkv = Projection([layer for layer in made if layer is not None])
+        names = ("qkv_proj",) if family.is_joined else ("q_proj", "k_proj", "v_proj")
+        layers = [getattr(module, name, None) for name in names]
+        self.qkv = Projection([layer for layer in layers if layer is not None])
         self.out = Projection([getattr(module, family.part("o_proj"))])
         self.projections = [self.qkv, self.out]
-        of_all = config.sliding_window if family.windows == "every layer" else None
-        self.window = getattr(module, "sliding_window", of_all)
+        default_window = config.sliding_window if family.windows == "every layer" else None
+        self.window = getattr(module, "sliding_window", default_window)
         self.kind = config.layer_types[index] if has_kinds_of_rope(config) else ""
-        of_all = getattr(config, "position_embedding_type", "rope") == "rope"  # in Granite 4
-        self.rotates = getattr(module, "use_rope", of_all)  # SmolLM3 has layers without positions
-        made = [getattr(module, family.part(name), None) for name in ("q_norm", "k_norm")]
-        self.head_norms = [norm if norm is None else Norm(norm, family.adds_one) for norm in made]
+        all_rotate = getattr(config, "position_embedding_type", "rope") == "rope"  # Granite 4
+        self.rotates = getattr(module, "use_rope", all_rotate)  # SmolLM3 has layers without positions
+        norms = [getattr(module, family.part(name), None) for name in ("q_norm", "k_norm")]
+        self.head_norms = [norm if norm is None else Norm(norm, family.adds_one) for norm in norms]
         self.norms = [norm for norm in self.head_norms if norm]
-        # Gemma 4: values may be the keys, they have a norm without weights, and layers may use those of an earlier one
+        # Gemma 4: the values may be the keys, have a norm without weights, and may be shared with earlier layers
         self.values_are_keys = hasattr(module, "v_proj") and module.v_proj is None
         self.value_epsilon = module.v_norm.eps if hasattr(module, "v_norm") else None
         self.lends = getattr(module, "store_full_length_kv", False)
@@ -60,7 +60,7 @@ class Attention:
         return output_NO * gates.flatten(1).sigmoid() if self.is_gated else output_NO
 
     def _within(self, heads_NhD: Tensor, at: Prompts) -> Tensor:
-        """Attend within each prompt and to its beginning, and keep its keys and values."""
+        """Attend within each prompt and to the common prefix, and write the keys and values to the cache."""
         prompts = len(at.lengths_P)
         heads_PhTD = heads_NhD.view(prompts, at.width, -1, self.head_size).transpose(1, 2)
         queries, keys_values = heads_PhTD.split([self.query_heads, 2 * self.own_heads], dim=1)
@@ -88,11 +88,11 @@ class Attention:
         return output.transpose(1, 2).reshape(prompts * at.width, -1)
 
     def _behind(self, heads_BhD: Tensor, at: Step) -> Tensor:
-        """Add a token to each row, and attend to the row up to there."""
+        """Add a token to each row, and attend to the row up to this token."""
         slots = at.slots[self.source]
         if self.own_heads:
             slots.all_SD.index_put_((slots.new_BK,), heads_BhD[:, self.query_heads :])
-        # query heads that share keys take the axis of several query positions
+        # the query heads that share a key head are passed as several query positions
         shared = heads_BhD[:, : self.query_heads].reshape(len(heads_BhD), self.kv_heads, -1, self.head_size)
         output = F.scaled_dot_product_attention(
             shared, slots.keys_BKTD, slots.values_BKTD, attn_mask=at.masks[self.window], scale=self.scale
@@ -106,18 +106,19 @@ def has_kinds_of_rope(config: Any) -> bool:
 
 
 def matrices(cos_N1D: Tensor, sin_N1D: Tensor) -> Tensor:
-    """Return for each token the matrix that turns a head, so that a card turns all heads with one product."""
+    """Return the rotation matrix of each token, so that a card rotates all heads with one product."""
     size = cos_N1D.shape[-1]
-    same_DD = torch.eye(size, dtype=cos_N1D.dtype, device=cos_N1D.device)
-    return (same_DD * cos_N1D).addcmul_(same_DD.roll(size // 2, dims=1), sin_N1D)
+    eye_DD = torch.eye(size, dtype=cos_N1D.dtype, device=cos_N1D.device)
+    return (eye_DD * cos_N1D).addcmul_(eye_DD.roll(size // 2, dims=1), sin_N1D)
 
 
 def _rotate(heads_NhD: Tensor, *angles: Tensor) -> None:
-    """Apply the rotary embedding in place, to the first part of each head where the angles are fewer."""
-    turned_NhD = heads_NhD[..., : angles[0].shape[-1]]
+    """Apply the rotary embedding in place. If there are fewer angles than `D`, only the first part of each head is
+    rotated."""
+    part_NhD = heads_NhD[..., : angles[0].shape[-1]]
     if len(angles) == 1:
-        turned_NhD.copy_(torch.bmm(turned_NhD, *angles))
+        part_NhD.copy_(torch.bmm(part_NhD, *angles))
         return
     cos_N1D, sin_N1D = angles
-    swapped_NhD = turned_NhD.roll(cos_N1D.shape[-1] // 2, dims=-1)
-    turned_NhD.mul_(cos_N1D).addcmul_(swapped_NhD, sin_N1D)
+    swapped_NhD = part_NhD.roll(cos_N1D.shape[-1] // 2, dims=-1)
+    part_NhD.mul_(cos_N1D).addcmul_(swapped_NhD, sin_N1D)

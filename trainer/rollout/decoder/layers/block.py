@@ -1,4 +1,4 @@
-"""A block: a layer that looks at other tokens, and one that does not, with their norms."""
+"""A block of a transformer: a mixer, which reads other tokens, and a feed-forward layer, with their norms."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from trainer.rollout.decoder.layers.per_layer import LayerInput
 from trainer.rollout.decoder.layers.short_convolution import ShortConvolution
 from trainer.rollout.decoder.weights import Projection
 
-KINDS: dict[str, Any] = {"conv": ShortConvolution, "linear_attention": GatedDelta}  # the others are attention
-# The names of the norms before and after attention, then before and after the feed-forward layers.
+KINDS: dict[str, Any] = {"conv": ShortConvolution, "linear_attention": GatedDelta}  # all others are attention
+# The names of the norms before and after the mixer, then before and after the feed-forward layer.
 NORMS = {
     "before": ("input_layernorm", "", "post_attention_layernorm", ""),
     "after": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
@@ -34,8 +34,8 @@ class Block:
         self.projections = [*self.mixer.projections, self.gate_up, self.down]
         self.activation = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", getattr(mlp, "activation", F.silu)))
         self.residual_scale = getattr(config, "residual_multiplier", 1.0)
-        made = [getattr(block, family.part(name), None) for name in NORMS[family.norms]]
-        norms = [norm if norm is None else Norm(norm, family.adds_one) for norm in made]
+        modules = [getattr(block, family.part(name), None) for name in NORMS[family.norms]]
+        norms = [module if module is None else Norm(module, family.adds_one) for module in modules]
         self.before_mixer, self.after_mixer, self.before_mlp, self.after_mlp = norms
         self.norms = [norm for norm in norms if norm] + self.mixer.norms
         self.scale = getattr(block, "layer_scalar", None)  # Gemma 4
@@ -45,7 +45,7 @@ class Block:
             self.norms.append(self.input.norm)
 
     def __call__(self, hidden_NH: Tensor, at: Pass) -> None:
-        """Overwrite the hidden states with those behind the block."""
+        """Apply the block to the hidden states in place."""
         self._add(hidden_NH, self.mixer.out, self.mixer(normed(hidden_NH, self.before_mixer), at), self.after_mixer)
         gate, up = self.gate_up(normed(hidden_NH, self.before_mlp)).chunk(2, dim=-1)
         self._add(hidden_NH, self.down, self.activation(gate).mul_(up), self.after_mlp)
@@ -55,7 +55,7 @@ class Block:
             hidden_NH.mul_(self.scale)
 
     def _add(self, hidden_NH: Tensor, last: Projection, inner_NH: Tensor, norm: Norm | None) -> None:
-        """Add what the last projection of a half makes to the hidden states."""
+        """Add the output of a mixer or feed-forward layer to the hidden states."""
         if norm is None:
             last.add_to(hidden_NH, inner_NH, self.residual_scale)
         else:

@@ -1,6 +1,6 @@
 """The gated delta rule, as in Qwen3.5: a row keeps a matrix for each head, and the last inputs of a convolution.
 
-A token fades the matrix, reads from it what its key has stored, and writes the difference to its value.
+A token decays the matrix, reads the value that is stored under its key, and writes the difference from its own value.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ CONVOLUTION, MATRIX = 0, 1  # the states of a row
 
 class GatedDelta:
     def __init__(self, module: Any, config: Any, index: int, family: Family) -> None:
-        from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling  # other models start without it
+        from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling  # not imported for other models
 
         self.module, self.index = module, index
         self.in_chunks, self.l2norm = modeling.torch_chunk_gated_delta_rule, modeling.l2norm
@@ -51,7 +51,7 @@ class GatedDelta:
         return (self.norm(read_NhD) * gate_NhD).to(hidden_NH.dtype).flatten(1)
 
     def _within(self, heads: list[Tensor], fade_Nh: Tensor, write_Nh: Tensor, at: Any) -> Tensor:
-        """Read each prompt in chunks. Padding neither fades the matrix nor writes to it."""
+        """Read each prompt in chunks. Padding does not change the matrix."""
         prompts = len(at.lengths_P)
         parts = *map(self._for_values, heads[:2]), heads[2], fade_Nh, write_Nh
         rows = [part.view(prompts, at.width, *part.shape[1:]) for part in parts]
@@ -65,8 +65,8 @@ class GatedDelta:
         return read_PThD.flatten(0, 1)
 
     def _behind(self, heads: list[Tensor], fade_Bh: Tensor, write_Bh: Tensor, at: Any) -> Tensor:
-        """Read and write a token of each row that runs. What is read from the new matrix is put together from the old
-        one, so that it is gone through once for both products."""
+        """Read and write a token in each running row. Both products are taken with the old matrix in one pass, and the
+        result for the new matrix follows from them."""
         value_BhD = heads[2].float()
         query_BhK, key_BhK = (self._for_values(self.l2norm(part.float())) for part in heads[:2])
         query_BhK = query_BhK * self.key_size**-0.5
@@ -79,6 +79,6 @@ class GatedDelta:
         return stored_Bh2D[:, :, 1] + torch.linalg.vecdot(query_BhK, key_BhK)[..., None] * new_BhD
 
     def _for_values(self, part: Tensor) -> Tensor:
-        """Repeat the heads of keys for those of values, where `repeat_interleave` would wait for the card."""
+        """Repeat the key heads for the value heads that share them. `repeat_interleave` would wait for the card."""
         shared = self.value_heads // self.key_heads
         return part[:, :, None].expand(-1, -1, shared, -1).flatten(1, 2)

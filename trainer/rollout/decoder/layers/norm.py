@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 
 class Norm:
-    """An RMS norm. Gemma stores its weight less 1; the sum is kept, at an address that captured steps may read."""
+    """An RMS norm. Gemma stores the weight minus 1; the sum is kept at one address, for captured steps."""
 
     def __init__(self, norm: Any, adds_one: bool) -> None:
         self.norm, self.adds_one = norm, adds_one
@@ -21,7 +21,7 @@ class Norm:
             self.weight = self.norm.weight
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        exact = hidden.to(self.weight.dtype)  # in fp32 where a 1 is added, which bf16 would round
+        exact = hidden.to(self.weight.dtype)  # fp32 where 1 is added, because bf16 would round the sum
         return F.rms_norm(exact, self.weight.shape, self.weight, self.epsilon).to(hidden.dtype)
 
 

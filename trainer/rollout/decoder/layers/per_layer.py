@@ -1,4 +1,4 @@
-"""Inputs of each layer, as in small models of Gemma 4: every layer has an embedding of the tokens of its own."""
+"""Per-layer inputs, as in small Gemma 4 models: every layer has its own embedding of the tokens."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from trainer.rollout.decoder.weights import Projection
 
 
 class LayerInputs:
-    """The embeddings of all layers, added to a projection of the embedding that they share."""
+    """The per-layer embeddings, added to a projection of the shared embedding."""
 
     def __init__(self, decoder: Any) -> None:
         self.decoder, self.size = decoder, decoder.hidden_size_per_layer_input
@@ -26,7 +26,7 @@ class LayerInputs:
 
 
 class LayerInput:
-    """What a block does with its input. Then its output is scaled."""
+    """The layer of a block that gates its per-layer input."""
 
     def __init__(self, block: Any, index: int) -> None:
         self.index, self.activation = index, block.act_fn

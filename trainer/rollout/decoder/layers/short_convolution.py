@@ -1,4 +1,4 @@
-"""Gated short convolutions, as in LFM2: each token sees the few before it, which are all that a row keeps."""
+"""Gated short convolutions, as in LFM2: each token reads the few tokens before it, and a row keeps only those."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from trainer.rollout.decoder.weights import Projection
 
 
 class Convolution:
-    """A causal convolution of each channel. A row keeps its last inputs, in the state `number` of layer `index`."""
+    """A causal convolution of each channel. A row keeps the last inputs, as state `number` of layer `index`."""
 
     def __init__(self, conv: Any, index: int, number: int = 0) -> None:
         self.conv, self.index, self.number = conv, index, number
-        self.before = conv.kernel_size[0] - 1  # inputs that are kept
+        self.before = conv.kernel_size[0] - 1  # number of inputs that are kept
 
     @property
     def state(self) -> State:
