@@ -147,7 +147,7 @@ def test_a_step_that_will_not_fit_shows_before_the_first(run, capsys):
     limit(run.updater.policy.model, longest + 20, "backward")
     rehearse(run.rollouts, run.updater)
     said = capsys.readouterr().out
-    assert "out of memory in training: what sampling kept" in said
+    assert "out of memory in training: sampling now frees" in said
     assert "optim.tokens_per_micro_batch=16384: out of memory with" in said
     assert run.updater.packer.token_budget < 3 * longest
 

@@ -42,7 +42,7 @@ LONG = [
 def test_gradients_of_a_token_that_is_read_often_are_added_in_fp32():
     layout = layout_of(to_tensors([answer((5, 6), *tail) for tail in ((7, 2), (8, 2), (9, 2))], pad_token=0))
     line_NHD = torch.randn(len(layout.source_N), 2, 4, dtype=torch.bfloat16, requires_grad=True)
-    _, read = layout.rows(line_NHD, layout.keys_AK, layout.seen_N)
+    _, read = layout.rows(line_NHD, layout.keys_AK, layout.keys_N)
     gradient = torch.randn_like(read)
     exact_NHD = line_NHD.detach().float().requires_grad_()
     expected = exact_NHD[layout.keys_AK]
@@ -146,7 +146,7 @@ def test_attention_that_knows_no_layout_stays_as_it_is(make):
 def test_an_attention_that_computes_something_else_is_found_out(monkeypatch):
     def wrong(batch):
         right = layout_of(batch)
-        return right._replace(seen_N=right.seen_N.roll(1))
+        return right._replace(keys_N=right.keys_N.roll(1))
 
     monkeypatch.setattr(shared_prefix, "layout_of", wrong)
     assert not make_flat(tiny("qwen2"))

@@ -1,15 +1,15 @@
-"""batch: how the tokens of a step become one number.
+"""batch: how the losses of all tokens of a step are aggregated into one.
 
-The loss is a sum over tokens of weight x loss, divided once, by a number that belongs to the whole step: it is the same
-however the answers are dealt out over micro-batches and ranks.
+The loss is the sum over tokens of weight x loss, divided once by a number that belongs to the whole step, and does not
+depend on how the answers are split into micro-batches and over ranks.
 
     dapo      mean over all tokens                         weight 1                    divisor: tokens
-    grpo      mean over answers of their means             weight 1 / own length       divisor: answers
+    grpo      mean over answers of their token means       weight 1 / own length       divisor: answers
     bnpo      mean over groups of their token means        weight 1 / tokens of group  divisor: groups
-    dr_grpo   sum over tokens, by a constant               weight 1                    divisor: the longest it could be
+    dr_grpo   sum over tokens, divided by a constant       weight 1                    divisor: maximum number of tokens
 
-`bnpo` is the mean over a local batch. What is local must not depend on the machine, so here it is the group of one
-problem, which never crosses a rank.
+`bnpo` is the mean over a local batch. The local batch must not depend on the machine, so here it is the group of one
+problem, which is never split over ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from trainer.records import TrainingRow
 
 
 class Aggregation(NamedTuple):
-    """The weights of the answers of a group, by their lengths, and what rows of any groups add to the divisor."""
+    """Computes the weights of the answers of a group from their lengths, and the share of some rows in the divisor."""
 
     weights_G: Callable[[Sequence[int]], list[float]]
     size: Callable[[Sequence[TrainingRow]], int]

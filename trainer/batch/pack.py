@@ -1,7 +1,7 @@
-"""batch: rows of tokens, right-packed into micro-batches. This is the only file that shifts.
+"""batch: rows of tokens, padded on the right, in micro-batches. Only this file shifts tokens.
 
-A row is prompt + completion. Inputs are all but its last token, targets all but its first, so position t predicts
-`targets_BT[:, t]`, and everything in a `TrainingBatch` is aligned to the targets.
+A row is prompt + completion. The inputs are all tokens except the last, the targets all except the first, so position t
+predicts `targets_BT[:, t]`, and all tensors of a `TrainingBatch` are aligned to the targets.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,12 @@ def rows(
 
 
 def rows_of(group: ScoredGroup, advantages_G: Sequence[float | None], settings: Algorithm) -> list[TrainingRow]:
-    """Return the completions of a group as rows, without those that have no reward or are masked."""
-    every = zip(group.completions, advantages_G, group.rewards_G, strict=True)
+    """Return the completions of a group as rows, except those that have no reward, no tokens, or are masked."""
     masks = settings.truncated == "mask"
     kept = [
-        (one, advantage, reward)
-        for one, advantage, reward in every
-        if advantage is not None and reward is not None and one.tokens and not (one.truncated and masks)
+        (completion, advantage, reward)
+        for completion, advantage, reward in zip(group.completions, advantages_G, group.rewards_G, strict=True)
+        if advantage is not None and reward is not None and completion.tokens and not (completion.truncated and masks)
     ]
     weights_G = AGGREGATIONS[settings.aggregation].weights_G([completion.length for completion, *_ in kept])
     return [row for one, weight in zip(kept, weights_G, strict=True) for row in rows_of_answer(group, *one, weight)]
@@ -40,7 +39,7 @@ def rows_of(group: ScoredGroup, advantages_G: Sequence[float | None], settings: 
 def rows_of_answer(
     group: ScoredGroup, completion: Completion, advantage: float = 0.0, reward: float = 0.0, weight: float = 1.0
 ) -> list[TrainingRow]:
-    """Return a completion of a group as a row, or as one for each conversation of an agent."""
+    """Return a completion as a row, or as one row for each conversation of an agent."""
     whole = Segment(group.prompt.tokens, completion.tokens, completion.logprobs, completion.written)
     return [
         TrainingRow(prompt, tokens, logprobs, advantage, reward, weight, written, group.prompt.place)
@@ -57,21 +56,20 @@ def idle_row(group: ScoredGroup) -> TrainingRow:
 def minibatches(
     rows: Sequence[TrainingRow], idle: TrainingRow, config: Config, packer: "Packer"
 ) -> list[MiniBatch[TrainingBatch]]:
-    """Deal the rows of this rank out over the updates of one pass; every rank has as many micro-batches per update. A
-    rank with fewer micro-batches than the others adds the idle row, because they wait for it. The groups of all ranks
-    are dealt in turn by their place, so an update has the same groups however many ranks there are."""
+    """Return the rows of this rank, split into the updates of one pass. All ranks must run the same number of
+    micro-batches in an update, so a rank with fewer adds the idle row. An update has the same groups for any number of
+    ranks, because the groups of all ranks are assigned to updates by their place."""
     aggregation = config.algorithm.aggregation
-    dealt = _deal(rows, config.algorithm.minibatches)
-    packed = [packer.pack(part) for part in dealt]
-    pairs, size = zip(dealt, packed, strict=True), AGGREGATIONS[aggregation].size
-    facts = [(len(batches), size(part), tokens_in(part)) for part, batches in pairs]
-    made = []
+    parts = _deal(rows, config.algorithm.minibatches)
+    packed, size = [packer.pack(part) for part in parts], AGGREGATIONS[aggregation].size
+    facts = [(len(batches), size(part), tokens_in(part)) for part, batches in zip(parts, packed, strict=True)]
+    updates = []
     for batches, of_all_ranks in zip(packed, zip(*distributed.gather(facts), strict=True), strict=True):
         counts, sizes, tokens = zip(*of_all_ranks, strict=True)
         fillers = packer.pack([idle]) * (max(counts) - len(batches))
         divisor = config.constant_divisor if aggregation == "dr_grpo" else float(sum(sizes))
-        made.append(MiniBatch([*batches, *fillers], divisor, float(sum(tokens))))
-    return made
+        updates.append(MiniBatch([*batches, *fillers], divisor, float(sum(tokens))))
+    return updates
 
 
 def _deal(rows: Sequence[TrainingRow], count: int) -> list[list[TrainingRow]]:
@@ -86,10 +84,10 @@ def _deal(rows: Sequence[TrainingRow], count: int) -> list[list[TrainingRow]]:
 class Packer:
     """Packs rows into micro-batches of at most `token_budget` tokens (or one row), the longest rows first.
 
-    If the model works on a line of tokens (`loss/shared_prefix.py`), answers to the same prompt stay together and the
-    prompt counts once. Inside the attention, though, each answer has the keys and values of its whole row, which take
-    an eighth of the memory of a token in all layers. Otherwise rows of similar length go together, and padding counts.
-    `token_budget` shrinks when memory runs out (`batch/shrinker.py`).
+    If the model works on a line of tokens (`loss/shared_prefix.py`), answers to the same prompt stay together, and the
+    prompt counts once. Inside the attention, however, each answer has the keys and values of its whole row, which add
+    an eighth of a token's memory for each of its tokens. Otherwise rows of similar length stay together, and padding
+    counts. `token_budget` shrinks when memory runs out (`batch/shrinker.py`).
     """
 
     token_budget: int
@@ -110,7 +108,8 @@ class Packer:
         return batches
 
     def cost_of(self, rows: Sequence[TrainingRow]) -> int:
-        """Return how much of the budget a micro-batch of these rows takes. Padded, all count as long as the first."""
+        """Return the share of the budget that a micro-batch of these rows takes. With padding, all rows have the length
+        of the first."""
         if not self.flat:
             return len(rows) * rows[0].length
         shared = [False, *(one.prompt == other.prompt for one, other in pairwise(rows))]
@@ -149,8 +148,8 @@ def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:
 
 
 def tree_of(rows: Sequence[TrainingRow], width: int) -> Tree:
-    """Number tokens by what stands before them, so that rows which begin alike share numbers."""
-    numbers: dict[tuple[int, int], int] = {}  # (number of what stands before, token) -> number
+    """Number each token by its whole prefix, so that rows with a common prefix share numbers."""
+    numbers: dict[tuple[int, int], int] = {}  # (number of the token before, token) -> number
     prompts: dict[tuple[int, ...], int] = {}
     inputs: list[Sequence[int | None]] = []
     targets: list[Sequence[int | None]] = []
@@ -161,28 +160,28 @@ def tree_of(rows: Sequence[TrainingRow], width: int) -> Tree:
             before = numbers.setdefault((before, token), len(numbers))
             path.append(before)
         inputs.append(path[:-1])
-        own = zip(path[len(row.prompt) :], row.mask)
-        targets.append([None] * (len(row.prompt) - 1) + [number if is_own else None for number, is_own in own])
+        answer = zip(path[len(row.prompt) :], row.mask)
+        targets.append([None] * (len(row.prompt) - 1) + [number if is_own else None for number, is_own in answer])
     first_B = torch.tensor([prompts[tuple(row.prompt)] for row in rows])
     return Tree(*_in_order(inputs, width), *_in_order(targets, width), first_B)
 
 
 def _in_order(rows: Sequence[Sequence[int | None]], width: int) -> tuple[Tensor, Tensor]:
-    """Number what stands in rows by where it is seen first. Return the number at each of the B x T places, which is 0
-    where nothing stands, and for each number the first of these places."""
-    seen: dict[int | None, tuple[int, int]] = {}  # the number, and the place
-    for row, things in enumerate(rows):
-        for at, thing in enumerate(things):
-            if thing is not None:
-                seen.setdefault(thing, (len(seen), row * width + at))
-    numbers = [[0 if thing is None else seen[thing][0] for thing in things] for things in rows]
+    """Number the items of rows in the order in which they first occur. Return the number at each of the B x T places,
+    0 where there is no item, and for each number the first of its places."""
+    seen: dict[int | None, tuple[int, int]] = {}  # the number and the first place of each item
+    for row, items in enumerate(rows):
+        for at, item in enumerate(items):
+            if item is not None:
+                seen.setdefault(item, (len(seen), row * width + at))
+    numbers = [[0 if item is None else seen[item][0] for item in items] for items in rows]
     return _pad(numbers, width, 0), torch.tensor([place for _, place in seen.values()])
 
 
 def halves(batch: Batch) -> list[Batch]:
-    """Split a batch into two, with everything that has been measured."""
+    """Split a batch into two, with all its measurements."""
     middle, parts = len(batch.rows) // 2, []
-    assert middle, "one row is not divided"
+    assert middle, "a single row cannot be split"
     for part in (slice(0, middle), slice(middle, None)):
         rows = batch.rows[part]
         width = max(row.length for row in rows) - 1

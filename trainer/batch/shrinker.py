@@ -1,7 +1,7 @@
 """batch: repeat a training pass that ran out of memory, with smaller micro-batches.
 
-The result is the same up to rounding, because a micro-batch is only a share of a sum. What was added up before memory
-ran out is forgotten: a backward pass that broke off has left a part of its gradient behind.
+The result is the same up to rounding, because the loss is a sum over micro-batches. The gradients so far are discarded,
+because an interrupted backward pass has added only a part of its gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +15,20 @@ from trainer.records import Batch, TrainingBatch
 
 @dataclass(frozen=True, slots=True)
 class Shrinker:
-    """Frees the memory that samplers keep between rollouts first, then halves micro-batches."""
+    """First frees the memory that samplers keep between rollouts, then halves micro-batches."""
 
     policy: Policy
-    give_back: Sequence[Callable[[], bool]]  # of each sampler; False if it keeps nothing between rollouts
+    give_back: Sequence[Callable[[], bool]]  # `Sampler.give_back` of each sampler
     packer: Packer
     warn: Callable[[str], None]
 
     def shrink(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """Return the batches to try again with, and have smaller ones packed from now on; raise if none can shrink."""
+        """Return the batches for the next attempt, and pack smaller ones from now on. Raise TrainingError if no batch
+        can be split."""
         self.policy.start_over()
         given_back = [give_back() for give_back in self.give_back]
         if any(given_back):
-            kept = "what sampling kept from one step to the next is given back after each"
-            self.warn(f"out of memory in training: {kept}")
+            self.warn("out of memory in training: sampling now frees its memory after each step")
             return batches
         tried = max(self.packer.cost_of(batch.rows) for batch in batches)
         smaller = tried // 2
@@ -38,8 +38,8 @@ class Shrinker:
             remedy += "or the name of a smaller model"
             raise TrainingError(f"optim.tokens_per_micro_batch={self.packer.token_budget}", reason, remedy)
         self.warn(
-            f"optim.tokens_per_micro_batch={self.packer.token_budget}: out of memory with {tried} tokens; the same "
-            f"answers go on in halves. Write optim.tokens_per_micro_batch={smaller} to begin with that."
+            f"optim.tokens_per_micro_batch={self.packer.token_budget}: out of memory with {tried} tokens; repeating "
+            f"with half as many. Write optim.tokens_per_micro_batch={smaller} to start with that."
         )
         self.packer.token_budget = smaller
         return [part for batch in batches for part in ([batch] if self._stays_whole(batch, smaller) else halves(batch))]

@@ -1,14 +1,13 @@
-"""loss: what an objective has to know before the first update of a step moves the policy.
+"""loss: the inputs of an objective that must be computed before the first update of a step.
 
-Each forward pass here is made only if its result cannot be had otherwise:
+A forward pass is made only for results that cannot be obtained otherwise:
 
-- *old log-probs* are those of the first training pass over a batch. Only a batch that is trained on after another one
-  has moved the policy is scored before.
+- *old log-probs*, for batches of the second and later updates. The first update takes those of its training pass.
 - *entropies* of all tokens, if only the most uncertain tokens of the step are trained on.
-- *reference log-probs*, if the KL has a price.
+- *reference log-probs*, if the KL has a coefficient.
 
-A teacher says more about the answers of the policy, token by token (on-policy distillation). The reverse KL of the
-policy to the teacher, estimated from the sampled token, is log pi - log pi_teacher. It enters
+A teacher rates each token of an answer (on-policy distillation). The reverse KL of the policy to the teacher is
+estimated from the sampled token as log pi - log pi_teacher. It enters
 
     advantage   A_t = reward x A - weight x (log pi_sampler - log pi_teacher)        (Lu and Thinking Machines 2025)
     loss        kl.coef x its estimator k2, with the teacher as the reference: the gradient is an estimate of that of
@@ -39,14 +38,14 @@ def prepared(
     is_first: bool,
     teacher: TeacherLogprobs | None = None,
 ) -> list[PreparedBatch]:
-    """Return the batches of one update with what the objective needs. `is_first`: no update comes before it. The ranks
-    meet only after the last forward pass, so that one of them may run out of memory and begin again."""
-    references, ready = _reference_logprobs(policy, batches, config), list[PreparedBatch]()
+    """Return the batches of one update with the inputs of the objective. `is_first` is True for the first update of a
+    step. Collective operations come after all forward passes, so that a rank that runs out of memory can start over."""
+    references = _reference_logprobs(policy, batches, config)
     if teacher is None:
-        ready = [batch.prepared(one_BT) for batch, one_BT in zip(batches, references, strict=True)]
+        ready = [batch.prepared(reference_BT) for batch, reference_BT in zip(batches, references, strict=True)]
     else:
-        found = zip(batches, teacher(batches), references, strict=True)
-        ready = [with_teacher(*one, config.teacher) for one in found]
+        inputs = zip(batches, teacher(batches), references, strict=True)
+        ready = [with_teacher(*one, config.teacher) for one in inputs]
     if config.algorithm.top_entropy < 1:
         return _with_uncertain_tokens(policy, ready, config.algorithm.top_entropy)
     if not is_first:
@@ -58,19 +57,19 @@ def prepared(
 def with_teacher(
     batch: TrainingBatch, teacher_BT: Tensor, reference_BT: Tensor | None, settings: Teacher
 ) -> PreparedBatch:
-    """Return a batch with what the teacher says about it, and the log-probs of the reference if there is one."""
+    """Return a batch in which the log-probs of the teacher enter the advantages, or replace those of the reference."""
     share = settings.reward
-    weighed = replace(batch, advantages_B=share * batch.advantages_B, rewards_B=share * batch.rewards_B)
+    weighted = replace(batch, advantages_B=share * batch.advantages_B, rewards_B=share * batch.rewards_B)
     if settings.form == "loss":
-        return weighed.prepared(teacher_BT)
-    apart_BT = batch.sampled_logprobs_BT - teacher_BT
-    return weighed.prepared(reference_BT, weighed.advantages_B[:, None] - settings.weight * apart_BT)
+        return weighted.prepared(teacher_BT)
+    difference_BT = batch.sampled_logprobs_BT - teacher_BT
+    return weighted.prepared(reference_BT, weighted.advantages_B[:, None] - settings.weight * difference_BT)
 
 
 def _reference_logprobs(
     policy: Policy, batches: Sequence[TrainingBatch], config: Config
 ) -> Sequence[Tensor] | Sequence[None]:
-    """Return the log-probs of the reference, or None for each batch if nothing is compared with it."""
+    """Return the log-probs of the reference, or None for each batch if the loss does not use them."""
     kl, by_teacher = config.algorithm.kl, config.teacher.is_there and config.teacher.form == "loss"
     if not kl.coef or kl.where != "loss" or by_teacher:
         return [None] * len(batches)
@@ -87,7 +86,7 @@ def _with_uncertain_tokens(policy: Policy, batches: Sequence[PreparedBatch], sha
 
 
 def threshold(entropies_N: Tensor, share: float) -> float:
-    """Return the smallest entropy among the uppermost share of the tokens of all ranks."""
+    """Return the smallest entropy among the most uncertain share of the tokens of all ranks."""
     counts = distributed.gather(len(entropies_N))
     everywhere_N = torch.cat([torch.zeros(count) for count in counts])
     everywhere_N.split(counts)[distributed.rank()].copy_(entropies_N)
@@ -101,19 +100,19 @@ def divergences(
     policy: Policy, rows: Sequence[TrainingRow], packer: Packer, device: torch.device, estimator: str
 ) -> list[float]:
     """Return the KL of each row to the reference, summed over its tokens."""
-    estimate, found = ESTIMATORS[estimator], [0.0] * len(rows)
+    estimate, divergences = ESTIMATORS[estimator], [0.0] * len(rows)
     for indices in packer.arrange(rows):
         batch = to_tensors([rows[index] for index in indices], packer.pad_token).to(device)
         ours_BT = policy.measure(batch).logprobs_BT
         with policy.as_reference():
             theirs_BT = policy.measure(batch).logprobs_BT
         for index, divergence in zip(indices, estimate(ours_BT - theirs_BT).sum(dim=1).tolist(), strict=True):
-            found[index] = divergence
-    return found
+            divergences[index] = divergence
+    return divergences
 
 
 def without_kl(group: ScoredGroup, penalties_G: Sequence[float]) -> ScoredGroup:
-    """Return the group with a penalty taken off each reward."""
+    """Return the group with a penalty subtracted from each reward."""
     pairs = zip(group.scores, penalties_G, strict=True)
     lower = (one if one.reward is None else replace(one, reward=one.reward - penalty) for one, penalty in pairs)
     return replace(group, scores=tuple(lower))

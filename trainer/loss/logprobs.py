@@ -1,10 +1,10 @@
-"""loss: log-probs and entropy of the completion tokens, chunk by chunk.
+"""loss: log-probs and entropies of the completion tokens, chunk by chunk.
 
 Logits decide how much fits on a consumer card: 151,936 entries per token in fp32 are 0.6 MB, and log-softmax with its
-gradient makes three copies. Here only completion tokens go through the output layer, a chunk at a time. The log-prob of
-a token depends on the hidden state of that token alone, so while its logits are there, its gradient is worked out as
-well: a vector of the hidden size for each token is all that the backward pass needs. Where the output layer is trained
-too, the backward pass computes the logits of a chunk again instead.
+gradient makes three copies. Here only completion tokens go through the output layer, one chunk at a time. The log-prob
+of a token depends only on its hidden state, so the gradient with respect to the hidden state is computed while the
+logits exist, and the backward pass needs only this vector for each token. If the output layer is also trained, the
+backward pass computes the logits of a chunk again instead.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from trainer.records import Scores, TrainingBatch
 
 
 class LogProbs(nn.Module):
-    """A causal language model as the training step sees it: it takes a batch and returns log-probs and entropies."""
+    """Wraps a causal language model for training: it takes a batch, and returns log-probs and entropies."""
 
     def __init__(
         self, model: Any, temperature: float, train_entropy: bool = False, flat: bool = True, offload: bool = False
@@ -42,35 +42,36 @@ class LogProbs(nn.Module):
         return causal_lm_of(self.model).get_decoder()
 
     def forward(self, batch: TrainingBatch) -> Scores:
-        # with gradient checkpointing, what the layers keep for the backward pass is the input of each layer
+        mask_BT, edge_E = batch.mask_BT, batch.tree.edge_E
+        # with gradient checkpointing, the inputs of the layers are saved for the backward pass
         with saved_tensors_hooks(_to_cpu, _to_device) if self.offload else nullcontext():
             if self.is_flat:
                 hidden_EH = last_hidden(self.backbone, batch)
             else:
                 hidden_BTH = self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state
         if self.is_flat:
-            found = self.output(hidden_EH, batch.targets_BT.flatten()[batch.tree.edge_E])
-            return Scores(*(values_E[batch.tree.edge_BT].where(batch.mask_BT, 0.0) for values_E in found))
-        found, mask_BT = self.output(hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT]), batch.mask_BT
-        return Scores(*(torch.zeros_like(mask_BT, dtype=one.dtype).masked_scatter(mask_BT, one) for one in found))
+            scores = self.output(hidden_EH, batch.targets_BT.flatten()[edge_E])
+            return Scores(*(values_E[batch.tree.edge_BT].where(mask_BT, 0.0) for values_E in scores))
+        scores = self.output(hidden_BTH[mask_BT], batch.targets_BT[mask_BT])
+        return Scores(*(torch.zeros_like(mask_BT, dtype=one.dtype).masked_scatter(mask_BT, one) for one in scores))
 
 
 def _to_cpu(tensor: Tensor) -> tuple[Tensor, torch.device]:
-    """Return a copy in CPU memory, and the device to go back to. Parameters stay where they are."""
+    """Return a copy in CPU memory, and the device of the original. Parameters and integers are not copied."""
     if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
         return tensor, tensor.device
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return copy.copy_(tensor, non_blocking=tensor.is_cuda), tensor.device
 
 
-def _to_device(kept: tuple[Tensor, torch.device]) -> Tensor:
-    tensor, device = kept
+def _to_device(saved: tuple[Tensor, torch.device]) -> Tensor:
+    tensor, device = saved
     return tensor.to(device, non_blocking=True)
 
 
 class Output(nn.Module):
-    """The output layer with its log-probs. Its weight is a parameter of this module too, so that an engine that splits
-    weights (ZeRO-3) gathers it once: the ranks have more or fewer chunks."""
+    """The output layer and its log-probs. The weight is also a parameter of this module, so that ZeRO-3 gathers it once
+    and not per chunk, because the ranks differ in their number of chunks."""
 
     def __init__(self, head: Head, temperature: float, train_entropy: bool) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class Output(nn.Module):
 def chunked(
     head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, train_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-prob of each target and the entropy of its distribution, never with all logits in memory."""
+    """Return the log-prob of each target and the entropy of its distribution, without all logits in memory at once."""
     if not any(parameter.requires_grad for parameter in head.layer.parameters()):
         return _FrozenHead.apply(hidden_NH, targets_N, head, temperature, train_entropy)
     pieces = [
@@ -97,7 +98,7 @@ def chunked(
 
 
 def _chunks(head: Head, hidden_NH: Tensor, targets_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    rows = max(1, CHUNK_BYTES // (4 * head.layer.out_features))  # the weight itself may be split over the ranks
+    rows = max(1, CHUNK_BYTES // (4 * head.layer.out_features))  # not the shape of the weight, which ZeRO-3 may split
     return zip(hidden_NH.split(rows), targets_N.split(rows))
 
 
@@ -141,19 +142,19 @@ class _FrozenHead(torch.autograd.Function):
 def _score_chunk(
     head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, wants_slope: bool, wants_entropy_slope: bool
 ) -> tuple[Tensor, ...]:
-    """Return log-prob and entropy of a chunk and, if they are wanted, their gradients by the hidden state."""
+    """Return log-probs and entropies of a chunk and, if wanted, their gradients with respect to the hidden states."""
     logits_NV = head.logits_NV(hidden_NH)
-    steepness_NV = None if head.cap is None else 1 - (logits_NV / head.cap).square()  # of the cap
+    cap_slope_NV = None if head.cap is None else 1 - (logits_NV / head.cap).square()  # the derivative of the soft cap
     logits_NV.div_(temperature)
     normaliser_N1 = logits_NV.logsumexp(dim=-1, keepdim=True)
     chosen_N1 = logits_NV.gather(-1, targets_N[:, None])
     probabilities_NV = (logits_NV - normaliser_N1).exp_()
     entropy_N1 = normaliser_N1 - torch.linalg.vecdot(probabilities_NV, logits_NV)[:, None]
-    found = [(chosen_N1 - normaliser_N1)[:, 0], entropy_N1[:, 0]]
+    results = [(chosen_N1 - normaliser_N1)[:, 0], entropy_N1[:, 0]]
 
     def through_the_head(slope_NV: Tensor) -> Tensor:
-        """Take a gradient by the tempered logits back to the hidden state."""
-        slope_NV = slope_NV if steepness_NV is None else slope_NV * steepness_NV
+        """Return the gradient by the hidden states, given the one by the logits after the temperature."""
+        slope_NV = slope_NV if cap_slope_NV is None else slope_NV * cap_slope_NV
         return head.to_hidden(slope_NV.to(hidden_NH.dtype)) * (head.scale / temperature)
 
     entropy_slope_NV = None
@@ -161,16 +162,16 @@ def _score_chunk(
         entropy_slope_NV = (logits_NV - normaliser_N1).add_(entropy_N1).mul_(probabilities_NV).neg_()
     if wants_slope:
         slope_NV = probabilities_NV.neg_().scatter_add_(-1, targets_N[:, None], torch.ones_like(chosen_N1))
-        found.append(through_the_head(slope_NV))
+        results.append(through_the_head(slope_NV))
     if entropy_slope_NV is not None:
-        found.append(through_the_head(entropy_slope_NV))
-    return tuple(found)
+        results.append(through_the_head(entropy_slope_NV))
+    return tuple(results)
 
 
 @torch.no_grad()
 def _refuse_noise(model: Any) -> None:
-    """Raise if the model computes something else in training mode than in eval mode, in which answers are sampled. No
-    random number is used up."""
+    """Raise ModelError if the model computes different results in training mode and in eval mode, in which answers are
+    sampled. The random generators are left as they were."""
     backbone, was_training = model.get_decoder(), model.training
     tokens_1T = torch.arange(16, device=model.device)[None] % backbone.config.vocab_size
     rounding = 1e-4 if model.dtype == torch.float32 else 0.02  # bf16 rounds to 0.4 %
@@ -187,8 +188,8 @@ def _refuse_noise(model: Any) -> None:
 
 @torch.no_grad()
 def _refuse_unknown_head(backbone: Any, head: Head, model: Any) -> None:
-    """Raise if eight tokens through the model differ from the same through its parts. A model family that does more to
-    its logits would be scored wrongly."""
+    """Raise ModelError if the logits of the model differ from those of its backbone and `head`, as in a model family
+    that transforms its logits in an unknown way."""
     tokens_1T = torch.arange(8, device=model.device)[None] % head.layer.out_features
     logits_NV = head.logits_NV(backbone(tokens_1T, use_cache=False).last_hidden_state[0])
     expected_NV = model(tokens_1T, use_cache=False).logits[0].float()

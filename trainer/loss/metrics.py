@@ -10,8 +10,8 @@ from trainer.watch.tally import Max, Std, Tally
 
 
 def tally_batch(tally: Tally, batch: MeasuredBatch, scores: Scores, settings: Algorithm) -> int:
-    """Count what a training pass shows, token by token: entropy, and the distance of the policy from the others. Return
-    the number of tokens. Indexing with a mask waits for the card each time, so places are looked up once."""
+    """Tally the entropy of each token, and the differences between the policy, the sampler and the reference. Return
+    the number of tokens. Indexing with a mask waits for the card each time, so indices are computed once."""
     counted_N, rows_N = (mask.flatten().nonzero()[:, 0] for mask in (batch.counted_BT, batch.weights_B > 0))
     if not len(counted_N):
         return 0
@@ -25,17 +25,16 @@ def tally_batch(tally: Tally, batch: MeasuredBatch, scores: Scores, settings: Al
     if settings.loss == "gspo":
         moved_BT = mean_over_row(moved_BT, batch.mask_BT).expand_as(moved_BT)
     advantages_BT = batch.advantages_BT.expand_as(moved_BT)
-    # the policy that answered, against the log-probs that came with the answers, and against the policy of now
-    apart_N = counted(batch.old_logprobs_BT - batch.sampled_logprobs_BT)
+    difference_N = counted(batch.old_logprobs_BT - batch.sampled_logprobs_BT)
     ratio_N, advantages_N = counted(moved_BT).exp(), counted(advantages_BT)
     sums = {
         "entropy": counted(scores.entropy_BT.detach()),
-        "sampler_difference": apart_N.abs(),
-        "sampler_kl": apart_N.expm1() - apart_N,  # the k3 estimate
+        "sampler_difference": difference_N.abs(),
+        "sampler_kl": difference_N.expm1() - difference_N,  # the k3 estimate
         "sampler_ratio/raw": counted(mismatch_BT),
         "sampler_ratio/corrected": counted(correction(mismatch_BT, settings.correction)),
         "ratio": ratio_N,
-        # how often the clip on the advantage's side is exceeded
+        # share of tokens on which the clip has an effect
         "clipped/low": (ratio_N < 1 - settings.clip_low) & (advantages_N < 0),
         "clipped/high": (ratio_N > 1 + settings.clip_high) & (advantages_N > 0),
     }
@@ -47,9 +46,9 @@ def tally_batch(tally: Tally, batch: MeasuredBatch, scores: Scores, settings: Al
     advantages_B = batch.advantages_B[rows_N]
     reduced = [*(values.float().sum() for values in sums.values()), *(values.max() for values in largest.values())]
     reduced += [advantages_B.float().sum(), advantages_B.square().float().sum()]
-    found = iter(torch.stack(reduced).tolist())  # one wait for the card
+    numbers = iter(torch.stack(reduced).tolist())  # waits for the card only once
     for name, values in sums.items():
-        tally.add(name, next(found), len(values))
-    tally.merge({name: Max(next(found)) for name in largest})
-    tally.merge({"advantage": Std(next(found), next(found), len(rows_N))})
+        tally.add(name, next(numbers), len(values))
+    tally.merge({name: Max(next(numbers)) for name in largest})
+    tally.merge({"advantage": Std(next(numbers), next(numbers), len(rows_N))})
     return len(counted_N)

@@ -1,14 +1,15 @@
-"""loss: pure functions of log-probs and advantages. Each gives a loss per token; the sum comes last, over the step.
+"""loss: the objectives, as pure functions of log-probs and advantages that return a loss for each token.
 
-The divisor is an argument: it belongs to the whole step, over all micro-batches and ranks (`batch/aggregation.py`). A
-mean of means would weigh a token by the company it keeps, and can even flip the sign of the gradient.
+The divisor of their sum is an argument, because it belongs to the whole step, over all micro-batches and ranks
+(`batch/aggregation.py`). With a mean of means, the weight of a token would depend on the other tokens in its
+micro-batch, which can even flip the sign of the gradient.
 
-The KL says how far the policy has moved from a reference. It is estimated from the tokens that were sampled (Schulman
-2020), and added to the loss here or taken off the rewards in `step/update.py`. With d = log pi - log pi_ref of a token:
+The KL measures how far the policy has moved from a reference. It is estimated from the sampled tokens (Schulman 2020),
+and added to the loss here or subtracted from the rewards in `step/update.py`. With d = log pi - log pi_ref of a token:
 
-    k1   d                   unbiased, can be negative; for the reward: in a loss its gradient is zero on average
-    k2   d^2 / 2             its gradient is that of the true KL, on policy
-    k3   exp(-d) + d - 1     unbiased, never negative, little noise; its gradient is that of the KL from pi_ref to pi
+    k1   d                   unbiased, may be negative; for the reward: in a loss its gradient is zero on average
+    k2   d^2 / 2             on policy, its gradient is that of the true KL
+    k3   exp(-d) + d - 1     unbiased, never negative, low variance; its gradient is that of the KL from pi_ref to pi
 """
 
 from collections.abc import Callable
@@ -25,12 +26,12 @@ ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda difference: difference.square() / 2,
     "k3": lambda difference: (-difference).expm1() + difference,
 }
-# A loss of each token, of log-probs that have a gradient. Those of the batch are of the policy that answered.
+# Returns the loss of each token, given log-probs with a gradient, and a batch with those of the sampling policy.
 Loss = Callable[[Tensor, MeasuredBatch, Algorithm], Tensor]
 
 
 def reinforce(logprobs_BT: Tensor, batch: MeasuredBatch, settings: Algorithm) -> Tensor:
-    """Return -R log pi, with the raw reward."""
+    """Return -R log pi, with the reward in place of an advantage."""
     return -batch.rewards_B[:, None] * logprobs_BT
 
 
@@ -45,7 +46,7 @@ def grpo_clip(logprobs_BT: Tensor, batch: MeasuredBatch, settings: Algorithm) ->
 
 
 def gspo(logprobs_BT: Tensor, batch: MeasuredBatch, settings: Algorithm) -> Tensor:
-    """Return the same as `grpo_clip` with one ratio per answer, the geometric mean of the ratios of its tokens."""
+    """Return the loss of `grpo_clip` with one ratio per answer, the geometric mean of the ratios of its tokens."""
     ratio_B1 = mean_over_row(logprobs_BT - batch.old_logprobs_BT, batch.mask_BT).exp()
     return pessimistic(ratio_B1, batch.advantages_BT, settings).expand_as(logprobs_BT)
 
@@ -67,8 +68,8 @@ LOSSES: dict[str, Loss] = {
 
 
 def pessimistic(ratio: Tensor, advantages_BT: Tensor, settings: Algorithm) -> Tensor:
-    """Return the larger of the clipped and the unclipped loss. Dual clip bounds the ratio from above; the first bound
-    does that already for an answer with a positive advantage."""
+    """Return the larger of the clipped and the unclipped loss. `dual_clip` bounds the ratio from above, which has an
+    effect only for negative advantages, because the upper clip is lower."""
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     bounded = ratio if settings.dual_clip is None else ratio.clamp(max=settings.dual_clip)
     return -torch.minimum(bounded * advantages_BT, clipped * advantages_BT)
@@ -79,16 +80,16 @@ def mean_over_row(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def mismatch(old_BT: Tensor, sampled_BT: Tensor, mask_BT: Tensor, settings: Correction) -> Tensor:
-    """Return the probability under the policy that answered, divided by that under the sampler. The two differ by the
-    rounding of two programs, or by an update if the answers were sampled ahead."""
-    apart_BT = old_BT - sampled_BT
+    """Return the ratio of probabilities under the policy before the update and under the sampler. They differ by the
+    rounding of two programs, and by an update if the answers were sampled ahead."""
+    difference_BT = old_BT - sampled_BT
     if settings.level == "sequence":
-        return mean_over_row(apart_BT, mask_BT).exp().expand_as(apart_BT)
-    return apart_BT.exp()
+        return mean_over_row(difference_BT, mask_BT).exp().expand_as(difference_BT)
+    return difference_BT.exp()
 
 
 def correction(ratio_BT: Tensor, settings: Correction) -> Tensor:
-    """Return the ratio as a weight: truncated at the cap, or 0 above it."""
+    """Return the ratio as a weight that is truncated at the cap, or 0 above the cap."""
     if settings.level == "none":
         return torch.ones_like(ratio_BT)
     if settings.mode == "mask":
@@ -111,22 +112,22 @@ def objective(scores: Scores, batch: MeasuredBatch, settings: Algorithm, kl_coef
 
 
 def total(loss_BT: Tensor, batch: TrainingBatch, divisor: float) -> Tensor:
-    """Return this micro-batch's share of the loss of the step: a weighted sum over tokens, over the divisor."""
+    """Return this micro-batch's share of the loss of the step: a weighted sum over tokens, divided by the divisor."""
     return (loss_BT * batch.mask_BT * batch.weights_B[:, None]).sum() / divisor
 
 
 class Coefficient:
-    """The price of a unit of KL, which is fixed or steered towards a target (Ziegler et al. 2019)."""
+    """The coefficient of the KL, which is fixed or adapted to reach a target KL (Ziegler et al. 2019)."""
 
     GAIN = 0.1
-    LARGEST_ERROR = 0.2  # so a step changes the coefficient by 2 % at most
+    LARGEST_ERROR = 0.2  # limits the change of the coefficient to 2 % per step
 
     def __init__(self, settings: Kl) -> None:
         self.target = settings.target
         self.value = settings.coef
 
     def observe(self, measured: float) -> None:
-        """Adapt the coefficient to the mean KL per token of the step that has ended."""
+        """Adapt the coefficient to the mean KL per token of the last step."""
         if self.target is not None:
             error = measured / self.target - 1
             self.value *= 1 + self.GAIN * max(-self.LARGEST_ERROR, min(self.LARGEST_ERROR, error))

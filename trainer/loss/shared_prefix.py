@@ -1,13 +1,13 @@
-"""loss: each token goes through the layers once. What rows have in common is computed once, and padding never.
+"""loss: each token goes through the layers once. Common prefixes of rows are computed once, and padding never.
 
-Only attention mixes positions, so only there do tokens have to be in rows. Everything else, which is nearly all of the
-work, sees one line of tokens (`Tree` in records.py), which holds a prompt once for all its answers, and a common
-beginning of answers once.
+Only attention mixes positions, so only attention needs tokens in rows. All other layers, which do nearly all of the
+work, process one line of tokens (`Tree` in records.py), in which a prompt, and any common beginning of answers, stands
+once.
 
-The attention function below lays queries, keys and values out, once as prompts and once as answers that look back at
-their prompt, calls the model's own attention, and puts the result back into the line. In layers with a state only the
-convolution and the delta rule mix positions. They go through each prompt once, too, and its answers begin with the
-state at its end.
+The attention function below arranges queries, keys and values in rows, as prompts and as answers that attend to their
+prompt, calls the model's own attention, and puts the results back into the line. In layers with a state, only the
+convolution and the delta rule mix positions. They also process each prompt once, and its answers start from the state
+at its end.
 """
 
 import sys
@@ -23,31 +23,31 @@ from trainer.model.families import ATTENTIONS, BY_CLASS, MIXERS, Family
 from trainer.model.load import needs_repeated_keys
 from trainer.records import TrainingBatch, TrainingRow
 
-FLAT, BELOW = "octet_flat_sdpa", "sdpa"
-MASK_STRIDE = 16  # of which torch's kernels want the strides of a mask to be a multiple
+FLAT, SDPA = "octet_flat_sdpa", "sdpa"
+MASK_STRIDE = 16  # PyTorch's attention kernels need the strides of a mask to be multiples of this
 
 
 class Layout(NamedTuple):
-    """The places of tokens in the line: P prompts of up to T tokens, A answers of up to C. Padding points anywhere."""
+    """The places of tokens in the line: P prompts of up to T tokens, A answers of up to C. Padding has any place."""
 
     prompts_PT: Tensor
     answers_AC: Tensor
-    keys_AK: Tensor  # what an answer looks at: its prompt, then itself
-    asking_N: Tensor  # the places of prompts and answers
-    seen_N: Tensor  # those of prompts and of what an answer looks at
-    mask_ACK: Tensor  # bool: this query may see this key
-    masks: dict[int | None, Tensor]  # made of it, by the window
-    reaches: dict[int, tuple[Tensor, Tensor, Tensor]]  # of convolutions, by the tokens before an answer
-    in_prompt_PT: Tensor  # bool: no padding
-    own_prompt_A: Tensor  # the prompt of an answer
-    prompt_A: Tensor  # its tokens
+    keys_AK: Tensor  # the keys of an answer: its prompt, then its own tokens
+    queries_N: Tensor  # the places of all prompts, then of all answers
+    keys_N: Tensor  # the places of all prompts, then of the keys of all answers
+    mask_ACK: Tensor  # bool: this query may attend to this key
+    masks: dict[int | None, Tensor]  # additive masks made from `mask_ACK`, by window
+    reaches: dict[int, tuple[Tensor, Tensor, Tensor]]  # results of `with_tokens_before`
+    in_prompt_PT: Tensor  # bool: not padding
+    own_prompt_A: Tensor  # the index of the prompt of an answer
+    prompt_A: Tensor  # the length of the prompt of an answer
     rows_A: Tensor  # the row of an answer in `place_BT`
-    source_N: Tensor  # which of the places of all prompts, then of all answers, computes a token of the line
+    source_N: Tensor  # for each token of the line, the one of `queries_N` that computes it
     place_BT: Tensor  # the places of whole rows
 
     def mask(self, window: int | None, query: Tensor) -> Tensor:
-        """Return what is added to the scores of answers, so that no query sees a key from before its window. It is made
-        once for all layers, in the type and with the strides that torch's attention would otherwise make in each."""
+        """Return the additive mask of answers, which also excludes keys before the window. It is made once for all
+        layers, in the dtype and with the strides that PyTorch's attention would otherwise produce in each layer."""
         if window not in self.masks:
             prompt, longest, may_see_ACK = self.prompts_PT.shape[1], self.answers_AC.shape[1], self.mask_ACK
             if window is not None and prompt + longest > window:
@@ -61,31 +61,31 @@ class Layout(NamedTuple):
         return self.masks[window]
 
     def rows(self, line_1NX: Tensor, answers_AX: Tensor, places_N: Tensor) -> list[Tensor]:
-        """Lay the line out in rows: the prompts, and one of the indices of answers. `places_N` has both."""
+        """Return rows of the line: those of prompts, and those at the places of `answers_AX`. `places_N` joins both."""
         indices = self.prompts_PT, answers_AX
-        found = _Gather.apply(line_1NX.squeeze(0), places_N)
-        parts = zip(found.split([index.numel() for index in indices]), indices, strict=True)
+        values = _Gather.apply(line_1NX.squeeze(0), places_N)
+        parts = zip(values.split([index.numel() for index in indices]), indices, strict=True)
         return [part.unflatten(0, index.shape) for part, index in parts]
 
     def with_tokens_before(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the places of answers and of so many tokens before each, these behind the places of prompts, and where
-        there are no such tokens. It is made once for all layers."""
+        """Return the places of answers with the `count` tokens before each answer, these places after those of prompts,
+        and a mask of the tokens that do not exist. They are computed once for all layers."""
         if count not in self.reaches:
             reach = torch.arange(-count, self.answers_AC.shape[1], device=self.prompt_A.device)
             position_AX, places_AT = self.prompt_A[:, None] + reach, self.place_BT[self.rows_A]
             places_AX = places_AT.gather(1, position_AX.clamp(0, places_AT.shape[1] - 1))
-            together_N = torch.cat([self.prompts_PT.flatten(), places_AX.flatten()])
-            self.reaches[count] = places_AX, together_N, (position_AX < 0)[..., None]
+            places_N = torch.cat([self.prompts_PT.flatten(), places_AX.flatten()])
+            self.reaches[count] = places_AX, places_N, (position_AX < 0)[..., None]
         return self.reaches[count]
 
     def line(self, *rows: Tensor) -> Tensor:
-        """Put rows back into the line."""
+        """Return the line, given the rows of prompts and of answers."""
         return torch.cat([part.flatten(0, 1) for part in rows]).index_select(0, self.source_N)[None]
 
 
 class _Gather(torch.autograd.Function):
-    """Reads a line at places that may repeat. Torch's own backward pass of an index sorts the places in eight launches
-    and adds in bf16; this one adds in fp32."""
+    """Reads a line at places that may repeat. PyTorch's own backward pass of indexing sorts the places, in eight kernel
+    launches, and adds in bf16; this one adds in fp32."""
 
     @staticmethod
     def forward(context: Any, line_NX: Tensor, places: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def layout_of(batch: TrainingBatch) -> Layout:
     is_first_B = tree.first_B == torch.arange(len(prompt_B), device=prompt_B.device)
     own_prompt_B = (is_first_B.cumsum(0) - 1)[tree.first_B]
     in_answer_N = position_N >= prompt_B[row_N]
-    answers = row_N[in_answer_N].unique()  # an answer that is the beginning of another brings nothing new
+    answers = row_N[in_answer_N].unique()  # without answers that are the beginning of another
     if not len(answers):
         answers = row_N[:1]
     own_answer_B = torch.zeros_like(prompt_B).index_put_((answers,), torch.arange(len(answers), device=answers.device))
@@ -124,8 +124,8 @@ def layout_of(batch: TrainingBatch) -> Layout:
         prompts_PT,
         answers_AC,
         keys_AK,
-        asking_N=torch.cat([prompts_PT.flatten(), answers_AC.flatten()]),
-        seen_N=torch.cat([prompts_PT.flatten(), keys_AK.flatten()]),
+        queries_N=torch.cat([prompts_PT.flatten(), answers_AC.flatten()]),
+        keys_N=torch.cat([prompts_PT.flatten(), keys_AK.flatten()]),
         mask_ACK=_answer_mask(in_prompt_PT[own_prompt_A], longest),
         masks={},
         reaches={},
@@ -139,7 +139,7 @@ def layout_of(batch: TrainingBatch) -> Layout:
 
 
 def _answer_mask(in_prompt_AT: Tensor, answer: int) -> Tensor:
-    """Return the mask with which each token of an answer sees its whole prompt and the answer up to itself."""
+    """Return a mask with which each token of an answer attends to its whole prompt, and to the answer up to itself."""
     before_CC = torch.ones(answer, answer, dtype=torch.bool, device=in_prompt_AT.device).tril()
     rows = len(in_prompt_AT)
     return torch.cat([in_prompt_AT[:, None].expand(-1, answer, -1), before_CC.expand(rows, -1, -1)], dim=2)
@@ -151,7 +151,7 @@ def last_hidden(backbone: Any, batch: TrainingBatch) -> Tensor:
     hidden_1NH = backbone(
         batch.inputs_BT.flatten()[tree.line_N][None],
         position_ids=(tree.line_N % width)[None],
-        attention_mask=torch.empty(1, 1, 1, 1, device=tree.line_N.device),  # four axes: do not make one
+        attention_mask=torch.empty(1, 1, 1, 1, device=tree.line_N.device),  # transformers keeps a mask with four axes
         use_cache=False,
         layout=layout_of(batch),
     ).last_hidden_state
@@ -159,12 +159,12 @@ def last_hidden(backbone: Any, batch: TrainingBatch) -> Tensor:
 
 
 def make_flat(model: Any) -> bool:
-    """Teach a model to work on a line of tokens. Return False and change nothing if that would not be exact."""
-    below = model.config._attn_implementation
-    if below == FLAT:
+    """Make a model work on a line of tokens. Return False, and change nothing, if that would not be exact."""
+    implementation = model.config._attn_implementation
+    if implementation == FLAT:
         return True
     config = model.config.get_text_config()
-    if below != BELOW or _has_unknown_layers(config, BY_CLASS.get(type(model).__name__)):
+    if implementation != SDPA or _has_unknown_layers(config, BY_CLASS.get(type(model).__name__)):
         return False
     model.set_attn_implementation(FLAT)
     for code in {sys.modules[type(mixer).__module__] for mixer in _layers_with_a_state(model)}:
@@ -173,19 +173,19 @@ def make_flat(model: Any) -> bool:
                 setattr(code, name, _Flat(plain, flat))
     if _is_exact(model):
         return True
-    model.set_attn_implementation(below)
+    model.set_attn_implementation(SDPA)
     return False
 
 
 def _layers_with_a_state(model: Any) -> list[Any]:
-    """Return the layers that mix positions and are no attention."""
-    kinds, blocks = getattr(model.config.get_text_config(), "layer_types", None), model.get_decoder()
-    blocks = zip(kinds or (), getattr(blocks, "layers", ()))
+    """Return the layers that mix positions, other than attention."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None)
+    blocks = zip(kinds or (), getattr(model.get_decoder(), "layers", ()))
     return [part for kind, block in blocks if (part := getattr(block, MIXERS.get(kind, ""), None)) is not None]
 
 
 def _has_unknown_layers(config: Any, family: Family | None) -> bool:
-    """Return True for layers of another kind, and for a window in a family that may not hand it on to its attention."""
+    """Return True for unknown kinds of layers, and for a window in a family that may not pass it to its attention."""
     knows_windows = family is not None and family.decodes
     if kinds := getattr(config, "layer_types", None):
         return not set(kinds) <= {"full_attention", *MIXERS, *(ATTENTIONS if knows_windows else ())}
@@ -196,17 +196,17 @@ def _has_unknown_layers(config: Any, family: Family | None) -> bool:
 
 @torch.no_grad()
 def _is_exact(model: Any) -> bool:
-    """Return True if two short answers to one prompt give the same hidden states in rows and in a line. A model family
-    with an attention of its own kind does not."""
+    """Return True if two short answers to one prompt have the same hidden states in rows and in a line. This is False
+    for a model family with its own kind of attention."""
     batch = to_tensors([_answer(3, 4, 5), _answer(3, 6, 7, 8)], pad_token=0).to(model.device)
     backbone = model.get_decoder()
     rows_BTH = backbone(batch.inputs_BT, use_cache=False).last_hidden_state
     expected_EH = rows_BTH.flatten(0, 1)[batch.tree.edge_E].float()
     try:
-        found_EH = last_hidden(backbone, batch).float()
-    except (TypeError, RuntimeError, LookupError):  # it does not hand the layout on to its attention
+        line_EH = last_hidden(backbone, batch).float()
+    except (TypeError, RuntimeError, LookupError):  # the model does not pass the layout to its attention
         return False
-    return bool((found_EH - expected_EH).abs().max() <= 0.02 * expected_EH.abs().max())  # bf16 rounds to 0.4 %
+    return bool((line_EH - expected_EH).abs().max() <= 0.02 * expected_EH.abs().max())  # bf16 rounds to 0.4 %
 
 
 def _answer(*tokens: int) -> TrainingRow:
@@ -217,22 +217,22 @@ def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     layout: Layout | None = options.pop("layout", None)
-    plain = AttentionInterface()[BELOW]
+    plain = AttentionInterface()[SDPA]
     if layout is None:  # while sampling
         sampled: tuple[Tensor, None] = plain(module, query, key, value, attention_mask, **options)
         return sampled
-    of_prompts, asking = _heads_first(layout.rows(query.transpose(1, 2), layout.answers_AC, layout.asking_N))
+    queries = _heads_first(layout.rows(query.transpose(1, 2), layout.answers_AC, layout.queries_N))
     keys, values = (
-        _heads_first(layout.rows(part.transpose(1, 2), layout.keys_AK, layout.seen_N)) for part in (key, value)
+        _heads_first(layout.rows(part.transpose(1, 2), layout.keys_AK, layout.keys_N)) for part in (key, value)
     )
     mask, width, window = None, layout.prompts_PT.shape[1], options.get("sliding_window")
-    before = width if window is None else window  # tokens that a query of a prompt sees
-    if before < width or needs_repeated_keys(query.device, query.dtype):  # transformers repeats them only beside a mask
+    before = width if window is None else window  # tokens that a query of a prompt attends to
+    if before < width or needs_repeated_keys(query.device, query.dtype):  # transformers repeats keys only with a mask
         mask = torch.ones(1, 1, width, width, dtype=torch.bool, device=query.device).tril()
         mask = mask.triu(1 - before)
-    seen, _ = plain(module, of_prompts, keys[0], values[0], mask, **options)
-    said, _ = plain(module, asking, keys[1], values[1], layout.mask(window, query), **options)
-    return layout.line(seen, said), None
+    prompts, _ = plain(module, queries[0], keys[0], values[0], mask, **options)
+    answers, _ = plain(module, queries[1], keys[1], values[1], layout.mask(window, query), **options)
+    return layout.line(prompts, answers), None
 
 
 def _heads_first(rows: list[Tensor]) -> list[Tensor]:
@@ -240,7 +240,7 @@ def _heads_first(rows: list[Tensor]) -> list[Tensor]:
 
 
 class _Flat(NamedTuple):
-    """A function of transformers' code for layers with a state, which works on a line where it gets a layout."""
+    """Replaces a function in the code of a layer with a state. With a layout it works on a line."""
 
     plain: Callable[..., Any]
     flat: Callable[..., Any]
@@ -254,27 +254,28 @@ class _Flat(NamedTuple):
 def _convolution(
     plain: Callable[..., Tensor], layout: Layout, line_1DN: Tensor, weight_DK: Tensor, *bias: Any, **options: Any
 ) -> Tensor:
-    """Convolve prompts, and answers behind as many tokens of their prompts as the kernel reaches back to."""
+    """Convolve prompts, and answers together with the tokens before them that the kernel reaches."""
     before = weight_DK.shape[1] - 1
     places_AX, places_N, is_missing_AX1 = layout.with_tokens_before(before)
-    of_prompts, of_answers = layout.rows(line_1DN.mT, places_AX, places_N)
-    of_answers = of_answers.masked_fill(is_missing_AX1, 0.0)
-    seen, said = (plain(part.mT, weight_DK, *bias, **options).mT for part in (of_prompts, of_answers))
-    return layout.line(seen, said[:, before:]).mT
+    prompts, answers = layout.rows(line_1DN.mT, places_AX, places_N)
+    answers = answers.masked_fill(is_missing_AX1, 0.0)
+    prompts, answers = (plain(part.mT, weight_DK, *bias, **options).mT for part in (prompts, answers))
+    return layout.line(prompts, answers[:, before:]).mT
 
 
 def _delta_rule(
     plain: Callable[..., Any], layout: Layout, *line: Tensor, g: Tensor, beta: Tensor, **options: Any
 ) -> tuple[Tensor, None]:
-    """Go on from the matrix at the end of a prompt. Padding neither fades it nor writes to it."""
-    parts = [layout.rows(part, layout.answers_AC, layout.asking_N) for part in (*line, g, beta)]
+    """Apply the rule to prompts, and to answers from the state at the end of their prompt. Padding does not change the
+    state."""
+    parts = [layout.rows(part, layout.answers_AC, layout.queries_N) for part in (*line, g, beta)]
     prompts, answers = zip(*parts, strict=True)
     fade, write = (part.masked_fill(~layout.in_prompt_PT[..., None], 0.0) for part in prompts[3:])
     options["output_final_state"] = True
-    seen, matrix_P = plain(*prompts[:3], g=fade, beta=write, **options)
+    of_prompts, matrix_P = plain(*prompts[:3], g=fade, beta=write, **options)
     options["initial_state"] = matrix_P.index_select(0, layout.own_prompt_A)
-    said, _ = plain(*answers[:3], g=answers[3], beta=answers[4], **options)
-    return layout.line(seen, said), None
+    of_answers, _ = plain(*answers[:3], g=answers[3], beta=answers[4], **options)
+    return layout.line(of_prompts, of_answers), None
 
 
 FLAT_STATES: dict[str, Callable[..., Any]] = {
@@ -282,4 +283,4 @@ FLAT_STATES: dict[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": _delta_rule,
 }
 AttentionInterface.register(FLAT, _attention)
-AttentionMaskInterface.register(FLAT, AttentionMaskInterface()[BELOW])
+AttentionMaskInterface.register(FLAT, AttentionMaskInterface()[SDPA])

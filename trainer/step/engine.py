@@ -31,16 +31,16 @@ from trainer.records import Scores, TrainingBatch, Update
 from trainer.step import gradient_regularisation, repartition
 from trainer.step.optimizer import make_optimizer, schedule
 
-FP16_LOSS_SCALE = 2.0**12  # keeps the gradients that are taken beside the engine out of the dust of fp16
-MEASURED_STEPS = 10  # updates whose size is measured
-# Python 3.11.0 to 3.11.3 would pickle a member as a call of getattr, which no checkpoint is read with.
+FP16_LOSS_SCALE = 2.0**12  # prevents underflow in fp16 gradients that are computed outside the engine
+MEASURED_STEPS = 10  # number of updates whose size is measured
+# Python 3.11.0 to 3.11.3 would pickle a member as a call of getattr, which is refused when a checkpoint is read.
 ZeroStageEnum.__reduce_ex__ = lambda self, _: (type(self), (self.value,))
 PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves it until gradients are finite
 
 
 class DeepSpeedPolicy:
-    """A `Policy`, which says what its methods do, inside the DeepSpeed engine. Each update is one reduction over the
-    ranks and one optimizer step."""
+    """Implements `Policy`, which documents the methods, with the DeepSpeed engine. Each update is one reduction over
+    the ranks and one optimizer step."""
 
     def __init__(self, model: Any, config: Config, dtype: str, total_steps: int) -> None:
         self.model = model
@@ -50,17 +50,17 @@ class DeepSpeedPolicy:
         self.dtype = dtype
         self.trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         causal_lm = causal_lm_of(model)
-        # their weights are trained only with the whole model; gradient regularisation leaves them out
+        # trained only with the whole model, and excluded from gradient regularisation
         ends = (causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings())
         self._ends = [parameter for end in ends for parameter in end.parameters(recurse=False)]
-        self.is_displaced = False  # the weights are not the policy's: nothing of this pass is logged
+        self.is_displaced = False
         self._collected: gradient_regularisation.Gradient | None = None
         self._is_base = False
         trained = sum(parameter.numel() for parameter in self.trainable)
-        own, limit = ds_config.read(config.engine.ds_config), config.optim.max_grad_norm
-        settings = ds_config.fill(own, dtype, limit, trained=trained)
+        template = ds_config.read(config.engine.ds_config)
+        settings = ds_config.fill(template, dtype, config.optim.max_grad_norm, trained=trained)
         if not distributed.on_gpu():
-            deepspeed.ops.__compatible_ops__ = {}  # DeepSpeed would compile an all-reduce for a minute
+            deepspeed.ops.__compatible_ops__ = {}  # otherwise DeepSpeed compiles an all-reduce, which takes a minute
         _import_muon()
         self.splits_weights = ds_config.splits_weights(settings["zero_optimization"])
         self.is_gathered = False
@@ -71,13 +71,12 @@ class DeepSpeedPolicy:
         self.peaks = [group["lr"] for group in parts["optimizer"].param_groups]
         self.engine, *_ = deepspeed.initialize(**parts, config=settings, dist_init_required=False)
         distributed.before_disconnect(_leave_group)
-        self.engine.checkpoint_engine.load = _load_without_code  # DeepSpeed's own runs what a pickle says
+        self.engine.checkpoint_engine.load = _load_without_code  # DeepSpeed's own function executes pickles
         self.engine.optimizer.update_offload_overflow_tracker_for_param_grad = lambda _: None  # see `_read_norms`
         self.engine.module.register_state_dict_post_hook(_keep_trained)
-        # both with the values as the engine has rounded them
-        with self._whole(self.trainable):
+        with self._whole(self.trainable):  # after the engine has rounded the weights
             self.trained = make_trained(model, config, dtype)
-            # an adapter's base is at hand; a whole model's original weights would be read again at every step
+            # the base of an adapter is in memory; the original weights of a whole model would be read in every step
             keeps = algorithm.kl.refresh is not None or (algorithm.kl.coef > 0 and not config.lora.enabled)
             self.reference = Snapshot(self.trainable) if keeps else None
 
@@ -104,9 +103,9 @@ class DeepSpeedPolicy:
         return GatheredParameters(parameters, modifier_rank=0 if writes else None, enabled=is_needed)
 
     def score(self, batch: TrainingBatch) -> Scores:
-        # The engine's forward would hang its hooks on what comes back, or gather what is there.
-        beside_the_engine = self._collected is not None or self.is_gathered
-        return cast("Scores", self.engine.module(batch) if beside_the_engine else self.engine(batch))
+        # the engine's forward would attach its hooks to the result, or gather weights that are already gathered
+        bypasses_engine = self._collected is not None or self.is_gathered
+        return cast("Scores", self.engine.module(batch) if bypasses_engine else self.engine(batch))
 
     @torch.no_grad()
     def measure(self, batch: TrainingBatch) -> Scores:
@@ -115,7 +114,7 @@ class DeepSpeedPolicy:
             return self.score(batch)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a share of the step's loss. The engine averages over ranks; the loss wants the sum."""
+        """Add the gradient of a share of the step's loss. The engine averages over ranks, but the loss is a sum."""
         if self._collected is None:
             self.engine.backward(loss * distributed.world_size(), scale_wrt_gas=False)
             return
@@ -135,7 +134,7 @@ class DeepSpeedPolicy:
         return cast("AbstractContextManager[None]", self.engine.coalesce_grad_reduction())
 
     def step(self, measured: dict[str, float]) -> Update:
-        """Let the optimizer take a step on what has been added up. The first steps of an adapter are measured."""
+        """Step the optimizer on the accumulated gradient. The size of the first updates of an adapter is measured."""
         is_measured = self.config.lora.enabled and not self.splits_weights and self.engine.global_steps < MEASURED_STEPS
         before_N = _joined(self.trainable) if is_measured else None
         self._read_norms()
@@ -147,8 +146,8 @@ class DeepSpeedPolicy:
         return Update(norm, rate, self.engine.optimizer.overflow, measured)
 
     def _read_norms(self) -> None:
-        """Read what DeepSpeed would ask the card for, gradient by gradient, at once: the norms of all gradients, and
-        from them whether one of these is not finite."""
+        """Read the norms of all gradients at once, and derive from them whether all are finite. DeepSpeed would wait
+        for the card once for each gradient."""
         if norms := getattr(self.engine.optimizer, "norm_for_param_grads", None):
             norms.update(zip(norms, torch.stack(tuple(norms.values())).cpu()))
             self.engine.optimizer.local_overflow = not all(map(torch.isfinite, norms.values()))
@@ -163,9 +162,9 @@ class DeepSpeedPolicy:
             self._forget()
 
     def start_over(self) -> None:
-        if self.splits_weights and not self.is_gathered:  # the other ranks are in the middle of gathering a layer
+        if self.splits_weights and not self.is_gathered:  # the other ranks wait while they gather a layer
             budget = self.config.optim.tokens_per_micro_batch
-            reason = "out of memory in a training pass, and with split weights (ZeRO-3) it cannot begin again"
+            reason = "out of memory in a training pass, which cannot be repeated with split weights (ZeRO-3)"
             remedy = f"Write optim.tokens_per_micro_batch={max(1, budget // 2)}"
             raise TrainingError(f"optim.tokens_per_micro_batch={budget}", reason, remedy)
         self._forget()
@@ -174,26 +173,25 @@ class DeepSpeedPolicy:
         for part in self._collected or ():
             part.zero_()
         self.engine.optimizer.exit_backward()
-        for parameter in self.trainable:  # on a CPU, ZeRO-3 stumbles over those that are there
+        for parameter in self.trainable:  # on a CPU, ZeRO-3 fails if gradients exist
             parameter.grad = None
         self.engine.optimizer.zero_grad()
 
     def accumulate_regularised(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
-        """Compute the regularised gradient beside the engine, and hand it over as that of a linear function."""
+        """Compute the regularised gradient outside the engine, and pass it on as the gradient of a linear function."""
         self.engine.train()
         eps = self.config.algorithm.gradreg.eps
         with gradient_regularisation.in_fp32(self.trainable):
             whole = partial(self._whole_gradient, gradient)
-            found = gradient_regularisation.regularised(whole, self.trainable, eps, strength, self._ends)
+            mixed, first, second = gradient_regularisation.regularised(whole, self.trainable, eps, strength, self._ends)
         with self.engine.coalesce_grad_reduction():
-            parts = zip(self.trainable, found.gradient, strict=True)
+            parts = zip(self.trainable, mixed, strict=True)
             linear = sum((parameter.float() * part).sum() for parameter, part in parts)
             self.engine.backward(linear, scale_wrt_gas=False)
-        norms = {"gradreg/first_norm": found.first_norm, "gradreg/second_norm": found.second_norm}
-        return norms | {"gradreg/strength": strength}
+        return {"gradreg/first_norm": first, "gradreg/second_norm": second, "gradreg/strength": strength}
 
     def _whole_gradient(self, gradient: Callable[[], None], displaced: bool) -> gradient_regularisation.Gradient:
-        """Return what `gradient` adds up over all ranks, without the engine's hooks."""
+        """Return the gradient that `gradient` accumulates, summed over all ranks, without the engine's hooks."""
         self._collected = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self.trainable]
         self.is_displaced = displaced
         try:
@@ -210,8 +208,8 @@ class DeepSpeedPolicy:
 
     @property
     def version(self) -> int | None:
-        """How many updates the model that computes now has seen; None while that is the base model. The base of an
-        adapter that is trained further has this adapter as it was, which is a version like any other."""
+        """The number of updates of the weights in use, or None while they are those of the base model. If the run
+        continues an existing adapter, its original values are version 0."""
         if self._is_base:
             return None if self.config.lora.start is None else 0
         return int(self.engine.global_steps)
@@ -245,7 +243,7 @@ class DeepSpeedPolicy:
         self.trained.write_model(folder)
 
     def release(self) -> None:
-        # the engine's hooks keep the model alive, so dropping every reference to it is not enough
+        # the engine's hooks keep the model alive, so deleting all our references to it is not enough
         self.engine.destroy()
         quantised.release(self.model)
         for tensor in (*self.model.parameters(), *self.model.buffers()):
@@ -254,9 +252,9 @@ class DeepSpeedPolicy:
             torch.cuda.empty_cache()
 
     def save(self, folder: Path) -> None:
-        """Save optimizer state and trained parameters. Every rank calls it. A frozen base is not written."""
-        moved = self.reference.values if self.reference and self.config.algorithm.kl.refresh else None
-        state = {"start": self.trained.start(), "reference": moved}
+        """Save the optimizer state and the trained parameters, but not a frozen base. Every rank calls it."""
+        reference = self.reference.values if self.reference and self.config.algorithm.kl.refresh else None
+        state = {"start": self.trained.start(), "reference": reference}
         settings = {"tag": "engine", "save_latest": False}
         self.engine.save_checkpoint(str(folder), client_state=state, exclude_frozen_parameters=True, **settings)
         if self.config.lora.enabled:
@@ -265,19 +263,19 @@ class DeepSpeedPolicy:
                     self.write_model(folder / self.config.lora.product)
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote, with this or another number of ranks."""
-        found = (folder / "engine").glob("*zero_pp_rank_*_optim_states.pt")
-        parts = sorted(found, key=lambda path: int(path.name.partition("zero_pp_rank_")[2].partition("_")[0]))
-        is_as_before = len(parts) == distributed.world_size()
-        if not is_as_before and self.splits_weights:
+        """Load a checkpoint that was saved by this or another number of ranks."""
+        files = (folder / "engine").glob("*zero_pp_rank_*_optim_states.pt")
+        parts = sorted(files, key=lambda path: int(path.name.partition("zero_pp_rank_")[2].partition("_")[0]))
+        has_same_ranks = len(parts) == distributed.world_size()
+        if not has_same_ranks and self.splits_weights:
             reason = f"it was written by {len(parts)} ranks, this run has {distributed.world_size()}, and split "
-            reason += "weights (ZeRO-3) cannot be dealt anew"
+            reason += "weights (ZeRO-3) cannot be redistributed"
             raise CheckpointError(folder, reason, f"Start with {len(parts)}")
-        options = {"load_module_strict": False, "load_optimizer_states": is_as_before}
+        options = {"load_module_strict": False, "load_optimizer_states": has_same_ranks}
         path, state = self.engine.load_checkpoint(str(folder), tag="engine", **options)
         if path is None:
-            raise CheckpointError(folder, "it holds no engine state", "Delete it to go on from the one before")
-        if not is_as_before:
+            raise CheckpointError(folder, "it holds no engine state", "Delete it to continue from the one before")
+        if not has_same_ranks:
             repartition.load(self.engine.optimizer, parts, _load_without_code)
         if state["start"]:
             with self._whole(self.model.parameters(), writes=True):
@@ -287,8 +285,8 @@ class DeepSpeedPolicy:
 
 
 def _import_muon() -> None:
-    """Import what DeepSpeed needs with the first gradient, without torch.compile, which takes a second."""
-    with suppress(ImportError, AttributeError):  # not in every version of DeepSpeed
+    """Import a module that DeepSpeed needs with the first gradient, without torch.compile, which takes a second."""
+    with suppress(ImportError, AttributeError):  # some versions of DeepSpeed do not have it
         compile_function, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
         try:
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
@@ -297,13 +295,13 @@ def _import_muon() -> None:
 
 
 def _leave_group() -> None:
-    """Have DeepSpeed forget the process group, so that a later run in this process makes its own."""
+    """Destroy DeepSpeed's process group, so that a later run in this process can create its own."""
     if deepspeed.comm.is_initialized():
         deepspeed.comm.destroy_process_group()
 
 
 def _load_without_code(path: str, map_location: Any = None) -> Any:
-    """Return what a file of a checkpoint holds: tensors, plain values, and four small classes of DeepSpeed."""
+    """Read a file of a checkpoint, in which only tensors, plain values and four classes of DeepSpeed are allowed."""
     try:
         with torch.serialization.safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]):
             return torch.load(path, map_location=map_location, weights_only=True)
@@ -311,7 +309,7 @@ def _load_without_code(path: str, map_location: Any = None) -> Any:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = found[1] if found else "a broken pickle"
         reason = f"it holds more than tensors ({what}), and a run saves only tensors"
-        raise CheckpointError(path, reason, "Go on from a checkpoint that this run has written") from None
+        raise CheckpointError(path, reason, "Continue from a checkpoint that this run has written") from None
 
 
 @torch.no_grad()
@@ -320,7 +318,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _keep_trained(module: Any, state: dict[str, Any], *_: Any) -> None:
-    """Drop what DeepSpeed would also save: an output layer tied to the embedding, scales of quantised weights."""
+    """Remove all values that are not trained, such as a tied output layer or the scales of quantised weights."""
     trained = {name for name, value in module.named_parameters(remove_duplicate=False) if value.requires_grad}
     for name in set(state) - trained:
         del state[name]

@@ -3,9 +3,9 @@
     g1 = gradient at theta            g2 = gradient at theta + eps g1            both clipped to norm 10
     gradient of L + strength/2 |grad L|^2  =  g1 + strength H g1  ~  g1 + strength / eps (g2 - g1)
 
-Where the whole model is trained, embedding and output layer are left out: they do not move and are trained with g1. The
-norms are of all parameters, as in the code of the authors. A gradient comes in as a function, so a quadratic can stand
-in for a model.
+If the whole model is trained, embedding and output layer are excluded: they do not move, and are trained with g1. The
+norms include all parameters, as in the authors' code. The gradient is passed as a function, so that tests can use a
+quadratic in place of a model.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +35,8 @@ def regularised(
     strength: float,
     left_out: Sequence[Tensor] = (),
 ) -> Regularised:
-    """Mix the gradient at the parameters with the one a step of `eps` along it; `gradient(True)` is called there.
-    Parameters that are left out do not move for the second gradient, and keep their first one."""
+    """Combine the gradient at the parameters with the one after a step of `eps` along it, which is `gradient(True)`.
+    Parameters in `left_out` do not move for the second gradient, and keep the first one."""
     takes_part = [all(parameter is not other for other in left_out) for parameter in parameters]
     first, first_norm = clipped(gradient(False))
     direction = [part if takes else torch.zeros(()) for part, takes in zip(first, takes_part, strict=True)]
@@ -50,7 +50,7 @@ def regularised(
 
 
 def displaced(parameters: Sequence[Tensor], direction: Gradient, eps: float) -> AbstractContextManager[None]:
-    """Move the parameters along a direction, in their own precision, and restore the very same tensors afterwards."""
+    """Move the parameters along a direction, in their own precision, and restore the original tensors afterwards."""
     moves = zip(parameters, direction, strict=True)
     return exchanged(parameters, [(one.data.float() + eps * part).to(one.dtype) for one, part in moves])
 
@@ -61,7 +61,7 @@ def in_fp32(parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
 
 
 def clipped(gradient: Gradient) -> tuple[Gradient, float]:
-    """Return the gradient with its norm bounded, and the norm before."""
+    """Return the gradient with its norm clipped, and the norm before clipping."""
     norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in gradient])))
     scale = min(1.0, LARGEST_NORM / norm) if norm else 1.0
     return [part * scale for part in gradient], norm

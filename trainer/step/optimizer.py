@@ -1,4 +1,4 @@
-"""step: the optimizer, which parameters learn at which rate, and the learning rate over a run."""
+"""step: the optimizer, its parameter groups, and the learning rate over a run."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ def make_optimizer(model: Any, config: Config) -> Any:
     groups, settings = parameter_groups(model, config), config.optim
     options: dict[str, Any] = {"betas": settings.betas, "weight_decay": settings.weight_decay}
     if settings.name == "adamw_8bit":
-        import bitsandbytes  # takes seconds, so only where it is used
+        import bitsandbytes  # takes seconds, so it is imported only if needed
 
         return bitsandbytes.optim.AdamW8bit(groups, **options)
     import torch
@@ -20,7 +20,7 @@ def make_optimizer(model: Any, config: Config) -> Any:
 
 
 def parameter_groups(model: Any, config: Config) -> list[dict[str, Any]]:
-    """Return one group, or two with LoRA+; none is empty, with which torch's schedulers and the engine fail."""
+    """Return one group, or two with LoRA+. No group may be empty, because the engine fails with empty ones."""
     lr, ratio = config.algorithm.lr, config.lora.plus_ratio if config.lora.enabled else 1.0
     named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     if ratio == 1.0:

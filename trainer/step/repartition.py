@@ -1,7 +1,7 @@
-"""step: the optimizer state that a number of ranks has saved, for another number of ranks.
+"""step: load an optimizer state that was saved by a different number of ranks.
 
-ZeRO-1 and ZeRO-2 lay what is trained end to end and cut it into as many parts as there are ranks. Each rank saves its
-part and says which parameters lie where in it. DeepSpeed itself loads a checkpoint with the same number of ranks only.
+ZeRO-1 and ZeRO-2 concatenate the trained parameters and cut them into one part per rank. Each rank saves its part, and
+the positions of parameters in it. DeepSpeed itself loads a checkpoint only with the same number of ranks.
 """
 
 from collections import Counter
@@ -20,9 +20,9 @@ Part = dict[str, Any]
 
 
 def load(zero: Any, files: Sequence[Path], read: Callable[[str], Any]) -> None:
-    """Fill a ZeRO optimizer with this rank's share of what the ranks of a checkpoint have saved, one file each."""
+    """Fill a ZeRO optimizer with this rank's share of a checkpoint, which has a file for each rank that saved it."""
     mine: Part = {}
-    before: Counter[str] = Counter()  # how much of each parameter the earlier files have
+    before: Counter[str] = Counter()  # number of values of each parameter in earlier files
     for path in files:
         part = read(str(path))["optimizer_state_dict"]
         mine = mine or _empty(part, zero, path)
@@ -37,14 +37,14 @@ def load(zero: Any, files: Sequence[Path], read: Callable[[str], Any]) -> None:
 
 
 def _empty(part: Part, zero: Any, path: Path) -> Part:
-    """Return a part like a saved one, with zeros in the sizes of this rank."""
+    """Return a part with the structure of a saved one, with zeros in the sizes of this rank."""
     masters = [torch.zeros_like(flat) for flat in zero.single_partition_of_fp32_groups]
     state = {}
     for group, saved in part[STATE]["state"].items():
         for key, value in saved.items():
             if torch.is_tensor(value) and value.dim() and value.numel() < part[MASTERS][group].numel():
-                reason = f"its optimizer keeps {key} for blocks of values, which other ranks would cut elsewhere"
-                remedy = "Start with as many ranks as have written it"
+                reason = f"its optimizer keeps {key} for blocks of values, which cannot be split for other ranks"
+                remedy = "Start with the number of ranks that has written it"
                 raise CheckpointError(path, reason, remedy)
         is_cut = {key: torch.is_tensor(value) and value.dim() > 0 for key, value in saved.items()}
         state[group] = {
@@ -56,19 +56,19 @@ def _empty(part: Part, zero: Any, path: Path) -> Part:
 
 
 def _buffers(part: Part, group: int) -> dict[str, Tensor]:
-    """Return the master weights and the optimizer's tensors of a group, each laid end to end."""
+    """Return the flat master weights and the flat tensors of the optimizer of a group."""
     state = part[STATE]["state"][group].items()
     return {"": part[MASTERS][group], **{key: value for key, value in state if torch.is_tensor(value) and value.dim()}}
 
 
 def _copy(theirs: dict[str, Tensor], fragment: Any, first: int, ours: dict[str, Tensor], mapping: Any) -> None:
-    """Copy what a saved fragment, which begins at value `first` of its parameter, has of this rank's."""
+    """Copy the values that a saved fragment, which begins at value `first` of its parameter, shares with this rank."""
     if mapping is None:  # the parameter is on other ranks
         return
-    own, place = mapping.lp_fragment_address, mapping.hp_fragment_address
-    begin = max(first, own.start)
-    count = min(first + fragment.numel, own.start + own.numel) - begin
+    ours_in_parameter, ours_in_part = mapping.lp_fragment_address, mapping.hp_fragment_address
+    begin = max(first, ours_in_parameter.start)
+    count = min(first + fragment.numel, ours_in_parameter.start + ours_in_parameter.numel) - begin
     if count > 0:
-        source, target = fragment.start + begin - first, place.start + begin - own.start
+        source, target = fragment.start + begin - first, ours_in_part.start + begin - ours_in_parameter.start
         for key, value in ours.items():
             value[target : target + count].copy_(theirs[key][source : source + count])

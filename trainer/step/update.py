@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from trainer.batch.aggregation import tokens_in
 from trainer.batch.pack import Packer, rows_of_answer
 from trainer.batch.shrinker import Shrinker
 from trainer.config.settings import Algorithm, Config, GradReg
@@ -28,7 +29,7 @@ Batch = TypeVar("Batch", bound=TrainingBatch)
 
 @dataclass(frozen=True, slots=True)
 class Updater:
-    """Trains the policy on the rows of a step, in smaller micro-batches where memory runs out."""
+    """Trains the policy on the rows of a step, in smaller micro-batches if memory runs out."""
 
     policy: Policy
     config: Config
@@ -39,7 +40,7 @@ class Updater:
     teacher: TeacherLogprobs | None = None
 
     def penalise(self, groups: Sequence[ScoredGroup], tally: Tally) -> list[ScoredGroup]:
-        """Take the KL to the reference, times its coefficient, off each reward, if `algorithm.kl.where=reward`."""
+        """Subtract the KL to the reference, times its coefficient, from each reward, if `algorithm.kl.where=reward`."""
         coef = self.kl.value
         if not coef or self.config.algorithm.kl.where != "reward":
             return list(groups)
@@ -49,16 +50,16 @@ class Updater:
         measure = partial(before_update.divergences, self.policy, rows, self.packer, self.device, estimator)
         with self.policy.gathered():  # the ranks have different numbers of rows
             of_rows = iter(self.until_it_fits(lambda _: measure(), self.packer.pack(rows)))
-        found = iter([sum(islice(of_rows, len(answer))) for answer in answers])
+        of_answers = iter([sum(islice(of_rows, len(answer))) for answer in answers])
         penalised = []
         for group in groups:
-            kl_G = [next(found) for _ in group.completions]
+            kl_G = [next(of_answers) for _ in group.completions]
             tally.add("kl", sum(kl_G), sum(completion.length for completion in group.completions))
             penalised.append(before_update.without_kl(group, [coef * kl for kl in kl_G]))
         return penalised
 
     def held_out_loss(self, rows: Sequence[TrainingRow]) -> float | None:
-        """Return the mean cross-entropy of a token of solutions. Every rank calls it with all of them."""
+        """Return the mean cross-entropy of the tokens of solutions. Every rank calls it with all rows."""
         rows = distributed.mine(rows)
 
         @torch.no_grad()
@@ -66,13 +67,12 @@ class Updater:
             on_device = (batch.to(self.device) for batch in batches)
             return sum(float((self.policy.measure(one).logprobs_BT * one.mask_BT).sum()) for one in on_device)
 
-        found = self.until_it_fits(log_likelihood, self.packer.pack(rows))
-        sums = distributed.gather((found, sum(sum(row.mask) for row in rows)))
-        loss, tokens = (sum(parts) for parts in zip(*sums, strict=True))
-        return -loss / tokens if tokens else None
+        sums = self.until_it_fits(log_likelihood, self.packer.pack(rows)), tokens_in(rows)
+        likelihood, tokens = map(sum, zip(*distributed.gather(sums), strict=True))
+        return -likelihood / tokens if tokens else None
 
     def until_it_fits(self, work: Callable[[Sequence[Batch]], T], batches: Sequence[Batch]) -> T:
-        """Return what `work` makes of batches. If memory runs out, it begins again with smaller ones."""
+        """Return `work(batches)`. If memory runs out, repeat it with smaller batches."""
 
         def make_room() -> None:
             nonlocal batches
@@ -81,7 +81,7 @@ class Updater:
         return until_it_fits(lambda: work(batches), make_room)
 
     def prepare(self, minibatches: Sequence[MiniBatch[TrainingBatch]]) -> list[MiniBatch[PreparedBatch]]:
-        """Return the mini-batches on the device, with what the objective has to know before the first update."""
+        """Return the mini-batches on the device, with the inputs of the objective (`loss/before_update.py`)."""
         return [self._prepare(minibatch, is_first=index == 0) for index, minibatch in enumerate(minibatches)]
 
     def _prepare(self, minibatch: MiniBatch[TrainingBatch], is_first: bool) -> MiniBatch[PreparedBatch]:
@@ -93,28 +93,28 @@ class Updater:
         return MiniBatch(prepared, minibatch.divisor, minibatch.tokens)
 
     def update(self, prepared: Sequence[MiniBatch[PreparedBatch]], step: int, tally: Tally) -> list[Update]:
-        """Update the policy once per mini-batch, and go over all mini-batches `algorithm.epochs` times."""
-        waiting = [minibatch for minibatch in prepared if minibatch.tokens]
+        """Update the policy once per mini-batch, in `algorithm.epochs` passes over all mini-batches."""
+        minibatches = [minibatch for minibatch in prepared if minibatch.tokens]
         updates = []
         for _ in range(self.config.algorithm.epochs):
-            for index in range(len(waiting)):
-                gradient = partial(self.add_gradient, waiting, index, tally)
+            for index in range(len(minibatches)):
+                gradient = partial(self.add_gradient, minibatches, index, tally)
                 updates.append(optimizer_step(self.policy, gradient, step, self.config.algorithm.gradreg))
         return updates
 
     def add_gradient(self, minibatches: list[MiniBatch[PreparedBatch]], index: int, tally: Tally) -> None:
-        """Add up the gradient of a mini-batch, in smaller pieces if memory runs out. In its place comes one with the
-        log-probs of the policy that answered, which the first pass computes."""
+        """Accumulate the gradient of a mini-batch, in smaller micro-batches if memory runs out. Replace the mini-batch
+        by one with the old log-probs, which the first pass computes."""
 
         def attempt(batches: Sequence[PreparedBatch]) -> tuple[MiniBatch[PreparedBatch], Tally]:
-            tried, seen = replace(minibatches[index], batches=batches), Tally()
-            return backward(self.policy, tried, self.config.algorithm, self.kl.value, seen), seen
+            minibatch, measured = replace(minibatches[index], batches=batches), Tally()
+            return backward(self.policy, minibatch, self.config.algorithm, self.kl.value, measured), measured
 
-        minibatches[index], seen = self.until_it_fits(attempt, minibatches[index].batches)
-        tally.merge(seen.sums)  # of the attempt that succeeded
+        minibatches[index], measured = self.until_it_fits(attempt, minibatches[index].batches)
+        tally.merge(measured.sums)  # only of the attempt that succeeded
 
     def adapt_kl(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Steer the coefficient of the KL by what was measured; return the one that this step had, for the log."""
+        """Adapt the coefficient of the KL to the measured KL. Return the one that this step used, for the log."""
         if "kl" not in metrics:
             return {}
         used = self.kl.value
@@ -123,23 +123,21 @@ class Updater:
 
 
 def optimizer_step(policy: Policy, gradient: Callable[[], None], step: int, settings: GradReg) -> Update:
-    """Step the optimizer on what `gradient` adds up, which is reduced once over the ranks."""
+    """Step the optimizer on the gradient that `gradient` accumulates, which is reduced once over the ranks."""
     policy.set_learning_rate(step)
-    measured: dict[str, float] = {}
     if strength := strength_at(settings, step):
-        measured = policy.accumulate_regularised(gradient, strength)
-    else:
-        with policy.accumulating():
-            gradient()
-    return policy.step(measured)
+        return policy.step(policy.accumulate_regularised(gradient, strength))
+    with policy.accumulating():
+        gradient()
+    return policy.step({})
 
 
 def backward(
     policy: Policy, minibatch: MiniBatch[PreparedBatch], settings: Algorithm, kl_coef: float, tally: Tally
 ) -> MiniBatch[PreparedBatch]:
-    """Add up the gradient of the loss, and return the mini-batch with the old log-probs. In the first pass the policy
-    is still the one that answered, so the log-probs of this pass are the old ones."""
-    seen = []
+    """Accumulate the gradient of the loss, and return the mini-batch with the old log-probs. They are those of the
+    first pass, in which the policy has not been updated yet."""
+    measured = []
     for batch in minibatch.batches:
         scores = policy.score(batch)
         known = batch if isinstance(batch, MeasuredBatch) else batch.measured(scores.logprobs_BT.detach())
@@ -148,5 +146,5 @@ def backward(
         if not policy.is_displaced:
             tokens = tally_batch(tally, known, scores, settings)
             tally.add("loss", loss.item(), tokens / minibatch.tokens)
-        seen.append(known)
-    return replace(minibatch, batches=seen)
+        measured.append(known)
+    return replace(minibatch, batches=measured)
