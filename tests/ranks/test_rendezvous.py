@@ -147,7 +147,7 @@ def test_an_error_of_a_collective_makes_a_silent_rank_a_lost_one(address, quick,
 def test_when_all_are_there_the_network_is_named(address, patient, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     for error in together(fails_at):
-        assert "all ranks are there" in str(error)
+        assert "all ranks are alive" in str(error)
         assert "GLOO_SOCKET_IFNAME=ib0" in str(error)
 
 

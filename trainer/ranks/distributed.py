@@ -1,4 +1,4 @@
-"""The process group: ranks, devices and collectives. In a single process the collectives return at once."""
+"""The process group: ranks, devices and collective operations, which do nothing in a single process."""
 
 import json
 import os
@@ -22,15 +22,15 @@ from trainer.ranks.watchdog import Ranks
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Item = TypeVar("Item")
 Sent = TypeVar("Sent", bound=Json)
-WSL_RESERVE = 10**9  # bytes of what CUDA calls free that Windows does not give
+WSL_RESERVE = 10**9  # bytes that CUDA reports as free but that Windows does not provide
 CONNECT_S = 60.0
 
 
 @dataclass
 class Connection:
-    """What this process knows about its process group, from connect() to disconnect()."""
+    """The state of the process group of this process, from connect() to disconnect()."""
 
-    ranks: Ranks | None = None  # None in a group of one
+    ranks: Ranks | None = None  # None in a group of one rank
     before_disconnect: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -50,12 +50,12 @@ def is_main() -> bool:
 
 
 def on_gpu() -> bool:
-    """True if training runs on a GPU, for torch as for DeepSpeed, which DS_ACCELERATOR=cpu keeps off the GPUs."""
+    """Return True if training runs on a GPU. DS_ACCELERATOR=cpu keeps PyTorch and DeepSpeed off the GPUs."""
     return torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
 
 
 def refuse_an_idle_card() -> None:
-    """Raise ConfigError if there is a card that torch cannot use: training would silently run on the CPU."""
+    """Raise ConfigError if PyTorch cannot use the card of this machine. Training would silently run on the CPU."""
     gpus = [] if os.environ.get("DS_ACCELERATOR") == "cpu" else hardware.detect().gpus
     if gpus and not torch.cuda.is_available():
         remedy = "`octet doctor` says why. To train on the CPU, set DS_ACCELERATOR=cpu in the environment"
@@ -63,24 +63,24 @@ def refuse_an_idle_card() -> None:
 
 
 def device() -> torch.device:
-    """Return the device of this rank. A task of srun may see only one card, whatever its local rank is."""
+    """Return the device of this rank. A task of srun may see only one card, whatever its local rank."""
     number = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device("cuda", number % torch.cuda.device_count()) if on_gpu() else torch.device("cpu")
 
 
 def take_card() -> None:
-    """Select the card of this rank. DeepSpeed reads its index, among those that this process sees, from LOCAL_RANK."""
+    """Select the card of this rank, and write its index to LOCAL_RANK, from which DeepSpeed reads it."""
     if on_gpu():
         _refuse_to_share_cards(torch.cuda.device_count())
         os.environ["LOCAL_RANK"] = str(device().index)
         torch.cuda.set_device(device())
-        if hardware.is_wsl():  # where the driver would go on in the memory of the machine, and can bring down Windows
+        if hardware.is_wsl():  # beyond the card's memory, the driver uses that of the machine, and can crash Windows
             free, total = torch.cuda.mem_get_info()
             torch.cuda.set_per_process_memory_fraction(max(0.1, (free - WSL_RESERVE) / total))
 
 
 def _refuse_to_share_cards(cards: int) -> None:
-    """Raise ClusterError if several ranks would use one card. A rank that sees a single card may have it to itself."""
+    """Raise ClusterError if ranks would share a card. A rank that sees only one card may have it to itself."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks > cards > 1:
         remedy = f"Start one for each: --num_gpus={cards} with deepspeed, --nproc-per-node={cards} with torchrun, "
@@ -90,16 +90,16 @@ def _refuse_to_share_cards(cards: int) -> None:
 
 
 def connect(timeout_s: float, connect_s: float = CONNECT_S) -> None:
-    """Join the process group. A plain `python train.py` is a group of one."""
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(hardware.free_port()))
-    for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
-        os.environ.setdefault(name, alone)
+    """Join the process group. A plain `python train.py` is a group of one rank."""
+    port = str(hardware.free_port())
+    alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in alone.items():
+        os.environ.setdefault(name, value)
     take_card()
     if stores.is_one_machine() and any(name == "lo" for _, name in socket.if_nameindex()):
         for library in ("GLOO", "NCCL"):
-            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # nothing outside of this machine can connect
-    # Python objects and barriers use gloo even beside NCCL: its errors can be caught, and say what is missing
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # no other machine can connect
+    # Python objects and barriers use gloo even with NCCL, because its errors can be caught, and name the problem
     backend, timeout = "cpu:gloo,cuda:nccl" if on_gpu() else "gloo", timedelta(seconds=timeout_s)
     if world_size() == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
@@ -115,13 +115,13 @@ def connect(timeout_s: float, connect_s: float = CONNECT_S) -> None:
 
 
 def naming_the_missing(timeout_s: float) -> AbstractContextManager[None]:
-    """Turn an error of a collective into one that names the missing rank."""
+    """Turn the error of a failed collective into one that names the missing rank."""
     ranks = _connection.ranks
     return ranks.naming_the_missing(f"{timeout_s:g} s (engine.timeout_s)") if ranks else nullcontext()
 
 
 def keep_stacks_in(folder: Path) -> None:
-    """Have a rank that is stuck, and those that wait for it, write the stacks of their threads into a folder."""
+    """Set the folder into which a rank that is stuck, and the ranks that wait for it, write the stacks of threads."""
     if _connection.ranks:
         _connection.ranks.stacks = folder
 
@@ -137,7 +137,7 @@ def is_first_here() -> bool:
 
 
 def before_disconnect(work: Callable[[], None]) -> None:
-    """Register a function to call before the process group is destroyed, for what would destroy the group itself."""
+    """Register a function to call before the process group is destroyed, such as one that destroys the group itself."""
     _connection.before_disconnect.append(work)
 
 
@@ -158,7 +158,7 @@ def barrier() -> None:
 
 
 def gather(item: Sent) -> list[Sent]:
-    """Return the items of all ranks, in order, on every rank: as JSON, which runs no code; tuples become lists."""
+    """Return the items of all ranks, in order, on every rank. They are sent as JSON, so tuples become lists."""
     if world_size() == 1:
         return [item]
     sent = torch.frombuffer(bytearray(json.dumps(item), "ascii"), dtype=torch.uint8)
@@ -170,15 +170,15 @@ def gather(item: Sent) -> list[Sent]:
 
 
 def on_main(work: Callable[[], Item]) -> Item:
-    """Call a function on rank 0; return its result, or raise its error, on every rank. Every rank must call this."""
+    """Call a function on rank 0. Return its result, or raise its error, on every rank. Every rank must call this."""
     try:
         result: Any = work() if is_main() else None
-    except Exception as error:  # whatever it is: the other ranks are waiting
-        told = (TrainingError.__name__, f"rank 0 failed: {type(error).__name__}: {error}")
+    except Exception as error:  # of any kind, because the other ranks are waiting
+        sent = (TrainingError.__name__, f"rank 0 failed: {type(error).__name__}: {error}")
         if isinstance(error, OctetError):
             error.of_all()
-            told = (type(error).__name__, str(error))
-        gather((None, told))
+            sent = (type(error).__name__, str(error))
+        gather((None, sent))
         raise
     result, failure = gather((result, None))[0]
     if failure is not None:
@@ -188,17 +188,17 @@ def on_main(work: Callable[[], Item]) -> Item:
 
 
 def sum_in_place(tensor: torch.Tensor) -> None:
-    """Replace a tensor, on every rank, by its sum over all ranks."""
+    """Replace a tensor by its sum over all ranks, on every rank."""
     if world_size() > 1:
         dist.all_reduce(tensor)
 
 
 def mine(items: Sequence[Item]) -> list[Item]:
-    """Return this rank's share, every world-size-th item: shares differ in length by at most one."""
+    """Return this rank's share, which is every `world_size`-th item."""
     return list(items[rank() :: world_size()])
 
 
 def dealt(items: list[Any]) -> list[Any]:
-    """Return what the ranks have made of items that `mine` dealt to them, in the order of those, on every rank."""
+    """Return the items of all ranks, on every rank, in the order of a sequence that `mine` has split."""
     everywhere = gather(items)
     return [part[at] for at in range(max(map(len, everywhere))) for part in everywhere if at < len(part)]

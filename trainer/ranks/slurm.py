@@ -11,14 +11,14 @@ from pathlib import Path
 from trainer.errors import ClusterError
 from trainer.machine.visible import visible, without_keys
 
-FOLDER = "OCTET_RANKS"  # a folder of the launcher for what the ranks of a machine tell each other
+FOLDER = "OCTET_RANKS"  # variable with the launcher's folder for the store of the ranks on one machine
 PORTS = range(10_000, 30_000)  # below the ephemeral ports of Linux
 TIMEOUT_S = 30.0  # for a command of Slurm
 
 
 def adopt_ranks() -> None:
     """Set the environment variables of torchrun from those of srun, so that the rest of the program reads only these.
-    DeepSpeed's launcher sets them too, but for LOCAL_WORLD_SIZE, which it calls LOCAL_SIZE."""
+    DeepSpeed's launcher sets them, too, except LOCAL_WORLD_SIZE, which it names LOCAL_SIZE."""
     if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:
         os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
     if "RANK" in os.environ or not is_one_of_several():
@@ -37,7 +37,7 @@ def adopt_ranks() -> None:
 
 
 def is_step() -> bool:
-    """Return True if srun started this process, and not the shell of a batch script."""
+    """Return True if srun started this process, rather than the shell of a batch script."""
     return "SLURM_STEP_ID" in os.environ
 
 
@@ -48,13 +48,13 @@ def is_one_of_several() -> bool:
 
 def tasks_of(each: str) -> list[int]:
     """Return the number of tasks on each node of a step: `4(x2),3` is [4, 4, 3]."""
-    found = []
+    tasks = []
     for part in each.split(","):
         counts = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)
         if not counts:
             raise _unreadable("SLURM_STEP_TASKS_PER_NODE")
-        found += [int(counts[1])] * int(counts[2] or 1)
-    return found
+        tasks += [int(counts[1])] * int(counts[2] or 1)
+    return tasks
 
 
 def _number(name: str, default: str = "") -> int:
@@ -67,11 +67,11 @@ def _number(name: str, default: str = "") -> int:
 
 def _unreadable(name: str) -> ClusterError:
     text, remedy = visible(os.environ.get(name, ""))[:100], "Do not set it yourself, or start with srun"
-    return ClusterError(f"{name}={text}", "that is not what Slurm writes there", remedy)
+    return ClusterError(f"{name}={text}", "Slurm does not write such a value", remedy)
 
 
 def nodes() -> list[str]:
-    """Return the nodes of this step in the order of their ranks; [] outside a step."""
+    """Return the nodes of this step in the order of their ranks, or [] outside a step."""
     listed = os.environ.get("SLURM_STEP_NODELIST")
     if not is_step() or not listed:
         return []
@@ -86,14 +86,14 @@ def nodes() -> list[str]:
 
 
 def port() -> int:
-    """Return a port that is the same for all ranks, and another one for each job and step."""
+    """Return a port that is the same for all ranks of a step, and differs between steps and jobs."""
     number = 7 * _number("SLURM_JOB_ID", "0") + _number("SLURM_STEP_ID", "0")
     return PORTS[number % len(PORTS)]
 
 
 def report_failure(message: str) -> None:
-    """Write to the file OCTET_FAILED, which the job script reads. The exit status of the job may hide the failure: on
-    GPUs the other ranks wait in a collective until srun or NCCL ends them, with a status of its own."""
+    """Write to the file OCTET_FAILED, which the job script reads. The exit status of the job may hide a failure: on
+    GPUs the other ranks wait in a collective until srun or NCCL ends them with a different status."""
     if name := os.environ.get("OCTET_FAILED"):
         with suppress(OSError):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -101,19 +101,19 @@ def report_failure(message: str) -> None:
 
 
 def restarts() -> int:
-    """Return how often Slurm has requeued this job."""
+    """Return the number of times that Slurm has requeued this job."""
     return _number("SLURM_RESTART_COUNT", "0")
 
 
 def job_number() -> str:
-    """Return the job ID, "" outside a job, and ARRAY_TASK for a task of an array."""
+    """Return the job ID, `ARRAY_TASK` for a task of an array, or "" outside a job."""
     if task := os.environ.get("SLURM_ARRAY_TASK_ID"):
         return f"{os.environ.get('SLURM_ARRAY_JOB_ID', '')}_{task}"
     return os.environ.get("SLURM_JOB_ID", "")
 
 
 def describe() -> str:
-    """Return a line about the job for the log; "" outside a job."""
+    """Return a line about the job for the log, or "" outside a job."""
     if not (job := job_number()):
         return ""
     where = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
@@ -121,7 +121,7 @@ def describe() -> str:
 
 
 def seconds_left() -> float | None:
-    """Return the time until the job's limit; None if there is no job, no limit or no answer from Slurm."""
+    """Return the time until the job's limit, or None if there is no job, no limit or no answer from Slurm."""
     if os.environ.get("SLURM_JOB_END_TIME"):  # since Slurm 23.02
         return _number("SLURM_JOB_END_TIME") - time.time()
     job = job_number()
@@ -130,7 +130,7 @@ def seconds_left() -> float | None:
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%L"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.SubprocessError):  # a busy controller is no reason to end a run
+    except (OSError, subprocess.SubprocessError):  # the controller may be busy
         return None
     return seconds_of(answer.stdout.strip())
 

@@ -1,4 +1,4 @@
-"""SIGUSR1, which `#SBATCH --signal=USR1@120` sends before the time limit, and Ctrl-C; see stopping.py. No torch."""
+"""Handlers of Ctrl-C, and of SIGUSR1, which Slurm sends before the time limit; see stopping.py. Imports no torch."""
 
 import os
 import signal
@@ -17,33 +17,34 @@ AFTER_THIS_STEP = "octet: stopping after this step; press Ctrl-C again to end at
 
 @dataclass
 class StopSignal:
-    """What this process knows about the signals."""
+    """The signals that this process has received."""
 
-    reason: str = ""  # which of them has arrived
-    interrupts_with: str = ""  # message of the error that it raises at once; empty while it waits for the step to end
+    reason: str = ""  # the signal that has arrived
+    interrupts_with: str = ""  # message of the error to raise immediately; "" while the run stops only after a step
 
 
 _stop = StopSignal()
 
 
 def listen() -> None:
-    """Handle the signal. One that the launcher has blocked until now arrives here."""
+    """Handle SIGUSR1, and unblock it, because the launcher blocks it until here."""
     signal.signal(signal.SIGUSR1, _on_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 def stop_requested() -> str:
-    """Return why the run is to stop, "" if it is not."""
+    """Return the reason why the run should stop, or ""."""
     return _stop.reason
 
 
 @contextmanager
 def ctrl_c_waits_for_the_step() -> Iterator[None]:
-    """Let the first Ctrl-C stop the run as SIGUSR1 does, and the next one end it at once; in the main thread only."""
+    """Let the first Ctrl-C stop the run after a step, as SIGUSR1 does, and the second one end it immediately. Other
+    threads than the main thread cannot handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _stop.reason = _stop.reason.replace(CTRL_C, "")  # that of an earlier run in this process
+    _stop.reason = _stop.reason.replace(CTRL_C, "")  # of an earlier run in this process
     before = signal.signal(signal.SIGINT, _on_ctrl_c)
     try:
         yield
@@ -53,7 +54,7 @@ def ctrl_c_waits_for_the_step() -> Iterator[None]:
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """Let the signal raise Interrupted in the middle of a block whose work can be done again by the next start."""
+    """Let a signal interrupt a block whose work the next start can repeat."""
     _stop.interrupts_with = message
     try:
         _interrupt_if_requested()
@@ -73,15 +74,15 @@ def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
     _stop.reason = CTRL_C
     _interrupt_if_requested()
     if os.environ.get("RANK", "0") == "0":
-        os.write(2, AFTER_THIS_STEP.encode())  # a print may have been interrupted, and cannot be entered again
+        os.write(2, AFTER_THIS_STEP.encode())  # not print, which the signal may have interrupted
 
 
 def _interrupt_if_requested() -> None:
     if _stop.reason and _stop.interrupts_with:
-        message, _stop.interrupts_with = _stop.interrupts_with, ""  # once: a second signal must not break the clean-up
+        message, _stop.interrupts_with = _stop.interrupts_with, ""  # a second signal must not interrupt the clean-up
         raise interruption(_stop.reason, message.format(_stop.reason))
 
 
 def interruption(reason: str, message: str) -> BaseException:
-    """Return what ends a run that was told to stop: after Ctrl-C no job script starts it again."""
+    """Return the exception that ends a run. A job script restarts the run after Interrupted, but not after Ctrl-C."""
     return KeyboardInterrupt(message[0].upper() + message[1:]) if reason == CTRL_C else Interrupted(message)

@@ -1,9 +1,9 @@
-"""Stop a run before its last step, after SIGUSR1 or Ctrl-C or when the time limit of its job is near; and save in time.
+"""Stops a run before its last step, after SIGUSR1 or Ctrl-C or near the time limit of its job, and saves regularly.
 
-The run stops after a step, when everything is saved, and exits with the status of `errors.Interrupted`; its next start
+The run stops after a step, once everything is saved, and exits with the status of `errors.Interrupted`; its next start
 continues from there. A signal may reach one rank before the others, so the ranks agree on the step. An evaluation may
-take longer than the time that is left after the signal. Everything is saved before it begins, so there the signal ends
-the run at once.
+take longer than the time that remains after a signal. Everything is saved before it begins, so a signal ends it
+immediately.
 """
 
 from collections.abc import Iterator
@@ -15,37 +15,37 @@ from trainer.errors import Interrupted
 from trainer.ranks import distributed, slurm, stop_signal
 
 A_WEEK = 7 * 24 * 60.0  # in minutes; a later time limit is not shown
-SPARE_S = 30.0  # kept free before the time limit, to save and to exit
+SPARE_S = 30.0  # reserved before the time limit, to save and to exit
 CONTINUES = "The same command with the same run.dir continues from there."
 ALL_DONE = "all steps are done and saved; the {} is left to the next start: {}."
 
 
 class Stopping:
-    """Decides, together with the other ranks, whether to save and to stop. All ranks ask after every step."""
+    """Decides, together with the other ranks, whether to save and to stop. All ranks call it after every step."""
 
     def __init__(self, save_minutes: float = inf) -> None:
         self._save_s = 60 * save_minutes
         self.last_save = monotonic()
-        self.saves = False  # because the last checkpoint is old, by the clock of rank 0
+        self.saves = False  # True if the last checkpoint is old, by the clock of rank 0
         left = slurm.seconds_left() if distributed.is_main() else None
         self._ends = None if left is None else monotonic() + left
         self._last_step_ended = monotonic()
-        self._longest_step_s = 0.0  # with its checkpoint
+        self._longest_step_s = 0.0  # including its checkpoint
         self.longest_evaluation_s = 0.0
         self._reason = ""
         self.steps = 0  # since this start
 
     @property
     def limit(self) -> str:
-        """The remaining time as a phrase for the log; "" if there is no time limit."""
+        """The remaining time as a phrase for the log, or "" if there is no time limit."""
         left = (self._ends - monotonic()) / 60 if self._ends is not None else inf
         return f", {left:.0f} minutes until its time limit" if left < A_WEEK else ""
 
     def is_due(self, is_last: bool = False, evaluates: bool = False) -> bool:
-        """Return True, on all ranks, if the run has to stop after this step: if it was told to, or if the time that is
-        left is too short for the evaluation after this step and for one more step. Set `saves`."""
+        """Return True, on all ranks, if the run has to stop after this step: after a signal, or if the remaining time
+        is too short for the evaluation after this step and for one more step. Set `saves`."""
         now = monotonic()
-        if self.steps:  # not the first step, which includes the start of the program
+        if self.steps:  # the first step is excluded, because it includes the start of the program
             self._longest_step_s = max(self._longest_step_s, now - self._last_step_ended)
         self._last_step_ended = now
         self.steps += 1
@@ -73,14 +73,15 @@ class Stopping:
         return self._interruptible(ALL_DONE.format("export", "{}"))
 
     def merging(self) -> AbstractContextManager[None]:
-        """Merge after the export, and evaluate the merged model. Raise Interrupted if there is no time left for that.
-        A start that made no step tries it all the same: otherwise a short time limit would requeue the job for ever."""
+        """Merge after the export, and evaluate the merged model. Raise Interrupted if the remaining time is too short.
+        A start without steps tries it nevertheless: otherwise a short time limit would requeue the job forever."""
         if self.steps and self._agree(self.longest_evaluation_s):
             raise Interrupted(ALL_DONE.format("merge", self._reason))
         return self._interruptible(ALL_DONE.format("merge", "{}"))
 
     def _interruptible(self, message: str) -> AbstractContextManager[None]:
-        """Let the signal end the run at once, unless this start has made no step: the next one would get no further."""
+        """Let a signal end the run immediately if this start has made steps. Otherwise the next one would not progress
+        further."""
         return stop_signal.interruptible(message) if self.steps else nullcontext()
 
     def stop(self, step: int) -> None:
@@ -88,8 +89,8 @@ class Stopping:
         raise stop_signal.interruption(self._reason, message)
 
     def _agree(self, seconds: float) -> bool:
-        """Return True, on all ranks, if one of them has a reason to stop before the next so many seconds of work."""
+        """Return True, on all ranks, if one of them has a reason to stop before work of this duration."""
         is_short = self._ends is not None and monotonic() + seconds + SPARE_S > self._ends
-        own = stop_signal.stop_requested() or ("the time limit of the job is near" if is_short else "")
-        self._reason = next(filter(None, distributed.gather(own)), "")
+        reason = stop_signal.stop_requested() or ("the time limit of the job is near" if is_short else "")
+        self._reason = next(filter(None, distributed.gather(reason)), "")
         return bool(self._reason)

@@ -1,7 +1,7 @@
-"""Where the ranks leave words for each other: files on one machine, else torch's TCPStore at rank 0.
+"""Key-value stores through which the ranks exchange messages: files on one machine, else torch's TCPStore at rank 0.
 
 The files are in a folder that only this user can enter, and reading them needs no other process. A call to the TCPStore
-does not return while rank 0 is stopped, or cannot be reached, so all calls are made `within` a time limit.
+does not return while rank 0 is stopped or unreachable, so all calls are made `within` a time limit.
 """
 
 import errno
@@ -23,7 +23,7 @@ from trainer.machine import disk, threads
 from trainer.ranks.slurm import FOLDER
 
 T = TypeVar("T")
-UNREACHABLE = (dist.DistError, OSError)  # what a call to a store raises
+UNREACHABLE = (dist.DistError, OSError)  # the errors that a call to a store raises
 LOOPBACK = ("127.0.0.1", "localhost")
 GROUP = "group"  # torch's file in the folder
 
@@ -46,7 +46,7 @@ class FolderStore:
         return all(self._file(key).exists() for key in keys)
 
     def add(self, key: str, number: int) -> int:
-        """Add to a number, which only one rank changes, and return it."""
+        """Add to a number and return the sum. Only one rank may change it."""
         count = number + (int(self.get(key)) if self.check([key]) else 0)
         if number:
             self.set(key, str(count))
@@ -63,12 +63,12 @@ def connect(rank: int, seconds: float) -> Any:
         where, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         options: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "wait_for_workers": False}
         return dist.PrefixStore(f"octet-{_restarts()}", dist.TCPStore(where, port, is_master=is_server, **options))
-    own = Path(tempfile.gettempdir()) / f"octet-ranks-{os.geteuid()}"
-    folder = disk.private_folder(Path(os.environ.get(FOLDER, own))) / f"{os.environ['MASTER_PORT']}-{_restarts()}"
+    default = Path(tempfile.gettempdir()) / f"octet-ranks-{os.geteuid()}"
+    folder = disk.private_folder(Path(os.environ.get(FOLDER, default))) / f"{os.environ['MASTER_PORT']}-{_restarts()}"
     if rank == 0:
         return FolderStore(_create(folder))
     until = time.monotonic() + seconds
-    while not _is_in_use(folder):  # an earlier start may have left one
+    while not _is_in_use(folder):  # an earlier start may have left an unused folder
         if time.monotonic() > until:
             raise dist.DistNetworkError(f"it has not created {folder}")
         time.sleep(0.05)
@@ -76,13 +76,13 @@ def connect(rank: int, seconds: float) -> Any:
 
 
 def is_one_machine() -> bool:
-    """Return True if all ranks are on this machine, as the launcher says, or else the address of rank 0."""
+    """Return True if all ranks are on this machine, according to the launcher or to the address of rank 0."""
     here, ranks = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
     return ranks in ("1", here) or (here is None and os.environ["MASTER_ADDR"] in LOOPBACK)
 
 
 def another(store: Any, seconds: float) -> Any:
-    """Return a connection to the same store for another thread, because the first one may be waiting in a call."""
+    """Return a second connection to a store, for a thread, because the first one may be blocked in a call."""
     if isinstance(store, FolderStore):
         return store
     other = store.clone()
@@ -98,16 +98,16 @@ def for_group(store: Any, ranks: int) -> Any:
 
 
 def close(store: Any) -> None:
-    """Delete the files, unless torch's file is there: a rank has yet to leave, which torch would abort without it."""
+    """Delete the files, unless torch's file exists: then another rank has not left yet, and torch would abort it."""
     if isinstance(store, FolderStore) and not (store.folder / GROUP).exists():
         shutil.rmtree(store.folder, ignore_errors=True)
 
 
 def _create(folder: Path) -> Path:
-    """Create a folder that is locked until this process ends, and delete those of killed runs."""
-    one_at_a_time = os.open(folder.parent, os.O_RDONLY)
+    """Create a folder that is locked until this process ends, and delete the folders of killed runs."""
+    parent = os.open(folder.parent, os.O_RDONLY)
     try:
-        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        fcntl.flock(parent, fcntl.LOCK_EX)
         if _is_in_use(folder):
             raise OSError(errno.EADDRINUSE, "another run uses this MASTER_PORT", str(folder))
         for other in {folder, *(lock.parent for lock in folder.parent.glob("*/lock"))}:
@@ -117,16 +117,16 @@ def _create(folder: Path) -> Path:
         fcntl.flock(os.open(new / "lock", os.O_WRONLY | os.O_CREAT, 0o600), fcntl.LOCK_EX)
         return new.rename(folder)
     finally:
-        os.close(one_at_a_time)
+        os.close(parent)
 
 
 def _is_in_use(folder: Path) -> bool:
-    """Return True while the rank 0 that has created the folder is running."""
+    """Return True while the process that has created the folder is running."""
     return disk.is_locked(folder / "lock")
 
 
 def absent(store: Any, keys: Sequence[str], seconds: float) -> list[int]:
-    """Return the indices of the keys that are still not written after so many seconds."""
+    """Wait until all keys are written, at most `seconds`. Return the indices of those that are not."""
     deadline = time.monotonic() + seconds
     missing = [place for place, key in enumerate(keys) if not store.check([key])]
     while missing and time.monotonic() < deadline:
@@ -140,7 +140,7 @@ def _restarts() -> str:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """Return what a function returns, or raise DistNetworkError after so many seconds; its thread then waits on."""
+    """Return the result of a function, or raise DistNetworkError after `seconds`, while its thread keeps waiting."""
     answer = threads.begin(call)
     done, _ = futures.wait([answer], seconds)
     if not done:

@@ -1,14 +1,14 @@
-"""Name the rank that is missing when a collective fails, and end a rank that is stuck.
+"""Names the missing rank when a collective fails, and ends a rank that is stuck.
 
-When a collective fails, every rank that is alive writes so into the store (`stores.py`): the one that does not is
-missing. A rank that ends with an error of its own writes that, too; then no rank is lost, and starting again would not
-help. NCCL does not fail when a rank has died, it waits, so each rank sends heartbeats from a thread. Rank 0 names a
-rank whose heartbeats stop, and rank 1 names rank 0.
+When a collective fails, every rank that is alive writes its state into the store (`stores.py`), so a rank without a
+state is missing. A rank that ends with an error of its own writes that, too; then no rank is lost, and a restart would
+not help. NCCL does not fail when a rank has died, but waits, so each rank sends heartbeats from a thread. Rank 0 names
+a rank whose heartbeats stop, and rank 1 names rank 0.
 
-A rank that is alive but stuck does not write its state either. A thread of it sees that another rank waits in vain,
-writes where its main thread is, and ends the process when the rank that waits sends no more heartbeats. Until a
-collective has failed, nothing is done about a rank that is slow. NCCL's own watchdog ends a rank that waits in a
-collective of NCCL, and no error of it could be caught here: such a wait is reported by NCCL only.
+A rank that is alive but stuck does not write its state either. A thread of that rank notices that another rank has
+waited in vain, writes the place of its main thread, and ends the process when the waiting rank sends no more
+heartbeats. A slow rank is left alone until a collective has failed. NCCL's own watchdog ends a rank that waits in a
+collective of NCCL, without an error that could be caught here, so only NCCL reports such a wait.
 """
 
 import faulthandler
@@ -37,34 +37,34 @@ from trainer.ranks import slurm, stores
 from trainer.ranks.stores import UNREACHABLE, absent
 
 WAITING = "waiting"  # the state of a rank whose collective has failed
-GLOO_SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # the source file and line that gloo's messages begin with
+GLOO_SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # the source file and line at the beginning of gloo's messages
 OF_THIS_CARD = re.compile("cuda (error|failure)", re.IGNORECASE)
-COLLECTIVE = "/torch/distributed/"  # in the path of a file, where the main thread waits for other ranks
+COLLECTIVE = "/torch/distributed/"  # in the path of a source file that waits for other ranks
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 INTERFACE_KEYS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
-ANSWER_S = 5.0  # how long a rank that has failed waits for the others to write their state
+ANSWER_S = 5.0  # how long a rank that has failed waits for the states of the others
 HEARTBEAT_S = 0.5
-SILENT_S = 30.0  # without heartbeats before a rank is named; srun ends the other ranks after a minute
+SILENT_S = 30.0  # without heartbeats, after which a rank is named; srun ends the other ranks after a minute
 NCCL_CHOICES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
-NCCL_PARTS = "INIT,NET,ENV"  # how the ranks find each other, over which network, and with which settings
+NCCL_PARTS = "INIT,NET,ENV"  # bootstrap, network and environment variables
 NCCL_WARNING = " NCCL WARN "
-NCCL_SHOWN = 8  # lines of its log in an error
+NCCL_SHOWN = 8  # number of lines of NCCL's log in an error
 
 
 class NcclLog:
-    """NCCL's log of this process, from start() to stop(); none where the user has configured it. It is too long for the
-    screen, but it explains why a collective failed: the error then shows its last lines. A run that ends well deletes
-    the file."""
+    """NCCL's log of this process, from start() to stop(), unless the user has configured logging. It is too long for
+    the screen, but explains why a collective failed, so the error shows its last lines. Without an error the file is
+    deleted."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._is_needed = False  # an error has named the file
+        self._is_needed = False  # True once an error has named the file
 
     def start(self) -> None:
-        """Set NCCL's environment variables, before NCCL starts; do nothing if the user has set them."""
+        """Set NCCL's environment variables, unless the user has set them. This must precede the start of NCCL."""
         if self._folder or any(name in os.environ for name in NCCL_CHOICES):
             return
-        with suppress(OSError):  # a full disk is no reason not to train
+        with suppress(OSError):  # a full disk must not prevent training
             self._folder = Path(tempfile.mkdtemp(prefix="octet-nccl-"))
             os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_FILE"] = "INFO", str(self._folder / "%p.log")
             os.environ.setdefault("NCCL_DEBUG_SUBSYS", NCCL_PARTS)
@@ -91,7 +91,7 @@ class NcclLog:
 
 
 def host() -> str:
-    """Return the name of this node, as Slurm calls it where there is Slurm."""
+    """Return the name of this node, under Slurm the one that Slurm uses."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -104,7 +104,7 @@ class Ranks:
     hosts: Sequence[str]
     nccl_log: NcclLog = field(default_factory=NcclLog)
     state_of_main: str = ""  # the final state of rank 0, once it has written one
-    stacks: Path | None = None  # the folder for the stacks of ranks, if one of them is stuck
+    stacks: Path | None = None  # the folder for the stacks of all ranks if one is stuck
 
     @property
     def here(self) -> int:
@@ -117,7 +117,7 @@ class Ranks:
 
     @contextmanager
     def naming_the_missing(self, waited: str) -> Iterator[None]:
-        """Turn an error of a collective into one that names the missing rank."""
+        """Turn the error of a failed collective into one that names the missing rank."""
         over = threading.Event()
         for target in (self._exchange_heartbeats, self._end_if_stuck):
             threading.Thread(target=target, args=(over,), daemon=True).start()
@@ -138,7 +138,7 @@ class Ranks:
             over.set()
 
     def _publish_own_error(self, error: BaseException) -> None:
-        """Tell the job script and the other ranks that this rank ends with an error of its own."""
+        """Report to the job script and the other ranks that this rank ends with an error of its own."""
         if isinstance(error, Exception) and not isinstance(error, Interrupted | LostRank):
             slurm.report_failure(f"rank {self.mine} on {host()} ended with {short(error)}")
 
@@ -147,53 +147,53 @@ class Ranks:
             self._publish("state", f"it ended with {short(error)}")
             self._keep_store_for([f"noticed/{rank}" for rank in self._all()])
 
-        with suppress(*UNREACHABLE):  # then nobody can read it
+        with suppress(*UNREACHABLE):  # the store is gone, so no rank can read it
             stores.within(3 * ANSWER_S, publish)
 
     def _keep_store_for(self, keys: Sequence[str]) -> None:
-        """Wait on rank 0, whose end is the end of the store, until the other ranks have written these keys."""
+        """Wait on rank 0, with which the store ends, until the other ranks have written these keys."""
         if self.mine == 0:
             absent(self.store, keys, ANSWER_S)
 
     def _exchange_heartbeats(self, over: threading.Event) -> None:
-        """Send heartbeats, and name each watched rank that sends none."""
+        """Send heartbeats, and report each watched rank that sends none."""
         watched = {0: self._all()[1:], 1: [0]}.get(self.mine, [])
-        heard = {rank: (0, time.monotonic()) for rank in watched}
+        last_beats = {rank: (0, time.monotonic()) for rank in watched}
         try:
             store = stores.within(SILENT_S, partial(stores.another, self.store, SILENT_S))
             while True:
-                stores.within(SILENT_S, partial(self._exchange_heartbeat, store, heard))
+                stores.within(SILENT_S, partial(self._exchange_heartbeat, store, last_beats))
                 if over.wait(HEARTBEAT_S):
                     return
         except UNREACHABLE:  # rank 0 is gone, and has not written its state
             if self.mine == 1 and not self.state_of_main and not over.wait(ANSWER_S):
                 self._report_silent(0)
 
-    def _exchange_heartbeat(self, store: Any, heard: dict[int, tuple[int, float]]) -> None:
+    def _exchange_heartbeat(self, store: Any, last_beats: dict[int, tuple[int, float]]) -> None:
         store.add(f"heartbeats/{self.mine}", 1)
-        for rank, (before, since) in list(heard.items()):
+        for rank, (before, since) in list(last_beats.items()):
             count, now = store.add(f"heartbeats/{rank}", 0), time.monotonic()
             if count != before:
-                heard[rank] = (count, now)
+                last_beats[rank] = (count, now)
             elif now - since > SILENT_S:
-                del heard[rank]
-                if not store.check([f"state/{rank}"]):  # otherwise it has ended by itself
+                del last_beats[rank]
+                if not store.check([f"state/{rank}"]):  # with a state, the rank has ended by itself
                     self._report_silent(rank)
         if self.mine and not self.state_of_main and store.check(["state/0"]):  # the store may soon be gone
             self.state_of_main = store.get("state/0").decode()
             store.set(f"noticed/{self.mine}", "yes")
 
     def _end_if_stuck(self, over: threading.Event) -> None:
-        """Say where this rank is if it is not in the collective in which another one has waited in vain, and end it."""
+        """End this rank if another one has waited for it in vain, and publish the place where this rank is stuck."""
         try:
             store = stores.another(self.store, SILENT_S)
             while not store.check(["somebody waits"]):
                 if over.wait(HEARTBEAT_S):
                     return
-            if over.wait(ANSWER_S / 2):  # a collective of its own has failed at about the same time
+            if over.wait(ANSWER_S / 2):  # this rank's own collective has failed at about the same time
                 return
             store.set(f"place/{self.mine}", place := _place())
-        except UNREACHABLE:  # the store is gone with rank 0, and this rank's next collective fails
+        except UNREACHABLE:  # the store is gone with rank 0, so this rank's next collective will fail
             return
         if place and self.stacks:
             _write_stacks(self.stacks, self.mine)
@@ -201,13 +201,13 @@ class Ranks:
             if over.is_set():
                 return
         where = f"at {place}" if place else "in a collective"
-        told = f"octet: rank {self.mine} on {host()} is ended {where}: the others have ended"
-        print(told, file=sys.stderr, flush=True)
+        text = f"octet: rank {self.mine} on {host()} is ended {where}: the others have ended"
+        print(text, file=sys.stderr, flush=True)
         os._exit(LostRank.status)
 
     def _has_one_ended(self, store: Any, over: threading.Event) -> bool:
-        """Return True if a rank that has waited sends no more heartbeats. Its word alone is not enough: whoever can
-        reach a TCPStore can write it."""
+        """Return True if a rank that has waited sends no more heartbeats. Its state alone is not enough, because any
+        program that can reach a TCPStore can write it."""
         try:
             keys = {rank: f"state/{rank}" for rank in self._all()}
             waiting = [one for one, key in keys.items() if store.check([key]) and store.get(key).decode() == WAITING]
@@ -226,18 +226,18 @@ class Ranks:
         return f"rank {rank} on {self.hosts[rank]}"
 
     def _publish(self, key: str, value: str) -> None:
-        with suppress(*UNREACHABLE):  # the store is gone with rank 0, so nobody can read it
+        with suppress(*UNREACHABLE):  # the store is gone with rank 0, so no rank can read it
             self.store.set(f"{key}/{self.mine}", value)
 
     def _diagnose(self, waited: str, error: BaseException) -> tuple[str, bool]:
-        """Return why a collective has failed, and whether a rank is lost. All ranks that are alive fail, and so write
-        their state, at about the same time; one that is stuck writes where it is."""
+        """Return the reason why a collective has failed, and whether a rank is lost. All ranks that are alive fail at
+        about the same time, and write their state; one that is stuck writes its place."""
         self._publish("state", WAITING)
         self.store.set("somebody waits", "yes")
         silent = absent(self.store, [f"state/{rank}" for rank in self._all()], ANSWER_S)
         states = {rank: self.store.get(f"state/{rank}").decode() for rank in self._all() if rank not in silent}
-        heard = [rank for rank in silent if self.store.check([f"place/{rank}"])]
-        places = {rank: self.store.get(f"place/{rank}").decode() for rank in heard}
+        placed = [rank for rank in silent if self.store.check([f"place/{rank}"])]
+        places = {rank: self.store.get(f"place/{rank}").decode() for rank in placed}
         self._publish("diagnosed", "yes")
         self._keep_store_for([f"diagnosed/{rank}" for rank, state in states.items() if state == WAITING])
         ended = [f"{self._name(rank)}: {state}" for rank, state in states.items() if state != WAITING]
@@ -250,8 +250,8 @@ class Ranks:
             stuck.append(f"the stacks of all ranks are in {self.stacks}")
         if ended or lost or stuck:
             return "; ".join([*ended, *lost, *stuck]), bool(lost or stuck)
-        network = f"one was late, or what they send does not arrive within {waited}. {interfaces()}"
-        return f"all ranks are there: {network}", True
+        network = f"one was late, or their messages do not arrive within {waited}. {interfaces()}"
+        return f"all ranks are alive: {network}", True
 
     def _diagnose_without_store(self) -> tuple[str, bool]:
         where = self._name(0)
@@ -264,7 +264,7 @@ class Ranks:
 
 
 def interfaces() -> str:
-    """Return the sentences of an error message about the network interfaces of this node."""
+    """Return sentences about the network interfaces of this node, for an error message."""
     names = ", ".join(name for _, name in socket.if_nameindex())
     chosen = ", ".join(f"{key}={os.environ[key]}" for key in INTERFACE_KEYS if key in os.environ) or "none is chosen"
     return (
@@ -275,8 +275,8 @@ def interfaces() -> str:
 
 def _is_of_a_collective(error: BaseException) -> bool:
     """Return True for an error that another rank or the network may have caused, and False for one of this rank. NCCL
-    and the store raise a DistError, NCCL also where it only reports a failure of this rank's card. Gloo raises a
-    RuntimeError that begins with its source file, or says in three words that the given time is over."""
+    and the store raise a DistError, but NCCL also for a failure of this rank's card. Gloo raises a RuntimeError that
+    begins with its source file, or is a short message about a timeout."""
     text = str(error)
     if isinstance(error, dist.DistError):
         return not OF_THIS_CARD.search(text)
@@ -290,21 +290,21 @@ def short(error: BaseException) -> str:
 
 
 def _place() -> str:
-    """Return the line that the main thread is at, outside of libraries; "" while it waits in a collective."""
+    """Return the current line of the main thread, outside of libraries, or "" while it waits in a collective."""
     stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])  # type: ignore[index]
     if any(COLLECTIVE in frame.filename for frame in stack):
         return ""
-    own = [frame for frame in stack if not frame.filename.startswith(LIBRARIES)]
-    last = (own or stack)[-1]
+    ours = [frame for frame in stack if not frame.filename.startswith(LIBRARIES)]
+    last = (ours or stack)[-1]
     return f"{Path(last.filename).name}:{last.lineno} in {last.name}"
 
 
 def _write_stacks(folder: Path, rank: int, error: BaseException | None = None) -> None:
     """Write the stacks of all threads into a file of this rank, after the traceback of its error."""
-    with suppress(OSError):  # a disk that is full must not hide the error
+    with suppress(OSError):  # a full disk must not hide the error
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank_{rank}.txt"
-        path.unlink(missing_ok=True)  # a link would lead elsewhere
+        path.unlink(missing_ok=True)  # it may be a link to another file
         with path.open("x") as file:
             if error:
                 traceback.print_exception(error, file=file)
