@@ -2,7 +2,7 @@
 computes with the same numbers from the GGUF file."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from trainer.errors import MergeError
 from trainer.export.gguf_file import Kind, stored
 from trainer.model.merge import Weights
 from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.collect import Sampler
+from trainer.rollout.collect import Groups, Sampler
 from trainer.rollout.turns import Stops
 
 # The largest error of a stored number, as a share of the largest number of its block: half a step. Q4_0 and Q5_0 have
@@ -72,7 +72,7 @@ class LlamaCppSampler(Sampler):
         self.context = llama_cpp.llama_init_from_model(self.model, options)
         self.size = llama_cpp.llama_vocab_n_tokens(self.vocabulary)
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         for index, prompt in enumerate(prompts):
             self.library.llama_memory_clear(self.library.llama_get_memory(self.context), True)
             tokens: list[int] = []

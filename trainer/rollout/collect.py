@@ -21,14 +21,16 @@ from trainer.rollout.limits import Say
 from trainer.rollout.turns import Stops, TurnTaking
 from trainer.watch.tally import Sums, Tally
 
+Groups = Iterator[tuple[int, list[Completion]]]  # the index of a prompt, and its completions
+
 
 class Sampler(Protocol):
-    """Samples a group for each prompt, and yields (index of the prompt, its completions) as each group is finished."""
+    """Samples a group for each prompt, and yields each group as soon as it is finished."""
 
     owns_copy: bool = False
     """True if the sampler has its own copy of the model, which may differ from the one that is trained."""
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]: ...
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups: ...
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Find out how many rows fit into memory if the prompts and their answers have the maximum length."""

@@ -13,9 +13,9 @@ from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.model.ends import causal_lm_of
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout import limits
-from trainer.rollout.collect import Sampler
+from trainer.rollout.collect import Groups, Sampler
 from trainer.rollout.draw import draw, uniforms
-from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking
+from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking, Written
 
 
 class OwnSampler(Sampler):
@@ -34,7 +34,7 @@ class HfSampler(OwnSampler):
         # PEFT's wrapper does not pass our settings on to the model if an adapter was saved without a task type
         super().__init__(causal_lm_of(model), *arguments, **options)
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         limits.check_context(self.model, prompts, sampling.max_new_tokens)
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].tokens))
         places = [(index, number) for index in by_length for number in range(sampling.group)]
@@ -60,10 +60,8 @@ class HfSampler(OwnSampler):
                         yield index, [group for _, group in sorted(groups.pop(index).items())]
 
     @torch.no_grad()
-    def _generate(
-        self, dialogues: Sequence[OpenAnswer], sampling: Sampling
-    ) -> list[tuple[list[int], list[float]]] | None:
-        """Return the tokens and log-probs of the next turn of each answer, or None if memory runs out."""
+    def _generate(self, dialogues: Sequence[OpenAnswer], sampling: Sampling) -> list[Written] | None:
+        """Return the next turn of each answer, or None if memory runs out."""
         tokens_BT, attention_BT = self._left_padded([dialogue.context for dialogue in dialogues])
         starts = [len(dialogue.tokens) for dialogue in dialogues]
         lengths = [dialogue.end - start for dialogue, start in zip(dialogues, starts, strict=True)]

@@ -28,6 +28,8 @@ SLOW_S, SLOW_TIMES = 0.2, 8  # after this many waits of this length, no environm
 MARGIN = 4  # more tokens to decode, because the first token of a window may be decoded without its space
 BYTES_PER_TOKEN = 16  # only this many characters of a reply are tokenised for each token that it may have
 
+Written = tuple[list[int], list[float]]  # the tokens of a turn, and their log-probs
+
 
 class Stops:
     """The tokens and the strings that end an answer, whichever comes first."""

@@ -19,12 +19,20 @@ from trainer.loss.objectives import Coefficient, objective, total
 from trainer.machine.out_of_memory import until_it_fits
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.records import MeasuredBatch, MiniBatch, PreparedBatch, ScoredGroup, TrainingBatch, TrainingRow, Update
+from trainer.records import (
+    Batch,
+    MeasuredBatch,
+    MiniBatch,
+    PreparedBatch,
+    ScoredGroup,
+    TrainingBatch,
+    TrainingRow,
+    Update,
+)
 from trainer.step.gradient_regularisation import strength_at
 from trainer.watch.tally import Tally
 
 T = TypeVar("T")
-Batch = TypeVar("Batch", bound=TrainingBatch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,15 +134,9 @@ class Conversation:
             self._asked[digest] += 1
             self.calls += 1
         is_short = most is not None and most < room
-        prompt = replace(
-            self.prompt,
-            problem=replace(self.prompt.problem, id=name),
-            text="",
-            tokens=context,
-            original=None,
-            most=most if is_short else room,
-            stop=(*strings,),
-        )
+        problem, limit = replace(self.prompt.problem, id=name), most if is_short else room
+        repeat, place_in_step = self.prompt.repeat, self.prompt.place
+        prompt = Prompt(problem, "", context, repeat, place_in_step, most=limit, stop=(*strings,))
         return Call(self, prompt, messages, tools, continued, new_tokens, strings, is_short, place)
 
     def answer(self, call: Call, sampled: Completion) -> tuple[Message, str, int]:
@@ -152,13 +146,9 @@ class Conversation:
         text, calls = calls_in(shown, [tool["function"]["name"] for tool in call.tools])
         message: Message = {"role": "assistant", "content": text}
         if calls:
+            functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in calls]
             message["tool_calls"] = [
-                {
-                    "id": f"call_{secrets.token_hex(8)}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": json.dumps(arguments)},
-                }
-                for name, arguments in calls
+                {"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": one} for one in functions
             ]
         with self._lock:
             self._record(call, reply, message, reply.text[len(shown) :])

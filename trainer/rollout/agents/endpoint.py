@@ -104,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
         except CancelledError:
             raise Refused("the answer was ended", 503) from None
         answers = [conversation.answer(call, reply) for call, reply in zip(calls, replies)]
-        prompt_tokens, written = len(calls[0].prompt.tokens), sum(tokens for *_, tokens in answers)
+        read, written = len(calls[0].prompt.tokens), sum(tokens for *_, tokens in answers)
         whole = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
@@ -114,11 +114,7 @@ class Handler(BaseHTTPRequestHandler):
                 {"index": at, "message": message, "finish_reason": reason, "logprobs": None}
                 for at, (message, reason, _) in enumerate(answers)
             ],
-            "usage": {
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": written,
-                "total_tokens": prompt_tokens + written,
-            },
+            "usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written},
         }
         return _events(whole, request.get("stream_options")) if request.get("stream") else whole
 

@@ -28,7 +28,7 @@ from trainer.problem.prompts import Prompter
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.agents.conversation import Call, Conversation, Limits
 from trainer.rollout.agents.endpoint import Endpoint
-from trainer.rollout.collect import Sampler
+from trainer.rollout.collect import Groups, Sampler
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.decoder.schedule import AnswerId, NewAnswers, Scheduler
 from trainer.rollout.limits import Say
@@ -252,7 +252,7 @@ class AgentSampler(Sampler):
         self.inner, self.agents, self.prompter, self.stops, self.config = inner, agents, prompter, stops, config
         self.owns_copy = inner.owns_copy
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         groups: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
         rollout, context = self.config.rollout, self.config.prompt.max_tokens + sampling.max_new_tokens
         limits = Limits(rollout.turns.most, sampling.max_new_tokens, context, rollout.turns.seconds)
@@ -281,9 +281,7 @@ class AgentSampler(Sampler):
                 new, number = starting[at]
                 yield calls.finish(AnswerId(new.prompt_index, number), completion)
 
-    def _complete(
-        self, calls: Calls, groups: dict[int, dict[int, Completion]], size: int
-    ) -> Iterator[tuple[int, list[Completion]]]:
+    def _complete(self, calls: Calls, groups: dict[int, dict[int, Completion]], size: int) -> Groups:
         for conversation, completion in calls.ended:
             if completion.reward and not self.config.reward.weights.get("environment"):
                 reason = f"it returned {completion.reward:g}, the reward `environment`, which has no weight"

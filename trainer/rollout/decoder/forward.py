@@ -22,7 +22,7 @@ from trainer.rollout.decoder.eight_bits import KINDS
 from trainer.rollout.decoder.layers.attention import Attention, has_kinds_of_rope, matrices
 from trainer.rollout.decoder.layers.block import Block
 from trainer.rollout.decoder.layers.norm import Norm
-from trainer.rollout.decoder.layers.passes import Angles, Cache, Pass, Prompts, Step
+from trainer.rollout.decoder.layers.passes import Angles, Cache, Prompts, Step
 from trainer.rollout.decoder.layers.per_layer import LayerInputs
 from trainer.rollout.decoder.weights import Projection, copy_what_fits
 
@@ -109,12 +109,12 @@ class Forward:
         prompts, width = tokens_PT.shape
         positions_N = torch.arange(before, before + width, device=self.device).repeat(prompts)
         masks = {window: self._prompt_mask(window, width, before) for window in self.windows}
-        angles = self._angles_at(positions_N)
-        hidden_NH, inputs_LNp = self.embed(tokens_PT.flatten()), None
-        if self.layer_inputs:
-            inputs_LNp = self.layer_inputs(tokens_PT.flatten(), hidden_NH)
+        angles, tokens_N = self._angles_at(positions_N), tokens_PT.flatten()
+        hidden_NH = self.embed(tokens_N)
+        inputs_LNp = self.layer_inputs(tokens_N, hidden_NH) if self.layer_inputs else None
         at = Prompts(before, width, lengths_P, groups_P, rows, cache, angles, masks, inputs_LNp, {}, self.repeats_keys)
-        hidden_NH = self._run(hidden_NH, at)
+        for layer in self.layers:
+            layer(hidden_NH, at)
         last_P = torch.arange(prompts, device=self.device) * width + lengths_P - 1
         return self.finish(self.head(self.last_norm(hidden_NH[last_P])))
 
@@ -139,7 +139,9 @@ class Forward:
         if self.device.type == "cuda":
             angles = {kind: (matrices(*cos_sin),) for kind, cos_sin in angles.items()}
         at = Step(running_B, cache, slots, angles, masks, inputs_LNp)
-        return self.finish(self.head(self.last_norm(self._run(hidden_BH, at))))
+        for layer in self.layers:
+            layer(hidden_BH, at)
+        return self.finish(self.head(self.last_norm(hidden_BH)))
 
     def _read_8_bits(self, reads: bool) -> None:
         for projection in self.projections if self.has_8_bits else ():
@@ -163,12 +165,6 @@ class Forward:
             kind: (cos_TD[positions_N].unsqueeze(1), sin_TD[positions_N].unsqueeze(1))
             for kind, (cos_TD, sin_TD) in self.angles.items()
         }
-
-    def _run(self, hidden_NH: Tensor, at: Pass) -> Tensor:
-        """Apply all layers to the embeddings in place."""
-        for layer in self.layers:
-            layer(hidden_NH, at)
-        return hidden_NH
 
 
 def why_unsupported(model: Any) -> str | None:

@@ -13,7 +13,7 @@ from trainer.rollout.decoder.cuda_graphs import DecodeStep
 from trainer.rollout.decoder.forward import Forward
 from trainer.rollout.decoder.schedule import AnswerId, NewAnswers
 from trainer.rollout.draw import draw, uniforms
-from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking
+from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking, Written
 
 DRAWN = -1  # in place of a forced token: the token is drawn
 LEAST_SHARED = 64  # a common prefix of at least this many tokens is read in a separate pass
@@ -26,12 +26,6 @@ class RowMember(NamedTuple):
     answer: AnswerId
     dialogue: OpenAnswer
     uniform_N: Sequence[float]
-
-
-class EndedTurn(NamedTuple):
-    dialogue: OpenAnswer
-    tokens: list[int]
-    logprobs: list[float]
 
 
 class Size(NamedTuple):
@@ -241,7 +235,7 @@ class Batch:
         self.cache.copy(sources, targets, width)
 
     @torch.inference_mode()
-    def ended(self) -> list[EndedTurn]:
+    def ended(self) -> list[tuple[OpenAnswer, Written]]:
         """Return the turns that have ended since the last call."""
         stops = [one.stops or self.stops for one in self.dialogues]
         if any(one.strings for one in stops):
@@ -249,15 +243,12 @@ class Batch:
         running = self.running_R[: self.active]
         if bool(running.all()):
             return []
-        waits = [dialogue.reply is not None for dialogue in self.dialogues]
-        rows = (~running).nonzero()[:, 0]
-        counts, sampled = self.counts_R[rows].tolist(), self.sampled_RN[rows].tolist()
-        logprobs = self.logprobs_RN[rows].tolist()
-        ended = []
-        for i, row in enumerate(rows.tolist()):
-            for member in self.members[row] if not waits[row] else []:
-                turn = slice(len(member.dialogue.tokens), counts[i])
-                ended.append(EndedTurn(member.dialogue, sampled[i][turn], logprobs[i][turn]))
+        rows, ended = (~running).nonzero()[:, 0], []
+        states = (tensor[rows].tolist() for tensor in (self.counts_R, self.sampled_RN, self.logprobs_RN))
+        for row, count, tokens, logprobs in zip(rows.tolist(), *states, strict=True):
+            for dialogue in [one.dialogue for one in self.members[row] if one.dialogue.reply is None]:
+                turn = slice(len(dialogue.tokens), count)
+                ended.append((dialogue, (tokens[turn], logprobs[turn])))
         return ended
 
     def _freeze_at_strings(self, stops: Sequence[Stops]) -> None:

@@ -11,11 +11,11 @@ The records of an answer, from prompt to completion:
     AnswerId     the index of the prompt, and the number of the answer in its group
     RowMember    an answer in a row, with its random numbers    rows.py decodes it
     OpenAnswer   all tokens so far, and the environment         turns.py adds turns and replies
-    EndedTurn    the tokens of one turn of the model
+    Written      the tokens and log-probs of one turn           turns.py
     Completion   the complete answer                            records.py
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from operator import ge
 from typing import Any
@@ -24,8 +24,9 @@ import torch
 
 from trainer.machine.out_of_memory import is_out_of_memory, until_it_fits
 from trainer.plan.planner import PLACES
-from trainer.records import Completion, Prompt, Sampling
+from trainer.records import Prompt, Sampling
 from trainer.rollout import limits
+from trainer.rollout.collect import Groups
 from trainer.rollout.decoder.cuda_graphs import rounded_up
 from trainer.rollout.decoder.forward import Forward
 from trainer.rollout.decoder.rows import Batch, Size
@@ -47,13 +48,11 @@ class DecodeSampler(OwnSampler):
         self.batch: Batch | None = None
         self.on_tokens: Callable[[list[int]], None] | None = None  # called with the tokens of the first row so far
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         limits.check_context(self.model, prompts, sampling.max_new_tokens)
         yield from self.decode_all(Scheduler(prompts, sampling.group), len(prompts) * sampling.group, sampling)
 
-    def decode_all(
-        self, scheduler: Scheduler, answers: int, sampling: Sampling
-    ) -> Iterator[tuple[int, list[Completion]]]:
+    def decode_all(self, scheduler: Scheduler, answers: int, sampling: Sampling) -> Groups:
         """Decode the answers that a scheduler starts, at most `answers` at a time, until it is finished."""
         with evaluating(self.model):  # for layers that are called, not copied
             while not scheduler.is_finished:
@@ -119,7 +118,7 @@ class DecodeSampler(OwnSampler):
         self.batch.reset(rows, sampling)
         return self.batch
 
-    def _decode(self, batch: Batch, scheduler: Scheduler) -> Iterator[tuple[int, list[Completion]]]:
+    def _decode(self, batch: Batch, scheduler: Scheduler) -> Groups:
         while not scheduler.is_finished:
             begins = not batch.active or batch.free >= IDLE * batch.usable_rows
             while begins and (starting := scheduler.schedule(batch.free, batch.usable_rows)):
@@ -132,11 +131,9 @@ class DecodeSampler(OwnSampler):
                 self.on_tokens(batch.sampled_RN[0, : int(batch.counts_R[0])].tolist())
             yield from self._finish(batch, scheduler)
 
-    def _finish(self, batch: Batch, scheduler: Scheduler) -> Iterator[tuple[int, list[Completion]]]:
+    def _finish(self, batch: Batch, scheduler: Scheduler) -> Groups:
         """Remove finished answers from the batch, and yield the groups that they complete."""
-        done = {}
-        for dialogue, tokens, logprobs in batch.ended():
-            done[dialogue] = self.turns.add(dialogue, tokens, logprobs)
+        done = {dialogue: self.turns.add(dialogue, *turn) for dialogue, turn in batch.ended()}
         if batch.waiting:
             for dialogue in self.turns.answered(batch.waiting, batch.is_running):
                 done[dialogue] = self.turns.take_reply(dialogue)

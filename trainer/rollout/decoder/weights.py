@@ -132,12 +132,12 @@ class Projection:
     def __call__(self, hidden_NH: Tensor) -> Tensor:
         if self.reads_8_bits and self._in_8_bits is not None:
             return self._with_adapter(self._in_8_bits.product(hidden_NH), hidden_NH)
-        if self._copy_OH is not None and self._copy_OH.is_mkldnn:
-            return self._packed_product(hidden_NH, self._copy_OH)
         if self._copy_OH is not None:
+            if self._copy_OH.is_mkldnn:
+                return self._packed_product(hidden_NH, self._copy_OH)
             return F.linear(hidden_NH, self._copy_OH, self._bias_O)
         if self._factors is not None:
-            return self._beside(hidden_NH, *self._factors)
+            return self._separate_product(hidden_NH)
         outputs = [layer(hidden_NH) for layer in self.layers]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
@@ -146,22 +146,24 @@ class Projection:
         product_NO: Tensor = torch.ops.mkldnn._linear_pointwise(inputs_NH, packed, self._bias_O, "none", [], "")
         return self._with_adapter(product_NO.to(hidden_NH.dtype), hidden_NH)
 
-    def _with_adapter(self, product_NO: Tensor, hidden_NH: Tensor) -> Tensor:
+    def _with_adapter(self, product_NO: Tensor, hidden_NH: Tensor, scale: float = 1.0) -> Tensor:
+        """Add the product with the joined adapters, if there are any."""
         if self._factors is not None:
             a_RH, b_OR = self._factors
-            product_NO.addmm_(hidden_NH @ a_RH.t(), b_OR.t())
+            product_NO.addmm_(hidden_NH @ a_RH.t(), b_OR.t(), alpha=scale)
         return product_NO
 
-    def _beside(self, hidden_NH: Tensor, a_RH: Tensor, b_OR: Tensor) -> Tensor:
+    def _separate_product(self, hidden_NH: Tensor) -> Tensor:
         """Return the product with the weights of the layers and with their joined adapters."""
-        result_NO, row = hidden_NH.new_empty(len(hidden_NH), len(b_OR)), 0
+        outputs = sum(_base(layer).out_features for layer in self.layers)
+        result_NO, row = hidden_NH.new_empty(len(hidden_NH), outputs), 0
         for base in map(_base, self.layers):
             part_NO = result_NO[:, row : (row := row + base.out_features)]
             if base.bias is None:
                 torch.mm(hidden_NH, base.weight.t(), out=part_NO)
             else:
                 torch.addmm(base.bias, hidden_NH, base.weight.t(), out=part_NO)
-        return result_NO.addmm_(hidden_NH @ a_RH.t(), b_OR.t())
+        return self._with_adapter(result_NO, hidden_NH)
 
     def add_to(self, sum_NO: Tensor, hidden_NH: Tensor, scale: float) -> None:
         """Add a multiple of the product to a sum. A card does this within the matmul if there is no bias."""
@@ -170,10 +172,9 @@ class Projection:
             sum_NO.add_(self(hidden_NH), alpha=scale)
         elif self._copy_OH is not None:
             sum_NO.addmm_(hidden_NH, self._copy_OH.t(), alpha=scale)
-        elif self._factors is not None:
-            a_RH, b_OR = self._factors
+        else:
             sum_NO.addmm_(hidden_NH, _base(self.layers[0]).weight.t(), alpha=scale)
-            sum_NO.addmm_(hidden_NH @ a_RH.t(), b_OR.t(), alpha=scale)
+            self._with_adapter(sum_NO, hidden_NH, scale)
 
 
 def copy_what_fits(projections: Iterable[Projection], device: torch.device) -> None:

@@ -18,9 +18,9 @@ from trainer.plan import search
 from trainer.plan.planner import Planner
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.collect import Sampler, SamplingContext
+from trainer.rollout.collect import Groups, Sampler, SamplingContext
 from trainer.rollout.draw import group_seed
-from trainer.rollout.turns import OpenAnswer
+from trainer.rollout.turns import OpenAnswer, Written
 from trainer.rollout.vllm import check
 from trainer.rollout.vllm.process import ON_A_CPU, engine_options, turn_options
 from trainer.rollout.vllm.publish import Publisher
@@ -49,7 +49,7 @@ class VllmColocateSampler(Sampler):
             self.llm = _engine(context)
         self._sleep()
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         if self.sleeps:
             self.llm.wake_up()
         try:
@@ -57,9 +57,7 @@ class VllmColocateSampler(Sampler):
         finally:
             self._sleep()
 
-    def _sampled(
-        self, prompts: Sequence[Prompt], sampling: Sampling, version: int | None
-    ) -> Iterator[tuple[int, list[Completion]]]:
+    def _sampled(self, prompts: Sequence[Prompt], sampling: Sampling, version: int | None) -> Groups:
         """Sample the first turns of each group together, and then one turn at a time of every unfinished answer."""
         turns = self.context.turns
         dialogues = [[turns.begin(prompt, number, sampling) for number in range(sampling.group)] for prompt in prompts]
@@ -79,8 +77,8 @@ class VllmColocateSampler(Sampler):
 
     def _generate(
         self, requests: Sequence[tuple[OpenAnswer, int, int]], sampling: Sampling, version: int | None
-    ) -> list[tuple[list[int], list[float]]]:
-        """Return the tokens and log-probs of all turns. A request is an answer, a number of turns and a seed."""
+    ) -> list[Written]:
+        """Return the turns of all requests, which are an answer, the number of turns and a seed."""
         from vllm import SamplingParams
 
         options = [turn_options(self.context, dialogue, sampling, *rest) for dialogue, *rest in requests]

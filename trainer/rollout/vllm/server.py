@@ -10,7 +10,7 @@ loaded again.
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +21,9 @@ from trainer.machine import threads
 from trainer.machine.http_client import NoReply, read_key
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.collect import Sampler, SamplingContext
+from trainer.rollout.collect import Groups, Sampler, SamplingContext
 from trainer.rollout.draw import group_seed
-from trainer.rollout.turns import OpenAnswer
+from trainer.rollout.turns import OpenAnswer, Written
 from trainer.rollout.vllm import process
 from trainer.rollout.vllm.check import check_server
 from trainer.rollout.vllm.client import KEY, InvalidReply, Retry, Server, rate_limited
@@ -32,7 +32,6 @@ from trainer.rollout.vllm.publish import Published, Publisher
 
 T = TypeVar("T")
 Body = dict[str, Any]  # the JSON of a request
-Written = tuple[list[int], list[float]]  # tokens and log-probs of a turn
 
 OPEN_REQUESTS = 128  # of a rank at each server, which would only queue more
 LARGEST = 1 << 31  # larger than any token id or log-prob
@@ -57,7 +56,7 @@ class VllmServerSampler(Sampler):
         for server in servers:
             server.base, server.max_model_len = distributed.on_main(partial(self._retry, server.describe, server))
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         return self.frozen().sample(prompts, sampling)
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
@@ -191,7 +190,7 @@ class FrozenSampler(Sampler):
     adapter: Published | None
     servers: Sequence[Server]
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         if error := _too_long(self.servers, prompts, sampling.max_new_tokens):
             raise error
         ask = partial(self.sampler.group, self.adapter, self.servers, sampling)
