@@ -89,6 +89,6 @@ class RowLimit:
         if not self._has_warned:
             self._has_warned = True
             self._say(
-                f"rollout.rows={self._wanted}: out of memory with {tried} completions side by side; going on with "
-                f"{self.limit}, and fewer if that is too many. Write rollout.rows={self.limit} to begin with that."
+                f"rollout.rows={self._wanted}: out of memory with {tried} completions at once; continuing with "
+                f"{self.limit}, or fewer if necessary. Write rollout.rows={self.limit} to start with that."
             )

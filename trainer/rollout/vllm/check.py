@@ -1,7 +1,7 @@
 """Checks of vLLM, in this environment or on a server, before the first step of a run."""
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from typing import Any
 
 from trainer.config.settings import Lora
@@ -21,23 +21,23 @@ def installed() -> str | None:
     """Return the version of vLLM in this environment, or None."""
     for package in PACKAGES:
         try:
-            return version(package)
-        except PackageNotFoundError:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
             continue
     return None
 
 
-def check_version(found: str, where: str, say: Say, tested: Sequence[str] = TESTED) -> None:
+def check_version(version: str, where: str, say: Say, tested: Sequence[str] = TESTED) -> None:
     """Raise ConfigError if the version cannot work, and warn if it has not been tested."""
-    release = found.split("+", maxsplit=1)[0].split(".post", maxsplit=1)[0]
+    release = version.split("+", maxsplit=1)[0].split(".post", maxsplit=1)[0]
     numbers = [int(part) for part in release.split(".")[:2] if part.isdigit()]
     known = ", ".join(tested)
     if len(numbers) == 2 and tuple(numbers) < OLDEST:
-        reason = f"vLLM {found} is too old: the oldest version that works is {'.'.join(map(str, OLDEST))}"
+        reason = f"vLLM {version} is too old: the oldest version that works is {'.'.join(map(str, OLDEST))}"
         remedy = f"Install a version that was tested: {known}"
         raise ConfigError(where, reason, remedy)
     if release not in tested:
-        say(f"rollout: vLLM {found} has not been tested (tested: {known}); its log-probs are compared below")
+        say(f"rollout: vLLM {version} has not been tested (tested: {known}); its log-probs are compared below")
 
 
 def check_server(server: Server, lora: Lora, say: Say) -> None:

@@ -35,11 +35,11 @@ class VllmColocateSampler(Sampler):
     owns_copy = True
 
     def __init__(self, context: SamplingContext) -> None:
-        if (found := check.installed()) is None:
+        if (version := check.installed()) is None:
             reason = "vLLM is not in this environment"
             remedy = "pip install octet-grpo[vllm], or write rollout.engine=decode"
             raise ConfigError("rollout.engine=vllm_colocate", reason, remedy)
-        check.check_version(found, "rollout.engine=vllm_colocate", context.say, check.COLOCATED)
+        check.check_version(version, "rollout.engine=vllm_colocate", context.say, check.COLOCATED)
         self.context = context
         self.sleeps = bool(context.config.rollout.vllm.sleep) and distributed.on_gpu()  # vLLM cannot sleep on a CPU
         self.publisher = Publisher(context.folder / "published")
