@@ -221,22 +221,20 @@ def _attention(
     if layout is None:  # while sampling
         sampled: tuple[Tensor, None] = plain(module, query, key, value, attention_mask, **options)
         return sampled
-    queries = _heads_first(layout.rows(query.transpose(1, 2), layout.answers_AC, layout.queries_N))
-    keys, values = (
-        _heads_first(layout.rows(part.transpose(1, 2), layout.keys_AK, layout.keys_N)) for part in (key, value)
-    )
+    queries = _heads(layout, query, layout.answers_AC, layout.queries_N)
+    keys, values = (_heads(layout, part, layout.keys_AK, layout.keys_N) for part in (key, value))
     mask, width, window = None, layout.prompts_PT.shape[1], options.get("sliding_window")
     before = width if window is None else window  # tokens that a query of a prompt attends to
     if before < width or needs_repeated_keys(query.device, query.dtype):  # transformers repeats keys only with a mask
-        mask = torch.ones(1, 1, width, width, dtype=torch.bool, device=query.device).tril()
-        mask = mask.triu(1 - before)
+        mask = torch.ones(1, 1, width, width, dtype=torch.bool, device=query.device).tril().triu(1 - before)
     prompts, _ = plain(module, queries[0], keys[0], values[0], mask, **options)
     answers, _ = plain(module, queries[1], keys[1], values[1], layout.mask(window, query), **options)
     return layout.line(prompts, answers), None
 
 
-def _heads_first(rows: list[Tensor]) -> list[Tensor]:
-    return [part.transpose(1, 2) for part in rows]
+def _heads(layout: Layout, line: Tensor, answers_AX: Tensor, places_N: Tensor) -> list[Tensor]:
+    """Return the rows of queries, keys or values, which have their heads before their tokens."""
+    return [rows.transpose(1, 2) for rows in layout.rows(line.transpose(1, 2), answers_AX, places_N)]
 
 
 class _Flat(NamedTuple):

@@ -71,21 +71,18 @@ class DecodeSampler(OwnSampler):
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Decode the first tokens of as many rows as possible, with a cache for the longest possible answers."""
+        answers = len(prompts) * sampling.group
 
         def begin() -> None:
             scheduler = Scheduler(prompts, sampling.group)
-            rows = min(self.rows.limit, len(prompts) * sampling.group)
-            batch = self._prepare(rows, scheduler.longest_prompt, sampling)
+            batch = self._prepare(min(self.rows.limit, answers), scheduler.longest_prompt, sampling)
             batch.shares, batch.least_shared = False, inf  # in the worst case nothing is shared
             while starting := scheduler.schedule(batch.free, batch.usable_rows):
                 batch.add(starting)
             batch.decode()
 
-        def make_room() -> None:
-            self._make_room(min(self.rows.limit, len(prompts) * sampling.group))
-
         with evaluating(self.model):
-            until_it_fits(begin, make_room)
+            until_it_fits(begin, lambda: self._make_room(min(self.rows.limit, answers)))
         self._release_memory()
 
     def _make_room(self, rows: int) -> None:
