@@ -2,11 +2,13 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
+from trainer.errors import RewardError
 from trainer.problem import tools
-from trainer.problem.tools import ToolCalls, calculated, continued, tools_of
+from trainer.problem.tools import CALCULATOR, ToolCalls, calculated, continued, tools_of
 
 
 @pytest.mark.parametrize(
@@ -114,6 +116,14 @@ def test_calls_as_templates_write_them(text, said):
     found, done, _ = ToolCalls(tools_of(["calculator"]), "template").step(text)
     assert found.startswith(said)
     assert not done
+
+
+def test_an_error_of_a_tool_is_not_taken_for_a_malformed_call():
+    def use(expression):
+        raise RewardError("the sandbox is gone")
+
+    with pytest.raises(RewardError):
+        ToolCalls([replace(CALCULATOR, use=use)], "template").step(call(expression="3 * 14"))
 
 
 def test_calls_in_fenced_blocks():

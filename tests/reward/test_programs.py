@@ -164,6 +164,12 @@ def test_tests_of_all_problems_are_read_before_a_run(tmp_path):
         read_tests(Problem("p/1", "", "", extra={"test_list": MBPP, "code": ""}), Code())
 
 
+@pytest.mark.parametrize("tests", [[{"input": "3", "output": 6}], [{"input": [3], "output": 6}]])
+def test_tests_of_the_wrong_type_are_refused(tests):
+    with refuses("p/1", DataError, names="tests"):
+        read_tests(Problem("p/1", "", "", extra={"tests": tests, "metadata": [1]}), Code())
+
+
 def test_a_fault_of_the_tests_is_found_before_a_run(scorer):
     problem = Problem("p/1", "", "", extra={"tests": "assert f(print)"})
     with refuses("p/1", DataError, names="argument"):

@@ -109,9 +109,10 @@ class ToolCalls:
             tool = self.tools.get(name)
             if tool is None:
                 return f"Error: there is no tool {name!r:.40}. There are: {', '.join(self.tools)}."
-            return tool.use(str(arguments[tool.argument]))
+            argument = str(arguments[tool.argument])
         except UNREADABLE:
             return 'Error: this is no call. Write {"name": ..., "arguments": {...}} as JSON.'
+        return tool.use(argument)
 
 
 def calls_in(text: str, names: Container[str]) -> tuple[str, list[tuple[str, Mapping[str, Any]]]]:

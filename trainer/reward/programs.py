@@ -118,7 +118,7 @@ def read_tests(problem: Problem, settings: Code) -> Tests:
         raise DataError(problem.id, f"there is no column `{column}`; there are: {there}", ANOTHER_COLUMN)
     try:
         tests = _in_any_form(columns.get(column), columns)
-    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
+    except (ValueError, SyntaxError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
         reason = str(error) if isinstance(error, DataError) else f"{EXPECTED}; {type(error).__name__}: {error}"
         raise DataError(problem.id, f"`{column}`: {reason}", ANOTHER_COLUMN) from None
     if tests.source and settings.command is not None:
