@@ -1,4 +1,4 @@
-"""Calculate an expression of numbers exactly. Of Python only the parser is used, and every number stays short."""
+"""Calculate an expression of numbers exactly. Python only parses the expression, and the size of numbers is limited."""
 
 import ast
 import operator
@@ -7,14 +7,14 @@ from fractions import Fraction
 from math import log10
 from typing import Any
 
-MOST_DIGITS = 30  # before the point; a fraction of longer numbers goes on as a float
-LARGEST_POWER = 100_000  # beyond it, a float has fewer than ten right digits
-# What `worth` raises on what it cannot calculate.
+MOST_DIGITS = 30  # before the decimal point; a fraction of longer numbers becomes a float
+LARGEST_POWER = 100_000  # with a larger exponent, a float has fewer than ten correct digits
+# Errors of `worth` for what it cannot calculate.
 UNCALCULATED = (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError)
 
 
 def worth(expression: str) -> Fraction | float:
-    """Return the value of + - * / // % ** and brackets (long fractions as floats). Raise one of UNCALCULATED."""
+    """Return the value of an expression with + - * / // % ** and brackets. Raise one of UNCALCULATED if it has none."""
     return _value(ast.parse(expression.strip(), mode="eval").body)
 
 
@@ -26,28 +26,30 @@ def _value(node: ast.expr) -> Fraction | float:
         return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _bounded(_OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
-    raise ValueError("it has something else than arithmetic")
+    raise ValueError("it has something other than arithmetic")
 
 
 def _power(base: Fraction | float, exponent: Fraction | float) -> Fraction | float:
     times = int(exponent)
     if times != exponent or abs(times) > LARGEST_POWER:
-        raise ValueError("the power is no whole number, or too large")
+        raise ValueError("the exponent is not a whole number, or it is too large")
     is_long = isinstance(base, float) or abs(times) * log10(max(abs(base.numerator), base.denominator)) > MOST_DIGITS
     return float(base) ** times if is_long else base**times
 
 
-_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Pow: _power}
-_OPERATORS |= {
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Pow: _power,
 }
 
 
 def _bounded(value: Fraction | float) -> Fraction | float:
-    """Return a fraction, or a float in place of one of long numbers."""
+    """Return a value unchanged, or as a float if it is a fraction of long numbers."""
     if abs(value) >= 10**MOST_DIGITS:
         raise ValueError("a number is too long")
     if isinstance(value, float):

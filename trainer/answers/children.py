@@ -1,15 +1,15 @@
 """A child process that answers requests, and can be killed.
 
     child = Child("trainer.answers.symbolic:comparer", deadline_s=5.0)
-    child.ask(["x+1", "1+x"])     # what it returns, or None
+    child.ask(["x+1", "1+x"])     # the child's reply, or None
 
     parent  one line of JSON  ->  child
     parent  <-  one line of JSON  child
 
-A child is for work that may never end, or may do harm. It is started when it is first needed, by a fresh interpreter,
-so it inherits neither torch nor CUDA; it calls the named function once, and then what that returns for each request.
-It ends when its input closes, and therefore when the parent dies; if it is computing at that moment, its own alarm ends
-it a second after the deadline.
+A child does work that may never end or may do harm. It starts at the first request, in a fresh interpreter, so it
+inherits neither torch nor CUDA. It calls the named function once, and what that returns answers each request. It ends
+when its input closes, and therefore when the parent dies; if it is computing at that moment, its own alarm ends it a
+second after the deadline.
 """
 
 import json
@@ -27,12 +27,12 @@ from typing import Any
 from trainer.errors import RewardError
 
 READY = "ready"
-START_S = 60.0  # importing sympy from a cold network disk
-GRACE_S = 1.0  # the parent kills first; the child's own alarm is for a parent that died
-MEMORY_BYTES = 2 << 30  # a tower of powers fills any memory
-LONGEST_REPLY = 1 << 20
+START_S = 60.0  # enough to import sympy from a cold network disk
+GRACE_S = 1.0  # the parent kills at the deadline; the child's own alarm comes later, in case the parent has died
+MEMORY_BYTES = 2 << 30  # a tower of powers would fill any memory
+LONGEST_REPLY = 1 << 20  # bytes
 
-# What a library raises on nonsense; RecursionError is a RuntimeError.
+# Errors that libraries raise for nonsense; RecursionError is a RuntimeError.
 NONSENSE = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
     SyntaxError,
@@ -40,11 +40,11 @@ NONSENSE = (
 
 
 class Died(Exception):
-    """The child has died in the middle of a request."""
+    """The child has died during a request."""
 
 
 class Child:
-    """Takes a request at a time, of any thread. A process that hangs is killed; the next request starts another."""
+    """Answers one request at a time, from any thread. A process that hangs is killed; the next request starts one."""
 
     def __init__(self, function: str, deadline_s: float) -> None:
         self.hangs = 0  # requests ended by the deadline
@@ -54,13 +54,13 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: Any) -> Any:
-        """Return the reply; None if the child raised, or took too long. Raise Died if it died."""
+        """Return the reply, or None if the child raised an error or took too long. Raise Died if it died."""
         with self._asking:
             reply: str | None = ""
             try:
                 reply = self._answer(self._process or self._start(), request)
             finally:
-                if not reply:  # it hangs, died, or was interrupted
+                if not reply:  # the child hangs or died, or this thread was interrupted
                     self._kill()
             answer = json.loads(reply) if reply else None
             self.hangs += reply is None
@@ -70,12 +70,12 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """End the child, after waiting for the request that is running."""
+        """End the child after the current request."""
         with self._asking:
             self._kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # With the parent's sys.path, the child finds what the parent finds, however that was installed.
+        # The child needs the parent's sys.path to find the same packages, however they were installed.
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
         self._process = process = subprocess.Popen(
             [sys.executable, "-c", f"{code}; serve({self._function!r}, {self._deadline_s + GRACE_S})"],
@@ -84,7 +84,7 @@ class Child:
             stderr=subprocess.DEVNULL,
             bufsize=0,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            start_new_session=True,  # Ctrl-C is the parent's to handle
+            start_new_session=True,  # only the parent gets a Ctrl-C
         )
         if _read(process, START_S) != json.dumps(READY):
             by_hand = f"{sys.executable} -c 'from {__name__} import serve; serve(\"{self._function}\", 1)'"
@@ -92,7 +92,7 @@ class Child:
         return process
 
     def _answer(self, process: subprocess.Popen[bytes], request: Any) -> str | None:
-        """Return the reply: empty if the child died, None if it took too long."""
+        """Return the reply. It is empty if the child died, and None if it took too long."""
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -102,7 +102,7 @@ class Child:
 
     def _kill(self) -> None:
         if self._process is not None:
-            with self._process as process:  # which closes the pipes, and waits
+            with self._process as process:  # closes the pipes and waits for the process
                 process.kill()
             self._process = None
 
@@ -127,13 +127,13 @@ def _read(process: subprocess.Popen[bytes], seconds: float) -> str | None:
 def serve(function: str, alarm_s: float) -> None:
     """Answer requests from standard input until it closes."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints must not be taken for a reply
+    os.dup2(2, 1)  # keep the output of libraries out of the replies
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends the process, and no handler can swallow that
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to every process; only ranks act on it
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler of a library can swallow the alarm
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to every process, but only ranks act on it
     module, _, name = function.partition(":")
     answer = getattr(import_module(module), name)()
     print(json.dumps(READY), file=replies)

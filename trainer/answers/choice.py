@@ -1,4 +1,4 @@
-"""Read the letter of a choice. A text that offers two of them, or takes its own back, offers none."""
+"""Read the letter of a choice. A text that names two choices, or takes its choice back, has no letter."""
 
 import re
 
@@ -6,20 +6,20 @@ from trainer.answers.notation import DECORATION, clean
 from trainer.answers.words import ANOTHER
 
 LETTERS = "ABCDEFGHIJ"
-_BLANK_LINE = re.compile(rf"(?i)\n[ \t\r]*\n(?!\s*(?:{ANOTHER})\b)")  # before an explanation
+_BLANK_LINE = re.compile(rf"(?i)\n[ \t\r]*\n(?!\s*(?:{ANOTHER})\b)")  # an explanation may follow
 _STATED = re.compile(
     r"(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter)\s+)?['\"(\[]?([A-J])['\"\]]?(?P<mark>\)?[.:]?)(?=[\s,;/&]|$)"
 )
 _LABEL = re.compile(r"\(([A-J])\)|(?<![\w'])([A-J])(?=[).:](?:\s|$))|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\b")
 LETTER = re.compile(r"(?<![\w'$\\-])[A-J](?![\w'-])")
-_OTHER = re.compile(r"\b(?:not|than|over|unlike)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-J]\b\)?")  # C, not B
+_OTHER = re.compile(r"\b(?:not|than|over|unlike)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-J]\b\)?")  # the B of "C, not B"
 _BESIDE = re.compile(rf"(?i)[,;/&]|(?:and|also|even|{ANOTHER})\b")
 _IS_RIGHT = re.compile(
     r"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|(?!(?:Wait|Oops|Sorry|Hmm)\b)[A-Z]"
     r"|(?:is|as|being|seems|must\s+be|would\s+be)\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?"
     r"(?:right|correct|true|best|answer|choice|option|one|likely|accurate|appropriate)\b)"
 )
-_DOUBTED = re.compile(  # behind a label; "D) incorrect" and "D) cannot be determined" are choices
+_DOUBTED = re.compile(  # after a label; but "D) incorrect" and "D) cannot be determined" are choices
     r"(?:wrong|incorrect)\b(?=\s*[,;]|\s+(?:so|and|but)\b)"
     r"|(?:is|was|seems|looks|can|could|might|may|would)\b.*\b(?:wrong|incorrect|false|not|also|too)\b"
 )
@@ -39,8 +39,8 @@ def choice_letter(phrase: str) -> str | None:
 
 
 def _is_taken_back(letter: str, rest: str, mark: str) -> bool:
-    """Return True if what follows a letter is another one, or does not say that the letter is the answer. Behind a
-    letter with a mark stands the choice itself, which may name other letters: `D) both A and B`, `A) E. coli`."""
+    """Return True if the rest names another letter, or does not say that the letter is the answer. If the letter has a
+    mark, the rest is the text of the choice, which may name other letters: `D) both A and B`, `A) E. coli`."""
     labels = named_letters(_DOTTED.sub("", rest) if ")" in mark else rest) - {letter}
     letters = set(LETTER.findall(rest)) - {letter}
     if labels or (letters and (not mark or _BESIDE.match(rest) or (")" not in mark and LETTER.fullmatch(rest)))):
@@ -50,7 +50,7 @@ def _is_taken_back(letter: str, rest: str, mark: str) -> bool:
 
 def named_letters(line: str) -> set[str]:
     """Return the letters of all choices that a line names: `(B)`, `B)`, `option B`."""
-    return {found[1] or found[2] or found[3] for found in _LABEL.finditer(line)}
+    return {label[1] or label[2] or label[3] for label in _LABEL.finditer(line)}
 
 
 _CLOSING = re.compile(r"\(([A-J])\)[.!]?$")
@@ -61,13 +61,13 @@ _RULED_OUT = re.compile(
 )
 _NAMED = re.compile(
     r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with|[Ii]t(?: is|'s| must be))(?::|\s+is|(?=\s))[\s*]*"
-    r"\(?([A-J])\b(?!(?<=A) (?!is|because|since|as)[a-z])"  # but not "I choose A good one"
+    r"\(?([A-J])\b(?!(?<=A) (?!is|because|since|as)[a-z])"  # not the A of "I choose A good one"
     r"|(?<![\w'])([A-J])\W* is the (?:(?:correct|right|best) )?(?:answer|choice|option)\b"
 )
 
 
 def closing_choice(line: str) -> str | None:
-    """Return a choice in brackets at the end of a line, or a choice that is the whole line."""
+    """Return the letter of a choice in brackets at the end of a line, or of a line that is nothing but a choice."""
     if "(" not in line and len(line) > 20:
         return None
     line = clean(line)

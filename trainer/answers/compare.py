@@ -1,7 +1,7 @@
 r"""Compare two answers. Standard library only; what a model wrote is never evaluated.
 
-`equal` brings both sides to one normal form: an exact number, else intervals, tuples and sets of these, else text.
-Where more than one reading is possible, docs/tasks.md says which one is taken; tests/data/answers.yaml has the cases.
+`equal` compares normal forms: an exact number if possible, else an interval, a tuple or a set of these, else a text.
+If a text can be read in several ways, docs/tasks.md says which one counts; tests/data/answers.yaml has the cases.
 """
 
 import re
@@ -14,7 +14,7 @@ from trainer.answers.notation import DECORATION, LONGEST_ANSWER, PICTURE, clean,
 from trainer.answers.number import is_plain, is_rounded, number, same_quantity, with_words, worked_out
 from trainer.answers.words import PEOPLE, same_rank
 
-_SHELL = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}|\$(.+)\$|\s")  # what may stand around a symbol
+_SHELL = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}|\$(.+)\$|\s")  # markup around a symbol
 _LATIN_WORD = re.compile("[A-Za-z]{3,}")
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 _ROUGHLY = re.compile(r"((?:\\[A-Za-z]+|[^A-Za-z])+?)(?:\\approx(?![A-Za-z])|≈)(.*)", re.DOTALL)  # \frac13 \approx 0.33
@@ -24,7 +24,7 @@ _AND = re.compile(r",?\s(?:and|&)\s|,\s?")
 _BARE_NUMBER = re.compile(r"[-+]?[0-9,]*\.?[0-9]+")
 _POWER = re.compile(r"[$\s]*[0-9]+\s*\^\s*\{?[0-9]+\}?[$\s]*")
 _NO_BRACES = str.maketrans("", "", "{}")
-_DEPTH = 3  # of lists within lists
+_DEPTH = 3  # how deep lists may be nested
 
 
 def equal(answer: str, gold: str) -> bool:
@@ -37,10 +37,10 @@ def equal(answer: str, gold: str) -> bool:
         return False
     bare = [_bare(text) for text in (answer, gold)]
     if PICTURE.search(gold) or not any(map(_LETTER_OR_DIGIT.search, bare)):
-        return bare[0] == bare[1]  # the notation of mathematics takes a dot for a cross
+        return bare[0] == bare[1]  # the normal form would not distinguish a dot from a cross
     answer = DECORATION.sub(" ", answer)
     if is_plain(gold):
-        rough = _ROUGHLY.fullmatch(answer)  # 1/3 ≈ 0.333 is both
+        rough = _ROUGHLY.fullmatch(answer)  # 1/3 ≈ 0.333 equals both 1/3 and 0.333
         rounded = number(rough[2]) if rough and is_rounded(rough[1], rough[2]) else None
         return same_quantity(answer, gold) or (rounded is not None and rounded == number(gold))
     named = "=" in gold
@@ -48,24 +48,24 @@ def equal(answer: str, gold: str) -> bool:
     if _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH) or any(same(answer, gold) for same in looser):
         return True
     choice = choice_letter(gold) if len(clean(gold)) <= 5 and not gold.islower() else None
-    is_variable = len(answer.strip()) == len(gold.strip()) == 1  # e is not E, and (e) is the choice E
+    is_variable = len(answer.strip()) == len(gold.strip()) == 1  # e is not E, but (e) is the choice E
     return choice is not None and not is_variable and choice_letter(answer) == choice
 
 
 def _bare(text: str) -> str:
-    """Return symbols as they are, without what may stand around them: `\\text{}`, dollars, spaces, capitals."""
+    """Return a text without `\\text{}`, dollars and spaces, and with its words in lower case. Symbols are kept."""
     text = _SHELL.sub(r"\1\2", _SHELL.sub(r"\1\2", normalise(text)))
     return _LATIN_WORD.sub(lambda word: word[0].lower(), text)
 
 
 def without_accents(text: str) -> str:
-    """Return a text with the marks on its letters left out: Brasilia for Brasília."""
+    """Return a text without the accents on its letters: Brasilia for Brasília."""
     parts = unicodedata.normalize("NFD", text)
     return "".join(char for char in parts if not unicodedata.combining(char))
 
 
 def _are_named_apart(answer: str, gold: str) -> bool:
-    """Return True if both have labels and not one in common: for `y = 2` and `x = 2`, but not for `x = y = 2`."""
+    """Return True if both have labels and none in common: for `y = 2` and `x = 2`, but not for `x = y = 2`."""
     texts = (clean(answer), clean(gold))
     names = [{name for item in _split(text, _SEPARATOR) or [text] for name in _names(item)} for text in texts]
     return all(names) and names[0].isdisjoint(names[1])
@@ -77,15 +77,15 @@ def _names(text: str) -> list[str]:
 
 
 def _is_without_its_noun(answer: str, gold: str) -> bool:
-    """Return True for `7` and the gold answer "7 dwarfs", but not for a name such as "7 Up"."""
-    found = with_words(gold)
-    if found is None or not " ".join(found[1]).islower() or {*found[1]} & {"am", "pm"}:
+    """Return True for `7` if the gold answer is "7 dwarfs", but not if it is a name such as "7 Up"."""
+    read = with_words(gold)
+    if read is None or not " ".join(read[1]).islower() or {*read[1]} & {"am", "pm"}:
         return False
-    return _BARE_NUMBER.fullmatch(answer.strip()) is not None and number(answer) == found[0]
+    return _BARE_NUMBER.fullmatch(answer.strip()) is not None and number(answer) == read[0]
 
 
 def _are_together(answer: str, gold: str) -> bool:
-    """Return True for Tim and Sarah in any order, and for `red and blue`, but not for a title such as War and Peace."""
+    """Return True if both list the same people or things in any order. The title War and Peace is not a list."""
     if " and " not in gold:
         return False
     parts = [_AND.split(clean(text)) for text in (answer, gold)]
@@ -94,15 +94,15 @@ def _are_together(answer: str, gold: str) -> bool:
 
 
 def _is_power(answer: str, gold: str) -> bool:
-    """Return True for 32 and the gold answer 2^5."""
+    """Return True for 32 if the gold answer is 2^5."""
     value = number(answer) if _POWER.fullmatch(gold) else None
     return value is not None and worked_out(clean(gold)) == value
 
 
 def _key(text: str, named: bool, depth: int) -> Hashable:
-    """Return the normal form: equal answers have equal keys. `named` keeps the names of what has different ones."""
-    if found := with_words(text):
-        value, words, _ = found
+    """Return the normal form: equal answers have equal keys. `named` keeps the labels of a list if they differ."""
+    if read := with_words(text):
+        value, words, _ = read
         return (value, *(word.lower().rstrip("s") for word in words)) if words else value
     text = " ".join(clean(text).split())
     if depth and (pieces := _split(text, _UNION)):
@@ -123,8 +123,8 @@ def _key(text: str, named: bool, depth: int) -> Hashable:
 
 
 def pairs(answer: str, gold: str) -> list[tuple[str, str]]:
-    """Return what has to be equal for two answers to be: all sides of `x = 2\\sqrt2 = \\sqrt8` and `\\sqrt8`. Two
-    equations are one pair if one of them begins without a label. Nothing equals what has another label."""
+    """Return the pairs that all have to be equal: each side of `x = 2\\sqrt2 = \\sqrt8` with `\\sqrt8`. Two equations
+    are one pair if one of them begins without a label. There are no pairs if the labels differ."""
     if not any(sign in answer + gold for sign in ("=", "approx", "≈")):
         return [(answer, gold)]
     if _are_named_apart(answer, gold):
@@ -142,7 +142,7 @@ def same_structure(answer: str, gold: str) -> bool:
 
 
 def _shape(text: str) -> tuple[str, int, str] | None:
-    """Return the brackets of a list and how many items it has, or None for a formula, or `x = 2, y = 3`."""
+    """Return the brackets of a list and its number of items, or None for a formula and for `x = 2, y = 3`."""
     if number(text) is not None:
         return "", 1, ""
     opening, inner, closing = _brackets(text)
@@ -153,7 +153,7 @@ def _shape(text: str) -> tuple[str, int, str] | None:
 
 
 def _brackets(text: str) -> tuple[str, str, str]:
-    """Split `[1, 2)` into bracket, inside and bracket. The brackets are empty if none encloses the whole text."""
+    """Split `[1, 2)` into `[`, the inside and `)`. The brackets are empty if none enclose the whole text."""
     size = 2 if text.startswith("\\{") and text.endswith("\\}") else 1
     if len(text) < 2 * size or text[size - 1] not in "([{" or text[-1] not in ")]}":
         return "", text, ""
@@ -166,13 +166,13 @@ def _brackets(text: str) -> tuple[str, str, str]:
 
 
 def _split(text: str, separator: re.Pattern[str]) -> list[str] | None:
-    """Split at separators outside all brackets. Return None if there is none, or if a piece would be empty."""
+    """Split at separators outside all brackets. Return None if there are none, or if a piece would be empty."""
     pieces, depth, start = [], 0, 0
     for position, char in enumerate(text):
         depth += (char in "([{") - (char in ")]}")
-        if depth == 0 and position >= start and (found := separator.match(text, position)):
+        if depth == 0 and position >= start and (match := separator.match(text, position)):
             pieces.append(text[start:position])
-            start = found.end()
+            start = match.end()
     pieces.append(text[start:])
     return pieces if len(pieces) > 1 and all(piece.strip() for piece in pieces) else None
 
@@ -187,7 +187,7 @@ _BARE_ROOT = re.compile(r"\\sqrt([0-9A-Za-z])")
 
 
 def _is_words(text: str) -> bool:
-    """Return True for Yes, "7 Up" and "Smith", where neither case nor space counts, but not for n, 2A and sin x."""
+    """Return True if case and spaces do not matter: for Yes, "7 Up" and "Smith", but not for n, 2A and sin x."""
     return bool((_WORDS.fullmatch(text) or _LONG_WORD.search(text)) and not _FORMULA.search(text))
 
 

@@ -1,14 +1,14 @@
-r"""Part an equation into labels, which name what is asked for, and sides, which are equal: `x = 3 * 6 = 18`.
+r"""Split an equation such as `x = 3 * 6 = 18` into labels, which name what is asked for, and sides, which are equal.
 
-A label is `x`, `f(3)`, `\theta`, `\angle ABC`, `Total cost` or `(x, y)`. `2x`, `x^2`, `|x|` and `x + 2` are none:
+A label is `x`, `f(3)`, `\theta`, `\angle ABC`, `Total cost` or `(x, y)`. `2x`, `x^2`, `|x|` and `x + 2` are not labels:
 `2x = 18` does not say that the answer is 18, and is compared as a whole.
 """
 
 import re
 
-_EQUALS = re.compile(r"(?<![<>!:=\\])=(?![=>])(?![^()=]*\))|\\in(?![A-Za-z])")  # but not the one of P(X = 2)
+_EQUALS = re.compile(r"(?<![<>!:=\\])=(?![=>])(?![^()=]*\))|\\in(?![A-Za-z])")  # but not the sign in P(X = 2)
 _EXPLANATION = re.compile(r"\b(?:because|since|as|so|where|which|that|when|if|for|means|from|i\.e\.)(?![a-z])|:\s")
-_SEVERAL = re.compile(  # what parts two statements: behind an equation, or close behind a number
+_SEVERAL = re.compile(  # what separates two statements: after an equation, or soon after a number
     r"(?:=[^=]*|[0-9][%)}]*\s*(?:[A-Za-z]+\s*){0,2})(?:,(?![0-9]{3}(?![0-9]))|[;\n&]|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))"
 )
 _NEXT_NAME = re.compile(r"\s*-?[0-9.,]+[\s\\]+[A-Za-z](?:_\w+)?\s*")  # in the middle of x = 18 x = 20
@@ -17,7 +17,7 @@ _NAME = (
     r"(?:\\?[A-Za-z](?:[A-Za-z']|-(?=[a-z]{3}))*[0-9]{0,2}|\\(?:overline|vec|hat|bar)\s?\{[A-Za-z']+\})"
     r"(?:_(?:\w|\{\w+\}))?'*"
 )
-_LABEL = re.compile(  # also (x, y), and [ABC], an area
+_LABEL = re.compile(  # also (x, y), and the area [ABC]
     rf"(?:{_NAME}(?:(?:[\s,]+|(?=\\)){_NAME})*(?:\s?\([^()+*/^-]*\))?|\((?:{_NAME},?\s*)+\)|\[[A-Z]+\])"
 )
 GREEK = re.compile(  # but pi is a number
@@ -33,7 +33,7 @@ _WORD = re.compile(r"\\?([A-Za-z']+)")
 
 
 def parted(text: str) -> tuple[list[str], list[str]]:
-    """Return the labels and the sides of an equation, or no labels and the whole text if it is none, or several."""
+    """Return the labels and the sides of an equation, or no labels and the whole text if it is not one equation."""
     if "=" not in text and "\\in" not in text:
         return [], [text]
     *lefts, _ = parts = _EQUALS.split(text)
@@ -49,14 +49,14 @@ def parted(text: str) -> tuple[list[str], list[str]]:
 
 
 def exact(sides: list[str]) -> list[str]:
-    """Leave out the decimals that follow an exact side: 1.414 of `\\sqrt2 =~ 1.414`, but not the 18 of `17.9 =~ 18`."""
+    """Drop the decimals that follow an exact side: 1.414 of `\\sqrt2 =~ 1.414`, but not the 18 of `17.9 =~ 18`."""
     if len(sides) > 1 and _DECIMALS.fullmatch(sides[-1]) and not _ROUNDED.fullmatch(sides[-2]):
         return sides[:-1]
     return sides
 
 
 def is_label(text: str) -> bool:
-    """Return True for a name, or for words, but not for a product such as `x y`."""
+    """Return True for a name and for words, but not for a product such as `x y`."""
     text = text.strip()
     if not _LABEL.fullmatch(text) or FUNCTION.search(text) or text in ("\\pi", "\\infty"):
         return False

@@ -1,18 +1,18 @@
 r"""Find the answer in a text. Standard library only; what a model wrote is never evaluated.
 
-`strict(text, style, gold)` looks only where the format asked for puts the answer (`STYLES`). `lenient(text, gold)`
-looks everywhere, in this order, and returns the first answer that it finds:
+`strict(text, style, gold)` reads only the place that the prompt asks for (`STYLES`). `lenient(text, gold)` reads these
+places in turn and returns the first answer that it finds:
 
     1. the marks `\\boxed{}`, `####` and `<answer>`: whichever of them comes last in the text
-    2. "the answer is ..." (also "Answer: ..."), the last one
+    2. the last "the answer is ..." or "Answer: ..."
     3. a choice that ends the last line: "so it is (C)."
-    4. the last number of the text, unless it is a part of something else: "17, 18", "2^18", "not 18"
+    4. the last number of the text, unless it is part of something else: "17, 18", "2^18", "not 18"
 
-Both look after the thinking (`strip_thinking.py`) first. Only `lenient` looks into it, if it finds nothing after it. As
-long as the thinking has not ended, there is no strict answer.
+Both read what follows the thinking (`strip_thinking.py`). `lenient` also reads the thinking if nothing after it is an
+answer. There is no strict answer if the thinking has not ended.
 
-A number is picked out of the words around it (`phrase.py`) only if the gold answer is a plain number, or if none is
-given. Otherwise the answer is all that stands there.
+A number is picked out of the words around it (`phrase.py`) only if the gold answer is a plain number or is not given.
+Otherwise the answer is the whole text in that place.
 """
 
 import re
@@ -28,14 +28,14 @@ from trainer.answers.phrase import CORRECTION, DIGIT, TURNED, last_number, offer
 from trainer.answers.strip_thinking import after_thinking
 from trainer.answers.words import ANOTHER, CORRECTING, HEDGING, SCALES, in_digits
 
-MOST_TRIES = 8  # earlier marks looked at when the last one holds nothing
-NEAR = 40  # characters before a mark in which a word denies it
-GOLD = ""  # in place of the gold answer, where it is the one to be found
-THOUGHT, THOUGHT_END = "<think>", "</think>"  # what prompts of our own write
+MOST_TRIES = 8  # earlier marks to read if the last ones are empty
+NEAR = 40  # characters before a mark in which a word may deny it
+GOLD = ""  # passed as `wanted` to read the gold answer itself
+THOUGHT, THOUGHT_END = "<think>", "</think>"  # the marks in Octet's own prompts
 
 
 class Mark(NamedTuple):
-    """A mark: the places where it begins and ends, and the text that it marks."""
+    """A mark: the positions at which it begins and ends, and the text that it marks."""
 
     start: int
     end: int
@@ -43,15 +43,15 @@ class Mark(NamedTuple):
 
 
 def _pick(phrase: str, wanted: str | None) -> str | None:
-    """Return the answer in a phrase: `18` for "$18 per day, because 3*6=18". `wanted` is the gold answer if it is no
-    plain number: then the answer is the whole phrase."""
+    """Return the answer in a phrase: `18` for "$18 per day, because 3*6=18". `wanted` is a gold answer that is not a
+    plain number: with it, return the whole phrase, or `wanted` itself if the phrase states it."""
     if len(phrase) > LONGEST_ANSWER:
         return None
     if wanted:
         for whole in (tidy(phrase), phrase.strip(), in_digits(tidy(phrase))):
             if equal(whole, wanted):
                 return whole
-        if wanted in "ABCD" and tidy(phrase).upper() == wanted:  # but e is no E
+        if wanted in "ABCD" and tidy(phrase).upper() == wanted:  # but e is not E
             return wanted
         if states(phrase, wanted):
             return wanted
@@ -65,7 +65,7 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
     return offered(phrase) if wanted is None else tidy(phrase) or None
 
 
-_CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations, which models learn to write
+_CALCULATION = re.compile(r"<<[^<>]*>>")  # the calculator annotations of GSM8K, which models learn to write
 _JSON = re.compile(r"""\{\s*["'][\w ]{1,30}["']\s*:\s*["']?([^"'{}]*)["']?\s*\}""")  # {"answer": 18}
 _JOINED = re.compile(  # between two marks: "or", "\\quad\\text{and}", "**, maybe **"
     r"(?i)(?:[\s$*_,;/&.()\[\]{}]|\\[()\[\],;! ]|\\(?:q?quad|text)(?![A-Za-z])"
@@ -92,9 +92,9 @@ _BRACE = re.compile(r"\\[{}]|[{}]")  # { and \{
 
 @lru_cache(maxsize=8)  # a completion is read twice, strictly and leniently
 def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | None], Mark | None]) -> Mark | None:
-    """Return the answer in the last mark of a kind, together with those that stand beside it and differ. Two marks are
-    beside each other in one paragraph (`####`: in one line), or with nothing but "or" between them, if nothing takes
-    the first back. If the words around them deny the answer, the answer is the whole sentence."""
+    """Return the last mark of a kind with its answer, together with different answers in marks next to it. Marks are
+    next to each other if they are in one paragraph (`####`: in one line) or have only words such as "or" between them,
+    unless the first is taken back. If the words around a mark deny its answer, the whole sentence is the answer."""
     last = before(text, len(text), wanted)
     for _ in range(MOST_TRIES):
         if last is None:
@@ -130,7 +130,7 @@ def _are_beside(between: str, wanted: str | None, by_line: bool) -> bool:
 
 
 def _denied(text: str, start: int, mark: Mark) -> str | None:
-    """Return the sentence around a mark if it denies what is marked, or offers something else."""
+    """Return the sentence around a mark if it denies the marked answer or offers another one."""
     near = text[max(0, start - NEAR) : start].rpartition("\n")[2]
     after = _DENIED_AFTER.match(text, mark.end, mark.end + LONGEST_ANSWER)
     if after and after["other"] and equal(tidy(after["other"]), mark.text):
@@ -155,7 +155,7 @@ def _box_before(text: str, end: int, wanted: str | None) -> Mark | None:
 
 
 def _braced(text: str) -> str | None:
-    """Return the text between its first brace and the matching one."""
+    """Return the text between the first brace and the matching one."""
     depth = 0
     for brace in _BRACE.finditer(text):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -164,20 +164,21 @@ def _braced(text: str) -> str | None:
     return None
 
 
-_ANSWER_IS = re.compile(  # nswer is, nswer to the question is: **, NSWER:
+_ANSWER_IS = re.compile(  # "nswer is", "nswer to the question is: **", "NSWER:"
     r"""(?xi)nswers?(?:\s+(?:to|for|of|in)\b[^\n.:=?]{0,80}?)?[*_\s]*
     (?:[:：]|\b(?:is|are|equals|(?:would|will|should|must)\s+be)\b)
     (?:[*_]+(?=\s))?\s*(?:[:=]|(?:simply|therefore|thus|clearly|definitely)\b)?(?:[*_]+(?=\s))?\s*"""
 )
-_LABEL = re.compile(  # So the final answer is, Answer:
+_LABEL = re.compile(  # "So the final answer is", "Answer:"
     r"(?xi)[*_#\s]*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?a"
     + _ANSWER_IS.pattern.removeprefix("(?xi)")
 )
-_HEADING = re.compile(  # Step 2, Final Answer, Explanation, but not Answer: 18
+_HEADING = re.compile(  # "Step 2", "Final Answer", "Explanation", but not "Answer: 18"
     r"(?i)(?:final\s+)?(?:steps?|parts?|cases?|answers?|solutions?|conclusion|explanation|summary|methods?|approach|reasoning|"
     r"calculations?|verification|check|problem|question|notes?|given|results?)\b(?!\s*[:=]\s*\S*\d|(?<=answer)\s+\$?\d)"
 )
-_LINE = re.compile(r"(?:\s*(?:\\\[|\$\$)[ \t]*\n(?=[^\n]+\n\s*(?:\\\]|\$\$)))?[^\n]*")  # a displayed formula has three
+# What follows #### on its line, with the next line if a displayed formula begins here.
+_LINE = re.compile(r"(?:\s*(?:\\\[|\$\$)[ \t]*\n(?=[^\n]+\n\s*(?:\\\]|\$\$)))?[^\n]*")
 
 
 def _hashes_before(text: str, end: int, wanted: str | None) -> Mark | None:
@@ -190,7 +191,7 @@ def _hashes_before(text: str, end: int, wanted: str | None) -> Mark | None:
 
 
 def _is_heading(line: str, wanted: str | None) -> bool:
-    """Return True for a markdown heading, such as `#### Step 2: add`, which is no answer."""
+    """Return True for a Markdown heading such as `#### Step 2: add`, which is not an answer."""
     if wanted == GOLD or number(line) is not None or (wanted and equal(tidy(line), wanted)):
         return False
     if line.endswith(":") or (_HEADING.match(line.lstrip("* ")) and not _LABEL.match(line)):
@@ -206,11 +207,11 @@ def _tag_before(text: str, end: int, wanted: str | None) -> Mark | None:
     return Mark(start, stop + len("</answer>"), text[start + len("<answer>") : stop])
 
 
-_SENTENCE_END = re.compile(  # 18. Then, 18! Great, 18, because; but not 4! = 24
+_SENTENCE_END = re.compile(  # "18. Then", "18! Great", "18, because", but not "4! = 24"
     r"[.?](?=\s|$)|!(?=\s*[^\s=*/^+-]|\s*$)|;\s|,?\s+(?:because|since)\b|,\s+(?:which|so|where|as|but)\b|\n"
 )
-# After the end of a sentence: another answer, or one that takes the first back: "18. Or 20", "A. B".
-# A blank line ends a choice: what follows may explain the other ones.
+# After the end of a sentence: another answer, or a correction: "18. Or 20", "A. B".
+# A blank line ends a choice, because an explanation of the other choices may follow.
 _GOES_ON = re.compile(
     rf"""(?xi)\s{{0,9}}(?:{ANOTHER})\b
     |(?:(?<!\n)[ \t]{{0,9}}\n)?[ \t]{{0,9}}[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)
@@ -219,7 +220,7 @@ _GOES_ON = re.compile(
 
 
 def _phrases(text: str) -> list[str]:
-    """Return what follows the last "the answer is": up to the end of the sentence, of the next one, and so on."""
+    """Return what follows the last "the answer is": up to the end of the sentence, of the next sentence, and so on."""
     end = len(text)
     for _ in range(MOST_TRIES):
         start = max(text.rfind("nswer", 0, end), text.rfind("NSWER", 0, end))
@@ -235,7 +236,7 @@ def _phrases(text: str) -> list[str]:
 
 
 def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
-    if wanted is not None:  # U.S. Grant: not every full stop ends a sentence
+    if wanted is not None:  # not every full stop ends a sentence, as in "U.S. Grant"
         phrases = sorted(phrases, key=lambda phrase: not equal(tidy(phrase), wanted))
     picked = _pick(phrases[0], wanted) if phrases else None
     if picked is None or number(picked) is not None or (wanted and equal(picked, wanted)):
@@ -245,13 +246,13 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
     return None if is_sentence or picked[:4].lower() == "not " else picked
 
 
-_THEREFORE = re.compile(r"(?:so|thus|hence|therefore)\b[,:]?\s+(?=\W*[A-J]\b\W*\Z)", re.IGNORECASE)  # Hence, D.
+_THEREFORE = re.compile(r"(?:so|thus|hence|therefore)\b[,:]?\s+(?=\W*[A-J]\b\W*\Z)", re.IGNORECASE)  # "Hence, D."
 
 
 def _letter(text: str, wanted: str | None) -> str | None:
     phrase, line = next(iter(_phrases(text)), ""), _THEREFORE.sub("", _last_line(text).lstrip("# "))
-    for found in (_marked(text, wanted, _box_before), _marked(text, wanted, _tag_before)):
-        if found and (choice := choice_letter(found.text)):
+    for mark in (_marked(text, wanted, _box_before), _marked(text, wanted, _tag_before)):
+        if mark and (choice := choice_letter(mark.text)):
             return choice if choice_letter(phrase) in (None, choice) else None
     if named_letters(phrase) or re.match(r"[A-J]\b(?! [a-z])", phrase):
         return choice_letter(phrase)
@@ -277,33 +278,33 @@ def _in_place(text: str, style: str, wanted: str | None) -> str | None:
         return _letter(text, wanted)
     if style == "alone":
         return (tidy(text) or None) if len(text.strip()) <= LONGEST_ANSWER and "\n" not in text.strip() else None
-    found = _marked(text, wanted, _MARKS[style])
-    return found.text if found else None
+    mark = _marked(text, wanted, _MARKS[style])
+    return mark.text if mark else None
 
 
 def strict(text: str, style: str, gold: str = "", opened: bool = False) -> str | None:
-    """Return the answer, as written, from the place that the format asks for, or None if there is none. `opened` says
-    that the prompt has opened a thought, which the text has to close."""
-    thought, said, is_open = after_thinking(text)
+    """Return the answer, as written, from the place that the prompt asks for, or None if there is none. If the prompt
+    has `opened` a thought, the text has to close it."""
+    thought, rest, is_open = after_thinking(text)
     if is_open or (opened and thought is None):
         return None
-    wanted = gold if gold and not is_plain(gold) else None  # None: numbers are to be picked out of words
-    return _settled(_in_place(said, style, wanted), wanted)
+    wanted = gold if gold and not is_plain(gold) else None  # None: pick numbers out of words
+    return _settled(_in_place(rest, style, wanted), wanted)
 
 
 def lenient(text: str, gold: str = "") -> str | None:
-    """Return the answer wherever it stands. The order of places is at the top of this file."""
+    """Return the answer from any place, in the order given at the top of this file."""
     wanted = gold if gold and not is_plain(gold) else None
-    thought, said, _ = after_thinking(text)
-    return _settled(_anywhere(said, wanted) or (_anywhere(thought, wanted) if thought else None), wanted)
+    thought, rest, _ = after_thinking(text)
+    return _settled(_anywhere(rest, wanted) or (_anywhere(thought, wanted) if thought else None), wanted)
 
 
 def marked(text: str, style: str) -> str | None:
-    """Return all that stands in the place of an answer: how a gold answer is read from a worked solution."""
+    """Return the whole text in the place of an answer, which is how gold answers are read from worked solutions."""
     return _in_place(text, style, GOLD)
 
 
-_TAKEN_BACK = re.compile(  # #### 18\n\nWait, that is wrong. The answer is 20.
+_TAKEN_BACK = re.compile(  # "#### 18\n\nWait, that is wrong. The answer is 20."
     rf"""(?xi)(?:\A|[.!?\n,;])[\s*_$]{{0,9}}
     (?:(?P<corrected>(?:no|{CORRECTING})\b
         (?:[^\n]{{0,200}}?\b(?:should|answer\s+is|it\s+is|it's|make\s+that)\b|[\s:,.!-]{{1,4}}(?:\$?[0-9]|\(?(?-i:[A-J])\)?[*.!]*(?:\n|\Z))|\s?:))
@@ -316,39 +317,39 @@ _TAKEN_BACK = re.compile(  # #### 18\n\nWait, that is wrong. The answer is 20.
 
 def _is_taken_back(rest: str, answer: str, wanted: str | None) -> bool:
     """Return True if what follows a mark calls its answer wrong, or corrects it to another one."""
-    found = _TAKEN_BACK.search(rest)
-    other = _unmarked(rest, wanted) if found and found["corrected"] and number(answer) is not None else None
-    return found is not None and not (other and equal(other, answer))
+    match = _TAKEN_BACK.search(rest)
+    other = _unmarked(rest, wanted) if match and match["corrected"] and number(answer) is not None else None
+    return match is not None and not (other and equal(other, answer))
 
 
 def _anywhere(text: str, wanted: str | None) -> str | None:
-    marks = [found for before in _MARKS.values() if (found := _marked(text, wanted, before))]
+    marks = [mark for before in _MARKS.values() if (mark := _marked(text, wanted, before))]
     return max(marks).text if marks else _unmarked(text, wanted)
 
 
 def _unmarked(text: str, wanted: str | None) -> str | None:
-    found = _answer_is(_phrases(text), wanted) or closing_choice(_last_line(text)) or last_number(text)
-    return found or (_letter(text, wanted) if wanted and wanted in LETTERS else None)
+    answer = _answer_is(_phrases(text), wanted) or closing_choice(_last_line(text)) or last_number(text)
+    return answer or (_letter(text, wanted) if wanted and wanted in LETTERS else None)
 
 
-def _settled(found: str | None, wanted: str | None) -> str | None:
-    """Return the 20 of "18, no wait, 20": what is taken back is no answer."""
-    if found is None or wanted is not None or number(found) is not None:
-        return found
-    parts = [phrase for phrase in CORRECTION.split(found) if DIGIT.search(phrase)]
-    return offered(parts[-1].lstrip(" ,.:;!")) if len(parts) > 1 else found
+def _settled(answer: str | None, wanted: str | None) -> str | None:
+    """Return the 20 of "18, no wait, 20", because an answer that is taken back does not count."""
+    if answer is None or wanted is not None or number(answer) is not None:
+        return answer
+    parts = [phrase for phrase in CORRECTION.split(answer) if DIGIT.search(phrase)]
+    return offered(parts[-1].lstrip(" ,.:;!")) if len(parts) > 1 else answer
 
 
 _FENCED = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 def fenced(text: str) -> str | None:
-    """Return the last fenced block of what is said after thinking, or None if there is none."""
+    """Return the last fenced block after the thinking, or None if there is none."""
     blocks: list[str] = _FENCED.findall(after_thinking(text)[1])
     return blocks[-1] if blocks else None
 
 
 def program(text: str) -> str:
-    """Return the last fenced block, or all that is said after thinking."""
+    """Return the last fenced block, or all of the text after the thinking."""
     block = fenced(text)
     return after_thinking(text)[1] if block is None else block

@@ -1,10 +1,10 @@
-"""Bring the many ways to write mathematics to one notation in ASCII."""
+"""Convert the many ways to write mathematics to one notation in ASCII."""
 
 import re
 import unicodedata
 
-# Limits that keep every pattern below cheap on hostile text. No answer of GSM8K or MATH comes near them.
-LONGEST_ANSWER = 400  # characters
+# In characters. It keeps every pattern below cheap on hostile text; answers of GSM8K and MATH are far shorter.
+LONGEST_ANSWER = 400
 _HYPHENS, _MINUSES = "\u2010\u2011\u2012\u2013\u2014\u2212", "\u207b\u2796\ufe58\ufe63"
 _SPACES = "\t\n\r\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 _INVISIBLE = [*range(9), 11, 12, *range(14, 32), 127, 0xAD, 0x61C, 0x200B, 0x200C, 0x200E, 0x200F]
@@ -23,13 +23,13 @@ _CHARACTERS = {
     **{ord(c): f" {text} " for c, text in VULGAR_FRACTIONS.items()},
     **{ord(c): text for c, text in _SIGNS.items()},
 }
-_JOINER = re.compile(r"\u200d(?![^\w\s])|(?<![^\w\s])\u200d")  # between two pictures it makes one of them
+_JOINER = re.compile(r"\u200d(?![^\w\s])|(?<![^\w\s])\u200d")  # but not one that joins two pictures
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹][⁰¹²³⁴-⁹]*|⁻[⁰¹²³⁴-⁹]+")
 _SUPERSCRIPT_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _GLUED_METRES = re.compile(r"(?<=[0-9])(?=m[²³](?!\w))")  # 18m² is an area, 5m^2 is algebra
 _DEGREES = re.compile(r"(?<=[0-9}]) ?°")
 PICTURE = re.compile("[\u2190-\u21ff\u2500-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff\ufffd]")  # arrows, suits, emoji
-# What may stand beside an answer without being a part of it. Crosses, question marks and a thumb down may not.
+# Symbols that may stand next to an answer without changing it, unlike crosses, question marks and a thumb down.
 DECORATION = re.compile(
     "^\\s*[-=]+>|(?![\U0001f44e\U0001f6ab])[\U0001f1e6-\U0001f1ff\U0001f300-\U0001faff]|[✅✓✔☑☀☺⭐★✨❤➡→⇒\ufffd]"
 )
@@ -38,7 +38,7 @@ _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 
 
 def normalise(text: str) -> str:
-    """Compose accents, write spaces and hyphens in ASCII, and drop what is invisible. Every symbol is kept."""
+    """Compose accents, convert spaces and hyphens to ASCII, and drop invisible characters. Symbols are kept."""
     if text.isascii() and text.isprintable():
         return text
     text = unicodedata.normalize("NFC", text).translate(_VISIBLE)
@@ -46,7 +46,7 @@ def normalise(text: str) -> str:
 
 
 def to_ascii(text: str) -> str:
-    """Convert digits and signs to ASCII as well: a cross and a dot are both a product."""
+    """Normalise a text and convert digits and signs to ASCII: a cross and a dot both become a product."""
     if text.isascii() and text.isprintable():
         return text
     text = _DEGREES.sub("^\\\\circ ", _GLUED_METRES.sub(" ", normalise(text)))
@@ -64,12 +64,12 @@ _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\!", ""),
-        (r"(?<!\\)\\[,;: ]", " "),  # but not the end of a row
-        (r"\\q?quad(?![A-Za-z])", ", "),  # what stands so far apart is not one number
+        (r"(?<!\\)\\[,;: ]", " "),  # but not after the \\ that ends a row
+        (r"\\q?quad(?![A-Za-z])", ", "),  # texts so far apart are not one number
         (r"\\[(\[\])]", " "),  # \( \) \[ \]
         (r"\\(?:left|right|displaystyle|bigl|bigr|Bigl|Bigr|big|Big)(?![A-Za-z])\.?", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        *[(rf"\\(?:{_TEXT_COMMANDS})\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}", r" \1 ")] * 2,  # one within another
+        *[(rf"\\(?:{_TEXT_COMMANDS})\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}", r" \1 ")] * 2,  # may be nested
         (r"\\pounds(?![A-Za-z])", "£"),
         (r"\^\s*\{?\s*(st|nd|rd|th)\b\s*\}?", r" \1"),  # 18^{\text{th}}
         (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])", " "),
@@ -84,24 +84,21 @@ _LATEX = [
     )
 ]
 _HALF_OF_DAY = re.compile(r"(?<=[0-9])(?::00)?\s*([ap])(?:\.\s?m\b\.?|m\b)", re.IGNORECASE)  # 7 p.m., 7PM
-_TIE = re.compile(r"(?<=[^\s=])~")  # a space of LaTeX, but "~18" is about 18
+_TIE = re.compile(r"(?<=[^\s=])~")  # a space in LaTeX; but "~18" means about 18
 WRAPPERS = '*_`" '
 _TAG = r"</?(?:b|i|u|p|em|strong|br)\s?/?>"
 _OUTER_TAGS = re.compile(rf"^(?:\s*{_TAG})+|(?:{_TAG}\s*)+$", re.IGNORECASE)
 
 
 def without_styling(text: str) -> str:
-    """Strip what changes size, weight or colour: `\\large`, `\\color{red}`."""
+    """Strip the commands for size, weight and colour: `\\large`, `\\bf`, `\\color{red}`."""
     return _COLOUR.sub(r"\1", _STYLE.sub("", text)) if "\\" in text else text
 
 
 def clean(text: str) -> str:
-    """Strip the markup of LaTeX and markdown, and the full stop."""
+    """Strip the markup of LaTeX, HTML and markdown, and the full stop."""
     text = BOLD.sub(r"\2", to_ascii(text)).replace("{,}", ",")
-    text = _TIE.sub(" ", text) if "~" in text else text
-    if "<" in text:
-        text = _OUTER_TAGS.sub("", text)
-    text = _MATHS.sub(r" \1 ", text)
+    text = _MATHS.sub(r" \1 ", _OUTER_TAGS.sub("", _TIE.sub(" ", text)))
     if "\\" in text:
         text = without_styling(text)
         for pattern, replacement in _LATEX:

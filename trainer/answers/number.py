@@ -1,4 +1,4 @@
-"""Read one exact number from a text."""
+"""Read the exact value of a text that is one number."""
 
 import re
 from fractions import Fraction
@@ -11,7 +11,7 @@ from trainer.answers.equation import GREEK, exact, parted
 from trainer.answers.notation import DECORATION, LONGEST_ANSWER, WRAPPERS, clean
 from trainer.answers.words import BEHIND, SCALES, UNITS, fits, unit, unit_kind
 
-LARGEST_EXPONENT = 1_000  # of ten
+LARGEST_EXPONENT = 1_000  # of a power of ten
 _DIGITS = (  # 1,234,567 or 1 234 567 or 1'234'567 or 12,34,567 as in India
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])|[0-9]{1,3}(?:'[0-9]{3})+(?![0-9'])"
     r"|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}(?![0-9])|[0-9]+)"
@@ -25,7 +25,7 @@ CURRENCY = (
     r"|(?:USD|EUR|GBP|INR|CAD|AUD|CHF|JPY|CNY|RMB|BRL|MXN|SEK|NOK|DKK|PLN|CZK|HUF|NZD|SGD|HKD|ZAR|PKR|NGN|PHP|IDR|RUB|[Kk]r\.?|Rs\.?|Rp\.?|RM)(?=[\s0-9]))"
 )
 _NO_CENTS = re.compile(r"(?<=[0-9])(?:/-|\.--?)\Z")  # Rs. 1,500/- and CHF 18.-
-_CENTS = re.compile(  # R$ 18,50 and 18,50 €, but $18,50$ is a list
+_CENTS = re.compile(  # "R$ 18,50" and "18,50 €", but "$18,50$" is a list
     rf"(?:[A-Z]\$|[{_SYMBOLS[1:]}])\s?[0-9]+,[0-9]{{2}}(?![0-9.,])"
     rf"|(?<![0-9.,])[0-9]+,[0-9]{{2}}(?=\s?(?:[{_SYMBOLS[1:]}]|EUR|CHF|zł|kr))"
 )
@@ -41,19 +41,18 @@ _NUMERIC_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?\s*{DECIMAL})\s*\}}\s*\{{\s*
 _REPEATING = re.compile(
     r"(?P<whole>[0-9]*)\.(?P<once>[0-9]*)\\(?:overline|bar)\s*\{?(?P<again>[0-9]+)\}?"
 )  # 0.\overline{3}
-_SIMPLE = re.compile(r"\s{0,9}(-?)\$?([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)\.?\s*", re.ASCII)  # nearly all of GSM8K
+_SIMPLE = re.compile(r"\s{0,9}(-?)\$?([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)\.?\s*", re.ASCII)  # nearly all answers of GSM8K
 _MONEY_SCALES = {"k": 3, "K": 3, "M": 6, "B": 9, "bn": 9}
 
-
-# The units that make no difference in a gold answer. Other words do: "7 Up" and "3 pm" are no plain numbers.
+# Words that may follow a plain number. Other words make a difference: "7 Up" and "3 pm" are not plain numbers.
 _MEASURES = (UNITS.keys() - {"am", "pm"}) | SCALES.keys()
 _MEASURES |= {"rupee", "peso", "penny", "pence", "percent", "degree", "radian", "unit", "point", "per", "a"}
-_COUNTERS = re.compile(  # but not 万, ten thousand, and 左右, about
+_COUNTERS = re.compile(  # counting words, but not 万 (ten thousand) and 左右 (about)
     "(?:元|块|圆|円|원|个|個|只|人|天|岁|米|厘米|公里|公斤|小时|分钟)(?![半多以左])[\u4e00-\u9fff]{0,4}"
 )
 _WORD = r"[^\W\d_][^\W\d_']*(?:\s*\^\s*\{?[23]\}?)?\.?"
 _LETTERS = re.compile(r"[^\W\d_][^\W\d_']*")
-_TAIL = re.compile(  # 18 dollars, 50 %, $18/hour, 12-inch, but not 5 - m
+_TAIL = re.compile(  # the rest of "18 dollars", "50 %", "$18/hour" and "12-inch", but not of "5 - m"
     rf"\s*[%{_SYMBOLS}]?(?P<joint>\s*/\s*|-)?\s*(?P<words>{_WORD}(?:(?:\s+|\s*/\s*|[.*-]){_WORD})*)?[\s.]*"
 )
 
@@ -61,19 +60,19 @@ _TAIL = re.compile(  # 18 dollars, 50 %, $18/hour, 12-inch, but not 5 - m
 def number(text: str) -> Fraction | None:
     """Return the exact value of one written number: `-$1,234.50`, `3 1/2 cups`, `\\frac{3}{4}`, `1.5 \\times 10^3`.
     Return None if there is no number, more than one, or algebra around it."""
-    found = with_words(text)
-    return found[0] if found else None
+    read = with_words(text)
+    return read[0] if read else None
 
 
 def is_plain(text: str) -> bool:
-    """Return True for a number with no word but a measure behind it: `18`, `$18` and `18 cm`, but not `7 Up`."""
-    found = with_words(text)
-    return found is not None and not found[1]
+    """Return True for a number followed by measures or nothing: `18`, `$18` and `18 cm`, but not `7 Up`."""
+    read = with_words(text)
+    return read is not None and not read[1]
 
 
-@lru_cache(maxsize=1024)  # a line is looked at several times while an answer is sought in it
+@lru_cache(maxsize=1024)  # the search for an answer reads a line several times
 def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] | None:
-    """Return a number as `number` does, the words behind it that are no measures, `Up` of `7 Up`, and its units."""
+    """Return what `number` returns, the words after it that are not measures (`Up` of `7 Up`), and its units."""
     if len(text) > LONGEST_ANSWER:
         return None
     if simple := _SIMPLE.fullmatch(text):
@@ -85,7 +84,7 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] |
     if text[:1] + text[-1:] in ("()", "[]", "{}") and "," not in text:
         text = text[1:-1].strip()
     elif not _OPENING.search(text):
-        text = text.rstrip(")]} ")  # 18) has lost its beginning
+        text = text.rstrip(")]} ")  # the opening bracket of "18)" was cut off
     if (written := _WRITTEN.match(text)) is None:
         return None
     tail = written.string[written.end() :]
@@ -102,7 +101,7 @@ _SPEEDS = {"mph": ("mi", "h"), "kph": ("km", "h")}
 
 
 def _units(text: str) -> tuple[str, ...]:
-    """Return the units behind a number by their first names: `sq ft` for `square feet` and `ft^2`."""
+    """Return the units after a number by their first names: `sq` and `ft` for `square feet` and `ft^2`."""
     names = list[str]()
     for power, word in _UNIT.findall(text) if text.strip() else ():
         name = _SIGN_UNITS.get(word.lower()) or unit(word)
@@ -114,11 +113,11 @@ def _units(text: str) -> tuple[str, ...]:
 
 
 def same_quantity(answer: str, gold: str) -> bool:
-    """Return True for equal numbers whose units do not contradict: for 18 and 18 cm, but not for 18 m and 18 cm."""
-    one, other = with_words(answer), with_words(gold)
-    if one is None or other is None:
+    """Return True for equal numbers whose units agree: for 18 and 18 cm, but not for 18 m and 18 cm."""
+    ours, theirs = with_words(answer), with_words(gold)
+    if ours is None or theirs is None:
         return False
-    (value, _, units), (wanted, _, gold_units) = one, other
+    (value, _, units), (wanted, _, gold_units) = ours, theirs
     if units == ("%",) and not gold_units and 0 < abs(wanted) < 1:
         return value == 100 * wanted
     if gold_units == ("%",) and not units and ("/" in answer or "frac" in answer):
@@ -133,7 +132,7 @@ _MONEY = {(name,) for name in ("dollar", "cent", "euro", "lb", "yen", "rupee")}
 
 
 def _lasting(units: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave out the day of `5 km per day`."""
+    """Drop later units of time: the day of `5 km per day`."""
     return units[:1] + tuple(unit for unit in units[1:] if unit not in ("day", "wk", "mo", "yr"))
 
 
@@ -154,7 +153,7 @@ def _after_equals(text: str) -> str:
     *working, result = sides
     named = [name for side in working for name in _NAMED.findall(_TIMES.sub("*", side))]
     if _DENIED.search(" ".join((*labels, *working))) or (not labels and any(_is_variable(*name) for name in named)):
-        return text  # 2x = 18, but not 3 boxes * 6 eggs = 18
+        return text  # "2x = 18", but not "3 boxes * 6 eggs = 18"
     if result.startswith("~"):
         if not any(working) or not is_rounded(working[-1], result[1:]):
             return text
@@ -164,7 +163,8 @@ def _after_equals(text: str) -> str:
 
 
 def is_rounded(side: str, rounded: str) -> bool:
-    """Return True for 2/3 and 0.67, or 0.66, for 1234 and 1200, for 17.2 and 18, and if the side is no number."""
+    """Return True if the second is the first, rounded or cut off: for 2/3 and 0.67 or 0.66, 1234 and 1200, 17.2 and 18.
+    Also return True if the first is not a number."""
     rounded = rounded.partition("\\")[0].rstrip(". ")  # without \\ldots
     value, shown, decimals = number(side), number(rounded), rounded.partition(".")[2]
     if value is None or shown is None:
@@ -185,19 +185,19 @@ def _is_variable(digit: str, backslash: str, word: str) -> bool:
 
 
 def _of_working(side: str) -> Fraction | None:
-    """Return what one side of an equation comes to, or None if that is not known: for roots and words."""
+    """Return the value of one side of an equation, or None if it is not known, as for roots and words."""
     value = worked_out(side)
     return number(side) if value is None else value
 
 
 def worked_out(working: str) -> Fraction | None:
-    """Return what `6 x 3` and `2(4 + 5)` come to, or None if that is not known."""
+    """Return the value of `6 x 3` and `2(4 + 5)`, or None if it is not known."""
     working = _TIMES.sub("*", working)
     if not _OPERATION.search(working):
         return None
     text = working.replace("^", "**").translate(_ROUND)
-    share = "/100" if "*" in text else ""  # 60% * 70, but not 60% + 10%
-    text = _OPERAND.sub(lambda found: f"({_decimal(found[1])}{share * found[0].endswith('%')})", text)
+    share = "/100" if "*" in text else ""  # for "60% * 70", but not for "60% + 10%"
+    text = _OPERAND.sub(lambda operand: f"({_decimal(operand[1])}{share * operand[0].endswith('%')})", text)
     try:
         value = worth(text.replace(")(", ")*("))
     except UNCALCULATED:
@@ -240,7 +240,7 @@ def _decimal(digits: str) -> Fraction:
 
 
 def _scale(tail: str, money: bool) -> int | None:
-    """Return the factor that the words after a number stand for: 1 for units, None for words that are not units."""
+    """Return the factor that the words after a number stand for: 1 for units, None if a word is not a unit."""
     shown = tail.strip(" .$")
     if not tail or _COUNTERS.fullmatch(shown):
         return 1
@@ -252,17 +252,18 @@ def _scale(tail: str, money: bool) -> int | None:
         return None
     factors = [SCALES.get(word.lower().rstrip("s"), 0) for word in words]
     scales = list(takewhile(bool, factors))
-    return prod(scales) if not any(factors[len(scales) :]) else None  # 2 dollars million is nothing
+    return prod(scales) if not any(factors[len(scales) :]) else None  # None for "2 dollars million"
 
 
 def _unit_words(tail: str) -> list[str] | None:
-    """Return the words after a number, or None if one of them is no unit, or if it is algebra: 5x, 12ab, 5/m, 5-ab."""
-    found = _TAIL.fullmatch(tail)
-    words = _LETTERS.findall(found["words"] or "") if found else []
-    if found is None or not words:
-        return words if found and not found["joint"] else None
-    is_apart = not found["joint"] and not tail[0].isalpha()
-    if not (is_apart or (len(words[0]) > 1 and unit(words[0])) or (found["joint"] and len(words[0]) > 2)):
+    """Return the words after a number, or None if they cannot follow a number, or are algebra: 5x, 12ab, 5/m, 5-ab."""
+    if (match := _TAIL.fullmatch(tail)) is None:
+        return None
+    joint, words = match["joint"], _LETTERS.findall(match["words"] or "")
+    if not words:
+        return None if joint else []
+    is_apart = not joint and not tail[0].isalpha()
+    if not (is_apart or (len(words[0]) > 1 and unit(words[0])) or (joint and len(words[0]) > 2)):
         return None
     return words if fits(BEHIND, "".join(map(unit_kind, words))) else None
 
@@ -272,10 +273,10 @@ _ANY = re.compile(r"(?<![\w.,])\d+(?:\.\d{3})*(?:,\d+)?(?![.,]?\d)")
 
 
 def has_comma(text: str) -> bool:
-    """Return True for one number that can only be read with a decimal comma, whatever stands around it."""
+    """Return True for a text with exactly one number that can only have a decimal comma."""
     return len(_COMMA.findall(text)) == 1
 
 
 def with_points(text: str) -> str:
-    """Return a text with a point in numbers that have a decimal comma: 1234.50 for 1.234,50, and 1234 for 1.234."""
-    return _ANY.sub(lambda found: found[0].replace(".", "").replace(",", "."), text)
+    """Convert numbers with decimal commas to decimal points: 1234.50 for 1.234,50, and 1234 for 1.234."""
+    return _ANY.sub(lambda written: written[0].replace(".", "").replace(",", "."), text)

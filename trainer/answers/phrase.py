@@ -1,8 +1,8 @@
-r"""Read the number that a phrase offers, as `#### She has 18 eggs (6 x 3), not 20` offers 18.
+r"""Read the number that a phrase offers as its answer: 18 in `#### She has 18 eggs (6 x 3), not 20`.
 
-What is dropped first offers nothing: working (`3 * 6 =`), another number that is denied (`not 20`), and one in a
-harmless context (`in 3 days`). There is an answer if the numbers that are left are one number, in whatever notation,
-if working (`6 x 3`) comes to the same, and if the words around it state it (`words.py`): `hardly 18` offers nothing.
+First drop what is not the answer: working (`3 * 6 =`), numbers that are denied (`not 20`), and numbers in a harmless
+context (`in 3 days`). The rest is an answer if it has a single number, in whatever notation, if the working (`6 x 3`)
+has the same result, and if the words around the number state it (`words.py`): `hardly 18` offers nothing.
 """
 
 import re
@@ -24,31 +24,31 @@ _NUMERAL = re.compile(_NUMBER, re.VERBOSE)
 _OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
 _NO_OPERAND = re.compile("[a-z]{2,}|=.*")
 _SIGN_WORDS = {"times": "*", "multiplied by": "*", "plus": "+", "minus": "-"}
-_SPOKEN_SIGN = re.compile(rf"(?<=[0-9]) ({'|'.join(_SIGN_WORDS)}) (?=[0-9])|(?<=%) (of) (?=[0-9])")  # 8 times 8 is 64
-CORRECTION = re.compile(  # 18, no wait, 20
+_SPOKEN_SIGN = re.compile(rf"(?<=[0-9]) ({'|'.join(_SIGN_WORDS)}) (?=[0-9])|(?<=%) (of) (?=[0-9])")  # "8 times 8"
+CORRECTION = re.compile(  # "18, no wait, 20"
     rf"(?i)[ \t,.;(-]{{1,4}}(?:no\b[,.;:!]?[ \t])?(?:{CORRECTING})\b(?:[ \t,.:;!-]{{1,4}}no\b)?"
 )
-_WORKING = re.compile(  # 3 * 6 = 18, 18 (6 x 3), 3 boxes * 6 eggs = 18
+_WORKING = re.compile(  # in "3 * 6 = 18", "18 (6 x 3)" and "3 boxes * 6 eggs = 18"
     rf"(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])"
     rf"(?P<equals>\s?=(?:\s?(?P<step>{_OPERAND})"
     rf"(?:[,;.]?\s(?:so|then)\s(?={_OPERAND}\s?[-+*/x]\s?[$0-9])|[,;]\s(?=(?P=step)\s?[-+*/x])))?)?"
 )
-_DENIED = re.compile(  # 18 (not 20), 18 rather than 20
+_DENIED = re.compile(  # the 20 of "18 (not 20)" and "18 rather than 20"
     rf"(?xi)(?<=[\s,(])(?:(?:and\s+)?not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])"
 )
 _BEFORE = "in|for|per|each|every|within|after|before|during|at|on|over"
-_CONTEXT = re.compile(  # 18 in 3 days, 18 for each of 5 friends, 18 (see page 3)
+_CONTEXT = re.compile(  # in "18 in 3 days", "18 for each of 5 friends" and "18 (see page 3)"
     rf"""(?xi)\b(?:{_BEFORE})(?:\s+the\s[a-z]+\sof)?\s+(?:(?:of|the|a|all|only|about|each|every|these|those|his|her|their|its)\s+){{0,3}}
     {_NUMBER}\s+(?!(?:{_BEFORE}|and|to)\b)(?=[a-z]{{2}})|\b(?:page|step|part|question|problem)\s+[0-9]+\b"""
 )
-_OCCASION = re.compile(  # 18 left after selling 3, $18 to buy 3 of them
+_OCCASION = re.compile(  # in "18 left after selling 3" and "$18 to buy 3 of them"
     rf"(?xi)\b(?:(?:after|by)\s[a-z]+ing(?:\s[a-z]+)?|to\s(?:buy|feed|fill|finish|cook|bake|read))\s{_NUMBER}(?![\w.^])"
     rf"|{_NUMBER}\s(?:second|minute|hour|day|week|month|year)s?\s(?:later|ago|from\snow)"
     rf"|(?<=[0-9])(?<![/.][0-9])(?<![/.][0-9][0-9])\sof\s(?:the|his|her|their|these|those)\s{_NUMBER}\s[a-z]{{3,}}"
 )
 _UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \((?!dozen)([a-z]+s(?:\s[^()0-9]+)?|(?:final\s)?answer)\)")  # 18 (dollars)
 _WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
-# A number with what is joined to it, a word, or a mark: `18cm`, `per`, `day`
+# A number with the letters joined to it, a word, or a punctuation mark: `18cm`, `per`, `,`.
 _TOKEN = re.compile(
     rf"(?P<number>{_NUMBER})(?P<unit>(?<!\.)[/-]?{_WORD})?|(?P<word>{_WORD})|(?P<mark>[,.;:!()\[\]=/~-])", re.VERBOSE
 )
@@ -57,7 +57,7 @@ _UNIT_BEHIND = re.compile(r"\s(?:(?:square|cubic|sq|cu)\s)?(?!in\s)([A-Za-z]+)")
 _GRAMS = re.compile(r"(?<=[0-9]{2})(?=[gLh]\Z)")  # 500g, but 5g may be algebra
 _DIMENSION = {"2": "square", "3": "cubic"}
 _POWER = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s?\^\s?\{?([23])\}?")  # 30 cm^2
-_REMARK = re.compile(  # (see above). I hope this helps!
+_REMARK = re.compile(  # "(see above)", "I hope this helps"
     r"(?i)\b(?:I(?:\s(?:think|believe)|(?:'m|\sam)\s(?:sure|certain))|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
     r"\b(?:a\s)?total\sof\b|(?<=\bis\s)(?:therefore|thus|hence)\b|\bi\.e\.|(?:(?<=the\s)|(?<=all\s))(?:two|three|four|five|six)(?:\sof\sthem)?(?=\s[a-z][^.]*[0-9])|\bso\sfar\b|(?<=the\s)(?:first|second|third)(?=\s(?!of\b)[a-z])|\bus(?=\sdollars)|"
     r"\b(?:(?:which|this|that)\s(?:gives|makes|means|leaves)|(?<![a-z]\s)giving)\b(?:\sthat\b)?|\b(?:mrs?|ms|dr)\.\s|(?<=[0-9])です|(?-i:(?:\b[A-Z][a-z]+,\s){2,}and\s(?=[A-Z]))|"
@@ -68,9 +68,10 @@ _REMARK = re.compile(  # (see above). I hope this helps!
 )
 _SO = re.compile(r"(?i)(.+)[,;]\s(?:so|thus|hence|therefore)\b(.*[0-9].*)")
 _IS = re.compile(r"\s?(?:=|(?:is|equals|must\sbe)\s-?[$0-9])")
-_YEAR = re.compile(r"(?i)\b(?:in(?= [12]\d{3}\b(?! ?[a-z]))|(?:in )?(?:the )?year(?= [0-9]))")  # It sank in 1912
+_YEAR = re.compile(r"(?i)\b(?:in(?= [12]\d{3}\b(?! ?[a-z]))|(?:in )?(?:the )?year(?= [0-9]))")  # "It sank in 1912"
 _SUMS = re.compile(r"\bconsists? of\b|\b(?:add|sum|work|come)s? (?:up|out) to\b")
-_ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch and $18/hour
+# 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, "above 18", but not 12-inch and $18/hour
+_ALGEBRA = re.compile(
     r"""(?xi)[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\bshould\shave\s[a-z]|0,0|\b(?:answer|result|solution)\s(?:has|had|contains)\b
     |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})(?<![0-9])/(?![a-z]{3})"""
 )
@@ -78,11 +79,9 @@ DIGIT = re.compile(f"[\\d{''.join(VULGAR_FRACTIONS)}]")
 
 
 def tidy(phrase: str) -> str:
-    """Strip what surrounds an answer, and leave the answer as it was written."""
-    phrase = phrase.strip().lstrip("# ")
-    phrase = BOLD.sub(r"\2", phrase)
-    before = ""
-    while phrase != before:  # **$18$**. has three layers
+    """Strip the markup and punctuation around an answer, and leave the answer as it was written."""
+    before, phrase = "", BOLD.sub(r"\2", phrase.strip().lstrip("# "))
+    while phrase != before:  # layer by layer: `**$18$**.` has three
         before, phrase = phrase, phrase.rstrip(".,;: \\").strip(WRAPPERS)
         if phrase.startswith("$") and phrase.endswith("$") and len(phrase) > 2:
             phrase = phrase.strip("$").strip()
@@ -91,7 +90,7 @@ def tidy(phrase: str) -> str:
     return phrase
 
 
-@lru_cache(maxsize=1024)  # of a completion that is read twice, and of a group whose answers agree
+@lru_cache(maxsize=1024)  # a completion is read twice, and the answers of a group are often the same
 def offered(phrase: str) -> str | None:
     """Return the number that a phrase offers, as written, or the whole phrase if it does not offer one number."""
     phrase = tidy(phrase)
@@ -101,7 +100,7 @@ def offered(phrase: str) -> str | None:
 
 
 def _among_words(phrase: str) -> str | None:
-    """Drop what offers nothing, and return the number that is left if nothing that was dropped contradicts it."""
+    """Drop what is not the answer, and return the remaining number unless something that was dropped contradicts it."""
     plain = " ".join(clean("; ".join(phrase.split("\n"))).split())
     plain = in_digits(_REMARK.sub(" ", _SUMS.sub("equals", _YEAR.sub("anno", plain))))
     plain = _SPOKEN_SIGN.sub(lambda sign: _SIGN_WORDS.get(sign[1], "*"), plain)
@@ -113,44 +112,44 @@ def _among_words(phrase: str) -> str | None:
         return None
     others, results = set[Fraction | None](), set[Fraction | None]()
 
-    def denied(found: re.Match[str]) -> str:
-        others.add(number(found["number"]))
+    def drop_denied(match: re.Match[str]) -> str:
+        others.add(number(match["number"]))
         return " "
 
-    def drop_working(found: re.Match[str]) -> str:
-        if not found["equals"] and number(found[0]) is not None:  # a fraction
-            return found[0]
-        result, step = worked_out(_NO_OPERAND.sub("", found[0])), found["step"]
+    def drop_working(match: re.Match[str]) -> str:
+        if not match["equals"] and number(match[0]) is not None:  # a fraction
+            return match[0]
+        result, step = worked_out(_NO_OPERAND.sub("", match[0])), match["step"]
         if step is None or result != number(step):
             results.add(None if step else result)
         return " "
 
-    plain = plain[: first.end()] + _DENIED.sub(denied, plain[first.end() :])  # "not 17, 18" denies the first number
+    plain = plain[: first.end()] + _DENIED.sub(drop_denied, plain[first.end() :])  # keep the denied 17 of "not 17, 18"
     plain = _WORKING.sub(drop_working, _UNIT_IN_BRACKETS.sub(r" \1", _GRAMS.sub(" ", plain)))
     without = _CONTEXT.sub(" in the ", _OCCASION.sub(" now ", plain, count=1), count=1)
-    found = _only_number(_concluded(without if DIGIT.search(without) else plain))
-    is_sure = found is not None and results <= {number(found)} and number(found) not in others
-    return found if is_sure else None
+    answer = _only_number(_concluded(without if DIGIT.search(without) else plain))
+    is_sure = answer is not None and results <= {number(answer)} and number(answer) not in others
+    return answer if is_sure else None
 
 
 def _concluded(plain: str) -> str:
     """Return `she has 18` for `She had 20 and ate 2, so she has 18`, but all of `20, so 18` and `Half, so 18`."""
-    found = _SO.fullmatch(plain)
-    if found is None or {"q", "Q"} & {*map(kind, re.findall(_WORD, found[1]))} or _only_number(found[1]):
+    match = _SO.fullmatch(plain)
+    if match is None or {"q", "Q"} & {*map(kind, re.findall(_WORD, match[1]))} or _only_number(match[1]):
         return plain
-    return found[2]
+    return match[2]
 
 
 def _only_number(plain: str) -> str | None:
-    """Return the number of a text if there is one, said once or more often, and a statement around it."""
-    bare = _NUMERAL.sub(lambda numeral: "-" * (numeral[0][0] == "-") + "0", plain)  # £3/4 and 50% are no algebra
+    """Return the number of a text if it has only one, once or repeatedly, and if the words around it state it."""
+    bare = _NUMERAL.sub(lambda numeral: "-" * (numeral[0][0] == "-") + "0", plain)  # £3/4 and 50% are not algebra
     if _ALGEBRA.search(bare):
         return None
-    found, values, kinds = None, set[Fraction | int | None](), ""
+    answer, values, kinds = None, set[Fraction | int | None](), ""
     for token in _TOKEN.finditer(plain):
         if token["number"]:
-            behind = _UNIT_BEHIND.match(plain, token.end())
-            found = found or token["number"] + (behind[0] if behind and unit(behind[1]) else "")
+            after = _UNIT_BEHIND.match(plain, token.end())
+            answer = answer or token["number"] + (after[0] if after and unit(after[1]) else "")
             values.add(number(token["number"]))
             if token["unit"] and number(f"1{token['unit']}") is None:
                 return None  # 18x
@@ -162,7 +161,7 @@ def _only_number(plain: str) -> str | None:
                 kinds += unit_kind(word) if kinds.endswith("N") else kind(word)
         else:
             kinds += _MARKS.get(token["mark"], ",")
-    return tidy(found) if found and values == {number(found)} and is_statement(kinds) else None
+    return tidy(answer) if answer and values == {number(answer)} and is_statement(kinds) else None
 
 
 def _is_name(plain: str, word: re.Match[str], kinds: str) -> bool:
@@ -180,20 +179,20 @@ _NEGATIONS = {"yes": "(?!)", "true": "(?!)", "no": _NO, "false": _NO}
 
 
 def states(phrase: str, gold: str) -> bool:
-    """Return True if a phrase says that a text is the answer: Maria in `The winner is Maria`, not in `not Maria`."""
+    """Return True if a phrase states that `gold` is the answer: `The winner is Maria` does, `not Maria` does not."""
     text, name = (" ".join(clean(_REMARK.sub(" ", part)).split()) for part in (phrase, gold))
     text = ORDINAL.sub("", text)
     if not 1 < len(name) < len(text) <= LONGEST_ANSWER:
         return False
     spaced = r"\s?".join(map(re.escape, _PIECE.findall(name)))
     is_word = name[0].isalpha() and name.replace(" ", "").isalnum()
-    found = list(re.finditer(rf"(?<![^\s(]){spaced}(?![\w'-])", text, re.IGNORECASE if is_word else 0))
-    if len(found) != 1:
+    matches = list(re.finditer(rf"(?<![^\s(]){spaced}(?![\w'-])", text, re.IGNORECASE if is_word else 0))
+    if len(matches) != 1:
         return False
-    before, after = text[: found[0].start()], text[found[0].end() :]
+    before, after = text[: matches[0].start()], text[matches[0].end() :]
     if not (before and name.lower() in ("true", "false")) and (negation := _NEGATIONS.get(name.lower())):
         rest = re.findall(r"[\w'-]+", re.sub(negation, " is ", after, flags=re.IGNORECASE))
-        is_alone = not before and after[:1] in ",.;:!- " and rest[:1] != ["one"]  # no one is right
+        is_alone = not before and after[:1] in ",.;:!- " and rest[:1] != ["one"]  # but not in "no one is right"
         return is_alone and fits(REASON, "".join(map(kind, rest)))
     sides = [_SAID.findall(side) for side in (_PLACE.sub("", before), after)]
     kinds = ["".join(map(_kind_of_said, side)) for side in sides]
@@ -201,36 +200,36 @@ def states(phrase: str, gold: str) -> bool:
     others = [word for kind_before, word in zip(kinds[0] + "N", sides[0][1:]) if kind_before not in may_follow]
     if (after and not is_word) or any(word[0].isupper() and word != "I" for word in others + sides[1]):
         return False
-    kinds[0] += "i" * (kinds[0] == "s" and kind(name.partition(" ")[0]) in "iqrv")  # It cannot be determined
-    return fits(TEXT, "N".join(kinds)) or (found[0][0].islower() and fits(TEXT, "M".join(kinds)))
+    kinds[0] += "i" * (kinds[0] == "s" and kind(name.partition(" ")[0]) in "iqrv")  # "It cannot be determined"
+    return fits(TEXT, "N".join(kinds)) or (matches[0][0].islower() and fits(TEXT, "M".join(kinds)))
 
 
 def _kind_of_said(word: str) -> str:
     if word[0].isalpha():
-        found = kind(word).replace("Q", "w")  # the most
-        return "v" if found == "w" and len(word) > 4 and word.endswith("ed") else found  # It was discovered by
+        letter = kind(word).replace("Q", "w")  # "the most" does not change a name
+        return "v" if letter == "w" and len(word) > 4 and word.endswith("ed") else letter  # "It was discovered by"
     return "n" if word[0].isdigit() else ":" if word == ":" else "," if word in ",.;!()-" else "q"
 
 
-# The first part only makes it fast.
+# The lookahead at the start only makes the search fast.
 _IN_TEXT = re.compile(rf"(?=[-+.0-9\\$€£¥₹₽₩ACEGHINRSU])(?<!\w)(?<![0-9]/){_NUMBER}", re.VERBOSE)
-_PARTS = re.compile(  # between two numbers of which neither is the answer: 17, 18 and 17 or 18 and 3:18 and 2^18
+_PARTS = re.compile(  # between two numbers neither of which is the answer: "17, 18", "17 or 18", "3:18", "2^18"
     r"(?i)(?:\s?[,;&]?\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|,?\s(?:it\s)?(?:could|may|might)\sbe\s"
     r"|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?"
 )
-TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, half of 18, x^18, x > 18, except 18
+TURNED = re.compile(  # before a number: "isn't 18", "at least 18", "half of 18", "x^18", "x > 18", "except 18"
     r"""(?xi)(?:(?<![a-z]{2})[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|(?:any|every)thing\sbut)\s
     |\b(?:(?:not|never|cannot|neither|nor|(?:doubt|unless)(?:\sthat)?|[a-z]+n't)(?:\s[a-z']+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
     |half(?:\sof)?|twice|up\sto|nearly|almost|hardly|barely|scarcely|(?:may|might|could)\sbe|maybe|perhaps|possibly|probably
     |(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?
     |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|[\^_]\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$"""
 )
-# Behind a number: 18x, 18 squared, 18^2, 18!
+# After a number: "18x", "18 squared", "18^2", "18!", "18, right?"
 _CONTINUED = re.compile(r"[^\d.!?\n]{0,30}\?|[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?[\^_]|!|\s?\\(?:pi|sqrt)")
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number of a text, as written, or None if it is a part of something else: "17, 18", "not 18"."""
+    """Return the last number of a text, as written, or None if it is part of something else: "17, 18", "not 18"."""
     last_digit = DIGIT.search(text[::-1])
     if last_digit is None:
         return None
@@ -238,7 +237,7 @@ def last_number(text: str) -> str | None:
     line = text.rfind("\n", 0, end) + 1
     start = max(line, end - WINDOW)
     plain = to_ascii(text[start : end + 32].partition("\n")[0])
-    numbers = [found for found in _IN_TEXT.finditer(plain) if found.start() or start == line]
+    numbers = [match for match in _IN_TEXT.finditer(plain) if match.start() or start == line]
     return tidy(numbers[-1][0]) if numbers and _stands_alone(plain, numbers[-2:]) else None
 
 
@@ -248,11 +247,11 @@ def _stands_alone(plain: str, numbers: list[re.Match[str]]) -> bool:
     before = plain[max(0, last.start() - 30) : last.start()]
     if TURNED.search(before):
         return False
-    behind = _CONTINUED.match(plain, last.end())
-    is_joy = behind and behind[0] == "!" and before.rstrip(" :*$")[-1:].isalpha()  # She has 18! but not n = 18!
-    if behind and not is_joy and number(last[0] + behind[0]) != number(last[0]):
+    after = _CONTINUED.match(plain, last.end())
+    is_joy = after and after[0] == "!" and before.rstrip(" :*$")[-1:].isalpha()  # "She has 18!", but not "n = 18!"
+    if after and not is_joy and number(last[0] + after[0]) != number(last[0]):
         return False
     if first is last or not _PARTS.fullmatch(plain, first.end(), last.start()) or number(first[0]) == number(last[0]):
         return True
-    is_result = plain[first.end() : last.start()].strip() == "or"  # 10 + 8 or 18
+    is_result = plain[first.end() : last.start()].strip() == "or"  # "10 + 8 or 18"
     return is_result and plain[: first.start()].rstrip().endswith(("+", "-", "*", "/", "="))

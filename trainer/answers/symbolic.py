@@ -4,10 +4,10 @@ r"""Symbolic equality for MATH, through math-verify in a child process that can 
     symbolic.equal("x+1", "1+x")          # True
     symbolic.equal("9^{9^{9^9}}", "1")    # False after five seconds; symbolic.child.hangs is 1
 
-math-verify may compute forever on what a model wrote (`99999999!`), and its own time limit is a signal handler, which
-only the main thread may set and which any `except Exception` below it can swallow. So it runs in a child process
-(`children.py`), which is killed at the deadline. Only the LaTeX parser of math-verify is used, because its other parser
-calls Python's `eval`.
+math-verify may compute forever on what a model wrote (`99999999!`). Its own time limit is a signal handler, which only
+the main thread may set, and whose exception any `except Exception` may swallow. It therefore runs in a child process
+(`children.py`), which is killed at the deadline. Only its LaTeX parser is used, because its other parser calls Python's
+`eval`.
 """
 
 import importlib.util
@@ -19,22 +19,21 @@ from trainer.answers import compare, notation, number
 from trainer.answers.children import Child, Died
 from trainer.errors import ConfigError
 
-# Decimals of an irrational number that count as equal to it: 1.414214 is not the square root of two.
-DECIMALS = 12
+DECIMALS = 12  # that have to agree with an irrational number: 1.414214 does not equal the square root of two
 
 _SIGNS = re.compile(r"[0-9\\^_=<>+*/|()\[\]{}√π-]")
 _COMMAND = re.compile(r"\\(?:begin|end)\{[A-Za-z*]+\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{4,}")
 _SYMBOL = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 _CAPITAL = re.compile(r"[A-Z]|\\(?:Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)")
-_PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,4}")  # xy, which no word looks like
+_PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,4}")  # xy; letters without a vowel are not a word
 _MISREAD = re.compile(r"[0-9]\}?\s*_|(?<![_0-9])[0-9]+\s+[0-9]|(?<![_^0-9.])[0-9.]+\s*\{|^\{[^{}]*\}\s*\{")
-_LOST = re.compile(r"'|\\prime(?![A-Za-z])")  # what math-verify leaves out
-_TIME = re.compile(r":|[0-9] [ap]m\b|\\colon(?![A-Za-z])")  # what it takes for a fraction, or a product
+_LOST = re.compile(r"'|\\prime(?![A-Za-z])")  # math-verify ignores these
+_TIME = re.compile(r":|[0-9] [ap]m\b|\\colon(?![A-Za-z])")  # math-verify takes these for a fraction or a product
 _CONSTANTS = frozenset("ie")
 _QUAD = re.compile(r"\\q?quad(?![A-Za-z])")
-_LAST_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{1,2}(?=\s*$)")  # which math-verify drops if they are a unit
-# What is no product of numbers, although math-verify takes it for one: the names of figures, and matrices.
+_LAST_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{1,2}(?=\s*$)")  # math-verify drops them if they are a unit
+# The names of figures, and matrices, which math-verify takes for products of numbers.
 _FIGURE = re.compile(r"\\(?:angle|triangle|overrightarrow|vec|widehat)\s*\{?([A-Z]{2,})")
 _MATRIX = re.compile(r"[A-Z]\s*\^\s*\{?\s*(?:T|-1|\*|\\top|\\intercal|\\dagger)(?![A-Za-z0-9])")
 
@@ -47,7 +46,7 @@ class Symbolic:
             remedy = "Run: pip install 'octet-grpo[math]', or write reward.symbolic=false"
             raise ConfigError("reward.symbolic=true", "it needs math-verify, which is not installed", remedy)
         self.child = Child(f"{__name__}:comparer", deadline_s)
-        # Answers of a group are often the same, and so is a hang. That the child died is not remembered.
+        # The answers of a group are often the same, so verdicts and hangs are cached. The death of the child is not.
         self._verdict = lru_cache(maxsize=4_096)(lambda pair: bool(self.child.ask(pair)))
 
     def equal(self, answer: str, gold: str) -> bool:
@@ -66,35 +65,33 @@ class Symbolic:
 
 
 def is_worth_asking(answer: str, gold: str) -> bool:
-    """Return True if both look like mathematics of one kind and are not two numbers, which are compared exactly."""
+    """Return True if both look like mathematics of one kind, unless both are numbers, which are compared exactly."""
     if not (_looks_like_maths(answer) and _looks_like_maths(gold)) or len(answer.strip()) == len(gold.strip()) == 1:
         return False
     cleaned = [notation.clean(text) for text in (answer, gold)]
     if any(_MISREAD.search(text) or _TIME.search(text) for text in cleaned) or not compare.same_structure(answer, gold):
         return False
-    if len(_LOST.findall(answer)) != len(_LOST.findall(gold)):
-        return False
-    if _ordered(answer) != _ordered(gold):
+    if len(_LOST.findall(answer)) != len(_LOST.findall(gold)) or _ordered(answer) != _ordered(gold):
         return False
     return number.number(answer) is None or number.number(gold) is None
 
 
 def _ordered(text: str) -> tuple[list[str], list[str]]:
-    """Return the names of figures, where CBA is ABC, and all capital letters in their order if there is a matrix."""
+    """Return the names of figures, where CBA equals ABC, and if there is a matrix, all capital letters in order."""
     figures = [min(name, name[::-1]) for name in _FIGURE.findall(text)]
     return sorted(figures), re.findall("[A-Z]", text) if _MATRIX.search(text) else []
 
 
 def _with_letters_apart(answer: str, gold: str) -> tuple[str, str]:
-    """Rename capital letters that also occur as small ones, and last letters, for which math-verify knows units. It
-    takes `2A` for `2a`, and `5m` for 5."""
+    """Rename letters that math-verify misreads: capital letters that also occur in lower case, as it takes `2A` for
+    `2a`, and last letters that it takes for a unit, as in `5m`."""
     symbols = set(_SYMBOL.findall(f"{answer} {gold}"))
     clash = {symbol for symbol in symbols if _CAPITAL.fullmatch(symbol) and symbol.lower() in symbols}
-    last = [found[0] for text in (answer, gold) if (found := _LAST_LETTERS.search(text))]
+    last = [match[0] for text in (answer, gold) if (match := _LAST_LETTERS.search(text))]
     variables = {letter for letters in last if number.number(f"1{letters}") is None for letter in letters}
 
-    def rename(found: re.Match[str]) -> str:
-        symbol = found[0]
+    def rename(match: re.Match[str]) -> str:
+        symbol = match[0]
         if symbol in clash:
             return f"{{{symbol.lower()}_{{99}}}}"
         return f"{{{symbol}_{{98}}}}" if symbol in variables - _CONSTANTS else symbol
@@ -114,19 +111,19 @@ def _looks_like_maths(text: str) -> bool:
 
 
 def comparer() -> Callable[[tuple[str, str]], bool]:
-    """Return the comparison by math-verify."""
+    """Return the function that compares two answers by math-verify."""
     import sympy  # type: ignore[import-untyped]
     from math_verify import LatexExtractionConfig, parse, verify
 
-    i = sympy.Symbol("i", real=False)  # as math-verify reads it
+    i = sympy.Symbol("i", real=False)  # what math-verify makes of the imaginary unit
 
     def read(text: str) -> list[object]:
-        found = parse(f"\\boxed{{{text}}}", [LatexExtractionConfig()], "no_fallback", parsing_timeout=None)
-        return [one.subs(i, sympy.I) if hasattr(one, "subs") else one for one in found]
+        parsed = parse(f"\\boxed{{{text}}}", [LatexExtractionConfig()], "no_fallback", parsing_timeout=None)
+        return [one.subs(i, sympy.I) if hasattr(one, "subs") else one for one in parsed]
 
     def same(pair: tuple[str, str]) -> bool:
         answer, gold = pair
-        options = {"float_rounding": DECIMALS, "allow_set_relation_comp": True}  # x > 5 is (5, oo)
+        options = {"float_rounding": DECIMALS, "allow_set_relation_comp": True}  # x > 5 equals (5, oo)
         return bool(verify(read(gold), read(answer), timeout_seconds=None, **options))
 
     return same

@@ -1,8 +1,8 @@
-"""The grammar of what may be said around a number: `Janet makes $18 a day` states 18, and `hardly 18` does not.
+"""The grammar of the words around a number: `Janet makes $18 a day` states 18, and `hardly 18` does not.
 
-A phrase is written as a string of letters, one for the kind of each word, and a regular expression over these letters
-says what is a statement. Verbs and the small words of English are listed; any other word is a noun or an adjective. So
-a word that nobody has thought of refuses a number, unless it stands where a noun may stand.
+A phrase becomes a string with a letter for the kind of each word, and a regular expression over these letters defines
+what a statement is. Verbs and function words of English are listed; any other word counts as a noun or an adjective. So
+an unknown word makes a phrase no statement, unless it stands where a noun may stand.
 """
 
 import re
@@ -10,7 +10,7 @@ import unicodedata
 
 from trainer.answers.equation import FUNCTION, GREEK
 
-# How a text takes an answer back, doubts it, and adds another one.
+# Words that take an answer back, doubt it, and add another one.
 CORRECTING = (
     r"wait|actually|sorry|oops|correction|edit|hmm|scratch\s+that|on\s+second(?:\s+thought)?|i\s+mean|make\s+that"
 )
@@ -25,7 +25,7 @@ SPOKEN |= {"zero": 0} | {word: 10 * value for value, word in enumerate(_TENS.spl
 _ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth"
 _PARTS = {word: value for value, word in enumerate(_ORDINALS.split(), 3)} | {"half": 2, "halve": 2, "quarter": 4}
 
-PEOPLE = (  # an order of these says nothing; a title, such as Pride and Prejudice, has none of them
+PEOPLE = (  # names whose order does not matter; titles such as Pride and Prejudice have none of them
     "Adam Alex Alice Amy Andrew Andy Anna Anne Ann Ben Bill Bob Brian Carl Carlos Chris Dan Daniel David Ella Emily "
     "Emma Eric Eva Frank Fred George Grace Hannah Harry Henry Jack Jake James Jane Janet Jason Jeff Jenny Jerry Jill "
     "Jim Joe John Jose Josh Julia Julie Karen Kate Kevin Kim Laura Leo Lily Linda Lisa Lucas Lucy Luis Luke Maria Mark "
@@ -36,7 +36,7 @@ PEOPLE = (  # an order of these says nothing; a title, such as Pride and Prejudi
 _RANKS = f"first second {_ORDINALS} eleventh twelfth".split()
 _RANK = re.compile(rf"(?:the\s)?(?:([0-9]+)(?:st|nd|rd|th)|({'|'.join(_RANKS)}))\.?", re.IGNORECASE)
 
-# The names of one unit are joined by a slash. Units of two and more letters may be glued to a number.
+# Slashes join the names of one unit. Units of two or more letters may be joined to a number.
 _UNIT_NAMES = (
     "mm/millimeter/millimetre cm/centimeter/centimetre m/meter/metre km/kilometer/kilometre in/inch/inche ft/foot/feet "
     "yd/yard mi/mile mg/milligram g/gram kg/kilogram/kilo lb/pound oz/ounce ml/milliliter/millilitre cl dl "
@@ -47,7 +47,7 @@ _UNIT_NAMES = (
 )
 UNITS = {name: group.partition("/")[0] for group in _UNIT_NAMES.split() for name in group.split("/")}
 _ONE_LETTER_UNITS = frozenset("mgshlLKVWNJCF")
-_KINDS = {  # of which N is a number, w any other word, and x what may be a variable
+_KINDS = {  # besides these, N is a number, w any other word, and x a possible variable
     "s": "i you he she it we they there me him us them",
     "d": "the a an his her its their my our your every this these those that another",
     "E": "each apiece both",
@@ -64,7 +64,7 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "i": "is was equals it's that's there's es son ist sind lautet est sont é è são 是 答案是 答えは هو",
     "t": "all apart left over remaining remain remains more fewer extra total altogether overall combined "
     "away old long tall wide deep high together daily weekly monthly yearly annually today tomorrow",
-    "C": "change",  # but 18 dollars and change is more than 18
+    "C": "change",  # "18 dollars and change" is more than 18
     "A": "answer result total solution correct right final 共 一共 总共",
     "v": "be been being am has have had having will would can should must do does did made got sold bought took "
     "taken ate ran drove spent paid lost won threw gave given kept brought built caught cut drank found held grew "
@@ -87,22 +87,22 @@ _KINDS = {  # of which N is a number, w any other word, and x what may be a vari
     "triple tripled quadruple halved halves third thirds quarter quarters tens lakh lakhs crore crores mil mille "
     "tausend millones millionen short shy close far too tops max maximum minimum something odd ish give "
     "like bound point negative choose pi followed permille promille binary octal hex "
-    "hexadecimal",  # these change a number, and not a name
+    "hexadecimal",  # these change a number, but not a name
 }
 _KIND = {word: kind for kind, words in _KINDS.items() for word in words.split()}
-_VERB = re.compile(r"(\w+?)(?:(?<=[sxzh])es|s|d|(?:(?<=([bgmnprt]))\2)?ed)?")  # dropped
-_CHANGES = re.compile(  # hardly, isn't, 18ish, thousandths, and thousands in other languages
+_VERB = re.compile(r"(\w+?)(?:(?<=[sxzh])es|s|d|(?:(?<=([bgmnprt]))\2)?ed)?")  # the "drop" of "dropped"
+_CHANGES = re.compile(  # "hardly", "isn't", "18ish", "thousandths", and thousands in other languages
     r"(?!family|supply|jelly|fish|dish|emily|[bhjkmpsw][aeiou]lly|lily|carly|italy).*(?:n't|ly|ish)\Z|.*[十百千万萬億亿兆]|тыс|млн|млрд|миллион|миллиард"
     r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?"
 )
-_VOWEL = re.compile("[aeiouæœø\u0400-\uffff]")  # no Greek letter is one
+_VOWEL = re.compile("[aeiouæœø\u0400-\uffff]")  # Greek letters do not count
 
-_NOUN = "[wAvtC]"  # many verbs are nouns, too: the total cost
-# Every part begins with a letter that no part goes on with, so that there is one way to read a string.
-# left, each day, at the market, to buy a house, but not to be right
+_NOUN = "[wAvtC]"  # many verbs are also nouns: the total cost
+# Every part begins with a letter that continues no other part, so that there is one way to read a string.
+# "left", "each day", "at the market", "to buy a house", but not "to be right"
 _MORE = r"(?:[tm]|(?!ovd?A)[pPodE]s?[wAvC]{0,4}s?(?:a[wAv]{1,2})?)*(?<![pPod])"
 _UNIT = rf"t?V?{_NOUN}{{1,3}}(?:a[wAvt])?"
-_OF_WHICH = rf"(?:d?(?:s|{_NOUN}{{1,2}})v{{1,2}}{_MORE})?"  # that she sells each day
+_OF_WHICH = rf"(?:d?(?:s|{_NOUN}{{1,2}})v{{1,2}}{_MORE})?"  # "that she sells each day"
 _NAME = (
     rf"(?:[tm]?s[wmE]?|d|sad?{_NOUN}{{1,3}}|E(?:p[sdw])?"
     rf"|[dE]?{_NOUN}{{1,5}}(?:[pPao](?:s|d?{_NOUN}{{1,3}})){{0,2}}{_OF_WHICH})"
@@ -113,54 +113,56 @@ _BEFORE = (
 )
 _BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|r[wt])?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
 BEHIND = re.compile(_BEHIND)
-# After checking: I checked it twice: No rounding was needed:
+# "After checking:", "I checked it twice:", "No rounding was needed:"
 _LEAD = rf"(?:(?:[pP]|d?A{{1,3}}[ir])?{_NAME}(?:v+[sw]{{0,2}})?|sw[sd]w{{0,2}}Q?|q[tw]{{1,3}}[ir][vtw])[:=]"
-_CLAUSE = re.compile(rf"c*(?:(?:{_BEFORE}|[^qQNY]*Y)N{_BEHIND}=?|{_LEAD}|pd|[iv]?{_MORE}=?)")  # It sank in the year N
-TEXT = re.compile(  # The winner is N; N is cheaper; N, because it has more
+_CLAUSE = re.compile(rf"c*(?:(?:{_BEFORE}|[^qQNY]*Y)N{_BEHIND}=?|{_LEAD}|pd|[iv]?{_MORE}=?)")  # Y: "in the year N"
+TEXT = re.compile(  # "The winner is N", "N is cheaper", "N, because it has more"
     rf"c*,*(?:(?!w[va]){_NAME}(?:v?[ir]v?P?|v{{1,2}}|:)|[ir]+)?(?:d?m*N|dMw)(?:[irv][^q]*|,*c[dswEn][^q]*)?,*"
 )
-REASON = re.compile(rf"(?:c|m?{_NAME}[irv]|iA)[^q]*")  # it is; the statement is true; because she has more
+REASON = re.compile(rf"(?:c|m?{_NAME}[irv]|iA)[^q]*")  # "it is", "the statement is true", "because she has more"
 _MOST = 60  # words
 
 
 def fits(grammar: re.Pattern[str], kinds: str) -> bool:
-    """Return True if the kinds of a phrase's words obey a grammar."""
+    """Return True if the kinds of the words of a phrase fit a grammar."""
     return len(kinds) <= _MOST and grammar.fullmatch(kinds) is not None
 
 
 def is_statement(kinds: str) -> bool:
-    """Return True if every clause of a phrase says what its number is, names it, or only goes on."""
+    """Return True if every clause of a phrase states its number, introduces it, or only continues."""
     return all(fits(_CLAUSE, clause.rstrip(",")) for clause in re.findall("c*[^,:=c]*[,:=]?", kinds))
 
 
 def kind(word: str) -> str:
-    """Return the letter for a word: w for a noun, an adjective or a name, q for what changes or doubts a number."""
+    """Return the letter for a word: w for a noun, an adjective or a name, q for a word that doubts or denies."""
     lower = word.lower()
     if lower in _KIND:
         return _KIND[lower]
     if len(word) == 1:
-        return "w" if word > "\u3040" else "x"  # a Chinese word is no variable
+        return "w" if word > "\u3040" else "x"  # a Chinese word is not a variable
     if "-" in word:
-        return next((found for found in map(kind, filter(None, word.split("-"))) if found in "qQ"), "w")
+        return next((letter for letter in map(kind, filter(None, word.split("-"))) if letter in "qQ"), "w")
     if verb := _VERB.fullmatch(lower):
         kinds = [_KIND.get(verb[1]), _KIND.get(verb[1] + "e"), _KIND.get(re.sub("ie?$", "y", verb[1]))]
-        if found := "v" if "v" in kinds else "q" if "q" in kinds and lower.endswith("ed") else "":  # guessed
-            return found
+        if "v" in kinds:
+            return "v"
+        if "q" in kinds and lower.endswith("ed"):  # "guessed"
+            return "q"
     is_operator = GREEK.fullmatch(lower) or FUNCTION.fullmatch(lower) or lower.rstrip("s") in SCALES
     return "Q" if is_operator else "q" if _CHANGES.match(lower) else "w"
 
 
 def unit_kind(word: str) -> str:
-    """Return the letter for a word right behind a number, where `m` is a unit, `xy` a product, and `reversed` a change
-    of the number (V) unless a noun follows."""
+    """Return the letter for a word right after a number, where `m` is a unit, `xy` a product, and `reversed` (V) a
+    change of the number unless a noun follows."""
     lower = word.lower()
     if word in _ONE_LETTER_UNITS or (len(word) > 1 and unit(word)) or lower.rstrip("s") in SCALES:
         return "w"
-    found = kind(word)
-    if found == "w" and len(word) > 5 and lower.endswith("ed"):
+    letter = kind(word)
+    if letter == "w" and len(word) > 5 and lower.endswith("ed"):
         return "V"
-    is_product = found == "w" and len(word) < 4 and not _VOWEL.search(unicodedata.normalize("NFD", lower))  # 18 xy
-    return "x" if is_product or lower in SPOKEN else found
+    is_product = letter == "w" and len(word) < 4 and not _VOWEL.search(unicodedata.normalize("NFD", lower))  # "18 xy"
+    return "x" if is_product or lower in SPOKEN else letter
 
 
 def unit(word: str) -> str | None:
@@ -183,31 +185,31 @@ _FRACTION = re.compile(
 
 def same_rank(answer: str, gold: str) -> bool:
     """Return True for `the third` and `3rd`."""
-    found = [_RANK.fullmatch(text.strip()) for text in (answer, gold)]
-    ranks = {one and (one[1] or str(_RANKS.index(one[2].lower()) + 1)) for one in found}
+    matches = [_RANK.fullmatch(text.strip()) for text in (answer, gold)]
+    ranks = {match and (match[1] or str(_RANKS.index(match[2].lower()) + 1)) for match in matches}
     return len(ranks) == 1 and None not in ranks
 
 
 def in_digits(text: str) -> str:
     """Write number words as digits: `45 marbles` for `forty-five marbles`, `3/4` for `three quarters`."""
     is_bare = not re.search("[0-9]", text)
-    text = _HALF.sub(lambda found: f"{SCALES[found[1].lower()] // 2}", text)
+    text = _HALF.sub(lambda half: f"{SCALES[half[1].lower()] // 2}", text)
     if is_bare:
         text = re.sub(r"(?<![\w-])half(?=\Z|\s(?:an?|the|of)\b)(?<!(?:one|..a)\shalf)", "one half", text)
 
-    def digits(found: re.Match[str]) -> str:
-        value = _spelled(re.split(r"[\s-]", found[0].lower()))
-        return found[0] if value is None or (found[0].lower() == "one" and not is_bare) else str(value)
+    def digits(match: re.Match[str]) -> str:
+        value = _spelled(re.split(r"[\s-]", match[0].lower()))
+        return match[0] if value is None or (match[0].lower() == "one" and not is_bare) else str(value)
 
-    def quotient(found: re.Match[str]) -> str:
-        top, part = found[2] if found[2].isdigit() else "1", _PARTS[found[3].lower()]
-        return f"{found[1] or ''} {top}/{part}".strip()
+    def quotient(match: re.Match[str]) -> str:
+        top, part = match[2] if match[2].isdigit() else "1", _PARTS[match[3].lower()]
+        return f"{match[1] or ''} {top}/{part}".strip()
 
     return _FRACTION.sub(quotient, _SPELLED.sub(digits, text))
 
 
 def _spelled(words: list[str]) -> int | None:
-    """Return 125 for "a hundred and twenty five", and None for what is no number: "two three", "ten twenty"."""
+    """Return 125 for "a hundred and twenty five", and None for "two three" and "ten twenty"."""
     total, group, scale = 0, 0, 10**15
     for word in words:
         if word in SCALES:
@@ -223,5 +225,5 @@ def _spelled(words: list[str]) -> int | None:
                 return None
             group += value
         elif word != "and":
-            group += 1  # a hundred
+            group += 1  # the a of "a hundred"
     return total + group

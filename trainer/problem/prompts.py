@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -80,7 +81,7 @@ class Prompter:
             self._style = replace(self._style, request=self._style.request.replace("#### 42", "#### Paris"))
         self.answer_style = answer_style(settings, task)
         self._examples = examples(task, settings.shots) if self.style == "few_shot" else []
-        known = sorted(_variables(tokenizer.get_chat_template()) - SET_BY_OCTET) if tokenizer.chat_template else []
+        known = sorted(_variables(tokenizer.get_chat_template())) if tokenizer.chat_template else []
         for name, value in settings.template.items():
             if name not in known and (name, value) != ("enable_thinking", False):  # it would have no effect
                 reads = f"the chat template of this model reads {', '.join(known) or 'no variables'}"
@@ -186,11 +187,10 @@ class Prompter:
         if not self.tokenizer.chat_template or self._keeps_turns():
             return
         remedies = []
-        for name in sorted(_variables(self.tokenizer.get_chat_template()) - SET_BY_OCTET - {"tools", "messages"}):
-            for value in (True, False):
-                with suppress(DataError):
-                    if self._keeps_turns({name: value}):
-                        remedies.append(f"prompt.template='{{{name}: {str(value).lower()}}}'")
+        for name, value in product(sorted(_variables(self.tokenizer.get_chat_template()) - {"tools"}), (True, False)):
+            with suppress(DataError):
+                if self._keeps_turns({name: value}):
+                    remedies.append(f"prompt.template='{{{name}: {str(value).lower()}}}'")
         models = "Take a model whose template keeps turns, such as Qwen2.5, Llama 3 or Gemma 3"
         remedy = f"Write {' or '.join(remedies)}" if remedies else models
         template = f"the chat template of {self.tokenizer.name_or_path}"
@@ -256,7 +256,7 @@ class Prompter:
 
 
 def _variables(chat_template: str) -> set[str]:
-    """Return the variables that a chat template reads."""
+    """Return the variables of a chat template that prompt.template may set."""
     from jinja2 import TemplateSyntaxError, meta
     from transformers.utils.chat_template_utils import _compile_jinja_template  # knows transformers' own tags
 
@@ -265,7 +265,7 @@ def _variables(chat_template: str) -> set[str]:
     except TemplateSyntaxError as error:
         broken = f"its chat template is broken in line {error.lineno} ({error.message})"
         raise ModelError("model.name", broken, "Restore the template, or take another model") from None
-    return meta.find_undeclared_variables(environment.parse(chat_template)) - environment.globals.keys()
+    return meta.find_undeclared_variables(environment.parse(chat_template)) - environment.globals.keys() - SET_BY_OCTET
 
 
 def left_out_of_texts(tokenizer: Any) -> frozenset[int]:
