@@ -1,7 +1,7 @@
-"""The rewards that are built in: each takes one read completion and gives a number, 1.0 at best.
+"""The built-in rewards. Each is a function from the reading of a completion to a number, at most 1.0.
 
-`overlong` and `repetition` are penalties: 0.0 at best, -1.0 at worst. To add a reward, write a function, name it in
-`COMPONENTS` and in `REWARDS` of `trainer/config/sections/reward.py`; `reward.weights` does the rest.
+`overlong` and `repetition` are penalties: 0.0 at best, -1.0 at worst. To add a reward, write a function and name it in
+`COMPONENTS` and in `REWARDS` of `trainer/config/sections/reward.py`; then `reward.weights` accepts it.
 """
 
 import re
@@ -20,7 +20,8 @@ from trainer.records import Completion, DeadBy, Problem, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the rewards depend on. `style` says where a strict answer has to stand, `opened` that it opens a thought."""
+    """What the rewards depend on. `style` says where a strict answer has to stand, `opened` whether prompts open a
+    thought."""
 
     settings: Reward
     style: str
@@ -28,15 +29,15 @@ class Rules:
     opened: bool = False
     dead_by: DeadBy = "reward"
     pays_right: bool = False
-    task: Task | None = None  # may find and score answers in its own way
+    task: Task | None = None  # it may find and score answers in its own way
 
     def own(self, method: str, problem: Problem) -> Callable[..., Any] | None:
-        """Return `read` or `score` of the task, or of the part of a mixture that a problem is of, if it has that."""
+        """Return the method `read` or `score` of the task that a problem comes from, or None if it has none."""
         return getattr(self.task.part(problem), method) if self.task else None
 
     @property
     def overlong_buffer(self) -> int:
-        """Return the number of tokens over which `overlong` falls. DAPO uses 4,096 of 20,480."""
+        """Return over how many tokens `overlong` falls from 0 to -1. DAPO uses 4,096 of 20,480."""
         buffer = self.settings.overlong_buffer or max(1, self.max_new_tokens // 5)
         if buffer > self.max_new_tokens:
             reason = f"it is longer than rollout.max_new_tokens={self.max_new_tokens}"
@@ -46,7 +47,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A completion and what was read from it: the answer in the asked-for place, and the answer found anywhere."""
+    """A completion with its answers: `strict` from the place that the prompt asks for, `lenient` from anywhere."""
 
     prompt: Prompt
     completion: Completion
@@ -71,9 +72,7 @@ class Reading:
 def read(
     prompt: Prompt, completion: Completion, rules: Rules, equal: Callable[[str, str], bool] = compare.equal
 ) -> Reading:
-    """Find the answers in a completion, and score them: by the task, or by comparing them with the gold answer. The
-    style of a prompt may open a thought, which its text need not show; that of a conversation in a data set does
-    not."""
+    """Find the answers in a completion. The task scores them, or they are compared with the gold answer."""
     problem, style = prompt.problem, rules.style
     gold = problem.gold.upper() if style == "letter" and len(problem.gold) == 1 else problem.gold
     own_read, own_score = (rules.own(method, problem) for method in ("read", "score"))
@@ -89,10 +88,11 @@ def read(
     if own_read:
         strict = own_read(problem, completion.text)
     else:
+        # conversations from a data set are passed on without the style
         opened = opens_thought(prompt) or (rules.opened and not problem.messages)
         strict = find.strict(completion.text, style, gold, opened)
     strict_score = score(strict)
-    # What the strict reading pays, the lenient one pays, although it would look elsewhere.
+    # an answer that is correct in the strict place is also correct in the lenient reading
     lenient = strict if own_read or strict_score >= 1.0 else find.lenient(completion.text, gold)
     lenient_score = strict_score if lenient == strict else score(lenient)
     return Reading(prompt, completion, strict, lenient, strict_score, lenient_score)
@@ -113,14 +113,14 @@ def length(reading: Reading, rules: Rules) -> float:
 
 def overlong(reading: Reading, rules: Rules) -> float | None:
     """Return DAPO's soft penalty (Yu et al. 2025, equation 13), or None if the number of tokens is unknown."""
-    tokens = len(reading.completion.tokens)  # those of an environment count, because the limit is on all of them
+    tokens = len(reading.completion.tokens)  # with those of an environment, because the limit is on all tokens
     if not tokens and reading.completion.text:
         return None
     return max(-1.0, min(0.0, (rules.max_new_tokens - tokens) / rules.overlong_buffer - 1))
 
 
 def repetition(reading: Reading, rules: Rules) -> float:
-    """Return minus the share of phrases of `repetition_words` words that occurred before."""
+    """Return minus the share of the phrases of `repetition_words` words that have occurred before."""
     words, size = reading.completion.text.lower().split(), rules.settings.repetition_words
     phrases = list(zip(*(words[start:] for start in range(size))))
     return len(set(phrases)) / len(phrases) - 1.0 if phrases else 0.0
@@ -131,18 +131,18 @@ _THINKS = re.compile(rf"\s*{_OPEN}(?P<thought>.*?){_CLOSE}(?P<answer>.*)", re.DO
 
 
 def opens_thought(prompt: Prompt) -> bool:
-    """Return True for a prompt, or a chat template, that ends by opening a thought."""
+    """Return True if the text of a prompt ends with an opened thought."""
     return prompt.text.rstrip().endswith(tuple(THOUGHTS))
 
 
 def think_tags(reading: Reading, rules: Rules) -> float:
-    """Return 1 for one thought in tags at the start and an answer after it. Some prompts open the tag themselves."""
+    """Return 1 for one thought in tags at the start and an answer after it. The prompt may have opened the thought."""
     text = reading.completion.text
     if rules.opened or opens_thought(reading.prompt):
         text = _OPEN + text
-    found = _THINKS.fullmatch(text)
+    match = _THINKS.fullmatch(text)
     once = text.count(_OPEN) == text.count(_CLOSE) == 1
-    return float(once and found is not None and all(part.strip() for part in found.groups()))
+    return float(once and match is not None and all(part.strip() for part in match.groups()))
 
 
 def environment(reading: Reading, rules: Rules) -> float | None:

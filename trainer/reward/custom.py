@@ -1,10 +1,10 @@
-"""reward.custom: functions of the user, called as TRL calls reward functions; see docs/rewards.md.
+"""reward.custom: the user's reward functions, called as TRL calls them; see docs/rewards.md.
 
     def score(prompts, completions, **columns) -> list[float | None]
 
-Each call runs in a thread of its own, which is abandoned after `reward.timeout`. Code that never releases the
-interpreter, such as a regular expression with catastrophic backtracking, cannot be abandoned: the process then ends
-with a traceback.
+Each call runs in its own thread, which is abandoned after `reward.timeout`. A call that never releases the interpreter,
+such as a regular expression with catastrophic backtracking, cannot be abandoned; the process then ends with a
+traceback.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Meter
 
 KEY = "reward.custom"
-REHEARSED = 4  # completions in a rehearsal: a function that returns one number for all of them is found
+REHEARSED = 4  # completions in a rehearsal, to detect a function that returns one number for all of them
 SHOWN = 200  # characters of a completion in an error
-NOT_PASSED = ("environments", "trainer_state", "log_extra", "log_metric")  # what TRL passes, and Octet does not
+NOT_PASSED = ("environments", "trainer_state", "log_extra", "log_metric")  # TRL passes these, Octet does not
 INSTEAD = "give the environment a method get_reward, or the argument a default"
 # Most users' functions are not thread-safe, and faulthandler has only one timer.
 _ONE_AT_A_TIME = threading.Lock()
 
 
 class Custom:
-    """A grader that calls one function."""
+    """A grader that calls one function of the user."""
 
     parallel = 1
     last_failure = ""  # a failure here ends the run
@@ -54,7 +54,7 @@ class Custom:
             call = self._run(readings)
             if call.error is not None and not isinstance(call.error, RewardError):
                 alone = ([one] for one in readings if len(readings) > 1 and self._run([one]).error is not None)
-                culprit = next(alone, readings)  # the first that makes the function raise by itself, or all
+                culprit = next(alone, readings)  # the first completion that causes an error by itself, or all of them
                 what = f"it raised {where(call.error, self.path)}".replace("raised SystemExit: it called", "called")
                 raise self._error(f"{what}.{self._other_format(culprit)}", culprit)
         if call.error is not None:
@@ -65,7 +65,7 @@ class Custom:
         self.grade([reading] * REHEARSED, Meter())
 
     def may_read_prompts(self, problem: Problem) -> bool:
-        """Return False if the function certainly ignores the text of prompts, which only a tokenizer can make."""
+        """Return False if the function certainly does not use the text of prompts, which needs a tokenizer."""
         code = getattr(self.function, "__code__", None)
         if self._is_chat(problem) or code is None:
             return code is None
@@ -89,30 +89,30 @@ class Custom:
             raise self._error(f"it returned {shown(result)}. Return a list with one number for each completion.")
         grades = list(result)
         if len(grades) != len(readings):
-            found = f"{len(grades)} rewards for {len(readings)} completions"
-            raise self._error(f"it returned {found}. Return one for each.")
+            what = f"it returned {len(grades)} rewards for {len(readings)} completions. Return one for each."
+            raise self._error(what)
         return [self._number(grade, reading) for grade, reading in zip(grades, readings, strict=True)]
 
     def _number(self, grade: Any, reading: Reading) -> float | None:
         if grade is None:
             return None
-        with suppress(TypeError, OverflowError):  # no number, or a whole one with hundreds of digits
+        with suppress(TypeError, OverflowError):  # not a number, or an integer with hundreds of digits
             if not isinstance(grade, str | bytes) and math.isfinite(float(grade)):
                 return float(grade)
-        raise self._error(f"it returned {shown(grade)}, which is no number. Return a number, or None.", [reading])
+        raise self._error(f"it returned {shown(grade)}, which is not a number. Return a number, or None.", [reading])
 
     def _arguments(self, readings: Sequence[Reading]) -> dict[str, Any]:
-        """Return the arguments as TRL passes them, but only those that the function accepts."""
-        offered = columns(readings) | self._texts(readings)
+        """Return the arguments that TRL passes, but only those that the function accepts."""
+        known = columns(readings) | self._texts(readings)
         parameters = inspect.signature(self.function).parameters.values()
         wanted = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-        missing = {one.name for one in parameters if one.default is one.empty and one.name in wanted} - set(offered)
+        missing = {one.name for one in parameters if one.default is one.empty and one.name in wanted} - known.keys()
         if missing:
             of_trl = f", and which only TRL passes; {INSTEAD}" if missing & {*NOT_PASSED} else ""
             what = f"it asks for `{'`, `'.join(sorted(missing))}`, which is no column of the data{of_trl}"
-            raise self._error(f"{what}. There are: {', '.join(sorted(offered))}.")
+            raise self._error(f"{what}. There are: {', '.join(sorted(known))}.")
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        return offered if takes_all else {name: column for name, column in offered.items() if name in wanted}
+        return known if takes_all else {name: column for name, column in known.items() if name in wanted}
 
     def _texts(self, readings: Sequence[Reading]) -> dict[str, Any]:
         texts = [reading.completion.text for reading in readings]
@@ -121,7 +121,7 @@ class Custom:
             prompts = [reading.prompt.text for reading in readings]
             return {"prompts": prompts, "completions": texts, "completion_ids": ids}
         asked = [one.problem.messages or [{"role": "user", "content": one.problem.question}] for one in readings]
-        conversations = [[dict(message) for message in messages] for messages in asked]
+        conversations = [[*map(dict, messages)] for messages in asked]
         answers = [[{"role": "assistant", "content": text}] for text in texts]
         return {"prompts": conversations, "completions": answers, "completion_ids": ids}
 
@@ -129,7 +129,7 @@ class Custom:
         return bool(problem.messages) if self.format == "auto" else self.format == "chat"
 
     def _other_format(self, readings: Sequence[Reading]) -> str:
-        """Return a sentence that names the other form of completions, if the function works with it."""
+        """Return a sentence that recommends the other form of completions if the function works with it."""
         other = copy(self)
         other.format = "text" if self._is_chat(readings[0].problem) else "chat"
         with suppress(RewardError):
@@ -142,11 +142,12 @@ class Custom:
 
 
 def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:
+    """Return the columns of the data, with None where a record does not have one."""
     records = []
     for problem in (reading.problem for reading in readings):
         known = {"question": problem.question, "answer": problem.gold, "gold": problem.gold}
-        own = {name: value for name, value in problem.extra.items() if name not in ("prompt", "completion")}
-        records.append({**known, "solution": problem.solution, "problem_id": problem.id, **own})
+        extra = {name: value for name, value in problem.extra.items() if name not in ("prompt", "completion")}
+        records.append({**known, "solution": problem.solution, "problem_id": problem.id, **extra})
     names = {name: None for record in records for name in record}  # a set that keeps its order
     return {name: [record.get(name) for record in records] for name in names}
 

@@ -1,4 +1,4 @@
-"""Check before a run that right answers can be paid: a gold answer, written as asked for, has to be correct."""
+"""Check before a run that right answers can earn their reward: a gold answer in the asked-for form must be correct."""
 
 import random
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from trainer.reward.built_in import Rules, correct, read
 from trainer.reward.make import rules_of
 from trainer.reward.programs import read_tests
 
-MOST = 20_000  # gold answers that are checked in less than a second; of more, a sample is checked
+MOST = 20_000  # gold answers that can be checked in less than a second; of a larger set, only a sample is checked
 SAMPLE = 1_000
-SHOWN = 3
+SHOWN = 3  # gold answers in an error
 STYLES = {"gsm8k": "prompt.style=gsm8k", "boxed": "prompt.style=boxed", "tags": "prompt.answer=tags"}
 
 
 def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
-    """Raise DataError for tests that cannot run, or gold answers that nobody can give but a judge may use."""
+    """Raise DataError for tests that cannot run, and for gold answers that no completion can match."""
     if "code" in config.reward.weights:
         for problem in problems:
             read_tests(problem, config.reward.code)
@@ -31,12 +31,12 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
     if len(problems) > MOST:
         problems = random.Random(config.run.seed).sample(problems, SAMPLE)
     rules = rules_of(config, task)
-    # A gold answer need not be one that is read where the task itself finds or scores answers.
-    known = [one for one in problems if one.gold and not (rules.own("read", one) or rules.own("score", one))]
-    lost = [problem for problem in known if not is_earned(problem, rules)]
-    cut = [stop for stop in config.rollout.stop if known and not lost and not is_earned(known[0], rules, stop)]
+    # a task that finds or scores answers itself may have gold answers in any form
+    compared = [one for one in problems if one.gold and not (rules.own("read", one) or rules.own("score", one))]
+    lost = [problem for problem in compared if not is_earned(problem, rules)]
+    cut = [stop for stop in config.rollout.stop if compared and not lost and not is_earned(compared[0], rules, stop)]
     if cut:
-        reason = f"it ends an answer before there is one. Answers look like {written(known[0], rules).text!r}"
+        reason = f"it ends a completion before its answer, such as {written(compared[0], rules).text!r}"
         raise ConfigError(f"rollout.stop={cut[0]!r}", reason, "Leave it out")
     if lost:
         golds = [one.gold if len(one.gold) <= 60 else f"{one.gold[:60]}..." for one in lost[:SHOWN]]
@@ -55,7 +55,7 @@ def is_earned(problem: Problem, rules: Rules, stop: str = "") -> bool:
 
 
 def written(problem: Problem, rules: Rules) -> Completion:
-    """Return the gold answer as a completion in the asked-for form, and nothing else."""
+    """Return a completion that is nothing but the gold answer in the asked-for form."""
     text = (f"{find.THOUGHT_END}\n" if rules.opened else "") + MARKS[rules.style].format(problem.gold)
     return Completion((), (), text, truncated=False)
 

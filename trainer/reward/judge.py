@@ -1,8 +1,8 @@
 """The reward `judge`: a language model grades each completion by a rubric of weighted criteria, each from 0 to 1.
 
 Neither side is trusted. The completion may try to talk to the grader, so it stands between marks that it cannot
-predict, and the grader is told that it is data. The grader may reply anything, so a reply that does not hold exactly
-the criteria, each with a number from 0 to 1, is retried. A missing grade is None, never 0, and is counted.
+predict, and the grader is told that it is data. The grader may reply anything, so the request is repeated unless the
+reply has exactly the criteria, each with a number from 0 to 1. A missing grade is None, never 0, and is counted.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ RUBRICS = Path(__file__).parent / "rubrics"
 LONGEST_BACKOFF_S = 60.0
 CHARACTERS_A_TOKEN = 4
 LARGEST_REPLY = 4 << 20  # bytes
-REPLY_TOKENS = 1024  # with its thinking; reward.judge.extra has another number
+REPLY_TOKENS = 1024  # including the grader's thinking; reward.judge.extra may set another number
 SPENT = "the budget (reward.judge.max_requests, max_tokens) is spent"
 
 RULES = """\
@@ -67,7 +67,7 @@ class Rubric(Section):
         return f"{self.instructions.strip()}\n\n{RULES.format(criteria=chr(10).join(lines), example=example)}"
 
     def response_format(self) -> dict[str, Any]:
-        """Return the JSON schema of the grades. It has no limits, because some endpoints refuse them."""
+        """Return the JSON schema of the grades. It does not limit the numbers, because some endpoints refuse that."""
         properties = {name: {"type": "number"} for name in self.criteria}
         schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
         return {"type": "json_schema", "json_schema": {"name": "grades", "strict": True, "schema": schema}}
@@ -76,18 +76,18 @@ class Rubric(Section):
         """Return the grade of each criterion, or None for an invalid reply."""
         try:
             answer = reply.rpartition("</think>")[2]
-            found = json.loads(answer[answer.find("{") : answer.rfind("}") + 1])
+            grades = json.loads(answer[answer.find("{") : answer.rfind("}") + 1])
         except (ValueError, RecursionError):
             return None
-        if not isinstance(found, dict) or found.keys() != self.criteria.keys():
+        if not isinstance(grades, dict) or grades.keys() != self.criteria.keys():
             return None
-        if not all(type(grade) in (int, float) and 0 <= grade <= 1 for grade in found.values()):
+        if not all(type(grade) in (int, float) and 0 <= grade <= 1 for grade in grades.values()):
             return None
-        return {name: float(grade) for name, grade in found.items()}
+        return {name: float(grade) for name, grade in grades.items()}
 
     def mean(self, grades: dict[str, float]) -> float:
-        weighed = sum(criterion.weight * grades[name] for name, criterion in self.criteria.items())
-        return weighed / sum(criterion.weight for criterion in self.criteria.values())
+        weighted = sum(criterion.weight * grades[name] for name, criterion in self.criteria.items())
+        return weighted / sum(criterion.weight for criterion in self.criteria.values())
 
 
 class Judge:
@@ -107,24 +107,25 @@ class Judge:
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
         questions = [self._question(reading) for reading in readings]
         texts = [json.dumps(question) for question in questions]
-        replies = {  # each distinct question is asked once
+        replies = {  # equal questions are sent once
             text: self._threads.submit(self.client.ask, question, self.rubric.grades, meter)
             for text, question in dict(zip(texts, questions)).items()
         }
-        found = [replies[text].result() for text in texts]
-        for grades in found:
+        results = [replies[text].result() for text in texts]
+        for grades in results:
             meter.add("judge/missing", grades is None, 1)
             for name, grade in (grades or {}).items():
                 meter.add(f"judge/{name}", grade, 1)
-        return [None if grades is None else self.rubric.mean(grades) for grades in found]
+        return [None if grades is None else self.rubric.mean(grades) for grades in results]
 
     def rehearse(self, reading: Reading) -> None:
         grades = self.client.ask(self._question(reading), self.rubric.grades, Meter(), fresh=True)
-        if grades is None and self.client.last_failure != SPENT:  # a resumed run may have nothing left to spend
-            reason, asked = f"the grader gave no grade: {self.client.last_failure}", self.settings
-            remedy = f"Is it there, does it know reward.judge.model={asked.model}, and does {asked.key_env} hold the "
-            remedy += "right key? If it refuses `response_format`: reward.judge.structured=false"
-            raise RewardError(f"reward.judge.url={self.settings.url}", reason, remedy)
+        if grades is None and self.client.last_failure != SPENT:  # a resumed run may have spent its budget
+            settings = self.settings
+            remedy = f"Is it there, does it know reward.judge.model={settings.model}, and does {settings.key_env} hold "
+            remedy += "the right key? If it refuses `response_format`: reward.judge.structured=false"
+            reason = f"the grader gave no grade: {self.client.last_failure}"
+            raise RewardError(f"reward.judge.url={settings.url}", reason, remedy)
 
     def _question(self, reading: Reading) -> dict[str, Any]:
         system = {"role": "system", "content": self.rubric.system_message()}
@@ -140,7 +141,7 @@ class Judge:
 
 
 def user_message(reading: Reading) -> str:
-    """Return what is graded, between marks hashed from the whole text, so that no text can contain its own end mark."""
+    """Return the texts to grade between marks. The mark is a hash of all texts, so no text can contain its end mark."""
     problem = reading.problem
     parts = {"QUESTION": problem.question or reading.prompt.text, "REFERENCE ANSWER": problem.gold}
     parts = {name: text for name, text in parts.items() if text} | {"ANSWER TO GRADE": reading.completion.text}
@@ -150,10 +151,10 @@ def user_message(reading: Reading) -> str:
 
 
 def load_rubric(name: str) -> Rubric:
-    """Load a shipped rubric by its name, or one from a YAML file."""
+    """Load a built-in rubric by its name, or one from a YAML file."""
     path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else RUBRICS / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(one.stem for one in RUBRICS.glob("*.yaml")))
+        known = ", ".join(sorted(rubric.stem for rubric in RUBRICS.glob("*.yaml")))
         raise ConfigError(f"reward.judge.rubric={name}", "there is no such file or name", f"Known: {known}")
     try:
         return Rubric.model_validate(read_yaml(path.read_bytes()))
@@ -169,8 +170,8 @@ def load_rubric(name: str) -> Rubric:
 
 
 class Client:
-    """Asks an OpenAI-compatible endpoint. It may be called from several threads. It never raises an error for what the
-    endpoint does. The key is in the header of the request and nowhere else."""
+    """Asks an OpenAI-compatible endpoint, from any thread. It does not raise errors for what the endpoint does. The key
+    is sent in a header of the request and appears nowhere else."""
 
     def __init__(self, settings: JudgeSettings, folder: Path | None = None) -> None:
         assert settings.url, "the settings require a URL"
@@ -181,20 +182,20 @@ class Client:
         self.cache = Cache(settings.cache.expanduser()) if settings.cache else None
         self.last_failure = ""
         self._key = read_key(settings.key_env)
-        self._not_before = 0.0  # all threads wait until then, because the endpoint is busy
+        self._not_before = 0.0  # until then all threads wait, because the endpoint is busy
 
     def ask(
         self, body: Mapping[str, Any], parse: Callable[[str], T | None], meter: Meter, fresh: bool = False
     ) -> T | None:
-        """Return the parsed reply. `parse` returns None for an invalid one; `fresh` asks even if one is cached."""
+        """Return the parsed reply, or None. `parse` returns None for an invalid reply; `fresh` ignores the cache."""
         name = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
-        known = self.cache.get(name) if self.cache and not fresh else None
-        if known is not None and (cached := parse(known)) is not None:
+        cached = self.cache.get(name) if self.cache and not fresh else None
+        if cached is not None and (parsed := parse(cached)) is not None:
             meter.add("judge/from_cache", 1)
-            return cached
+            return parsed
         for attempt in range(self.settings.retries + 1):
             backoff = min(LONGEST_BACKOFF_S, self.settings.backoff_s * 2 ** (attempt - 1)) if attempt else 0.0
-            jitter = random.uniform(0.5, 1.5)  # so that threads do not retry together
+            jitter = random.uniform(0.5, 1.5)  # threads must not all retry at the same time
             time.sleep(max(backoff * jitter, self._not_before - time.monotonic(), 0.0))
             if not self.budget.take():
                 self.last_failure = f"{self.last_failure}, and then {SPENT}" if attempt else SPENT
@@ -222,10 +223,10 @@ class Client:
             text = reply["choices"][0]["message"]["content"]
             tokens = (reply.get("usage") or {}).get("total_tokens")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise NoReply("the reply is no chat completion in JSON") from None
+            raise NoReply("the reply is not a chat completion in JSON") from None
         if not isinstance(text, str):
             raise NoReply("the reply has no text")
-        if not isinstance(tokens, int) or tokens <= 0:  # some endpoints do not count
+        if not isinstance(tokens, int) or tokens <= 0:  # some endpoints do not count tokens
             tokens = (len(json.dumps(body)) + len(text)) // CHARACTERS_A_TOKEN
         self.budget.spend(tokens)
         meter.add("judge/tokens", tokens)
@@ -233,8 +234,8 @@ class Client:
 
 
 class Budget:
-    """Limits on requests and tokens; None is no limit. Requests under way may exceed the limit of tokens. What was
-    spent is counted in `file`, which all ranks of a run share and a resumed run reads again, or in memory."""
+    """Limits on requests and tokens; None is no limit. Concurrent requests may exceed the limit of tokens. The counts
+    are kept in `file`, which all ranks share and a resumed run reads, or in memory."""
 
     def __init__(self, max_requests: int | None, max_tokens: int | None, file: Path | None = None) -> None:
         self.limits = {"requests": max_requests, "tokens": max_tokens}
@@ -243,7 +244,7 @@ class Budget:
         self._counting = threading.Lock()
 
     def take(self) -> bool:
-        """Count a request. Return False if there is none left."""
+        """Count a request. Return False if the budget is spent."""
         with self._locked() as spent:
             if any(limit is not None and spent[name] >= limit for name, limit in self.limits.items()):
                 return False
@@ -256,49 +257,49 @@ class Budget:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[dict[str, int]]:
-        """Give what was spent to one thread of one rank at a time, and write down what it makes of it."""
+        """Yield the counts to one thread of one rank at a time, and save what it makes of them."""
         with self._counting:
             if self.file is None:
                 yield self._spent
                 return
             with open(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8") as file:
-                with contextlib.suppress(OSError):  # a file system without locks, of which a warning has been given
+                with contextlib.suppress(OSError):  # the run has warned of a file system without locks
                     fcntl.flock(file, fcntl.LOCK_EX)
                 self._spent |= self._read(file)
                 yield self._spent
                 file.seek(0)
-                json.dump(self._spent, file)  # never shorter than before
+                json.dump(self._spent, file)  # never shorter than the old text, so nothing has to be cut off
 
     def _read(self, file: IO[str]) -> dict[str, int]:
-        """Return what the file counts. A run that cannot know what it has spent must not go on spending."""
+        """Return the counts in the file. Raise CheckpointError if it has none, because a run must not overspend."""
         with contextlib.suppress(ValueError, AttributeError, RecursionError):
             spent: dict[str, int] = json.loads(file.read() or "{}")
             if all(type(spent.get(name, 0)) is int for name in self.limits) and spent.keys() <= self.limits.keys():
                 return spent
-        reason = "it cannot be read, and it counts what the judge was asked for"
+        reason = "it counts the requests to the judge, and it cannot be read"
         raise CheckpointError(self.file, reason, "Restore it, or delete it to count from 0")
 
 
 class Cache:
-    """Keeps each reply in a small file, written atomically, so that several processes may share it, also over NFS."""
+    """Keeps each reply in a small file, written atomically, so that processes may share the folder, also over NFS."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            remedy = "Name a folder you may write to, or null"
+            remedy = "Name a folder that you may write to, or null"
             raise ConfigError(f"reward.judge.cache={folder}", f"it cannot be made: {error}", remedy) from None
 
     def get(self, name: str) -> str | None:
         try:
             text = json.loads(self._path(name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # not there, or cut short by a power failure
+        except (OSError, ValueError):  # missing, or cut short by a power failure
             return None
         return text if isinstance(text, str) else None
 
     def put(self, name: str, text: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk makes the next run pay again but does not end this one
+        with contextlib.suppress(OSError):  # a full disk does not end this run; the next one pays again
             self._path(name).parent.mkdir(exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.folder, suffix=".part", delete=False) as file:
                 json.dump(text, file)

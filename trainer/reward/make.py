@@ -1,4 +1,4 @@
-"""Make the scorer that the settings describe."""
+"""Make scorers from the settings."""
 
 import atexit
 from pathlib import Path
@@ -18,7 +18,7 @@ from trainer.reward.scorer import Grader, Scorer
 
 
 def check(settings: Reward) -> None:
-    """Raise an error if a file that the rewards name is missing, or a machine cannot run programs."""
+    """Raise an error if a file that the settings name is missing, or if this machine cannot run programs."""
     for setting in settings.custom:
         find(custom.KEY, setting)
     if "judge" in settings.weights:
@@ -28,7 +28,7 @@ def check(settings: Reward) -> None:
 
 
 def rehearse_functions(config: Config, task: Task, problem: Problem) -> None:
-    """Call the functions of reward.custom once without a model, but for those that may read the text of prompts."""
+    """Call the functions of reward.custom once without a model, except those that may use the text of prompts."""
     rules, prompt = rules_of(config, task), Prompt(problem, problem.question, ())
     for function in (Custom(setting, config.reward) for setting in config.reward.custom):
         if not function.may_read_prompts(problem):
@@ -36,7 +36,7 @@ def rehearse_functions(config: Config, task: Task, problem: Problem) -> None:
 
 
 def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Scorer:
-    """Make a scorer with all graders. What the judge costs is counted in `folder`, for all ranks and every restart."""
+    """Make a scorer with all graders. A file in `folder` counts what the judge costs, over all ranks and restarts."""
     graders: list[Grader] = [Custom(setting, config.reward) for setting in config.reward.custom]
     if "judge" in config.reward.weights:
         graders.append(Judge(config.reward.judge, folder))
@@ -45,7 +45,7 @@ def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Score
 
 
 def make_verifier(config: Config, task: Task) -> Scorer:
-    """Make a scorer with the rewards that say what is correct, which is what evaluation needs and costs nothing."""
+    """Make a scorer with the rewards that decide what is correct. Evaluation needs no others, and pays for none."""
     rules = rules_of(config, task)
     graders: list[Grader] = []
     if "code" in config.reward.weights:
@@ -73,5 +73,5 @@ def compares_as_mathematics(settings: Reward, task: Task) -> bool:
 
 
 def worked(problem: Problem) -> Completion:
-    """Return the worked solution of a problem as a completion to rehearse with."""
+    """Return the worked solution of a problem as a completion for a rehearsal."""
     return Completion((), (), problem.solution or problem.gold, truncated=False)

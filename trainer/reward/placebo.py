@@ -1,6 +1,6 @@
-"""Placebos of an experiment (`reward.control`): rewards, or gold answers, that say nothing about the task.
+"""Placebos for experiments (`reward.control`): rewards or gold answers that say nothing about the task.
 
-A gain that a placebo reaches as well is no effect of the reward; see docs/studies.md.
+A gain that a placebo also reaches is not an effect of the reward; see docs/studies.md.
 """
 
 import random
@@ -11,7 +11,7 @@ from trainer.records import Problem, ScoredGroup
 
 
 def shuffle_golds(problems: Sequence[Problem], control: str, seed: int) -> list[Problem]:
-    """Return the training problems. With `shuffled_gold` they have the gold answers of one another."""
+    """Return the training problems. With `shuffled_gold` their gold answers are shuffled among them."""
     if control != "shuffled_gold":
         return list(problems)
     golds = [problem.gold for problem in problems]
@@ -20,8 +20,8 @@ def shuffle_golds(problems: Sequence[Problem], control: str, seed: int) -> list[
 
 
 def replace_rewards(scored: ScoredGroup, control: str, seed: int) -> ScoredGroup:
-    """Return a group with random or shuffled rewards, if `control` asks for them. The seed of the step decides them.
-    The advantages of an answer follow from the rewards of its group alone, so to shuffle these shuffles those."""
+    """Return a group with random or shuffled rewards if `control` asks for them. `seed` is that of the step. Advantages
+    follow from the rewards of the group alone, so shuffling the rewards shuffles the advantages."""
     rewards = [(score.reward, score.shaping) for score in scored.scores]
     rng = random.Random(f"{seed}/{scored.prompt.problem.id}/{scored.prompt.repeat}")
     if control == "random":

@@ -1,14 +1,14 @@
-"""The reward `code`: the program in an answer is run in the sandbox against the tests of its problem.
+"""The reward `code`: the program in an answer runs in the sandbox against the tests of its problem.
 
 The column `reward.code.tests` of a record holds one of these:
 
     [{"input": "3", "output": "6"}, ...]   what a program reads and prints; or {"inputs": [...], "outputs": [...]}
     [{"input": [3], "output": 6}, ...]     calls of a function, which the column `entry_point` names
-    ["assert double(3) == 6", ...]         Python, as in MBPP; the name that it does not define is asked for
+    ["assert double(3) == 6", ...]         Python, as in MBPP; the function that it does not define is tested
     "def check(candidate): ..."            Python, as in HumanEval
 
-What a program should print is compared here, and never given to the sandbox. Tests in Python are data, so they are run
-in the sandbox as well, in another process than the program; see `trainer/sandbox/inside.py`.
+Expected outputs are compared here and never enter the sandbox. Tests in Python are not trusted either, so they also run
+in the sandbox, in a different process than the program; see `trainer/sandbox/inside.py`.
 """
 
 import ast
@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trainer.answers.find import program
@@ -36,7 +37,7 @@ EXPECTED = "expected inputs with outputs, or Python with assertions: see docs/sa
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """The tests of a problem: inputs with outputs, or Python source that calls a function of this name."""
+    """The tests of a problem: inputs with outputs, or Python source that calls the function `name`."""
 
     pairs: tuple[tuple[bytes, bytes], ...] = ()
     source: str = ""
@@ -44,7 +45,7 @@ class Tests:
 
 
 class Programs:
-    """A grader that runs programs. Several of a group run side by side."""
+    """A grader that runs the programs of a group in parallel."""
 
     name = "code"
     parallel = 1
@@ -59,28 +60,27 @@ class Programs:
         except ConfigError:
             self.sandbox.close()
             raise
-        self.at_once = len(os.sched_getaffinity(0)) + 1  # while one is being forked or read, no core waits
+        self.at_once = len(os.sched_getaffinity(0)) + 1  # keeps all cores busy while a program is forked or read
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
-        problems = {id(one.problem): one.problem for one in readings}  # the name of one may occur twice in a file
+        problems = {id(one.problem): one.problem for one in readings}  # ids of problems may occur twice in a file
         tests = {key: read_tests(problem, self.settings) for key, problem in problems.items()}
-        work = [lambda one=one: self._result(one, tests[id(one.problem)]) for one in readings]
-        results = dict(threads.each(work, self.at_once))
-        meter.add("code/timeouts", sum(result.timed_out for result in results.values()), len(results))
-        meter.add("code/faults", sum(bool(result.fault) for result in results.values()), len(results))
-        found = [results[index] for index in range(len(readings))]
+        work = [partial(self._result, one, tests[id(one.problem)]) for one in readings]
+        results = [result for _, result in sorted(threads.each(work, self.at_once))]  # by the index of the reading
+        meter.add("code/timeouts", sum(result.timed_out for result in results), len(results))
+        meter.add("code/faults", sum(bool(result.fault) for result in results), len(results))
         if self.settings.score == "all":
-            return [float(0 < one.total == one.passed) for one in found]
-        return [one.passed / one.total if one.total else 0.0 for one in found]
+            return [float(0 < result.total == result.passed) for result in results]
+        return [result.passed / result.total if result.total else 0.0 for result in results]
 
     def rehearse(self, reading: Reading) -> None:
-        """Run the tests once, so that tests that cannot be run are found before anything is spent."""
+        """Run the tests of a problem once before the run, and raise DataError if they cannot run."""
         result = self._result(reading, read_tests(reading.problem, self.settings))
         if result.fault:
             raise DataError(reading.problem.id, f"`{self.settings.tests}`: {result.fault}", "Leave the record out")
 
     def _result(self, reading: Reading, tests: Tests) -> Assertions:
-        """Run a program on each input, or with its tests. All runs together have the time of one program."""
+        """Run a program on each input, or with its tests. All inputs share the time limit of one program."""
         source, stops = program(reading.completion.text), self.settings.score == "all"
         if not tests.pairs:
             return self.sandbox.judge(source, tests.source, tests.name, first=stops)
@@ -94,36 +94,37 @@ class Programs:
 
 
 def refuse_unheld(settings: Code, held: Held) -> None:
-    """Raise ConfigError if this machine cannot hold a program in."""
+    """Raise ConfigError if this machine cannot contain a program."""
     if settings.command is not None and not (held.namespaces and held.counted):
-        reason = f"it needs a folder and processes of its own, which this machine cannot hold in. It has {held}"
+        reason = f"it needs a private folder and processes, which this machine cannot contain. It has {held}"
         remedy = "Allow user namespaces, or take another machine"
         raise ConfigError(f"reward.code.command={settings.command}", reason, remedy)
     if not (held.is_enough or settings.unsafe):
-        reason = f"this machine cannot hold a program in. It has {held}, and needs Landlock and seccomp (Linux 5.13)"
-        remedy = "Take another machine, or write reward.code.unsafe=true if whatever a model writes may run here"
+        reason = f"this machine cannot contain a program. It has {held}, and needs Landlock and seccomp (Linux 5.13)"
+        remedy = "Take another machine, or write reward.code.unsafe=true to allow anything that a model writes to run"
         raise ConfigError("reward.weights.code", reason, remedy)
 
 
 def same_text(output: bytes, expected: bytes) -> bool:
-    """Return True if the lines are equal, but for spaces at their ends and empty lines at the end."""
+    """Return True if the lines are equal, apart from spaces at their ends and empty lines at the end."""
     first, second = ([line.rstrip() for line in text.rstrip().split(b"\n")] for text in (output, expected))
     return first == second
 
 
 def read_tests(problem: Problem, settings: Code) -> Tests:
+    """Return the tests of a problem. Raise DataError if there are none, or if they cannot be read."""
     columns, column = problem.extra, settings.tests
     if column not in columns:
         there = ", ".join(map(str, columns)) or "none"
         raise DataError(problem.id, f"there is no column `{column}`; there are: {there}", ANOTHER_COLUMN)
     try:
-        tests = _in_any_form(columns.get(column), columns)
+        tests = _in_any_form(columns[column], columns)
     except (ValueError, SyntaxError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
         reason = str(error) if isinstance(error, DataError) else f"{EXPECTED}; {type(error).__name__}: {error}"
         raise DataError(problem.id, f"`{column}`: {reason}", ANOTHER_COLUMN) from None
     if tests.source and settings.command is not None:
         reason = f"`{column}` holds tests in Python, and reward.code.command={settings.command} runs other programs"
-        raise DataError(problem.id, reason, "Tests of these are inputs and outputs")
+        raise DataError(problem.id, reason, "Test them with inputs and outputs")
     return tests
 
 
@@ -147,7 +148,7 @@ def _in_any_form(value: Any, columns: Mapping[str, Any]) -> Tests:
 
 
 def _calls(value: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Tests:
-    """Write calls with arguments and results as assertions. LiveCodeBench has both as text, an argument a line."""
+    """Write calls with arguments and results as assertions. In LiveCodeBench both are text, one argument per line."""
     metadata = columns.get("metadata") or {}
     metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
     name = columns.get("entry_point") or metadata.get("func_name")
@@ -173,18 +174,20 @@ def _python(source: str, columns: Mapping[str, Any]) -> Tests:
         raise DataError(f"the tests define `{name}` themselves, so no answer would be tested")
     if not name or set(missing) - {name}:
         used = ", ".join(missing) or "nothing"
-        reason = f"the tests use {used} without a definition, and one function can be asked for"
+        reason = f"the tests use {used} without a definition, and only one function can be tested"
         raise DataError(f"{reason}. Name it in a column `entry_point`, and define others in `test_setup_code`")
-    if "check" in bound - _loaded(tree):  # as HumanEval's, which its harness calls
+    if "check" in bound - _loaded(tree):  # defined and never called: HumanEval leaves that to its harness
         source = f"{source}\ncheck({name})\n"
     return Tests(source=source, name=name)
 
 
 def _loaded(tree: ast.Module) -> set[str]:
+    """Return the names that a program reads."""
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def _bound(tree: ast.Module) -> set[str]:
+    """Return the names that a program defines."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler):

@@ -1,4 +1,4 @@
-"""Score completions, so that a group of them becomes a scored group."""
+"""Score completions, turning each group into a scored group."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,19 +15,19 @@ from trainer.records import Completion, Prompt, Score, ScoredGroup
 from trainer.reward.built_in import COMPONENTS, Reading, Rules, read
 from trainer.watch.tally import Mean, Tally
 
-LARGEST = 1e15  # of a reward, so that its square is a number in 32 bits
+LARGEST = 1e15  # the largest reward; its square fits into a 32-bit float
 TESTS = "code"  # the reward that runs tests
 
 
 class Meter:
-    """A tally of what was measured since it was last read. Several threads may write."""
+    """A tally of measurements since the last `drain`. Several threads may write."""
 
     def __init__(self) -> None:
         self._tally = Tally()
         self._writing = threading.Lock()
 
     def add(self, name: str, amount: float, weight: float = 0.0) -> None:
-        """Count `amount` out of `weight`, such as missing grades out of those asked for; weight 0 is a plain total."""
+        """Count `amount` out of `weight`, such as missing grades out of all requested; weight 0 makes a plain total."""
         with self._writing:
             self._tally.add(name, amount, weight)
 
@@ -44,27 +44,27 @@ class Meter:
 
 
 class Grader(Protocol):
-    """A reward from outside: tests, a function of the user, a language model. None is no grade."""
+    """A reward from outside: tests, a function of the user, or a language model. A grade of None is missing."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def parallel(self) -> int:
-        """Groups that it is worth giving it at once."""
+        """How many groups it can usefully grade at once."""
 
     @property
     def last_failure(self) -> str:
-        """Why it gave no grade the last time it gave none."""
+        """The reason why the last missing grade is missing."""
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]: ...
 
     def rehearse(self, reading: Reading) -> None:
-        """Grade one reading that counts for nothing; an error says what is wrong."""
+        """Grade one reading before the run, and raise an error if that fails."""
 
 
 class Scorer:
-    """Scores answers by the weighted sum of the named rewards. It may be called from several threads."""
+    """Scores completions by a weighted sum of rewards. It may be called from several threads."""
 
     def __init__(self, rules: Rules, graders: Sequence[Grader] = (), symbolic: Symbolic | None = None) -> None:
         self.rules, self.graders, self.symbolic = rules, graders, symbolic
@@ -75,7 +75,7 @@ class Scorer:
 
     @property
     def parallel(self) -> int:
-        """Groups that it is worth scoring at once."""
+        """How many groups it can usefully score at once."""
         return max((grader.parallel for grader in self.graders), default=1)
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> ScoredGroup:
@@ -104,33 +104,33 @@ class Scorer:
         return read(prompt, completion, self.rules, lambda answer, gold: equal(plain(answer), plain(gold)))
 
     def rehearse(self, prompt: Prompt, completion: Completion) -> None:
-        """Call every grader once, before anything is spent."""
+        """Call every grader once before the run."""
         reading = self.read(prompt, completion)
         for grader in self.graders:
             grader.rehearse(reading)
 
     def verifier(self) -> "Scorer":
-        """Return a scorer whose only grader is the one that runs tests: evaluation costs nothing then."""
+        """Return a scorer without graders other than the tests, so that evaluation costs nothing."""
         return Scorer(self.rules, tuple(grader for grader in self.graders if grader.name == TESTS), self.symbolic)
 
     def drain(self) -> dict[str, Mean]:
-        """Return the seconds of each reward, requests, missing grades and hangs since the last call."""
+        """Return what was measured since the last call: seconds of each reward, requests, missing grades, hangs."""
         if self.symbolic is not None:
             hangs, self._hangs = self.symbolic.child.hangs - self._hangs, self.symbolic.child.hangs
             self.meter.add("symbolic/hangs", hangs)
         return self.meter.drain()
 
     def _score(self, reading: Reading, values: Mapping[str, float | None]) -> Score:
-        found = (reading.strict, reading.lenient, reading.correct_strict, reading.correct_lenient)
-        if TESTS in values:  # they say whether the program in an answer is right
+        answers = (reading.strict, reading.lenient, reading.correct_strict, reading.correct_lenient)
+        if TESTS in values:  # the tests decide whether the program in an answer is right
             block, is_right = fenced(reading.completion.text), values[TESTS] == 1.0
-            found = (block, block, is_right, is_right)
+            answers = (block, block, is_right, is_right)
         shaping = {name: value for name, value in values.items() if name not in RIGHT} if self.rules.pays_right else {}
-        return Score(total(values, self.weights), values, *found, total(shaping, self.weights) or 0.0)
+        return Score(total(values, self.weights), values, *answers, total(shaping, self.weights) or 0.0)
 
 
 def total(values: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
-    """Return the weighted sum, or None if a value that counts is missing."""
+    """Return the weighted sum, or None if a value with a weight is missing."""
     summed: float | None = 0.0
     for name, value in values.items():
         weight = weights.get(name, 0.0)
