@@ -316,7 +316,7 @@ def test_a_method_of_a_class_called_solution_is_found(sandbox):
 
 def test_an_argument_that_is_no_plain_value_is_a_fault_of_the_tests(sandbox):
     verdict = sandbox.judge("def f(x): return x(1)", "assert f(lambda x: x) == 1", "f")
-    assert verdict.fault == "a call has an argument that is no plain value: function"
+    assert verdict.fault == "a call has an argument that is not a plain value: function"
 
 
 @pytest.mark.parametrize("verdict", ["", "[5, 3, 0]", "[-1, 3, 0]", "[1e9, 1e9, 0]", "3", "[[[", "[" * 9999])

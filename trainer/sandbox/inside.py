@@ -1,13 +1,13 @@
-"""What runs in a process of the sandbox: a program, a function that is asked for, or the tests of a function.
+"""What runs in a process of the sandbox: a program, a function under test, or the tests of a function.
 
-Function and tests are in two processes. The tests call a stand-in, which writes the arguments to a pipe and reads the
-result from another one, both as Python literals. So the code under test never shares a memory with an expected value,
-and no object of it, but only plain values, gets to where results are compared:
+A function and its tests are in two processes. The tests call a stand-in, which writes the arguments to one pipe and
+reads the result from another, both as Python literals. So the code under test never shares memory with an expected
+value, and only its plain values, never its objects, reach the process that compares results:
 
     the tests  -- ([3, 1, 2],), {} -->  the function
     the tests  <--   =[1, 2, 3]    ---  the function        or !ValueError, if it raises one
 
-The verdict goes through a third pipe, which the function does not have.
+The verdict goes through a third pipe, to which the function has no access.
 """
 
 import ast
@@ -24,18 +24,18 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 LONGEST_LINE = 1 << 20  # bytes of the arguments or the result of a call
-CHECK = "__octet_check__"  # what an assert calls
-NONE = {None: False}  # of the assertions, whose number is not known where the tests end early
-ENDS_A_LOOP = (StopIteration, StopAsyncIteration)  # for whoever calls `map`, which would end without a failure
+CHECK = "__octet_check__"  # the name that an assert calls
+NONE = {None: False}  # none of the assertions hold; their number is unknown, because the tests ended early
+ENDS_A_LOOP = (StopIteration, StopAsyncIteration)  # raised by a function, these would end a loop of the tests silently
 BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), frozenset: ("{", "}")}
 
 
 class NotPlain(BaseException):
-    """A value that cannot be sent. What tests catch of a function does not include it."""
+    """A value that cannot be sent. It is no Exception, so tests that catch errors of a function do not catch it."""
 
 
 class Enough(BaseException):
-    """Raised after the first assertion that fails, where one is enough."""
+    """Raised after the first assertion that fails if the others need not run."""
 
 
 # ---------------------------------------------------------------- a program
@@ -69,7 +69,7 @@ def _run(source: str, name: str) -> dict[str, Any]:
 
 
 def serve_function(source: str, name: str, requests: int, results: int) -> None:
-    """Run source code, and call the function for everyone who asks. A method may be that of a class `Solution`."""
+    """Run source code, and answer requests with its function, which may be a method of a class `Solution`."""
     names = _run(source, "program")
     function = names[name] if name in names else getattr(names["Solution"](), name)
     with open(requests, "rb") as lines, open(results, "wb", buffering=0) as replies:
@@ -86,14 +86,14 @@ def _reply(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: d
 
 
 def literal(value: Any) -> str:
-    """Return a plain value as a Python literal. Arrays of numpy become lists, and subclasses what they come from."""
+    """Return a plain value as a Python literal. NumPy arrays become lists, and a subclass becomes its base class."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{literal(key)}: {literal(one)}' for key, one in value.items())}}}"
+        return f"{{{', '.join(f'{literal(key)}: {literal(item)}' for key, item in value.items())}}}"
     for kind, (begin, end) in BRACKETS.items():
         if isinstance(value, kind):
-            inside = "".join(f"{literal(one)}, " for one in value)
+            inside = "".join(f"{literal(item)}, " for item in value)
             return "set()" if begin == "{" and not inside else f"{begin}{inside}{end}"
     if isinstance(value, float) and not math.isfinite(value):
         if math.isnan(value):
@@ -111,12 +111,12 @@ def literal(value: Any) -> str:
 
 
 class AssertionCount:
-    """Says of each assertion that was reached whether it held every time. One that is never reached does not count:
-    `assert False` after a call that has to raise is not. `fault` is what is wrong with the tests themselves."""
+    """Records for each assertion that was reached whether it held every time. Others do not count, such as an `assert
+    False` after a call that has to raise. `fault` says what is wrong with the tests themselves."""
 
     def __init__(self, first: bool) -> None:
         self.first, self.fault = first, ""
-        self.held: dict[Any, bool] = {}  # by the code of the assertion
+        self.held: dict[Any, bool] = {}  # by the code object of the assertion
 
     def check(self, holds: Callable[[], Any]) -> None:
         """Evaluate an assertion. With `first`, stop if it does not hold."""
@@ -129,27 +129,22 @@ class AssertionCount:
 
 
 def judge(source: str, name: str, results: int, requests: int, first: bool) -> AssertionCount:
-    """Run tests and count. If something goes wrong outside of an assertion, none of them holds."""
+    """Run tests and count assertions. An error outside of an assertion counts as if none of them held."""
     tally = AssertionCount(first)
     names = {"__name__": "tests", CHECK: tally.check, name: StandIn(requests, results)}
     try:
-        exec(compile(Asserts.changed(source), "tests.py", "exec"), names)
+        exec(compile(ast.fix_missing_locations(Asserts().visit(ast.parse(source))), "tests.py", "exec"), names)
     except Enough:
         pass
     except NotPlain as error:
-        tally.held, tally.fault = NONE, f"a call has an argument that is no plain value: {error}"
+        tally.held, tally.fault = NONE, f"a call has an argument that is not a plain value: {error}"
     except Exception:
         tally.held = NONE
     return tally
 
 
 class Asserts(ast.NodeTransformer):
-    """Let every assert count instead of raising."""
-
-    @classmethod
-    def changed(cls, source: str) -> ast.Module:
-        tree: ast.Module = ast.fix_missing_locations(cls().visit(ast.parse(source)))
-        return tree
+    """Makes every assert count instead of raise."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.Expr:
         nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
@@ -158,7 +153,7 @@ class Asserts(ast.NodeTransformer):
 
 
 class StandIn:
-    """Calls a function in another process."""
+    """Stands for the function in the other process."""
 
     def __init__(self, requests: int, results: int) -> None:
         self._requests = os.fdopen(requests, "wb", buffering=0)
@@ -181,12 +176,12 @@ class StandIn:
 
 
 def run(kind: str, name: str, first: bool) -> NoReturn:
-    """Run what descriptor 3 holds. Descriptors from 4 on are the pipes of this kind."""
+    """Run the source code in descriptor 3. The descriptors from 4 on are pipes, which depend on the kind."""
     with open(3, encoding="utf-8", errors="replace", newline="") as file:
         source = file.read()
-    random.Random.__init__.__defaults__, random.Random.seed.__defaults__ = (0,), (0, 2)  # where none is given
+    random.Random.__init__.__defaults__, random.Random.seed.__defaults__ = (0,), (0, 2)  # the default seed is 0
     random.seed()
-    random._urandom = os.urandom = random.Random(0).randbytes  # type: ignore[attr-defined]  # of `secrets` and numpy
+    random._urandom = os.urandom = random.Random(0).randbytes  # type: ignore[attr-defined]  # for `secrets` and numpy
     status = 1
     with suppress(BaseException):
         if kind == "program":

@@ -1,7 +1,4 @@
-"""What holds a program in: Landlock, seccomp, namespaces, resource limits, all entered by the process itself.
-
-Nothing here needs root.
-"""
+"""Confine a process with Landlock, seccomp, namespaces and resource limits. It confines itself, and needs no root."""
 
 import ctypes
 import fcntl
@@ -27,10 +24,10 @@ MS_NOSUID_NODEV = 2 | 4
 AT_RECURSIVE, MOUNT_ATTR_RDONLY_NOSUID = 0x8000, 1 | 2
 SECCOMP_MODE_FILTER, LANDLOCK_RULE_PATH_BENEATH = 2, 1
 NOBODY = 65534
-FOLDER = "/dev/shm"  # where a tmpfs of its own is mounted for each program; a folder that every Linux has
-FILES = 1000  # in that tmpfs
+FOLDER = "/dev/shm"  # every Linux has this folder; each program gets its own tmpfs there
+FILES = 1000  # the most files in that tmpfs
 OPEN_FILES = 64
-KEPT = 200  # the first descriptor of what is open until a program is held in
+KEPT = 200  # descriptors from here on stay open until the process is confined
 
 # Rights of Landlock in the order of their bits, and how many of them each version of its interface knows.
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
@@ -42,7 +39,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use. `processes` counts threads as well."""
+    """The resources of one program. `processes` includes threads."""
 
     seconds: float = 5.0
     memory_mb: int = 512
@@ -53,12 +50,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What this machine can hold programs in with. `landlock` is the version of its interface, 0 if there is none."""
+    """The means to confine programs that this machine has. `landlock` is the version of its interface, or 0."""
 
     landlock: int
     seccomp: bool
-    namespaces: bool  # of users, mounts and the network: a folder of its own, and no network
-    counted: bool  # processes and threads can be counted, so a program may have some
+    namespaces: bool  # for users, mounts and the network: a program has a private folder and no network
+    counted: bool  # processes and threads can be limited, so a program may start some
 
     @property
     def is_enough(self) -> bool:
@@ -72,24 +69,24 @@ class Held:
 
 
 def called(result: int) -> int:
-    """Return what a C function returned, or raise its error."""
+    """Return the result of a C function, or raise its error."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
 
 
 class Walls:
-    """What holds programs in. It is prepared in the process that starts them, and entered in each of them."""
+    """The confinement of programs. The process that starts programs prepares it, and the process of each enters it."""
 
     def __init__(self, limits: Limits, is_command: bool) -> None:
-        """Give up what no program needs, for good, and find out what is left to hold programs in."""
+        """Give up for good the rights that no program needs, and find out with what programs can be confined."""
         self.limits, self.is_command = limits, is_command
         self._granted = list(_opened(is_command))
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         is_other = os.getuid() == 0 and _become_nobody(needs_python=not is_command)
-        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc/self belongs to root, and no namespace can be set up
+        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # else /proc/self belongs to root, and namespaces cannot be set up
         with suppress(OSError):
-            _write("/proc/self/oom_score_adj", "1000")  # if memory runs out, programs go first
+            _write("/proc/self/oom_score_adj", "1000")  # if memory runs out, the kernel kills programs first
         is_known = platform.machine() in syscalls.ARCHITECTURES
         has_namespaces = _tries(lambda: _own_users(CLONE_NEWNET)) and _tries(lambda: _own_folder(limits.file_mb))
         self.has_own_processes = False
@@ -106,7 +103,7 @@ class Walls:
             self._filter = syscalls.assemble(platform.machine(), self.held.counted, self.is_command)
 
     def enter(self) -> None:
-        """Hold this process in with all that the machine has. There is no way back."""
+        """Confine this process with everything that the machine has. There is no way back."""
         os.chdir("/")
         if self.held.namespaces:
             _own_folder(self.limits.file_mb)
@@ -114,8 +111,8 @@ class Walls:
         if self.held.landlock:
             self._landlock()
         _limit(self.limits, self.held.counted)
-        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # a crash starts no program of the machine that handles core dumps
-        # header (version 3, this process) and the empty sets of capabilities
+        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # a crash must not start the machine's handler of core dumps
+        # a header (version 3, this process) and empty sets of capabilities
         libc.capset(struct.pack("II", 0x20080522, 0), bytes(24))
         if self.held.seccomp:
             _filter(syscalls.of_process(self._filter, os.getpid()))
@@ -138,14 +135,14 @@ class Walls:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process end with its parent, of which `parent` is a pidfd."""
+    """Make this process end when its parent ends. `parent` is a pidfd of the parent."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if select.select([parent], [], [], 0)[0]:  # it has ended already
+    if select.select([parent], [], [], 0)[0]:  # the parent has already ended
         os._exit(1)
 
 
 def in_own_processes() -> None:
-    """Go on as the first process of a new PID namespace, which ends with it, while this process waits for it."""
+    """Continue as the first process of a new PID namespace, which ends with it. The old process waits for its end."""
     _own_users(CLONE_NEWPID)
     waiting = os.pidfd_open(os.getpid())
     if first := os.fork():
@@ -154,7 +151,7 @@ def in_own_processes() -> None:
 
 
 def _tries(step: Callable[[], object]) -> bool:
-    """Return True if a step succeeds in a child process, which ends with it."""
+    """Return True if a step succeeds in a child process that does nothing else."""
     child = os.fork()
     if child == 0:
         with suppress(OSError):
@@ -165,7 +162,7 @@ def _tries(step: Callable[[], object]) -> bool:
 
 
 def _become_nobody(needs_python: bool) -> bool:
-    """Give up being root, unless the Python that runs here can then not be read. Return whether it is given up."""
+    """Become another user than root, unless that user cannot read this Python. Return whether it was done."""
     try:
         os.setgroups([])
         os.setegid(NOBODY)
@@ -183,7 +180,7 @@ def _become_nobody(needs_python: bool) -> bool:
 
 
 def _own_users(others: int) -> None:
-    """Enter a new user namespace, with the same user in it, and other new namespaces."""
+    """Enter a new user namespace with the same user, and the other new namespaces that are given."""
     user, group = os.geteuid(), os.getegid()
     called(libc.unshare(CLONE_NEWUSER | others))
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
@@ -191,7 +188,7 @@ def _own_users(others: int) -> None:
 
 
 def _own_folder(megabytes: int) -> None:
-    """Mount everything read-only for this process, and an empty folder in memory that it may write to."""
+    """Make all mounts read-only for this process, and mount an empty folder in memory that it may write to."""
     _own_users(CLONE_NEWNS)
     attributes = struct.pack("QQQQ", MOUNT_ATTR_RDONLY_NOSUID, 0, 0, 0)
     called(libc.syscall(MOUNT_SETATTR, -1, b"/", AT_RECURSIVE, attributes, ctypes.c_size_t(len(attributes))))
@@ -205,7 +202,7 @@ def _limit(limits: Limits, counted: bool) -> None:
         resource.RLIMIT_FSIZE: limits.file_mb << 20,
         resource.RLIMIT_CPU: int(limits.seconds) + 1,
         resource.RLIMIT_NOFILE: OPEN_FILES,
-        resource.RLIMIT_CORE: 1,  # 0 would not keep a handler of core dumps from being started
+        resource.RLIMIT_CORE: 1,  # with 0, a handler of core dumps would still be started
         resource.RLIMIT_MEMLOCK: 0,
     }
     if counted:
@@ -217,7 +214,8 @@ def _limit(limits: Limits, counted: bool) -> None:
 
 
 def _opened(is_command: bool) -> Iterator[tuple[int, int]]:
-    """Open what programs may read: Python, shared libraries and, for a command, other programs. Yield the rights."""
+    """Open what programs may read: Python, shared libraries and, for a command, other programs. Yield descriptors with
+    the rights of Landlock."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {"/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"}
     if is_command:
@@ -226,7 +224,7 @@ def _opened(is_command: bool) -> Iterator[tuple[int, int]]:
     granted |= dict.fromkeys(DEVICES, READ_FILE)
     granted["/dev/null"] |= WRITE_FILE
     for path, rights in granted.items():
-        with suppress(OSError):  # it does not exist, or cannot be read in any case
+        with suppress(OSError):  # it does not exist, or it cannot be read anyway
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
             yield fcntl.fcntl(place, fcntl.F_DUPFD, KEPT), rights if os.path.isdir(path) else rights & ~READ_DIR
 
@@ -237,7 +235,7 @@ def _filter(code: bytes) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    """Write to a file of /proc at once, and without the layers of `open`, which take a tenth of a fork."""
+    """Write to a file of /proc in one call, without the layers of `open`, which take a tenth of the time of a fork."""
     file = os.open(path, os.O_WRONLY)
     try:
         os.write(file, text.encode())

@@ -1,10 +1,10 @@
-"""Run programs that nobody has read, each in a process of its own that the kernel holds in.
+"""Run untrusted programs, each in its own process, which the kernel confines.
 
     with Sandbox(Limits(seconds=2)) as sandbox:
         sandbox.run("print(int(input()) + 1)", b"41").output                     # b"42\n"
         sandbox.judge("def f(x): return x + 1", "assert f(41) == 42", "f")       # Assertions(passed=1, total=1)
 
-Sandbox may be called from several threads; the processes run side by side.
+A sandbox may be called from several threads; the processes run in parallel.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ from trainer.sandbox.kernel import FOLDER, Held, Limits
 T = TypeVar("T")
 
 START_S = 60.0
-# The environment of programs. Sets have the same order in every process, so that a program has one result.
+# The environment of programs. With a fixed hash seed, sets have the same order every time.
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": FOLDER, "TMPDIR": FOLDER}
 ENVIRONMENT |= {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -33,7 +33,7 @@ ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_TH
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a program ended. `status` is minus the signal for one that was killed; `cut` says that it wrote too much."""
+    """How a program ended. `status` is -N for a program that signal N killed; `cut` says that it wrote too much."""
 
     output: bytes
     status: int
@@ -43,7 +43,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Assertions:
-    """How many assertions of the tests hold. `fault` says what is wrong with the tests themselves."""
+    """How many of the assertions in tests hold. `fault` says what is wrong with the tests themselves."""
 
     passed: int
     total: int
@@ -52,7 +52,7 @@ class Assertions:
 
 
 class Ended(Exception):
-    """The process that starts others has ended."""
+    """The process that starts programs has ended."""
 
 
 class Sandbox:
@@ -74,15 +74,15 @@ class Sandbox:
         self._process.wait()
 
     def run(self, source: str, given: bytes, seconds: float | None = None) -> Ran:
-        """Run a program on an input. By `command`, if there is one, else as Python."""
+        """Run a program on an input, by `command` if there is one, otherwise as Python."""
         return self._twice(lambda: self._run(source, given, self.limits.seconds if seconds is None else seconds))
 
     def judge(self, source: str, tests: str, name: str, first: bool = False) -> Assertions:
-        """Run tests of a function that a program has. `first` stops at the first assertion that does not hold."""
+        """Run tests of a function in a program. With `first`, stop at the first assertion that does not hold."""
         return self._twice(lambda: self._judge(source, tests, name, first))
 
     def _twice(self, work: Callable[[], T]) -> T:
-        """Do it again if the process that starts others ends, as it may where memory runs out."""
+        """Do work, and once more if the process that starts programs ends, which may happen when memory runs out."""
         for _ in range(2):
             process = self._process
             with suppress(Ended):
@@ -121,7 +121,7 @@ class Sandbox:
     def _started(
         self, kind: str, files: list[int], seconds: float, name: str = "", first: bool = False
     ) -> Iterator[socket.socket]:
-        """Start a process with these files, which are closed here, and yield the socket that says how it ended."""
+        """Start a process with these files, close them here, and yield the socket that will say how it ended."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         order = {"kind": kind, "name": name, "first": first, "seconds": seconds}
         with control, theirs:
@@ -138,7 +138,7 @@ class Sandbox:
     def _start(self) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = json.dumps([asdict(self.limits), self.command])
-        # With the parent's sys.path, the child finds what the parent finds, however that was installed.
+        # The child needs the parent's sys.path to find the same packages, however they were installed.
         start = f"import sys; sys.path[:] = {sys.path!r}; from trainer.sandbox.server import main; main(*sys.argv[1:])"
         with theirs:
             self._process = subprocess.Popen(
@@ -164,7 +164,7 @@ class Sandbox:
 
     def _restart(self, ended: subprocess.Popen[bytes]) -> None:
         with self._starting:
-            if self._process is ended:  # no other thread was faster
+            if self._process is ended:  # no other thread has restarted it
                 ended.kill()
                 ended.wait()
                 self._orders.close()
@@ -172,7 +172,7 @@ class Sandbox:
 
 
 def _assertions(text: bytes, timed_out: bool) -> Assertions:
-    """Read what the tests have found, which is nothing after the deadline, or if the tests end their own process."""
+    """Read the verdict of tests. There is none after the deadline, or if the tests ended their own process."""
     with suppress(ValueError, TypeError, RecursionError):  # the tests are data, and may write anything
         passed, total, fault = json.loads(text)
         if isinstance(passed, int) and isinstance(total, int) and 0 <= passed <= total:
@@ -181,7 +181,7 @@ def _assertions(text: bytes, timed_out: bool) -> Assertions:
 
 
 def _file(content: bytes) -> int:
-    """Return a descriptor of a file in memory that can only be read."""
+    """Return the descriptor of a read-only file in memory."""
     file = os.memfd_create("octet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(file, "wb", closefd=False) as writing:
         writing.write(content)
@@ -199,7 +199,7 @@ def _read(file: Any, most: int) -> bytes:
 
 
 def _end(control: socket.socket) -> None:
-    with suppress(OSError):  # it has ended by itself
+    with suppress(OSError):  # the process has ended by itself
         control.shutdown(socket.SHUT_WR)
 
 
@@ -210,5 +210,4 @@ def _how_it_ended(control: socket.socket) -> dict[str, Any]:
         message = b""
     if not message:
         raise Ended
-    ended: dict[str, Any] = json.loads(message)
-    return ended
+    return dict(json.loads(message))

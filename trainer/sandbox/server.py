@@ -1,7 +1,7 @@
-"""The process that starts the processes of the sandbox: it has imported what programs need, and forks for each.
+"""The process that starts the programs of a sandbox. It imports what programs often need, and forks for each program.
 
-It sees neither programs nor tests, nor what they write: it hands on the open files that it is given, so nothing of one
-program is in the memory of the next. It ends a process at its deadline or when it is told to, and says how it ended.
+It does not read programs, tests or what they write, but passes on open files, so nothing of one program is in the
+memory of the next. It ends a process at its deadline or on request, and reports how it ended.
 """
 
 import fcntl
@@ -20,13 +20,13 @@ from typing import Any, NoReturn
 from trainer.sandbox import inside
 from trainer.sandbox.kernel import FOLDER, Limits, Walls, die_with_parent, in_own_processes
 
-# What most programs import, imported once.
+# Modules that many programs import.
 COMMON = ["bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "io"]
 COMMON += ["itertools", "json", "math", "operator", "queue", "random", "re", "statistics", "string", "textwrap"]
 COMMON += ["time", "typing", "dataclasses", "enum", "numbers", "threading", "ast"]
 LONGEST_MESSAGE = 4096
 MOST_FILES = 8
-OWN = 100  # the first descriptor of files that a child keeps
+OWN = 100  # a child moves its files here before it makes them descriptors 3, 4 and so on
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Child:
     timed_out: bool = False
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):  # its own group does not exist yet, or not any more
+        with suppress(ProcessLookupError):  # its process group does not exist yet, or no longer exists
             os.killpg(self.pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -51,9 +51,9 @@ def main(descriptor: str, settings: str) -> NoReturn:
     orders, walls = socket.socket(fileno=int(descriptor)), Walls(Limits(**limits), command is not None)
     server = ProgramServer(orders, walls, command)
     server.orders.send(json.dumps(asdict(server.walls.held)).encode())
-    os.dup2(1, 2)  # /dev/null: the trainer reads errors until here
+    os.dup2(1, 2)  # /dev/null, as the trainer reads errors only until here
     gc.collect()
-    gc.freeze()  # a collection in a child need not copy what is shared
+    gc.freeze()  # so that collections in a child do not copy shared memory
     while True:
         server.step()
 
@@ -67,10 +67,10 @@ class ProgramServer:
         self.poll.register(orders, select.POLLIN)
 
     def step(self) -> None:
-        """Wait for an order, the end of a child, a parent that has enough of one, or a deadline."""
+        """Wait for an order, the end of a child, a request to end one, or a deadline."""
         now = time.monotonic()
         nearest = min((child.deadline for child in self.children.values() if not child.timed_out), default=None)
-        # Orders come first, so no descriptor that is closed here is opened again before the end of the loop.
+        # poll() lists orders first, so no descriptor that is closed in this loop is opened again in it
         for ready, _ in self.poll.poll(None if nearest is None else max(0.0, 1000 * (nearest - now))):
             if ready == self.orders.fileno():
                 self._order()
@@ -106,20 +106,20 @@ class ProgramServer:
     def _ended(self, watched: int) -> None:
         child = self.children.pop(watched)
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        child.kill()  # what it has started; its number is taken until it is waited for
+        child.kill()  # ends what it has started; its process id is in use until waitpid()
         _, status = os.waitpid(child.pid, 0)
         del self.controls[child.control.fileno()]
         for place in (watched, child.control.fileno()):
             with suppress(KeyError):
                 self.poll.unregister(place)
         result = {"status": os.waitstatus_to_exitcode(status), "timed_out": child.timed_out}
-        with suppress(OSError):  # the trainer does not wait for it any more
+        with suppress(OSError):  # the trainer no longer waits for it
             child.control.send(json.dumps(result).encode())
         child.control.close()
         os.close(watched)
 
     def _become(self, parent: int, order: dict[str, Any], files: list[int]) -> NoReturn:
-        """Become the process of a program, in a session of its own, with these files and no others."""
+        """Become the process of a program, in a new session, with these files and no others."""
         status = 1
         with suppress(BaseException):
             os.setsid()
@@ -137,7 +137,8 @@ class ProgramServer:
 
 
 def _arrange(kind: str, files: list[int]) -> int:
-    """Make the files descriptors 3, 4 ... and return the next one. Input and output of a program are 0 and 1."""
+    """Make the files descriptors 3, 4 and so on. For a program make its input and output 0 and 1, and keep only the
+    source as 3. Return the first descriptor that is not needed."""
     high = [fcntl.fcntl(file, fcntl.F_DUPFD, OWN) for file in files]
     for number, file in enumerate(high, start=3):
         os.dup2(file, number)
