@@ -1,4 +1,4 @@
-"""The evaluation of the base model, which a run keeps in `base.json`: a run that goes on does not ask again."""
+"""The evaluation of the base model. A run stores it in `base.json`, so that a resumed run need not repeat it."""
 
 import json
 from collections.abc import Sequence
@@ -19,25 +19,25 @@ STORED = TypeAdapter(Evaluation)
 
 def keep(folder: Path, evaluation: Evaluation, seconds: float) -> None:
     """Write the evaluation, and the seconds that it took, into the run folder."""
+    if not distributed.is_main():
+        return
     sampled = evaluation.sampled
     if sampled:
-        trials = (tuple(map(_without_logprobs, trial)) for trial in sampled.trials)
-        sampled = replace(sampled, trials=tuple(trials))
-    kept = replace(evaluation, outcomes=_without_logprobs(evaluation.outcomes), sampled=sampled)
-    if distributed.is_main():
-        document = {"seconds": seconds, "evaluation": STORED.dump_python(kept, mode="json")}
-        disk.replace(folder / "base.json", json.dumps(document).encode())
+        trials = tuple(tuple(map(_without_logprobs, trial)) for trial in sampled.trials)
+        sampled = replace(sampled, trials=trials)
+    stored = replace(evaluation, outcomes=_without_logprobs(evaluation.outcomes), sampled=sampled)
+    document = {"seconds": seconds, "evaluation": STORED.dump_python(stored, mode="json")}
+    disk.replace(folder / "base.json", json.dumps(document).encode())
 
 
-def kept(folder: Path, asked: Sequence[Prompt], draws: Draws | None) -> tuple[Evaluation, float] | None:
-    """Return the evaluation and its seconds, or None if there is none of these problems. Every rank calls it."""
-    found: Any = distributed.gather(_read(folder / "base.json") if distributed.is_main() else None)[0]
+def kept(folder: Path, prompts: Sequence[Prompt], draws: Draws | None) -> tuple[Evaluation, float] | None:
+    """Return the stored evaluation and its seconds, or None if it is not of these problems. Every rank calls it."""
+    document: Any = distributed.gather(_read(folder / "base.json") if distributed.is_main() else None)[0]
     with suppress(LookupError, TypeError, ValueError):
-        evaluation, seconds = STORED.validate_python(found["evaluation"]), float(found["seconds"])
+        evaluation, seconds = STORED.validate_python(document["evaluation"]), float(document["seconds"])
         answered = [(one.problem_id, one.question, one.gold) for one in evaluation.outcomes]
-        of_draws = evaluation.sampled.draws if evaluation.sampled else None
-        problems = (prompt.problem for prompt in asked)
-        if answered == [(one.id, one.question, one.gold) for one in problems] and of_draws == draws:
+        asked = [(one.problem.id, one.problem.question, one.problem.gold) for one in prompts]
+        if answered == asked and draws == (evaluation.sampled.draws if evaluation.sampled else None):
             return evaluation, seconds
     return None
 
@@ -48,5 +48,5 @@ def _read(path: Path) -> Any:
 
 
 def _without_logprobs(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Leave out what no comparison reads, and what takes most of the room."""
+    """Drop the log-probs and segments, which take the most space and are not compared."""
     return tuple(replace(one, completion=replace(one.completion, logprobs=(), segments=())) for one in outcomes)

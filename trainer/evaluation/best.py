@@ -1,10 +1,10 @@
-"""The evaluations of a run: of its base, after some of its steps, which was the best, and whether accuracy still rises.
+"""The evaluations after steps of a run: which one was the best, and whether they still improve.
 
     <run folder>/best/            the adapter (or model) with the highest `eval.metric` so far
                       best.json   its step and accuracy or reward
 
-The evaluations are read back from `metrics.jsonl` and `best.json`, so a resumed run goes on as an
-uninterrupted one would.
+The evaluations are read back from `metrics.jsonl` and `best.json`, so a resumed run continues as if it had not been
+interrupted.
 """
 
 import json
@@ -33,19 +33,19 @@ from trainer.watch.measure import STRICT, Measure, percent
 @dataclass(frozen=True, slots=True)
 class Milestone:
     step: int
-    value: float  # of eval.metric; the loss with the opposite sign, so that more is always better
+    value: float  # of eval.metric; a loss is negated, so that larger is always better
 
 
 @dataclass(eq=False)
 class EvaluationHistory:
-    """The evaluations after the steps of a run. That of the base model is not a candidate for the best."""
+    """The evaluations after the steps of a run. That of the base model cannot be the best."""
 
     folder: Path
     settings: Eval
     problems: int
     first_step: int
     total_steps: int
-    run: str = ""  # what tells its best.json from that of another run
+    run: str = ""  # an identifier in best.json, which shows if that is of another run
     measure: Measure = STRICT
 
     def __post_init__(self) -> None:
@@ -54,9 +54,9 @@ class EvaluationHistory:
         named, first_step, is_main = measure.noted, self.first_step, distributed.is_main()
         read = (_evaluated(folder, first_step, named), *_kept(folder, self.run, named)) if is_main else ([], None, "")
         records, kept, wrong = distributed.gather(read)[0]
-        self.kept: dict[str, Any] | None = kept  # the content of best.json, which describes what is beside it
+        self.kept: dict[str, Any] | None = kept  # the content of best.json, about the model in `best/`
         by_step = {record["step"]: record for record in records}
-        if kept and (kept["step"] < first_step or kept["step"] in by_step):  # else it is evaluated again
+        if kept and (kept["step"] < first_step or kept["step"] in by_step):  # otherwise its step is evaluated again
             by_step[kept["step"]] = {name if name == "step" else f"eval/{name}": value for name, value in kept.items()}
         self.milestones = [
             Milestone(step, _worth(record, self.metric))
@@ -65,10 +65,10 @@ class EvaluationHistory:
         ]
         is_gone = settings.every and self.milestones and not kept
         self.lost = wrong or (f"{folder / 'best'} is not there" if is_gone else "")
-        self.is_seen = any(record["step"] == first_step for record in records)  # with any number of problems
+        self.is_seen = any(record["step"] == first_step for record in records)  # whatever its number of problems
         self.spares_best = first_step >= self.total_steps and kept is not None
         self.last: Evaluation | None = None
-        self.goal = inf  # of `octet speedrun`
+        self.goal = inf  # the run stops at this value; `octet speedrun` sets it
 
     def is_due(self, step: int) -> bool:
         every = self.settings.every
@@ -80,7 +80,7 @@ class EvaluationHistory:
 
     def add(self, step: int, evaluation: Evaluation) -> bool:
         """Add an evaluation, and return True if it is a new best that has to be kept. An equal value is not a new best.
-        A finished run without comparable evaluations keeps its earlier best."""
+        A run that had already finished, and has no comparable evaluations, keeps its earlier best."""
         best, value = self.best, _worth(metrics_of(evaluation), self.metric)
         self.milestones.append(Milestone(step, value))
         self.last = evaluation
@@ -93,7 +93,7 @@ class EvaluationHistory:
 
     @property
     def has_stopped_rising(self) -> bool:
-        """True if there were `eval.patience` evaluations in a row without a new best, or one has reached the goal."""
+        """True if the last `eval.patience` evaluations brought no new best, or if the best has reached the goal."""
         patience, best = self.settings.patience, self.best
         if best and best.value >= self.goal:
             return True
@@ -102,7 +102,7 @@ class EvaluationHistory:
         return len(self.milestones) - 1 - self.milestones.index(best) >= patience
 
     def keep(self, export: Callable[[Path], None]) -> None:
-        """Export what was evaluated last into `best/`, completely or not at all. Called on rank 0 only."""
+        """Export the model of the last evaluation into `best/`, completely or not at all. Call this on rank 0 only."""
         assert self.last is not None, "keep() follows an evaluation"
         shares: dict[str, Any] = {"accuracy": self.last.strict.value, "lenient": self.last.lenient.value}
         if self.measure.is_reward:
@@ -111,7 +111,7 @@ class EvaluationHistory:
         note: dict[str, Any] = {"step": self.milestones[-1].step, **shares, "problems": self.problems, "run": self.run}
         note |= {} if self.last.loss is None else {"loss": self.last.loss}
         note |= {"left_out": self.last.left_out} if self.last.left_out else {}
-        remedy = "Make room; the same command then goes on."
+        remedy = "Free some space; the same command then continues the run."
         with manifest.replacing(self.folder / "best", "the best of the run", remedy) as folder:
             export(folder)
             (folder / "best.json").write_text(json.dumps(note, indent=2) + "\n")
@@ -123,27 +123,27 @@ class Evaluator:
     """Evaluates the policy on the held-out problems, and keeps the best adapter or model in the run folder."""
 
     policy: Policy
-    sampler: Sampler  # without merged copies, so that a merged model is compared with the adapter as it is
+    sampler: Sampler  # one that does not merge the adapter, so that a merged model is compared with the adapter itself
     scorer: Scorer
     held_out: Sequence[Prompt]
     max_new_tokens: int
     history: EvaluationHistory
     progress: ShowProgress
     left_out: int = 0  # held-out problems that exceed the context
-    loss: Callable[[], float | None] | None = None  # of a token of held-out solutions, in a warm-up
-    draws: Draws | None = None  # of the base, and at the end
+    loss: Callable[[], float | None] | None = None  # in a warm-up, the loss per token of held-out solutions
+    draws: Draws | None = None  # how to sample answers of the base, and at the end
 
     def evaluate(self, name: str, draws: Draws | None = None) -> Evaluation:
-        """Return the evaluation of the policy as it is. Every rank calls it."""
+        """Return the evaluation of the current policy. Every rank calls it."""
         with self.policy.gathered():
-            measure, left_out = self.history.measure, self.left_out
+            measure = self.history.measure
             scorer = self.scorer if measure.is_reward else self.scorer.verifier()
-            new_tokens, progress = self.max_new_tokens, self.progress
-            found = evaluate(name, self.sampler, scorer, self.held_out, new_tokens, draws, progress, left_out, measure)
-            return replace(found, loss=self.loss()) if self.loss else found
+            how = (self.max_new_tokens, draws, self.progress, self.left_out, measure)
+            evaluation = evaluate(name, self.sampler, scorer, self.held_out, *how)
+            return replace(evaluation, loss=self.loss()) if self.loss else evaluation
 
     def keep_if_best(self, step: int, evaluation: Evaluation) -> bool:
-        """Add the evaluation after a step to the history; write the policy into `best/` if it is the best."""
+        """Add the evaluation after a step to the history, and write the policy into `best/` if it is the best."""
         is_best = self.history.add(step, evaluation)
         if is_best:
             with self.policy.gathered():
@@ -153,7 +153,7 @@ class Evaluator:
 
 
 def describe(evaluation: Evaluation) -> str:
-    """Return the headline of an evaluation. The accuracy that `reward.answer` pays for comes first."""
+    """Return the headline of an evaluation. It begins with the accuracy that `reward.answer` selects."""
     loss = "" if evaluation.loss is None else f", {evaluation.loss:.3f} the loss of a token of their solutions"
     if (measure := evaluation.measure).is_reward:
         value, *interval = evaluation.result
@@ -166,15 +166,15 @@ def describe(evaluation: Evaluation) -> str:
 
 
 def metrics_of(evaluation: Evaluation) -> dict[str, float]:
-    """Return what is written into `metrics.jsonl`."""
+    """Return the metrics of an evaluation for `metrics.jsonl`."""
     left_out = evaluation.left_out
-    found: dict[str, float] = {"eval/left_out": left_out} if left_out else {}
-    found |= {} if evaluation.loss is None else {"eval/loss": evaluation.loss}
+    metrics: dict[str, float] = {"eval/left_out": left_out} if left_out else {}
+    metrics |= {} if evaluation.loss is None else {"eval/loss": evaluation.loss}
     value, low, high = evaluation.result
-    rated = {"eval/accuracy": value, "eval/lenient": evaluation.lenient.value}
-    found |= {"eval/reward": value} if evaluation.measure.is_reward else rated
-    found |= {"eval/low": low, "eval/high": high, "eval/problems": len(evaluation.outcomes)}
-    return found | {f"eval/part/{name}": share.value for name, share in evaluation.parts.items()}
+    accuracies = {"eval/accuracy": value, "eval/lenient": evaluation.lenient.value}
+    metrics |= {"eval/reward": value} if evaluation.measure.is_reward else accuracies
+    metrics |= {"eval/low": low, "eval/high": high, "eval/problems": len(evaluation.outcomes)}
+    return metrics | {f"eval/part/{name}": share.value for name, share in evaluation.parts.items()}
 
 
 def _worth(metrics: Mapping[str, float], metric: str) -> float:
@@ -182,12 +182,12 @@ def _worth(metrics: Mapping[str, float], metric: str) -> float:
 
 
 def _kept(folder: Path, run: str, named: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
-    """Return the content of best.json, or what is wrong with `best/`, which is then moved aside."""
+    """Return the content of best.json. If something is wrong with `best/`, move it aside and return what is wrong."""
     best = folder / "best"
     if not best.exists():
         return None, ""
     wrong = manifest.damage(best)
-    # If the run was not interrupted while it moved its files there, only the manifest was lost.
+    # unless the run was interrupted while it moved files there, only the manifest is missing
     was_whole = not os.path.lexists(best / manifest.NAME) and not (folder / "best.partial").exists()
     if not wrong or was_whole:
         with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -204,7 +204,7 @@ def _kept(folder: Path, run: str, named: Sequence[str]) -> tuple[dict[str, Any] 
 
 
 def _evaluated(folder: Path, first_step: int, named: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the lines of steps 1 to `first_step` that contain an evaluation. A damaged one is made again."""
+    """Return the metrics of steps 1 to `first_step` that contain an undamaged evaluation."""
     names = ["eval/problems", *(f"eval/{name}" for name in named)]
     records = read_records(folder / "metrics.jsonl")
     whole = [record for record in records if all(type(record.get(name)) in (int, float) for name in names)]

@@ -21,7 +21,7 @@ from trainer.rollout.collect import Sampler, collect
 from trainer.watch.measure import STRICT, Measure
 from trainer.watch.progress import Progress
 
-ShowProgress = Callable[[str, int], Progress]  # of a task with so many parts
+ShowProgress = Callable[[str, int], Progress]  # of the name of a task and the number of its parts
 CATEGORIES = ("correct", "wrong answer", "no answer")
 SCORED = TypeAdapter(list[list[tuple[Completion, Score]]])  # the answers to each problem, to and from JSON
 
@@ -35,7 +35,7 @@ class Outcome:
     gold: str
     completion: Completion
     score: Score
-    part: str = ""  # of a mixture of tasks
+    part: str = ""  # the part of a mixture that the problem is from
 
     @property
     def category(self) -> str:
@@ -46,12 +46,12 @@ class Outcome:
     def record(self, measure: Measure) -> dict[str, Any]:
         asked = {"problem": self.problem_id, "question": self.question, "gold": self.gold}
         score, answer = self.score, self.completion
-        read: dict[str, Any] = {"category": self.category, "strict": score.strict, "lenient": score.lenient}
-        read |= {"correct_strict": score.correct_strict, "correct_lenient": score.correct_lenient}
+        scored: dict[str, Any] = {"category": self.category, "strict": score.strict, "lenient": score.lenient}
+        scored |= {"correct_strict": score.correct_strict, "correct_lenient": score.correct_lenient}
         if measure.is_reward:
-            read = {"reward": score.reward, **{f"reward/{name}": part for name, part in score.components.items()}}
+            scored = {"reward": score.reward, **{f"reward/{name}": part for name, part in score.components.items()}}
         size = {"truncated": answer.truncated, "tokens": answer.length}
-        return {**asked, "completion": answer.text, **read, **size, **answer.transcript}
+        return {**asked, "completion": answer.text, **scored, **size, **answer.transcript}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Sampled:
         return [fmean(measure.values(one.score for group in trial for one in group)) for trial in self.trials]
 
     def shares(self, measure: Measure = STRICT) -> dict[str, Share]:
-        """Return avg@k, maj@k and pass@k by name, each a mean over problems with its interval. A reward has avg@k."""
+        """Return avg@k, maj@k and pass@k, each a mean over problems with its interval. Rewards only have avg@k."""
         k, problems = self.draws.samples, self.by_problem
         each = len(problems[0])
         if measure.is_reward:
@@ -101,13 +101,13 @@ class Sampled:
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """The answers of one model: `strict` is the accuracy in the requested format, `lenient` in any format. `left_out`
-    counts the held-out problems that exceed the context, and were not asked."""
+    counts the held-out problems that were not asked because they exceed the context."""
 
     name: str
     outcomes: tuple[Outcome, ...]
     sampled: Sampled | None = None
     left_out: int = 0
-    loss: float | None = None  # of a token of held-out solutions, in a warm-up
+    loss: float | None = None  # in a warm-up, the loss per token of held-out solutions
     measure: Measure = STRICT
 
     @property
@@ -141,40 +141,40 @@ class Evaluation:
 
     @property
     def result(self) -> Share:
-        """Return the mean reward, if that is what is measured, and the accuracy in the requested format otherwise."""
+        """Return the mean reward if rewards are measured, otherwise the accuracy in the requested format."""
         return self.measure.reported.mean(self.values)
 
     @property
     def parts(self) -> dict[str, Share]:
-        """Return the result in each part of a mixture of tasks."""
-        found: dict[str, list[float]] = defaultdict(list)
+        """Return the result for each part of a mixture of tasks."""
+        values: dict[str, list[float]] = defaultdict(list)
         measure = self.measure.reported
-        for one in self.outcomes:
-            found[one.part] += measure.values([one.score])
-        return {name: measure.mean(found[name]) for name in sorted(found) if name and found[name]}
+        for outcome in self.outcomes:
+            values[outcome.part] += measure.values([outcome.score])
+        return {name: measure.mean(values[name]) for name in sorted(values) if name and values[name]}
 
     def summary(self) -> dict[str, Any]:
-        """Return what is printed and stored; `records` has the single answers."""
-        found = {"name": self.name, "problems": len(self.outcomes), "left_out": self.left_out}
+        """Return the numbers that are printed and stored; `records` returns the single answers."""
+        summary = {"name": self.name, "problems": len(self.outcomes), "left_out": self.left_out}
         (value, *interval), measure = self.result, self.measure
         if measure.is_reward:
-            found |= {"reward": value, "interval": interval, "deviation": pstdev(self.values)}
+            summary |= {"reward": value, "interval": interval, "deviation": pstdev(self.values)}
         else:
-            found |= {"accuracy": value, "interval": interval}
-            found |= {"lenient_accuracy": self.lenient.value, "lenient_interval": list(self.lenient[1:])}
-        found |= {} if self.loss is None else {"loss": self.loss}
-        found |= {"parts": {name: _as_json(share) for name, share in self.parts.items()}} if self.parts else {}
+            summary |= {"accuracy": value, "interval": interval}
+            summary |= {"lenient_accuracy": self.lenient.value, "lenient_interval": list(self.lenient[1:])}
+        summary |= {} if self.loss is None else {"loss": self.loss}
+        summary |= {"parts": {name: _as_json(share) for name, share in self.parts.items()}} if self.parts else {}
         sampled = {"sampled": self.sampled.summary(measure)} if self.sampled else {}
-        return found | describe(self.outcomes, measure) | sampled
+        return summary | describe(self.outcomes, measure) | sampled
 
     def records(self) -> list[dict[str, Any]]:
         """Return every answer. Greedy answers have temperature 0; sampled ones are numbered within their trial."""
         name, measure = self.name, self.measure
         records = [{"model": name, "temperature": 0.0, **outcome.record(measure)} for outcome in self.outcomes]
         if self.sampled:
-            heat = self.sampled.draws.temperature
+            temperature = self.sampled.draws.temperature
             records += [
-                {"model": name, "temperature": heat, "trial": trial, "sample": sample, **outcome.record(measure)}
+                {"model": name, "temperature": temperature, "trial": trial, "sample": sample, **outcome.record(measure)}
                 for trial, groups in enumerate(self.sampled.trials)
                 for group in groups
                 for sample, outcome in enumerate(group)
@@ -202,7 +202,7 @@ def majority(outcomes: Sequence[Outcome]) -> Outcome | None:
                 break
         else:
             ballots.append([outcome])
-    return max(ballots, key=len)[0] if ballots else None  # max takes the first of equals
+    return max(ballots, key=len)[0] if ballots else None  # max returns the first of equals
 
 
 def evaluate(
@@ -216,7 +216,7 @@ def evaluate(
     left_out: int = 0,
     measure: Measure = STRICT,
 ) -> Evaluation:
-    """Evaluate greedy answers, and sampled ones if `draws` are given. Every rank gets the whole result."""
+    """Evaluate greedy answers, and sampled ones if `draws` are given. Every rank returns the whole evaluation."""
 
     def answered(what: str, sampling: Sampling) -> tuple[tuple[Outcome, ...], ...]:
         mine = distributed.mine(prompts)
@@ -226,22 +226,22 @@ def evaluate(
             return gathered(prompts, collect(sampler, scorer, mine, sampling, shown.advance))
 
     greedy = answered("greedy answers to", Sampling(1, temperature=0.0, max_new_tokens=max_new_tokens, seed=0))
-    found = Evaluation(name, tuple(outcome for (outcome,) in greedy), left_out=left_out, measure=measure)
-    if not found.values:
+    evaluation = Evaluation(name, tuple(outcome for (outcome,) in greedy), left_out=left_out, measure=measure)
+    if not evaluation.values:
         remedy = "Repair the judge or the function, or write eval.problems=0"
         raise RewardError(f"evaluation of {name}", "no held-out answer has a reward", remedy).of_all()
     if draws is None:
-        return found
+        return evaluation
     what = f"{draws.samples} sampled answers to each of"
     trials = [
         answered(what, Sampling(draws.samples, draws.temperature, max_new_tokens, draws.seed * 1_009 + trial))
         for trial in range(draws.trials)
     ]
-    return replace(found, sampled=Sampled(draws, tuple(trials)))
+    return replace(evaluation, sampled=Sampled(draws, tuple(trials)))
 
 
 def gathered(prompts: Sequence[Prompt], groups: Sequence[ScoredGroup]) -> tuple[tuple[Outcome, ...], ...]:
-    """Return the scored answers to each prompt, in the order of the prompts, from the groups of each rank."""
+    """Return the scored answers to each prompt of all ranks, in the order of the prompts."""
     scored = [list(zip(group.completions, group.scores, strict=True)) for group in groups]
     parts = distributed.gather(SCORED.dump_python(scored, mode="json"))
     by_rank = [iter(SCORED.validate_python(part)) for part in parts]

@@ -1,4 +1,4 @@
-"""Check that two models are the same up to rounding, as a merged model is: by their answers and log-probs."""
+"""Check by answers and log-probs that a merged model is the adapted model, up to rounding."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,19 +11,18 @@ from trainer.records import Completion, Segment
 
 Part = Completion | Segment
 
-ALIKE = 0.99  # share of the answers of a merged model that have to be those of the adapted one
-# The mean difference of a log-prob that merging may make by rounding. In bf16 it is 0.02 for SmolLM2-135M, where the
-# log-prob of a single token differs by up to 0.33; so an answer may part from the other where `LARGEST` times the mean
-# explains it.
+ALIKE = 0.99  # the share of the answers that rounding has to explain
+# The largest mean difference of log-probs that rounding explains. In bf16 it is 0.02 for SmolLM2-135M, where the
+# log-prob of a single token differs by up to 0.33, so answers may diverge at a difference of `LARGEST` times the limit.
 ROUNDING = {"fp32": 1e-3, "fp16": 0.01, "bf16": 0.05}
 LARGEST = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How similar the answers of two models are: identical ones, and the log-probs of the tokens they share. `partings`
-    has a number for each pair of answers that are not identical: the smallest difference between the models' log-probs
-    with which they can choose different tokens there."""
+    """How similar the answers of two models are, and the log-probs of the tokens that they share. `partings` has a
+    number for each pair of answers that are not identical: the smallest difference between the models' log-probs that
+    explains why they chose different tokens."""
 
     identical: int
     problems: int
@@ -51,32 +50,32 @@ class Agreement:
 
 def agreement(one: Evaluation, other: Evaluation) -> Agreement:
     pairs = [(a.completion, b.completion) for a, b in zip(one.outcomes, other.outcomes, strict=True)]
-    alike = [found for pair in pairs for found in _of_one_prompt(*pair)]
-    differences = [apart for a, b in alike for apart in _differences(a, b)]
+    parts = [both for pair in pairs for both in _of_one_prompt(*pair)]
+    differences = [difference for a, b in parts for difference in _differences(a, b)]
     return Agreement(
         sum(a.tokens == b.tokens for a, b in pairs),
         len(pairs),
         max(differences, default=0.0),
         fmean(differences or [0.0]),
-        tuple(_parting(a, b) for a, b in alike if a.tokens != b.tokens),
+        tuple(_parting(a, b) for a, b in parts if a.tokens != b.tokens),
     )
 
 
 def _of_one_prompt(one: Completion, other: Completion) -> list[tuple[Part, Part]]:
-    """Return what answers the same prompt: two answers, or those of their conversations that begin alike. An agent may
-    hold several at once, which end in any order, and may ask something else the next time."""
+    """Return the pairs that answer the same prompt: two answers, or conversations of two agents that begin alike. An
+    agent may have several conversations at once, which end in any order, and may ask differently the next time."""
     parts, others = _by_prompt(one), _by_prompt(other)
     return [(part, others[prompt]) for prompt, part in parts.items() if prompt in others]
 
 
 def _by_prompt(answer: Completion) -> dict[tuple[tuple[int, ...], int], Part]:
     seen = Counter[tuple[int, ...]]()
-    found: dict[tuple[tuple[int, ...], int], Part] = {}
+    parts: dict[tuple[tuple[int, ...], int], Part] = {}
     for part in answer.segments or (answer,):
         prompt = part.prompt if isinstance(part, Segment) else ()
-        found[prompt, seen[prompt]] = part
+        parts[prompt, seen[prompt]] = part
         seen[prompt] += 1
-    return found
+    return parts
 
 
 def _differences(one: Part, other: Part) -> list[float]:
@@ -86,20 +85,20 @@ def _differences(one: Part, other: Part) -> list[float]:
 
 
 def _parting(one: Part, other: Part) -> float:
-    """Return the smallest difference d between the models' log-probs with which the first different tokens differ. Each
-    is the likeliest token of its model, with log-probs x and y. The first model gives the other token y - d or more.
-    That is at most x, because x is the likeliest, and at most what x leaves. The same holds the other way round. What
-    no model has written, such as the reply of a tool, says nothing about the models."""
+    """Return the smallest difference d between the models' log-probs that explains the first different tokens. Each is
+    the likeliest token of its model, with log-probs x and y. If the models differ by d, the first gives the other token
+    at least y - d, which is at most x, because x is the likeliest, and at most the log-prob that x leaves for others.
+    The same holds the other way round. Tokens that no model wrote, such as the reply of a tool, are not compared."""
     at = _shared(one, other)
     if not all(part.written[at] for part in (one, other) if at < len(part.written)):
         return 0.0
     both = zip(one.logprobs[at : at + 1], other.logprobs[at : at + 1])
-    # inf: one answer is the beginning of the other
+    # inf if one answer is the beginning of the other
     return next((max(abs(x - y), y - _left(x), x - _left(y)) for x, y in both), inf)
 
 
 def _left(logprob: float) -> float:
-    """Return the log-prob of everything else."""
+    """Return the log-prob of all other tokens together."""
     return log1p(-exp(logprob)) if logprob < 0 else -inf
 
 

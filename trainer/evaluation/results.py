@@ -1,4 +1,4 @@
-"""Compare evaluations of the same problems, write them into four files (see `FILES`), and format what is printed."""
+"""Compare evaluations of the same problems, write them into four files (see `FILES`), and format them for printing."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,17 +12,18 @@ from trainer.config.settings import Config
 from trainer.estimates import SIGNIFICANT, Share, mcnemar
 from trainer.evaluation.evaluate import Evaluation, Outcome
 from trainer.machine import disk
+from trainer.records import Completion
 from trainer.run_folder.reader import table_rows
 from trainer.watch.measure import STRICT, Measure, number
 from trainer.watch.verdict import evidence_of
 
-SHOWN_FLIPS = 3  # of each direction; all of them are in eval_flips.jsonl
+SHOWN_FLIPS = 3  # in each direction; eval_flips.jsonl has all of them
 FILES = "eval.json, eval.md, eval_answers.jsonl, eval_flips.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A problem that only one of two models solves, or whose answers do not earn the same."""
+    """A problem that only one of two models solves, or whose two answers have different rewards."""
 
     direction: str  # gained or lost
     before: Outcome
@@ -32,14 +33,15 @@ class Flip:
     def record(self) -> dict[str, Any]:
         asked = {"problem": self.before.problem_id, "question": self.before.question, "gold": self.before.gold}
         sides = {"before": self.before, "after": self.after}
-        name, read = ("reward", "reward") if self.measure.is_reward else ("answer", "strict")
-        answers = {f"{side}_{name}": getattr(outcome.score, read) for side, outcome in sides.items()}
-        written = {f"{side}_completion": outcome.completion for side, outcome in sides.items()}
-        completions = {
-            key: "\n".join("> " * (role != "model") + text for role, text in one.turns) or one.text
-            for key, one in written.items()
-        }
-        return {"direction": self.direction, **asked, **answers, **completions}
+        name, attribute = ("reward", "reward") if self.measure.is_reward else ("answer", "strict")
+        answers = {f"{side}_{name}": getattr(outcome.score, attribute) for side, outcome in sides.items()}
+        texts = {f"{side}_completion": _text(outcome.completion) for side, outcome in sides.items()}
+        return {"direction": self.direction, **asked, **answers, **texts}
+
+
+def _text(answer: Completion) -> str:
+    """Return the text of an answer. If it has several turns, those of the environment begin with `>`."""
+    return "\n".join("> " * (role != "model") + text for role, text in answer.turns) or answer.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +59,25 @@ class Comparison:
 
     @property
     def both(self) -> list[tuple[Outcome, Outcome, float, float]]:
-        """Return the answers of the two models to each problem with what is measured of them, if both have it."""
+        """Return both answers to each problem with their values, if neither value is missing."""
         pairs, name = zip(self.before.outcomes, self.after.outcomes, strict=True), self.measure.of_answer
         measured = [(old, new, getattr(old.score, name), getattr(new.score, name)) for old, new in pairs]
-        return [one for one in measured if None not in one]
+        return [row for row in measured if None not in row]
 
     @property
     def test(self) -> tuple[int, int, float, Share]:
-        """Return the problems gained, the problems lost, p of the paired test, and the difference."""
-        return self.measure.compared([one for *_, one, _ in self.both], [one for *_, one in self.both])
+        """Return the numbers of problems gained and lost, p of the paired test, and the difference."""
+        return self.measure.compared([value for *_, value, _ in self.both], [value for *_, value in self.both])
 
     @property
     def flips(self) -> list[Flip]:
         """Return the problems with a difference, the largest first."""
-        both = sorted(self.both, key=lambda one: -abs(one[3] - one[2]))
+        both = sorted(self.both, key=lambda row: -abs(row[3] - row[2]))
         return [Flip("gained" if b > a else "lost", old, new, self.measure) for old, new, a, b in both if a != b]
 
     @property
     def sentence(self) -> str:
-        """Return whether the second model is better, worse, or within the noise of so few problems, and why."""
+        """Return whether the second model is better, worse, or within the noise, with the evidence."""
         before, after = self.before, self.after
         *_, p, difference = self.test
         kind = "within the noise" if p >= SIGNIFICANT else "better" if difference.value > 0 else "worse"
@@ -84,12 +86,12 @@ class Comparison:
 
     def summary(self) -> dict[str, Any]:
         gained, lost, p, (value, *interval) = self.test
-        found: dict[str, Any] = {"before": self.before.name, "after": self.after.name, "gained": gained, "lost": lost}
-        found |= {"p": p, "sentence": self.sentence}
+        summary: dict[str, Any] = {"before": self.before.name, "after": self.after.name, "gained": gained, "lost": lost}
+        summary |= {"p": p, "sentence": self.sentence}
         if self.measure.is_reward:
-            return {**found, "difference": value, "interval": interval}
-        in_any_form = zip(("gained", "lost", "p"), mcnemar(self.before.correct_lenient, self.after.correct_lenient))
-        return {**found, "lenient": dict(in_any_form)}
+            return {**summary, "difference": value, "interval": interval}
+        lenient = zip(("gained", "lost", "p"), mcnemar(self.before.correct_lenient, self.after.correct_lenient))
+        return {**summary, "lenient": dict(lenient)}
 
 
 def all_pairs(evaluations: Sequence[Evaluation]) -> list[Comparison]:
@@ -102,22 +104,24 @@ def all_pairs(evaluations: Sequence[Evaluation]) -> list[Comparison]:
 
 def settings_of(config: Config) -> dict[str, Any]:
     """Return the settings that the numbers depend on."""
-    quantised = {"quantize": config.model.quantize} if config.model.quantize != "none" else {}
-    template = {"template": config.prompt.template} if config.prompt.template else {}
-    of_prompt = {"task": config.task.name, "prompt_style": config.prompt.style, **template}
-    return {"model": config.model.name, **quantised, **of_prompt, "max_new_tokens": config.rollout.max_new_tokens}
+    settings: dict[str, Any] = {"model": config.model.name}
+    settings |= {"quantize": config.model.quantize} if config.model.quantize != "none" else {}
+    settings |= {"task": config.task.name, "prompt_style": config.prompt.style}
+    settings |= {"template": config.prompt.template} if config.prompt.template else {}
+    return settings | {"max_new_tokens": config.rollout.max_new_tokens}
 
 
 def merged_against(other: str, base: str) -> str:
-    """Return what is compared. A merged model never has a quantised base, so this is no check then."""
+    """Describe the comparison. The base of a merged model is never quantised, so with a quantised base in the other
+    model this is not a check."""
     other_base = f" (clean base against {base} base, so they differ by quantisation too, and no limit is set)"
     return f"merged against {other}" + (other_base if base != "none" else "")
 
 
 def document(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-    found = [evaluation.summary() for evaluation in evaluations]
+    summaries = [evaluation.summary() for evaluation in evaluations]
     pairs = [comparison.summary() for comparison in all_pairs(evaluations)]
-    return {"settings": dict(settings), "evaluations": found, "comparisons": pairs}
+    return {"settings": dict(settings), "evaluations": summaries, "comparisons": pairs}
 
 
 def write(folder: Path, settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> None:
@@ -135,8 +139,8 @@ def write(folder: Path, settings: Mapping[str, Any], evaluations: Sequence[Evalu
 
 
 def rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
-    found = document({}, evaluations)
-    return table_rows(found["evaluations"], found["comparisons"])
+    content = document({}, evaluations)
+    return table_rows(content["evaluations"], content["comparisons"])
 
 
 def title(evaluations: Sequence[Evaluation]) -> str:
@@ -149,7 +153,7 @@ def title(evaluations: Sequence[Evaluation]) -> str:
 
 
 def verdicts(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return a sentence for each pair of models. The verdict on a run is `trainer/watch/verdict.py`'s."""
+    """Return a sentence for each pair of models. `trainer/watch/verdict.py` has the verdict on a run."""
     return [f"{comparison.names}: {comparison.sentence}" for comparison in all_pairs(evaluations)]
 
 
@@ -162,12 +166,12 @@ def flip_lines(comparison: Comparison) -> Iterator[str]:
             yield f"{comparison.names}, {label}: {len(flips)}{more}"
         for flip in flips[:SHOWN_FLIPS]:
             sides = ((comparison.before, flip.before.score.strict), (comparison.after, flip.after.score.strict))
-            read = [f"{model.name} {'no answer' if read is None else shorten(read, 30)}" for model, read in sides]
-            told = f"gold {flip.before.gold}; {', '.join(read)}"
+            answers = [f"{model.name} {'no answer' if text is None else shorten(text, 30)}" for model, text in sides]
+            change = f"gold {flip.before.gold}; {', '.join(answers)}"
             if comparison.measure.is_reward:
-                told = " -> ".join(number(one.score.reward or 0.0) for one in (flip.before, flip.after))
+                change = " -> ".join(number(one.score.reward or 0.0) for one in (flip.before, flip.after))
             asked = f"{flip.before.problem_id}: {shorten(flip.before.question, 70, placeholder=' ...')}"
-            yield f"  {asked} ({told})"
+            yield f"  {asked} ({change})"
 
 
 # ------------------------------------------------------------------------------------------------------------ eval.md
