@@ -195,9 +195,9 @@ def effect(differences_SP: Table) -> Effect:
     mean = fsum(of_seeds) / seeds
     by_seed, by_problem = problems * variance(of_seeds, mean), seeds * variance(of_problems, mean)
     squares = fsum((value - mean) ** 2 for row in differences_SP for value in row)
-    rest = squares - by_seed * (seeds - 1) - by_problem * (problems - 1)
-    rest = max(0.0, rest) / ((seeds - 1) * (problems - 1))
-    of_seed = max(0.0, by_seed - rest)  # the variance of seeds in addition to the noise of single answers
+    residual = squares - by_seed * (seeds - 1) - by_problem * (problems - 1)
+    residual = max(0.0, residual) / ((seeds - 1) * (problems - 1))
+    of_seed = max(0.0, by_seed - residual)  # the variance of seeds in addition to the noise of single answers
     total = by_problem + of_seed
     error = max(sqrt(total / seeds / problems), 1 / problems)  # at least one problem
     # Seeds count here even if they add no variance, because a few seeds that happen to agree say little about others.

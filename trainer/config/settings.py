@@ -99,8 +99,8 @@ class Config(Section):
     def shares_base(self) -> bool:
         """Return True if the teacher is an adapter over the base of the policy."""
         teacher, base = self.teacher, self.model
-        named = (teacher.name, teacher.revision, teacher.quantize)
-        is_same = teacher.name is None or named == (base.name, base.revision, base.quantize)
+        keys = ("name", "revision", "quantize")
+        is_same = teacher.name is None or all(getattr(teacher, key) == getattr(base, key) for key in keys)
         is_kept = self.lora.enabled and self.lora.init == "zero"
         return teacher.adapter is not None and teacher.url is None and is_same and is_kept
 

@@ -41,10 +41,10 @@ def family_of(config: Any) -> Family:
 
 
 def _reasons(config: Any, kind: str) -> Iterator[str]:
-    known = {name: family for name, family in BY_CLASS.items() if family.arch}
-    if kind not in known:
-        yield f"it is not one of {', '.join(known)}"
-    family, rope = known[kind], _rope(config)
+    supported = {name: family for name, family in BY_CLASS.items() if family.arch}
+    if kind not in supported:
+        yield f"it is not one of {', '.join(supported)}"
+    family, rope = supported[kind], _rope(config)
     sliding = config.rope_parameters.get("sliding_attention") or {}
     if rope["rope_type"] not in family.ropes or sliding.get("rope_type", "default") != "default":
         yield f"its rope_type is {rope['rope_type']}, and llama.cpp supports {', '.join(family.ropes)} in this family"

@@ -36,13 +36,13 @@ class Console(console.Console):
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[str] = (), title: str = "") -> Table:
     """Return a table of numbers, except the first column and the columns in `texts`, which wrap."""
-    made = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    grid = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for index, head in enumerate(heads):
         justify: Literal["left", "right"] = "right" if index and head not in texts else "left"
-        made.add_column(head, justify=justify, no_wrap=head not in texts, overflow="fold")
+        grid.add_column(head, justify=justify, no_wrap=head not in texts, overflow="fold")
     for row in rows:
-        made.add_row(*row)
-    return made
+        grid.add_row(*row)
+    return grid
 
 
 def folded(

@@ -86,8 +86,9 @@ def read(folder: Path, inside: Path | None = None) -> tuple[dict[str, int], str]
 
 
 def files(folder: Path) -> set[str]:
-    found = (path for path in folder.rglob("*") if path.is_file() and path.name not in NO_EFFECT)
-    return {str(path.relative_to(folder)) for path in found}
+    """Return the relative paths of the files that a manifest covers."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in NO_EFFECT)
+    return {str(path.relative_to(folder)) for path in paths}
 
 
 def checksum(path: Path) -> int | None:

@@ -197,8 +197,8 @@ def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callab
     call(f"{key}={setting}: the file cannot be imported: ", path, partial(spec.loader.exec_module, module), kind)
     function = getattr(module, name, None)
     if not callable(function):
-        there = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise kind(f"{key}={setting}: there is no function `{name}` in it. There are: {', '.join(there) or 'none'}.")
+        known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise kind(f"{key}={setting}: there is no function `{name}` in it. There are: {', '.join(known) or 'none'}.")
     return function
 
 

@@ -18,7 +18,7 @@ ALL_STRETCHES = (*STRETCHES, "llama3", "longrope")  # the last two need a tensor
 class Family:
     kind: str  # the name of the class, without "ForCausalLM"
     model_type: str  # in config.json
-    decodes: bool = True  # rollout/decoder computes what the class computes
+    decodes: bool = True  # rollout/decoder supports the family
     is_mixed: bool = False  # some blocks differ from those of Llama; see model/shapes.py
     mixture: Literal["", "plain", "gpt_oss"] = ""  # of experts; that of gpt-oss has biases, and attention sinks
 

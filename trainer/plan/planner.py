@@ -120,8 +120,8 @@ class Planner:
     @cached_property
     def plan(self) -> Plan:
         trains = self._resident | self._kept_by_rollout
-        beside = {"teacher": self._resident["teacher"]}
-        phases = {"load": self._load() | beside, "rollout": self._resident | self._rollout()}
+        teacher = {"teacher": self._resident["teacher"]}
+        phases = {"load": self._load() | teacher, "rollout": self._resident | self._rollout()}
         algorithm = self.config.algorithm
         if self.teacher:
             phases["teacher"] = trains | self.teacher.passing(())
@@ -285,12 +285,12 @@ class Planner:
         """The engine flattens the trained parameters into one tensor, on the CPU if two of them would not fit."""
         flat = self.trained * self.item
         frozen = self.weights if self.config.lora.enabled else 0
-        own = self.shard * (self.item if self.offloads else max(4 + self.item, 8))  # in fp32, with a first gradient
+        shard = self.shard * (self.item if self.offloads else max(4 + self.item, 8))  # in fp32, with a first gradient
         loaded = self.weights
         if self.config.model.quantize != "none":  # embedding and output layer reach the card in full precision
             loaded = (self.shape.embeddings + self.shape.ends) * self.item + self.shape.total(self._block)
         second = flat if frozen + 2 * flat <= self.vram - CONTEXT else 0
-        flattening = {} if self.splits else {"flattening": max(second, own)}  # ZeRO-3 partitions weights one by one
+        flattening = {} if self.splits else {"flattening": max(second, shard)}  # ZeRO-3 partitions weights one by one
         return {"weights": loaded, "adapter": flat if frozen else 0, **flattening}
 
     # rollout

@@ -68,11 +68,14 @@ def complain(found: Sequence[Finding]) -> None:
 
 
 def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: Found) -> list[Finding]:
-    wanted, folder = needs(config, found, machine, teacher), config.run.dir or RUNS
-    cards = [of_card for gpu in machine.gpus for of_card in card(config.model.dtype, gpu)]
-    rounded = bf16_products(bool(machine.gpus)) if config.model.quantize == "bf16" else ()
-    here = [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *rounded]
-    return [*here, *adapter(config), *packages(config)]
+    """Return the findings of all checks."""
+    wanted = needs(config, found, machine, teacher)
+    found_here = [*disk(wanted, config.run.dir or RUNS), ram(config, wanted, hardware.free_ram())]
+    for gpu in machine.gpus:
+        found_here += card(config.model.dtype, gpu)
+    if config.model.quantize == "bf16":
+        found_here += bf16_products(bool(machine.gpus))
+    return [*found_here, *adapter(config), *packages(config)]
 
 
 # ---------------------------------------------------------------- the checks
@@ -86,12 +89,11 @@ def disk(wanted: "Needs", folder: Path) -> Iterator[Finding]:
         demands.append((f"HF_HUB_CACHE={cache()}", cache(), wanted.download, "the model"))
     devices = [existing(path).stat().st_dev for _, path, _, _ in demands]
     for device in dict.fromkeys(devices):
-        here = [demand for demand, other in zip(demands, devices) if other == device]
-        free, size = free_disk(here[0][1]), sum(demand[2] for demand in here)
-        settings, what = (", ".join(demand[0] for demand in here), " and ".join(demand[3] for demand in here))
+        keys, folders, sizes, names = zip(*(demand for demand, other in zip(demands, devices) if other == device))
+        free, size, settings, what = free_disk(folders[0]), sum(sizes), ", ".join(keys), " and ".join(names)
         if free < size:
             text = f"{settings}: {what} need {amount(size)}, and {amount(free)} are free on that disk"
-            yield Finding("end", "disk", text, f"Make room, or write another {here[0][0].partition('=')[0]}=FOLDER.")
+            yield Finding("end", "disk", text, f"Make room, or write another {keys[0].partition('=')[0]}=FOLDER.")
         else:
             yield Finding("note", "disk", f"{amount(free)} free for {settings}; {what} need {amount(size)}")
 
@@ -127,11 +129,12 @@ def card(dtype: str, gpu: hardware.Gpu) -> Iterator[Finding]:
 
 def bf16_products(has_card: bool) -> Iterator[Finding]:
     """Check whether model.quantize=bf16 makes this machine faster."""
-    setting, other = "model.quantize=bf16", "model.quantize=none may be faster."
+    setting = "model.quantize=bf16"
     if has_card:
         yield Finding("end", "CPU", f"{setting}: it is for CPUs, and there is a card", "Write model.dtype=bf16.")
     elif not any(name in Path("/proc/cpuinfo").read_text() for name in ("avx512_bf16", "amx_bf16")):
-        yield Finding("warn", "CPU", f"{setting}: this CPU has no bf16 instructions", other)
+        text = f"{setting}: this CPU has no bf16 instructions"
+        yield Finding("warn", "CPU", text, "model.quantize=none may be faster.")
 
 
 def adapter(config: Config) -> Iterator[Finding]:

@@ -43,9 +43,9 @@ class Measure(NamedTuple):
         """Return the value of each answer, except answers without a reward."""
         return [float(value) for score in scores if (value := getattr(score, self.of_answer)) is not None]
 
-    def mean(self, values: Sequence[float], answers_each: float = 1.0) -> Share:
+    def mean(self, values: Sequence[float]) -> Share:
         is_share = not self.is_reward or set(values) <= {0.0, 1.0}
-        return share_of(values, answers_each) if is_share else mean_of(values)[0]
+        return share_of(values) if is_share else mean_of(values)[0]
 
     def text(self, value: float, interval: Sequence[float] = ()) -> str:
         """Return a value with its interval: `62.1% (55.0-68.7)`, or `0.480 [0.410, 0.550]`."""

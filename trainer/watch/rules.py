@@ -50,7 +50,7 @@ def rule(
     return enter
 
 
-# what the model writes
+# answers
 
 
 @rule("cut off", "Raise rollout.max_new_tokens.")
@@ -208,7 +208,7 @@ def shaping_decides(history: History) -> str | None:
     """Rewards for other things than right answers weigh a lot, and the model may learn them instead."""
     shares = history.recent("advantage/shaping")
     if shares and (share := median(shares)) > 0.2:  # the share of a step without right answers is 100 %
-        return f"{share:.0%} of the advantages come from rewards beside right answers"
+        return f"{share:.0%} of the advantages come from other rewards than those for right answers"
     return None
 
 
@@ -274,7 +274,8 @@ def overfitted(history: History) -> str | None:
         return None
     best, last = max(values), values[-1]
     if measure.is_reward:
-        noise = sqrt(2) * max(one["eval/high"] - value for one in history.records if (value := evaluated(one)) == best)
+        at_best = [record for record in history.records if evaluated(record) == best]
+        noise = sqrt(2) * max(record["eval/high"] - best for record in at_best)
     else:
         noise = max(2 * sqrt(2 * best * (1 - best) / max(1, history.config.eval.problems)), 0.02)
     if last < best - noise:
@@ -422,7 +423,7 @@ def leak(history: History) -> str | None:
     )
 
 
-# what ends a run
+# rules that end a run
 
 
 @rule(

@@ -11,7 +11,8 @@ COLUMNS = "| CPU seconds | wall seconds | answers | processor | threads | settin
 
 def row_of(result: Mapping[str, Any]) -> str:
     """Return a result as a row of the table in gallery/speedrun.md."""
-    made, settings = result["made_with"], " ".join(result["settings"]) or "as they are"
-    numbers = [f"{result['cpu_seconds']:.1f}", f"{result['wall_seconds']:.1f}", result["answers"]]
-    where = [result["processor"], f"{made['threads']} of {result['cores']}", settings, result["date"]]
-    return f"| {' | '.join(str(cell).replace('|', ' ') for cell in (*numbers, *where))} |"
+    settings = " ".join(result["settings"]) or "as they are"
+    threads = f"{result['made_with']['threads']} of {result['cores']}"
+    cells = [f"{result['cpu_seconds']:.1f}", f"{result['wall_seconds']:.1f}", result["answers"]]
+    cells += [result["processor"], threads, settings, result["date"]]
+    return f"| {' | '.join(str(cell).replace('|', ' ') for cell in cells)} |"

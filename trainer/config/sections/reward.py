@@ -1,4 +1,4 @@
-"""The section `reward`: what an answer is worth."""
+"""The section `reward`: how answers are rewarded."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from trainer.config.sections.base import RUNS, Section, is_address, may_have_a_k
 
 # The rewards of reward/built_in.py, the language model that grades (reward/judge.py), and tests (reward/programs.py).
 REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "environment", "judge", "code")
-RIGHT = ("correct", "code")  # the rewards for being right; where one has a weight, the others are shaping
+RIGHT = ("correct", "code")  # the rewards for being right; if one of them has a weight, the others are shaping
 # `octet score` writes these names, so a custom reward function cannot have them.
 RESERVED = (*REWARDS, "strict", "lenient", "correct_strict", "correct_lenient", "reward")
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.base import Section, one_or_many
 
-# The tasks that come with Octet, and where they are: functions that take the settings, like that of a user's file.
+# The tasks that come with Octet, and their functions, which take the settings like that of a user's file.
 BUILT_IN = {
     "nano": "trainer.problem.word_problems:nano",
     "addition": "trainer.problem.word_problems:AdditionTask",
@@ -24,10 +24,11 @@ BUILT_IN = {
 
 
 def known_task(name: str) -> str:
-    """Return the name of a task. Raise ValueError if there is no such task; a user's file is looked for later."""
+    """Return the name of a task. Raise ValueError if there is no such task; whether a user's file exists is checked
+    later."""
     kind, _, part = name.partition(":")
-    own = kind.endswith(".py") and part.isidentifier()
-    if own or (name in BUILT_IN and name != "reasoning_gym") or (kind == "reasoning_gym" and part.isidentifier()):
+    takes_part = kind.endswith(".py") or kind == "reasoning_gym"
+    if part.isidentifier() if takes_part else name in BUILT_IN:
         return name
     known = [*BUILT_IN][:-2]
     raise ValueError(
@@ -108,7 +109,7 @@ class TaskSettings(Section):
 
 
 PROMPT_STYLES = ("auto", "chat", "r1_zero", "gsm8k", "boxed", "tags", "letter", "few_shot")
-# arguments of transformers' apply_chat_template, and the variables that it makes of them
+# arguments of transformers' apply_chat_template, and the variables that it derives from them
 SET_BY_OCTET = {"conversation", "messages", "add_generation_prompt", "continue_final_message", "tokenize"}
 SET_BY_OCTET |= {"chat_template", "padding", "truncation", "max_length", "return_tensors", "return_dict"}
 SET_BY_OCTET |= {"return_assistant_tokens_mask"}
