@@ -16,7 +16,7 @@ Function = Callable[..., Any]
 
 def import_libraries() -> None:
     """Import torch, transformers and PEFT. Only Octet's own processes may call this, because transformers then assumes
-    for ever that this torch has no distributed tensors."""
+    permanently that this torch has no distributed tensors."""
     Compiler().stand_in()
     import torch
 
