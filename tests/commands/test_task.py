@@ -54,7 +54,7 @@ def test_a_person_reads_the_exact_text(capsys, folder, name):
     code, out, err = said_by(capsys, "task", "show", name, "--data-dir", str(folder), "--split", "test", "-n", "9")
     assert (code, err) == (0, "octet: loading the tokenizer of nano\n")
     assert out.startswith("gsm8k: 3 held-out problems\nheld out: 3 problems, too few to show any gain\nanswers:\n")
-    assert "\n        3  whole numbers       7\nprompt style gsm8k; a strict answer is what stands after ####\n" in out
+    assert "\n        3  whole numbers       7\nprompt style gsm8k; a strict answer is the text after ####\n" in out
     assert "tokens of 3 test prompts for nano: min " in out
     assert "tokens, gold 7\n<|im_start|>user\nwhat is test 0?\n\nWork it out step by step." in out
     assert out.count("\n--- gsm8k/test/") == 3

@@ -1,4 +1,4 @@
-"""`octet chat`: a question to the models of a run, answered by each of them."""
+"""`octet chat`: ask the base and the trained model of a run the same questions."""
 
 import re
 from argparse import ArgumentParser, Namespace
@@ -14,7 +14,7 @@ from trainer.run_folder.source import Source
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = 'example: octet chat runs/demo "What is 2 + 3?". Without a question it asks for some.'
+    parser.epilog = 'example: octet chat runs/demo "What is 2 + 3?". Without a question, it asks for them.'
     add_run(parser)
     add_overrides(parser, "rollout.max_new_tokens=1024, or the words of a question")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0, the most likely answer")
@@ -28,10 +28,10 @@ def run(options: Namespace) -> None:
     source = Source.of(options.run)
     servers = NO_SERVERS if resolve(str(stored)).rollout.uses_servers else ()
     settings = [text for text in options.overrides if re.match(r"[a-z]\w*\.[\w.]+=", text)]
-    asked = " ".join(text for text in options.overrides if text not in settings)
+    question = " ".join(text for text in options.overrides if text not in settings)
     config = resolve(str(stored), None, [*servers, *settings])
     downloads.check(config, needs_data=False)
     preflight.import_libraries(config)
     from trainer.run import chat
 
-    chat.chat(source, config, options.temperature, asked, options.json)
+    chat.chat(source, config, options.temperature, question, options.json)

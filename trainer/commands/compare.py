@@ -1,4 +1,4 @@
-"""`octet compare`: a table of the runs of a sweep, from the files in their folders."""
+"""`octet compare`: print a table of the runs of a sweep, from the files in their folders."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -16,7 +16,7 @@ from trainer.run_folder.reader import RunFiles, differing, facts_of, names_of, r
 from trainer.watch.measure import REWARD, STRICT
 from trainer.watch.progress import clock
 
-WIDTH = 500  # characters of a line where there is no screen
+WIDTH = 500  # characters of a line if the output is not a terminal
 AGAINST = "against the first"
 MEASURED = (STRICT.name, REWARD.name, "best", "steps", "training", AGAINST)
 
@@ -30,9 +30,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    read = read_runs(options.runs)
-    keys = differing([run.settings for run in read])
-    tasks = [[_row(run, these[0][0], pair, keys) for run, pair in these] for these in ranked(read)]
+    runs = read_runs(options.runs)
+    keys = differing([run.settings for run in runs])
+    tasks = [[_row(run, ranking[0][0], pair, keys) for run, pair in ranking] for ranking in ranked(runs)]
     if options.json:
         print(json.dumps([row for rows in tasks for row in rows], indent=2))
         return
@@ -40,10 +40,10 @@ def run(options: Namespace) -> None:
         print(as_csv([_flat(row) for rows in tasks for row in rows]))
         return
     console = Console(wide=WIDTH)
-    names = dict(zip((str(run.folder) for run in read), names_of(read), strict=True))
+    names = dict(zip((str(run.folder) for run in runs), names_of(runs), strict=True))
     for rows in tasks:
-        for one in tables(rows, names, console.width):
-            console.print(one)
+        for table in tables(rows, names, console.width):
+            console.print(table)
     if len(tasks) > 1:
         console.print("Runs on different tasks are not compared with each other.")
 
@@ -55,7 +55,7 @@ def _row(run: RunFiles, best: RunFiles, pair: Pair | None, keys: Sequence[str]) 
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row in which each value is a number or a text."""
+    """Return a row whose values are numbers and texts only."""
     (low, high), against = row["interval"] or ("", ""), row["against"] or {}
     difference, below, above = against.get("difference") or ("", "", "")
     kept = {key: value for key, value in row.items() if key not in ("settings", "evaluates", "interval", "against")}
@@ -74,14 +74,14 @@ def tables(rows: Sequence[dict[str, Any]], names: Mapping[str, str], width: int)
 
 
 def _columns(rows: Sequence[dict[str, Any]], names: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the columns by their heads: names, settings that are not the same in all rows, results."""
+    """Return the columns by their heads: names, the settings that differ between the rows, and results."""
     settings = [row["settings"] for row in rows]
-    differ = [key for key in settings[0] if len({str(one[key]) for one in settings}) > 1]
+    differ = [key for key in settings[0] if len({str(values[key]) for values in settings}) > 1]
     columns = {"run": [names[row["run"]] for row in rows]}
-    columns |= {key: [shown(one[key]) for one in settings] for key in differ}
+    columns |= {key: [shown(values[key]) for values in settings] for key in differ}
     measure = REWARD if REWARD.name in rows[0] else STRICT
-    found = [(row[measure.name], row["interval"], "none yet" if row["evaluates"] else "-") for row in rows]
-    columns[measure.name] = [measure.text(value, span) if span else missing for value, span, missing in found]
+    results = [(row[measure.name], row["interval"], "none yet" if row["evaluates"] else "-") for row in rows]
+    columns[measure.name] = [measure.text(value, span) if span else missing for value, span, missing in results]
     columns["best"] = ["-" if row["best"] is None else measure.text(row["best"]) for row in rows]
     columns |= {"steps": [str(row["steps"]) for row in rows], "training": [clock(row["training_s"]) for row in rows]}
     against = [row["against"]["said"] if row["against"] else "" for row in rows]

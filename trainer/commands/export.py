@@ -1,4 +1,4 @@
-"""`octet export`: write the model of a run for the programs that people run models with, and compare its answers."""
+"""`octet export`: write the model of a run as safetensors, as GGUF or for Ollama, and compare its answers."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainer.commands.eval import add_model_arguments, names_a_model, settings_for
-from trainer.commands.options import add_run, writing
+from trainer.commands.options import add_run, must_be_empty, writing
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine.shipped import pip_install
 from trainer.machine.visible import print
@@ -14,8 +14,8 @@ from trainer.plan import preflight
 from trainer.run_folder.reader import facts_of, read_run
 from trainer.run_folder.source import Source
 
-FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # that Octet writes
-OF_LLAMA_CPP = ("q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")
+FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # written by Octet itself
+OF_LLAMA_CPP = ("q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")  # written by llama.cpp
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -49,13 +49,13 @@ def run(options: Namespace) -> None:
             raise ConfigError("--model", reason, remedy)
         options.model = str(source.folder)
     kind = options.to if options.to == "safetensors" else f"{options.to}-{options.format}"
-    beside = options.run.resolve()  # a model that was named itself; `octet push` sends all that is in it
-    its_own = beside.with_name(f"{beside.name}-{kind}") if source.folder == options.run else None
-    out = options.out or its_own or options.run / f"export-{kind}"
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out}", "it exists and is not empty", "Delete it, or name a new folder")
+    named = options.run.resolve()
+    # an export of a model that was named itself lies beside it, because `octet push` sends everything inside it
+    beside = named.with_name(f"{named.name}-{kind}") if source.folder == options.run else None
+    out = options.out or beside or options.run / f"export-{kind}"
+    must_be_empty(out)
     if not out.exists():
-        with writing(out):  # so that a place that cannot be written is answered now
+        with writing(out):  # fails now, rather than after the model is loaded
             out.mkdir(parents=True)
             out.rmdir()
     config, made_of = settings_for(options, source), source.described(out)
@@ -71,7 +71,7 @@ def run(options: Namespace) -> None:
 
 
 def best_of(run: Path) -> Path:
-    """Return best/ of a run if it was better than the last step, and say so; else the run."""
+    """Return best/ of a run, with a message, if it is better than the model of the last step; else the run."""
     if not (run / "config.yaml").is_file() or not (run / "best/best.json").is_file():
         return run
     files = read_run(run)
@@ -80,15 +80,17 @@ def best_of(run: Path) -> Path:
     if last is None or value is None or value <= last or files.best["problems"] != facts["problems"]:
         return run
     text = files.measure.text
-    said = f"octet: best/ is exported, of step {files.best['step']}: {text(value)}, against {text(last)} after the last"
-    print(f"{said} step, {files.steps}. {run / files.config.lora.product} would be that one", file=sys.stderr)
+    print(
+        f"octet: exporting best/, of step {files.best['step']}, with {text(value)}. The last step, {files.steps}, has "
+        f"{text(last)}; to export that one, name {run / files.config.lora.product}",
+        file=sys.stderr,
+    )
     return run / "best"
 
 
 def _must_have_packages(options: Namespace) -> None:
     if find_spec("gguf") is None:
-        reason = "the package gguf is not installed"
-        raise ConfigError(f"--to {options.to}", reason, f"Run: {pip_install('gguf')}")
+        raise ConfigError(f"--to {options.to}", "the package gguf is not installed", f"Run: {pip_install('gguf')}")
     if options.format in OF_LLAMA_CPP and find_spec("llama_cpp") is None:
         reason = "llama.cpp writes it, and llama-cpp-python is not installed"
         remedy = f"Install it (pip compiles it, which takes minutes), or take one of {', '.join(FORMATS)}"

@@ -24,25 +24,25 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    found = runs_in(options.folder)
-    if not found and not options.presets:
+    folders = runs_in(options.folder)
+    if not folders and not options.presets:
         raise ConfigError(options.folder, "there is no run in it", "Name a folder of runs")
     rows = []
-    for folder in found:
-        with suppress(DataError):  # a configuration that is not of a run
+    for folder in folders:
+        with suppress(DataError):  # this config.yaml does not belong to a run
             rows.append(row(read_run(folder), options.folder))
     listed = table(("", "what it is"), _presets(), {"what it is"}) if options.presets else table(HEADS, rows, HEADS)
     Console(wide=100 if options.presets else WIDTH).print(listed)
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the folders of runs, the one started last at the end."""
-    found = [one for one in folder.rglob("config.yaml") if one.parent.name != "warmup"]
-    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+    """Return the run folders below a folder, the most recently started last."""
+    configs = [path for path in folder.rglob("config.yaml") if path.parent.name != "warmup"]
+    return [path.parent for path in sorted(configs, key=lambda path: path.stat().st_mtime)]
 
 
 def _presets() -> Iterator[list[str]]:
-    """Yield each preset and recipe, with the sentence that its file begins with."""
+    """Yield each preset and recipe with the first sentence of its file."""
     for option, folder in {"--preset": PRESETS, "--recipe": RECIPES}.items():
         for name in names_in(folder):
             comment = " ".join(re.findall("^# (.*)", (folder / f"{name}.yaml").read_text(), re.MULTILINE))
@@ -51,7 +51,7 @@ def _presets() -> Iterator[list[str]]:
 
 def row(run: RunFiles, folder: Path) -> list[str]:
     state, steps, result = "damaged", "", ""
-    with suppress(DataError):  # its files cannot be read, or are of another version
+    with suppress(DataError):  # its files are unreadable, or of another version
         state = "ended" if run.has_ended else "stopped" if stopped(run) else "running"
         steps = f"{run.steps} of {run.total_steps}"
         shares = [share.value for line in run.metrics if (share := run.held_out(line))]

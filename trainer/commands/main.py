@@ -1,7 +1,6 @@
-"""The command `octet`: find the command that was asked for, parse its options, run it.
+"""The entry point of `octet`: find the requested command, parse its options and run it.
 
-Every command has a module of its own in this folder, with `add_arguments(parser)` and `run(options)`. It is imported
-only when it is asked for.
+Each command is a module of this folder with `add_arguments(parser)` and `run(options)`, imported only when requested.
 """
 
 import os
@@ -25,7 +24,7 @@ with naming_missing_packages():
 GROUPS = {
     "train": {
         "train": "Train a model, or resume a run.",
-        "ui": "Open a page on this machine to drive runs from; see docs/ui.md.",
+        "ui": "Serve a local page that starts and follows runs; see docs/ui.md.",
         "warmup": "Teach a model worked solutions first; see docs/warmup.md.",
         "study": "Train and judge the arms of an experiment; see docs/studies.md.",
         "speedrun": "Measure the seconds until the embedded model solves 90 %.",
@@ -34,20 +33,20 @@ GROUPS = {
     "look": {
         "eval": "Measure the accuracy on held-out problems, with 95 % intervals.",
         "list": "List runs: state, model, task, steps and result.",
-        "compare": "Show runs side by side: where they differ, and what came of it.",
-        "watch": "Show runs on the screen while they go on, or afterwards.",
+        "compare": "Show the settings and results of runs side by side.",
+        "watch": "Show runs in the terminal, while they train or afterwards.",
         "report": "Write a page about runs: result, curves, answers, alarms.",
         "plot": "Draw the curves of runs, as SVG.",
-        "repro": "Train the first steps of a run again: are they the same to the bit?",
+        "repro": "Repeat the first steps of a run, and compare them bit for bit.",
         "score": "Score the completions in a JSON lines file; see docs/rewards.md.",
         "chat": "Ask the base and the trained model of a run the same question.",
-        "reward": "Try rewards on texts that a model might be paid for.",
+        "reward": "Test rewards on texts with which a model might exploit them.",
     },
     "prepare": {
         "doctor": "Check whether a run can start on this machine, and finish.",
-        "plan": "Say whether a run fits a card, and how long it takes.",
-        "task": "Show what is in a table, and what a model sees; or answer it.",
-        "fetch": "Bring model, data and packages to a machine without internet.",
+        "plan": "Estimate whether a run fits a card, and how long it takes.",
+        "task": "Show the problems of a task as a model sees them, or answer them.",
+        "fetch": "Collect model, data and packages for a machine without internet.",
     },
     "share": {
         "export": "Write the model for llama.cpp, Ollama or vLLM; compare its answers.",

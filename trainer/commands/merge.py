@@ -4,8 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from trainer.commands.eval import adapter_of, add_model_arguments, settings_for
-from trainer.commands.options import latest
-from trainer.errors import ConfigError
+from trainer.commands.options import latest, must_be_empty
 from trainer.plan import preflight
 
 
@@ -18,8 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise ConfigError(f"--out {options.out}", "it exists and is not empty", "Name a new folder")
+    must_be_empty(options.out)
     options.adapter = options.adapter or latest() / "adapter"
     source = adapter_of(options)
     config = settings_for(options, source)

@@ -17,7 +17,7 @@ from trainer.errors import ConfigError
 from trainer.machine.visible import print
 
 TASKS = f"{', '.join([*BUILT_IN][:-2])}, reasoning_gym:GENERATOR or FILE.py:FUNCTION"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")  # which draw an SVG as a PNG
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")  # they can render an SVG as a PNG
 
 
 def add_overrides(parser: ArgumentParser, example: str = "task.data_dir=FOLDER") -> None:
@@ -39,14 +39,14 @@ def add_runs(parser: ArgumentParser, what: str = "run folders") -> None:
 
 
 def latest() -> Path:
-    """Return the latest run, and say which it is."""
+    """Return the latest run, and print its folder."""
     run = latest_run("RUN", "RUN")
     print(f"octet: the latest run: {run}", file=sys.stderr)
     return run
 
 
 def fill_in_run(options: Namespace) -> None:
-    """Take the latest run if none is named. A setting or a question in its place is one of the overrides."""
+    """Use the latest run if none is named. A setting or a question in place of RUN is moved to the overrides."""
     if "overrides" in options and {*"= "} & {*str(getattr(options, "run", ""))} and not options.run.exists():
         options.overrides.insert(0, str(options.run))
         options.run = None
@@ -58,41 +58,46 @@ def fill_in_run(options: Namespace) -> None:
 
 @contextmanager
 def writing(path: Path, option: str = "--out") -> Iterator[None]:
-    """Raise ConfigError if what `--out` or `--to` names cannot be written."""
+    """Raise ConfigError, with the name of the option, if the path cannot be written."""
     try:
         yield
     except OSError as error:
-        place = error.filename2 or error.filename or path  # the file in the folder, and not its temporary name
+        target = error.filename2 or error.filename or path  # of a rename, the final name
         reason = f"it cannot be written ({error.strerror})"
-        raise ConfigError(f"{option} {place}", reason, "Name another place") from None
+        raise ConfigError(f"{option} {target}", reason, "Name another place") from None
+
+
+def must_be_empty(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out {out}", "it exists and is not empty", "Delete it, or name a new folder")
 
 
 def converted(svg: bytes, name: str, kind: str) -> bytes | None:
-    """Return a picture as PDF or PNG. Without a program that can, return None, and say what to install."""
+    """Return a picture as PDF or PNG. If no program here can convert it, print what to install and return None."""
     for converter in (["rsvg-convert", "-f", kind], ["cairosvg", "-f", kind, "-"]):  # from stdin to stdout
         if shutil.which(converter[0]):
             made = subprocess.run(converter, input=svg, capture_output=True, check=False)
             if made.returncode == 0:
                 return made.stdout
-    if kind == "png" and (picture := _of_browser(svg)):
+    if kind == "png" and (picture := _rendered_by_browser(svg)):
         return picture
+    programs = "rsvg-convert, cairosvg or Chromium" if kind == "png" else "rsvg-convert or cairosvg"
     remedy = f"`pip install cairosvg`, then `cairosvg {name}.svg -o {name}.{kind}`"
-    reason = f"no rsvg-convert, cairosvg{' or Chromium' * (kind == 'png')} makes a {kind.upper()} of it here: {remedy}"
-    print(f"octet: an SVG, because {reason}", file=sys.stderr)
+    print(f"octet: only an SVG: a {kind.upper()} needs {programs}. Try {remedy}", file=sys.stderr)
     return None
 
 
-def _of_browser(svg: bytes) -> bytes | None:
-    """Return a picture as PNG, by a browser that is a program of this machine."""
+def _rendered_by_browser(svg: bytes) -> bytes | None:
+    """Return a picture as PNG if a browser is installed that can render it."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     size = re.search(rb'width="(\d+)[.\d]*" height="(\d+)', svg)
     if not browser or not size:
         return None
     with TemporaryDirectory(prefix="octet-") as folder:
-        drawn, made = Path(folder) / "drawn.svg", Path(folder) / "made.png"
-        drawn.write_bytes(svg)
-        options = ["--headless", "--hide-scrollbars", f"--user-data-dir={folder}/profile", f"--screenshot={made}"]
-        options += ["--no-sandbox"] * (os.geteuid() == 0)  # Chromium refuses to start as root with it
+        source, target = Path(folder) / "source.svg", Path(folder) / "target.png"
+        source.write_bytes(svg)
+        options = ["--headless", "--hide-scrollbars", f"--user-data-dir={folder}/profile", f"--screenshot={target}"]
+        options += ["--no-sandbox"] * (os.geteuid() == 0)  # as root, Chromium does not start with its sandbox
         command = [browser, *options, f"--window-size={','.join(side.decode() for side in size.groups())}"]
-        subprocess.run([*command, drawn.as_uri()], capture_output=True, check=False)
-        return made.read_bytes() if made.is_file() else None
+        subprocess.run([*command, source.as_uri()], capture_output=True, check=False)
+        return target.read_bytes() if target.is_file() else None

@@ -1,4 +1,4 @@
-"""`octet plot`: the curves of runs as SVG, or one of them as a figure, from the files in their folders."""
+"""`octet plot`: draw the curves of runs as SVG, or one metric as a figure, from the files in their folders."""
 
 import re
 from argparse import ArgumentParser, Namespace
@@ -14,7 +14,7 @@ from trainer.reports.chart import svg
 from trainer.run_folder.reader import RunFiles, read_runs
 
 LARGEST = 40  # inches
-INCH = 96  # units of an SVG
+INCH = 96  # in units of an SVG
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,9 +29,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     runs = read_runs(options.runs)
-    for one in runs:
-        if not one.steps:
-            raise DataError(one.folder, "no step is logged yet, so there is nothing to plot", "Leave this run out")
+    for run in runs:
+        if not run.steps:
+            raise DataError(run.folder, "no step is logged yet, so there is nothing to plot", "Leave this run out")
     folder = options.out or (options.runs[0] if len(options.runs) == 1 else Path("plots"))
     is_one = options.metric or options.pdf or options.size or options.names
     files = _figure(runs, options) if is_one else curves.files(runs)
@@ -43,19 +43,19 @@ def run(options: Namespace) -> None:
 
 
 def _figure(runs: Sequence[RunFiles], options: Namespace) -> dict[str, bytes]:
-    """Return the file of the figure, by its name."""
+    """Return the content of the figure under the name of its file."""
     metric, names = options.metric or curves.HELD_OUT, options.names.split(",") if options.names else ()
     chart = curves.of_metric(runs, metric, names, *_size(options.size or "4.4x2.5"))
     content = svg(chart.marks(), chart.width, chart.height, chart.title, alone=True).encode()
     name = metric.replace("/", "-")
-    if options.pdf and (made := converted(content, name, "pdf")):
-        return {f"{name}.pdf": made}
+    if options.pdf and (pdf := converted(content, name, "pdf")):
+        return {f"{name}.pdf": pdf}
     return {f"{name}.svg": content}
 
 
 def _size(text: str) -> tuple[float, float]:
-    found = re.fullmatch(r"(\d+\.?\d*)x(\d+\.?\d*)", text)
-    width, height = (float(side) for side in found.groups()) if found else (0.0, 0.0)
+    sides = re.fullmatch(r"(\d+\.?\d*)x(\d+\.?\d*)", text)
+    width, height = map(float, sides.groups()) if sides else (0.0, 0.0)
     if not (1 <= width <= LARGEST and 1 <= height <= LARGEST):
         raise ConfigError(f"--size {text}", f"it is not a width and a height of 1 to {LARGEST} inches", "Write 3.3x2.2")
     return width * INCH, height * INCH

@@ -32,10 +32,10 @@ SENT += ["chat_template.jinja", "additional_chat_templates/*.jinja"]
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet push runs/demo --to you/model --what export-gguf-q8_0 --yes"
     add_run(parser)
-    parser.add_argument("--to", required=True, metavar="OWNER/NAME", help="the repository; it is made if there is none")
+    parser.add_argument("--to", required=True, metavar="OWNER/NAME", help="the repository, which is created if missing")
     parser.add_argument("--what", metavar="FOLDER", help="a folder of the run (default: adapter, or model)")
     parser.add_argument("--public", action="store_true", help="make a new repository public")
-    parser.add_argument("--yes", action="store_true", help="send it; without, what would be sent is printed")
+    parser.add_argument("--yes", action="store_true", help="send the files; without it they are only listed")
 
 
 def run(options: Namespace) -> None:
@@ -43,17 +43,18 @@ def run(options: Namespace) -> None:
         validate_repo_id(options.to)
         _owner, _name = options.to.split("/")
     except ValueError:
-        raise ConfigError(f"--to {options.to}", "it is no name of a repository", "Write OWNER/NAME") from None
+        raise ConfigError(f"--to {options.to}", "it is not the name of a repository", "Write OWNER/NAME") from None
     run = read_run(options.run)
     folder = options.run / (options.what or run.config.lora.product)
     manifest.must_be_whole(folder)
-    files, made = _files(folder), _made(run, folder)
+    files, exported_as = _files(folder), _export_of(run, folder)
     curves = {CURVES: drawn.files([run])[CURVES]} if run.steps else {}
-    text = card.card(run, options.to, _kind(folder), hub.licence(run.config.model), CURVES if curves else None, made)
+    licence, picture = hub.licence(run.config.model), CURVES if curves else None
+    text = card.card(run, options.to, _kind(folder), licence, picture, exported_as)
     contents: dict[str, Any] = {**files, "README.md": text.encode(), **curves}
     if ADAPTER in files:
         stored = json.loads(files[ADAPTER].read_text())
-        base = Path(stored["base_model_name_or_path"])  # one in a folder of this machine goes by the folder's name
+        base = Path(stored["base_model_name_or_path"])  # of a local folder, only the name is published
         stored["base_model_name_or_path"] = base.name if base.is_absolute() else str(base)
         contents[ADAPTER] = json.dumps(stored, indent=2).encode()
     if options.yes:
@@ -66,27 +67,30 @@ def run(options: Namespace) -> None:
     print(f"nothing was sent: --yes sends these files to {options.to}, {kind} if the repository is new")
 
 
-def _made(run: RunFiles, folder: Path) -> dict[str, Any]:
-    """Return the step of the model in a folder, and how it was exported. Raise CheckpointError for another run's."""
-    made, own = exported(folder), run.folder.resolve()
-    source = (folder / made.get("source", "")).resolve()
-    if not source.is_relative_to(own):
-        of = f"it was exported from {source}" if made else "it lies elsewhere, and has no export.json"
-        raise CheckpointError(folder, f"it is not of the run {run.folder}: {of}", "Name a folder of this run")
-    named = {path.name for path in folder.glob("*.gguf")}
-    return {**({} if named - {made.get("file")} else made), "step": run.step_of(folder)}
+def _export_of(run: RunFiles, folder: Path) -> dict[str, Any]:
+    """Return the step of the model in a folder, and how it was exported. Raise CheckpointError if it is another run's.
+
+    A GGUF file that export.json does not name makes the rest of that file unreliable, so only the step is returned.
+    """
+    export = exported(folder)
+    source = (folder / export.get("source", "")).resolve()
+    if not source.is_relative_to(run.folder.resolve()):
+        origin = f"it was exported from {source}" if export else "it lies elsewhere, and has no export.json"
+        raise CheckpointError(folder, f"it is not part of the run {run.folder}: {origin}", "Name a folder of this run")
+    is_of_another_file = any(path.name != export.get("file") for path in folder.glob("*.gguf"))
+    return {**({} if is_of_another_file else export), "step": run.step_of(folder)}
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return the files of a model, without an export or a card in its folder, and name the others on standard error."""
-    inside = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
-    found = {str(path.relative_to(folder)): path for path in sorted(inside) if path.is_file()}
-    if refused := [name for name in (folder.name, *found) if name.endswith((".refused", ".unchecked"))]:
-        raise CheckpointError(folder, f"{refused[0]} did not pass its check", "Export it anew, in another format")
-    seen = {name: path for name, path in found.items() if not path.name.startswith(".")}
-    sent = {name: path for name, path in seen.items() if any(fnmatch(name, known) for known in SENT)}
-    if others := [name for name in found if name not in (*sent, "README.md", EXPORT, manifest.NAME)]:
-        print(f"octet: left out, because no model has such a file: {', '.join(others)}", file=sys.stderr)
+    """Return the files that belong to a model, by name, and print which other files are left out."""
+    paths = sorted([*folder.glob("*"), *folder.glob("additional_chat_templates/*")])
+    files = {str(path.relative_to(folder)): path for path in paths if path.is_file()}
+    if refused := [name for name in (folder.name, *files) if name.endswith((".refused", ".unchecked"))]:
+        raise CheckpointError(folder, f"{refused[0]} did not pass its check", "Export it again, in another format")
+    visible = {name: path for name, path in files.items() if not path.name.startswith(".")}
+    sent = {name: path for name, path in visible.items() if any(fnmatch(name, known) for known in SENT)}
+    if others := [name for name in files if name not in (*sent, "README.md", EXPORT, manifest.NAME)]:
+        print(f"octet: left out, because they are not files of a model: {', '.join(others)}", file=sys.stderr)
     for name, path in sent.items():
         if path.resolve() != folder.resolve() / name:
             raise CheckpointError(folder, f"{name} is a link, or lies in one, to {path.resolve()}", "Copy it there")
@@ -100,7 +104,7 @@ def _kind(folder: Path) -> str:
         return "model"
     if any(folder.glob("*.gguf")):
         return "gguf"
-    raise CheckpointError(folder, "there is no adapter and no model in it", "Name a folder that has one with --what")
+    raise CheckpointError(folder, "it holds neither an adapter nor a model", "Name a folder that does with --what")
 
 
 def _send(to: str, contents: dict[str, Any], private: bool) -> str:
@@ -113,7 +117,7 @@ def _send(to: str, contents: dict[str, Any], private: bool) -> str:
     except errors.LocalTokenNotFoundError:
         remedy = "`hf auth login`, or set HF_TOKEN"
         raise ConfigError(f"--to {to}", "there is no login on this machine", remedy) from None
-    except (httpx2.HTTPError, OSError, RuntimeError) as error:  # the last of a large file
+    except (httpx2.HTTPError, OSError, RuntimeError) as error:  # uploads of large files raise RuntimeError
         reason = str(error.__cause__ or error).strip().splitlines()[0]
-        remedy = "See that the login may write there"
-        raise ConfigError(f"--to {to}", f"the hub did not take it ({reason})", remedy) from None
+        remedy = "Check that the login may write there"
+        raise ConfigError(f"--to {to}", f"the hub refused it ({reason})", remedy) from None

@@ -1,4 +1,4 @@
-"""`octet report`: a page about a run, or about several, from the files in their folders."""
+"""`octet report`: write a page about one run or several, from the files in their folders."""
 
 import time
 from argparse import ArgumentParser, Namespace
@@ -15,8 +15,8 @@ from trainer.reports.share import picture
 from trainer.reports.terminal import stopped
 from trainer.run_folder.reader import RunFiles, read_run, read_runs
 
-SECONDS = 5.0  # between two looks
-REST = 50.0  # times as long as a look takes, so that it costs a run on the same processor at most 2 %
+SECONDS = 5.0  # between two updates of the page
+REST = 50.0  # an update that takes a second is followed by a pause of 50, so watching takes 2 % of a processor at most
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -35,31 +35,31 @@ def run(options: Namespace) -> None:
     if options.watch and options.share:
         raise ConfigError("--watch", "a picture does not reload itself", "Leave out --share")
     if options.share:
-        for one in runs:
-            _share(one)
+        for run in runs:
+            _share(run)
         return
     path = options.out or (options.runs[0] / "report.html" if len(options.runs) == 1 else Path("report.html"))
-    goes_on = options.watch and _goes_on(runs)
-    write(path, report(runs, reloads=goes_on), is_named=options.out is not None)
+    is_live = options.watch and _are_live(runs)
+    _write(path, report(runs, reloads=is_live), is_named=options.out is not None)
     print(path, flush=True)
-    while goes_on:
+    while is_live:
         began = time.perf_counter()
-        with suppress(DataError):  # a file that is being written; it is whole at the next look
+        with suppress(DataError):  # a file is just being written, and is complete at the next update
             runs = [read_run(run.folder) for run in runs]
-            goes_on = _goes_on(runs)
-            write(path, report(runs, reloads=goes_on), is_named=options.out is not None)
-        time.sleep(max(SECONDS, REST * (time.perf_counter() - began)) if goes_on else 0)
+            is_live = _are_live(runs)
+            _write(path, report(runs, reloads=is_live), is_named=options.out is not None)
+        time.sleep(max(SECONDS, REST * (time.perf_counter() - began)) if is_live else 0)
 
 
-def write(path: Path, text: str, is_named: bool) -> None:
+def _write(path: Path, text: str, is_named: bool) -> None:
     with writing(path):
-        if is_named:  # it may be a device, such as /dev/stdout
+        if is_named:  # may be a device, such as /dev/stdout
             path.write_text(text, encoding="utf-8")
         else:
             disk.replace(path, text.encode())
 
 
-def _goes_on(runs: Sequence[RunFiles]) -> bool:
+def _are_live(runs: Sequence[RunFiles]) -> bool:
     return not all(run.has_ended or stopped(run) for run in runs)
 
 

@@ -1,4 +1,4 @@
-"""`octet repro`: train the first steps of a run again in a scratch folder, and compare."""
+"""`octet repro`: repeat the first steps of a run in a scratch folder, and compare them with the run."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -29,8 +29,7 @@ def run(options: Namespace) -> None:
     if options.steps < 1:
         raise ConfigError(f"--steps {options.steps}", "it must be at least 1", f"Leave it out for {STEPS}")
     with TemporaryDirectory(prefix="octet-repro-") as scratch:
-        here = [*overrides_of({"run.dir": scratch}), "run.track=null"]
-        config = resolve(str(stored), None, [*options.overrides, *here])
+        config = resolve(str(stored), None, [*options.overrides, *overrides_of({"run.dir": scratch}), "run.track=null"])
         machine = hardware.detect()
         start.check(config, replace(machine, gpus=machine.gpus[:1]))
         preflight.import_libraries(config)

@@ -1,8 +1,8 @@
-"""`octet reward test`: try the rewards of a run, or your own function, on texts whose worth is known.
+"""`octet reward test`: try the rewards of a run, or your own function, on texts that are known to be right or wrong.
 
 It writes right and wrong completions of the task's problems, or takes labelled ones, and changes them as a model might
-to be paid. The exit status is 1 if a wrong text is paid or keeps much of what a right one earns, if a right one is not
-paid, or if a reward is not deterministic, bounded and quick.
+to gain reward. The exit status is 1 if a wrong text is paid or keeps much of the reward of a right one, if a right one
+is not paid, or if a reward is not deterministic, bounded and quick.
 """
 
 import json
@@ -40,8 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     if options.n < 1:
-        reason = "at least one problem is needed to try a reward with"
-        raise ConfigError(f"-n {options.n}", reason, "Leave it out for 16")
+        raise ConfigError(f"-n {options.n}", "at least one problem is needed to try a reward", "Leave it out for 16")
     config = score.settings_for(options, options.data_dir)
     downloads.check(config)
     task = make_task(config.task)
@@ -62,13 +61,13 @@ def run(options: Namespace) -> None:
 
 
 def outvoting(config: Config, among_equals: Mapping[str, float]) -> Iterator[str]:
-    """Yield what shaping alone makes of a group, if that is more than a fifth of what a lone right answer earns."""
+    """Yield a finding if shaping alone can give an answer more than a fifth of the advantage of a lone right answer."""
     if config.rollout.dead_by == "correct" and config.drops_dead_groups:
-        return  # groups that are all right or all wrong are left out
+        return  # groups that are all right or all wrong are not trained on
     size, pay = config.rollout.group_size, config.pay_of_right
-    whole = dict.fromkeys(("length", "overlong", "think_tags"), 1.0)  # which the texts above may not show
-    differs = sum(abs(weight) * whole.get(name, among_equals[name]) for name, weight in config.shaping.items())
-    lone = sqrt(size - 1)  # the advantage of one answer that alone earns something, divided by the deviation
+    full = dict.fromkeys(("length", "overlong", "think_tags"), 1.0)  # the texts above may not show their whole range
+    differs = sum(abs(weight) * full.get(name, among_equals[name]) for name, weight in config.shaping.items())
+    lone = sqrt(size - 1)  # the advantage of the only answer that earns something, divided by the deviation
     is_divided = config.algorithm.advantage == "grpo" and not config.gates_shaping
     alone = lone if is_divided else differs / max(pay, differs * lone / size) * (size - 1) / size
     right = lone if config.algorithm.advantage == "grpo" else (size - 1) / size
@@ -84,14 +83,14 @@ def labelled(path: str, rules: Rules, needs_answer: bool) -> list[Sample]:
     """Read completions that are known to be right or wrong."""
     with score.open_lines(path) as lines:
         given = list(score.samples(lines, path, needs_answer))
-    golds_there = [prompt.problem.gold for prompt, _ in given]
+    golds = [prompt.problem.gold for prompt, _ in given]
     samples = []
     for prompt, completion in given:
         is_right = prompt.problem.extra.get("right")
         if not isinstance(is_right, bool):
-            reason = f"`right` is {is_right!r:.60}"
-            raise DataError(prompt.problem.id, reason, "Write true or false beside the completion")
-        listed = possible_answers(golds_there, prompt.problem.gold, rules.style)
+            remedy = "Write true or false beside the completion"
+            raise DataError(prompt.problem.id, f"`right` is {is_right!r:.60}", remedy)
+        listed = possible_answers(golds, prompt.problem.gold, rules.style)
         known = {"right" if is_right else "wrong": completion.text}
         samples.append(Sample(prompt, rules.style, start_of(rules.opened, rules.style), listed, **known))
     return samples
@@ -106,10 +105,9 @@ def as_text(report: Report) -> Iterator[str]:
         yield "  ".join([f"{row['text']:<44}", kind, *(f"{share:>12}" for share in paid)])
     yield ""
     for name, (least, most) in report.ranges.items():
-        told = "" if name in names else "; it does not tell right from wrong"
-        yield f"{name}: {least:g} to {most:g}{told}"
+        yield f"{name}: {least:g} to {most:g}{'' if name in names else '; it does not tell right from wrong'}"
     yield f"{1000 * report.seconds:.2f} ms for one completion"
     yield ""
     yield from (f"found: {finding}" for finding in report.findings)
     if not report.findings:
-        yield "nothing found: every right text is paid and no wrong one, the same every time"
+        yield "nothing found: every right text is paid and no wrong one is, the same every time"

@@ -1,13 +1,13 @@
-"""`octet score`: score the completions in a file as a run would. Reads and writes one JSON object a line, in order.
+"""`octet score`: score the completions in a file as a run would. Input and output are JSON lines in the same order.
 
 in    completion and answer, both required; answer is the gold answer, or a worked solution that ends with it. With
-      reward.weights.code, tests stand in place of the answer
+      reward.weights.code, tests replace the answer
       question or prompt, id, tokens (token ids, which `overlong` counts); every further key is a column for
       functions of your own
 out   strict, lenient                  what was parsed, as text or null
       correct_strict, correct_lenient  true or false
-      each reward under its name       a number, or null where there is none; those without a weight too
-      reward                           the weighted sum, or null where a part with a weight is null
+      each reward under its name       a number, or null if there is none; rewards without a weight are included
+      reward                           the weighted sum, or null if a reward with a weight is null
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from trainer.reward.make import make_scorer
 from trainer.reward.scorer import Scorer
 from trainer.watch.progress import PATIENCE_S, Progress
 
-LINES_AT_ONCE = 64  # for graders, which score several lines in parallel
+LINES_AT_ONCE = 64  # for graders, which score lines in parallel
 
 Sample = tuple[Prompt, Completion]
 
@@ -65,7 +65,7 @@ def run(options: Namespace) -> None:
 
 
 def settings_for(options: Namespace, data_dir: Path | None = None) -> Config:
-    """Return the settings with the embedded model, which is always there: none is loaded."""
+    """Return the settings with the embedded model, because no model is loaded and this one always exists."""
     named = {"task.name": options.task, "task.data_dir": data_dir and str(data_dir), "model.name": "nano"}
     return resolve(options.preset, None, [*overrides_of(named), *options.overrides])
 
@@ -76,8 +76,8 @@ def score_file(config: Config, path: str) -> None:
     with contextlib.ExitStack() as stack:
         lines = sys.stdin.buffer if path == "-" else stack.enter_context(open_lines(path))
         try:
-            is_seen = path == "-" or sys.stdout.isatty()  # how far it is
-            total = 0 if is_seen else os.fstat(lines.fileno()).st_size
+            shows_progress = path != "-" and not sys.stdout.isatty()
+            total = os.fstat(lines.fileno()).st_size if shows_progress else 0
             progress = stack.enter_context(Progress(f"scoring {path}", total, patience=PATIENCE_S)) if total else None
             name, has_tests = "standard input" if path == "-" else path, "code" in config.reward.weights
             for record in scored(samples(lines, name, needs_answer=not has_tests), scorer):
@@ -91,17 +91,16 @@ def score_file(config: Config, path: str) -> None:
 
 
 def with_every_component(config: Config) -> Config:
-    """Give every built-in component without a weight the weight 0, so that it is shown and does not count."""
+    """Give every built-in component without a weight the weight 0, so that it is shown but does not count."""
     weights = {**{name: 0.0 for name in COMPONENTS if name != "environment"}, **config.reward.weights}
     return config.model_copy(update={"reward": config.reward.model_copy(update={"weights": weights})})
 
 
 def scored(given: Iterator[Sample], scorer: Scorer) -> Iterator[dict[str, Any]]:
-    at_once = LINES_AT_ONCE if scorer.graders else 1
-    while batch := list(islice(given, at_once)):
-        for one in scorer.scores(batch):
-            read = {name: getattr(one, name) for name in ("strict", "lenient", "correct_strict", "correct_lenient")}
-            yield {**read, **one.components, "reward": one.reward}
+    while batch := list(islice(given, LINES_AT_ONCE if scorer.graders else 1)):
+        for score in scorer.scores(batch):
+            read = {name: getattr(score, name) for name in ("strict", "lenient", "correct_strict", "correct_lenient")}
+            yield {**read, **score.components, "reward": score.reward}
 
 
 def samples(lines: Iterable[bytes], name: str, needs_answer: bool = True) -> Iterator[Sample]:
@@ -131,7 +130,7 @@ def _sample(record: dict[str, Any], where: str, needs_answer: bool) -> Sample:
     tokens, reward = record.get("tokens", []), record.get("reward/environment")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         raise DataError(where, f"`tokens` is {tokens!r:.60}", "Write a list of token ids, or leave it out")
-    if reward is not None and not isinstance(reward, int | float):  # as the samples.jsonl of a run has it
+    if reward is not None and not isinstance(reward, int | float):  # from the samples.jsonl of a run
         raise DataError(where, f"`reward/environment` is {reward!r:.60}", "Write a number, or leave it out")
     completed = Completion(tuple(tokens), (), completion, truncated=False, reward=reward)
     columns = {**record, "answer": answer}  # a function gets the column unchanged, as in training
@@ -155,8 +154,8 @@ def _report_missing(scorer: Scorer) -> None:
     measured = scorer.drain()
     missing, total = measured.get("judge/missing", (0, 0))
     if missing:
-        why = "; ".join(failure for grader in scorer.graders if (failure := grader.last_failure))
-        print(f"octet: the judge gave no grade for {missing:.0f} of {total:.0f} completions: {why}.", file=sys.stderr)
-    hangs = measured.get("symbolic/hangs", (0, 0))[0]
-    if hangs:
+        failures = "; ".join(failure for grader in scorer.graders if (failure := grader.last_failure))
+        ungraded = f"{missing:.0f} of {total:.0f} completions"
+        print(f"octet: the judge gave no grade for {ungraded}: {failures}.", file=sys.stderr)
+    if hangs := measured.get("symbolic/hangs", (0, 0))[0]:
         print(f"octet: {hangs:.0f} symbolic comparisons took too long and count as different.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`octet speedrun`: seconds until the embedded model solves 90 % of its held-out problems, and a file to send."""
+"""`octet speedrun`: measure the seconds until the embedded model solves 90 % of its held-out problems."""
 
 import json
 import os
@@ -24,17 +24,17 @@ from trainer.watch.speedrun import COLUMNS, FREE, GOAL, row_of
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = "example: octet speedrun algorithm.lr=4e-3. Exit status: 0 at 90 %, 1 if a run ends below."
-    add_overrides(parser, "algorithm.lr=4e-3; what the model, the problems and the evaluation are is fixed")
+    parser.epilog = "example: octet speedrun algorithm.lr=4e-3. Exit status: 0 at 90 %, 1 if the run ends below."
+    add_overrides(parser, "algorithm.lr=4e-3; the model, the problems and the evaluation are fixed")
     parser.add_argument("--out", type=Path, default=Path("speedrun.json"), metavar="FILE", help="the file to send")
 
 
 def run(options: Namespace) -> None:
-    for one in options.overrides:
-        key = one.partition("=")[0].strip()
+    for override in options.overrides:
+        key = override.partition("=")[0].strip()
         if not re.fullmatch(FREE, key):
-            remedy = "algorithm, optim, rollout, lora, run.seed, run.steps, run.threads and eval.every are yours"
-            raise ConfigError(key, "a race is run with the same model, problems and evaluation", remedy)
+            remedy = "Set algorithm, optim, rollout, lora, run.seed, run.steps, run.threads or eval.every"
+            raise ConfigError(key, "every speedrun has the same model, problems and evaluation", remedy)
     with TemporaryDirectory(prefix="octet-speedrun-") as scratch:
         fixed = ["run.merge=false", "run.track=null", *overrides_of({"run.dir": scratch})]
         config = resolve("nano", None, ["eval.every=2", *options.overrides, *fixed])
@@ -45,7 +45,7 @@ def run(options: Namespace) -> None:
         reached = replay.race(config, GOAL)
         wall, cpu = time.time() - psutil.Process().create_time(), sum(os.times()[:4])  # with the imports
         if reached.value < GOAL:
-            print(f"octet: {reached.value:.1%} after the last step: no time until {GOAL:.0%}", file=sys.stderr)
+            print(f"octet: {reached.value:.1%} after the last step, which is below {GOAL:.0%}", file=sys.stderr)
             sys.exit(1)
         machine = json.loads((Path(scratch) / "machine.json").read_text())
     answers = reached.step * config.rollout.problems * config.rollout.group_size
@@ -60,5 +60,6 @@ def run(options: Namespace) -> None:
 
 
 def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    info = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*:(.*)", info.read_text(), re.MULTILINE) if info.is_file() else None
+    return model[1].strip() if model else platform.machine()

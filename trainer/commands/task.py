@@ -1,6 +1,6 @@
-"""`octet task`: show what a task holds and the exact text that a model would see, or play: answer in its place.
+"""`octet task`: show the problems of a task and the exact text that a model would see, or answer them in its place.
 
-A person who answers in place of the model sees at once if a reward is wrong.
+A person who answers a few problems sees quickly whether a reward is wrong.
 """
 
 import json
@@ -34,8 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet task show gsm8k -n 3 --model Qwen/Qwen2.5-0.5B-Instruct"
     parser.add_argument("action", choices=["show", "play"], help="show problems, or answer them and see the rewards")
     parser.add_argument("task", help=TASKS)
-    about_n = "how many problems to print (default 3); with 0, no tokenizer is loaded"
-    parser.add_argument("-n", type=int, default=3, help=about_n)
+    parser.add_argument("-n", type=int, default=3, help="problems to print (default 3); with 0, no tokenizer is loaded")
     parser.add_argument("--split", choices=["train", "test"], default="train", help="which problems (default train)")
     parser.add_argument("--model", default="nano", help="whose tokenizer: a hub id, a folder, or nano (default)")
     parser.add_argument("--preset", help="take the other settings from this preset")
@@ -57,7 +56,7 @@ def run(options: Namespace) -> None:
 
 
 def show(config: Config, split: str, count: int, as_json: bool) -> None:
-    """Print what the data are, and then prompts. Bad records are counted before the first of them is refused."""
+    """Print facts about the data, and then prompts. All bad records are counted before the first one is refused."""
     task = make_task(config.task.model_copy(update={"on_bad_record": "skip"}))
     training = training_problems(task, config.task, config.run.seed) if split == "train" else []
     held_out = evaluation_problems(task, len(task.test()))
@@ -71,7 +70,7 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
         problems = training or held_out
         gold_check.check(config, task, problems)
         facts |= _of_prompts(config, task, problems, count) if count else {}
-    finally:  # also of data that are refused, and without a model that is not here
+    finally:  # the facts are printed even if the data are refused or the model is missing
         if as_json:
             print(json.dumps(facts, indent=2), flush=True)
     if count and not as_json:
@@ -83,11 +82,11 @@ def _of_prompts(config: Config, task: Task, problems: Sequence[Problem], count: 
     print(f"octet: loading the tokenizer of {config.model.name}", file=sys.stderr, flush=True)
     from trainer.model.load import load_tokenizer
 
-    # silences the warning about long prompts, which the lengths below report
+    # silences a warning about long prompts: the lengths below report them
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
     tokenizer = load_tokenizer(config.model)
-    found = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
-    prompter = Prompter(tokenizer, config.prompt, task, found)
+    environments = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
+    prompter = Prompter(tokenizer, config.prompt, task, environments)
     prompts = [prompter.prompt(problem) for problem in problems[:MEASURED]]
     facts: dict[str, Any] = {"prompt_style": prompter.style, "answer_style": prompter.answer_style}
     facts |= {"model": config.model.name, "stop_strings": [*prompter.stop_strings, *config.rollout.stop]}
@@ -95,8 +94,8 @@ def _of_prompts(config: Config, task: Task, problems: Sequence[Problem], count: 
     spread = {"min": min(lengths), "median": median(lengths), "max": max(lengths), "measured": len(lengths)}
     facts["prompt_tokens"] = {**spread, "limit": limit, "too_long": sum(length > limit for length in lengths)}
     facts["problems"] = [
-        {"id": one.problem.id, "gold": one.problem.gold, "tokens": len(one.tokens), "text": one.text}
-        for one in prompts[:count]
+        {"id": prompt.problem.id, "gold": prompt.problem.gold, "tokens": len(prompt.tokens), "text": prompt.text}
+        for prompt in prompts[:count]
     ]
     return facts
 
@@ -117,15 +116,15 @@ def _prompts(facts: dict[str, Any], split: str) -> Iterator[str]:
 
 
 def play(config: Config) -> None:
-    """Ask problems until the input ends, and print what each reward makes of an answer."""
+    """Ask problems until the input ends, and print the rewards of each answer."""
     task = make_task(config.task)
     scorer = make_scorer(config, task)
     problems = list(task.train())
     gold_check.check(config, task, problems)
     random.Random(config.run.seed).shuffle(problems)
     completions = typed(sys.stdin)
-    print(f"Write what the model would write; its answer is {ANSWERS[scorer.rules.style]}.")
-    print("An empty line ends it, and Ctrl-D ends the game.")
+    print(f"Write what the model would write. The answer is {ANSWERS[scorer.rules.style]}.")
+    print("An empty line ends your text, and Ctrl-D ends the game.")
     knows_tools = task.functions or config.task.calls == "template"
     environments = environments_of(task, config.task, "tools" if knows_tools else None)
     if environments:
@@ -139,23 +138,23 @@ def play(config: Config) -> None:
 
 
 def played(problem: Problem, texts: Iterator[str], environments: Environments | None) -> Completion | None:
-    """Ask, and return what the person answers at last, with the rewards of the environment; None at the end."""
-    environment, asked = environments.begin(problem) if environments else (None, None)
-    print(f"\n{problem.id}: {asked or problem.question}\n", flush=True)
+    """Ask a problem and return the final answer with the environment's reward, or None at the end of the input."""
+    environment, opening = environments.begin(problem) if environments else (None, None)
+    print(f"\n{problem.id}: {opening or problem.question}\n", flush=True)
     reward = None
     for text in texts:
-        said, done, gained = "", True, None
+        reply, done, gained = "", True, None
         if environments and environment:
-            said, done, gained = environments.step(environment, problem, text)
+            reply, done, gained = environments.step(environment, problem, text)
             reward = (reward or 0.0) + gained
         if done:
             return Completion((), (), text, truncated=False, reward=reward)
-        print(f"> {said}\n", flush=True)
+        print(f"> {reply}\n", flush=True)
     return None
 
 
 def calls(environments: Environments) -> Iterator[str]:
-    """Yield how a person calls what a model calls through its chat template, or as its prompt says."""
+    """Yield instructions for calling the tools, which a model gets from its chat template or its prompt."""
     if environments.schemas:
         yield 'To call a function, write <tool_call>{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}</tool_call>.'
     for function in (schema["function"] for schema in environments.schemas):
@@ -165,7 +164,7 @@ def calls(environments: Environments) -> Iterator[str]:
 
 
 def typed(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the texts that were typed, each ended by an empty line or by the end of the input."""
+    """Yield the texts that a person types, each ended by an empty line or by the end of the input."""
     for is_written, text in groupby(lines, lambda line: bool(line.strip())):
         if is_written:
             yield "".join(text).rstrip("\n")
@@ -174,18 +173,18 @@ def typed(lines: Iterable[str]) -> Iterator[str]:
 def verdict(problem: Problem, score: Score, weights: dict[str, float]) -> Iterator[str]:
     yield f"  {'gold':<12} {problem.gold!r}"
     strict, lenient = (score.strict, score.correct_strict), (score.lenient, score.correct_lenient)
-    for name, (found, is_right) in {"strict": strict, "lenient": lenient}.items():
-        told = "nothing found" if found is None else f"{found!r} is {'right' if is_right else 'wrong'}"
-        yield f"  {name:<12} {told}"
+    for name, (answer, is_right) in {"strict": strict, "lenient": lenient}.items():
+        judged = "nothing found" if answer is None else f"{answer!r} is {'right' if is_right else 'wrong'}"
+        yield f"  {name:<12} {judged}"
     for name, value in {**score.components, "reward": score.reward}.items():
         number = "    none" if value is None else f"{value:8.3f}"
         yield f"  {name:<12} {number}" + (f"  x {weights[name]:g}" if name in score.components else "")
 
 
 ANSWERS = {
-    "gsm8k": "what stands after ####",
-    "boxed": "what stands in \\boxed{}",
-    "tags": "what stands between <answer> and </answer>",
+    "gsm8k": "the text after ####",
+    "boxed": "the text in \\boxed{}",
+    "tags": "the text between <answer> and </answer>",
     "letter": "the letter of a choice",
-    "alone": "a text that is nothing else",
+    "alone": "the whole text",
 }

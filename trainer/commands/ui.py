@@ -1,4 +1,4 @@
-"""`octet ui`: a page on this machine to drive runs from. Its server and its doors are in `page/`."""
+"""`octet ui`: serve a local page that starts and follows runs. Its routes and access checks are in `page/`."""
 
 import os
 import socket
@@ -19,9 +19,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = "example: octet ui runs. What it starts goes on when the page, or this command, is closed."
+    parser.epilog = "example: octet ui runs. The runs that it starts continue after the page or this command is closed."
     parser.add_argument("folder", nargs="?", type=Path, default=RUNS, metavar="FOLDER", help=f"default {RUNS}/")
-    parser.add_argument("--port", type=int, default=0, help="for a port that is forwarded; by default any free one")
+    parser.add_argument("--port", type=int, default=0, help="for port forwarding; by default any free port")
 
 
 def run(options: Namespace) -> None:
@@ -36,12 +36,13 @@ def run(options: Namespace) -> None:
         options.folder.mkdir(parents=True, exist_ok=True)
     key, served = token_urlsafe(24), _socket(options.port)
     address = f"http://{LOOPBACK}:{served.getsockname()[1]}/{key}/"
-    print(f"octet: {address}\nThe address holds a key: keep it. Ctrl-C ends the page, and no run.", flush=True)
+    print(f"octet: {address}\nThe address contains a secret key. Ctrl-C ends the page, but no run.", flush=True)
     if sys.stdout.isatty() and os.environ.get("DISPLAY"):
         webbrowser.open(address)
     app = application(options.folder, key)
+    # no access log, because its lines would contain the key
     settings = uvicorn.Config(app, ws="none", log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-    uvicorn.Server(settings).run(sockets=[served])  # without a log of its own, which would show the key
+    uvicorn.Server(settings).run(sockets=[served])
 
 
 def _socket(port: int) -> socket.socket:
@@ -50,4 +51,4 @@ def _socket(port: int) -> socket.socket:
             raise OSError(0, "ports are below 65536")
         return socket.create_server((LOOPBACK, port))
     except OSError as error:
-        raise ConfigError(f"--port {port}", f"it cannot be had ({error.strerror})", "Leave it out") from None
+        raise ConfigError(f"--port {port}", f"it cannot be used ({error.strerror})", "Leave it out") from None

@@ -1,4 +1,4 @@
-"""`octet watch`: runs on the screen, while they go on or afterwards. It only reads the files in their folders."""
+"""`octet watch`: show runs in the terminal, while they train or afterwards, from the files in their folders."""
 
 import time
 from argparse import ArgumentParser, Namespace
@@ -14,7 +14,7 @@ from trainer.machine.console import Console
 from trainer.reports import terminal
 from trainer.run_folder.reader import read_run, read_runs
 
-SECONDS = 2.0  # between two looks
+SECONDS = 2.0  # between two updates of the screen
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     console = Console(wide=terminal.WIDE)  # plain text where standard output is not a terminal
     if console.is_terminal and not options.once:
-        with suppress(KeyboardInterrupt):  # how one stops watching
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends the watching only
             watch(options.runs, console)
     console.print(terminal.shown(read_runs(options.runs), console))
 
@@ -36,7 +36,7 @@ def watch(folders: Sequence[Path], console: Console) -> None:
     runs = read_runs(folders)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while not all(run.has_ended or terminal.stopped(run) for run in runs):
-            with suppress(DataError):  # a file that is being written; it is whole at the next look
+            with suppress(DataError):  # a file is just being written, and is complete at the next update
                 live.update(terminal.shown(runs, console, console.height), refresh=True)
             time.sleep(SECONDS)
             runs = [read_run(run.folder) for run in runs]
