@@ -64,8 +64,8 @@ def asking(address: str):
     return ask
 
 
-def does(asked, deed: str, **given: object) -> str:
-    status, _, text = asked("POST", f"do/{deed}", json.dumps(given))
+def does(asked, action: str, **given: object) -> str:
+    status, _, text = asked("POST", f"do/{action}", json.dumps(given))
     assert status == 200
     return text
 

@@ -9,7 +9,7 @@ from pyarrow import parquet
 from tests.conftest import ROOT
 from tests.reports.conftest import going_on
 from tests.ui.conftest import asking, does, serving
-from trainer.commands.page.deeds import DEEDS
+from trainer.commands.page.actions import ACTIONS
 from trainer.config.command_line import resolve
 
 NANO = {"--preset": "nano", "task.name": "nano"}
@@ -19,8 +19,9 @@ def test_every_action_has_a_command_before_it_is_asked_for(asked, folder):
     (folder / "runs/known").mkdir()
     (folder / "runs/known/config.yaml").write_text(resolve("nano").to_yaml())
     given = NANO | {"name": "new", "--card": "8", "--to": "gguf", "asked": "Is it 4?", "runs": ["known"]}
-    rows = [[name, {"process": 7}] for name in DEEDS]
-    found = dict(zip(DEEDS, json.loads(asked("POST", "commands", json.dumps(given | {"rows": rows}))[2]), strict=True))
+    rows = [[name, {"process": 7}] for name in ACTIONS]
+    texts = json.loads(asked("POST", "commands", json.dumps(given | {"rows": rows}))[2])
+    found = dict(zip(ACTIONS, texts, strict=True))
     assert found["search"] == "octet plan --preset nano --vram 8 --search task.name=nano"
     assert found["train"] == "octet train --preset nano task.name=nano run.dir=runs/new"
     assert found["ask"] == "octet chat runs/known 'Is it 4?'"

@@ -22,8 +22,8 @@ from starlette.routing import Route
 from trainer.commands.export import FORMATS
 from trainer.commands.list import row
 from trainer.commands.page import views
-from trainer.commands.page.deeds import DEEDS, Choices
-from trainer.commands.page.doors import UPLOAD, Doors
+from trainer.commands.page.access import UPLOAD, Access
+from trainer.commands.page.actions import ACTIONS, Choices
 from trainer.commands.page.runs import Runs
 from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.command_line import choose_preset
@@ -40,10 +40,10 @@ from trainer.run_folder.reader import read_run
 HERE = Path(__file__).parent
 UPLOADS = "uploads"
 MADE = ("share.png", "share.svg", "report.html")
-OF_A_FILE = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; sandbox"
+FILE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; sandbox"
 
 
-def application(folder: Path, key: str) -> Doors:
+def application(folder: Path, key: str) -> Access:
     pages = Pages(folder)
 
     @asynccontextmanager
@@ -57,30 +57,30 @@ def application(folder: Path, key: str) -> Doors:
         Route("/ui.js", lambda request: FileResponse(HERE / "ui.js")),
         Route("/ui.css", pages.style),
         Route("/live", pages.live),
-        Route("/do/{deed}", pages.act, methods=["POST"]),
+        Route("/do/{action}", pages.act, methods=["POST"]),
         Route("/commands", pages.commands, methods=["POST"]),
         Route(UPLOAD, pages.upload, methods=["PUT"]),
         Route("/made/{name}", pages.made),
     ]
-    return Doors(Starlette(routes=routes, lifespan=ending), key)
+    return Access(Starlette(routes=routes, lifespan=ending), key)
 
 
 class Pages:
     def __init__(self, folder: Path) -> None:
         self.runs = Runs(folder)
-        self.waited_for = CapacityLimiter(2)  # commands at a time, so that many clicks leave the processor to a run
+        self.limiter = CapacityLimiter(2)  # commands at once, so that many clicks leave processors for a run
         self.row = lru_cache(1000)(lambda name, seen: row(read_run(folder / name), folder))
         self.shown = lru_cache(8)(self._shown)
 
     async def page(self, request: Request) -> Response:
-        """Answer with the form. Its script fills in what the address has, or these first choices."""
+        """Return the form. Its script fills in the choices in the address, or else these defaults."""
         machine, named = hardware.detect(), self.runs.named()
         preset, _ = choose_preset(machine)
         name = next(name for number in count(1) if (name := f"run-{number}") not in named)
         first = {"--preset": preset, "task.name": "nano" if preset == "nano" else "gsm8k", "name": name}
         lists = {"tasks": BUILT_IN, "models": ("nano", *CHOICES), "cards": CARDS, "styles": PROMPT_STYLES}
         lists |= {"presets": names_in(PRESETS), "recipes": names_in(RECIPES), "formats": ("q8_0", *FORMATS)}
-        options = {key: joined(*(tag("option", one, value=one) for one in found)) for key, found in lists.items()}
+        options = {key: joined(*(tag("option", name, value=name) for name in names)) for key, names in lists.items()}
         texts = {"first": json.dumps(first), "machine": str(machine), "endings": ", ".join(READERS)}
         values = options | {key: joined(text) for key, text in texts.items()}
         return HTMLResponse(Template((HERE / "ui.html").read_text(encoding="utf-8")).substitute(values))
@@ -90,7 +90,7 @@ class Pages:
         return PlainTextResponse("".join(file.read_text(encoding="utf-8") for file in files), media_type="text/css")
 
     async def live(self, request: Request) -> Response:
-        """Answer with what is seen of the runs, or that nothing has changed."""
+        """Return the state of the runs, or status 304 if nothing has changed."""
         selected = tuple(request.query_params.getlist("run"))
         return await to_thread.run_sync(self._live, selected, request.headers.get("if-none-match"))
 
@@ -106,24 +106,24 @@ class Pages:
     def _shown(self, selected: tuple[str, ...], seen: tuple[tuple[str, ...], ...]) -> list[Html]:
         rows = []
         for name, *of_run in seen:
-            with suppress(DataError):  # a configuration that is not of a run
+            with suppress(DataError):  # this config.yaml does not belong to a run
                 rows.append(self.row(name, tuple(of_run)))
         return [*views.of_runs(self.runs, rows, selected)]
 
     async def commands(self, request: Request) -> Response:
-        """Answer with the command of each action that is asked for, or with the reason why there is none."""
+        """Return the command of each requested action, or the reason why there is none."""
         given = await _object(request)
-        asked = [(name, Choices(self.runs, {**given, **own})) for name, own in given.get("rows", ())]
-        return JSONResponse(await to_thread.run_sync(lambda: [_command(*one) for one in asked]))
+        requested = [(name, Choices(self.runs, {**given, **own})) for name, own in given.get("rows", ())]
+        return JSONResponse(await to_thread.run_sync(lambda: [_command(*one) for one in requested]))
 
     async def act(self, request: Request) -> Response:
-        name, chosen = request.path_params["deed"], Choices(self.runs, await _object(request))
-        if name not in DEEDS:
+        name, chosen = request.path_params["action"], Choices(self.runs, await _object(request))
+        if name not in ACTIONS:
             raise HTTPException(404, "There is no such action.")
-        return _answer(await to_thread.run_sync(_act, name, chosen, limiter=self.waited_for))
+        return _answer(await to_thread.run_sync(_act, name, chosen, limiter=self.limiter))
 
     async def upload(self, request: Request) -> Response:
-        """Keep a table under its name, and nothing that could be run."""
+        """Store a table under its name. Files of other kinds are refused."""
         name = re.sub(r"[^\w.-]+", "_", Path(request.query_params.get("name", "")).name).lstrip("._-")[-100:]
         if Path(name).suffix not in READERS:
             remedy = f"A table ends in {', '.join(READERS)}"
@@ -144,12 +144,12 @@ class Pages:
         return _answer(views.target("sent", sent))
 
     async def made(self, request: Request) -> Response:
-        """Send a picture or the report of a run. Nothing in them may run."""
+        """Return a picture or the report of a run, whose scripts are blocked."""
         name = request.path_params["name"]
         with suppress(OctetError):
             file = self.runs.place(request.query_params.get("run")) / name
             if name in MADE and file.is_file() and not file.is_symlink():
-                return FileResponse(file, headers={"Content-Security-Policy": OF_A_FILE})
+                return FileResponse(file, headers={"Content-Security-Policy": FILE_POLICY})
         return PlainTextResponse("There is no such file.\n", 404)
 
 
@@ -162,18 +162,18 @@ async def _object(request: Request) -> dict[str, Any]:
 
 def _command(name: str, chosen: Choices) -> str:
     try:
-        return next(DEEDS[name](chosen))
+        return next(ACTIONS[name](chosen))
     except OctetError as error:
         return str(error)
 
 
 def _act(name: str, chosen: Choices) -> Html:
-    """Return the place on the page that the browser has named, with what an action has come to."""
+    """Return the result of an action in the element that the browser has named."""
     parts = list[str]()
     try:
-        deed = DEEDS[name](chosen)
-        next(deed)  # its command stands on the page
-        parts.extend(deed)
+        action = ACTIONS[name](chosen)
+        next(action)  # its command, which the page shows already
+        parts.extend(action)
     except OctetError as error:
         parts.append(views.error(str(error)))
     return views.target(chosen.of("into"), *parts)

@@ -1,4 +1,4 @@
-"""The runs below a folder, whoever started them; the commands that were started here; and conversations."""
+"""The runs below a folder, whoever started them; the commands started here; and conversations."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def shown(words: Sequence[str]) -> str:
 
 
 class Runs:
-    """The runs of a folder by their names. A command that was started here has a session of its own, and a log."""
+    """The runs of a folder by their names. A command started here has its own session and a log."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class Runs:
         self.chats: dict[str, Chat] = {}
 
     def named(self) -> dict[str, Path]:
-        """Return the folders of the runs. What is not among them has no name here, so no name leads elsewhere."""
+        """Return the folders of the runs by name. Only these names are accepted, so no name leads elsewhere."""
         return {str(place.relative_to(self.folder)): place for place in runs_in(self.folder)}
 
     def place(self, name: object) -> Path:
@@ -49,14 +49,14 @@ class Runs:
         return place
 
     def seen(self, name: str) -> tuple[object, ...]:
-        """Return what changes whenever there is something new of a run, without reading its files."""
+        """Return a value that changes whenever there is something new about a run, without reading its files."""
         files = [*(self.folder / name / file for file in WATCHED), self.log(name)]
-        found: list[object] = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
+        states: list[object] = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
         with suppress(OSError):  # the file system has no locks
-            found.append(disk.is_locked(self.folder / name / ".lock"))
+            states.append(disk.is_locked(self.folder / name / ".lock"))
         chat = self.chats.get(name)
         talk = (chat.asked, len(chat.answers()), chat.failure()) if chat else ()
-        return (name, *found, self.status(name), talk)
+        return (name, *states, self.status(name), talk)
 
     def start(self, name: str, words: Sequence[str]) -> None:
         with open(self.log(name), "ab", opener=disk.not_a_link) as log:
@@ -66,14 +66,14 @@ class Runs:
             self.started[name] = subprocess.Popen(command(words), start_new_session=True, **streams)
 
     def status(self, name: str) -> int | None:
-        """Return the exit status of what was started here; None if it goes on, or was started elsewhere."""
+        """Return the exit status of a command started here, or None if it still runs or was started elsewhere."""
         return self.started[name].poll() if name in self.started else None
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def said(self, name: str) -> str:
-        """Return the end of what the last command of a run has printed that a page has started."""
+    def output(self, name: str) -> str:
+        """Return the last part of the output of the command that a page has started last for a run."""
         if name not in (*self.started, *self.named()) or not self.log(name).is_file():
             return ""
         with self.log(name).open("rb") as file:
@@ -81,12 +81,14 @@ class Runs:
             return file.read().decode(errors="replace").rpartition("\n$ ")[2]
 
     def process(self, name: str) -> int | None:
-        """Return the process that a signal stops: that of the run, whoever started it, or the command before it."""
-        found = held().get((self.folder / name).resolve())
-        return self.started[name].pid if found is None and name in self.started and self.status(name) is None else found
+        """Return the process to stop: that of the run, whoever started it, or the command that is about to start it."""
+        process = held().get((self.folder / name).resolve())
+        if process is None and name in self.started and self.status(name) is None:
+            return self.started[name].pid
+        return process
 
     def stop(self, name: str) -> None:
-        """Let a run save and stop. Another such signal changes nothing."""
+        """Make a run save and stop. Repeating the signal changes nothing."""
         if (process := self.process(name)) is None:
             raise ConfigError(f"run {name}", "no process of yours on this machine has it", "Stop it where it runs")
         with suppress(ProcessLookupError):
@@ -99,24 +101,24 @@ class Runs:
 
 
 def held() -> dict[Path, int]:
-    """Return the folders of the runs that are in progress on this machine, and the processes of this user with them."""
+    """Return the folders of this user's runs that are in progress on this machine, with their processes."""
     rows = [row.split() for row in LOCKS.read_text().splitlines()] if LOCKS.is_file() else []
-    found: dict[Path, int] = {}
+    holders: dict[Path, int] = {}
     for process in (int(row[4]) for row in rows if row[1] == "FLOCK"):
         with suppress(psutil.Error):
             files = [Path(file.path) for file in psutil.Process(process).open_files()]
-            found |= {file.parent: process for file in files if file.name == ".lock"}
-    return found
+            holders |= {file.parent: process for file in files if file.name == ".lock"}
+    return holders
 
 
 class Chat:
-    """`octet chat --json`, to which questions are written. It ends with this server, which closes its input."""
+    """A process of `octet chat --json`. It ends when this server closes its input."""
 
     def __init__(self, place: Path) -> None:
-        self.words, self.asked = ["chat", str(place)], 0
-        self.out, self.errors = TemporaryFile(), TemporaryFile()  # noqa: SIM115  as long as the conversation
+        self.asked = 0
+        self.out, self.errors = TemporaryFile(), TemporaryFile()  # noqa: SIM115  open during the conversation
         streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": self.out, "stderr": self.errors}
-        self.process = subprocess.Popen(command([*self.words, "--json"]), **streams)
+        self.process = subprocess.Popen(command(["chat", str(place), "--json"]), **streams)
 
     def ask(self, question: str) -> None:
         assert self.process.stdin is not None, "it is a pipe"
@@ -125,7 +127,7 @@ class Chat:
         self.process.stdin.flush()
 
     def answers(self) -> list[dict[str, Any]]:
-        """Return what was asked and answered so far: whole lines."""
+        """Return the questions that are answered so far, with their answers."""
         return [json.loads(line) for line in os.pread(self.out.fileno(), 1 << 24, 0).split(b"\n")[:-1]]
 
     def failure(self) -> str:

@@ -1,4 +1,4 @@
-"""What the page shows of commands and runs. Text of others becomes markup in `reports/markup.py` only, escaped."""
+"""The HTML of the page. Text from outside becomes markup in `reports/markup.py` only, which escapes it."""
 
 import json
 import re
@@ -20,44 +20,43 @@ from trainer.watch.alarms import alarms_of, lasting
 GB = 10**9
 VERDICTS = {"fits": "It fits", "tight": "It may not fit", "too large": "It does not fit"}
 RIGHT = {True: "right", False: "wrong"}
-WARNING, FAILED = r"(?m)^octet: (warning: .*)", r"\noctet: (?!stopped after)(.*)$"  # in what a run has printed
-PROPOSED = r"task\.(?:question|answer|on_bad_record)=\w+"  # by an error, as its remedy
+WARNING, FAILED = r"(?m)^octet: (warning: .*)", r"\noctet: (?!stopped after)(.*)$"  # in the output of a run
+PROPOSED = r"task\.(?:question|answer|on_bad_record)=\w+"  # settings that an error proposes as its remedy
 
 Record = Mapping[str, Any]
 
 
 def target(name: str, *inside: object) -> Html:
-    """Return what the place of this name on the page has inside from now on."""
+    """Return the new content of the element with this id."""
     return tag("div", *inside, id=name)
 
 
-def button(name: str, deed: str, into: str, text: str = "", **given: object) -> Html:
-    """Return a button that sends what is chosen, and what is given, to an action, and the command that does the same.
-    Its answer stands at a place."""
-    own = {"data_do": deed, "data_into": into, "data_given": json.dumps(given)}
+def button(name: str, action: str, into: str, text: str = "", **given: object) -> Html:
+    """Return a button that sends the choices on the page, and `given`, to an action, beside the equivalent command. The
+    result replaces the content of the element `into`."""
+    own = {"data_do": action, "data_into": into, "data_given": json.dumps(given)}
     copy = tag("button", "Copy", type="button", data_copy="", aria_label="Copy the command")
     return tag("div", tag("button", name, type="button", **own), tag("pre", text), copy, class_="row")
 
 
 def take(name: str, words: Sequence[str]) -> Html:
-    """Return a button that puts words of a command line into the fields."""
+    """Return a button that enters options and settings of a command line into the form."""
     return tag("button", name, type="button", data_take=json.dumps(list(words)))
 
 
-def error(said: str) -> Html:
-    """Return what a command has complained of, with its remedy as a button where that is a setting."""
-    named = re.findall(PROPOSED, said.rpartition(". ")[2])
-    return joined(
-        tag("p", said.removeprefix("octet: ").strip(), class_="error"),
-        take("Leave them out" if "bad_record" in said else "Take these columns", named) if named else "",
-    )
+def error(text: str) -> Html:
+    """Return the error of a command, with a button for its remedy if that is a setting."""
+    settings = re.findall(PROPOSED, text.rpartition(". ")[2])
+    name = "Leave them out" if "bad_record" in text else "Take these columns"
+    message = tag("p", text.removeprefix("octet: ").strip(), class_="error")
+    return joined(message, take(name, settings) if settings else "")
 
 
 # ---------------------------------------------------------------- my questions
 
 
 def sheet(facts: Record) -> Iterator[Html]:
-    """Yield what a table holds, and the exact texts that a model will see."""
+    """Yield facts about a table, and the exact texts that a model will see."""
     data, counts = facts["data"], {"training": facts.get("train"), "held-out": facts["test"]}
     yield tag("p", ", ".join(f"{count:,} {what} questions" for what, count in counts.items() if count is not None), ".")
     yield from (tag("p", f"{note[:1].upper()}{note[1:]}.", class_="soft") for note in facts["notes"])
@@ -91,8 +90,8 @@ def worth(scored: Record, weights: Mapping[str, float]) -> Html:
 
 def findings(found: Sequence[Record]) -> Html:
     words = {"note": "", "warn": "look", "end": "stops"}
-    told = [joined(one["seen"], " ", tag("strong", one["remedy"])) for one in found]
-    return table(["", "", ""], [[one["name"], words[one["severity"]], text] for one, text in zip(found, told)])
+    texts = [joined(one["seen"], " ", tag("strong", one["remedy"])) for one in found]
+    return table(["", "", ""], [[one["name"], words[one["severity"]], text] for one, text in zip(found, texts)])
 
 
 # ---------------------------------------------------------------- my card
@@ -116,14 +115,14 @@ def hours(time: Record | None) -> str:
 
 
 def planned(found: Record) -> list[str]:
-    """Return preset and settings of the command that a plan proposes, in place of the model and sizes of before."""
+    """Return the preset and settings of the command that a plan proposes, after clearing the model and sizes."""
     empty = [f"{key}=" for key in ("model.name", "rollout.group_size", "rollout.max_new_tokens")]
     words = shlex.split(found["command"])
     return [*empty, *words[words.index("--preset") :]]
 
 
 def memory(phases: Mapping[str, Mapping[str, int]], peaks: Mapping[str, int], card: int) -> Html:
-    """Return what each phase takes, beside the whole card, and what that is."""
+    """Return a table of the memory of each phase, its share of the card, and its parts."""
     most, rows = max(card, *peaks.values()), []
     for phase, terms in phases.items():
         meter = tag("meter", value=peaks[phase], high=card, max=most, optimum=0, aria_label=phase)
@@ -149,7 +148,7 @@ def models(found: Sequence[Record]) -> Html:
 
 
 def of_runs(runs: Runs, rows: Sequence[Sequence[str]], selected: Sequence[str]) -> Iterator[Html]:
-    """Yield the list of all runs, those that are chosen, and what a chosen one has come to."""
+    """Yield the list of all runs, the state of the chosen ones, and the result of a single one."""
     listed = []
     for place, (name, *cells) in enumerate(reversed(rows)):
         checked = "" if name in selected else None
@@ -158,24 +157,25 @@ def of_runs(runs: Runs, rows: Sequence[Sequence[str]], selected: Sequence[str]) 
     yield target("runs", table(["run", "state", "model", "task", "steps", "result"], listed) if listed else "")
     named, live, outcome = runs.named(), list[Html](), list[Html]()
     try:
-        found = [read_run(named[name]) for name in selected if name in named]
-        live += report.of_several(found) if len(found) > 1 else ()
-        for run in found if len(found) == 1 else ():
-            live += going(runs, run, next(name for name in selected if name in named))
+        chosen = {name: read_run(named[name]) for name in selected if name in named}
+        if len(chosen) > 1:
+            live += report.of_several([*chosen.values()])
+        for name, run in chosen.items() if len(chosen) == 1 else ():
+            live += progress(runs, run, name)
             outcome += result(run) if run.has_ended else ()
     except DataError as failed:
         live.append(error(str(failed)))
     for name in selected:
         if name in runs.started and name not in named:
-            live += waiting(name, runs.status(name), runs.said(name))
+            live += waiting(name, runs.status(name), runs.output(name))
     yield target("live", *live)
     yield target("outcome", *outcome)
     yield target("chat", *(talk(runs.chats[name]) for name in selected[:1] if name in runs.chats))
 
 
-def going(runs: Runs, run: RunFiles, name: str) -> Iterator[Html]:
-    """Yield a run as it is: how far, what is wrong with it, its curves, and its last answers."""
-    process, said, total = runs.process(name), runs.said(name), max(1, run.total_steps)
+def progress(runs: Runs, run: RunFiles, name: str) -> Iterator[Html]:
+    """Yield the state of a run: its step, its alarms, its curves and its last answers."""
+    process, output, total = runs.process(name), runs.output(name), max(1, run.total_steps)
     yield tag("h3", name)
     yield tag("progress", value=min(run.steps, total), max=total, aria_label=f"Step {run.steps} of {total}")
     yield tag("p", f"Step {run.steps} of {total}, {state(run)}.")
@@ -183,23 +183,23 @@ def going(runs: Runs, run: RunFiles, name: str) -> Iterator[Html]:
         yield button("Save and stop", "stop", "said", f"kill -USR1 {process}", run=name)
     elif stopped(run):
         yield button("Resume", "resume", "said", shown(["train", "--resume", str(run.folder)]), run=name)
-        yield from (error(last) for last in re.findall(FAILED, said.strip()))
-    yield from (tag("p", warning, class_="soft") for warning in re.findall(WARNING, said))
+        yield from (error(last) for last in re.findall(FAILED, output.strip()))
+    yield from (tag("p", warning, class_="soft") for warning in re.findall(WARNING, output))
     yield from (tag("div", tag("p", alarm), class_="alarm") for alarm in lasting(run.history))
     yield tag("div", *report.figures(groups_of([run]), ["curves"]), class_="charts")
     yield tag("div", *report.samples(run.last_samples(), run.measure), class_="pair")
-    yield tag("details", tag("summary", "What it has printed"), tag("pre", said)) if said else Html()
+    yield tag("details", tag("summary", "What it has printed"), tag("pre", output)) if output else Html()
 
 
-def waiting(name: str, status: int | None, said: str) -> Iterator[Html]:
-    """Yield a run that has not begun yet, or could not."""
+def waiting(name: str, status: int | None, output: str) -> Iterator[Html]:
+    """Yield a run that has not started yet, or has failed to start."""
     about = "It loads libraries, the model and the data." if status is None else f"It has ended with status {status}."
     yield joined(tag("h3", name), tag("p", about))
-    yield tag("pre", said) if status is None else error(said.partition("\n")[2])
+    yield tag("pre", output) if status is None else error(output.partition("\n")[2])
 
 
 def result(run: RunFiles) -> Iterator[Html]:
-    """Yield what a run has come to, in parts of its report."""
+    """Yield the result of a run, in parts of its report."""
     yield report.verdict(run, alarms_of(run.history))
     yield report.evaluation(run)
     gained = [one for one in run.flips() if one.get("direction") == "gained"]
@@ -212,16 +212,16 @@ def talk(chat: Chat) -> Html:
     """Return the questions, the last at the top, with the answers of both models side by side."""
     answers, failure, process = chat.answers(), chat.failure(), chat.process.pid
     end = button("End the conversation", "hang_up", "chat", f"kill {process}", process=process)
-    wait = "" if failure or len(answers) == chat.asked else "They are writing. Before the first answer the model loads."
+    wait = "" if failure or len(answers) == chat.asked else "They are writing. The model loads before its first answer."
     state = error(failure) if failure else joined(end, tag("p", wait, class_="soft"))
-    return joined(state, *(error(one["error"]) if "error" in one else _said(one) for one in reversed(answers)))
+    return joined(state, *(error(one["error"]) if "error" in one else _answers(one) for one in reversed(answers)))
 
 
-def _said(one: Record) -> Html:
-    sides = []
-    for of in one["answers"]:
-        read = of["strict"] if of["strict"] is not None else of["lenient"]
-        told = tag("p", RIGHT[of["right"]]) if one["gold"] else ""
-        sides.append(tag("div", tag("p", of["model"], class_="soft"), report.answer(of["answer"], read), told))
-    known = tag("p", "The answer is ", tag("code", one["gold"])) if one["gold"] else ""
-    return tag("div", tag("h3", one["question"]), known, tag("div", *sides, class_="pair"))
+def _answers(talk: Record) -> Html:
+    sides, gold = [], talk["gold"]
+    for one in talk["answers"]:
+        read = one["strict"] if one["strict"] is not None else one["lenient"]
+        verdict = tag("p", RIGHT[one["right"]]) if gold else ""
+        sides.append(tag("div", tag("p", one["model"], class_="soft"), report.answer(one["answer"], read), verdict))
+    known = tag("p", "The answer is ", tag("code", gold)) if gold else ""
+    return tag("div", tag("h3", talk["question"]), known, tag("div", *sides, class_="pair"))

@@ -1,4 +1,4 @@
-"""The actions of the page. Each yields its command, which stands beside its button, then what came of running it."""
+"""The actions of the page. Each yields its command, which is shown beside its button, then the result of running it."""
 
 import json
 import re
@@ -21,15 +21,15 @@ from trainer.reports.repeat import changes, joined
 
 NAME = r"\w[\w.-]{0,63}"
 SETTING = r"[a-z]\w*\.[\w.]+"
-PATIENCE_S = 300.0  # for a command that a person waits for
-SMALLEST_CARD = 8  # GB, where none is found and none is named
+PATIENCE_S = 300.0  # time limit of a command that a person waits for
+SMALLEST_CARD = 8  # GB, if no card is found and none is named
 
 Words = list[str]
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What is chosen on the page. Fields have the names of the settings and options that they stand for."""
+    """The choices on the page, under the names of the settings and options that they set."""
 
     runs: Runs
     given: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Choices:
         return [text for name in names if self.of(name) for text in (name, self.of(name))]
 
     def settings(self, *without: str) -> Words:
-        """Return the settings. What is typed as such comes last, and counts. Raise ConfigError for an option there."""
+        """Return the settings. Those typed as text come last and take precedence; ConfigError for an option there."""
         keys = (key for key in self.given if re.fullmatch(SETTING, key) and key not in without and self.of(key))
         try:
             words = [*(f"{key}={self.of(key)}" for key in keys), *shlex.split(self.of("more"))]
@@ -54,26 +54,26 @@ class Choices:
 
     @property
     def card(self) -> Words:
-        """The card that is named, or its GB."""
+        """Return the option for the chosen card, which is a name or a number of GB."""
         named = self.of("--card")
         return ["--vram" if re.fullmatch("[0-9.]+", named) else "--card", named] if named else []
 
     def run(self) -> tuple[str, Path]:
-        """Return the run of the button, or the one that is chosen."""
+        """Return the name and the folder of the button's run, or of the chosen run."""
         names = [self.given["run"]] if "run" in self.given else list(self.given.get("runs") or [])
         if len(names) != 1:
             raise ConfigError("run", f"{len(names)} are chosen", "Choose one under Train")
         return str(names[0]), self.runs.place(names[0])
 
 
-def told(words: Words, *more: str, typed: str = "", before: str = "") -> Generator[str, None, str]:
-    """Yield a command, run it, and yield what it complains of. Return what it has printed."""
+def output_of(words: Words, *more: str, typed: str = "", before: str = "") -> Generator[str, None, str]:
+    """Yield a command, run it, and yield its error if it fails. Return its output."""
     yield f"{before}{shown(words)}"
     streams: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "input": typed}
     try:
         ended = subprocess.run(command([*words, *more]), timeout=PATIENCE_S, check=False, **streams)
     except subprocess.TimeoutExpired:
-        yield views.error(f"It took more than {PATIENCE_S:g} s and was ended. Run the command in a terminal.")
+        yield views.error(f"It took more than {PATIENCE_S:g} s and was stopped. Run the command in a terminal.")
         return ""
     if ended.returncode and ended.stderr:
         yield views.error(ended.stderr)
@@ -81,23 +81,23 @@ def told(words: Words, *more: str, typed: str = "", before: str = "") -> Generat
 
 
 def as_json(words: Words) -> Generator[str, None, Any]:
-    """Run a command, and return what it has printed as JSON; None where it could not."""
-    return json.loads((yield from told(words, "--json")) or "null")
+    """Run a command and return its JSON output, or None if it has failed."""
+    return json.loads((yield from output_of(words, "--json")) or "null")
 
 
 def look(chosen: Choices) -> Iterator[str]:
     model = chosen.of("model.name") or resolve(chosen.of("--preset")).model.name
     words = ["task", "show", chosen.of("task.name"), "--model", model, *chosen.option("--preset")]
-    if found := (yield from as_json([*words, *chosen.settings("task.name", "model.name")])):
-        yield from views.sheet(found)
+    if facts := (yield from as_json([*words, *chosen.settings("task.name", "model.name")])):
+        yield from views.sheet(facts)
 
 
 def worth(chosen: Choices) -> Iterator[str]:
     record = json.dumps({name: chosen.of(name) for name in ("prompt", "completion", "answer")})
     settings = chosen.settings("model.name")
     words = ["score", "-", *chosen.option("--preset"), *settings]
-    if found := (yield from told(words, typed=record, before=f"{joined(['printf', '%s', record])} | ")):
-        yield views.worth(json.loads(found), resolve(chosen.of("--preset"), None, settings).reward.weights)
+    if scored := (yield from output_of(words, typed=record, before=f"{joined(['printf', '%s', record])} | ")):
+        yield views.worth(json.loads(scored), resolve(chosen.of("--preset"), None, settings).reward.weights)
 
 
 def doctor(chosen: Choices) -> Iterator[str]:
@@ -124,42 +124,42 @@ def models(chosen: Choices) -> Iterator[str]:
 
 
 def train(chosen: Choices) -> Iterator[str]:
-    """Raise ConfigError if the folder of the run is not one below the others, or is there already."""
+    """Start a new run. Raise ConfigError if its name is invalid or taken."""
     name, runs = chosen.of("name"), chosen.runs
     if not re.fullmatch(NAME, name) or (runs.folder / name).is_symlink():
-        raise ConfigError("Name of the run", "it is made of letters, digits, dots and dashes", "Write run-1")
+        raise ConfigError("Name of the run", "it consists of letters, digits, dots and dashes", "Write run-1")
     words = ["train", *chosen.option("--preset", "--recipe"), *chosen.settings(), f"run.dir={runs.folder / name}"]
     yield shown(words)
     if name in runs.named():
-        raise ConfigError(f"run {name}", "there is one of this name", "Resume it below, or write another name")
-    yield from begun(chosen, "train", name, words)
+        raise ConfigError(f"run {name}", "there is a run of this name", "Resume it below, or write another name")
+    yield from start(chosen, "train", name, words)
 
 
 def resume(chosen: Choices) -> Iterator[str]:
     name, place = chosen.run()
     words = ["train", "--resume", str(place)]
     yield shown(words)
-    yield from begun(chosen, "resume", name, words)
+    yield from start(chosen, "resume", name, words)
 
 
-def begun(chosen: Choices, deed: str, name: str, words: Words) -> Iterator[Html]:
-    """Start a run; ask before that if it would not have this machine for itself."""
+def start(chosen: Choices, action: str, name: str, words: Words) -> Iterator[Html]:
+    """Start a run, or ask for confirmation if it would share this machine."""
     for other in list(chosen.runs.chats):  # a conversation holds memory of the card
         chosen.runs.hang_up(other)
     if (others := [*in_progress(chosen.runs)]) and not chosen.of("beside"):
         yield from (tag("p", f"{other[:1].upper()}{other[1:]}.") for other in others)
-        yield tag("p", "Beside that, a run is slower, and may lack memory.")
-        yield views.button("Start it all the same", deed, "said", shown(words), run=name, beside="yes")
+        yield tag("p", "A run beside it is slower, and may run out of memory.")
+        yield views.button("Start it anyway", action, "said", shown(words), run=name, beside="yes")
     else:
         chosen.runs.start(name, words)
-        yield tag("p", f"{name} is started. It goes on when this page, or its server, is closed.", data_run=name)
+        yield tag("p", f"{name} has started. It continues if this page or its server is closed.", data_run=name)
 
 
 def in_progress(runs: Runs) -> Iterator[str]:
     """Yield what a run would share this machine with: runs of this user, and other programs on its cards."""
-    begun = {(runs.folder / name).resolve() for name in runs.started if runs.status(name) is None}
-    yield from (f"the run {folder} is in progress" for folder in {*held(), *begun})
-    hardware.answers.clear()  # what nvidia-smi has said before
+    started = {(runs.folder / name).resolve() for name in runs.started if runs.status(name) is None}
+    yield from (f"the run {folder} is in progress" for folder in {*held(), *started})
+    hardware.answers.clear()  # asks nvidia-smi again
     for gpu in hardware.detect().gpus:
         yield from (finding.seen for finding in card("auto", gpu) if finding.severity == "warn")
 
@@ -173,30 +173,30 @@ def stop(chosen: Choices) -> Iterator[str]:
 
 def export(chosen: Choices) -> Iterator[str]:
     _, place = chosen.run()
-    yield tag("pre", (yield from told(["export", str(place), *chosen.option("--to", "--format")])))
+    yield tag("pre", (yield from output_of(["export", str(place), *chosen.option("--to", "--format")])))
 
 
 def share(chosen: Choices) -> Iterator[str]:
     name, place = chosen.run()
-    yield from told(["report", str(place), "--share"])
+    yield from output_of(["report", str(place), "--share"])
     kind = "png" if (place / "share.png").is_file() else "svg"
-    picture = {"src": f"made/share.{kind}?run={quote(name)}", "alt": f"What {name} has come to", "class_": "picture"}
+    picture = {"src": f"made/share.{kind}?run={quote(name)}", "alt": f"The result of {name}", "class_": "picture"}
     yield tag("a", tag("img", **picture), href=picture["src"], download=f"{place.name}.{kind}")
 
 
 def report(chosen: Choices) -> Iterator[str]:
     name, place = chosen.run()
-    yield from told(["report", str(place)])
+    yield from output_of(["report", str(place)])
     where = f"made/report.html?run={quote(name)}"
     yield tag("p", tag("a", "Open the report", href=where, target="_blank", rel="noopener"))
 
 
 def ask(chosen: Choices) -> Iterator[str]:
-    (name, place), chats, question = chosen.run(), chosen.runs.chats, chosen.of("asked").split()
-    yield shown(["chat", str(place), *([" ".join(question)] if question else [])])
+    (name, place), chats, question = chosen.run(), chosen.runs.chats, " ".join(chosen.of("asked").split())
+    yield shown(["chat", str(place), *([question] if question else [])])
     if name not in chats or chats[name].failure():
         chats[name] = Chat(place)
-    chats[name].ask(" ".join(question))
+    chats[name].ask(question)
     yield views.talk(chats[name])
 
 
@@ -206,7 +206,7 @@ def hang_up(chosen: Choices) -> Iterator[str]:
     yield tag("p", "The conversation has ended, and its memory is free.")
 
 
-DEEDS: dict[str, Callable[[Choices], Iterator[str]]] = {
-    deed.__name__: deed
-    for deed in (look, worth, doctor, plan, search, models, train, resume, stop, export, share, report, ask, hang_up)
+ACTIONS: dict[str, Callable[[Choices], Iterator[str]]] = {
+    action.__name__: action
+    for action in (look, worth, doctor, plan, search, models, train, resume, stop, export, share, report, ask, hang_up)
 }

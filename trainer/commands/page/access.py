@@ -1,4 +1,4 @@
-"""Who may use the page: a program of this machine that has the key, and no page of another origin."""
+"""Who may use the page: programs of this machine that have the key, and no page of another origin."""
 
 import re
 from hmac import compare_digest
@@ -9,8 +9,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 UPLOAD = "/upload"
-LARGEST_UPLOAD, LARGEST = 200_000_000, 1_000_000  # bytes of what is sent
-HOST = r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?"  # also of a port that was forwarded
+LARGEST_UPLOAD, LARGEST = 200_000_000, 1_000_000  # bytes of a request
+HOST = r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?"  # any port, because it may be forwarded
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
 POLICY += "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
@@ -18,23 +18,23 @@ HEADERS |= {"Cache-Control": "no-store", "Cross-Origin-Resource-Policy": "same-o
 HEADERS |= {"Cross-Origin-Opener-Policy": "same-origin", "X-Frame-Options": "DENY"}
 
 
-class Doors:
-    """Stands before every route. There are no web sockets: one that is asked for is refused."""
+class Access:
+    """Checks each request before its route runs. Web sockets are refused."""
 
-    def __init__(self, inside: ASGIApp, key: str) -> None:
-        self.inside, self.key = inside, key
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self.app, self.key = app, key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self.inside(scope, receive, send)
+            await self.app(scope, receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
         elif refused := self._refused(scope):
             await PlainTextResponse(f"{refused}\n", 403, HEADERS)(scope, receive, send)
         else:
             path = scope["path"].removeprefix(f"/{self.key}")
-            within = _bounded(receive, LARGEST_UPLOAD if path == UPLOAD else LARGEST)
-            await self.inside({**scope, "path": path, "raw_path": path.encode()}, within, _with_headers(send))
+            bounded = _bounded(receive, LARGEST_UPLOAD if path == UPLOAD else LARGEST)
+            await self.app({**scope, "path": path, "raw_path": path.encode()}, bounded, _with_headers(send))
 
     def _refused(self, scope: Scope) -> str:
         headers = Headers(scope=scope)
@@ -49,22 +49,22 @@ class Doors:
         return ""
 
 
-def _bounded(receive: Receive, most: int) -> Receive:
-    left = most
+def _bounded(receive: Receive, limit: int) -> Receive:
+    left = limit
 
     async def bounded() -> Message:
         nonlocal left
         message = await receive()
         left -= len(message.get("body", b""))
         if left < 0:
-            raise HTTPException(413, f"More than {most:,} bytes: name the path of the file in place of sending it.")
+            raise HTTPException(413, f"More than {limit:,} bytes: write the path of the file instead of sending it.")
         return message
 
     return bounded
 
 
 def _with_headers(send: Send) -> Send:
-    """Add the headers that an answer does not bring itself: a report has a stricter policy."""
+    """Add the headers that a response does not set itself. A report sets a stricter policy."""
 
     async def guarded(message: Message) -> None:
         if message["type"] == "http.response.start":

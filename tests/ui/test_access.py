@@ -1,4 +1,4 @@
-"""The doors of `octet ui`: who is refused, what is too large, and which names lead out of the folder."""
+"""Access to `octet ui`: who is refused, what is too large, and which names lead out of the folder."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import NANO, said_by
 from tests.reports.conftest import HOSTILE
 from tests.ui.conftest import does
-from trainer.commands.page.doors import LARGEST, LARGEST_UPLOAD
+from trainer.commands.page.access import LARGEST, LARGEST_UPLOAD
 from trainer.config.command_line import resolve
 
 ROUTES = ["", "ui.js", "ui.css", "live", "do/look", "commands", "upload?name=a.csv", "made/share.png?run=run-1"]
@@ -68,7 +68,7 @@ def test_a_table_is_kept_and_nothing_that_could_run(asked, folder):
 def test_what_is_too_large_is_refused_and_leaves_nothing(asked, folder, method, path, most):
     status, _, said = asked(method, path, bytes(most + 1))
     assert status == 413
-    assert "name the path of the file" in said
+    assert "write the path of the file" in said
     assert not [name for name in os.listdir(folder / "runs") if "partial" in name]
 
 
