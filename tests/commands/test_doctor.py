@@ -90,7 +90,7 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_the_run_goes_on(sma
     assert process.returncode == 2
     assert re.fullmatch(
         rf"octet: {folder}/run/checkpoints: the disk is full: the checkpoint of step \d+ needs 2\.4 MB, and \d\.\d MB "
-        r"were free\. Make room, or write run\.keep=1; the same command then goes on from step_\d+\.\n",
+        r"were free\. Make room, or write run\.keep=1; the same command then continues from step_\d+\.\n",
         complaint,
     )
     (last,) = (folder / "run/checkpoints").glob("step_*")  # nothing half-written
@@ -99,7 +99,7 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_the_run_goes_on(sma
     command[command.index("run.steps=400")] = f"run.steps={step + 1}"
     answer = launch(*command, folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    assert f"going on after step {step}" in answer.stdout
+    assert f"continuing after step {step}" in answer.stdout
 
 
 WRITERS = [
@@ -383,7 +383,7 @@ def test_octet_doctor_knows_what_a_run_would_be_told(one_card, monkeypatch, over
 def test_octet_doctor_says_what_programs_are_held_in_with(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", python_without("LANDLOCK_CREATE_RULESET", tmp_path))
     text = doctor.sandbox().seen
-    assert re.match("programs that a model writes cannot be held in: .*without Landlock", text)
+    assert re.match("programs that a model writes cannot be confined: .*without Landlock", text)
 
 
 def test_octet_doctor_counts_the_cards_that_are_left_to_train_on(monkeypatch):

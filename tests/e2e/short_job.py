@@ -48,7 +48,7 @@ def resumes_to_the_bit(whole, train=train) -> None:
     shutil.rmtree(cut / "adapter")
     shutil.rmtree(cut / "checkpoints/step_000002")
     (cut / "checkpoints/latest").unlink()
-    assert "going on after step 1" in train(cut.parent, "--resume", "it")
+    assert "continuing after step 1" in train(cut.parent, "--resume", "it")
     assert learned(cut) == learned(whole)
     for name in ("samples.jsonl", ADAPTER):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name

@@ -251,7 +251,7 @@ def test_a_job_that_trains_everything_leaves_a_model(job):
 
 def test_the_base_of_a_resumed_job_is_the_original_model(job):
     folder, _, before, said = job
-    assert "going on after step 2" in said
+    assert "continuing after step 2" in said
     now = (folder / "eval_answers.jsonl").read_text().splitlines()
     base = [line for line in before if json.loads(line)["model"] == "base"]
     assert len(base) == 16

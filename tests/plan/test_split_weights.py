@@ -215,5 +215,5 @@ def test_two_ranks_that_share_a_model_resume_byte_for_byte(split_jobs, what):
     folder = split_jobs[what][0]
     result = folder / ("model/model.safetensors" if what == "whole" else "adapter/adapter_model.safetensors")
     before = result.read_bytes()
-    assert "going on after step 1" in short_job.do_the_last_step_again(folder, ranks=2)
+    assert "continuing after step 1" in short_job.do_the_last_step_again(folder, ranks=2)
     assert result.read_bytes() == before

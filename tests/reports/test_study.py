@@ -194,7 +194,7 @@ def test_the_control_supervised_has_the_tokens_of_the_first_arm_without_solution
     short = read_study(study.path)
     end(short, "grpo-0")  # it has sampled 3,200 tokens
     (run,) = (one for one in short.runs() if one.name == "supervised-0")
-    steps = short.config(command._as_long(short, run)).warmup.steps
+    steps = short.config(command._with_steps(short, run)).warmup.steps
     assert steps * 8 * 24 >= 3200
 
 

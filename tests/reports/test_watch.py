@@ -19,7 +19,7 @@ from trainer.run_folder.reader import read_run
 
 def test_what_is_shown_of_a_run_that_has_ended_and_of_one_that_has_only_begun(finished, only_settings, capsys):
     with going_on(only_settings):
-        assert "step 0 of 6, not one step is logged yet" in said_by(capsys, "watch", only_settings)[1]
+        assert "step 0 of 6, no step is logged yet" in said_by(capsys, "watch", only_settings)[1]
     said = said_by(capsys, "watch", finished)[1]
     assert "step 6 of 6, ended" in said
     assert "verdict: " in said
@@ -54,9 +54,9 @@ def broken_off(copied):
 
 def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
     killed = "stopped after step 3 without saving it, because it failed or was killed; it "
-    assert stopped(read_run(broken_off)) == f"{killed}begins anew"
+    assert stopped(read_run(broken_off)) == f"{killed}starts again"
     (broken_off / "checkpoints/step_000002").mkdir(parents=True)
-    assert stopped(read_run(broken_off)) == f"{killed}goes on after step 2"
+    assert stopped(read_run(broken_off)) == f"{killed}continues after step 2"
     (broken_off / "checkpoints/step_000003").mkdir()
     assert stopped(read_run(broken_off)) == "stopped after step 3"
     (tmp_path / "mounts").write_text("server:/home / nfs4 rw 0 0\n")

@@ -107,5 +107,5 @@ def test_a_model_without_room_beside_the_base_is_left_out(tmp_path, monkeypatch,
     monkeypatch.setattr(chat, "fits", lambda folder, device: False)
     config = resolve("nano", None, ["lora.enabled=false"])
     prompter = prompter_of(config, make_task(config.task), load_tokenizer(config.model))
-    assert [one.name for one in chat._voices(Source(tmp_path), config, prompter)] == ["base"]
+    assert [one.name for one in chat._models(Source(tmp_path), config, prompter)] == ["base"]
     assert f"{tmp_path} is left out" in capsys.readouterr().err

@@ -39,7 +39,7 @@ def test_a_run_with_turns_resumes_to_the_same_bits_and_says_who_wrote_what(tmp_p
 
 def test_a_run_of_an_agent_resumes_to_the_same_bits(tmp_path):
     said = train(tmp_path, *AGENT, "run.dir=it")
-    assert "the agent asks the model in words of its own\n'" in said
+    assert "the agent writes its own prompts\n'" in said
     resumes_to_the_bit(tmp_path / "it")
     for sample in lines_of(tmp_path / "it/samples.jsonl"):
         assert [turn["role"] for turn in sample["turns"]] == ["environment", "model"] * 2

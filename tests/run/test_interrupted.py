@@ -65,13 +65,14 @@ def test_an_evaluation_is_ended_at_once_and_only_it_is_done_again(runs):
 def test_a_checkpoint_is_finished_before_a_signal_ends_the_run(runs):
     """The second start makes its first step after that of the first one."""
     for step, (_, said) in zip((1, 2), runs[1]["signals"]):
-        assert f"octet: stopped. --resume {runs[0] / 'signals'} goes on after step {step}, which is saved." in said
-    assert "going on after step 1" in runs[1]["signals"][1][1]
+        assert f"octet: stopped. --resume {runs[0] / 'signals'} continues after step {step}, which is saved." in said
+    assert "continuing after step 1" in runs[1]["signals"][1][1]
 
 
 def test_ctrl_c_finishes_the_step_and_saves_it(runs):
     first = runs[1]["Ctrl-C"][0][1]
-    going, saved = stop_signal.AFTER_THIS_STEP, f"octet: stopped. --resume {runs[0] / 'Ctrl-C'} goes on after step 1, "
+    going = stop_signal.AFTER_THIS_STEP
+    saved = f"octet: stopped. --resume {runs[0] / 'Ctrl-C'} continues after step 1, "
     assert first.index(going) < first.index("\n1/2  rollout") < first.index(saved)
 
 

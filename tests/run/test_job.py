@@ -106,7 +106,7 @@ def test_a_resumed_run_is_the_undisturbed_run(job, tmp_path):
         file.write('{"step": 5, "rew')
     answer = train(tmp_path, "--resume", "it")
     assert answer.returncode == 0, answer.stderr
-    assert "going on after step 2" in answer.stdout
+    assert "continuing after step 2" in answer.stdout
     assert adapter(cut) == adapter(job[0])
     assert learned(cut) == learned(job[0])
 
@@ -118,7 +118,7 @@ def test_the_latest_run_goes_on_through_the_launcher(job, tmp_path):
     assert "run.steps=5, and it was 4: the cosine schedule is stretched, so the learning rate goes " in answer.stdout
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.splitlines()[0] == "octet: resuming runs/it"
-    assert "going on after step 4" in answer.stdout
+    assert "continuing after step 4" in answer.stdout
     assert lines_of(tmp_path / "runs/it/metrics.jsonl")[-1]["step"] == 5
 
 
@@ -137,7 +137,7 @@ def test_a_stopped_run_says_how_to_go_on_and_a_second_one_cannot_disturb_it(tmp_
     assert "run.dir=it: another run is writing to it." in second.stderr
     assert complained.startswith(stop_signal.AFTER_THIS_STEP)
     assert (
-        f"octet: stopped. --resume it goes on after step {len(lines_of(tmp_path / 'it/metrics.jsonl'))}" in complained
+        f"octet: stopped. --resume it continues after step {len(lines_of(tmp_path / 'it/metrics.jsonl'))}" in complained
     )
     assert "Traceback" not in said + complained
 

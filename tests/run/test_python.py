@@ -160,7 +160,7 @@ def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):
     changed = python._with_functions(Config(), tmp_path, [locked, Right()])
     said = capsys.readouterr().err
     assert "reward locked: a copy lacks lock, so octet train --resume" in said
-    assert "reward Right: Python keeps no source of it" in said
+    assert "reward Right: Python has no source of it" in said
     assert changed.reward.custom[1] == f"{tmp_path}/given/Right.py:Right"
     assert changed.reward.all_weights == {"locked": 1.0, "Right": 1.0}
 

@@ -76,7 +76,7 @@ def test_a_study_that_is_ended_ends_its_runs(tmp_path, number):
         time.sleep(0.2)
     study.send_signal(number)
     said = study.communicate(timeout=120)[1]
-    assert number == signal.SIGKILL or "The same command goes on with the study" in said
+    assert number == signal.SIGKILL or "The same command continues the study" in said
     while any(str(tmp_path) in _cwd(one) for one in psutil.process_iter()):
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -38,7 +38,7 @@ def test_a_run_on_a_terminal(tmp_path):
     for kept in (
         "octet: loading nano",
         "base model: ",
-        "--resume it goes on after step ",
+        "--resume it continues after step ",
         "a line that Octet does not know of",
     ):
         assert kept in left

@@ -64,7 +64,7 @@ def test_a_run_cut_off_in_its_warm_up_comes_to_the_same_end(job, tmp_path):
     config = resolve(str(cut / "config.yaml"), None, ["warmup.steps=3", "lora.start=null"])
     (cut / "config.yaml").write_text(config.to_yaml())
     said = train(tmp_path, "--resume", "it")
-    assert "going on after step 2" in said
+    assert "continuing after step 2" in said
     for folder in ("warmup", "."):
         assert learned(cut / folder) == learned(job[0] / folder)
         assert (cut / folder / ADAPTER).read_bytes() == (job[0] / folder / ADAPTER).read_bytes()
@@ -128,7 +128,7 @@ def test_own_right_answers_in_rounds_and_the_same_after_an_interruption(tmp_path
     shutil.rmtree(cut / "adapter")
     shutil.rmtree(cut / "checkpoints/step_000004")
     (cut / "checkpoints/latest").unlink()
-    assert "going on after step 3" in train(tmp_path / "cut", "--resume", "it")
+    assert "continuing after step 3" in train(tmp_path / "cut", "--resume", "it")
     assert learned(cut) == learned(tmp_path / "it")
     assert (cut / ADAPTER).read_bytes() == (tmp_path / "it" / ADAPTER).read_bytes()
 

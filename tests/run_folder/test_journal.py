@@ -68,7 +68,7 @@ def test_lines_that_were_lost_or_changed_since_the_checkpoint_are_said(metrics, 
     CHANGES[change][0](metrics.parent / name)
     Logs(metrics.parent).load(json.loads(json.dumps(state)))
     told, said = CHANGES[change][1], capsys.readouterr().err
-    warning = f"octet: warning: {metrics.parent / name}: {told} since the checkpoint was saved. The run goes on.\n"
+    warning = f"octet: warning: {metrics.parent / name}: {told} since the checkpoint was saved. The run continues.\n"
     assert said == (warning if told else "")
 
 

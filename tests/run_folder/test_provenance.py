@@ -37,7 +37,7 @@ def test_other_versions_are_said(capsys):
     saved = origin(Model(name="nano")).state()
     saved["versions"]["torch"] = "1.0"
     origin(Model(name="nano")).load(saved)
-    assert "the checkpoint was written with torch 1.0: the run goes on" in capsys.readouterr().err
+    assert "the checkpoint was written with torch 1.0: the run continues" in capsys.readouterr().err
     origin(Model(name="some/where")).load(saved)  # weights that are not on this machine are not compared
 
 

@@ -73,7 +73,7 @@ def test_a_signal_saves_starts_again_and_changes_nothing(undisturbed, cluster, t
     assert job.wait() == "COMPLETED 0:0", job.output
     stopped = re.search(r"stopped after step (\d+), which is saved: SIGUSR1 was received", job.output)
     assert stopped, job.output
-    assert f"going on after step {stopped[1]}" in job.output
+    assert f"continuing after step {stopped[1]}" in job.output
     assert "restart 1 (SLURM_RESTART_COUNT)" in job.output
     assert adapter(folder) == adapter(undisturbed[0])
     assert metrics(folder) == metrics(undisturbed[0])
@@ -90,7 +90,7 @@ def test_a_node_that_dies_is_survived(undisturbed, cluster, tmp_path):
         cluster.lab.start_node("node2")
     assert job.wait() == "COMPLETED 0:0", job.output
     assert "restart 1 (SLURM_RESTART_COUNT)" in job.output
-    assert re.search(r"going on after step \d+", job.output)
+    assert re.search(r"continuing after step \d+", job.output)
     assert adapter(folder) == adapter(undisturbed[0])
     assert metrics(folder) == metrics(undisturbed[0])
 
@@ -105,7 +105,7 @@ def test_a_rank_that_is_killed_is_named_and_tried_again(cluster, tmp_path):
     os.kill(second, signal.SIGKILL)
     assert job.wait() == "COMPLETED 0:0", job.output
     assert re.search(r"rank 1 on node\d: it died, or did not answer", job.output)
-    assert re.search(r"restart 1 .*\n(.*\n)*.*going on after step \d+", job.output)
+    assert re.search(r"restart 1 .*\n(.*\n)*.*continuing after step \d+", job.output)
     assert steps_done(folder) == 12
 
 
@@ -122,7 +122,7 @@ def test_a_run_saves_before_its_time_is_up_and_the_chain_goes_on(cluster, tmp_pa
     stopped = re.search(r"stopped after step (\d+), which is saved: the time limit of the job is near", first.output)
     assert stopped, first.output
     second.until(lambda: steps_done(folder) > int(stopped[1]))
-    assert f"going on after step {stopped[1]}" in second.output
+    assert f"continuing after step {stopped[1]}" in second.output
     second.cancel()
     assert second.wait().startswith("CANCELLED")
     until(lambda: not list(cluster.lab.processes(f"SLURM_JOB_ID={second.number}")))
@@ -154,7 +154,7 @@ def test_a_study_is_an_array_with_a_run_for_each_arm_and_seed(cluster, tmp_path)
     site = cluster.site() | {"PYTHONPATH": str(ROOT), "OCTET_PYTHON": sys.executable}
     answer = cluster.lab.ask(*command, "--slurm", folder=tmp_path, **site)
     assert answer.returncode == 0, answer.stderr
-    assert "give this command again when those runs have ended" in answer.stdout
+    assert "repeat this command after its runs have ended" in answer.stdout
     _complete(cluster, answer, tasks=2)
     grid, lines = tmp_path / "runs/tiny/grid-1", (tmp_path / "runs/tiny/grid-1").read_text()
     _complete(cluster, cluster.lab.ask(*command, "--slurm", folder=tmp_path, **site), tasks=1)

@@ -88,7 +88,7 @@ def test_a_run_is_stopped_resumed_and_goes_on_without_page_and_server(browser, t
         until(lambda: len(lines_of(tmp_path / "runs/long/metrics.jsonl")) > stopped + 1)
         other.close()
         page.click("[data-do=train]")
-        page.until("#said", "there is one of this name")
+        page.until("#said", "there is a run of this name")
         page.close()
     until((tmp_path / "runs/long/verdict.json").is_file, 200)
     assert "runs/long" in (tmp_path / "runs/long.log").read_text()
@@ -119,7 +119,7 @@ def test_a_killed_run_and_one_that_cannot_start_are_shown_as_what_they_are(brows
         page = browser.open(f"{address}?run=killed")
         page.until("#live", "was killed (signal 9)")
         (tmp_path / "runs/killed.log").unlink()  # as of a run that a terminal has started
-        page.until("#live", "without saving it, because it failed or was killed; it begins anew")
+        page.until("#live", "without saving it, because it failed or was killed; it starts again")
         page.until("#live .row pre", "octet train --resume runs/killed")
         page.close()
 

@@ -14,7 +14,7 @@ from trainer.run_folder.source import Source
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = 'example: octet chat runs/demo "What is 2 + 3?". Without a question, it asks for them.'
+    parser.epilog = 'example: octet chat runs/demo "What is 2 + 3?". Without a question, it prompts for some.'
     add_run(parser)
     add_overrides(parser, "rollout.max_new_tokens=1024, or the words of a question")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0, the most likely answer")

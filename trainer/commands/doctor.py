@@ -1,7 +1,7 @@
-"""`octet doctor`: check whether this machine can run these settings, and say what to do where it cannot.
+"""`octet doctor`: check whether this machine can run these settings, and print what to do if it cannot.
 
-The light checks are those that every run makes at its start (plan/preflight.py). Meanwhile another process tries
-torch. Exit status: 0 when nothing stands in the way, 1 when something does.
+The light checks are those that every run makes at its start (plan/preflight.py). Meanwhile a separate process tests
+torch. Exit status: 0 if such a run can start, 1 if a problem prevents it.
 """
 
 import importlib.util
@@ -43,7 +43,7 @@ from trainer.sandbox.pool import Sandbox
 CONSTRAINTS = ROOT / "constraints.txt"
 REQUIRED = ["torch", "deepspeed", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "tensorboard"]
 REQUIRED += ["safetensors", "pydantic", "PyYAML", "rich"]
-MARKS = {"note": ("✓", "green"), "warn": ("!", "yellow"), "end": ("✗", "red")}  # and their colours
+MARKS = {"note": ("✓", "green"), "warn": ("!", "yellow"), "end": ("✗", "red")}  # symbol and colour of a severity
 NAME, WIDTH = 14, 100
 
 
@@ -57,23 +57,23 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    """Print every finding as soon as it is known, and exit with 1 if there is a problem."""
+    """Print each finding as soon as it is known, and exit with status 1 if one is a problem."""
     preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
     config = resolve(preset, options.recipe, options.overrides)
     title = " ".join([f"preset {preset}", *([options.recipe] if options.recipe else []), *options.overrides])
     title += f" ({why})" if why else ""
-    found, console = [], Console()
+    findings, console = [], Console()
     console.soft_wrap = not console.is_terminal
     if not options.json:
         console.print(f"octet doctor: {title}\n")
     for finding in everything(config):
-        found.append(finding)
+        findings.append(finding)
         if not options.json:
             console.print(line(finding, console.width if console.is_terminal else WIDTH))
-    count = {severity: sum(finding.severity == severity for finding in found) for severity in MARKS}
+    count = {severity: sum(finding.severity == severity for finding in findings) for severity in MARKS}
     warnings = counted(count["warn"], "warning")
     if options.json:
-        print(json.dumps({"for": title, **count, "findings": [asdict(finding) for finding in found]}, indent=2))
+        print(json.dumps({"for": title, **count, "findings": [asdict(finding) for finding in findings]}, indent=2))
     elif count["end"]:
         problems = counted(count["end"], "problem")
         console.print(f"\n{problems}, {warnings}: such a run cannot start, or would not end well.")
@@ -88,8 +88,8 @@ def line(finding: Finding, width: int) -> Text:
     mark, colour = MARKS[finding.severity]
     indent = " " * (NAME + 3)
     rows = _wrapped(finding.seen, min(width, WIDTH) - len(indent))
-    todo = _wrapped(finding.remedy, min(width, WIDTH) - len(indent) - 2)
-    rows += [f"{'> ' if index == 0 else '  '}{row}" for index, row in enumerate(todo)]
+    remedy = _wrapped(finding.remedy, min(width, WIDTH) - len(indent) - 2)
+    rows += [f"{'> ' if index == 0 else '  '}{row}" for index, row in enumerate(remedy)]
     return Text.assemble((mark, colour), f" {finding.name:<{NAME}} " + f"\n{indent}".join(rows))
 
 
@@ -112,7 +112,7 @@ def everything(config: Config) -> Iterator[Finding]:
 
 
 def python_and_packages() -> Finding:
-    """Compare the installed versions with those of constraints.txt, which were tried together."""
+    """Compare the installed versions with those of constraints.txt, which were tested together."""
     missing = [name for name in REQUIRED if _version(name) is None]
     if missing:
         remedy = "./run_deepspeed.sh --dry-run installs them, or pip install -c constraints.txt -e ."
@@ -136,7 +136,7 @@ def differs(name: str, tried: str) -> bool:
 
 
 def pinned(constraints: Path) -> dict[str, str]:
-    """Return the versions in the lines for this Python."""
+    """Return the versions that a constraints file pins for this Python."""
     from packaging.requirements import Requirement
 
     pins = [Requirement(line) for line in constraints.read_text().splitlines() if line and not line.startswith("#")]
@@ -182,7 +182,8 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
             yield Finding("note", "teacher", f"{config.teacher.name}: {_where(teacher)}")
     with noting("data"):
         yield data(config.task)
-        yield from (one for one in preflight.packages(config) if one.severity == "end")  # else they are tried below
+        # of_torch() tests the packages that are installed
+        yield from (finding for finding in preflight.packages(config) if finding.severity == "end")
     with noting("settings"):
         make.check(config.reward)
         ours = start.training_cards(machine, config.rollout.vllm)
@@ -195,7 +196,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
 
 
 def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
-    """Yield what a run would be told about memory; nothing for a model whose memory cannot be planned."""
+    """Yield a run's findings about memory, or none for a model whose memory cannot be planned."""
     shape = search.planned_shape(config.model)
     if shape is None:
         return
@@ -213,7 +214,7 @@ def _and_remedy(text: str) -> list[str]:
 
 def room(config: Config, found: hub.Found, machine: hardware.Hardware, teacher: hub.Found) -> Iterator[Finding]:
     folder, free = config.run.dir or RUNS, hardware.free_ram()
-    if not found.sizes:  # the model was not found, so its size is not known
+    if not found.sizes:  # the size is unknown, because the model was not found
         yield Finding("note", "disk", f"{amount(preflight.free_disk(folder))} free for run.dir={folder}")
         yield Finding("note", "RAM", f"{amount(free)} free")
         return
@@ -239,36 +240,36 @@ def data(settings: TaskSettings) -> Finding:
 
 
 def sandbox() -> Finding:
-    """Say what this machine can hold programs in with, which only the reward `code` needs."""
+    """Report how this machine can confine programs, which only the reward `code` needs."""
     try:
         with Sandbox(Limits()) as started:
             held = started.held
     except OctetError as error:
         return Finding("warn", "sandbox", f"programs that a model writes cannot run here: {error}")
     if held.is_enough:
-        return Finding("note", "sandbox", f"programs that a model writes are held in by {held}")
-    return Finding("note", "sandbox", f"programs that a model writes cannot be held in: {held}; optional")
+        return Finding("note", "sandbox", f"programs that a model writes are confined by {held}")
+    return Finding("note", "sandbox", f"programs that a model writes cannot be confined: {held}; optional")
 
 
-# ---------------------------------------------------------------- torch, in a process of its own
+# ---------------------------------------------------------------- torch, in a separate process
 
 
 def of_torch(config: Config, probe: subprocess.Popen[str], machine: hardware.Hardware) -> Iterator[Finding]:
-    found, said = probe.communicate()  # of both at once: a full pipe would stop it
-    for row in found.splitlines():
+    output, errors = probe.communicate()  # reads both pipes, because a full one would block the probe
+    for row in output.splitlines():
         facts = json.loads(row)
         if "torch" in facts:
             yield build(facts, machine, hardware.driver_cuda() if machine.gpus else None)
         else:
             yield bitsandbytes(facts["trouble"], config)
-    errors = said.strip().splitlines()
     if probe.returncode != 0:
-        ended = f"it ended with status {probe.returncode}: {errors[-1] if errors else ''}"
-        yield Finding("end", "torch", ended, "pip install --force-reinstall -c constraints.txt torch bitsandbytes")
+        last = "".join(errors.strip().splitlines()[-1:])
+        remedy = "pip install --force-reinstall -c constraints.txt torch bitsandbytes"
+        yield Finding("end", "torch", f"it ended with status {probe.returncode}: {last}", remedy)
 
 
 def build(facts: Mapping[str, Any], machine: hardware.Hardware, driver_cuda: str | None) -> Finding:
-    """Return whether this build of torch computes on these cards."""
+    """Report whether this build of torch computes on these cards."""
     name, cuda = f"torch {facts['torch']}", facts["cuda"]
     if not machine.gpus:
         return Finding("note", "torch", f"{name}, on the CPU")

@@ -1,6 +1,6 @@
-"""`octet eval`: its options, and the settings under which a model is evaluated. `octet merge` evaluates with them, too.
+"""`octet eval`: its options, and the settings of an evaluation, which `octet merge` and `octet export` share.
 
-Nothing here imports torch, so a mistake is answered at once.
+Nothing here imports torch, so mistakes are reported at once.
 """
 
 import sys
@@ -20,14 +20,12 @@ from trainer.records import Draws
 from trainer.run_folder.source import Source
 
 SAMPLE_TEMPERATURE = 0.7
-# The servers of a run belong to that run: they may be gone. Other servers can be named on the command line.
+# The servers of a run may no longer exist. Others can be named on the command line.
 NO_SERVERS = ("rollout.engine=auto", "rollout.ahead=0", "rollout.vllm.urls=[]", "rollout.vllm.start=false")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = (
-        "example: octet eval runs/demo --problems 1000 --samples 8. A run folder stands for its adapter or model."
-    )
+    parser.epilog = "example: octet eval runs/demo --problems 1000 --samples 8. A run stands for its adapter or model."
     add_model_arguments(parser)
     parser.add_argument("--adapter", type=Path, help="the adapter folder of a run; its base is evaluated beside it")
     parser.add_argument("--merged", type=Path, help="the merged folder of a run; its base is evaluated beside it")
@@ -66,7 +64,7 @@ def run(options: Namespace) -> None:
 
 
 def _source(options: Namespace) -> Source | None:
-    """Return what was named: an adapter, a merged model, a run folder before the settings, or a model."""
+    """Return the source that the options name: an adapter, a merged model, a run folder, or a model."""
     if options.merged and not (options.merged / "config.json").is_file():
         reason = "there is no config.json in it"
         raise CheckpointError(f"--merged {options.merged}", reason, "Name a folder with a model")
@@ -96,7 +94,7 @@ def adapter_of(options: Namespace) -> Source:
 
 def settings_for(options: Namespace, source: Source | None) -> Config:
     """Return the settings of the run that made the adapter or model, if there is one, changed by the command line."""
-    clean = ["model.quantize=none", "model.quantize_head=none"]  # an adapter fits the original base, whatever it had
+    clean = ["model.quantize=none", "model.quantize_head=none"]  # evaluates over the original base
     preset, base = options.preset or (str(source.run / "config.yaml") if source and source.run else None), options.model
     if preset is None:
         if source and source.adapter and base is None:
@@ -114,15 +112,16 @@ def settings_for(options: Namespace, source: Source | None) -> Config:
         or_not = ", or --no-check" if "no_check" in options else ""
         raise ConfigError("eval.problems=0", "there is nothing to evaluate", f"Write --problems 1 or more{or_not}")
     downloads.check(config, needs_data=not getattr(options, "no_check", False))
-    if source and source.adapter and (options.preset or names_a_model(options)):  # else it is that of its run
+    # with neither option, the base is that of the run
+    if source and source.adapter and (options.preset or names_a_model(options)):
         _refuse_another_base(source, config.model, names_a_model(options))
     quiet.quiet()
     return config
 
 
 def _refuse_another_base(source: Source, model: Model, is_named: bool) -> None:
-    """Raise CheckpointError for an adapter that was trained over another model than the one to be evaluated. A model
-    that the command line names is believed, with a warning, where that cannot be known."""
+    """Raise CheckpointError if the adapter was trained over another model. If that is unknown, accept a model that the
+    command line names, with a warning."""
     base, is_base = visible(source.base), source.is_over(model)
     if is_base is None and is_named:
         known = f"it was trained over {base}" if base else "it does not say what it was trained over"
@@ -139,7 +138,7 @@ def names_a_model(options: Namespace) -> bool:
 
 
 def _draws(options: Namespace, seed: int) -> Draws | None:
-    """Return how to sample, or None if neither samples, trials nor a temperature were asked for."""
+    """Return how to sample, or None if no option about samples is given."""
     if options.samples is options.trials is options.temperature is None:
         return None
     for name in ("samples", "trials"):

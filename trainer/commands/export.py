@@ -22,14 +22,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet export runs/demo --to ollama --format q8_0"
     add_run(parser, "a run folder, or an adapter or a model in it")
     parser.add_argument("--to", required=True, choices=("safetensors", "gguf", "ollama"), help="what to write")
-    parser.add_argument(
-        "--format",
-        default="q8_0",
-        choices=FORMATS + OF_LLAMA_CPP,
-        metavar="FORMAT",
-        help=f"of gguf and ollama: {', '.join(FORMATS)} (default q8_0); or, written by llama.cpp (pip install "
-        f"llama-cpp-python, which compiles it): {', '.join(OF_LLAMA_CPP)}",
-    )
+    by_llama_cpp = f"written by llama.cpp (pip install llama-cpp-python, which compiles it): {', '.join(OF_LLAMA_CPP)}"
+    formats = f"of gguf and ollama: {', '.join(FORMATS)} (default q8_0); or, {by_llama_cpp}"
+    parser.add_argument("--format", default="q8_0", choices=FORMATS + OF_LLAMA_CPP, metavar="FORMAT", help=formats)
     parser.add_argument("--out", type=Path, help="the folder to write (default: in the run folder or beside a model)")
     parser.add_argument("--problems", type=int, default=32, help="held-out problems for the comparison (default 32)")
     parser.add_argument("--no-check", action="store_true", help="write without comparing answers")

@@ -1,7 +1,7 @@
-"""`octet plan`: will it fit, and how long will it take? The plan of `plan/planner.py` as a table, what could be
-larger or must be smaller, and the hours of `plan/hours.py`. With a card and no model, the models that fit it.
+"""`octet plan`: print the memory and hours of a run, and which settings could be larger or must be smaller. With a card
+and no model, print the models that fit the card.
 
-Exit status: 0 when it fits or may fit, 1 when it does not.
+Exit status: 0 if the run fits or may fit, 1 if it does not.
 """
 
 import json
@@ -36,21 +36,21 @@ VERDICTS = {
     "fits": ("it fits", "bold green"),
     "tight": ("it may not fit", "bold yellow"),
     "too large": ("it does not fit", "bold red"),
-    "no ram": ("it fits the card, and not the RAM of this machine", "bold red"),
+    "no ram": ("it fits the card, but not the RAM of this machine", "bold red"),
 }
 LARGEST = {"rows": "rows", "group_size": "answers in a group", "max_new_tokens": "new tokens"}
 LARGEST |= {"tokens_per_micro_batch": "tokens a micro-batch"}
 BELOW: dict[str, Any] = {"width": 56, "initial_indent": "  ", "subsequent_indent": "  ", "break_on_hyphens": False}
-WORTH = 0.95  # of the time, above which the search leaves a run that fits as it is
+WORTH = 0.95  # the search changes a run that fits only if it then takes less than this share of its time
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be planned, and the command that would run it."""
+    """A run to plan, and the command that would start it."""
 
     placement: Placement
-    size: str  # of the card, and where it comes from
-    card: str  # whose speed is taken where none is named
+    size: str  # memory of the card, and where that number comes from
+    card: str  # name of the card whose speed is assumed if none is given
     command: Sequence[str]
     free_ram: int  # of this machine
     options: Namespace
@@ -81,7 +81,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    """Print the plan, and exit with status 1 if the run cannot fit; or print the models that fit a card."""
+    """Print the plan, and exit with status 1 if the run cannot fit. Or print the models that fit a card."""
     console = Console(soft_wrap=True)
     console.soft_wrap = not console.is_terminal
     named = options.preset or options.model or any(text.startswith("model.name=") for text in options.overrides)
@@ -96,13 +96,12 @@ def run(options: Namespace) -> None:
     else:
         for part in (title(question), phases(question.placement.plan), *answer(question)):
             console.print(part)
-    plan = question.placement.plan
-    if plan.verdict == "too large" or plan.ram_peak > question.placement.ram:
+    if question.placement.plan.verdict == "too large" or not question.ram_fits:
         sys.exit(1)
 
 
 def show_models(options: Namespace, console: Console) -> None:
-    """Print the models that fit a card, the best first, with what they need and how long the run of a preset takes."""
+    """Print the models that fit a card, the best first, with their memory and the hours of a preset's run."""
     questions = list(_fitting(options))
     if options.json:
         print(json.dumps([document(question) for question in questions], indent=2))
@@ -114,8 +113,10 @@ def show_models(options: Namespace, console: Console) -> None:
         rows.append([placement.config.model.name, f"{placement.plan.peak / GB:.1f}", *about])
         rows += [[line, "", "", ""] for line in wrap(shlex.join(question.proposal or []), **BELOW)]
     console.print(table(("model, with settings", "GB", "about", "steps"), rows))
-    size = questions[0].size if questions else "this card"
-    console.print(f"\nOn {size}, times on {options.card or questions[0].card}." if questions else "Nothing fits it.")
+    if questions:
+        console.print(f"\nOn {questions[0].size}, times on {options.card or questions[0].card}.")
+    else:
+        console.print("Nothing fits it.")
     console.print("octet plan --model NAME has the whole plan and the command.")
 
 
@@ -135,7 +136,7 @@ def ask(options: Namespace) -> Question:
     named = {"model.name": options.model, "rollout.group_size": options.group, "prompt.max_tokens": options.prompt}
     overrides = command_line.overrides_of(named | {"rollout.max_new_tokens": options.completion}) + options.overrides
     config = command_line.resolve(preset, options.recipe, overrides)
-    elsewhere = options.vram is not None or options.card is not None  # a card that is named may be in another machine
+    elsewhere = options.vram is not None or options.card is not None  # the named card may be in another machine
     ranks, local = (1, 1) if elsewhere else hardware.ranks(machine)
     if options.gpus is not None:
         ranks = local = options.gpus
@@ -159,13 +160,13 @@ def _command(options: Namespace, preset: str, overrides: Sequence[str]) -> list[
 
 
 def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str, str]:
-    """Return the GB of the card, the same in words, and the name of the card whose speed is taken."""
+    """Return the GB of the card, a description of them, and the name of the card whose speed is assumed."""
     if options.card is not None:
         hours.must_know(options.card)
     if options.vram is not None:
         if not 0 < options.vram < inf:
-            reason, remedy = "that is not the size of a card", "Write its GB, such as --vram 8"
-            raise ConfigError(f"--vram {options.vram:g}", reason, remedy)
+            remedy = "Write its GB, such as --vram 8"
+            raise ConfigError(f"--vram {options.vram:g}", "that is not the size of a card", remedy)
         return options.vram, f"{options.vram:g} GB", common(options.vram)
     if options.card is not None and (card := card_of(options.card)):
         larger = card_of(card.larger)
@@ -202,7 +203,7 @@ def searched(question: Question) -> Question:
         and_ram = "" if placement.ram == inf else f" and the {question.free_ram / GB:.1f} GB of RAM that are free"
         config, on = placement.config, f"{placement.vram / GB:g} GB{and_ram}"
         texts = f"prompts of {config.prompt.max_tokens} and answers of {config.rollout.max_new_tokens} tokens"
-        tried = f"with {texts}, one answer at a time and every other setting tried, it is still too large"
+        tried = f"with {texts}, it is too large even with one answer at a time and every other setting tried"
         reason = f"nothing makes {config.model.name} fit {on}: {tried}"
         raise ConfigError("--search", reason, f"Shorten them. {placement.nearest()}")
     fuller = replace(placement, config=placement.grown(found))
@@ -217,7 +218,7 @@ def searched(question: Question) -> Question:
 
 
 def _shipped(question: Question) -> Question | None:
-    """Return the question about the preset that is made for this model, if it fits the card."""
+    """Return the question for the preset that is made for this model, if it fits the card."""
     options, placement = question.options, question.placement
     others = [text for text in question.command if "=" in text and not text.startswith("model.name=")]
     for name, size in command_line.GPU_PRESETS.items():
@@ -259,7 +260,7 @@ def _count(number: float) -> str:
 
 
 def phases(plan: Plan) -> Table:
-    """Return phases in columns, and purposes in rows: in the order in which they come up, overheads last."""
+    """Return a table of memory by phase and purpose. Purposes are in order of first use, overheads last."""
     made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, show_footer=True)
     made.add_column("GB", footer=Text("peak", "bold"), no_wrap=True)
     for phase in plan.phases:
@@ -307,7 +308,7 @@ def answer(question: Question) -> Iterator[str | Text]:
     if question.proposal is not None:
         yield Text.assemble("proposed: ", (shlex.join(question.proposal) or "nothing to change", "bold"))
         yield Text(f"  {shlex.join(question.command)}", no_wrap=True, overflow="ignore")
-    yield Text(f"Of the longest prompts and answers; below {ROOMY:.0%} of a card counts as fitting.", "dim")
+    yield Text(f"For the longest prompts and answers; below {ROOMY:.0%} of a card counts as fitting.", "dim")
 
 
 def _limits(placement: Placement) -> Iterator[str]:

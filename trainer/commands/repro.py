@@ -16,9 +16,7 @@ STEPS = 5
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = (
-        "example: octet repro runs/demo --steps 3. Exit status: 0 if all is identical, 1 if something differs."
-    )
+    parser.epilog = "example: octet repro runs/demo --steps 3. Exit status: 0 if all is identical, 1 if not."
     add_run(parser)
     add_overrides(parser, "run.threads=1, to see whether it changes anything")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"how many steps (default {STEPS})")

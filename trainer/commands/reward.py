@@ -30,9 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet reward test --task gsm8k reward.custom=mine.py:score"
     parser.add_argument("action", choices=["test"])
     parser.add_argument("-n", type=int, default=16, help="how many problems (default 16)")
-    parser.add_argument(
-        "--labelled", metavar="FILE", help="JSON lines with `completion`, `answer` and `right`: true or false"
-    )
+    parser.add_argument("--labelled", metavar="FILE", help="JSON lines with completion, answer and right, a boolean")
     parser.add_argument("--data-dir", type=Path, help="a folder with train.jsonl and test.jsonl")
     parser.add_argument("--json", action="store_true", help="print JSON")
     score.add_reward_arguments(parser)

@@ -42,9 +42,7 @@ Sample = tuple[Prompt, Completion]
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet score labelled.jsonl --task gsm8k"
-    parser.add_argument(
-        "file", help="lines with `completion` and `answer`, or the samples.jsonl of a run; - is standard input"
-    )
+    parser.add_argument("file", help="lines with completion and answer, or a run's samples.jsonl; - is standard input")
     add_reward_arguments(parser)
 
 

@@ -1,7 +1,7 @@
 """`octet slurm`: write a job script and the resolved configuration into a run folder, and submit the job.
 
-The script is one of `slurm/*.sbatch` with the options of this job: those of the command line come first, then those of
-`slurm/site.env`, then the defaults of the script. Submitted again by hand, it continues the same run.
+The script is one of `slurm/*.sbatch` with the options of this job: the command line takes precedence over
+`slurm/site.env`, and that over the defaults of the script. Submitted again by hand, it continues the same run.
 """
 
 import os
@@ -28,9 +28,9 @@ from trainer.plan import hours
 from trainer.plan.planner import Planner
 
 SCRIPTS = ROOT / "slurm"
-TIMEOUT_S = 120.0  # for a command of Slurm
-SITE_S = 60.0  # for site.env
-# The options of sbatch whose SBATCH_ variables, which site.env sets, have another name.
+TIMEOUT_S = 120.0  # of sbatch
+SITE_S = 60.0  # of site.env
+# Options of sbatch whose SBATCH_ variables have another name.
 OPTIONS = {"timelimit": "time", "mem-per-node": "mem"}
 
 
@@ -39,14 +39,14 @@ class JobRequest:
     nodes: int  # at most
     gpus: int  # per node
     time: str | None = None
-    grid: Path | None = None  # of a sweep, with the settings of one run per line
+    grid: Path | None = None  # file of a sweep, with the settings of one run per line
     chain: int = 1  # number of jobs that continue the run one after the other
-    least: int | None = None  # nodes with which the job starts as well, if there are no more
-    tasks: int | None = None  # lines of the grid, if that is not written yet
+    least: int | None = None  # fewest nodes with which the job may start
+    tasks: int | None = None  # number of lines in the grid, if that file is not written yet
 
     @property
     def range(self) -> str:
-        """Return the number of nodes as sbatch reads it."""
+        """Return the number of nodes in the syntax of sbatch."""
         return str(self.nodes) if self.least is None else f"{self.least}-{self.nodes}"
 
     @property
@@ -74,8 +74,7 @@ def run(options: Namespace) -> None:
     config = resolve(options.preset, options.recipe, options.overrides)
     nodes = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,5})", options.nodes)
     if not nodes:
-        reason = "write a number, or two with a hyphen, such as 1-4"
-        raise ConfigError(f"--nodes {visible(options.nodes)[:100]}", reason)
+        raise ConfigError(f"--nodes {visible(options.nodes)[:100]}", "write a number, or a range such as 1-4")
     least = int(nodes[1]) if nodes[1] else None
     request = JobRequest(int(nodes[2]), options.gpus, options.time, options.sweep, options.chain, least)
     if options.time == "auto":
@@ -89,7 +88,7 @@ def run(options: Namespace) -> None:
 
 
 def _limit(config: Config, request: JobRequest, options: Namespace) -> str:
-    """Return the time limit of a job, with the fewest nodes that it may get."""
+    """Return the time limit of a job that gets the fewest nodes that it may start with."""
     if request.grid:
         raise ConfigError("--time auto", "the runs of a --sweep take different times", "Write --time HH:MM:SS")
     _check(config, request)
@@ -113,7 +112,7 @@ def write(config: Config, folder: Path, request: JobRequest) -> Path:
     """Write the script and the configuration into the run folder, and return the path of the script."""
     text = "\n".join(_script(folder, request))
     folder.mkdir(parents=True, exist_ok=True)
-    for mark in (*folder.glob("finished"), *folder.glob("*/finished")):  # of a shorter run; a chain would stop there
+    for mark in (*folder.glob("finished"), *folder.glob("*/finished")):  # left by a shorter run, it would end a chain
         mark.unlink()
     settings = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
     disk.replace(folder / "job.yaml", settings.to_yaml().encode())
@@ -131,7 +130,7 @@ def _script(folder: Path, request: JobRequest) -> Iterator[str]:
     yield "#!/usr/bin/env bash"
     yield f"# Made by octet slurm from slurm/{request.script}. Submitted again, it continues the run."
     for key, value in (options | _options(folder, request)).items():
-        yield f"#SBATCH --{key}" + (f"={shlex.quote(value)}" if value else "")  # sbatch reads quotes as a shell does
+        yield f"#SBATCH --{key}" + (f"={shlex.quote(value)}" if value else "")  # sbatch unquotes like a shell
     yield f"export OCTET_ROOT={shlex.quote(str(ROOT))} OCTET_SITE={shlex.quote(str(site_file()))}"
     if IS_INSTALLED:  # without a checkout a job cannot create its environment
         yield f"export OCTET_PYTHON={shlex.quote(sys.executable)}"
@@ -143,12 +142,11 @@ def _script(folder: Path, request: JobRequest) -> Iterator[str]:
 
 
 def _options(folder: Path, request: JobRequest) -> dict[str, str]:
-    site = read_site(site_file())
-    found = {name: value for name, value in site.items() if name.startswith("SBATCH_") and value}
-    named = {name.removeprefix("SBATCH_").lower().replace("_", "-"): value for name, value in found.items()}
+    site = {name: value for name, value in read_site(site_file()).items() if name.startswith("SBATCH_") and value}
+    named = {name.removeprefix("SBATCH_").lower().replace("_", "-"): value for name, value in site.items()}
     options = {OPTIONS.get(name, name): value for name, value in named.items()}
     options |= {"nodes": request.range, "gpus-per-node": str(request.gpus), "job-name": folder.name}
-    options["chdir"] = str(Path.cwd())  # what paths in the settings are relative to
+    options["chdir"] = str(Path.cwd())  # paths in the settings are relative to it
     pattern = "slurm-%A_%a.out" if request.grid else "slurm-%j.out"
     options["output"] = f"{str(folder).replace('%', '%%')}/{pattern}"
     if request.time:
@@ -156,9 +154,9 @@ def _options(folder: Path, request: JobRequest) -> dict[str, str]:
     if request.grid:
         options["array"] = f"1-{request.tasks or len(_lines(request.grid))}"
     for name, value in options.items():
-        if not value.isprintable():  # what follows a line break would be a command of the script
+        if not value.isprintable():  # text after a line break would be a command of the script
             where = {"chdir": "the working folder", "output": "run.dir", "job-name": "run.dir"}.get(name, f"--{name}")
-            raise ConfigError(f"{where}={value!r}", "it has a control character in it", "Write it without")
+            raise ConfigError(f"{where}={value!r}", "it contains a control character", "Write it without")
     return options
 
 
@@ -167,7 +165,7 @@ def site_file() -> Path:
 
 
 def read_site(path: Path) -> dict[str, str]:
-    """Return the environment that the file exports. It is a shell script, whose last command may fail."""
+    """Return the environment that the file exports. It is a shell script, and its last command may fail."""
     if not path.is_file():
         return {}
     command = ["bash", "-c", 'bash -n "$1" && { source "$1" >/dev/null; env -0; }', "bash", str(path)]
@@ -182,15 +180,15 @@ def read_site(path: Path) -> dict[str, str]:
 
 
 def _without_options() -> dict[str, str]:
-    """Return the environment without SBATCH_ variables: those of another site.env would override the script."""
+    """Return the environment without SBATCH_ variables, which would override the script."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")}
 
 
 def _lines(grid: Path) -> list[str]:
     """Return the lines of a grid that are neither empty nor comments."""
     if not grid.is_file():
-        reason = "there is no such file"
-        raise ConfigError(f"--sweep {grid}", reason, "Copy slurm/grid.example: each line has the settings of a run")
+        remedy = "Copy slurm/grid.example: each line has the settings of a run"
+        raise ConfigError(f"--sweep {grid}", "there is no such file", remedy)
     try:
         text = grid.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -210,16 +208,14 @@ def _check(config: Config, request: JobRequest) -> None:
         raise ConfigError(f"--nodes {request.range}", "the first number is at least 1, and at most the second")
     engine = config.engine.ds_config
     if request.least is not None and ds_config.splits_weights(ds_config.read(engine).get("zero_optimization", {})):
-        reason = (
-            f"engine.ds_config={engine} splits the weights over the ranks (ZeRO-3), and such a run resumes with the "
-            "same number of ranks only"
-        )
+        splits = f"engine.ds_config={engine} splits the weights over the ranks (ZeRO-3)"
+        reason = f"{splits}, and such a run resumes with the same number of ranks only"
         raise ConfigError(f"--nodes {request.range}", reason, f"Write --nodes {request.nodes}")
     config.refuse_idle(request.nodes * request.gpus)
 
 
 def _submit(script: Path, request: JobRequest) -> list[str]:
-    """Submit the jobs and return their IDs. Each job of a chain starts when the one before has ended in any way."""
+    """Submit the jobs and return their ids. Each job of a chain starts when the one before has ended in any way."""
     jobs: list[str] = []
     for _ in range(request.chain):
         after = [f"--dependency=afterany:{jobs[-1]}"] if jobs else []
@@ -237,13 +233,11 @@ def _submit(script: Path, request: JobRequest) -> list[str]:
 
 def _sbatch(script: Path, options: Sequence[str]) -> str:
     try:
-        command = ["sbatch", "--parsable", *options, str(script)]
-        answer = subprocess.run(
-            command, env=_without_options(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
+        command, env = ["sbatch", "--parsable", *options, str(script)], _without_options()
+        answer = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except FileNotFoundError:
         remedy = "Log in to a Slurm cluster, or add --dry-run"
-        raise ClusterError("sbatch", "there is none on this machine", remedy) from None
+        raise ClusterError("sbatch", "it is not on this machine", remedy) from None
     except (OSError, subprocess.SubprocessError) as error:
         remedy = f"Check with `squeue --me` whether the job is queued; if not, run sbatch {shlex.quote(str(script))}"
         raise ClusterError("sbatch", f"it does not answer ({error})", remedy) from None
@@ -254,13 +248,12 @@ def _sbatch(script: Path, options: Sequence[str]) -> str:
 
 
 def _next_commands(jobs: Sequence[str], folder: Path, request: JobRequest) -> Iterator[str]:
-    several = " ".join(jobs)
+    ids = " ".join(jobs)
     output = f"{jobs[0]}_1" if request.grid else jobs[0]
-    shape = f"{request.range} x {request.gpus} GPUs"
-    yield f"octet: submitted job {several}: {shape}, {request.script}"
+    yield f"octet: submitted job {ids}: {request.range} x {request.gpus} GPUs, {request.script}"
     yield f"follow  tail -F {shlex.quote(f'{folder}/slurm-{output}.out')}"
     yield f"state   squeue --jobs={','.join(jobs)}"
-    yield f"stop    scancel {several}"
+    yield f"stop    scancel {ids}"
     yield f"resume  sbatch {shlex.quote(f'{folder}/job.sbatch')}"
     if request.grid:
         yield f"compare octet compare {shlex.quote(str(folder))}/0*"

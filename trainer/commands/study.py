@@ -1,6 +1,6 @@
 """`octet study`: train the arms and controls of an experiment with several seeds, and judge their differences.
 
-A run that has ended is not repeated, and one that was interrupted goes on, so the same command continues a study.
+Runs that have ended are not repeated and interrupted ones are resumed, so the same command continues a study.
 """
 
 import json
@@ -35,13 +35,13 @@ from trainer.run_folder.reader import facts_of, read_run
 from trainer.sandbox.kernel import PR_SET_PDEATHSIG, libc
 from trainer.watch.progress import clock
 
-WIDTH = 160  # characters of a line where there is no screen
+WIDTH = 160  # characters of a line if the output is not a terminal
 STOPPED = (130, 143)  # exit statuses after Ctrl-C and SIGTERM
-SOLUTIONS = 512  # whose mean length is measured
+SOLUTIONS = 512  # the mean length of this many solutions is measured
 
 
 class StudyError(OctetError):
-    status = 1  # the runs that could be made are made
+    status = 1  # the remaining runs are complete
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     instead.add_argument("--collect", action="store_true", help="train nothing, and judge the runs that have ended")
     instead.add_argument("--csv", action="store_true", help="as --collect, and print the comparisons as CSV")
     instead.add_argument("--tex", action="store_true", help="as --collect, and print the tables as LaTeX")
-    instead.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once; seconds then compare nothing")
+    instead.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once; above 1, times tell nothing")
     instead.add_argument("--slurm", action="store_true", help="submit the runs as an array of jobs")
     parser.add_argument("--dry-run", action="store_true", help="print the command of each run, or the job; do nothing")
     parser.add_argument("--gpus", type=int, default=1, help="with --slurm: of each job (default 1)")
@@ -78,20 +78,20 @@ def run(options: Namespace) -> None:
             raise ConfigError(study.path, reason, "Remove it from controls") from None
     if options.dry_run and not options.slurm:
         for one in study.runs():
-            later = f"# {one.name}: when {study.first}-{one.seed} has ended, with as many steps as have its tokens"
+            later = f"# {one.name}: after {study.first}-{one.seed}, for as many steps as match its tokens"
             print(later if one.arm == SUPERVISED else shlex.join(["octet", "train", *_arguments(study, one)]))
         return
     if options.slurm:
         _submit(study, options)
         return
     failed = [] if judges_only else _train(study, options.jobs)
-    found = _judge(study)
+    results = _judge(study)
     if options.csv:
-        print(as_csv(found["comparisons"]))
+        print(as_csv(results["comparisons"]))
     elif options.tex:
-        print("\n\n".join(as_latex(*table) for table in study_page.tables(found)))
+        print("\n\n".join(as_latex(*table) for table in study_page.tables(results)))
     else:
-        _show(study, found)
+        _show(study, results)
     if failed:
         raise StudyError(", ".join(failed), f"{counted(len(failed), 'run')} failed", "The same command tries again")
 
@@ -102,7 +102,7 @@ def _arguments(study: Study, one: StudyRun) -> list[str]:
 
 
 def _train(study: Study, jobs: int) -> list[str]:
-    """Make the runs that have not ended, `supervised` last, and return the names of those that fail."""
+    """Train the runs that have not ended, `supervised` last, and return the names of those that fail."""
     runs = [*study.runs()]
     ready = sum(ended(study, one) is not None for one in runs)
     print(f"octet: {study.name}: {counted(len(runs) - ready, 'run')} to make, {ready} ready", flush=True)
@@ -112,87 +112,87 @@ def _train(study: Study, jobs: int) -> list[str]:
         try:
             failed = [*pool.map(runner.train, _pending(study, supervised=False))]
             failed += [*pool.map(runner.train, _pending(study, supervised=True))]
-            failed += [*pool.map(runner.ask_again, study.runs())] if study.file.renumbered else []
+            failed += [*pool.map(runner.evaluate_renumbered, study.runs())] if study.file.renumbered else []
         except KeyboardInterrupt:
             for child in [*runner.children]:  # each saves a checkpoint and ends
                 child.terminate()
-            raise KeyboardInterrupt("The same command goes on with the study.") from None
+            raise KeyboardInterrupt("The same command continues the study.") from None
     return [name for name in failed if name]
 
 
 @dataclass
 class Runner:
-    """Makes runs of a study in processes of their own. What they print is in files beside the folders of the runs."""
+    """Trains runs of a study in separate processes. Their output goes to log files beside the folders of the runs."""
 
     study: Study
     children: set[subprocess.Popen[bytes]] = field(default_factory=set)
 
     def train(self, one: StudyRun) -> str:
-        """Make a run, and return its name if it fails."""
+        """Train a run, and return its name if it fails."""
         has_ended = (0, 3, 4)  # with 3 and 4, its own verdict is not "learned"
-        if self._run(one, ["octet", "train", *_arguments(self.study, one)], has_ended):
-            return one.name
+        if failed := self._run(one, ["octet", "train", *_arguments(self.study, one)], has_ended):
+            return failed
         facts = facts_of(read_run(self.study.folder / one.name))
         took = f"{facts['steps']} steps, {clock(facts['training_s'])}"
         print(f"{one.name:<24} {facts['accuracy']:.1%} after {took}", flush=True)
         return ""
 
-    def ask_again(self, one: StudyRun) -> str:
-        """Ask the model of a run the held-out problems with new numbers; return the name of the run if that fails."""
-        folder, config = self.study.folder / one.name, self.study.config(one)
+    def evaluate_renumbered(self, one: StudyRun) -> str:
+        """Evaluate a run's model on the held-out problems with new numbers; return the run's name if that fails."""
+        folder, problems = self.study.folder / one.name, self.study.config(one).eval.problems
         out = folder / RENUMBERED
         if ended(self.study, one) is None or (out / "eval.json").is_file():
             return ""
-        asked = ["task.name=gsm8k-renumbered", f"--problems={config.eval.problems}", f"--out={out}"]
-        return self._run(one, ["octet", "eval", str(folder), *asked], fine=(0,))
+        arguments = ["task.name=gsm8k-renumbered", f"--problems={problems}", f"--out={out}"]
+        return self._run(one, ["octet", "eval", str(folder), *arguments], succeeds=(0,))
 
-    def _run(self, one: StudyRun, program: Sequence[str], fine: Collection[int]) -> str:
+    def _run(self, one: StudyRun, program: Sequence[str], succeeds: Collection[int]) -> str:
         log = self.study.folder / f"{one.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with disk.naming(log), open(log, "ab", opener=disk.not_a_link) as output:
             command, merged = [sys.executable, "-m", *program], subprocess.STDOUT
-            # the run saves and ends even if this process is killed
+            # if this process is killed, the run saves and ends
             dies = partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             child = subprocess.Popen(command, stdout=output, stderr=merged, preexec_fn=dies)  # noqa: PLW1509
             self.children.add(child)
             status = child.wait()
             self.children.remove(child)
-        if status in fine:
+        if status in succeeds:
             return ""
-        what = "was stopped" if status in STOPPED else f"failed with status {status}"
-        print(f"{one.name:<24} {what}; see {log}", flush=True)
+        outcome = "was stopped" if status in STOPPED else f"failed with status {status}"
+        print(f"{one.name:<24} {outcome}; see {log}", flush=True)
         return one.name
 
 
 def _pending(study: Study, supervised: bool) -> list[StudyRun]:
-    """Return the runs to make; of `supervised` those for whose seed the first arm has ended."""
+    """Return the runs that have not ended; of `supervised`, only those whose seed has ended in the first arm."""
     runs = [one for one in study.runs() if (one.arm == SUPERVISED) == supervised and ended(study, one) is None]
     done = {one.seed for one in study.runs() if one.arm == study.first and ended(study, one)}
-    return [_as_long(study, one) for one in runs if one.seed in done] if supervised else runs
+    return [_with_steps(study, one) for one in runs if one.seed in done] if supervised else runs
 
 
-def _as_long(study: Study, one: StudyRun) -> StudyRun:
-    """Return the run with as many steps as have the tokens that the first arm has sampled."""
+def _with_steps(study: Study, one: StudyRun) -> StudyRun:
+    """Return a `supervised` run with enough steps to train on as many tokens as the first arm has sampled."""
     config = study.config(one)
     task = make_task(config.task)
     problems = training_problems(task, config.task, config.run.seed)[:SOLUTIONS]
     from trainer.model.load import load_tokenizer
 
     tokenizer, style = load_tokenizer(config.model), answer_style(config.prompt, task)
-    lengths = [len(tokenizer(taught(one, style))["input_ids"]) + 1 for one in problems if one.solution]
-    length = fmean([one for one in lengths if one <= config.rollout.max_new_tokens] or lengths)  # longer are left out
+    lengths = [len(tokenizer(taught(problem, style))["input_ids"]) + 1 for problem in problems if problem.solution]
+    trained = [length for length in lengths if length <= config.rollout.max_new_tokens] or lengths
     tokens = totals(read_run(study.folder / f"{study.first}-{one.seed}"))["tokens"]
-    steps = max(1, round(tokens / length / config.warmup.problems))
+    steps = max(1, round(tokens / fmean(trained) / config.warmup.problems))
     return StudyRun(one.arm, one.seed, (*one.overrides, f"warmup.steps={steps}"))
 
 
 def _submit(study: Study, options: Namespace) -> None:
-    """Submit the runs that have not ended. `supervised` can be submitted when the first arm has ended."""
+    """Submit the runs that have not ended. `supervised` can be submitted once the first arm has ended."""
     ready = _pending(study, supervised=False) + _pending(study, supervised=True)
     if not ready:
         print("octet: nothing to submit; `octet study FILE --collect` judges the runs")
         return
-    grid = study.folder / f"grid-{1 + len([*study.folder.glob('grid-*')])}"  # the tasks of an earlier array read theirs
+    grid = study.folder / f"grid-{1 + len([*study.folder.glob('grid-*')])}"  # earlier arrays still read their own
     lines = [f"{shlex.join(one.overrides)}\n" for one in ready]
     if options.dry_run:
         print(f"# {grid}:\n{''.join(f'#   {line}' for line in lines)}")
@@ -203,26 +203,26 @@ def _submit(study: Study, options: Namespace) -> None:
     request = JobRequest(1, options.gpus, options.time, grid, tasks=len(ready))
     slurm(config, study.file.preset, request, options.dry_run)
     if len(ready) < sum(ended(study, one) is None for one in study.runs()):
-        print("supervised  needs the tokens of the first arm: give this command again when those runs have ended")
+        print("supervised  depends on the first arm: repeat this command after its runs have ended")
 
 
 def _judge(study: Study) -> dict[str, Any]:
-    """Write `study.json` and the page, and return what is in them."""
+    """Write `study.json` and the page, and return their results."""
     collected = collect(study)
     if study.first not in collected.runs:
         raise StudyError(study.folder, f"no run of {study.first}, the first arm, has ended yet")
-    found = summary(collected)
-    disk.replace(study.folder / "study.json", (json.dumps(found, indent=1) + "\n").encode())
-    html = page(f"{study.name}: Octet", *study_page.sections(found, collected))
+    results = summary(collected)
+    disk.replace(study.folder / "study.json", (json.dumps(results, indent=1) + "\n").encode())
+    html = page(f"{study.name}: Octet", *study_page.sections(results, collected))
     disk.replace(study.folder / "study.html", html.encode())
-    return found
+    return results
 
 
-def _show(study: Study, found: dict[str, Any]) -> None:
+def _show(study: Study, results: dict[str, Any]) -> None:
     console = Console(wide=WIDTH)
-    for title, head, rows in study_page.tables(found):
+    for title, head, rows in study_page.tables(results):
         for part in folded(head, rows, console.width, title=title):
             console.print(part)
-    for sentence in study_page.sentences(found):
+    for sentence in study_page.sentences(results):
         console.print(sentence, soft_wrap=not console.is_terminal)
     print(study.folder / "study.html")

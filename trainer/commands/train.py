@@ -1,5 +1,5 @@
-"""Start train.py: by DeepSpeed's launcher on several cards, else as one process. The arguments go on to train.py. Under
-`srun`, which has started a process for each device already, this one becomes train.py.
+"""Start train.py with the same arguments: through DeepSpeed's launcher on several cards, else as one process. Under
+`srun`, which has already started a process for each device, this process becomes train.py.
 
 The settings are checked first, so that a typo or a model that cannot be found is reported within a second, and not
 after torch has been imported three times.
@@ -35,11 +35,11 @@ TRAIN = ROOT / "train.py"
 RETRY_S = 1
 KILLED = 128 + signal.SIGKILL
 OF_A_KILL = (
-    "a process of this run was killed (signal 9). The likely cause is that the memory of the machine or of its job was "
-    "used up: `dmesg` says so. The same command goes on from the last checkpoint."
+    "a process of this run was killed (signal 9). The likely cause is that the machine or its job ran out of memory: "
+    "`dmesg` says so. The same command continues from the last checkpoint."
 )
-LEAVE_S = 60.0  # for ranks that were told to end; DeepSpeed's launcher gives them 30
-LEFT_S = 5.0  # for processes that are left when train.py has ended well, and were told to end
+LEAVE_S = 60.0  # grace period of ranks after SIGTERM; DeepSpeed's launcher gives them 30
+LEFT_S = 5.0  # grace period of processes that outlive a train.py which has ended well
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def alone(machine: hardware.Hardware) -> dict[str, str]:
-    """Return what DeepSpeed's launcher tells its only rank. Without it, torch is imported once and not thrice."""
+    """Return the environment that DeepSpeed's launcher gives an only rank. Without the launcher, torch is imported
+    once instead of three times."""
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(hardware.free_port())}
     if not machine.gpus:
@@ -86,9 +87,9 @@ def with_choices(request: Request, arguments: Sequence[str]) -> list[str]:
 
 
 def command(machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
-    """Return the command that starts DeepSpeed's launcher on several cards. It takes a free port, so that two runs can
-    share a machine, and `--include` if only some cards are used, because with `--num_gpus` it ignores
-    CUDA_VISIBLE_DEVICES. Its log is off: its errors only repeat those of the ranks."""
+    """Return the command that starts DeepSpeed's launcher on several cards. It has a free port, so that two runs can
+    share a machine, and `--include` if only some cards are used, because with `--num_gpus` the launcher ignores
+    CUDA_VISIBLE_DEVICES. Its log is off, because its errors only repeat those of the ranks."""
     launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"
     cards = [card.index for card in machine.gpus]
     devices = f"--num_gpus={len(cards)}"
@@ -99,8 +100,8 @@ def command(machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
 
 
 def run_to_its_end(launch: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the launcher and return its exit status, or that of a lost rank if it says that all is well and train.py has
-    not ended well: DeepSpeed's runner exits with 0 when a signal has ended the process between it and the ranks."""
+    """Run the launcher and return its exit status. DeepSpeed's runner exits with 0 when a signal has ended the process
+    between it and the ranks; if train.py has not ended well, that status is replaced by that of a killed process."""
     with tempfile.TemporaryDirectory() as folder:
         end = Path(folder) / "end"
         status = run(launch, {**environment, END: str(end), slurm.FOLDER: folder})
@@ -108,16 +109,15 @@ def run_to_its_end(launch: Sequence[str], environment: Mapping[str, str]) -> int
             print(f"octet: {OF_A_KILL}", file=sys.stderr)
         if status or end.exists():
             return status
-    print("octet: DeepSpeed's launcher was killed, and the run was ended with it.", file=sys.stderr)
+    print("octet: DeepSpeed's launcher was killed, which ended the run.", file=sys.stderr)
     return KILLED
 
 
 def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-    """Run the launcher and return its exit status. It gets a session of its own, so that this process forwards Ctrl-C
-    and the launcher receives it once. SIGUSR1 tells the ranks to save and stop (ranks/stopping.py). It would kill
+    """Run the launcher and return its exit status. The launcher gets its own session, so that this process forwards
+    Ctrl-C and the launcher receives it once. SIGUSR1 makes the ranks save and stop (ranks/stopping.py). It would kill
     DeepSpeed's launcher, and Slurm sends it to every process of a step, so all processes started here block it, and
-    each rank unblocks it. While the launcher starts there may be no rank yet; it is then sent again until there is
-    one."""
+    each rank unblocks it. If there is no rank yet, the signal is sent again until there is one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     child = subprocess.Popen(launch, env=environment, start_new_session=True)
 
@@ -139,7 +139,7 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
             signal.alarm(RETRY_S)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        """Pass the first Ctrl-C on to the ranks, which finish their step. End them at the next, or if there is none."""
+        """Forward the first Ctrl-C to the ranks, which finish their step. At the second, or without ranks, end them."""
         signal.signal(signal.SIGINT, end)
         if not reaches_ranks(number):
             end(number, frame)
@@ -152,7 +152,7 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
         signal.signal(number, signal_ranks)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     status = child.wait()
-    with suppress(ProcessLookupError):  # the ranks of a launcher that was killed go on
+    with suppress(ProcessLookupError):  # ranks survive a launcher that is killed
         os.killpg(child.pid, signal.SIGTERM)
         _wait_for_group(child.pid, LEFT_S if Path((environment or {}).get(END, "")).is_file() else LEAVE_S)
         os.killpg(child.pid, signal.SIGKILL)
@@ -160,7 +160,7 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
 
 
 def _wait_for_group(group: int, seconds: float) -> None:
-    """Wait until the processes of a group have ended, which may be saving a checkpoint. Say so after a second."""
+    """Wait for the processes of a group, which may be saving a checkpoint. After a second, print that it waits."""
     for tenth in range(int(10 * seconds)):
         running = 0
         for process in psutil.process_iter():
@@ -169,17 +169,19 @@ def _wait_for_group(group: int, seconds: float) -> None:
         if not running:
             return
         if tenth == 10:
-            print(f"octet: waiting {seconds:g} s at most for processes that the run has started", file=sys.stderr)
+            print(f"octet: waiting up to {seconds:g} s for processes that the run has started", file=sys.stderr)
         time.sleep(0.1)
 
 
 def _ranks_below(runner: int) -> list[psutil.Process]:
-    """Return the process itself if it is the only rank, else its grandchildren that run train.py."""
+    """Return the runner itself if it is the only rank, else its grandchildren that run train.py."""
     processes = list(psutil.process_iter(["ppid", "cmdline"]))
     launchers = {process.pid for process in processes if process.info["ppid"] == runner}
-    alone = [one for one in processes if one.pid == runner and (one.info["cmdline"] or ())[1:3] == ["-u", str(TRAIN)]]
+    for process in processes:
+        if process.pid == runner and (process.info["cmdline"] or ())[1:3] == ["-u", str(TRAIN)]:
+            return [process]
     below = [process for process in processes if process.info["ppid"] in launchers]
-    return alone or [process for process in below if str(TRAIN) in (process.info["cmdline"] or ())]
+    return [process for process in below if str(TRAIN) in (process.info["cmdline"] or ())]
 
 
 def shell_status(status: int) -> int:

@@ -1,6 +1,6 @@
-"""Charts as SVG: curves over steps with bands where a value has a range, and differences with their intervals.
+"""Charts as SVG: curves over steps, with a band if values have a range, and differences with their intervals.
 
-A chart shows its numbers when the pointer is over it.
+A chart shows its numbers under the pointer.
 """
 
 from collections import defaultdict
@@ -13,35 +13,35 @@ from typing import Any, NamedTuple
 from trainer.machine.visible import visible
 from trainer.reports.markup import Html, tag
 
-COLOURS = ("#3b82c4", "#e07b39", "#3a9d5d", "#c2508b", "#8a6fc9", "#a08420")  # seen on white and on black
+COLOURS = ("#3b82c4", "#e07b39", "#3a9d5d", "#c2508b", "#8a6fc9", "#a08420")  # visible on white and on black
 INK, GREY = "#222222", "#888888"
 WIDTH, HEIGHT = 420.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 10.0, 26.0, 24.0  # margins
 LEGEND = 14.0  # height
 ROW = 18.0  # height of an arm in a chart of differences
-SPARE = 0.01  # of accuracy, beside the widest interval
-MOST_POINTS = 200  # of a curve; the steps between are averaged
-LETTER = 7.5  # width of a letter of a label, generously: fonts differ
+SPARE = 0.01  # margin beside the widest interval, in units of accuracy
+MOST_POINTS = 200  # of a curve; neighbouring steps are averaged
+LETTER = 7.5  # width of a letter of a label, for wide fonts
 
 Point = tuple[float, float]
 
 
 def svg(marks: Iterable[Html], width: float, height: float, name: str, alone: bool = False) -> Html:
-    """Return an SVG element. Its text has the colour of the page, or is dark on white if it stands alone."""
-    ground = [tag("rect", width=width, height=height, fill="#fff")] if alone else []
-    own = {"xmlns": "http://www.w3.org/2000/svg", "width": width, "height": height, "color": INK} if alone else {}
-    own |= {"font_family": "sans-serif"} if alone else {}
-    box = f"0 0 {width:g} {height:g}"
-    return tag("svg", tag("title", name), *ground, *marks, viewBox=box, role="img", **own)
+    """Return an SVG element. Its text has the colour of the page, or is dark on white in a file of its own."""
+    attributes: dict[str, object] = {"viewBox": f"0 0 {width:g} {height:g}", "role": "img"}
+    if alone:
+        marks = [tag("rect", width=width, height=height, fill="#fff"), *marks]
+        attributes |= {"xmlns": "http://www.w3.org/2000/svg", "width": width, "height": height}
+        attributes |= {"color": INK, "font_family": "sans-serif"}
+    return tag("svg", tag("title", name), *marks, **attributes)
 
 
 def colour_of(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def label(
-    x: float, y: float, text: str, colour: str = "currentColor", anchor: str = "start", size: int = 11
-) -> Html:  # y is that of the base line
+def label(x: float, y: float, text: str, colour: str = "currentColor", anchor: str = "start", size: int = 11) -> Html:
+    """Return a text with its base line at `y`."""
     return tag("text", text, fill=colour, x=_short(x), y=_short(y), text_anchor=anchor, font_size=size)
 
 
@@ -55,7 +55,7 @@ def dot(x: float, y: float, colour: str) -> Html:
 
 
 def hit(x: float, y: float, width: float, height: float, text: str) -> Html:
-    """Return a place that shows a text when the pointer is over it."""
+    """Return an invisible rectangle that shows a text under the pointer."""
     place = {"x": _short(x), "y": _short(y), "width": _short(width), "height": _short(height)}
     return tag("rect", tag("title", text), class_="hit", fill="transparent", **place)
 
@@ -93,7 +93,7 @@ class Chart:
     curves: Sequence[Curve]
     percent: bool = False
     legend: bool = True
-    across: str = "step"  # what the numbers below the chart are
+    across: str = "step"  # unit of the horizontal axis
     width: float = WIDTH
     height: float = HEIGHT
 
@@ -115,7 +115,7 @@ class Chart:
             level = frame.down(value)
             yield line([(LEFT, level), (self.width - RIGHT, level)], width=1, opacity=0.15)
             yield label(LEFT - 6, level + 4, self._write(value), anchor="end")
-        near = (frame.last - frame.first) / 10  # where a label would be written over that of the first step
+        near = (frame.last - frame.first) / 10  # closer labels would overlap that of the first step
         whole = [step for step in ticks(frame.first, frame.last) if step == round(step) and step > frame.first + near]
         for place, step in enumerate([frame.first, *whole]):
             text = f"{step:.0f}" if place else f"{self.across} {step:.0f}"
@@ -140,19 +140,19 @@ class Chart:
                 yield from (dot(*point, colour_of(curve.colour)) for point in points)
 
     def _hits(self, frame: "Frame") -> Iterator[Html]:
-        said = defaultdict(list)
+        texts = defaultdict(list)
         for curve in self.curves:
             for one in curve.values:
                 around = f" ({self._write(one.low)} to {self._write(one.high)})" if one.low != one.high else ""
-                said[one.step].append(f"{curve.name}: {self._write(one.middle)}{around}")
-        width = (self.width - RIGHT - LEFT) / max(1, len(said) - 1)
-        for step, lines in said.items():
+                texts[one.step].append(f"{curve.name}: {self._write(one.middle)}{around}")
+        width = (self.width - RIGHT - LEFT) / max(1, len(texts) - 1)
+        for step, lines in texts.items():
             place = frame.across(step) - width / 2, frame.top, width, self.height - BOTTOM - frame.top
             yield hit(*place, "\n".join([f"{self.across} {step:.0f}", *lines]))
 
 
 class Frame:
-    """Places the values of a chart. Zero is always on it, so that a small change looks small."""
+    """Converts values to coordinates of a chart. Zero is always visible, so that a small change looks small."""
 
     def __init__(self, chart: Chart, top: float) -> None:
         values = [value for curve in chart.curves for value in curve.values]
@@ -170,7 +170,7 @@ class Frame:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return three to six round numbers between two."""
+    """Return three to six round numbers between two numbers."""
     rough = (high - low or 1.0) / 5
     size = 10.0 ** floor(log10(rough))
     width = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
@@ -179,16 +179,16 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def smoothed(points: Sequence[Point]) -> list[Point]:
-    """Return the mean of each point and its neighbours: a tenth of the curve, and less at its ends."""
-    found, most = [], len(points) // 20
+    """Return the moving average of a curve over a tenth of its points, and over fewer at its ends."""
+    means, most = [], len(points) // 20
     for place, (x, _) in enumerate(points):
         around = min(most, place, len(points) - 1 - place)
-        found.append((x, fmean(y for _, y in points[place - around : place + around + 1])))
-    return found
+        means.append((x, fmean(y for _, y in points[place - around : place + around + 1])))
+    return means
 
 
 def thinned(values: Sequence[Value]) -> list[Value]:
-    """Leave out what is not finite, and average neighbours where there are more than can be seen."""
+    """Leave out values that are not finite, and average neighbours if there are more than can be seen."""
     finite = [value for value in values if all(map(isfinite, value))]
     size = -(-len(finite) // MOST_POINTS) or 1
     parts = [list(zip(*finite[start : start + size])) for start in range(0, len(finite), size)]
@@ -196,7 +196,7 @@ def thinned(values: Sequence[Value]) -> list[Value]:
 
 
 def differences(title: str, judged: Sequence[Mapping[str, Any]], undecided: str) -> tuple[list[Html], float, float]:
-    """Return a chart of comparisons with an interval, its width and height. Decided ones have a colour."""
+    """Return a chart of comparisons with their intervals, its width and its height. Decided ones are coloured."""
     left = LETTER * max(len(visible(one["arm"])) for one in judged) + 12
     low, high = min(0.0, *(one["low"] for one in judged)) - SPARE, max(0.0, *(one["high"] for one in judged)) + SPARE
     bottom = TOP + ROW * len(judged)
@@ -211,11 +211,11 @@ def differences(title: str, judged: Sequence[Mapping[str, Any]], undecided: str)
     for place, one in enumerate(judged):
         y = TOP + ROW * (place + 0.5)
         colour = GREY if one["verdict"] == undecided else COLOURS[0 if one["difference"] > 0 else 1]
-        said = f"{100 * one['difference']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
+        numbers = f"{100 * one['difference']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
         marks += [
             label(left - 8, y + 4, visible(one["arm"]), anchor="end"),
             line([(across(one["low"]), y), (across(one["high"]), y)], colour),
             dot(across(one["difference"]), y, colour),
-            hit(0, y - ROW / 2, WIDTH, ROW, f"{one['arm']}: {said}, {one['verdict']}"),
+            hit(0, y - ROW / 2, WIDTH, ROW, f"{one['arm']}: {numbers}, {one['verdict']}"),
         ]
     return marks, WIDTH, bottom + BOTTOM

@@ -1,4 +1,4 @@
-"""The curves of runs, and the files that `octet plot` writes. Runs that differ in their seed alone become one curve."""
+"""The curves of runs, and the files that `octet plot` writes. Runs that differ only in their seed become one curve."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,10 +17,10 @@ from trainer.run_folder.previous_run import NO_EFFECT
 from trainer.run_folder.reader import RunFiles, differing, names_of, phases
 
 Metrics = Mapping[str, float]
-Range = tuple[float, float, float]  # a value, and the lowest and highest around it
+Range = tuple[float, float, float]  # a value, and the lower and upper end of its range
 Looks = Callable[[Metrics], "Range | None"]
 LONGEST_NAME = 60
-COLUMNS = 2  # of a file
+COLUMNS = 2  # of charts in a file
 HELD_OUT = "held_out"
 GAP, LINE = 14.0, 16.0
 
@@ -34,12 +34,12 @@ def accuracy(run: RunFiles) -> Looks:
 
 
 def held_out(of_reward: bool) -> Callable[[RunFiles], Looks]:
-    """Return what reads the evaluations of runs that are judged by their reward, or of those that are not."""
+    """Return a reader of evaluations for runs that are judged by their reward, or for the other runs."""
     return lambda run: run.held_out if run.measure.is_reward == of_reward else plain("")
 
 
 def of_phases(run: RunFiles, kind: str, together: Callable[[Iterable[float]], float]) -> Looks:
-    """Return what the phases of a step have taken of time or memory together."""
+    """Return a reader of the time or memory of all phases of a step together."""
     names = [f"{kind}/{name}" for name in phases(run.metrics, kind)]
 
     def look(record: Metrics) -> Range | None:
@@ -50,14 +50,14 @@ def of_phases(run: RunFiles, kind: str, together: Callable[[Iterable[float]], fl
 
 
 class Series(NamedTuple):
-    """What a curve shows: a metric, or what `looks` returns for a run, which reads a record of its metrics."""
+    """What a curve shows: a metric, or the values that the reader returned by `looks` finds in a run's metrics."""
 
     name: str
     looks: str | Callable[[RunFiles], Looks]
     dots: bool = False
 
 
-# What is drawn: the curves of each chart of each file, what matters most first.
+# The curves of each chart of each file, the most important first.
 CHARTS: dict[str, dict[str, list[Series]]] = {
     "curves": {
         "accuracy": [Series("training", accuracy), Series("held-out, 95 %", held_out(False), dots=True)],
@@ -77,45 +77,45 @@ PERCENT = "accuracy"
 
 
 class Group(NamedTuple):
-    """A run, or several that differ in their seed alone."""
+    """A run, or several that differ only in their seed."""
 
     name: str
     runs: Sequence[RunFiles]
 
 
 def groups_of(runs: Sequence[RunFiles]) -> list[Group]:
-    """Return the runs, those together that differ in their seed alone. If two have the same seed, each is alone."""
-    found: dict[str, list[RunFiles]] = defaultdict(list)
+    """Group the runs that differ only in their seed. If two of them have the same seed, each run is its own group."""
+    same: dict[str, list[RunFiles]] = defaultdict(list)
     compared = [key for key in fields() if key not in NO_EFFECT | {"run.seed"}]
     for run in runs:
-        found[str([run.settings[key] for key in compared])].append(run)
+        same[str([run.settings[key] for key in compared])].append(run)
     keys = [key for key in differing([run.settings for run in runs]) if key != "run.seed"]
     names = dict(zip((run.folder for run in runs), names_of(runs), strict=True))
     groups = []
-    for alike in found.values():
+    for alike in same.values():
         is_group = len({run.settings["run.seed"] for run in alike}) == len(alike)
         groups += [alike] if is_group else [[run] for run in alike]
     return [Group(_name([names[run.folder] for run in group], group[0], keys), group) for group in groups]
 
 
 def _name(names: Sequence[str], run: RunFiles, keys: Sequence[str]) -> str:
-    """Return the names of the runs of a group, with the settings that tell it from the others, as many as fit."""
+    """Return the names of the runs of a group, with as many of its distinguishing settings as fit."""
     seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
-    told = [f"{key}={run.settings[key]}" for key in keys]
-    shown = [one for at, one in enumerate(told) if not at or len(" ".join(told[: at + 1])) <= LONGEST_NAME]
-    more = [f"and {len(told) - len(shown)} more"] if len(shown) < len(told) else []
-    settings = f", {' '.join([*shown, *more])}" if told else ""
+    differing = [f"{key}={run.settings[key]}" for key in keys]
+    shown = [one for at, one in enumerate(differing) if not at or len(" ".join(differing[: at + 1])) <= LONGEST_NAME]
+    more = [f"and {len(differing) - len(shown)} more"] if len(shown) < len(differing) else []
+    settings = f", {' '.join([*shown, *more])}" if differing else ""
     return f"{', '.join(names)}{seeds}{settings}"
 
 
 def charts_of(groups: Sequence[Group], file: str) -> list[Chart]:
-    """Return the charts of a file, without those that these runs have no metrics for."""
+    """Return the charts of a file, except those for which the runs have no metrics."""
     charts = (chart(title, groups, series) for title, series in CHARTS[file].items())
     return [one for one in charts if one.curves]
 
 
 def chart(title: str, groups: Sequence[Group], series: Sequence[Series]) -> Chart:
-    """Return a chart: each run in its colour, or each series in its colour if there is one run."""
+    """Return a chart with a colour for each run, or for each series if there is one run."""
     alone, curves = len(groups) == 1, []
     series = [one for one in series if any(_values(group, one) for group in groups)]
     for number, group in enumerate(groups):
@@ -128,19 +128,22 @@ def chart(title: str, groups: Sequence[Group], series: Sequence[Series]) -> Char
 
 
 def _values(group: Group, one: Series) -> list[Value]:
-    """Return the mean over the runs of a group, and the range that holds all of them."""
-    found: dict[int, list[Range]] = defaultdict(list)
+    """Return the mean over the runs of a group at each step, and the range that includes all of them."""
+    ranges: dict[int, list[Range]] = defaultdict(list)
     for run in group.runs:
         look = plain(one.looks) if isinstance(one.looks, str) else one.looks(run)
         for record in run.metrics:
             if (seen := look(record)) is not None:
-                found[record["step"]].append(seen)
-    ranges = {step: list(zip(*seen, strict=True)) for step, seen in sorted(found.items())}
-    return [Value(step, fmean(middles), min(lows), max(highs)) for step, (middles, lows, highs) in ranges.items()]
+                ranges[record["step"]].append(seen)
+    values = []
+    for step, of_runs in sorted(ranges.items()):
+        middles, lows, highs = zip(*of_runs, strict=True)
+        values.append(Value(step, fmean(middles), min(lows), max(highs)))
+    return values
 
 
 def of_metric(runs: Sequence[RunFiles], metric: str, names: Sequence[str], width: float, height: float) -> Chart:
-    """Return a chart of one metric, or of the held-out result. `names` are other names of its curves, if any."""
+    """Return a chart of one metric, or of the held-out result. `names` replaces the names of its curves, if given."""
     groups = groups_of(runs)
     if names and len(names) != len(groups):
         needed = "; ".join(group.name for group in groups)
@@ -160,7 +163,7 @@ def of_metric(runs: Sequence[RunFiles], metric: str, names: Sequence[str], width
 
 
 def files(runs: Sequence[RunFiles]) -> dict[str, bytes]:
-    """Return the files by their names. Several runs are told apart by a key at the top."""
+    """Return the content of each file by its name. With several runs, a legend at the top names their colours."""
     groups = groups_of(runs)
     return {f"{name}.svg": _arranged(groups, charts_of(groups, name), name).encode() for name in CHARTS}
 

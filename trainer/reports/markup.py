@@ -1,4 +1,4 @@
-"""HTML and SVG in which every text is escaped: only what `tag` has made is markup. And tables as CSV and LaTeX."""
+"""HTML and SVG in which every text is escaped, except markup made by `tag`. And tables as CSV and LaTeX."""
 
 import csv
 import io
@@ -20,18 +20,18 @@ SPECIAL = str.maketrans(WORDS | {character: f"\\{character}" for character in "&
 
 
 class Html(str):
-    """Markup. Any other text is escaped when it becomes part of an element."""
+    """Markup. Any other text is escaped when it is put into an element."""
 
 
 def tag(name: str, *inside: object, **attributes: object) -> Html:
-    """Return an element. An underscore in the name of an attribute stands for a dash, and is left out at its end."""
+    """Return an element. Underscores in names of attributes become dashes, and are dropped at the end."""
     named = [(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None]
     head = "".join(f' {key}="{escape(visible(str(value)))}"' for key, value in named)
     return Html(f"<{name}{head}>{joined(*inside)}</{name}>")
 
 
 def joined(*parts: object) -> Html:
-    """Return markup as it is and everything else as text, one after the other."""
+    """Return the parts one after the other: markup as it is, and everything else escaped."""
     return Html("".join(part if isinstance(part, Html) else escape(visible(str(part))) for part in parts))
 
 
@@ -44,8 +44,8 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]], kind: str = 
 
 
 def page(title: str, *sections: Html, reloads: bool = False) -> str:
-    """Return a page that loads nothing, but itself if it is written again, and runs no script: a browser is told to
-    refuse both."""
+    """Return a page that runs no script and loads nothing, which its content policy enforces. With `reloads` it reloads
+    itself."""
     style = (HERE / "page.css").read_text(encoding="utf-8")
     digest = b64encode(sha256(style.encode()).digest()).decode()
     template = Template((HERE / "page.html").read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def page(title: str, *sections: Html, reloads: bool = False) -> str:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return records as lines, below their keys."""
+    """Return records as lines of CSV below a header with their keys."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [*dict.fromkeys(chain.from_iterable(rows))], lineterminator="\n")
     writer.writeheader()
@@ -64,7 +64,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_latex(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a tabular below its title, which is a comment."""
+    """Return a tabular below a comment with its title."""
     lines = [" & ".join(cell.translate(SPECIAL) for cell in row) + r" \\" for row in [head, *rows]]
     lines[0] += r" \hline"
     return "\n".join([f"% {title}", rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", *lines, r"\end{tabular}"])

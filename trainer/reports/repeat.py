@@ -1,4 +1,4 @@
-"""Which preset a run is nearest to, where it differs, and the command that repeats it."""
+"""The preset that is nearest to a run, the settings that differ from it, and the command that repeats the run."""
 
 import re
 import shlex
@@ -11,8 +11,7 @@ from trainer.config.arguments import PRESETS, names_in
 from trainer.config.command_line import flat, resolve
 from trainer.config.read_yaml import written as yaml_of
 
-NOT_REPEATED = {"run.dir"}
-REVISION = r"[0-9A-Za-z][0-9A-Za-z._/-]*"  # as `git describe` writes it: nothing of it means anything to a shell
+REVISION = r"[0-9A-Za-z][0-9A-Za-z._/-]*"  # as `git describe` writes it; no character is special in a shell
 FILES = ("task.path", "task.test_path", "task.data_dir", "prompt.template", "reward.custom", "reward.judge.rubric")
 
 
@@ -23,10 +22,8 @@ class Override(NamedTuple):
 
 
 def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[Override]]:
-    """Return the preset with the fewest other values, because a run does not store the name of its own."""
-    found = {name: changes(settings, name) for name in names_in(PRESETS)}
-    name = min(found, key=lambda name: len(found[name]))
-    return name, found[name]
+    """Return the preset with the fewest changes, because a run does not store the name of its preset."""
+    return min(((name, changes(settings, name)) for name in names_in(PRESETS)), key=lambda pair: len(pair[1]))
 
 
 def commands(settings: Mapping[str, Any], made_with: Sequence[str]) -> list[str]:
@@ -40,18 +37,18 @@ def commands(settings: Mapping[str, Any], made_with: Sequence[str]) -> list[str]
 
 
 def joined(words: Sequence[str]) -> str:
-    """Return a command line with quotes that can be read: shlex writes `'"'"'` for each of those in a list."""
+    """Return a command line with readable quotes: shlex would write `'"'"'` for each single quote in a list."""
     return " ".join(f'"{one}"' if "'" in one and not set(one) & {*'"$`\\!'} else shlex.quote(one) for one in words)
 
 
 def own_files(settings: Mapping[str, Any]) -> list[str]:
-    """Return the settings that name a file or folder of one's own."""
+    """Return the settings that name the user's own files or folders."""
     named = ((key, str(settings[key])) for key in FILES if settings[key])
     return [f"{key}={value}" for key, value in named if Path(value.partition(":")[0]).suffix or key == "task.data_dir"]
 
 
 def written(changes: Sequence[Override]) -> list[str]:
-    """Return settings as they stand on a command line."""
+    """Return settings as they are written on a command line."""
     single = {change.key: change.run[0] for change in changes if change.key == "reward.custom" and len(change.run) == 1}
     return [f"{change.key}={yaml_of(single.get(change.key, change.run))}" for change in changes]
 
@@ -63,8 +60,5 @@ def _preset(name: str) -> Mapping[str, Any]:
 
 def changes(settings: Mapping[str, Any], preset: str) -> list[Override]:
     usual = _preset(preset)
-    return [
-        Override(key, usual[key], value)
-        for key, value in settings.items()
-        if value != usual[key] and key not in NOT_REPEATED
-    ]
+    overrides = (Override(key, usual[key], value) for key, value in settings.items() if key != "run.dir")
+    return [override for override in overrides if override.run != override.preset]

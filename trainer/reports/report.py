@@ -11,31 +11,30 @@ from trainer.reports.chart import HEIGHT, WIDTH, colour_of, line, svg
 from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
 from trainer.reports.forecast import outlook
 from trainer.reports.markup import Html, joined, page, table, tag
-from trainer.reports.terminal import earned, stopped, told
+from trainer.reports.terminal import earlier_turns, earned, stopped
 from trainer.run_folder.reader import RunFiles, differing, facts_of, phases, table_rows
 from trainer.watch.alarms import Alarm, alarms_of, interval
 from trainer.watch.measure import Measure
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
 
-SHORTER = {  # what may shorten the phase that takes most of the time
+SHORTER = {  # how to shorten the longest phase
     "rollout": "More answers at a time (rollout.rows), a smaller rollout.max_new_tokens, or vLLM take less. "
     "A slow judge (time/reward/judge in metrics.jsonl) answers more at once with reward.judge.concurrency.",
     "score": "Without algorithm.kl.coef, and with one update a step, there is nothing to compute before the update.",
     "step": "Larger optim.tokens_per_micro_batch, or no model.gradient_checkpointing, take more memory and less time.",
 }
-OF_TRAINING = {"task.limit", "task.curriculum", "reward.control"}  # they leave the held-out problems as they are
+OF_TRAINING = {"task.limit", "task.curriculum", "reward.control"}  # settings that do not affect held-out problems
 MOST_FLIPS = 20  # shown in each direction; all of them are in eval_flips.jsonl
-EXAMPLES = 3  # before and after, at the top
+EXAMPLES = 3  # answers before and after training, at the top
 MOST_WRONG = 10
 KWH = 3.6e6  # joules
 CLASSES = {LEARNED: "verdict better", NOT_LEARNED: "verdict worse", CANNOT_TELL: "verdict"}
 
 
 def report(runs: Sequence[RunFiles], reloads: bool = False) -> str:
-    """Return the page: of one run in full, of several what differs and their curves."""
-    if len(runs) == 1:
-        return page(f"{runs[0].name}: Octet", *of_one(runs[0]), reloads=reloads)
-    return page(f"{len(runs)} runs: Octet", *of_several(runs), reloads=reloads)
+    """Return a page about one run in full, or about the differences and curves of several."""
+    title, sections = (runs[0].name, of_one(runs[0])) if len(runs) == 1 else (f"{len(runs)} runs", of_several(runs))
+    return page(f"{title}: Octet", *sections, reloads=reloads)
 
 
 def of_one(run: RunFiles) -> Iterator[Html]:
@@ -76,31 +75,31 @@ def of_several(runs: Sequence[RunFiles]) -> Iterator[Html]:
 
 
 def section(title: str, *parts: Html) -> Iterator[Html]:
-    """Yield a section. One with nothing in it says so, because that is an answer, too."""
+    """Yield a section. If it is empty, its text is "None.", because that is an answer, too."""
     yield tag("h2", title)
     yield joined(*parts) if any(parts) else tag("p", "None.", class_="soft")
 
 
 def verdict(run: RunFiles, alarms: Sequence[Alarm]) -> Html:
-    """Return what the run has come to, whether it has learned, and how many alarms there were."""
+    """Return the result of the run, whether it has learned, and the number of alarms."""
     kind, evidence = run.verdict
     lasting = sum(alarm.lasts for alarm in alarms)
     health = f"Alarms at the end: {lasting}. Earlier ones: {len(alarms) - lasting}." if alarms else "No alarms."
     ends = ends_of(run)
     headline = tag("p", " → ".join(ends), class_="headline") if ends else Html()
-    said = tag("p", tag("strong", kind), f": {evidence}")
+    conclusion = tag("p", tag("strong", kind), f": {evidence}")
     coming = tag("p", text, class_="soft") if (text := outlook(run)) else Html()
-    return tag("div", headline, said, tag("p", health, class_="soft"), coming, class_=CLASSES[kind])
+    return tag("div", headline, conclusion, tag("p", health, class_="soft"), coming, class_=CLASSES[kind])
 
 
 def ends_of(run: RunFiles) -> list[str]:
-    """Return the result of the base and that of the trained model, or nothing if there are not both."""
+    """Return the results of the base and of the trained model, or an empty list if one is missing."""
     ends = [run.measure.text(one[run.measure.of_model]) for one in run.evaluation.get("evaluations", [])[:2]]
     return ends if len(ends) == 2 else []
 
 
 def still_wrong(run: RunFiles) -> Iterator[Html]:
-    """Yield the wrong answers, or those with the lowest reward, and what was read beside the gold answer."""
+    """Yield the wrong answers, with what was read and the gold answer, or those with the lowest rewards."""
     measure, answers = run.measure, [*run.greedy.get("trained", {}).values()]
     if measure.is_reward:
         found = sorted((one for one in answers if one.get("reward") is not None), key=lambda one: one["reward"])
@@ -124,7 +123,7 @@ def _read(one: Mapping[str, Any], run: RunFiles) -> str:
 
 
 def figures(groups: Sequence[Group], files: Iterable[str] = CHARTS) -> list[Html]:
-    """Return all charts, what matters most first, or those of some files."""
+    """Return all charts, the most important first, or those of some files."""
     drawn = [chart for file in files for chart in charts_of(groups, file)]
     return [tag("figure", svg(chart.marks(), WIDTH, HEIGHT, chart.title)) for chart in drawn]
 
@@ -140,7 +139,7 @@ def charts(groups: Sequence[Group]) -> Html:
 
 
 def evaluation(run: RunFiles) -> Html:
-    """Return the tables of eval.json: each model, and each pair of models by the answers that are paid."""
+    """Return the tables of eval.json: each model, and each pair of models in the format that is paid."""
     models, pairs = run.evaluation.get("evaluations", []), run.evaluation.get("comparisons", [])
     if not models:
         return Html()
@@ -166,15 +165,15 @@ def alarm(one: Alarm) -> Html:
 def flips(found: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> Iterator[Html]:
     """Yield the problems that only one of two models solved, or whose rewards differ, in both directions."""
     for direction, title in zip(("gained", "lost"), titles, strict=True):
-        these = [flip for flip in found if flip.get("direction") == direction]
-        more = f", {MOST_FLIPS} of them here, all in eval_flips.jsonl" if len(these) > MOST_FLIPS else ""
-        if these:
-            yield tag("h3", f"{title}: {len(these)}{more}")
-        yield from map(flip, these[:MOST_FLIPS])
+        changed = [flip for flip in found if flip.get("direction") == direction]
+        more = f", {MOST_FLIPS} of them here, all in eval_flips.jsonl" if len(changed) > MOST_FLIPS else ""
+        if changed:
+            yield tag("h3", f"{title}: {len(changed)}{more}")
+        yield from map(flip, changed[:MOST_FLIPS])
 
 
 def flip(one: Mapping[str, Any], is_open: bool = False) -> Html:
-    """Return the answers before and after to a question whose worth has changed."""
+    """Return a question with the answers before and after training."""
     sides = []
     for side in ("before", "after"):
         of_side = [one.get(f"{side}_{name}") for name in ("answer", "reward")]
@@ -188,11 +187,11 @@ def samples(found: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterato
     for name, sample in found.items():
         read = sample["strict"] if sample["strict"] is not None else sample["lenient"]
         known = "" if measure.is_reward else "; the answer is "
-        told_of = f", step {sample['step']}, {earned(sample)}{known}"
-        title = joined(tag("strong", name, class_=name.split()[-1]), told_of)
+        facts = f", step {sample['step']}, {earned(sample)}{known}"
+        title = joined(tag("strong", name, class_=name.split()[-1]), facts)
         asked = tag("details", tag("summary", "prompt"), tag("pre", shortened(sample["prompt"])))
         cut = tag("p", "cut off", class_="soft") if sample["truncated"] else ""
-        turns = [(tag("p", turn["role"], class_="soft"), tag("pre", turn["text"])) for turn in told(sample)]
+        turns = [(tag("p", turn["role"], class_="soft"), tag("pre", turn["text"])) for turn in earlier_turns(sample)]
         earlier = [part for turn in turns for part in turn]
         last = tag("p", "model", class_="soft") if earlier else ""
         gold = "" if measure.is_reward else tag("code", sample["gold"])
@@ -201,22 +200,22 @@ def samples(found: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterato
 
 
 def answer(text: str, read: str | None, reward: float | None = None) -> Html:
-    """Return an answer as it was written, and its reward, if that is what is measured, or what was read from it: marked
-    in its last place, and below."""
+    """Return an answer with its reward, if rewards are measured, or with what was read from it, of which the last
+    occurrence is marked."""
     if reward is not None:
         return joined(tag("pre", shortened(text)), tag("p", f"reward {reward:.3g}", class_="soft"))
     before, found, after = around(shortened(text), read)
     marked = tag("pre", before, tag("mark", found) if found else "", after)
-    said = joined("read: ", tag("code", read)) if read is not None else "no answer was read from it"
-    return joined(marked, tag("p", said, class_="soft"))
+    result = joined("read: ", tag("code", read)) if read is not None else "no answer was read from it"
+    return joined(marked, tag("p", result, class_="soft"))
 
 
 def settings(run: RunFiles) -> Html:
     """Return the settings that differ from those of the nearest preset."""
     preset, changes = repeat.nearest_preset(run.settings)
-    said = f"Compared with preset {preset}, the nearest one. All other settings are those of the preset."
+    note = f"Compared with preset {preset}, the nearest one. All other settings are those of the preset."
     rows = of_changes(changes)
-    return joined(tag("p", said, class_="soft"), table(["setting", "preset", "this run"], rows) if rows else "")
+    return joined(tag("p", note, class_="soft"), table(["setting", "preset", "this run"], rows) if rows else "")
 
 
 def of_changes(changes: Sequence[repeat.Override]) -> list[list[object]]:
@@ -228,7 +227,7 @@ def shown(value: object) -> str:
 
 
 def time_and_memory(run: RunFiles) -> Html:
-    """Return the seconds of each phase, its peak memory beside the plan, and the energy if the card counted it."""
+    """Return the seconds of each phase, its peak and planned memory, and the energy if the card counts it."""
     lines = [line for line in run.metrics if line["step"]]
     seconds = {name: [line[f"time/{name}"] for line in lines if f"time/{name}" in line] for name in phases(lines)}
     whole, plan = sum(map(sum, seconds.values())), run.memory_plan
@@ -251,7 +250,7 @@ def time_and_memory(run: RunFiles) -> Html:
 
 
 def data(run: RunFiles) -> Iterator[Html]:
-    """Yield what was read, and what was left out."""
+    """Yield which data were read, and which were left out."""
     if "sha256" in run.data:
         count, digest = run.data["training_problems"], run.data["sha256"][:16]
         yield tag("p", f"{count} training problems, whose SHA-256 begins with ", tag("code", digest))
@@ -261,28 +260,26 @@ def data(run: RunFiles) -> Iterator[Html]:
 
 
 def how_it_was_made(run: RunFiles) -> Iterator[Html]:
-    """Yield versions and machine, and what repeats the run."""
+    """Yield the versions and the machine, and the command that repeats the run."""
     yield from (tag("p", line) for line in run.made_with)
     yield tag("p", "With the same packages, data and number of ranks, this repeats it:")
     yield tag("pre", "\n".join(repeat.commands(run.settings, run.made_with)))
     if own := repeat.own_files(run.settings):
-        yield tag("p", f"It needs files of one's own, named as in the run folder: {', '.join(own)}.")
+        yield tag("p", f"It needs your own files, named as in the run folder: {', '.join(own)}.")
 
 
 def results(runs: Sequence[RunFiles]) -> Iterator[Html]:
-    """Yield a table for each task: what each run reached, and its difference from the best on the same problems."""
+    """Yield a table for each task: the result of each run, and its difference from the best on the same problems."""
     tasks = ranked(runs)
-    for these in tasks:
-        first, _ = these[0]
-        measure = first.measure
+    for ranking in tasks:
+        first, _ = ranking[0]
         if len(tasks) > 1:
             yield tag("h3", f"Task {first.settings['task.name']}")
-        against = ["" if run is first else pair or "no common problems" for run, pair in these]
-        rows = [[run.name, *_result(run), told] for (run, _), told in zip(these, against, strict=True)]
-        unit = "reward" if measure.is_reward else "points"
-        head = ["run", "base", "trained", *measure.flips.split("/"), "steps", "training"]
-        head += [f"against {first.name}, {unit}"]
-        yield table(head, rows, "numbers")
+        against = ["" if run is first else pair or "no common problems" for run, pair in ranking]
+        rows = [[run.name, *_result(run), cell] for (run, _), cell in zip(ranking, against, strict=True)]
+        unit = "reward" if first.measure.is_reward else "points"
+        head = ["run", "base", "trained", *first.measure.flips.split("/"), "steps", "training"]
+        yield table([*head, f"against {first.name}, {unit}"], rows, "numbers")
     if len(tasks) > 1:
         yield tag("p", "Runs on different tasks are not compared with each other.", class_="soft")
 
@@ -306,7 +303,7 @@ def different_settings(runs: Sequence[RunFiles]) -> Html:
 
 
 class Pair(NamedTuple):
-    """What the trained model of one run gains and loses against that of another. `p` is corrected for several runs."""
+    """The gains and losses of a run's trained model against that of another run. `p` is corrected for several runs."""
 
     problems: int
     gained: int
@@ -320,20 +317,20 @@ class Pair(NamedTuple):
 
 
 def ranked(runs: Sequence[RunFiles]) -> list[list[tuple[RunFiles, Pair | None]]]:
-    """Return the runs of each task, best first, and their difference from it (Holm's p) on shared problems."""
+    """Return the runs of each task, the best first, with their differences from it on shared problems (Holm's p)."""
     tasks: dict[str, list[RunFiles]] = {}
     for run in runs:
         parts = ("task.", "reward.") if run.measure.is_reward else ("task.",)
         keys = (key for key in run.settings if key.startswith(parts) and key not in OF_TRAINING)
         tasks.setdefault(str([run.settings[key] for key in keys]), []).append(run)
-    found = []
+    rankings = []
     for of_task in tasks.values():
         first, *others = sorted(of_task, key=lambda run: -(facts_of(run)[run.measure.name] or 0.0))
         pairs = [_paired(first, run) for run in others]
         ps = iter(corrected([pair.p for pair in pairs if pair]))
         pairs = [pair and pair._replace(p=next(ps)) for pair in pairs]
-        found.append([(first, None), *zip(others, pairs, strict=True)])
-    return found
+        rankings.append([(first, None), *zip(others, pairs, strict=True)])
+    return rankings
 
 
 def _paired(before: RunFiles, after: RunFiles) -> Pair | None:

@@ -1,4 +1,4 @@
-"""One picture of what a run has come to, for people who do not know Octet: result, verdict and curve."""
+"""A picture of the result of a run, for people who do not know Octet: numbers, verdict and curve."""
 
 from dataclasses import replace
 from textwrap import wrap
@@ -13,25 +13,25 @@ from trainer.reports.report import ends_of
 from trainer.run_folder.reader import RunFiles
 from trainer.watch.verdict import LEARNED, NOT_LEARNED
 
-WIDTH, HEIGHT, MARGIN = 1200.0, 630.0, 60.0  # what pages show of a link
+WIDTH, HEIGHT, MARGIN = 1200.0, 630.0, 60.0  # the size of previews of links
 COLOURS = {LEARNED: "#1a7f37", NOT_LEARNED: "#cf222e"}
 UNDECIDED = "#9a6700"
-LETTERS = 92  # of the verdict in a line
-SCALE = 2.0  # of the chart, whose letters are made for a page
+LETTERS = 92  # per line of the verdict
+SCALE = 2.0  # of the chart, whose text is sized for a page
 
 
 def picture(run: RunFiles) -> Html:
-    """Return the picture as SVG. A run without evaluations has its verdict in place of the two results."""
+    """Return the picture as SVG. Without evaluations, the verdict replaces the two results."""
     kind, evidence = run.verdict
     model, task = (visible(run.settings[key]) for key in ("model.name", "task.name"))
     model = "Octet's embedded model" if model == "nano" else model.rpartition("/")[2]
     task = "word problems" if task == "nano" else task.rpartition("/")[2].partition(".py:")[0]
-    said = wrap(f"{kind}: {evidence}", LETTERS, max_lines=3, placeholder=" ...")
+    verdict = wrap(f"{kind}: {evidence}", LETTERS, max_lines=3, placeholder=" ...")
     made = f"{counted(run.steps, 'step')} of GRPO with octet {trainer.__version__}"
     lines = [
         _text(f"{model} on {task}"[:60], 78, 34, GREY),
         _text(" → ".join(ends_of(run)) or kind, 190, 104, COLOURS.get(kind, UNDECIDED)),
-        *(_text(line, 246 + 32 * row, 24, INK) for row, line in enumerate(said)),
+        *(_text(line, 246 + 32 * row, 24, INK) for row, line in enumerate(verdict)),
         _text(made, HEIGHT - 18, 20, GREY),
     ]
     for chart in charts_of(groups_of([run]), "curves")[:1]:

@@ -1,7 +1,7 @@
-"""What a study has come to, from the folders of its runs: `study.json` holds all of it.
+"""The results of a study, from the folders of its runs. `study.json` has all of them.
 
-The accuracy is that of the greedy answers to the held-out problems that every run was asked. `trainer/estimates.py` has
-the statistics.
+Accuracies are those of the greedy answers to the held-out problems, which are the same for every run.
+`trainer/estimates.py` has the statistics.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,10 +17,10 @@ from trainer.estimates import SIGNIFICANT, Table, corrected, effect, is_enough, 
 from trainer.run_folder import previous_run
 from trainer.run_folder.reader import RunFiles, phases, read_run
 
-RENUMBERED = "renumbered"  # folder in that of a run: its answers to the problems with new numbers
+RENUMBERED = "renumbered"  # folder inside a run folder, with the answers to the problems with new numbers
 COSTS = ("samples", "tokens", "seconds")
 KINDS = ("strict", "lenient")
-EQUAL = 0.01  # costs that differ by less are equal
+EQUAL = 0.01  # costs that differ by a smaller share count as equal
 BETTER, WORSE, CANNOT_TELL = "better", "worse", "cannot tell"
 
 
@@ -34,18 +34,18 @@ class Collected:
 
     @cached_property
     def problems(self) -> list[tuple[str, ...]]:
-        """The held-out problems, by question and gold answer. Raise DataError if a run was asked other ones."""
-        found = {
+        """The held-out problems, by question and gold answer. Raise DataError if a run has other ones."""
+        answers = {
             (one.folder, model): one.answered(model, lenient=False)
             for run in self._all
             for one, model in ((run, "trained"), (run.before_training, "base"))
         }
-        ((first, _), problems), *others = found.items()
+        ((first, _), problems), *others = answers.items()
         for (folder, _), answered in others:
             if answered.keys() != problems.keys():
                 reason = f"it answers {len(answered)} held-out problems, and {first} {len(problems)}, or other ones"
                 remedy = "Give every arm the same eval.problems and held-out problems, and delete the folder if its "
-                remedy += "file is damaged; the study makes the run again"
+                remedy += "file is damaged; the study repeats the run"
                 raise DataError(f"{folder}/eval_answers.jsonl", reason, remedy)
         return [*problems]
 
@@ -58,13 +58,13 @@ class Collected:
         return [run for seeds in self.runs.values() for run in seeds.values()]
 
     def correct(self, arm: str, seed: int, lenient: bool) -> list[float]:
-        """Return 1.0 for each problem that an arm solves with a seed; the base is that of the first arm's run."""
-        run = self.runs[self.study.first if arm == BASE else arm][seed]
+        """Return 1.0 or 0.0 for each problem, as an arm solves it with a seed. The base is that of the first arm."""
+        run = self.seeds(arm)[seed]
         answered = run.before_training.answered("base", lenient) if arm == BASE else run.answered("trained", lenient)
         return [float(answered[problem]) for problem in self.problems]
 
     def differences(self, arm: str, against: str, lenient: bool) -> Table:
-        """Return a row for each seed that both arms have."""
+        """Return the differences of each problem, in a row for each seed that both arms have."""
         seeds = [seed for seed in self.seeds(arm) if seed in self.seeds(against)]
         pairs = ((self.correct(arm, seed, lenient), self.correct(against, seed, lenient)) for seed in seeds)
         return [[a - b for a, b in zip(*pair, strict=True)] for pair in pairs]
@@ -77,15 +77,15 @@ class Collected:
 
 
 def collect(study: Study) -> Collected:
-    """Read the runs that have ended. Raise DataError if one has other settings than the file says."""
-    found: dict[str, dict[int, RunFiles]] = {arm: {} for arm in study.arms}
+    """Read the runs that have ended. Raise DataError if the settings of one differ from the file of the study."""
+    by_arm: dict[str, dict[int, RunFiles]] = {arm: {} for arm in study.arms}
     missing = []
     for run in study.runs():
         if (files := ended(study, run)) is None:
             missing.append(run.name)
         else:
-            found[run.arm][run.seed] = files
-    return Collected(study, {arm: runs for arm, runs in found.items() if runs}, missing)
+            by_arm[run.arm][run.seed] = files
+    return Collected(study, {arm: runs for arm, runs in by_arm.items() if runs}, missing)
 
 
 def ended(study: Study, run: StudyRun) -> RunFiles | None:
@@ -93,23 +93,25 @@ def ended(study: Study, run: StudyRun) -> RunFiles | None:
     folder = study.folder / run.name
     if not (folder / "config.yaml").is_file():
         return None
-    own = {"run.steps", "warmup.steps"} if run.arm == SUPERVISED else set()  # they follow from the first arm
+    ignored = previous_run.NO_EFFECT
+    if run.arm == SUPERVISED:  # its length follows from the first arm
+        ignored = ignored | {"run.steps", "warmup.steps"}
     config, warmup = study.config(run), folder / "warmup"
-    found = previous_run.differences(folder, config)
-    if found and (warmup / "config.yaml").is_file() and config.warmup.steps:  # the run goes on with other settings
-        found = previous_run.differences(warmup, config.warmed_up_in(warmup))
-        found += previous_run.differences(folder, config.after_warmup(warmup))
-    if changes := [str(one) for one in found if one.key not in previous_run.NO_EFFECT | own]:
-        remedy = f"Write those of before, rename the arm or {study.path.name}, or delete this folder"
+    differences = previous_run.differences(folder, config)
+    if differences and (warmup / "config.yaml").is_file() and config.warmup.steps:  # later settings follow from it
+        differences = previous_run.differences(warmup, config.warmed_up_in(warmup))
+        differences += previous_run.differences(folder, config.after_warmup(warmup))
+    if changes := [str(one) for one in differences if one.key not in ignored]:
+        remedy = f"Restore them, rename the arm or {study.path.name}, or delete this folder"
         raise DataError(folder, f"it was made with other settings than the study has now: {', '.join(changes)}", remedy)
     files = read_run(folder)
     if files.has_ended and not files.metrics:
-        raise DataError(f"{folder}/metrics.jsonl", "it is empty", "Delete this folder; the study makes the run again")
+        raise DataError(f"{folder}/metrics.jsonl", "it is empty", "Delete this folder; the study repeats the run")
     return files if files.has_ended else None
 
 
 def summary(collected: Collected) -> dict[str, Any]:
-    """Return what `study.json` holds."""
+    """Return the content of `study.json`."""
     study = collected.study
     judged = comparisons(collected)
     arms: dict[str, dict[str, Any]] = {}
@@ -118,31 +120,31 @@ def summary(collected: Collected) -> dict[str, Any]:
         accuracies = {kind: collected.accuracies(arm, kind == "lenient") for kind in KINDS}
         arms[arm] = {"settings": study.arms.get(arm, {}), **accuracies}
         arms[arm] |= {name: fmean(one[name] for one in costs) for name in COSTS if costs}
-    named = {"study": study.name, "first": study.first, "controls": list(study.file.controls)}
-    named |= {"missing": list(collected.missing), "paid": "lenient" if collected.pays_lenient else "strict"}
-    made_with = next(iter(collected.runs[study.first].values())).made_with
-    of_arms = {arm: collected.seeds(arm).values() for arm in arms}
     runs = [(arm, seed, run) for arm, seeds in collected.runs.items() for seed, run in seeds.items()]
     return {
-        **named,
-        **{"problems": len(collected.problems), "made_with": made_with, "arms": arms, "comparisons": judged},
+        **{"study": study.name, "first": study.first, "controls": list(study.file.controls)},
+        **{"missing": list(collected.missing), "paid": "lenient" if collected.pays_lenient else "strict"},
+        "problems": len(collected.problems),
+        "made_with": next(iter(collected.runs[study.first].values())).made_with,
+        "arms": arms,
+        "comparisons": judged,
         "shares": shares(collected, judged),
         "equal": equal(collected),
-        "gaps": gaps(of_arms, collected.pays_lenient),
+        "gaps": gaps({arm: collected.seeds(arm).values() for arm in arms}, collected.pays_lenient),
         "answers": {arm: _answers(collected, arm) for arm in arms},
         "runs": [{"arm": arm, "seed": seed, "curve": _points(run)} for arm, seed, run in runs],
     }
 
 
 def comparisons(collected: Collected) -> list[dict[str, Any]]:
-    """Compare each arm with the untrained base, and with the first arm. Holm's correction is over all of them."""
+    """Compare each arm with the untrained base and with the first arm. Holm's correction is over all comparisons."""
     first, paid = collected.study.first, collected.pays_lenient
     pairs = [(arm, BASE) for arm in collected.runs]
     pairs += [(arm, first) for arm in collected.runs if arm != first]
     tables = {pair: table for pair in pairs if (table := collected.differences(*pair, paid))}
     judged = {pair: effect(table) for pair, table in tables.items() if is_enough(table)}
     ps = dict(zip(judged, corrected([one.p for one in judged.values()]), strict=True))
-    found = []
+    results = []
     for pair, table in tables.items():
         one: dict[str, Any] = {"arm": pair[0], "against": pair[1], "seeds": len(table), "difference": _mean(table)}
         one["strict"] = _mean(collected.differences(*pair, lenient=False))
@@ -152,8 +154,8 @@ def comparisons(collected: Collected) -> list[dict[str, Any]]:
             one |= {"low": low, "high": high, "p": judged[pair].p, "p_holm": p}
             one["detectable"] = judged[pair].detectable(len(judged))
             one["verdict"] = CANNOT_TELL if p >= SIGNIFICANT else BETTER if value > 0 else WORSE
-        found.append(one)
-    return found
+        results.append(one)
+    return results
 
 
 def _mean(table: Table) -> float:
@@ -161,7 +163,7 @@ def _mean(table: Table) -> float:
 
 
 def shares(collected: Collected, comparisons: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return which share of the first arm's gain over the base each control reaches, if there is a gain to share."""
+    """Return the share of the first arm's gain over the base that each control reaches, if there is a gain."""
     first, paid = collected.study.first, collected.pays_lenient
     if not any(one["arm"] == first and one["against"] == BASE and one.get("verdict") == BETTER for one in comparisons):
         return []
@@ -175,8 +177,8 @@ def shares(collected: Collected, comparisons: Sequence[Mapping[str, Any]]) -> li
 
 
 def gaps(arms: Mapping[str, Iterable[RunFiles]], lenient: bool) -> list[dict[str, Any]]:
-    """Return for each arm how many of the old problems it solves, and how many of those with new numbers."""
-    found = []
+    """Return for each arm its accuracy on the old problems and on those with new numbers."""
+    results = []
     for arm, runs in arms.items():
         pairs = [both for run in runs if (both := _pairs(run, arm, lenient))]
         if not pairs:
@@ -186,12 +188,12 @@ def gaps(arms: Mapping[str, Iterable[RunFiles]], lenient: bool) -> list[dict[str
         gap = {"arm": arm, "seeds": len(pairs), "problems": len(table[0]), "old": old, "new": new}
         if is_enough(table):
             gap |= dict(zip(("low", "high"), effect(table).interval, strict=True))
-        found.append(gap)
-    return found
+        results.append(gap)
+    return results
 
 
 def _pairs(run: RunFiles, arm: str, lenient: bool) -> Mapping[str, tuple[bool, bool]]:
-    """Return by the number of a problem whether a model solved the old one, and the new one."""
+    """Return whether a model solved the old and the new version of a problem, by the number of the problem."""
     kind = "correct_lenient" if lenient else "correct_strict"
     renumbered = RunFiles(run.folder / RENUMBERED, run.settings)
     before = run.before_training.greedy.get("base", {}) if arm == BASE else run.greedy.get("trained", {})
@@ -200,17 +202,17 @@ def _pairs(run: RunFiles, arm: str, lenient: bool) -> Mapping[str, tuple[bool, b
     return {number: (old[number], solved) for number, solved in new.items() if number in old}
 
 
-# ---------------------------------------------------------------------------------------------- what the arms have cost
+# ---------------------------------------------------------------------------------------------- the costs of the arms
 
 
 def totals(run: RunFiles) -> dict[str, float]:
-    """Return the samples, tokens and seconds of training of a whole run."""
+    """Return the samples, the tokens and the seconds of training of a whole run."""
     *_, (cost, _) = curve(run)
     return cost
 
 
 def curve(run: RunFiles) -> Iterator[tuple[dict[str, float], Mapping[str, float]]]:
-    """Yield what had been spent, with a warm-up, at each evaluation and at the end, with the line of metrics.jsonl."""
+    """Yield the costs so far, including a warm-up, and the line of metrics.jsonl at each evaluation and at the end."""
     spent = dict.fromkeys(COSTS, 0.0)
     parts = [folder for folder in (run.folder / "warmup", run.folder) if (folder / "config.yaml").is_file()]
     for files in map(read_run, parts):
@@ -218,7 +220,7 @@ def curve(run: RunFiles) -> Iterator[tuple[dict[str, float], Mapping[str, float]
             if "groups" in line:
                 samples = line["groups"] * files.settings["rollout.group_size"]
                 tokens = samples * line["length"]
-            else:  # of a warm-up, or the evaluation of the base
+            else:  # a step of a warm-up, or the evaluation of the base
                 samples, tokens = files.settings["warmup.problems"] * ("tokens" in line), line.get("tokens", 0.0)
             seconds = sum(line.get(f"time/{name}", 0.0) for name in phases([line]))
             for name, more in zip(COSTS, (samples, tokens, seconds), strict=True):
@@ -229,8 +231,8 @@ def curve(run: RunFiles) -> Iterator[tuple[dict[str, float], Mapping[str, float]
 
 
 def equal(collected: Collected) -> dict[str, Any]:
-    """Return for each kind of cost whether all arms have spent as much, and the accuracy that each had when it had
-    spent what the most frugal one did. Between two evaluations the accuracy is interpolated."""
+    """Return for each kind of cost whether all arms have spent the same, and the accuracy of each arm at the cost of
+    the cheapest one. Between two evaluations the accuracy is interpolated."""
     name = "eval/lenient" if collected.pays_lenient else "eval/accuracy"
     curves = {
         arm: [[(cost, line[name]) for cost, line in curve(run) if name in line] for run in runs.values()]
@@ -249,7 +251,7 @@ def equal(collected: Collected) -> dict[str, Any]:
 
 
 def _at(budget: float, kind: str, points: Sequence[tuple[Mapping[str, float], float]]) -> float | None:
-    """Return the accuracy when so much had been spent, or None if the first evaluation came later."""
+    """Return the accuracy at a cost, or None if the first evaluation came later."""
     if budget < points[0][0][kind]:
         return None
     for (before, low), (after, high) in pairwise(points):
@@ -260,7 +262,7 @@ def _at(budget: float, kind: str, points: Sequence[tuple[Mapping[str, float], fl
 
 
 def _answers(collected: Collected, arm: str) -> dict[str, list[str]]:
-    """Return for each seed which problems were solved, as a text of ones and zeros."""
+    """Return for each seed a text with 1 for each solved problem and 0 for the others."""
     kinds = {kind: [collected.correct(arm, seed, kind == "lenient") for seed in collected.seeds(arm)] for kind in KINDS}
     return {kind: ["".join(f"{right:.0f}" for right in one) for one in found] for kind, found in kinds.items()}
 

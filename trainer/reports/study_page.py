@@ -1,4 +1,4 @@
-"""A study as tables on the screen, and as a page."""
+"""The results of a study as tables on the screen, and as a page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,7 +45,7 @@ def tables(found: Found) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     reached = {arm: [at[kind][arm] for kind in COSTS] for arm in found["arms"] if arm != BASE}
     rows = [[arm, *("" if one is None else f"{one:.1%}" for one in of_arm)] for arm, of_arm in reached.items()]
     budgets = [f"at {SHOWN[kind].format(found['equal'][kind]['budget'])}" for kind in COSTS]
-    yield "Accuracy where every arm has spent as much", ["arm", *budgets], rows
+    yield "Accuracy where every arm has spent the same", ["arm", *budgets], rows
 
 
 def drawings(found: Found) -> Iterator[tuple[Sequence[Html], float, float, str]]:
@@ -58,7 +58,7 @@ def drawings(found: Found) -> Iterator[tuple[Sequence[Html], float, float, str]]
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Return the mean over seeds, with the least and the most."""
+    """Return the mean over seeds, with the lowest and the highest value."""
     if max(values) - min(values) < 0.0005:
         return f"{fmean(values):.1%}"
     return f"{fmean(values):.1%} ({100 * min(values):.1f}-{100 * max(values):.1f})"
@@ -74,15 +74,15 @@ def _comparison(one: Found) -> list[str]:
 
 
 def sentences(found: Found) -> list[str]:
-    """Return what the study says, one sentence for each thing."""
+    """Return the conclusions of the study, each as a sentence."""
     gaps = {one["arm"]: one for one in found.get("gaps", [])}
     same = [kind for kind in COSTS if found["equal"][kind]["is_equal"]]
     text = Environment(trim_blocks=True, lstrip_blocks=True)
     text.filters |= {"points": lambda value: f"{100 * value:+.1f}", "percent": lambda value: f"{100 * value:.0f}"}
     values = {**found, "found": FOUND, "base_gap": gaps.get(BASE), "first_gap": gaps.get(found["first"])}
     values |= {"same": same, "others": [kind for kind in COSTS if kind not in same]}
-    said = text.from_string(SENTENCES.read_text(encoding="utf-8")).render(values)
-    return [line for line in said.splitlines() if line]
+    rendered = text.from_string(SENTENCES.read_text(encoding="utf-8")).render(values)
+    return [line for line in rendered.splitlines() if line]
 
 
 def sections(found: Found, collected: Collected) -> Iterator[Html]:

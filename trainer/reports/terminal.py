@@ -1,6 +1,6 @@
-"""A run on a terminal: progress, small curves, alarms, the last answers. Read from the files of its folder.
+"""A run on a terminal: progress, small curves, alarms and the last answers, read from the files in its folder.
 
-`octet watch` shows it for any run, and a run shows it of itself below what it prints.
+`octet watch` shows it for any runs, and a training run shows it below its own output.
 """
 
 import time
@@ -19,7 +19,7 @@ from rich.text import Text
 from trainer.machine import disk
 from trainer.machine.console import Console
 from trainer.machine.visible import around, visible
-from trainer.run_folder.previous_run import checkpoints
+from trainer.run_folder.previous_run import checkpoints, step_of
 from trainer.run_folder.reader import RunFiles, phases, read_run
 from trainer.watch.alarms import lasting
 from trainer.watch.measure import Measure
@@ -27,27 +27,27 @@ from trainer.watch.progress import clock
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # of a small curve, in characters
-BESIDE = 30  # characters of a line beside its curve: the name, and the first and the last value
-RECENT = 10  # steps from which the time that is left is estimated
-LONGEST = 400  # characters of an answer: its end, where the result is
-WIDE = 100  # columns where the width is unknown, and of one run where it is known
+BESIDE = 30  # characters beside a curve: its name, and its first and last value
+RECENT = 10  # steps from which the remaining time is estimated
+LONGEST = 400  # last characters of an answer, which have its result
+WIDE = 100  # columns if the width is unknown, and the most columns for a run
 SHOWN_PHASES = 4
-# File systems whose locks are those of this machine alone, so that one that is free is held by no run.
+# File systems that only this machine uses, so that a lock that is free here is not held by any run.
 LOCAL = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
 MOUNTS = Path("/proc/mounts")
-WRITTEN = ("config.yaml", ".lock", "metrics.jsonl", "samples.jsonl")  # when a run begins, and after each step
-PATIENCE_S, PATIENCE_STEPS = 60.0, 3  # without a record, after which a run elsewhere counts as stopped
+WRITTEN = ("config.yaml", ".lock", "metrics.jsonl", "samples.jsonl")  # at the start of a run, and after each step
+PATIENCE_S, PATIENCE_STEPS = 60.0, 3  # a run on another node counts as stopped after this time without a record
 
 
 def shown(runs: Sequence[RunFiles], console: Console, height: int | None = None) -> Columns:
-    """Return the runs side by side, as many as fit. Alarms and answers are shortened to the height, if there is one."""
+    """Return the runs, as many side by side as fit. If a height is given, alarms and answers are shortened to it."""
     each = min(console.width, max(WIDTH + BESIDE + 4, console.width // len(runs) - 1), WIDE)
     rows = -(-len(runs) // max(1, console.width // each))
     return Columns([_panel(run, console, each, height and height // rows) for run in runs])
 
 
 def of_folder(folder: Path, console: Console, height: int) -> Columns:
-    """Return the run in a folder, in at most so many lines."""
+    """Return the run in a folder, in at most `height` lines."""
     return shown([read_run(folder)], console, height)
 
 
@@ -71,7 +71,7 @@ def _panel(run: RunFiles, console: Console, width: int, height: int | None) -> P
 
 
 def _progress(run: RunFiles, width: int) -> Iterator[Text]:
-    """Yield a bar, and a line with the steps that are done and the time that is left."""
+    """Yield a progress bar, and a line with the completed steps and the remaining time."""
     size = min(WIDTH, width)
     done = size * min(run.steps, run.total_steps) // run.total_steps
     yield Text("█" * done + "░" * (size - done), style="blue")
@@ -81,14 +81,14 @@ def _progress(run: RunFiles, width: int) -> Iterator[Text]:
 
 
 def state(run: RunFiles) -> str:
-    """Return whether a run goes on, and how long."""
+    """Return whether a run has ended or was stopped, or else its remaining time."""
     if run.has_ended:
         return "ended"
-    if said := stopped(run):
-        return said
+    if reason := stopped(run):
+        return reason
     path = run.folder / "metrics.jsonl"
     if not run.steps:
-        return "not one step is logged yet"
+        return "no step is logged yet"
     last = _recent(run.metrics)
     names = [f"time/{name}" for name in phases(last)]
     left = fmean(sum(record.get(name, 0.0) for name in names) for record in last) * (run.total_steps - run.steps)
@@ -109,7 +109,7 @@ def _curves(run: RunFiles, width: int) -> Iterator[Text]:
 
 
 def blocks(values: Sequence[float], width: int = WIDTH) -> str:
-    """Return a curve of block characters, from the lowest value to the highest; neighbours are averaged."""
+    """Return a curve of block characters, scaled to its lowest and highest value. Neighbours are averaged to fit."""
     finite = [value for value in values if abs(value) < float("inf")]
     size = -(-len(finite) // width) or 1
     means = [fmean(finite[start : start + size]) for start in range(0, len(finite), size)]
@@ -119,7 +119,7 @@ def blocks(values: Sequence[float], width: int = WIDTH) -> str:
 
 
 def _phases(run: RunFiles) -> Iterator[Text]:
-    """Yield the mean seconds of the longest phases, and the peaks of memory with what was planned for them."""
+    """Yield the mean seconds of the longest phases, and the peak and the planned memory of the largest."""
     last = _recent(run.metrics)
     seconds = {name: fmean(record.get(f"time/{name}", 0.0) for record in last) for name in phases(last)}
     if longest := sorted(seconds, key=lambda name: -seconds[name])[:SHOWN_PHASES]:
@@ -129,7 +129,7 @@ def _phases(run: RunFiles) -> Iterator[Text]:
     planned = {name: f" of {size / 1e9:.2f} planned" for name, size in run.memory_plan.items()}
     if not largest or not peaks[largest[0]]:
         return
-    if not planned and len({f"{peaks[name]:.2f}" for name in largest}) == 1:  # the process as a whole, on a CPU
+    if not planned and len({f"{peaks[name]:.2f}" for name in largest}) == 1:  # on a CPU, that of the whole process
         yield Text(f"{'memory':<9} {peaks[largest[0]]:.2f} GB")
     else:
         used = (f"{name} {peaks[name]:.2f}{planned.get(name, '')}" for name in largest)
@@ -142,33 +142,36 @@ def _answer(name: str, sample: Mapping[str, Any], measure: Measure) -> Text:
         sample = {**sample, "strict": None, "lenient": None}
     read = sample["strict"] if sample["strict"] is not None else sample["lenient"]
     before, found, after = map(visible, around(sample["completion"][-LONGEST:], read))
-    said = "no answer found" if read is None else f"read {visible(read)}"
-    known = f"{said}, the answer is {visible(sample['gold'])}"
-    known = earned(sample) if measure.is_reward else known
-    head = f"{name}, step {sample['step']}, {known}\n"
-    earlier = [(f"{visible(turn['text'])}\n", "dim" if turn["role"] == "environment" else "") for turn in told(sample)]
-    return Text.assemble((head, "bold"), *earlier, before, (found, "reverse"), after)
+    if measure.is_reward:
+        result = earned(sample)
+    else:
+        found_text = "no answer found" if read is None else f"read {visible(read)}"
+        result = f"{found_text}, the answer is {visible(sample['gold'])}"
+    head = f"{name}, step {sample['step']}, {result}\n"
+    styles = {"environment": "dim"}
+    turns = [(f"{visible(turn['text'])}\n", styles.get(turn["role"], "")) for turn in earlier_turns(sample)]
+    return Text.assemble((head, "bold"), *turns, before, (found, "reverse"), after)
 
 
 def earned(sample: Mapping[str, Any]) -> str:
     return "no reward" if sample["reward"] is None else f"reward {sample['reward']:.3g}"
 
 
-def told(sample: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
-    """Return who said what before the last turn of an answer."""
+def earlier_turns(sample: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
+    """Return the turns before the last one of an answer."""
     return list(sample.get("turns", ()))[:-1]
 
 
 def _unsaved(run: RunFiles) -> str:
-    """Say so if a run did not save its last step, as one does that is told to stop."""
-    saved = max((int(one.name.removeprefix("step_")) for one in checkpoints(run.folder)), default=0)
-    goes_on = f"goes on after step {saved}" if saved else "begins anew"
-    return f" without saving it, because it failed or was killed; it {goes_on}" if saved < run.steps else ""
+    """Return a note if a run did not save its last step, which a run that is stopped properly does."""
+    saved = max(map(step_of, checkpoints(run.folder)), default=0)
+    then = f"continues after step {saved}" if saved else "starts again"
+    return f" without saving it, because it failed or was killed; it {then}" if saved < run.steps else ""
 
 
 def stopped(run: RunFiles) -> str | None:
-    """Return what to say of a run that was stopped; None if it goes on or has ended. A run holds the lock of its
-    folder. The lock of a run on another node cannot be seen, so what counts there is the time since its last record."""
+    """Return how a run was stopped, or None if it is running or has ended. A running process holds the lock of its
+    folder. Locks of other nodes are not visible here, so the time since the last record decides for their runs."""
     if run.has_ended or _is_locked(run.folder):
         return None
     if _is_local(run.folder):

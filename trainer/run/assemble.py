@@ -1,4 +1,4 @@
-"""From the configuration to a run. This is the only file that knows every concrete piece."""
+"""Build a run from its configuration. This is the only module that knows every concrete class."""
 
 import os
 import sys
@@ -58,7 +58,7 @@ from trainer.watch.trackers import Tracker
 
 
 class Run(NamedTuple):
-    """What the loop works with."""
+    """The objects that the loop works with."""
 
     rollouts: Rollouts
     updater: Updater
@@ -67,7 +67,7 @@ class Run(NamedTuple):
 
 
 def build(request: Request, data: Data | None = None) -> Run:
-    """Put a run together from its configuration, and from its data if they have been read."""
+    """Build a run from its configuration, and from its data if they have been read already."""
     config = request.config
     config.refuse_idle(distributed.world_size())
     data = data or read(config)
@@ -75,7 +75,7 @@ def build(request: Request, data: Data | None = None) -> Run:
         stage(model)
     tokenizer = load_tokenizer(config.model)
     prompts = make_prompts(config, data, tokenizer)
-    folder = lock.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
+    folder = lock.claim(request)  # bad data must not leave a folder that refuses the corrected settings
     scorer = make_scorer(config, data.task, folder)
     scorer.rehearse(prompts.prompter.prompt(prompts.problems[0]), worked(prompts.problems[0]))
     teacher = make_teacher(config, tokenizer, len(prompts.longest.tokens))
@@ -93,19 +93,20 @@ def build(request: Request, data: Data | None = None) -> Run:
     if config.lora.enabled and experts_of(policy.model):
         log.screen.say("octet: the experts of this model are not trained: adapters are on its linear layers")
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
-    given_back = (samplers.sampler.give_back, samplers.evaluating.give_back)
-    shrinker = Shrinker(policy, given_back, packer, log.screen.warn)
+    give_back = (samplers.sampler.give_back, samplers.evaluating.give_back)
+    shrinker = Shrinker(policy, give_back, packer, log.screen.warn)
     held_out, new_tokens, progress = samplers.held_out, config.rollout.max_new_tokens, log.screen.progress
     left_out = len(prompts.held_out) - len(held_out)
-    of_run = (log.first_step, log.total_steps, origin.run, measure_of(config))
-    history = EvaluationHistory(folder, config.eval, len(held_out), *of_run)
+    run = (log.first_step, log.total_steps, origin.run, measure_of(config))
+    history = EvaluationHistory(folder, config.eval, len(held_out), *run)
     if history.lost:
         log.screen.say(f"octet: warning: {history.lost}, so the best that was kept is lost")
-    of_answers = (config.eval.samples, config.rollout.temperature, 1, config.run.seed)
-    draws = Draws(*of_answers) if config.eval.samples and not config.is_warmup else None
-    kind = Rollouts if config.reward.control == "none" else PlaceboRollouts
+    draws = None
+    if config.eval.samples and not config.is_warmup:
+        draws = Draws(config.eval.samples, config.rollout.temperature, 1, config.run.seed)
+    rollouts = Rollouts if config.reward.control == "none" else PlaceboRollouts
     return Run(
-        kind(config, prompts.curriculum, prompts.prompter, samplers.sampler, scorer, prompts.longest),
+        rollouts(config, prompts.curriculum, prompts.prompter, samplers.sampler, scorer, prompts.longest),
         Updater(policy, config, distributed.device(), packer, shrinker, kl, teacher),
         Evaluator(policy, samplers.evaluating, scorer, held_out, new_tokens, history, progress, left_out, draws=draws),
         log,
@@ -135,29 +136,27 @@ def make_policy(config: Config, total_steps: int) -> Any:
 
 
 def by_adapter(policy: Policy, batches: Sequence[TrainingBatch]) -> list[Tensor]:
-    """Return the log-probs of a teacher that is an adapter of the policy's base."""
+    """Return the log-probs of a teacher that is an adapter over the policy's base."""
     with policy.as_teacher():
         return [policy.measure(batch).logprobs_BT for batch in batches]
 
 
 def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> TeacherLogprobs | None:
-    """Load the frozen teacher, or connect to its server. Raise ModelError if it counts in other tokens."""
-    own, settings, device = config.teacher, config.teacher_model, distributed.device()
-    if own.url:
+    """Load the frozen teacher, or connect to its server. Raise ModelError if it has another vocabulary."""
+    teacher, settings, device = config.teacher, config.teacher_model, distributed.device()
+    if teacher.url:
         return ServedTeacher(config, tokenizer, longest_prompt, partial(print, file=sys.stderr, flush=True))
     if settings is None:
         return None
     with hub.naming("teacher.name"):
         theirs, ours = load_tokenizer(settings).get_vocab(), tokenizer.get_vocab()
-        if apart := sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)):
-            reason = (
-                f"its tokenizer is not that of the model, {config.model.name}: {len(apart)} tokens differ, the first "
-                f"of them {apart[0]!r}"
-            )
-            raise ModelError(f"teacher.name={own.name}", reason, "Take a teacher of the same family")
+        if differing := sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)):
+            differ = f"{len(differing)} tokens differ, the first of them {differing[0]!r}"
+            reason = f"its tokenizer is not that of the model, {config.model.name}: {differ}"
+            raise ModelError(f"teacher.name={teacher.name}", reason, "Take a teacher of the same family")
         model = load_model(settings, resolve_dtype(settings.dtype, device), device)
-    if own.adapter:
-        model = load_adapter(model, own.adapter, setting="teacher.adapter")
+    if teacher.adapter:
+        model = load_adapter(model, teacher.adapter, setting="teacher.adapter")
     score = LogProbs(model.requires_grad_(False), config.rollout.temperature, flat=config.optim.layout == "flat")
     return lambda batches: [score(batch).logprobs_BT for batch in batches]
 
@@ -166,11 +165,11 @@ def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Teacher
 
 
 class Samplers(NamedTuple):
-    """What samples in training and in evaluation, which is the same without shortcuts."""
+    """The samplers for training and for evaluation, and the held-out prompts."""
 
     sampler: Sampler
     evaluating: Sampler
-    held_out: list[Prompt]  # those that fit into the context, with an answer
+    held_out: list[Prompt]  # those that fit into the context together with an answer
 
 
 def make_sampling(config: Config, policy: Any, prompts: Prompts, log: RunLog) -> Samplers:
@@ -183,8 +182,8 @@ def make_sampling(config: Config, policy: Any, prompts: Prompts, log: RunLog) ->
 
 
 def make_samplers(context: SamplingContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
-    """Return the samplers for training and for evaluation. Copies of weights that are split over the ranks would be as
-    large as what splitting saves."""
+    """Return the samplers for training and for evaluation. Weights that are split over the ranks are not copied for
+    sampling, because copies would be as large as what splitting saves."""
     lead = leader(context.config, context.prompter, context.stops)
     if outside := make_vllm_sampler(context):
         return lead(outside), lead(outside)
@@ -194,7 +193,7 @@ def make_samplers(context: SamplingContext, model: Any, warn: Say, copies: bool)
 
 
 def leader(config: Config, prompter: Prompter | None, stops: Stops) -> Callable[[Sampler], Sampler]:
-    """Return what lets the agent of the settings lead a sampler, if there is one."""
+    """Return a function that puts a sampler under the control of the configured agent, or returns it without one."""
     if not config.task.agent or prompter is None:
         return lambda sampler: sampler
     from trainer.rollout.agents.sampler import Agents, AgentSampler
@@ -204,30 +203,30 @@ def leader(config: Config, prompter: Prompter | None, stops: Stops) -> Callable[
 
 
 def sampling_context(
-    config: Config, policy: Exportable, model: Any, prompter: Prompter, asked: Sequence[Prompt], folder: Path, say: Say
+    config: Config, policy: Exportable, model: Any, prompter: Prompter, held_out: list[Prompt], folder: Path, say: Say
 ) -> SamplingContext:
-    """Return what an engine outside needs to know about this model. Held-out prompts may be longer than those of the
-    training, up to the memory that is planned for all its rows."""
+    """Return what an external engine needs to know about this model. Its context is long enough for held-out prompts,
+    which may be longer than those of the training, up to the tokens that are planned for all rows."""
     is_outside = config.rollout.uses_servers or config.rollout.engine == "vllm_colocate"
     if is_outside and (whole := getattr(model, "taken_from", None)):
         reason = f"vLLM reads the whole {whole}, and an adapter of its text model would have no effect there"
         remedy = f"Write rollout.engine=decode, or train what octet export {config.model.name} --to safetensors writes"
         raise ConfigError(f"rollout.engine={config.rollout.engine}", reason, remedy)
     trained = config.prompt.max_tokens + config.rollout.max_new_tokens
-    longest = max((len(prompt.tokens) for prompt in asked), default=0) + config.rollout.max_new_tokens
+    longest = max((len(prompt.tokens) for prompt in held_out), default=0) + config.rollout.max_new_tokens
     wanted = min(max(trained, longest), trained * config.rollout.rows)
     stops = stops_of(config.rollout.stop, prompter, model)
     dtype, length = resolve_dtype(config.model.dtype, distributed.device()), min(context_of(model) or wanted, wanted)
     return SamplingContext(config, policy, location(config.model), dtype, length, stops, folder, say, prompter)
 
 
-def stops_of(own: Sequence[str], prompter: Prompter, model: Any) -> Stops:
+def stops_of(configured: Sequence[str], prompter: Prompter, model: Any) -> Stops:
     """Return the tokens and the strings at which a turn ends: those of the model, the prompt style and the settings.
     The text of an answer is decoded without special tokens, so a string that names one stands for the token."""
     tokenizer = prompter.tokenizer
     added = tokenizer.added_tokens_decoder.items()
     special = {token.content: index for index, token in added if token.special and token.content.strip()}
-    strings = (*prompter.stop_strings, *own)
+    strings = (*prompter.stop_strings, *configured)
     for string in strings:
         if string not in special and (inside := next((name for name in special if name in string), None)):
             reason = f"no answer has {inside} in its text, because it is a special token"
@@ -239,7 +238,7 @@ def stops_of(own: Sequence[str], prompter: Prompter, model: Any) -> Stops:
 
 def context_limit(sampler: Sampler, model: Any) -> int | None:
     """Return how many tokens a prompt and its answer may have, or None if there is no limit."""
-    return min((room for room in (sampler.context_limit(), context_of(model)) if room), default=None)
+    return min((limit for limit in (sampler.context_limit(), context_of(model)) if limit), default=None)
 
 
 def evaluate_model(
@@ -253,7 +252,7 @@ def evaluate_model(
     progress: ShowProgress | None = None,
     folder: Path | None = None,
 ) -> Evaluation:
-    """Evaluate a model on the held-out problems, sampled by `outside` if given; `folder` counts a judge's cost."""
+    """Evaluate a model on the held-out problems, which `outside` samples if given. `folder` counts a judge's costs."""
     check_vocabulary(tokenizer, model)
     prompter = prompter_of(config, data.task, tokenizer)
     stops = stops_of(config.rollout.stop, prompter, model)
@@ -270,7 +269,7 @@ def evaluate_model(
 
 
 def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, learned: Learned) -> RunLog:
-    """Load the newest checkpoint, write the configuration down, and open the log and the screen."""
+    """Load the newest checkpoint, write the configuration, and open the log and the screen."""
     config, is_main, total_steps = request.config, distributed.is_main(), prompts.total_steps
     first_step = checkpoints.resume(policy, folder, config.run.keep, learned)
     if first_step > total_steps:
@@ -288,21 +287,21 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     track = config.run.track
     tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
     journal = Journal(folder, first_step, tracker) if is_main else None
-    is_stretched = before not in (None, total_steps) and config.optim.schedule != "constant"
+    is_stretched = before != total_steps and config.optim.schedule != "constant"
     if before and is_stretched and 0 < first_step < total_steps:
         screen.say(stretched(config, before, first_step, total_steps))
-    seen = [one for one in read_records(folder / "metrics.jsonl") if one["step"] <= first_step]
-    history = History(config, seen, len(prompts.problems), total_memory() / GB)
+    records = [record for record in read_records(folder / "metrics.jsonl") if record["step"] <= first_step]
+    history = History(config, records, len(prompts.problems), total_memory() / GB)
     alarms = Alarms(history, screen.warn, [rule for rule in RULES if is_main or rule.of_each_rank])
     if config.optim.layout == "flat" and not policy.is_flat:
         screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
-    save_minutes = inf if config.rollout.ahead else config.run.save_minutes  # nothing is sampled ahead of a save
-    stopping = Stopping(save_minutes)
+    # nothing can be sampled ahead of a save, so with rollout.ahead only save_every decides
+    stopping = Stopping(inf if config.rollout.ahead else config.run.save_minutes)
     return RunLog(config, folder, learned, journal, alarms, screen, stopping, first_step, total_steps)
 
 
 def stretched(config: Config, before: int, first_step: int, total_steps: int) -> str:
-    """Return what another run.steps does to the learning rate of a run that goes on."""
+    """Return a message about how a new run.steps changes the learning rate of a resumed run."""
     spans = (first_step - 1, before), (first_step, total_steps)
     rates = [config.algorithm.lr * schedule(config.optim, step, total) for step, total in spans]
     return (
@@ -322,6 +321,6 @@ def process_group(config: Config) -> Iterator[None]:
     try:
         with distributed.naming_the_missing(config.engine.timeout_s):
             yield
-            distributed.barrier()  # nobody hangs up while another one is still talking
+            distributed.barrier()  # no rank disconnects while another one still communicates
     finally:
         distributed.disconnect()

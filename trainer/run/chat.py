@@ -1,4 +1,4 @@
-"""Ask the models of a run, and show their answers, one below the other, while they are written."""
+"""Ask the models of a run, and show their answers, one below the other, while they are generated."""
 
 import json
 import sys
@@ -31,56 +31,56 @@ from trainer.run import assemble
 from trainer.run.data import prompter_of, task_of
 from trainer.run_folder.source import Source
 
-ASKED = "chat"  # the id of a question of a person
+ASKED = "chat"  # the id of a person's question
 
 
-class Voice(NamedTuple):
-    """A model that answers. `as_itself` is entered meanwhile: the base is the model with its adapter switched off."""
+class ChatModel(NamedTuple):
+    """A model that answers inside the context `active`: the base is the trained model with its adapter disabled."""
 
     name: str
     sampler: Sampler
     context: int | None
-    as_itself: Callable[[], AbstractContextManager[Any]]
+    active: Callable[[], AbstractContextManager[Any]]
 
 
-def chat(source: Source, config: Config, temperature: float, asked: str = "", as_json: bool = False) -> None:
-    """Answer a question with the base and with what was trained, or all that are read from standard input. As JSON, the
-    answers to a question are a line."""
+def chat(source: Source, config: Config, temperature: float, question: str = "", as_json: bool = False) -> None:
+    """Answer a question, or all questions on standard input, with the base and the trained model. As JSON, the answers
+    to a question are one line."""
     no_progress_bars()
     task = task_of(config.task, source.run)
     prompter = prompter_of(config, task, load_tokenizer(config.model))
-    voices, scorer, console = list(_voices(source, config, prompter)), make_verifier(config, task), Console()
+    models, scorer, console = list(_models(source, config, prompter)), make_verifier(config, task), Console()
     sampling = Sampling(1, temperature, config.rollout.max_new_tokens, config.run.seed)
     held_out = partial(evaluation_problems, task, max(1, config.eval.problems))
-    if not asked:
+    if not question:
         if not as_json:
             console.print("Ask, or press Enter for a held-out problem. Ctrl-D ends it.")
         if isinstance(sys.stdin, TextIOWrapper):
-            sys.stdin.reconfigure(errors="replace")  # what is no text is no reason to end
-    for number, problem in enumerate(_questions([asked] if asked else iter(sys.stdin.readline, ""), held_out)):
-        another = replace(sampling, seed=sampling.seed + number)  # or the same question has the same answer
+            sys.stdin.reconfigure(errors="replace")  # input that is not UTF-8 does not end the conversation
+    for number, problem in enumerate(_questions([question] if question else iter(sys.stdin.readline, ""), held_out)):
+        reseeded = replace(sampling, seed=sampling.seed + number)  # repeating a question samples another answer
         try:
             if isinstance(problem, DataError):
                 raise problem
-            prompt = _prompt(problem, prompter, another, voices[0].context)
+            prompt = _prompt(problem, prompter, reseeded, models[0].context)
             if as_json:
-                print(json.dumps(_record(prompt, voices, another, scorer)), flush=True)
+                print(json.dumps(_record(prompt, models, reseeded, scorer)), flush=True)
             else:
-                _answer(prompt, voices, another, scorer, console)
-        except (ConfigError, DataError) as error:  # a question that is too long for the model, or for the memory
+                _answer(prompt, models, reseeded, scorer, console)
+        except (ConfigError, DataError) as error:  # a question is too long for the model or for the memory
             print(json.dumps({"error": str(error)}) if as_json else error, flush=True)
 
 
-def _voices(source: Source, config: Config, prompter: Prompter) -> Iterator[Voice]:
+def _models(source: Source, config: Config, prompter: Prompter) -> Iterator[ChatModel]:
     """Yield the base, and the adapter over it or the whole model."""
     base, sampler = _load(config, prompter, source.adapter)
     context = context_of(base)
-    yield Voice("base", sampler, context, getattr(base, "disable_adapter", nullcontext))
+    yield ChatModel("base", sampler, context, getattr(base, "disable_adapter", nullcontext))
     if source.adapter:
-        yield Voice("adapter", sampler, context, nullcontext)
+        yield ChatModel("adapter", sampler, context, nullcontext)
     elif fits(folder := source.folder or Path(), distributed.device()):
         model = config.model.clean.model_copy(update={"name": str(folder), "revision": None})
-        yield Voice("model", _load(config.model_copy(update={"model": model}), prompter)[1], context, nullcontext)
+        yield ChatModel("model", _load(config.model_copy(update={"model": model}), prompter)[1], context, nullcontext)
     else:
         on_stderr(f"octet: {folder} is left out: it does not fit on this card beside the base")
 
@@ -94,7 +94,7 @@ def _load(config: Config, prompter: Prompter, adapter: Path | None = None) -> tu
 
 
 def _questions(lines: Iterable[str], held_out: Callable[[], list[Problem]]) -> Iterator[Problem | DataError]:
-    """Yield what a person asks, and a held-out problem for an empty line. Data are read when they are asked for."""
+    """Yield the questions of a person, and a held-out problem for each empty line. The first one reads the data."""
     problems: list[Problem] = []
     for line in lines:
         if text := line.strip():
@@ -110,7 +110,7 @@ def _questions(lines: Iterable[str], held_out: Callable[[], list[Problem]]) -> I
 
 
 def _prompt(problem: Problem, prompter: Prompter, sampling: Sampling, context: int | None) -> Prompt:
-    """Return the prompt. Raise ConfigError if an answer has no room behind it."""
+    """Return the prompt. Raise ConfigError if the context has no room for its answer."""
     prompt = prompter.prompt(problem)
     length, longest = len(prompt.tokens), sampling.max_new_tokens
     if context is not None and length + longest > context:
@@ -120,13 +120,13 @@ def _prompt(problem: Problem, prompter: Prompter, sampling: Sampling, context: i
     return prompt
 
 
-def _answer(prompt: Prompt, voices: list[Voice], sampling: Sampling, scorer: Scorer, console: Console) -> None:
-    """Show the answers of all models while they are written, and what the verifier reads in each."""
+def _answer(prompt: Prompt, models: list[ChatModel], sampling: Sampling, scorer: Scorer, console: Console) -> None:
+    """Show the answers of all models while they are generated, and what the verifier reads in each."""
     if prompt.problem.id != ASKED:
         print(prompt.problem.question)
-    for voice in voices:
-        console.rule(voice.name, align="left")
-        completion = _ask(voice, prompt, sampling)
+    for model in models:
+        console.rule(model.name, align="left")
+        completion = _stream(model, prompt, sampling)
         if not prompt.problem.gold:
             print()
             continue
@@ -137,20 +137,20 @@ def _answer(prompt: Prompt, voices: list[Voice], sampling: Sampling, scorer: Sco
     print(flush=True)
 
 
-def _record(prompt: Prompt, voices: list[Voice], sampling: Sampling, scorer: Scorer) -> dict[str, Any]:
+def _record(prompt: Prompt, models: list[ChatModel], sampling: Sampling, scorer: Scorer) -> dict[str, Any]:
     """Return the answers of all models, and what the verifier reads in each."""
     answers = []
-    for voice in voices:
-        with voice.as_itself():
-            ((_, (completion,)),) = voice.sampler.sample([prompt], sampling)
+    for model in models:
+        with model.active():
+            ((_, (completion,)),) = model.sampler.sample([prompt], sampling)
         (score,) = scorer.score(prompt, [completion]).scores
         read = {"strict": score.strict, "lenient": score.lenient, "right": score.correct_strict}
-        answers.append({"model": voice.name, "answer": completion.text, **read})
+        answers.append({"model": model.name, "answer": completion.text, **read})
     return {"question": prompt.problem.question, "gold": prompt.problem.gold, "answers": answers}
 
 
-def _ask(voice: Voice, prompt: Prompt, sampling: Sampling) -> Completion:
-    """Print the answer of a model while it is written, and return it."""
+def _stream(model: ChatModel, prompt: Prompt, sampling: Sampling) -> Completion:
+    """Print the answer of a model while it is generated, and return it."""
     printed = ""
 
     def show(text: str) -> None:
@@ -159,15 +159,15 @@ def _ask(voice: Voice, prompt: Prompt, sampling: Sampling) -> Completion:
             print(text[len(printed) :], end="", flush=True)
             printed = text
 
-    if isinstance(voice.sampler, DecodeSampler):
-        stops = voice.sampler.stops
-        held_back = max(map(len, stops.strings), default=0)  # a stop string may have begun, and is not shown then
-        voice.sampler.on_tokens = lambda tokens: show(
-            stops.completion(tokens, []).text[: -held_back or None].rstrip("\ufffd")  # a character that has begun
+    if isinstance(model.sampler, DecodeSampler):
+        stops = model.sampler.stops
+        held_back = max(map(len, stops.strings), default=0)  # the last characters may begin a stop string
+        model.sampler.on_tokens = lambda tokens: show(
+            stops.completion(tokens, []).text[: -held_back or None].rstrip("\ufffd")  # an incomplete character
         )
-    with voice.as_itself():
-        ((_, (completion,)),) = voice.sampler.sample([prompt], sampling)
+    with model.active():
+        ((_, (completion,)),) = model.sampler.sample([prompt], sampling)
     show(completion.text)
-    if printed != completion.text:  # the model began again, with less memory or after the answer of a tool
+    if printed != completion.text:  # the model started again, with less memory or after the reply of a tool
         print(f"\n{completion.text}", end="")
     return completion

@@ -1,4 +1,4 @@
-"""The data of a run as its model sees them: prompts, and which are drawn when."""
+"""The data of a run as its model sees them: prompts, and the order in which they are drawn."""
 
 import hashlib
 import heapq
@@ -42,7 +42,7 @@ def make_prompts(config: Config, data: Data, tokenizer: Any) -> Prompts:
     prompter = prompter_of(config, data.task, tokenizer)
     problems = prompter.fitting(data.training)
     total_steps = config.total_steps(len(problems))
-    # Only the longest texts are tokenised: one that is too long is an error now.
+    # Only the longest texts are tokenised, to find the longest prompt.
     candidates = heapq.nlargest(64, problems, key=lambda problem: len(problem.question))
     longest = max(map(prompter.prompt, candidates), key=lambda prompt: len(prompt.tokens))
     changes = data.task.later(1) and not config.task.limit
@@ -54,52 +54,55 @@ def make_prompts(config: Config, data: Data, tokenizer: Any) -> Prompts:
 
 
 def task_of(settings: TaskSettings, run: Path | None) -> Task:
-    """Return the task of a model, of which its run knows what prompts need, so that no data are read for them."""
+    """Return the task of a model. The facts that prompts need come from its run, so that no data are read."""
     task = make_task(settings)
-    if isinstance(task, RecordsTask) and run and "in_words" in (known := read_run(run).data):
-        task.in_words = known["in_words"]
+    if isinstance(task, RecordsTask) and run and "in_words" in (facts := read_run(run).data):
+        task.in_words = facts["in_words"]
     return task
 
 
 def prompter_of(config: Config, task: Task, tokenizer: Any) -> Prompter:
-    """Return what writes the prompts of a task, with its tools or environment."""
-    found = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
-    if config.task.agent and (found or not tokenizer.chat_template):
-        reason = f"{found.setting} has an environment" if found else "the model has no chat template for its messages"
+    """Return the prompter of a task, with its tools or environment."""
+    tools = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
+    if config.task.agent and (tools or not tokenizer.chat_template):
+        reason = f"{tools.setting} has an environment" if tools else "the model has no chat template for its messages"
         raise ConfigError(f"task.agent={config.task.agent}", reason, "Take another task, or another model")
-    if found is None and config.reward.weights.get("environment") and not config.task.agent:
+    if tools is None and config.reward.weights.get("environment") and not config.task.agent:
         reason = f"nothing gives this reward, because task.name={config.task.name} has no environment"
         remedy = "Leave it out; docs/environments.md says how to have one"
         raise ConfigError(f"reward.weights.environment={config.reward.weights['environment']:g}", reason, remedy)
-    return Prompter(tokenizer, config.prompt, task, found)
+    return Prompter(tokenizer, config.prompt, task, tools)
 
 
 def _later_pass(
     config: Config, task: Any, prompter: Prompter, first: Sequence[Problem], longest: Prompt, passes: int
 ) -> Sequence[Problem]:
-    """Return the problems of a later pass, none longer than the longest of the first; that again if there are none."""
+    """Return the problems of a later pass whose prompts are not longer than `longest`, or else those of the first."""
     with suppress(DataError):
         return prompter.fitting(training_of(task.later(passes), config), len(longest.tokens))
     return first
 
 
-def report(folder: Path, screen: Screen, data: Data, problems: Sequence[Problem], asked: int) -> None:
-    """Say what was read and left out, on the screen and in the run folder."""
-    said = data.task.notes()
+def report(folder: Path, screen: Screen, data: Data, problems: Sequence[Problem], held_out: int) -> None:
+    """Report what was read and left out, on the screen and in the run folder."""
+    notes = data.task.notes()
     if too_long := len(data.training) - len(problems):
-        said.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")
-    if left_out := len(data.held_out) - asked:
-        said.append(f"held-out problems left out because they exceed the context with an answer: {left_out}")
+        notes.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")
+    if left_out := len(data.held_out) - held_out:
+        notes.append(f"held-out problems left out because they exceed the context with an answer: {left_out}")
     if data.task.name == "records" and len(data.training) <= gold_check.MOST:
         odd = sheet.facts_of(data.task, [*data.training, *data.held_out])["odd"]
-        told = f"answers unlike the others: {sum(one['count'] for one in odd)}, such as"
-        said += [f"{told} {one['gold']!r:.40}; `octet task show` lists them" for one in odd[:1]]
-    for note in said:
+        count = sum(one["count"] for one in odd)
+        notes += [
+            f"answers unlike the others: {count}, such as {one['gold']!r:.40}; `octet task show` lists them"
+            for one in odd[:1]
+        ]
+    for note in notes:
         screen.say(f"data: {note}")
     if distributed.is_main():
         text = "\n".join(f"{problem.question}\t{problem.gold}" for problem in problems)
         digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
         facts = {"task": data.task.name, "training_problems": len(problems), "sha256": digest}
-        facts |= {"checksums": checksums(problems), "held_out": asked}
-        facts |= {"test_problems": len(data.task.test()), "notes": said, "in_words": data.task.in_words}
+        facts |= {"checksums": checksums(problems), "held_out": held_out}
+        facts |= {"test_problems": len(data.task.test()), "notes": notes, "in_words": data.task.in_words}
         disk.replace(folder / "data.json", (json.dumps(facts, indent=2) + "\n").encode())

@@ -49,8 +49,8 @@ evaluate_model = partial(assemble.evaluate_model, progress=progress)
 def evaluate(
     config: Config, data: Data, models: dict[str, Path], draws: Draws | None, out: Path, as_json: bool
 ) -> None:
-    """Evaluate the model of the configuration, and those that `models` has under `adapter` and `merged`. Under srun or
-    torchrun the problems are split over the ranks."""
+    """Evaluate the model of the configuration, and those in `models` (`adapter`, `merged`). Under srun or torchrun the
+    problems are split over the ranks."""
     start.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
     joins = distributed.world_size() > 1 or config.rollout.engine == "vllm_colocate"
     with assemble.process_group(config) if joins else nullcontext():
@@ -60,11 +60,11 @@ def evaluate(
     settings = {**results.settings_of(config), **{name: str(path) for name, path in models.items()}}
     results.write(out, settings, evaluations)
     flips = [line for pair in pairwise(evaluations) for line in flip_lines(Comparison(*pair))]
-    said = [*results.verdicts(evaluations), *flips, f"written to {out}: {results.FILES}"]
+    lines = [*results.verdicts(evaluations), *flips, f"written to {out}: {results.FILES}"]
     alike = agreement(evaluations[1], evaluations[2]) if len(models) == 2 else None
     if alike:
-        said.insert(0, f"{results.merged_against('adapter', config.model.quantize)}: {alike}")
-    answer({**results.document(settings, evaluations), "out": str(out), "said": said}, evaluations, as_json)
+        lines.insert(0, f"{results.merged_against('adapter', config.model.quantize)}: {alike}")
+    answer({**results.document(settings, evaluations), "out": str(out), "said": lines}, evaluations, as_json)
     if alike and config.model.quantize == "none":
         alike.must_be_rounding(resolve_dtype(config.model.dtype, distributed.device()))
 
@@ -72,18 +72,18 @@ def evaluate(
 def _evaluations(
     config: Config, data: Data, models: Mapping[str, Path], draws: Draws | None, out: Path
 ) -> Iterator[Evaluation]:
-    """Evaluate one model after the other, so that only one is in memory. vLLM has the base and the adapter."""
+    """Evaluate one model after the other, so that only one is in memory. vLLM can serve the base and the adapter."""
     model, tokenizer = load(config.model)
     if adapter := models.get("adapter"):
-        stored_weights(config.model.clean, adapter, None)  # which refuses one of another base now
+        stored_weights(config.model.clean, adapter, None)  # raises now if the adapter is of another base
     prompter = prompter_of(config, data.task, tokenizer)
     held_out = [prompter.prompt(problem) for problem in data.held_out]
-    with _outside(config, model, prompter, held_out, out) as (sampler, shown):
+    with _outside(config, model, prompter, held_out, out) as (sampler, served):
         yield evaluate_model("base" if models else "model", model, tokenizer, config, data, draws, sampler)
         if adapter:
-            adapted, shown.adapter = load_adapter(model, adapter), adapter
+            adapted, served.adapter = load_adapter(model, adapter), adapter
             if sampler:
-                _must_be(adapted, prompter, held_out, config, sampler)
+                _must_serve(adapted, prompter, held_out, config, sampler)
             yield evaluate_model("adapter", adapted, tokenizer, config, data, draws, sampler)
             del adapted
     del model
@@ -94,16 +94,16 @@ def _evaluations(
 
 @contextmanager
 def _outside(
-    config: Config, model: Any, prompter: Prompter, held_out: Sequence[Prompt], out: Path
+    config: Config, model: Any, prompter: Prompter, held_out: list[Prompt], out: Path
 ) -> Iterator[tuple[Sampler | None, StaticPolicy]]:
-    """Return vLLM, if the settings select it, and what it serves: the base at first."""
-    shown = StaticPolicy()
+    """Yield vLLM's sampler, if the settings select vLLM, and the policy that it serves, which is the base at first."""
+    served = StaticPolicy()
     out.mkdir(parents=True, exist_ok=True)
-    sampler = make_vllm_sampler(assemble.sampling_context(config, shown, model, prompter, held_out, out, say))
+    sampler = make_vllm_sampler(assemble.sampling_context(config, served, model, prompter, held_out, out, say))
     try:
         if sampler:
-            _must_be(model, prompter, held_out, config, sampler)
-        yield sampler, shown
+            _must_serve(model, prompter, held_out, config, sampler)
+        yield sampler, served
     finally:
         if sampler:
             sampler.close()
@@ -115,21 +115,21 @@ def say(text: str) -> None:
         limits.on_stderr(text)
 
 
-def _must_be(model: Any, prompter: Prompter, held_out: Sequence[Prompt], config: Config, sampler: Sampler) -> None:
+def _must_serve(model: Any, prompter: Prompter, held_out: Sequence[Prompt], config: Config, sampler: Sampler) -> None:
     """Raise an error if vLLM serves another model or adapter than the one to be evaluated."""
     limit, new_tokens = assemble.context_limit(sampler, model), config.rollout.max_new_tokens
     prompts = limits.within_context(held_out, limit, new_tokens)[:4]
     sampling = Sampling(4, 1.0, new_tokens, config.run.seed)
     packer = Packer(config.optim.tokens_per_micro_batch, prompter.tokenizer.pad_token_id, flat=False)
     measure = LogProbs(model, sampling.temperature, flat=False)
-    apart = sampler_check.of_each(measure, packer, model.device, sampler, prompts, sampling)
-    sampler_check.judge(apart, config.rollout.vllm.max_difference, say)
+    differences = sampler_check.of_each(measure, packer, model.device, sampler, prompts, sampling)
+    sampler_check.judge(differences, config.rollout.vllm.max_difference, say)
 
 
 def merge_and_compare(
     config: Config, adapter: Path | None, out: Path, made_of: Mapping[str, Any], as_json: bool, check: bool = True
 ) -> None:
-    """Write the model, with its adapter merged in; load it again, and compare its answers with the adapted model's."""
+    """Write the model with its adapter merged in, load it again, and compare its answers with the adapted model's."""
     if adapter is None or not check:
         with disk.named_when_checked(out) as unchecked:
             write_merged(config.model, adapter, unchecked, None, progress)
@@ -146,15 +146,15 @@ def merge_and_compare(
         model, tokenizer = load(config.model, str(unchecked))
         merged = evaluate_model("merged", model, tokenizer, config, data)
         alike = agreement(adapted, merged)
-        if config.model.quantize == "none":  # else the bases differ as well
+        if config.model.quantize == "none":  # otherwise the two have different bases
             written = str(AutoConfig.from_pretrained(unchecked).dtype)
             files = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}[written]
             here = resolve_dtype(config.model.dtype, distributed.device())
             alike.must_be_rounding(max(files, here, key=["fp32", "fp16", "bf16"].index))  # the coarser of the two
         facts = checked(alike, [adapted, merged])
         record(unchecked, made_of, facts)
-    said = [f"{results.merged_against('adapter', config.model.quantize)}: {alike}", f"written to {out}"]
-    answer({**facts, "out": str(out), "said": said}, [adapted, merged], as_json)
+    lines = [f"{results.merged_against('adapter', config.model.quantize)}: {alike}", f"written to {out}"]
+    answer({**facts, "out": str(out), "said": lines}, [adapted, merged], as_json)
 
 
 def checked(alike: Agreement, evaluations: list[Evaluation]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def checked(alike: Agreement, evaluations: list[Evaluation]) -> dict[str, Any]:
 
 
 def record(folder: Path, made_of: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write what was exported, and how its check ended, beside it: for the card of octet push."""
+    """Write what was exported, and the result of its check, beside it. The card of `octet push` shows both."""
     (folder / "export.json").write_text(json.dumps({**made_of, **facts}, indent=2) + "\n")
 
 

@@ -31,52 +31,51 @@ UNCHECKED = "not checked: "
 
 
 def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any], options: Namespace) -> None:
-    """Write a GGUF file, and a Modelfile for Ollama if that is asked for, and compare its answers."""
+    """Write a GGUF file, and for Ollama a Modelfile, and compare its answers."""
     adapter = source.adapter
     weights = merge.stored_weights(config.model.clean, adapter, None)
     if weights is None:
-        gguf_file.family_of(AutoConfig.from_pretrained(location(config.model)))  # which says more, as a rule
+        gguf_file.family_of(AutoConfig.from_pretrained(location(config.model)))  # usually raises a more precise error
         reason = "its weights, or the adapter's, cannot be read one by one"
         remedy = "Write octet export --to safetensors first, and export that folder"
         raise ModelError(f"model.name={config.model.name}", reason, remedy)
     tokenizer = load_tokenizer(config.model)
     name = re.sub(r"[^\w.-]+", "-", made_of["name"])  # a Modelfile names the file without quotes
-    file = out / f"{name}-{options.format.upper()}.gguf"  # as files of the hub are called
-    beside = ""
+    file = out / f"{name}-{options.format.upper()}.gguf"  # the naming scheme of the hub
+    modelfile = ""
     if options.to == "ollama":
         prompter = prompter_of(config, task_of(config.task, source.run), tokenizer)
         stops = assemble.stops_of(config.rollout.stop, prompter, weights.model)
         ends = [*tokenizer.convert_ids_to_tokens(sorted(stops.tokens)), *stops.strings]
-        beside = ollama.modelfile(file.name, config, prompter, ends, weights.config.max_position_embeddings)
+        modelfile = ollama.modelfile(file.name, config, prompter, ends, weights.config.max_position_embeddings)
     why_not = "--no-check was given" if options.no_check else ""
     if not why_not and find_spec("llama_cpp") is None:
         why_not = "llama-cpp-python is not installed, so nothing has read this file. `pip install llama-cpp-python`"
     elif not why_not and config.task.tools:
-        why_not = "with task.tools an answer has several turns, which llama.cpp is not asked for"
+        why_not = "with task.tools an answer has several turns, which this check does not support"
     base, licence = config.model.name if adapter else "", hub.licence(config.model)
     about = {"name": made_of["name"], "base": base, "licence": licence}
     facts: dict[str, Any] = {"not_checked": why_not}
     evaluations: list[Evaluation] = []
-    said: list[str] = []
+    lines: list[str] = []
     with disk.named_when_checked(file) as unchecked:
         names = _write(unchecked, weights, tokenizer, options.format, about)
         if not why_not:
-            facts, evaluations, said = _checked(config, adapter, unchecked, weights, names)
+            facts, evaluations, lines = _checked(config, adapter, unchecked, weights, names)
         evaluate_models.record(out, {**made_of, "file": file.name, "format": options.format}, facts)
-    if beside:  # not before the file has its name for good
-        (out / "Modelfile").write_text(beside)
-    said += [f"written to {file}", *([UNCHECKED + why_not] if why_not else [])]
-    if beside:
-        called = name.lower()
-        said += [f"once it is created, `ollama run {called}`: ask the question alone, which the Modelfile completes"]
-        said += [shlex.join(["ollama", "create", called, "-f", str(out / "Modelfile")])]
-    evaluate_models.answer({**facts, "out": str(file), "said": said}, evaluations, options.json)
+    lines += [f"written to {file}", *([UNCHECKED + why_not] if why_not else [])]
+    if modelfile:  # written only after the file has passed its check
+        (out / "Modelfile").write_text(modelfile)
+        tag = name.lower()
+        lines += [f"once it is created, `ollama run {tag}`: ask the question alone, which the Modelfile completes"]
+        lines += [shlex.join(["ollama", "create", tag, "-f", str(out / "Modelfile")])]
+    evaluate_models.answer({**facts, "out": str(file), "said": lines}, evaluations, options.json)
 
 
 def _write(
     file: Path, weights: merge.Weights, tokenizer: Any, fmt: str, about: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Write the file, by way of one in f32 where llama.cpp quantises."""
+    """Write the file, from a temporary one in f32 if llama.cpp quantises."""
     gguf_file.family_of(weights.config)
     file.parent.mkdir(parents=True, exist_ok=True)
     remedy, progress = "Make room, or name another --out.", evaluate_models.progress
@@ -93,7 +92,7 @@ def _write(
 def _checked(
     config: Config, adapter: Path | None, file: Path, weights: merge.Weights, names: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[Evaluation], list[str]]:
-    """Have Octet and llama.cpp answer the same held-out problems, and compare them."""
+    """Answer the same held-out problems with Octet and with llama.cpp, and compare the answers."""
     model, tokenizer = evaluate_models.load(config.model)
     model = load_adapter(model, adapter) if adapter else model
     data = read_held_out(config)
@@ -115,19 +114,19 @@ def _checked(
     finally:
         sampler.close()
     del model
-    asked = [(prompt.tokens, one.completion) for prompt, one in zip(prompts, theirs.outcomes, strict=True)]
-    apart = llama_cpp.FileModel(file, weights, names).difference(asked)
-    if not apart.mean <= apart.bound:
-        raise MergeError(file, f"{apart}: llama.cpp computes another model than transformers")
+    answers = [(prompt.tokens, one.completion) for prompt, one in zip(prompts, theirs.outcomes, strict=True)]
+    difference = llama_cpp.FileModel(file, weights, names).difference(answers)
+    if not difference.mean <= difference.bound:
+        raise MergeError(file, f"{difference}: llama.cpp computes another model than transformers")
     alike = agreement(own, theirs)
-    said = [f"llama.cpp against Octet: {alike}", Comparison(own, theirs).sentence, str(apart)]
-    same = {"mean": apart.mean, "largest": apart.largest, "bound": apart.bound}
+    lines = [f"llama.cpp against Octet: {alike}", Comparison(own, theirs).sentence, str(difference)]
+    of_file = {"mean": difference.mean, "largest": difference.largest, "bound": difference.bound}
     facts = evaluate_models.checked(alike, [own, theirs])
-    return {**facts, "with_the_weights_of_the_file": same}, [own, theirs], said
+    return {**facts, "with_the_weights_of_the_file": of_file}, [own, theirs], lines
 
 
 def must_ask_and_end_alike(file: Path, sampler: llama_cpp.LlamaCppSampler, tokenizer: Any) -> None:
-    """Raise MergeError for another chat template or end than the tokenizer's, which no other check notices."""
+    """Raise MergeError if chat template or end tokens differ from the tokenizer's, which no other check notices."""
     if sampler.template != vocabulary.template_of(tokenizer):
         raise MergeError(file, "its chat template is not that of the tokenizer", "Export it again")
     if sampler.end != tokenizer.eos_token_id:

@@ -31,35 +31,36 @@ from trainer.reward.scorer import Scorer
 from trainer.run.assemble import Run
 from trainer.run_folder import checkpoints
 from trainer.run_folder.journal import VERDICT, read_records
+from trainer.run_folder.previous_run import step_of
 from trainer.run_folder.run_log import RunLog
 from trainer.watch.measure import measure_of
 from trainer.watch.screen import Screen
 from trainer.watch.verdict import LEARNED, Verdict, verdict_of
 
-# What is chosen for the embedded model, and not for one that a card trains.
+# Settings that suit the embedded model only.
 OF_NANO = r"(model|warmup|optim|engine|lora|run|eval)\..*|algorithm\.lr"
 OF_NANO += r"|rollout\.(problems|group_size|temperature|max_new_tokens|rows|micro_batch_size|engine)"
 SHOWN = 90  # characters of the first prompt that are shown
 
 
 def introduce(run: Run, request: Request) -> None:
-    """Say what is trained on what, where it goes on, and what answers earn."""
+    """Print what is trained on what, after which step it continues, and what answers earn."""
     config, log, rollout = request.config, run.log, request.config.rollout
-    resumed = f", going on after step {log.first_step}" if log.first_step else ""
+    resumed = f", continuing after step {log.first_step}" if log.first_step else ""
     if log.first_step >= log.total_steps:
-        resumed = f", all {counted(log.first_step, 'step')} done. run.steps={2 * log.first_step} would go on"
+        resumed = f", all {counted(log.first_step, 'step')} done. run.steps={2 * log.first_step} would continue"
     base = f", base in {config.model.quantize}" if config.model.quantize != "none" else ""
     if job := slurm.describe():
         log.screen.say(f"octet: {job}{log.stopping.limit}")
     if request.reason and not request.resumes:
         log.screen.say(f"octet: {request.reason}")
-    of_a_step = f"{rollout.problems} x {rollout.group_size} answers"
+    batch = f"{rollout.problems} x {rollout.group_size} answers"
     if config.is_warmup:
-        what = "worked solutions" if config.warmup.source == "solutions" else "own right answers"
-        of_a_step = f"{config.warmup.problems} {what}"
+        lessons = "worked solutions" if config.warmup.source == "solutions" else "own right answers"
+        batch = f"{config.warmup.problems} {lessons}"
     log.screen.say(
         f"{config.model.name} on {config.task.name} ({len(run.rollouts.curriculum.problems)} problems): "
-        f"{counted(log.total_steps, 'step')} of {of_a_step} on "
+        f"{counted(log.total_steps, 'step')} of {batch} on "
         f"{distributed.world_size()} x {run.updater.device.type}, engine {config.engine.ds_config}{base}{resumed}\n"
         f"run folder: {log.folder}{f', a link to {log.folder.resolve()}' * log.folder.is_symlink()}"
     )
@@ -70,30 +71,29 @@ def introduce(run: Run, request: Request) -> None:
 
 
 def _example(run: Run) -> str:
-    """Return what the model is asked for in the first problem, and what answers to it earn."""
+    """Return the end of the first prompt, and what a right and an empty answer to it earn."""
     rollouts = run.rollouts
     prompt = rollouts.prompter.prompt(rollouts.curriculum.problems[0])
     ending = f"a prompt ends with {prompt.text[-SHOWN:]!r}"
     if rollouts.config.task.agent:
-        ending = "the agent asks the model in words of its own"
+        ending = "the agent writes its own prompts"
     if measure_of(rollouts.config).is_reward:
         return ending
-    everything = rollouts.scorer
-    costly = [grader for grader in everything.graders if isinstance(grader, Judge)]
-    asked = [grader for grader in everything.graders if grader not in costly]
-    scorer = Scorer(everything.rules, asked, everything.symbolic)
-    outside = [grader.name for grader in costly] + ["environment"] * bool(scorer.weights.get("environment"))
+    judges = [grader for grader in rollouts.scorer.graders if isinstance(grader, Judge)]
+    others = [grader for grader in rollouts.scorer.graders if grader not in judges]
+    scorer = Scorer(rollouts.scorer.rules, others, rollouts.scorer.symbolic)
+    left_out = [judge.name for judge in judges] + ["environment"] * bool(scorer.weights.get("environment"))
     gold = replace(gold_check.written(prompt.problem, scorer.rules), reward=0.0)
     tokens = rollouts.prompter.answer_tokens(prompt, gold.text)  # `overlong` counts them
     answers = [replace(gold, tokens=tokens), replace(gold, text="")]
     right, empty = scorer.scores([(prompt, answer) for answer in answers])
-    beside = f"; {', '.join(outside)} not counted" if outside else ""
-    earned = ["no reward" if one.reward is None else f"{one.reward:.2f}" for one in (right, empty)]
-    return f"{ending}\n{gold.text!r} earns {earned[0]}, an empty answer {earned[1]}{beside}"
+    note = f"; {', '.join(left_out)} not counted" if left_out else ""
+    earned = ["no reward" if score.reward is None else f"{score.reward:.2f}" for score in (right, empty)]
+    return f"{ending}\n{gold.text!r} earns {earned[0]}, an empty answer {earned[1]}{note}"
 
 
 def conclude(request: Request, folder: Path, screen: Screen, evaluations: Mapping[str, Evaluation]) -> Verdict:
-    """Print what may come next, and three lines in the end. Return the verdict."""
+    """Print the commands that may come next and the three closing lines, and return the verdict."""
     verdict, facts = summarise(request.config, folder, screen, evaluations)
     if line := of_samples(evaluations.values()):
         screen.say(line)
@@ -112,27 +112,27 @@ def conclude(request: Request, folder: Path, screen: Screen, evaluations: Mappin
 
 
 def of_samples(evaluations: Iterable[Evaluation]) -> str:
-    """Return pass@k of each model that was asked for several answers, or avg@k where answers earn rewards."""
-    said, last = [], ""
+    """Return pass@k of each model whose answers were also sampled, or avg@k if answers earn rewards."""
+    shares, metric = [], ""
     for one in evaluations:
         if one.sampled:
-            *_, (last, share) = one.sampled.shares(one.measure).items()
-            said.append(f"{one.name} {one.measure.text(share.value)}")
-    return f"{last}: {', '.join(said)}" if said else ""
+            *_, (metric, share) = one.sampled.shares(one.measure).items()
+            shares.append(f"{one.name} {one.measure.text(share.value)}")
+    return f"{metric}: {', '.join(shares)}" if shares else ""
 
 
 def three_lines(verdict: Verdict, folder: Path) -> tuple[Text, str, str]:
-    """Return what a run has come to, where it is, and the command that shows why."""
-    made = [f"{one}/" for one in ("adapter", "model", "best", "merged") if (folder / one).is_dir()]
-    look = "chat" if verdict.kind == LEARNED else "report"
-    where = f"run folder {folder}, with {', '.join(made) or 'no model'}"
-    return verdict.shown, where, f"{octet_here()} {look} {repeat.joined([str(folder)])}"
+    """Return the result of a run, its folder, and the command that shows more."""
+    models = [f"{name}/" for name in ("adapter", "model", "best", "merged") if (folder / name).is_dir()]
+    command = "chat" if verdict.kind == LEARNED else "report"
+    where = f"run folder {folder}, with {', '.join(models) or 'no model'}"
+    return verdict.shown, where, f"{octet_here()} {command} {repeat.joined([str(folder)])}"
 
 
 def summarise(
     config: Config, folder: Path, screen: Screen, evaluations: Mapping[str, Evaluation]
 ) -> tuple[Verdict, dict[str, Any]]:
-    """Write verdict.json, and compare the merged model. Return the verdict, and all of it for programs."""
+    """Write the results and the verdict, and compare the merged model. Return the verdict and the facts for --json."""
     models, settings = list(evaluations.values()), results.settings_of(config)
     document = results.document(settings, models)
     verdict = verdict_of(document, read_records(folder / "metrics.jsonl"), config)
@@ -140,16 +140,16 @@ def summarise(
         results.write(folder, settings, models)
     text = json.dumps({"verdict": verdict.kind, "evidence": verdict.evidence}) + "\n"
     disk.replace(folder / VERDICT, text.encode())  # last, because it marks the run as ended
-    said = [f"verdict: {verdict.text}"]
+    lines = [f"verdict: {verdict.text}"]
     if "merged" in evaluations:
         alike = agreement(evaluations["trained"], evaluations["merged"])
-        said.append(f"{results.merged_against('trained', config.model.quantize)}: {alike}")
-        screen.say(said[-1])
-    return verdict, {**document, "verdict": verdict.kind, "said": said}
+        lines.append(f"{results.merged_against('trained', config.model.quantize)}: {alike}")
+        screen.say(lines[-1])
+    return verdict, {**document, "verdict": verdict.kind, "said": lines}
 
 
 def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the commands that may come next, as they can be typed in this folder, under their titles."""
+    """Yield a title and the commands that may come next, as they can be typed in this folder."""
     config, where, octet = request.config, repeat.joined([str(folder)]), octet_here()
     export = f"export {where} --to {'ollama' if _llama_cpp_knows(config) else 'safetensors'}"
     commands = [f"{octet} {one}" for one in (f"report {where}", f"chat {where}", export)]
@@ -157,44 +157,43 @@ def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list
     if config.is_warmup:
         preset, _ = repeat.nearest_preset(flat(config.model_dump(mode="json")))
         start = f"{'lora.start' if config.lora.enabled else 'model.name'}={folder}/{config.lora.product}"
-        yield "GRPO goes on with it; other settings as they were here", [_start(request, preset, [start])]
+        yield "GRPO from here on; other settings as they were here", [_start(request, preset, [start])]
     elif config.model.name == "nano":
         preset, _ = choose_preset(hardware.detect())
-        own = repeat.changes(flat(config.model_dump(mode="json")), "nano")
-        kept = [one for one in own if not re.fullmatch(OF_NANO, one.key) and one[::2] != ("prompt.style", "chat")]
+        changes = repeat.changes(flat(config.model_dump(mode="json")), "nano")
+        kept = [one for one in changes if not re.fullmatch(OF_NANO, one.key) and one[::2] != ("prompt.style", "chat")]
         start = _start(request, "8gb" if preset == "nano" else preset, repeat.written(kept))
         yield f'on a card ({octet} plan --card "RTX 4060" says what fits yours)', [start]
 
 
 def _llama_cpp_knows(config: Config) -> bool:
-    with suppress(ModelError):  # of another family
+    with suppress(ModelError):  # its family is unknown
         shape = known_shape(config.model.name, config.model.revision)
         return shape is not None and bool(shape.family.arch)
     return False
 
 
 def _start(request: Request, preset: str, settings: list[str]) -> str:
-    """Return what starts another run, in the language in which this one was started."""
+    """Return the Python call or the command that starts another run, whichever started this one."""
     if request.is_python:
         return f"train(resolve({json.dumps(preset)}, None, {json.dumps(settings, ensure_ascii=False)}))"
     return f"{train_here()} {repeat.joined(['--preset', preset, *settings])}"
 
 
 def what_is_saved(log: RunLog) -> str:
-    """Say whether a run that ends before its last step can go on."""
+    """Return whether a run that ends before its last step can be resumed, and how."""
     saved = checkpoints.latest(log.folder)
     if saved is None:
         first, minutes = min(log.config.run.save_every, log.total_steps), log.config.run.save_minutes
         return (
             f"Nothing is saved yet: the first checkpoint comes after step {first}, or after "
-            f"{minutes:g} minutes. The same command begins anew."
+            f"{minutes:g} minutes. The same command starts again."
         )
-    step, where = int(saved.name.removeprefix("step_")), shlex.quote(str(log.folder))
-    return f"--resume {where} goes on after step {step}, which is saved."
+    return f"--resume {shlex.quote(str(log.folder))} continues after step {step_of(saved)}, which is saved."
 
 
 def best_step(config: Config, history: EvaluationHistory, total_steps: int) -> Iterator[str]:
-    """Say which step was the best, if it was not the last, and why the run ended early."""
+    """Yield why the run ended early, and which step was the best if it was not the last."""
     kept, best = history.kept, history.best
     if best is None or not (kept or history.lost):
         return

@@ -33,7 +33,7 @@ Evaluations = Mapping[str, Evaluation]  # by name: `base`, `trained`, `merged`
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run has come to, on rank 0."""
+    """The result of a run, on rank 0."""
 
     config: Config
     folder: Path
@@ -68,7 +68,7 @@ def run(request: Request, data: Data | None = None) -> Result | None:
                 evaluations = {**evaluations, **_merge_and_evaluate(config, log, data)}
         if distributed.is_main():
             verdict = farewell.conclude(request, log.folder, log.screen, evaluations)
-    if "merged" in evaluations and config.model.quantize == "none":  # else the bases differ as well
+    if "merged" in evaluations and config.model.quantize == "none":  # otherwise the two have different bases
         dtype = resolve_dtype(config.model.dtype, distributed.device())
         agreement(evaluations["trained"], evaluations["merged"]).must_be_rounding(dtype)
     if not distributed.is_main():
@@ -79,21 +79,21 @@ def run(request: Request, data: Data | None = None) -> Result | None:
 
 
 def _warm_up_first(request: Request, data: Data) -> Request:
-    """Make the warm-up in a folder of its own unless it is done, and return the request for the run that follows."""
+    """Run the warm-up in a folder of its own unless it is done, and return the request for the run that follows."""
     folder = lock.folder_of(request)
-    asked = request.config.model_copy(update={"run": request.config.run.model_copy(update={"dir": folder})})
-    warmup, config = folder / "warmup", asked.warmed_up_in(folder / "warmup")
+    whole = request.config.model_copy(update={"run": request.config.run.model_copy(update={"dir": folder})})
+    warmup, config = folder / "warmup", whole.warmed_up_in(folder / "warmup")
     previous_run.refuse_other_settings(warmup, config)
     if not distributed.gather((warmup / teaching.START).exists())[0]:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.write_config(folder, asked)  # for --resume
+        lock.write_config(folder, whole)  # for --resume
         log, evaluations = _train_and_evaluate(replace(request, config=config), data)
         gc.collect()
         if distributed.is_main():
             log.screen.say(farewell.summarise(config, warmup, log.screen, evaluations)[0].shown)
         with log.stopping.merging():
-            teaching.leave_start(config, asked.warmup.then, warmup)
-    return replace(request, config=asked.after_warmup(warmup))
+            teaching.leave_start(config, whole.warmup.then, warmup)
+    return replace(request, config=whole.after_warmup(warmup))
 
 
 def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluations]:
@@ -119,8 +119,8 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
         if log.folder.is_dir() and not disk.failure(error):
             raise
         gone = "" if log.folder.is_dir() else f"{log.folder} has disappeared: "
-        what = disk.failure(error) or f"{error.strerror}."
-        raise CheckpointError(f"{gone}{error.filename}", f"{what} {farewell.what_is_saved(log)}") from error
+        reason = disk.failure(error) or f"{error.strerror}."
+        raise CheckpointError(f"{gone}{error.filename}", f"{reason} {farewell.what_is_saved(log)}") from error
     except EndedByAlarm as alarm:
         raise EndedByAlarm(f"{alarm.key}={alarm.value}", alarm.reason, farewell.what_is_saved(log)) from None
     finally:
@@ -133,26 +133,25 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
 
 
 def _of_base(run: Run) -> Evaluation:
-    """Return the evaluation of the base, which is step 0 of the curves. A run that goes on has kept it."""
+    """Return the evaluation of the base, which is step 0 of the curves. A resumed run has kept it."""
     evaluator, log = run.evaluator, run.log
     if log.first_step and (kept := base.kept(log.folder, evaluator.held_out, evaluator.draws)):
-        found, seconds = kept
-        log.stopping.longest_evaluation_s = seconds
-        return found
+        evaluation, log.stopping.longest_evaluation_s = kept
+        return evaluation
     with log.stopping.timing_an_evaluation(), run.updater.policy.as_base():
-        found = evaluator.evaluate("base", evaluator.draws)
-    base.keep(log.folder, found, log.stopping.longest_evaluation_s)
+        evaluation = evaluator.evaluate("base", evaluator.draws)
+    base.keep(log.folder, evaluation, log.stopping.longest_evaluation_s)
     if log.first_step == 0:
-        log.base(metrics_of(found))
-    return found
+        log.base(metrics_of(evaluation))
+    return evaluation
 
 
 def _export(run: Run) -> None:
-    """Write the adapter or the model, and free the memory of the policy, so that a merged model fits where it was."""
+    """Write the adapter or the model, and free the memory of the policy for the merged model."""
     policy, product = run.updater.policy, run.log.folder / run.log.config.lora.product
     with run.log.stopping.exporting(), policy.gathered():
         if distributed.is_main():
-            remedy = "Make room; the same command then goes on to its end."
+            remedy = "Make room; the same command then finishes the run."
             with manifest.replacing(product, "the result", remedy) as folder:
                 policy.write_model(folder)
         distributed.barrier()
@@ -160,7 +159,7 @@ def _export(run: Run) -> None:
 
 
 def _rehearse_and_check(config: Config, run: Run) -> None:
-    """Find now what would go wrong later: too little memory, or a sampler that has another model."""
+    """Detect now what would fail later: too little memory, or a sampler that serves another model."""
     outside = run.rollouts.sampler.owns_copy
     if run.log.first_step < run.log.total_steps:
         peaks, longest = rehearse(run.rollouts, run.updater), len(run.rollouts.longest.tokens)
@@ -173,7 +172,7 @@ def _rehearse_and_check(config: Config, run: Run) -> None:
 
 
 def _merge_and_evaluate(config: Config, log: RunLog, data: Data) -> Evaluations:
-    """Merge the adapter into the clean base, which may be larger than the quantised one that was trained over."""
+    """Merge the adapter into the clean base, which may be larger than the quantised one, and evaluate the result."""
     device, folder = distributed.device(), log.folder
     dtype = resolve_dtype(config.model.dtype, device)
     if distributed.is_main():

@@ -1,7 +1,7 @@
 """Train from Python, in a script or a notebook: the job of `octet train`, in this process and on its first card.
 
-The functions and the data that are handed over are also written into the run folder, in `given/`, so that a run can be
-resumed, evaluated and repeated by the commands.
+The functions and the data that are passed are also written into `given/` in the run folder, so that the commands can
+resume, evaluate and repeat the run.
 """
 
 import ast
@@ -54,18 +54,18 @@ def train(
         test: The held-out problems; by default a share of `data`.
 
     Raises:
-        OctetError: What the command would print. Nothing here ends the process.
+        OctetError: The error that the command would print. Nothing here ends the process.
     """
     config = Config() if config is None else config
     if not isinstance(config, Config):
-        reason = f"it is a {type(config).__name__}"
-        raise ConfigError("config", reason, "Write train(resolve(...)) or train(Config(...))")
+        remedy = "Write train(resolve(...)) or train(Config(...))"
+        raise ConfigError("config", f"it is a {type(config).__name__}", remedy)
     if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        reason = "train() is one process"
-        raise ConfigError(f"WORLD_SIZE={ranks}", reason, "Start it without a launcher, or several with octet train")
+        remedy = "Start it without a launcher, or use octet train for several"
+        raise ConfigError(f"WORLD_SIZE={ranks}", "train() runs in one process", remedy)
     machine = hardware.detect()
     machine = replace(machine, gpus=machine.gpus[:1])
-    with _put_back(config.rollout.engine):
+    with _process_restored(config.rollout.engine):
         quiet.quiet()
         from trainer.run import job  # torch, deepspeed, transformers
         from trainer.run_folder import lock
@@ -81,11 +81,11 @@ def train(
 
 
 def _with_functions(config: Config, folder: Path, functions: Sequence[Reward]) -> Config:
-    """Return the settings with reward functions, which are found by the names of their copies."""
+    """Return the settings with reward functions, which are referred to by the paths of their copies."""
     settings = []
     for function in functions:
         if not callable(function):
-            raise ConfigError("reward", f"{function!r} is no function", "Files of functions belong to reward.custom")
+            raise ConfigError("reward", f"{function!r} is not a function", "Files of functions belong to reward.custom")
         name = getattr(function, "__name__", type(function).__name__)
         if not name.isidentifier():
             raise ConfigError("reward", f"{name} has no name for the log", "Write a function with `def`")
@@ -102,7 +102,7 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward]) -
         if text:
             _write(path, text)
         if missing or not text:
-            why = f"a copy lacks {', '.join(missing)}" if text else "Python keeps no source of it"
+            why = f"a copy lacks {', '.join(missing)}" if text else "Python has no source of it"
             print(
                 f"octet: warning: reward {path.stem}: {why}, so octet train --resume, octet eval and octet repro "
                 f"cannot call it from {path}. Define it in that file yourself to use them.",
@@ -114,10 +114,10 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward]) -
 def _with_rows(
     config: Config, folder: Path, functions: Sequence[Reward], data: Rows | None, test: Rows | None
 ) -> Config:
-    """Return the settings with the files that have the data. Without answers in it, the reward alone decides."""
+    """Return the settings with the files of the data. If the data have no answers, only the reward functions count."""
     if data is None:
         if test is not None:
-            raise DataError("test", "held-out problems come with the problems to train on", "Hand over data as well")
+            raise DataError("test", "held-out problems come with the problems to train on", "Pass data as well")
         return config
     parts = {"train": _rows("data", data)} | ({} if test is None else {"test": _rows("test", test)})
     paths = {name: folder / GIVEN / f"{name}.jsonl" for name in parts}
@@ -133,7 +133,7 @@ def _with_rows(
 
 def _rows(name: str, rows: Rows) -> list[Mapping[str, Any]]:
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-        remedy = "Hand over a list of dictionaries; a file belongs to task.name=records, task.path and task.test_path"
+        remedy = "Pass a list of dictionaries; a file belongs to task.name=records, task.path and task.test_path"
         raise DataError(name, f"it is a {type(rows).__name__}", remedy)
     return list(rows)
 
@@ -148,7 +148,7 @@ def _line(name: str, index: int, row: Mapping[str, Any]) -> str:
 
 
 def _changed(config: Config, folder: Path, section: str, **values: Any) -> Config:
-    """Return validated settings with other values in a section, and with the run folder."""
+    """Return validated settings with new values in a section, and with the run folder."""
     stored = config.model_dump()
     stored[section] |= values
     stored["run"] |= {"dir": folder}
@@ -156,24 +156,24 @@ def _changed(config: Config, folder: Path, section: str, **values: Any) -> Confi
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file of what was handed over. Raise ConfigError if the run has saved something with another."""
+    """Write a file that was passed. Raise ConfigError if the run has saved something with another version of it."""
     if path.is_file() and path.read_text() != text and previous_run.has_saved(path.parents[1]):
         reason = f"it holds a run with another {path.name}"
-        raise ConfigError(f"run.dir={path.parents[1]}", reason, "Hand over what it had, or choose another folder")
+        raise ConfigError(f"run.dir={path.parents[1]}", reason, "Pass what it had, or choose another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.replace(path, text.encode())
 
 
 @contextmanager
-def _put_back(engine: str) -> Iterator[None]:
-    """Put back what a run changes in its process: environment, warnings, loggers, random numbers, threads."""
+def _process_restored(engine: str) -> Iterator[None]:
+    """Restore what a run changes in its process: environment, warnings, loggers, random numbers, threads."""
     environment, hooks, is_offline = dict(os.environ), (sys.excepthook, threading.excepthook), constants.HF_HUB_OFFLINE
-    hardware.prepare_cuda(engine)  # before the import of torch, if this is the first
+    hardware.prepare_cuda(engine)  # must precede the first import of torch
     import torch
 
     if torch.distributed.is_initialized():
-        reason = "this process has a process group already"
-        raise ConfigError("train()", reason, "Call torch.distributed.destroy_process_group() first")
+        remedy = "Call torch.distributed.destroy_process_group() first"
+        raise ConfigError("train()", "this process has a process group already", remedy)
     threads, numbers = torch.get_num_threads(), random.getstate()
     try:
         with warnings.catch_warnings(), quiet.put_back(), torch.random.fork_rng(devices=[]):
@@ -191,7 +191,7 @@ def _put_back(engine: str) -> Iterator[None]:
 
 
 def source_of(function: Callable[..., Any]) -> tuple[str, list[str]]:
-    """Return the text of a file that defines the function, or "", and the names in it that the text does not define."""
+    """Return the text of a file that defines the function, or "", and the names that it uses but does not define."""
     texts: dict[str, str | None] = {}
     _define(function.__name__ if inspect.isfunction(function) else "", function, texts)
     *used, (_, text) = texts.items()
@@ -202,7 +202,7 @@ def source_of(function: Callable[..., Any]) -> tuple[str, list[str]]:
 
 
 def _define(name: str, value: Any, texts: dict[str, str | None]) -> None:
-    """Add the text that defines a name, after the texts of the names that it uses. It is None if there is none."""
+    """Add the text that defines a name, or None if it has no source, after the texts of the names that it uses."""
     texts[name] = None  # a function may use itself
     try:
         text = textwrap.dedent(inspect.getsource(value))
@@ -237,7 +237,7 @@ def _names(value: Any, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _definition(name: str, value: Any, home: str) -> str | None:
-    """Return the line that defines the name of a module, of something in another module, or of a constant."""
+    """Return the line that imports a module, imports an object of another module, or defines a constant; else None."""
     if inspect.ismodule(value):
         return f"import {value.__name__} as {name}\n"
     if isinstance(value, re.Pattern):

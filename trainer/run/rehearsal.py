@@ -1,4 +1,4 @@
-"""Run the largest possible step before the first one, so that what does not fit shows now and not at step 600."""
+"""Run the largest possible step before the first one, so that a lack of memory shows now and not at step 600."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,12 +16,12 @@ from trainer.watch.phases import GB, Peak, Phases
 from trainer.watch.tally import Tally
 
 DIGITS = 6
-# Of a step, as the planner calls what it does there. A rehearsal does not go as far as the optimizer.
+# The phases of a step, and the planner's names for them. A rehearsal ends before the optimizer.
 PLANNED = {"rollout": "rollout", "score": "score", "step": "backward"}
 
 
-def planned(config: Config, longest_prompt: int, card: int, outside: bool) -> dict[str, int] | None:
-    """Return the bytes planned for each phase of a step, or None. With `outside`, another engine samples."""
+def planned(config: Config, longest_prompt: int, card: int, outside: bool) -> dict[str, int]:
+    """Return the bytes planned for each phase of a step, if known. With `outside`, another engine samples."""
     try:
         shape = shape_of(config.model.name, config.model.revision)
     except ModelError:
@@ -44,14 +44,14 @@ def report(plan: Mapping[str, int], peaks: Mapping[str, Peak], card: int) -> str
 
 
 def rehearse(rollouts: Rollouts, updater: Updater) -> dict[str, Peak]:
-    """Sample and train at full length and return each phase's memory, with parts made smaller to fit. Every rank calls
-    it."""
+    """Sample and train at full length, with fewer rows if memory runs out, and return the memory of each phase. Every
+    rank calls it."""
     phases, rollout = Phases(), rollouts.config.rollout
     problems = -(-rollout.problems // distributed.world_size())
     with phases("rollout"), updater.policy.gathered():
         rollouts.sampler.rehearse([rollouts.longest] * problems, rollouts.sampling_of(0))
     prompt, length = rollouts.longest.tokens, rollout.max_new_tokens
-    if rollouts.config.is_warmup:  # each solution has a prompt of its own
+    if rollouts.config.is_warmup:  # each solution has its own prompt
         count = -(-rollouts.config.warmup.problems // distributed.world_size())
         rows = [_row((*prompt[index:], *prompt[:index]), length, index) for index in range(count)]
     else:
@@ -66,7 +66,7 @@ def rehearse(rollouts: Rollouts, updater: Updater) -> dict[str, Peak]:
 
 
 def _row(prompt: Sequence[int], length: int, index: int) -> TrainingRow:
-    """Return an answer of full length that begins with its number, written in tokens that the model knows."""
+    """Return an answer of full length that begins with its number, written in tokens of the prompt."""
     known = sorted(set(prompt))
     digits = [known[index // len(known) ** place % len(known)] for place in range(min(DIGITS, length))]
     completion = [*digits, *[known[0]] * (length - len(digits))]

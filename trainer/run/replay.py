@@ -1,4 +1,4 @@
-"""Train the first steps of a run again, and find the first difference and its likely cause."""
+"""Repeat the first steps of a run, and find the first difference and its likely cause."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from trainer.run.rehearsal import rehearse
 from trainer.run_folder import lock, previous_run, provenance
 from trainer.run_folder.journal import read_records
 
-MEASURED = ("time/", "memory/", "energy/", "eval/")  # metrics that differ from machine to machine, or are not of a step
+MEASURED = ("time/", "memory/", "energy/", "eval/")  # metrics that depend on the machine, or do not belong to a step
 ADAPTER = "checkpoints/step_{:06d}/adapter/adapter_model.safetensors"
 UNKNOWN = (
     "not known: settings, data, base weights, versions, device and threads are what they were. A judge, a vLLM server "
@@ -30,7 +30,7 @@ UNKNOWN = (
 
 
 def replay(folder: Path, config: Config, steps: int) -> bool:
-    """Train the first steps of the run in `folder` again, in `config.run.dir`. Print what differs; True if nothing."""
+    """Repeat the first steps of the run in `folder` in `config.run.dir`. Print the result; return True if identical."""
     scratch = config.run.dir
     assert scratch is not None, "the command makes a folder"
     recorded = [record["step"] for record in read_records(folder / "metrics.jsonl") if record["step"]]
@@ -39,8 +39,7 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     steps = min(steps, max(recorded))
     problems = [problem.id for problem in _train(config, steps).rollouts.curriculum.problems]
     causes = [*_settings(folder, config), *_data(folder, scratch, problems), *_surroundings(folder, scratch)]
-    differences = _differences(folder, scratch, steps)
-    if first := next(differences, None):
+    if first := next(_differences(folder, scratch, steps), None):
         print(f"differs: {first}")
         print("\n".join(f"likely cause: {cause}" for cause in causes or [UNKNOWN]))
         return False
@@ -61,7 +60,7 @@ def race(config: Config, goal: float) -> Milestone:
 
 
 def _train(config: Config, steps: int | None = None, goal: float = inf) -> Run:
-    """Train so many steps, with the schedule of the whole run."""
+    """Train for `steps`, or until an evaluation reaches `goal`, with the schedule of the whole run."""
     no_progress_bars()
     with assemble.process_group(config):
         run, train = teaching.built(Request(config, "repro", "", json=True))  # progress goes to standard error
@@ -77,7 +76,7 @@ def _train(config: Config, steps: int | None = None, goal: float = inf) -> Run:
 
 
 def _differences(folder: Path, scratch: Path, steps: int) -> Iterator[str]:
-    """Yield what differs, in the order in which a step computes it."""
+    """Yield the differences, in the order in which a step computes the values."""
     for step in range(1, steps + 1):
         yield from _answers(step, *(_records(place / "samples.jsonl", step) for place in (folder, scratch)))
         places = [place / "metrics.jsonl" for place in (folder, scratch)]
@@ -109,10 +108,9 @@ def _tensors(before: Path, now: Path, step: int) -> Iterator[str]:
         if others := {*old.keys()} ^ {*new.keys()}:
             yield f"after step {step}: {min(others)} is in one of the two adapters only"
             return
-        for name in old.keys():  # noqa: SIM118  it is no dictionary
-            apart = (old.get_tensor(name).float() - new.get_tensor(name).float()).abs().max()
-            if apart:
-                yield f"after step {step}: {name} differs by up to {apart:.1e}"
+        for name in old.keys():  # noqa: SIM118  not a dictionary
+            if difference := (old.get_tensor(name).float() - new.get_tensor(name).float()).abs().max():
+                yield f"after step {step}: {name} differs by up to {difference:.1e}"
 
 
 # ---------------------------------------------------------------- the cause
@@ -125,7 +123,7 @@ def _settings(folder: Path, config: Config) -> Iterator[str]:
 
 
 def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
-    """Yield what is not what it was: base weights, versions, threads and others that the run has recorded."""
+    """Yield the changes in what the run has recorded: base weights, versions, threads and more."""
     if not (folder / lock.MACHINE).is_file():
         yield f"base weights, versions, device, threads or code: the run has no {lock.MACHINE} to compare them with"
         return
@@ -136,7 +134,7 @@ def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
 
 
 def _data(folder: Path, scratch: Path, problems: Sequence[str]) -> Iterator[str]:
-    """Yield how the training problems differ: the first that is another, their order or their number."""
+    """Yield how the training problems differ: the first that has changed, their order or their number."""
     before = provenance.recorded(folder)
-    if before and (what := provenance.apart(before, provenance.recorded(scratch), problems)):
-        yield what if what.startswith("the ") else f"the data: {what}"
+    if before and (difference := provenance.apart(before, provenance.recorded(scratch), problems)):
+        yield difference if difference.startswith("the ") else f"the data: {difference}"

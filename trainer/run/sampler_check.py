@@ -1,4 +1,4 @@
-"""Check that the sampler has the policy that is trained: score some tokens with both before the first step."""
+"""Check that the sampler has the weights of the policy: score some tokens with both before the first step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,8 +14,8 @@ from trainer.rollout.limits import Say
 from trainer.run.assemble import Run
 
 PROMPTS = 4  # on each rank
-TOKENS = 64  # on each rank, and of each program that samples
-NOTABLE = 0.05  # mean difference of a log-prob that rounding does not make
+TOKENS = 64  # on each rank, from each sampler
+NOTABLE = 0.05  # mean difference of log-probs that rounding cannot explain
 
 Measure = Callable[[TrainingBatch], Scores]
 
@@ -23,8 +23,8 @@ Measure = Callable[[TrainingBatch], Scores]
 def check(run: Run) -> None:
     """Compare the log-probs of sampler and trainer before the first step. Every rank calls it."""
     with run.updater.policy.gathered():
-        apart = differences_of(run)
-    judge(apart, run.log.config.rollout.vllm.max_difference, run.log.screen.say)
+        differences = differences_of(run)
+    judge(differences, run.log.config.rollout.vllm.max_difference, run.log.screen.say)
 
 
 def differences_of(run: Run) -> dict[str, list[float]]:
@@ -33,15 +33,15 @@ def differences_of(run: Run) -> dict[str, list[float]]:
     return of_each(updater.policy.measure, updater.packer, updater.device, rollouts.sampler, prompts, sampling)
 
 
-def judge(apart: Mapping[str, Sequence[float]], limit: float, say: Say) -> None:
-    """Report the differences of each sampler, and raise if their mean is above the limit."""
-    for name, of_one in apart.items():
-        mean, most = sum(of_one) / len(of_one), max(of_one)
-        found = f"the log-probs of {name} and trainer differ by {mean:.1e} on average over {len(of_one)} tokens"
-        say(f"rollout: {found}, by {most:.1e} at most")
-        if not mean <= limit:  # which holds for NaN, too
-            key, reason = f"rollout.vllm.max_difference={limit:g}", f"{found}, so another model samples"
-            remedy = "Compare the model, its precision and its quantisation on both sides; a larger value goes on"
+def judge(differences: Mapping[str, Sequence[float]], limit: float, say: Say) -> None:
+    """Report the differences of each sampler, and raise ConfigError if their mean is above the limit."""
+    for name, values in differences.items():
+        mean = sum(values) / len(values)
+        seen = f"the log-probs of {name} and trainer differ by {mean:.1e} on average over {len(values)} tokens"
+        say(f"rollout: {seen}, by {max(values):.1e} at most")
+        if not mean <= limit:  # also true for NaN
+            key, reason = f"rollout.vllm.max_difference={limit:g}", f"{seen}, so another model samples"
+            remedy = "Compare the model, its precision and its quantisation on both sides, or allow a larger value"
             raise ConfigError(key, reason, remedy).of_all()
         if mean > NOTABLE:
             say("rollout: that is more than rounding: compare model, precision and quantisation on both sides")
@@ -60,18 +60,18 @@ def _differences(
     measure: Measure, packer: Packer, device: Any, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling
 ) -> list[float]:
     groups = dict(sampler.sample(prompts, sampling))
-    share = TOKENS // len(groups)  # the beginning of an answer, so that one long answer is not all that is seen
+    share = TOKENS // len(groups)  # only the beginning of each answer, so that one long answer does not use them all
     rows: list[TrainingRow] = []
-    for index, one in _interleaved(groups):
-        last = max(place for place, is_written in enumerate(one.mask[:share], 1) if is_written)
-        tokens, logprobs, written = one.tokens[:last], one.logprobs[:last], one.mask[:last]
+    for index, answer in _interleaved(groups):
+        last = max(place for place, is_written in enumerate(answer.mask[:share], 1) if is_written)
+        tokens, logprobs, written = answer.tokens[:last], answer.logprobs[:last], answer.mask[:last]
         rows.append(TrainingRow(prompts[index].tokens, tokens, logprobs, advantage=0.0, written=written))
         if sum(sum(row.mask) for row in rows) >= TOKENS:
             break
-    apart: list[float] = []
+    found: list[float] = []
     for batch in (batch.to(device) for batch in packer.pack(rows)):
-        apart += (measure(batch).logprobs_BT - batch.sampled_logprobs_BT)[batch.mask_BT].abs().tolist()
-    return [difference for of_rank in distributed.gather(apart[:TOKENS]) for difference in of_rank]
+        found += (measure(batch).logprobs_BT - batch.sampled_logprobs_BT)[batch.mask_BT].abs().tolist()
+    return [difference for of_rank in distributed.gather(found[:TOKENS]) for difference in of_rank]
 
 
 def _interleaved(groups: Mapping[int, Sequence[Completion]]) -> list[tuple[int, Completion]]:

@@ -1,4 +1,4 @@
-"""What a warm-up teaches, and what the run that follows begins with."""
+"""What a warm-up teaches, and the model from which the next run starts."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from trainer.run.assemble import Run, build, stops_of
 from trainer.run_folder.run_log import RunLog
 
 _NUMBER = re.compile(r"\s*[$£€]?\s*(-?[\d,]*\.?\d+)")
-START = "start"  # a link in the folder of a warm-up, to what the run that follows begins with
+START = "start"  # a link in the folder of a warm-up to the model from which the next run starts
 
 
 class LessonWriter:
@@ -40,7 +40,8 @@ class LessonWriter:
         self.turns = TurnTaking(self.stops, prompter if is_inline else None, limits)
 
     def answer(self, prompt: Prompt) -> Completion | None:
-        """Return the answer that a solution teaches; None if its arithmetic is wrong, or a stop cuts it unjudged."""
+        """Return the solution as an answer. It is None if its arithmetic is wrong, or if a stop cuts it short and there
+        is no gold answer to judge the rest by."""
         is_thinking = prompt.text.rstrip().endswith(find.THOUGHT)
         rest = taught(prompt.problem, self.prompter.answer_style, is_thinking)
         dialogue, answer = OpenAnswer(prompt, 0, sys.maxsize, sys.maxsize), None
@@ -49,15 +50,15 @@ class LessonWriter:
             turn, rest = rest[: min(ends, default=None)], rest[min(ends, default=len(rest)) :]
             tokens = (*self._tokens(dialogue, turn), *([] if ends else [self.end]))
             answer = self.turns.add(dialogue, tokens, [0.0] * len(tokens)) or self.turns.take_reply(dialogue)
-            if answer is None and (told := dialogue.turns[-1].text):
-                own = _NUMBER.match(rest)
-                if own is None or float(own[1].replace(",", "")) != float(told):
+            if answer is None and (reply := dialogue.turns[-1].text):
+                number = _NUMBER.match(rest)
+                if number is None or float(number[1].replace(",", "")) != float(reply):
                     return None
-                rest = rest[own.end() :]
+                rest = rest[number.end() :]
         return answer if prompt.problem.gold or not rest.strip() else None
 
     def _tokens(self, dialogue: OpenAnswer, text: str) -> Sequence[int]:
-        """Return the tokens of a turn as they follow what stands before it."""
+        """Return the tokens of a turn in the context of the text before it."""
         begun = "".join(turn.text for turn in dialogue.turns)
         whole, count = self.prompter.answer_tokens(dialogue.prompt, begun + text), len(dialogue.tokens)
         if [*whole[:count]] == dialogue.tokens:
@@ -67,7 +68,7 @@ class LessonWriter:
 
 
 def built(request: Request, data: Data | None = None) -> tuple[Run, Callable[[], None]]:
-    """Put a run together, and return it with what trains it: GRPO, or a warm-up."""
+    """Build a run, and return it with the function that trains it, by GRPO or as a warm-up."""
     run = build(request, data)
     if not request.config.is_warmup:
         return run, partial(train, request.config, *run)
@@ -76,11 +77,11 @@ def built(request: Request, data: Data | None = None) -> tuple[Run, Callable[[],
 
 
 def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
-    """Return what is taught, and the run with an evaluator that also measures the loss of held-out solutions."""
+    """Return the lessons, and the run with an evaluator that also measures the loss of held-out solutions."""
     rollouts, model = run.rollouts, run.updater.policy.model  # type: ignore[attr-defined]
     prompter, rules, problems = rollouts.prompter, rollouts.scorer.rules, rollouts.curriculum.problems
     writer = LessonWriter(config.rollout.turns, prompter, stops_of(config.rollout.stop, prompter, model))
-    rows: list[TrainingRow] = []  # own answers are sampled as the run goes on
+    rows: list[TrainingRow] = []  # the model's own answers are sampled during the run
     if config.warmup.source == "solutions":
         right = rows_of(problems, writer, rules)
         rows = [row for row in right if len(row.completion) <= config.rollout.max_new_tokens]
@@ -94,7 +95,7 @@ def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
 
 
 def rows_of(problems: Sequence[Problem], writer: LessonWriter, rules: Rules) -> list[TrainingRow]:
-    """Return the rows of the problems whose solution, as it is taught, has the gold answer."""
+    """Return the rows of the problems whose solution yields the gold answer in the form in which it is taught."""
     rows = []
     for problem in problems:
         prompt = writer.prompter.prompt(problem)
@@ -109,11 +110,11 @@ def rows_of(problems: Sequence[Problem], writer: LessonWriter, rules: Rules) -> 
 def _report(
     config: Config, log: RunLog, problems: int, right: list[TrainingRow], rows: list[TrainingRow], stops: Sequence[str]
 ) -> None:
-    """Say what is left out. Raise DataError if nothing is left."""
+    """Report which problems are left out. Raise DataError or ConfigError if none is left."""
     limit, shortest = config.rollout.max_new_tokens, min((len(row.completion) for row in right), default=0)
     if not right:
-        ended = f", and look for {json.dumps(stops)} in the solutions: an answer ends there" if stops else ""
-        reason = f"none of the worked solutions of {problems} problems, as it is taught, comes to the gold answer"
+        ended = f", and search the solutions for {json.dumps(stops)}, where an answer ends" if stops else ""
+        reason = f"none of the worked solutions of {problems} problems, as it is taught, yields the gold answer"
         remedy = f"Compare the two columns, task.solution and task.answer{ended}"
         raise DataError(f"task.name={config.task.name}", reason, remedy).of_all()
     if not rows:
@@ -121,7 +122,7 @@ def _report(
         remedy = f"Write rollout.max_new_tokens={max(len(row.completion) for row in right)} for all"
         raise ConfigError(f"rollout.max_new_tokens={limit}", reason, remedy).of_all()
     lost = {
-        "have no worked solution that, as it is taught, comes to their answer": problems - len(right),
+        "have no worked solution that, as it is taught, yields their answer": problems - len(right),
         f"have a longer one than rollout.max_new_tokens={limit}, and are left out": len(right) - len(rows),
     }
     for what, count in lost.items():
@@ -130,8 +131,8 @@ def _report(
 
 
 def leave_start(config: Config, then: str, folder: Path) -> None:
-    """Link what the next run begins with: the best of the warm-up, or its last, merged into the base if that is asked
-    for. Every rank calls it. The link comes last, so it marks a warm-up that is done."""
+    """Link the model from which the next run starts: the best of the warm-up, or else its last, merged into the base if
+    `then` says so. Every rank calls it. The link is made last, so it marks a warm-up that is done."""
     if distributed.is_main():
         best = "best" if (folder / "best").is_dir() else config.lora.product
         if config.lora.enabled and then == "merged":

@@ -1,14 +1,14 @@
-"""Checkpoints: whole or not there at all.
+"""Checkpoints, which are complete or do not exist.
 
-    checkpoints/step_000100/adapter/        PEFT format, usable by itself; not when the whole model is trained
-                            engine/         what is trained, its master weights and optimizer state
-                            state.json      the step to go on with, and what a run has learned beside the weights
+    checkpoints/step_000100/adapter/        PEFT format, usable by itself; absent if the whole model is trained
+                            engine/         the trained weights, their master copies and the optimizer state
+                            state.json      the number of steps done, and what a run has learned beside the weights
                             manifest.json   the checksum of every other file
-    checkpoints/latest                      link to the last whole one
+    checkpoints/latest                      link to the newest complete one
 
-A checkpoint is written under a temporary name, synced, and renamed when every rank is done. Older ones are deleted when
-it has been read back. Problems and random numbers of a step follow from the seed, the step and the curriculum, so there
-is no cursor and no generator state to keep.
+A checkpoint is written under a temporary name, synced, and renamed when every rank is done. Older ones are deleted
+after it has been read back. Problems and random numbers of a step follow from the seed, the step and the curriculum, so
+there is no cursor and no generator state to store.
 """
 
 import json
@@ -25,12 +25,13 @@ from trainer.machine.visible import visible
 from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.run_folder import previous_run
+from trainer.run_folder.previous_run import step_of
 
-_whole: dict[Path, bool] = {}  # whether a checkpoint is whole, of those that this process has written or read
+_whole: dict[Path, bool] = {}  # checkpoints that this process has written or read, and whether they are undamaged
 
 
 class Stateful(Protocol):
-    """What a run has learned beside the weights. It is the same on every rank."""
+    """State that a run has beside its weights, the same on every rank."""
 
     def state(self) -> dict[str, Any]: ...
 
@@ -50,8 +51,8 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learne
     """Save a checkpoint after `step` updates. Every rank calls it."""
     final = run_folder / "checkpoints" / f"step_{step:06d}"
     partial, before = final.with_name(f"{final.name}.partial"), previous_run.checkpoints(run_folder)[-1:]
-    goes_on = f"goes on from {before[0].name}" if before else "begins anew"
-    remedy = f"Make room, or write run.keep=1; the same command then {goes_on}."
+    then = f"the same command then {f'continues from {before[0].name}' if before else 'starts again'}"
+    remedy = f"Make room, or write run.keep=1; {then}."
     with disk.writing(partial, f"the checkpoint of step {step}", remedy, sum(map(disk.size, before))):
         _write(policy, partial, step, learned)
     if distributed.is_main():
@@ -59,10 +60,10 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learne
     distributed.barrier()
     if wrong := damage(final):
         reason = f"{wrong}, though it was written a moment ago"
-        raise CheckpointError(final, reason, f"Check the disk; the same command then {goes_on}").of_all()
+        raise CheckpointError(final, reason, f"Check the disk; {then}").of_all()
     _whole[final] = True
     if distributed.is_main():
-        for later in [path for path in previous_run.checkpoints(run_folder) if _step(path) > step]:  # damaged ones
+        for later in [path for path in previous_run.checkpoints(run_folder) if step_of(path) > step]:  # damaged ones
             shutil.rmtree(later)
     _delete_earlier(run_folder, step, keep)
 
@@ -82,18 +83,18 @@ def _write(policy: Policy, partial: Path, step: int, learned: Learned) -> None:
 
 
 def latest(run_folder: Path) -> Path | None:
-    """Return the newest checkpoint, which may be damaged. Raise if there were some and none is left."""
+    """Return the newest checkpoint, which may be damaged. Raise CheckpointError if all have disappeared."""
     folder = run_folder / "checkpoints"
     if saved := previous_run.checkpoints(run_folder):
         return saved[-1]
     if (folder / "latest").is_symlink() or any((run_folder / product).exists() for product in ("adapter", "model")):
-        reason = "no checkpoint is left in it, so the run cannot go on"
-        raise CheckpointError(folder, reason, f"Choose another run.dir, or delete {run_folder} to begin anew")
+        reason = "no checkpoint is left in it, so the run cannot continue"
+        raise CheckpointError(folder, reason, f"Choose another run.dir, or delete {run_folder} to start again")
     return None
 
 
 def resume(policy: Policy, run_folder: Path, keep: int, learned: Learned) -> int:
-    """Load the newest checkpoint that is not damaged, and return the number of updates that are done; 0 without one."""
+    """Load the newest undamaged checkpoint and return its number of updates, or 0 if there are no checkpoints."""
     if distributed.gather(latest(run_folder) is None)[0]:
         return 0
     for path in distributed.gather([str(path) for path in previous_run.checkpoints(run_folder)[::-1]])[0]:
@@ -101,7 +102,7 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Learned) -> int
         wrong = _unusable(folder)
         _whole[folder] = not wrong
         if wrong.startswith(manifest.OTHER):
-            raise CheckpointError(folder, visible(wrong), "Go on with that version, or delete it").of_all()
+            raise CheckpointError(folder, visible(wrong), "Continue with that version, or delete it").of_all()
         if wrong:
             if distributed.is_main():
                 warning = f"octet: warning: {folder} is damaged and not used: {visible(wrong)[:500]}"
@@ -110,12 +111,12 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Learned) -> int
             step = _load(policy, folder, learned)
             _delete_earlier(run_folder, step, keep)
             return step
-    remedy = f"Restore one, or delete {run_folder} to begin anew"
+    remedy = f"Restore one, or delete {run_folder} to start again"
     raise CheckpointError(run_folder / "checkpoints", "every checkpoint in it is damaged", remedy).of_all()
 
 
 def seal(folder: Path) -> None:
-    """Write the manifest of a checkpoint, and have the disk keep everything in it. Every rank calls it."""
+    """Sync the files of a checkpoint to disk, and write its manifest. Every rank calls it."""
     sums = _checksums(folder, distributed.gather(sorted(manifest.files(folder)))[0])
     for name in distributed.mine(list(sums)):
         disk.keep(folder / name)
@@ -125,13 +126,13 @@ def seal(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """Return what is wrong with a folder, or "" if it is as it was sealed. Every rank calls it and gets the same."""
+    """Return what is wrong with a sealed folder, or "" if it is unchanged. Every rank calls it and gets the same."""
     sums, wrong = distributed.gather(manifest.read(folder) if distributed.is_main() else ({}, ""))[0]
     return wrong or manifest.unlike(sums, _checksums(folder, sums))
 
 
 def _checksums(folder: Path, names: Iterable[str]) -> dict[str, int | None]:
-    """Return the checksum of each file, None if there is no such file. Each rank reads its share of the files."""
+    """Return the checksum of each file, or None for a missing file. Each rank reads its share of the files."""
     sums: dict[str, int | None] = {}
     for part in distributed.gather({name: manifest.checksum(folder / name) for name in distributed.mine(list(names))}):
         sums |= part
@@ -146,7 +147,7 @@ def _unusable(folder: Path) -> str:
         step = json.loads((folder / "state.json").read_text())["step"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return "state.json cannot be read"
-    return "" if step == _step(folder) else f"it is the checkpoint of step {step}"
+    return "" if step == step_of(folder) else f"it is the checkpoint of step {step}"
 
 
 def _load(policy: Policy, folder: Path, learned: Learned) -> int:
@@ -158,7 +159,7 @@ def _load(policy: Policy, folder: Path, learned: Learned) -> int:
         raise
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         reason = f"state.json is not one of this version of Octet ({type(error).__name__}: {visible(str(error))[:200]})"
-        remedy = f"Go on with the version that wrote it, or delete {folder.parent.parent} to begin anew"
+        remedy = f"Continue with the version that wrote it, or delete {folder.parent.parent} to start again"
         raise CheckpointError(folder, reason, remedy) from None
     try:
         policy.load(folder)
@@ -166,40 +167,36 @@ def _load(policy: Policy, folder: Path, learned: Learned) -> int:
         if "size mismatch" not in str(error):
             raise
         reason = "its weights have other shapes than those of this model and adapter"
-        remedy = f"Write the settings that the run had, or delete {folder.parent.parent} to begin anew"
+        remedy = f"Write the settings that the run had, or delete {folder.parent.parent} to start again"
         raise CheckpointError(folder, reason, remedy) from None
     return int(state["step"])
 
 
 def _publish(partial: Path, final: Path) -> None:
-    disk.remove(final)  # the same step of an earlier try
+    disk.remove(final)  # a checkpoint of the same step from an earlier attempt
     partial.rename(final)
     link, latest = (final.with_name(name) for name in ("latest.partial", "latest"))
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
-    if not latest.is_symlink():  # a copy of the run has followed the link
+    if not latest.is_symlink():  # copying the run has replaced the link by a folder
         disk.remove(latest)
     os.replace(link, latest)
     disk.keep(final.parent)
 
 
 def _delete_earlier(run_folder: Path, step: int, keep: int) -> None:
-    """Delete, on all ranks, what is older than the newest `keep` whole checkpoints."""
-    saved = [str(path) for path in previous_run.checkpoints(run_folder) if _step(path) <= step]
-    found = [Path(path) for path in distributed.gather(saved)[0]]
-    if len(found) <= keep:
+    """Delete the checkpoints that are older than the newest `keep` undamaged ones. Every rank calls it."""
+    saved = [str(path) for path in previous_run.checkpoints(run_folder) if step_of(path) <= step]
+    earlier = [Path(path) for path in distributed.gather(saved)[0]]
+    if len(earlier) <= keep:
         return
     whole = 0
-    while found and whole < keep:
-        path = found.pop()
+    while earlier and whole < keep:
+        path = earlier.pop()
         if path not in _whole:
             _whole[path] = not _unusable(path)
         whole += _whole[path]
     if distributed.is_main():
-        for path in found:
+        for path in earlier:
             shutil.rmtree(path)
     distributed.barrier()
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step_"))

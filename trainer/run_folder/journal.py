@@ -20,8 +20,8 @@ VERDICT = "verdict.json"  # of a run that has ended
 
 
 class Journal:
-    """Appends records. A run that resumes at `first_step` first drops the records of later steps, and moves damaged
-    ones aside: no checkpoint depends on them. It has no verdict until it ends again."""
+    """Appends records. When a run resumes at `first_step`, the records of later steps are dropped, and damaged ones are
+    moved to another file, because no checkpoint depends on them. The verdict is deleted until the run ends again."""
 
     def __init__(self, folder: Path, first_step: int, tracker: Tracker | None = None) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class Journal:
                 self._append("samples.jsonl", {**asked, **written, **read, **parts})
 
     def sync(self) -> None:
-        """Have the disk keep all records, so that a checkpoint never has more steps than the log."""
+        """Sync all records to disk, so that a checkpoint never has more steps than the log."""
         for name in FILES:
             if (self.folder / name).is_file():
                 disk.keep(self.folder / name)
@@ -81,34 +81,34 @@ class Journal:
         with disk.naming(path), open(path, "ab", opener=disk.not_a_link) as file:
             file.write(_line(record))
 
-    def _on_board(self, what: str, *values: Any) -> None:
-        """Draw for TensorBoard. If its files cannot be written, the run goes on without them."""
+    def _on_board(self, method: str, *values: Any) -> None:
+        """Call a method of TensorBoard's writer. If its files cannot be written, the run continues without them."""
         if self._without_board:
             return
         try:
-            if self._board is None:  # not at the start: the import takes longer than a step
+            if self._board is None:  # imported late, because the import takes longer than a step
                 from torch.utils.tensorboard import SummaryWriter
 
                 self._board = SummaryWriter(str(self.folder / "tensorboard"))
-            getattr(self._board, what)(*values)
+            getattr(self._board, method)(*values)
         except OSError as error:
             self._without_board = True
             warn(f"{self.folder}/tensorboard cannot be written ({error.strerror}). metrics.jsonl has all metrics")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file, but for a last line cut short. Raise DataError if a line is damaged."""
-    found = []
+    """Return the records of a file, without an incomplete last line. Raise DataError if a line is damaged."""
+    records = []
     for number, line in enumerate(lines_of(path), 1):
         try:
-            found += [_parsed(line)] if line.endswith(b"\n") else []
+            records += [_parsed(line)] if line.endswith(b"\n") else []
         except ValueError as error:
             raise DataError(f"{path}, line {number}", str(error), "Repair or delete that line") from None
-    return found
+    return records
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """Return the record in a line. Raise ValueError for a line that is not one. Records share the names in them."""
+    """Return the record in a line, with interned names. Raise ValueError if the line is not a record."""
     try:
         record = disk.parsed(line)
     except (ValueError, RecursionError) as error:
@@ -119,7 +119,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _keep_before(path: Path, first_step: int) -> None:
-    """Drop the records of steps that will be done again, and move damaged lines to a file beside the log."""
+    """Drop the records of steps that will be repeated, and move damaged lines to a file beside the log."""
     lines = [*lines_of(path)]
     kept, damaged = [], {}
     for number, line in enumerate(lines, 1):
@@ -141,11 +141,11 @@ def _keep_before(path: Path, first_step: int) -> None:
 
 
 def warn(text: str) -> None:
-    print(f"octet: warning: {text}. The run goes on.", file=sys.stderr, flush=True)
+    print(f"octet: warning: {text}. The run continues.", file=sys.stderr, flush=True)
 
 
 def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
-    """Yield the lines of a file from a byte on, as they are; none if there is no file."""
+    """Yield the lines of a file from byte `start` on, or none if there is no file."""
     if path.is_file():
         with path.open("rb") as file:
             file.seek(start)
@@ -153,11 +153,11 @@ def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
 
 
 def _as_markdown(group: ScoredGroup) -> str:
-    """Return the first answer of a group for TensorBoard, as blocks of code, in which nothing is markup."""
+    """Return the first answer of a group for TensorBoard, as blocks of code, so that nothing in it becomes markup."""
     completion, score, problem = group.completions[0], group.scores[0], group.prompt.problem
     result = f"reward {score.reward}, read {score.strict!r}, the answer is {problem.gold!r}"
-    said = [turn.text for turn in completion.turns] or [completion.text]
-    texts = (visible(text) for text in (group.prompt.text, *said, result))
+    turns = [turn.text for turn in completion.turns] or [completion.text]
+    texts = (visible(text) for text in (group.prompt.text, *turns, result))
     return "\n\n---\n\n".join(indent(text, "    ", lambda line: True) for text in texts)
 
 

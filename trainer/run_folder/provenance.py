@@ -1,4 +1,4 @@
-"""What a checkpoint was made from: settings, data, the base model, files of the user, and versions of packages."""
+"""What a checkpoint was made from: settings, data, the base model, the user's files, and versions of packages."""
 
 import hashlib
 import json
@@ -24,11 +24,11 @@ from trainer.run_folder import previous_run
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
 DIGITS = 8  # of the checksum of a problem
 ACCEPT = "--accept-changes"
-TEACHER = "teacher.name="  # what the name of a checksum begins with that is of no file
+TEACHER = "teacher.name="  # prefix of the one entry among the checksums of files that is not a file
 
 
 class Provenance:
-    """A part of every checkpoint. To load it is to compare it with what this run is made from."""
+    """A part of every checkpoint. Loading it compares it with what this run is made from."""
 
     def __init__(
         self, config: Config, folder: Path, training: Sequence[Problem], held_out: Sequence[Problem], accepts: bool
@@ -40,7 +40,7 @@ class Provenance:
 
     @property
     def run(self) -> str:
-        """What tells the result of this run from that of another one: all that its steps depend on, wherever it is."""
+        """An identifier of everything that the steps depend on. It stays the same if the run is moved."""
         settings = flat(stored(self.config.model_dump(mode="json"), self.folder))
         named = {key: Path(str(value)).name if key in PATHS else value for key, value in settings.items()}
         kept = {key: value for key, value in named.items() if previous_run.Change(key, None, None).is_refused}
@@ -51,7 +51,7 @@ class Provenance:
         return {**made_from, "settings": stored(self.config.model_dump(mode="json"), self.folder)}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Refuse a checkpoint with other data, weights or files, and warn of one that other versions have written."""
+        """Refuse a checkpoint of other data, weights or files, and warn if other versions wrote it."""
         if state["weights"] != self.weights and state["weights"] and self.weights:
             reason = "its weights are not those that this run began with"
             remedy = "Restore them, name their revision (model.revision), or choose another run.dir"
@@ -60,30 +60,29 @@ class Provenance:
         self._compare_files(state["files"])
         others = [f"{name} {had}" for name, had in state["versions"].items() if versions().get(name) != had]
         if others:
-            _warn(f"the checkpoint was written with {', '.join(others)}: the run goes on, but not bit for bit")
+            _warn(f"the checkpoint was written with {', '.join(others)}: the run continues, but not bit for bit")
 
     def _compare_data(self, had: Mapping[str, str]) -> None:
         if had == self.data:
             return
-        task, what = self.config.task, "the held-out problems differ"
+        task, difference = self.config.task, "the held-out problems differ"
         if had["training"] != self.data["training"]:
-            before = recorded(self.folder)
-            known = _digest(before) == had["training"]
-            names = [problem.id for problem in self.training]
-            what = apart(before, checksums(self.training), names) if known else "the training problems differ"
+            difference, before = "the training problems differ", recorded(self.folder)
+            if _digest(before) == had["training"]:
+                difference = apart(before, checksums(self.training), [problem.id for problem in self.training])
         source = f"task.path={task.path}" if task.path else f"task.data_dir={task.data_dir}" if task.data_dir else ""
-        reason = f"the data are not those that this run began with: {what}"
+        reason = f"the data are not those that this run began with: {difference}"
         raise DataError(source or f"task.name={task.name}", reason, "Restore them, or choose another run.dir")
 
     def _compare_files(self, had: Mapping[str, Any]) -> None:
-        # A module that is imported later in a run is not among the files yet, and is read where it was.
+        # A module that is imported later in a run is not in self.files yet, so it is read from its old place.
         now = {name: _checksum(self.folder / name) for name in had if not name.startswith(TEACHER)} | self.files
         moved = {name for name in had if now.get(name) is None and had[name] in self.files.values()}
         if others := sorted(name for name in had.keys() & now.keys() - moved if had[name] != now[name]):
-            files, what = ", ".join(others), "changed since this run began"
+            files, reason = ", ".join(others), "changed since this run began"
             if not self.accepts:
-                raise ConfigError(files, what, f"Restore what it had, or go on with the change: {ACCEPT}")
-            _warn(f"{files}: {what}, which {ACCEPT} accepts: the steps that are done were made without the change")
+                raise ConfigError(files, reason, f"Restore what it had, or continue with the change: {ACCEPT}")
+            _warn(f"{files}: {reason}, which {ACCEPT} accepts: the completed steps were made without the change")
 
 
 def _warn(text: str) -> None:
@@ -106,7 +105,7 @@ def checksums(problems: Sequence[Problem]) -> str:
 
 
 def recorded(folder: Path) -> str:
-    """Return the checksums of the training problems in data.json, "" without any."""
+    """Return the checksums of the training problems in data.json, or "" if there are none."""
     try:
         return str(json.loads((folder / "data.json").read_text())["checksums"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -114,7 +113,7 @@ def recorded(folder: Path) -> str:
 
 
 def apart(before: str, now: str, names: Sequence[str]) -> str:
-    """Return how training problems differ by checksum: the first other one, order or number; "" if not at all."""
+    """Return how training problems differ, by their checksums: in number, in order, or the first changed one; or ""."""
     old, new = ([text[start : start + DIGITS] for start in range(0, len(text), DIGITS)] for text in (before, now))
     if len(old) != len(new):
         return f"{len(new)} training problems; the run had {len(old)}"
@@ -125,8 +124,8 @@ def apart(before: str, now: str, names: Sequence[str]) -> str:
 
 
 def files_of(config: Config, folder: Path) -> dict[str, Any]:
-    """Return a checksum of each file of the user that a run depends on: code of rewards and tasks, with what it has
-    imported from its folder; templates, rubrics and settings of DeepSpeed; adapters and the teacher."""
+    """Return the checksum of each of the user's files that a run depends on: the code of rewards and tasks, with what
+    it has imported from its folder; templates, rubrics and settings of DeepSpeed; adapters and the teacher."""
     paths = _named(config) + [code / name for code, names in code_of(config).items() for name in names]
     paths += [path for one in (config.lora.start, config.teacher.adapter) if one for path in one.glob("adapter_*")]
     teacher = {f"{TEACHER}{one.name}": hub.fingerprint(one) for one in [config.teacher_model] if one}
@@ -134,30 +133,30 @@ def files_of(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def _named(config: Config) -> list[Path]:
-    """Return the files that settings name, but for data."""
+    """Return the files that settings name, except data."""
     settings = flat(config.model_dump(mode="json", exclude={"run", "model"}))
     texts = [text for key, value in settings.items() for text in _texts(value) if key[:5] != "task." or ".py:" in text]
     return [path for text in texts if (path := Path(file_of(text)).expanduser()).is_file()]
 
 
 def code_of(config: Config) -> dict[Path, list[Path]]:
-    """Return the folders of the user's code, with the files that are named or were imported there, relative to them."""
-    found: dict[Path, list[Path]] = {}
+    """Return the folders of the user's code with their files that settings name or that were imported."""
+    code: dict[Path, list[Path]] = {}
     for path in _named(config):
         if path.suffix == ".py":
-            found.setdefault(path.parent, [*_imported(path.parent.resolve())]).append(Path(path.name))
-    return found
+            code.setdefault(path.parent, [*_imported(path.parent.resolve())]).append(Path(path.name))
+    return code
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a setting; of a mapping its keys, which are the parts of a mixture."""
+    """Yield the texts in a setting. In a mapping these are the keys, which are the parts of a mixture."""
     for one in value if isinstance(value, list | dict) else [value]:
         if isinstance(one, str):
             yield one
 
 
 def _imported(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder that are imported, relative to it. Packages and Octet itself have versions."""
+    """Yield the imported files below a folder, relative to it, except packages and Octet, which have versions."""
     outside = (Path(sys.prefix), CHECKOUT / "octet", CHECKOUT / "trainer")
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "/")

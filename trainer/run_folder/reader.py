@@ -1,4 +1,4 @@
-"""Read the files of a run folder, of a run that goes on or has ended. Only config.yaml has to be there."""
+"""Read the files in the folder of a live or finished run. Only config.yaml has to exist."""
 
 import re
 import sys
@@ -23,26 +23,26 @@ from trainer.watch.history import History
 from trainer.watch.measure import LENIENT, REWARD, STRICT, Measure, chosen, number, percent
 from trainer.watch.verdict import Verdict, verdict_of
 
-TAIL = 2**18  # bytes at the end of samples.jsonl in which the last answers are
+TAIL = 2**18  # bytes at the end of samples.jsonl that are searched for the last answers
 
 Record = Mapping[str, Any]
 
 
 def _stored(name: str) -> cached_property[dict[str, Any]]:
-    """Return the property of a run that has the object in a JSON file of its folder."""
+    """Return a property with the content of a JSON file in the run folder."""
     return cached_property(lambda run: _object(run.folder / name))
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run folder. A file is read when it is asked for; what is missing is empty."""
+    """A run folder. Files are read on first use, and missing ones are empty."""
 
     folder: Path
     settings: Mapping[str, Any]
     data = _stored("data.json")
     machine = _stored("machine.json")
     best = _stored("best/best.json")  # the step of the model in `best/`, and its accuracy or reward
-    memory_plan = _stored("memory_plan.json")  # bytes that were planned for each phase, which a run on a GPU writes
+    memory_plan = _stored("memory_plan.json")  # bytes that were planned for each phase of a run on a GPU
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ class RunFiles:
 
     @cached_property
     def config(self) -> Config:
-        """The settings. Raise DataError if they are those of a version that had other ones."""
+        """The settings. Raise DataError if they are those of another version of Octet."""
         path = self.folder / "config.yaml"
         return _config(path, path.stat().st_mtime_ns)
 
@@ -70,14 +70,14 @@ class RunFiles:
 
     @cached_property
     def evaluation(self) -> dict[str, Any]:
-        """The content of eval.json. Raise DataError if it lacks what the reports read, or has another kind of value."""
-        found = _object(self.folder / "eval.json")
-        if not (models := found.get("evaluations")):
+        """The content of eval.json. Raise DataError if values that the reports read are missing or of another type."""
+        content = _object(self.folder / "eval.json")
+        if not (models := content.get("evaluations")):
             return {}
         try:
-            pairs = found.setdefault("comparisons", [])
+            pairs = content.setdefault("comparisons", [])
             table_rows(models, pairs)
-            " ".join(one["name"] for one in models)  # which must be texts
+            " ".join(one["name"] for one in models)  # raises TypeError if a name is not a text
             for pair in pairs:
                 " ".join([pair["before"], pair["after"]])
                 verdict_of({"evaluations": models, "comparisons": [pair]}, [], self.config)
@@ -85,11 +85,11 @@ class RunFiles:
             reason = f"it is not as Octet writes it ({type(error).__name__}: {error})"
             remedy = "Delete it, or write it again with `octet eval`"
             raise DataError(self.folder / "eval.json", reason, remedy) from None
-        return found
+        return content
 
     @property
     def measure(self) -> Measure:
-        """What decides whether the run has learned: the accuracy of the answers that are paid, or the reward."""
+        """The measure that decides whether the run has learned: accuracy in the format that is paid, or reward."""
         settings = self.settings
         return chosen(settings["task.answer"], settings["reward.weights"] or (), settings["reward.answer"])
 
@@ -98,7 +98,7 @@ class RunFiles:
         return self.measure == LENIENT
 
     def held_out(self, record: Record) -> Share | None:
-        """Return the result of an evaluation, by the answers that are paid."""
+        """Return the held-out result in a line of metrics, in the format that is paid."""
         if self.measure.logged not in record:
             return None
         if self.pays_lenient:
@@ -108,13 +108,13 @@ class RunFiles:
 
     @property
     def worth(self) -> dict[tuple[str, ...], float]:
-        """Whether the trained model solved each held-out problem, or its reward, by its question and gold answer."""
-        name, found = self.measure.of_answer, self.greedy.get("trained", {})
-        return {key: one[name] for key, one in found.items() if one.get(name) is not None}
+        """Whether the trained model solved each held-out problem, or its reward, by question and gold answer."""
+        name, answers = self.measure.of_answer, self.greedy.get("trained", {})
+        return {key: answer[name] for key, answer in answers.items() if answer.get(name) is not None}
 
     @cached_property
     def before_training(self) -> "RunFiles":
-        """The files with the answers of the base before any training: those of the warm-up, if there was one."""
+        """The files with the answers of the untrained base: those of the warm-up, if there was one."""
         warmup = self.folder / "warmup"
         return read_run(warmup) if (warmup / "config.yaml").is_file() else self
 
@@ -125,14 +125,14 @@ class RunFiles:
 
     @cached_property
     def greedy(self) -> dict[str, dict[tuple[str, ...], Record]]:
-        """The greedy answers of each model to the held-out problems, by question and gold answer: another run may have
-        other ids. Environments may ask the same of several problems; the later ones have their id as well."""
-        found: dict[str, dict[tuple[str, ...], Record]] = {}
+        """The greedy answers of each model to the held-out problems, by question and gold answer, because ids may
+        differ between runs. If problems of an environment have the same question, the later keys include the id."""
+        answers: dict[str, dict[tuple[str, ...], Record]] = {}
         for one in _lines(self.folder / "eval_answers.jsonl"):
             if one.get("temperature") == 0 and {"model", "question", "gold"} <= one.keys():
-                key, of_model = (one["question"], one["gold"]), found.setdefault(one["model"], {})
+                key, of_model = (one["question"], one["gold"]), answers.setdefault(one["model"], {})
                 of_model[(*key, one.get("problem", "")) if key in of_model else key] = one
-        return found
+        return answers
 
     @property
     def verdict(self) -> Verdict:
@@ -143,12 +143,12 @@ class RunFiles:
         return int(self.metrics[-1]["step"]) if self.metrics else 0
 
     def step_of(self, folder: Path) -> int | None:
-        """Return the step after which the model in a folder of the run was saved, or None if that is not recorded."""
+        """Return the step after which the model in a folder of the run was saved, or None if it is not recorded."""
         own, place = self.folder.resolve(), folder.resolve()
         if place == own / "best":
             return self.best.get("step")
         if place.parent == own and place.name in ("adapter", "model", "merged"):
-            return self.steps if self.has_ended else None  # one that goes on has the result of an earlier end
+            return self.steps if self.has_ended else None  # a resumed run still has the result of its earlier end
         if saved := re.fullmatch(r"step_(\d+)", place.parent.name):  # place is the adapter of a checkpoint
             return int(saved[1])
         return exported(place).get("step")
@@ -159,13 +159,13 @@ class RunFiles:
 
     @property
     def has_ended(self) -> bool:
-        """True if there is a verdict. A run writes it last, and removes it if it goes on."""
+        """True if there is a verdict, which a run writes last and a resumed run deletes."""
         return (self.folder / VERDICT).is_file()
 
     def flips(self) -> list[dict[str, Any]]:
         """Return the problems that only one of the first two models solved."""
-        found = self.evaluation.get("comparisons") or [{"before": "base", "after": "trained"}]
-        names = f"{found[0]['before']} -> {found[0]['after']}"
+        first = (self.evaluation.get("comparisons") or [{"before": "base", "after": "trained"}])[0]
+        names = f"{first['before']} -> {first['after']}"
         return [flip for flip in _lines(self.folder / "eval_flips.jsonl") if flip.get("models") == names]
 
     def samples(self) -> dict[str, Record]:
@@ -183,7 +183,7 @@ class RunFiles:
         return {f"last {'good' if good else 'bad'}": last[good] for good in (True, False) if good in last}
 
     def _is_good(self, sample: Record) -> bool:
-        """True if an answer is right, or has earned something where no reward asks for right answers."""
+        """Return True if an answer is right, or has earned something if no reward is for right answers."""
         name = "reward" if self.measure.is_reward or "reward/correct" not in sample else "reward/correct"
         return (sample.get(name) or 0) > 0
 
@@ -192,7 +192,7 @@ ORDER = ("first good", "first bad", "last good", "last bad")
 
 
 def exported(folder: Path) -> dict[str, Any]:
-    """Return what octet export and octet merge record beside what they write: what was exported, and its check."""
+    """Return what `octet export` and `octet merge` record beside a model: where it is from, and its check."""
     return _object(folder / "export.json")
 
 
@@ -205,14 +205,14 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Raise DataError if this is not the folder of a run."""
+    """Return the files of a run. Raise DataError if this is not the folder of a run."""
     path = folder / "config.yaml"
     return RunFiles(folder, _settings(path, path.stat().st_mtime_ns if path.is_file() else 0))
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunFiles]:
-    """Read runs. Folders without config.yaml are named and left out, as long as there is a run beside them; files,
-    such as a log that `runs/*` finds, without a word."""
+    """Read runs. If there is at least one, other folders are left out with a message, and files, such as a log that
+    `runs/*` matches, without one."""
     others = [folder for folder in folders if not (folder / "config.yaml").is_file()]
     runs = [read_run(folder) for folder in folders if folder not in others]
     if runs and (nameless := [path for path in others if not path.is_file()]):
@@ -222,7 +222,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunFiles]:
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """Return the names of the folders, or the whole path of those that have the same name."""
+    """Return the names of the folders, or the whole paths if several have the same name."""
     names = [run.name for run in runs]
     return [name if names.count(name) == 1 else str(run.folder) for name, run in zip(names, runs, strict=True)]
 
@@ -230,29 +230,28 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
 def facts_of(run: RunFiles) -> dict[str, Any]:
     """Return the last and the best result, the number of steps and the seconds of training of a run."""
     lines, names = run.metrics, phases(run.metrics)
-    seen = [(share, line) for line in lines if line["step"] and (share := run.held_out(line))]
-    (value, *interval), last = seen[-1] if seen else ((None, None), {})
-    facts = {"steps": run.steps, run.measure.name: value, "interval": interval if seen else None}
-    facts |= {"best": max((share.value for share, _ in seen), default=None), "problems": last.get("eval/problems")}
+    results = [(share, line) for line in lines if line["step"] and (share := run.held_out(line))]
+    (value, *interval), last = results[-1] if results else ((None, None), {})
+    facts = {"steps": run.steps, run.measure.name: value, "interval": interval if results else None}
+    facts |= {"best": max((share.value for share, _ in results), default=None), "problems": last.get("eval/problems")}
     return facts | {"training_s": sum(line.get(f"time/{name}", 0.0) for line in lines for name in names)}
 
 
 def phases(records: Sequence[Record], kind: str = "time") -> list[str]:
     """Return the phases of a step that have a time (or memory), without parts of a phase (`time/reward/answers`)."""
-    names = dict.fromkeys(
-        name.removeprefix(f"{kind}/") for name in dict.fromkeys(chain.from_iterable(records)) if name.startswith(kind)
-    )
+    logged = dict.fromkeys(chain.from_iterable(records))
+    names = dict.fromkeys(name.removeprefix(f"{kind}/") for name in logged if name.startswith(kind))
     return [name for name in names if not re.search("/|_reserved$", name) and name not in ("evaluation", "held")]
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the settings that are not the same in all runs, and that have an effect on what is learned."""
+    """Return the settings that differ between runs and have an effect on what is learned."""
     return [key for key in fields() if key not in NO_EFFECT and len({str(one[key]) for one in settings}) > 1]
 
 
 @lru_cache
 def _config(path: Path, changed_ns: int) -> Config:
-    """Return the settings of a run. To parse them takes ten times as long as to draw the run, so it is done once."""
+    """Return the settings of a run, cached, because parsing them takes ten times as long as drawing the run."""
     try:
         return resolve(str(path))
     except ConfigError as error:
@@ -276,7 +275,7 @@ def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
 
 
 def _lines(path: Path, at_most: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file of JSON lines, or those in its last bytes. A line that was cut short is left out."""
+    """Yield the records of a file of JSON lines, or those in its last bytes. Incomplete lines are left out."""
     start = max(0, path.stat().st_size - at_most) if at_most and path.is_file() else 0
     for line in islice(lines_of(path, start), bool(start), None):
         with suppress(ValueError):
@@ -291,26 +290,24 @@ def table_rows(evaluations: Sequence[Record], comparisons: Sequence[Record]) -> 
     """Return a row for each number, with a column for each model."""
     first, parts = evaluations[0]["name"], evaluations[0].get("parts", {})
     measure = REWARD if "reward" in evaluations[0] else STRICT
-    found = {
+    rows = {
         measure.row: [measure.text(one[measure.of_model], one["interval"]) for one in evaluations],
         **{f"  {name}": [measure.text(*one["parts"][name].values()) for one in evaluations] for name in parts},
     }
     if measure == STRICT:
-        found |= {
+        rows |= {
             "in any format": [percent(one["lenient_accuracy"], one["lenient_interval"]) for one in evaluations],
             "wrong answer": [_category(one, "wrong answer") for one in evaluations],
             "no answer found": [_category(one, "no answer") for one in evaluations],
         }
-    found |= {
-        "cut off": [f"{one['truncated']:.1%}" for one in evaluations],
-        "mean tokens": [f"{one['mean_tokens']:.1f}" for one in evaluations],
-    }
+    rows["cut off"] = [f"{one['truncated']:.1%}" for one in evaluations]
+    rows["mean tokens"] = [f"{one['mean_tokens']:.1f}" for one in evaluations]
     pairs = [one for one in comparisons if one["before"] == first]
     if pairs and measure.is_reward:
-        found["difference"] = ["", *(number(one["difference"], "+") for one in pairs)]
+        rows["difference"] = ["", *(number(one["difference"], "+") for one in pairs)]
     if pairs:
-        found[measure.flips] = ["", *(f"+{one['gained']}/-{one['lost']}" for one in pairs)]
-    return [[name, *cells] for name, cells in (found | _sampled(evaluations, measure)).items()]
+        rows[measure.flips] = ["", *(f"+{one['gained']}/-{one['lost']}" for one in pairs)]
+    return [[name, *cells] for name, cells in (rows | _sampled(evaluations, measure)).items()]
 
 
 def _category(described: Mapping[str, Any], name: str) -> str:
@@ -318,16 +315,16 @@ def _category(described: Mapping[str, Any], name: str) -> str:
 
 
 def _sampled(evaluations: Sequence[Record], measure: Measure) -> dict[str, list[str]]:
-    """Return avg@k, maj@k and pass@k, and the spread over several trials, where answers were sampled too."""
+    """Return avg@k, maj@k and pass@k, and the spread over several trials, if answers were also sampled."""
     if not (sampled := [one["sampled"] for one in evaluations if "sampled" in one]):
         return {}
-    names = [name for name in sampled[0] if "@" in name]
     every = [one.get("sampled", {}) for one in evaluations]  # in a run the merged model is not sampled
-    found = {
+    rows = {
         name.replace("lenient", "any format"): [measure.text(*one[name].values()) if one else "" for one in every]
-        for name in names
+        for name in sampled[0]
+        if "@" in name
     }
     if sampled[0]["trials"] > 1:
         spread = [f"{measure.text(one['mean'])} ± {measure.text(one['deviation'])}" for one in sampled]
-        found[f"mean of {sampled[0]['trials']} trials"] = spread
-    return found
+        rows[f"mean of {sampled[0]['trials']} trials"] = spread
+    return rows

@@ -1,4 +1,4 @@
-"""What a run leaves behind, step by step: log lines, samples, checkpoints, and what a person sees meanwhile."""
+"""The output of a run, step by step: log lines, samples, checkpoints, and the screen."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class RunLog:
     total_steps: int
 
     def is_checkpoint(self, done: int) -> bool:
-        """True if a checkpoint is due after `done` steps, whatever else happens then."""
+        """Return True if a checkpoint is due after `done` steps in any case."""
         return done == self.total_steps or done % self.config.run.save_every == 0
 
     def base(self, metrics: Mapping[str, float]) -> None:
@@ -52,7 +52,7 @@ class RunLog:
     def step(
         self, done: int, groups: Sequence[ScoredGroup], metrics: Mapping[str, float], measured: Mapping[str, float]
     ) -> None:
-        """Log a step and show it. Raise TrainingError if it, or what was `measured`, says that the run must end."""
+        """Log a step and show it. Raise TrainingError if its metrics or the `measured` values must end the run."""
         if self.journal:
             self.journal.metrics(done, metrics)
             self.journal.samples(done, groups)
@@ -60,7 +60,7 @@ class RunLog:
         self.alarms.step(done, {**metrics, **measured})
 
     def save(self, policy: Policy, done: int) -> None:
-        """Save a checkpoint of the policy and of what the run has learned beside it."""
+        """Save a checkpoint of the policy and of the other state of the run."""
         phases = Phases()
         with finishing():
             with phases("save"):
@@ -84,17 +84,17 @@ class RunLog:
 
 
 class Logs:
-    """The lines of the logs, as a part of every checkpoint: a run that goes on finds what was lost or changed since."""
+    """The checksums of the logs, as a part of every checkpoint. A resumed run warns if lines were lost or changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._read = dict.fromkeys(journal.FILES, (0, 0, 0))  # bytes, lines and checksum of what was saved last
+        self._read = dict.fromkeys(journal.FILES, (0, 0, 0))  # bytes, lines and checksum at the last checkpoint
 
     def state(self) -> dict[str, Any]:
-        """Return the number of lines of each file and their checksum, and read only what is new."""
+        """Return the number of lines of each file and their checksum. Only new lines are read."""
         for name, (size, count, checksum) in self._read.items():
             lines = [*journal.lines_of(self.folder / name, size)]
-            new = lines[:-1] if name == "metrics.jsonl" else lines  # its last line gets more
+            new = lines[:-1] if name == "metrics.jsonl" else lines  # values may still be added to its last line
             text = b"".join(new)
             self._read[name] = size + len(text), count + len(new), zlib.crc32(text, checksum)
         return {name: [count, checksum] for name, (_, count, checksum) in self._read.items()}
@@ -102,16 +102,16 @@ class Logs:
     def load(self, state: dict[str, Any]) -> None:
         for name, known in state.items() if distributed.is_main() else ():
             lines = [*islice(journal.lines_of(self.folder / name), known[0])]
-            found = [len(lines), zlib.crc32(b"".join(lines))]
-            what = "its lines were changed" if found[0] == known[0] else f"{found[0]} of {known[0]} lines are left"
-            if found != known:
-                journal.warn(f"{self.folder / name}: {what} since the checkpoint was saved")
+            if [len(lines), zlib.crc32(b"".join(lines))] != known:
+                left = f"{len(lines)} of {known[0]} lines are left"
+                change = "its lines were changed" if len(lines) == known[0] else left
+                journal.warn(f"{self.folder / name}: {change} since the checkpoint was saved")
 
 
 def metrics_of(
     groups: Sequence[ScoredGroup], updates: Sequence[Update], tally: Tally, phases: Phases, measure: Measure
 ) -> dict[str, float]:
-    """Return the metrics of a step, which are the same on every rank but for times, memory and energy."""
+    """Return the metrics of a step, which are the same on every rank except times, memory and energy."""
     tally_groups(tally, groups, measure)
     tally.add("groups", len(groups) * distributed.world_size())  # more than rollout.problems after a refill
     return tally.means(distributed.gather) | metrics_of_updates(updates) | phases.metrics()

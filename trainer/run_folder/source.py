@@ -1,4 +1,4 @@
-"""What a path or a name on a command line stands for: the adapter or the model of a run, another one, or a base."""
+"""The model that a path or a name on a command line stands for: that of a run, another folder, or one on the hub."""
 
 import json
 import os
@@ -21,15 +21,15 @@ class Source:
 
     @classmethod
     def of(cls, named: Path | str) -> "Source":
-        """Return what is named. The folder of a run stands for its adapter, or for its model."""
+        """Return the source with this path or name. The folder of a run stands for its adapter or its model."""
         folder = Path(named)
         for place in (folder / "adapter", folder / "model", folder):
             for file in ("adapter_config.json", "config.json"):
                 if (place / file).is_file():
                     return cls(place, file == "adapter_config.json")
         if folder.exists():
-            reason = "there is neither an adapter nor a model in it"
-            raise CheckpointError(folder, reason, "Name the folder of a run that has ended")
+            remedy = "Name the folder of a run that has ended"
+            raise CheckpointError(folder, "there is neither an adapter nor a model in it", remedy)
         return cls(None)
 
     @property
@@ -38,7 +38,7 @@ class Source:
 
     @property
     def run(self) -> Path | None:
-        """Return the folder of the run that made it, also of the adapter of a checkpoint."""
+        """Return the folder of the run that made the model, which may be in a checkpoint."""
         if self.folder is None:
             return None
         place = self.folder.resolve()
@@ -47,7 +47,7 @@ class Source:
 
     @property
     def base(self) -> str:
-        """Return the name of the model that the adapter was trained over, or "" if it does not say."""
+        """Return the name of the model that the adapter was trained over, or "" if it is not recorded."""
         assert self.folder is not None, "it is an adapter"
         path = self.folder / "adapter_config.json"
         try:
@@ -58,12 +58,12 @@ class Source:
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             reason = f"it does not say what the adapter was trained over ({type(error).__name__})"
             raise CheckpointError(path, reason, "Restore the file") from None
-        if base.parts[:1] == ("unsloth",):  # it names its 4-bit copy, which is beside the model of 16 bits
+        if base.parts[:1] == ("unsloth",):  # adapters of unsloth name a 4-bit copy of the 16-bit model
             return str(base).removesuffix("-bnb-4bit").removesuffix("-unsloth")
         return "nano" if base.parts[-3:] == ("trainer", "model", "nano") else str(base) if base.parts else ""
 
     def is_over(self, model: Model) -> bool | None:
-        """Return True if the adapter was trained over this model, and None if that cannot be known."""
+        """Return whether the adapter was trained over this model, or None if that cannot be known."""
         if self.base == model.name:
             return True
         weights = self.base and hub.fingerprint(Model(name=self.base)), hub.fingerprint(model)
@@ -77,7 +77,7 @@ class Source:
         return wanted == found if wanted and found else None
 
     def described(self, out: Path) -> dict[str, Any]:
-        """Return what an export in `out` records of the model that it was made of."""
+        """Return what an export in `out` records about the model that it was made from."""
         assert self.folder is not None, "it is an adapter or a model in a folder"
         step = read_run(self.run).step_of(self.folder) if self.run else None
         source = os.path.relpath(self.folder.resolve(), out.resolve())
@@ -85,7 +85,7 @@ class Source:
 
 
 def _on_the_hub(model: str) -> str:
-    """Return the name of a model on the hub without its owner, or "" for a folder. The embedded model has its own."""
+    """Return the name of a model on the hub without its owner, "nano" for the embedded model, or "" for a folder."""
     if model == "nano":
         return model
     return "" if Path(model).exists() or model.count("/") != 1 else model.partition("/")[2].lower()

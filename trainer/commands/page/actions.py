@@ -41,7 +41,7 @@ class Choices:
         return [text for name in names if self.of(name) for text in (name, self.of(name))]
 
     def settings(self, *without: str) -> Words:
-        """Return the settings. Those typed as text come last and take precedence; ConfigError for an option there."""
+        """Return the settings, those typed as text last, which take precedence. Raise ConfigError for an option."""
         keys = (key for key in self.given if re.fullmatch(SETTING, key) and key not in without and self.of(key))
         try:
             words = [*(f"{key}={self.of(key)}" for key in keys), *shlex.split(self.of("more"))]
