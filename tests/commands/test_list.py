@@ -2,11 +2,13 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.commands.test_compare import run_in
 from tests.conftest import said_by
+from trainer.commands import eval as evaluation
 from trainer.commands.main import parser_of
 from trainer.commands.options import fill_in_run
 from trainer.config.arguments import PRESETS, RECIPES, names_in
@@ -32,6 +34,7 @@ def test_runs_are_listed_in_the_order_of_their_start(runs, capsys):
     assert [row[1:7] for row in rows] == [["stopped", *steps], ["stopped", *steps], ["ended", *steps]]
     assert rows[0][7:] == ["90.0%", "->", "50.0%"]
     assert rows[2][7:] == ["cannot", "tell,", "90.0%", "->", "50.0%"]
+    (runs / "sweep/config.yaml").write_text("model:\n  name: nano\n")  # settings that somebody has written, not a run
     assert [line.split()[0] for line in said_by(capsys, "list", "runs/sweep")[1].splitlines()[2:]] == ["other"]
 
 
@@ -57,10 +60,20 @@ def test_the_latest_run_is_taken_and_named_where_none_is(runs, capsys, command):
 
 
 def test_a_setting_in_the_place_of_a_run_is_a_setting(runs):
-    for words in (["rollout.max_new_tokens=5", "run.seed=1"], ["How many legs?"]):
+    for words in (["rollout.max_new_tokens=5", "run.seed=1"], ["How many legs?"], [" ".join(["How many legs?"] * 40)]):
         options = parser_of("chat").parse_intermixed_args(words)
         fill_in_run(options)
         assert (str(options.run), options.overrides) == ("runs/old", words)
     options = parser_of("push").parse_intermixed_args(["a=b", "--to", "you/model"])
     fill_in_run(options)
     assert str(options.run) == "a=b"
+
+
+def test_octet_eval_in_the_folder_of_a_run_evaluates_what_is_named(runs, monkeypatch):
+    monkeypatch.chdir(runs / "old")
+    assert evaluation._source(parser_of("eval").parse_intermixed_args([])) is None
+    options = parser_of("eval").parse_intermixed_args([".", "eval.problems=4"])
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    assert str(evaluation._source(options).folder) == "model"
+    assert options.overrides == ["eval.problems=4"]

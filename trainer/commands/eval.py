@@ -71,7 +71,8 @@ def _source(options: Namespace) -> Source | None:
     if options.adapter:
         return adapter_of(options)
     folder = Path(next(iter(options.overrides), ""))
-    is_run = not options.model and "=" not in folder.name and (folder / "config.yaml").is_file()
+    can_be_run = bool(options.overrides) and not options.model and "=" not in folder.name
+    is_run = can_be_run and (folder / "config.yaml").is_file()
     names_nothing = not (options.merged or options.preset or options.task or names_a_model(options))
     if not is_run and names_nothing and any(RUNS.glob("*/config.yaml")):
         is_run, folder = True, latest()

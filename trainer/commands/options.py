@@ -47,7 +47,7 @@ def latest() -> Path:
 
 def fill_in_run(options: Namespace) -> None:
     """Use the latest run if none is named. A setting or a question in place of RUN is moved to the overrides."""
-    if "overrides" in options and {*"= "} & {*str(getattr(options, "run", ""))} and not options.run.exists():
+    if "overrides" in options and {*"= "} & {*str(getattr(options, "run", ""))} and not os.path.exists(options.run):
         options.overrides.insert(0, str(options.run))
         options.run = None
     if getattr(options, "run", "") is None:

@@ -269,8 +269,9 @@ def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
     except (BadYaml, AttributeError) as error:
         remedy = "Leave this run out"
         raise DataError(path, f"it contains no settings ({' '.join(str(error).split())})", remedy) from None
-    if settings["model.name"] is None:
-        raise DataError(path, "it does not belong to a run: it has no model.name", "Leave this folder out")
+    for key in ("model.name", "task.name"):
+        if settings[key] is None:
+            raise DataError(path, f"it does not belong to a run: it has no {key}", "Leave this folder out")
     return settings
 
 
