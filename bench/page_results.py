@@ -90,6 +90,10 @@ STUDIES = {
         "SmolLM2-135M on the order of words",
         "`word_sequence_reversal` of reasoning-gym, two or three words; 12 steps of 8 x 8 answers.",
     ),
+    "gym_word_order_gemma": (
+        "Gemma 3 270M on the order of words",
+        "As above, with the weights of the package that `scripts/gemma3.py` reads.",
+    ),
     "svamp": (
         "SmolLM2-135M on SVAMP, with a calculator",
         "Trained on MAWPS and ASDiv-A, asked all 1,000 problems of SVAMP; 30 steps of 16 x 8 answers. The runs with"
@@ -104,7 +108,7 @@ STUDIES = {
 SHARED = {*STUDIES} - {"controls"}  # other programs ran beside them
 
 
-EMBEDDED, SMOL = "embedded, 0.65 M", "SmolLM2-135M"
+EMBEDDED, SMOL, GEMMA = "embedded, 0.65 M", "SmolLM2-135M", "Gemma 3 270M"
 RESULTS_HEAD = """# Results
 
 What models have learned with Octet. Each row comes from a file with all seeds that were run. Accuracy is that of greedy
@@ -115,8 +119,7 @@ repeats the first steps of a run with an adapter.
 """
 RESULTS_TAIL = """
 [What a 135 M model learns here](small_model_learns.md) also lists generators that were not learned. GSM8K was
-learned from worked solutions only, with one seed. GRPO on its shorter problems changed nothing in one run after a short
-warm-up ([experiments](../bench/experiments.md)).
+learned from worked solutions only, with one seed; [experiments](../bench/experiments.md) list what else was tried.
 """
 # results with a page in gallery/
 SHOWN = {"seeds": "default", "calculator": "calculator", "studies/maze": "maze", "studies/addition_cpu": "sums"}
@@ -133,6 +136,8 @@ SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
      "octet study bench/studies/gym_products.yaml"),
     (SMOL, "words in the opposite order", "studies/gym_word_order", "right", ("random",),
      "octet study bench/studies/gym_word_order.yaml"),
+    (GEMMA, "words in the opposite order", "studies/gym_word_order_gemma", "right", ("random",),
+     "octet study bench/studies/gym_word_order_gemma.yaml"),
     (SMOL, "SVAMP, with a calculator", "studies/svamp", "right", ("random",), "octet study bench/studies/svamp.yaml"),
     (SMOL, "GSM8K, by worked solutions", "gsm8k", "warm_grpo", (), "octet warmup --preset smollm2-gsm8k"),
     (EMBEDDED, "word problems, with a teacher", "teaching", "teacher", ("grpo",),

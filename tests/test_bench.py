@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, launch
+from tests.conftest import ROOT, launch, lines_of
 from tests.ui.browser import found
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"]
@@ -93,6 +93,20 @@ def test_the_problems_of_svamp_become_records(tmp_path):
         {"question": "He has $9, they cost 2.5.", "answer": "(9 - 4) / 2.5 = 2\n#### 2"},
         {"question": "Dan had $3. How much?", "answer": "3"},
     ]
+
+
+def test_short_problems_of_gsm8k_have_equations_alone(tmp_path):
+    solution = "He has 6 * 7 = $<<6*7=42>>42.\n2 of them are gone: 42 - 2 = <<42-2=40>>40.\n#### 40"
+    records = [{"question": f"{n}?", "answer": solution} for n in range(257)]
+    long = {"question": "long?", "answer": "\n".join(["<<1+1=2>>2"] * 4) + "\n#### 2"}
+    for split, lines in (("train", [*records, long]), ("test", [long])):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = tmp_path / "made"
+    assert launch(sys.executable, "bench/short_gsm8k.py", tmp_path, made, "3", "equations").returncode == 0
+    read = {split: lines_of(made / f"{split}.jsonl") for split in ("train", "valid", "test")}
+    assert read["train"] == [{"question": "0?", "answer": "6*7=42\n42-2=40\n#### 40"}]
+    assert [record["question"] for record in read["valid"]] == [f"{n}?" for n in range(1, 257)]
+    assert read["test"] == [{"question": "long?", "answer": "1+1=2\n" * 4 + "#### 2"}], "all are held out"
 
 
 def test_the_pages_and_figures_are_made_from_the_results(tmp_path):

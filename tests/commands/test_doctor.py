@@ -366,7 +366,7 @@ def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path):
     ("overrides", "severity", "text", "remedy"),
     [
         (["model.name=Qwen/Qwen2.5-14B"], "end", "model.name=Qwen/Qwen2.5-14B: even one", "What fits: model.name="),
-        (["rollout.rows=64", "rollout.max_new_tokens=1024"], "warn", "memory will be short", "Where it runs out"),
+        (["rollout.rows=64", "rollout.max_new_tokens=1024"], "warn", "memory will be short", "If it runs out"),
         ([], "note", "it fits", ""),
     ],
 )

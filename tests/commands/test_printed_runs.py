@@ -19,7 +19,7 @@ from tests.run.test_study import sums
 
 # What cannot be run here, and why.
 NOT_RUN = {
-    r"octet fetch .*|python scripts/smollm2.*|octet push .* --yes": "the network",
+    r"octet fetch .*|python scripts/smollm2.*|python -m scripts\.gemma3 .*|octet push .* --yes": "the network",
     r"python bench/svamp\.py .*": "a clone from the network, which tests/test_bench.py writes instead",
     r"(sbatch|deepspeed|torchrun) .*": "Slurm, or several machines",
     r"octet eval .*rollout\.vllm\.urls=.*|python -m (llama_cpp|venv).*": "a server, or another program",

