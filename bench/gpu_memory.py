@@ -153,7 +153,7 @@ def planned(more: list[str], cap: int) -> dict[str, float]:
     from trainer.plan import planner
 
     config = versus.settings(STEPS, 0, Path("none"), *more)
-    plan = planner.plan(shape_of(config.model.name), config, vram=cap)
+    plan = planner.Planner(shape_of(config.model.name), config, 1, cap).plan
     allocated = {phase: plan.allocated_of(phase) / GB for phase in plan.phases}
     return {**allocated, "peak": plan.peak / GB}
 

@@ -92,7 +92,7 @@ def rehearsed(case: Case) -> dict[str, Any]:
             tokens = (longest.tokens * config.prompt.max_tokens)[: config.prompt.max_tokens]
             rollouts = replace(run.rollouts, longest=replace(longest, tokens=tokens))
             peaks = rehearse(rollouts, run.updater)
-        plan = planner.plan(shape_of(config.model.name), config, vram=int(case.card_gib * GIB))
+        plan = planner.Planner(shape_of(config.model.name), config, 1, int(case.card_gib * GIB)).plan
     phases = {phase: peaks[own] for own, phase in PLANNED.items() if phase in plan.phases}
     planned = {phase: plan.allocated_of(phase) for phase in phases}
     found = {

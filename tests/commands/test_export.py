@@ -22,7 +22,7 @@ def test_the_best_is_exported_where_it_is_better_than_the_last(best, last, is_ta
         (tmp_path / "best").mkdir()
         (tmp_path / "best/best.json").write_text(json.dumps({"step": 3, "accuracy": best, "problems": 64}))
     assert best_of(tmp_path) == (tmp_path / "best" if is_taken else tmp_path)
-    assert ("of step 3: 75.0%, against 50.0%" in capsys.readouterr().err) == is_taken
+    assert ("of step 3, with 75.0%. The last step, 9, has 50.0%" in capsys.readouterr().err) == is_taken
 
 
 @pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="llama-cpp-python is installed")

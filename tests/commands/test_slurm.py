@@ -158,7 +158,7 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path, capsys):
     assert "#SBATCH --nodes=2" in said
     assert "# nothing is written or submitted; " in said
     status, _, told = said_by(capsys, "slurm")
-    assert (status, "sbatch: there is none" in told) == (2, True)
+    assert (status, "sbatch: it is not on this machine" in told) == (2, True)
     status, _, told = said_by(capsys, "slurm", "--partition", "gpu")
     assert (status, "Write export SBATCH_PARTITION=NAME into slurm/site.env." in told) == (2, True)
 

@@ -232,7 +232,7 @@ LIES = {  # what config.json says, beside what the weights show
     "another kind of layer": (say(layer_types=["full_attention"] * 2), "layer_types[0] is full_attention", ".conv."),
     "heads of another size": (say(head_dim=16), "head_dim is 16", "8"),
     "tied, of another family": (say(tie_word_embeddings=True), "tie_word_embeddings is true", "not the embedding"),
-    "a bias without a place": (own_bias, "o_proj.bias", "no place"),
+    "a bias without a place": (own_bias, "o_proj.bias", "is no weight"),
 }
 
 

@@ -273,7 +273,7 @@ def test_the_model_of_a_job_is_evaluated_with_its_settings(job, monkeypatch, cap
 @pytest.mark.parametrize(
     ("settings", "key", "named"),
     [
-        (Lora(r=17, init="pissa"), "lora.r", "k_proj has 16 x 32"),
+        (Lora(r=17, init="pissa"), "lora.r", "k_proj is 16 x 32"),
         (Lora(init="pissa", targets=("q_proj", "lm_head")), "lora.init", "lm_head"),
         (Lora(init="pissa", targets=("q_proj", "embed_tokens")), "lora.init", "embed_tokens"),
     ],

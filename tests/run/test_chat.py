@@ -97,7 +97,7 @@ def test_what_is_printed_grows_to_the_answer(monkeypatch, stop):
     written = []
     monkeypatch.setattr(sys.stdout, "write", written.append)
     prompt = prompter.prompt(Problem("chat", "Tom has 3 cards and finds 4 more. How many cards has Tom now?", ""))
-    answer = chat._ask(chat.Voice("base", sampler, None, nullcontext), prompt, Sampling(1, 0.0, 40, 0))
+    answer = chat._stream(chat.ChatModel("base", sampler, None, nullcontext), prompt, Sampling(1, 0.0, 40, 0))
     assert "".join(written) == answer.text
     assert len(list(filter(None, written))) > 5
     assert not answer.truncated

@@ -47,7 +47,7 @@ def test_a_dry_run_reads_no_data(tmp_path, monkeypatch, capsys):
     (tmp_path / "tiny.yaml").write_text("arms: {grpo: }\ncontrols: [supervised]\n")
     missing = ("task.name=records", "task.path=not_there.jsonl")
     status, said, _ = said_by(capsys, "study", "tiny.yaml", "--dry-run", *missing)
-    assert (status, "# supervised-0: when grpo-0 has ended, " in said) == (0, True)
+    assert (status, "# supervised-0: after grpo-0, for as many steps " in said) == (0, True)
 
 
 def test_a_dry_run_of_jobs_prints_the_array_and_its_settings_and_writes_nothing(tmp_path, monkeypatch, capsys):
