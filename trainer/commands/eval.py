@@ -95,7 +95,8 @@ def adapter_of(options: Namespace) -> Source:
 
 def settings_for(options: Namespace, source: Source | None) -> Config:
     """Return the settings of the run that made the adapter or model, if there is one, changed by the command line."""
-    clean = ["model.quantize=none", "model.quantize_head=none"]  # evaluates over the original base
+    # an adapter fits the original base, even if it was trained over a quantised one
+    clean = ["model.quantize=none", "model.quantize_head=none"]
     preset, base = options.preset or (str(source.run / "config.yaml") if source and source.run else None), options.model
     if preset is None:
         if source and source.adapter and base is None:

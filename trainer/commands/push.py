@@ -120,4 +120,4 @@ def _send(to: str, contents: dict[str, Any], private: bool) -> str:
     except (httpx2.HTTPError, OSError, RuntimeError) as error:  # uploads of large files raise RuntimeError
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         remedy = "Check that the login may write there"
-        raise ConfigError(f"--to {to}", f"the hub refused it ({reason})", remedy) from None
+        raise ConfigError(f"--to {to}", f"the upload failed ({reason})", remedy) from None

@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--out", type=Path, metavar="FILE", help="by default report.html in the folder of the run")
     parser.add_argument("--watch", action="store_true", help="write it again until the runs end; it reloads itself")
-    either.add_argument("--share", action="store_true", help="one picture instead, as share.svg and share.png")
+    either.add_argument("--share", action="store_true", help="one picture instead: share.svg and share.png in RUN")
 
 
 def run(options: Namespace) -> None:

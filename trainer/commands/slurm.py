@@ -180,7 +180,7 @@ def read_site(path: Path) -> dict[str, str]:
 
 
 def _without_options() -> dict[str, str]:
-    """Return the environment without SBATCH_ variables, which would override the script."""
+    """Return the environment without SBATCH_ variables: those of another site.env would override the script."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")}
 
 

@@ -1,4 +1,4 @@
-"""`octet speedrun`: measure the seconds until the embedded model solves 90 % of its held-out problems."""
+"""`octet speedrun`: measure the seconds until the embedded model solves 90 % of its problems; write a file to send."""
 
 import json
 import os

@@ -51,7 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     instead.add_argument("--collect", action="store_true", help="train nothing, and judge the runs that have ended")
     instead.add_argument("--csv", action="store_true", help="as --collect, and print the comparisons as CSV")
     instead.add_argument("--tex", action="store_true", help="as --collect, and print the tables as LaTeX")
-    instead.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once; above 1, times tell nothing")
+    instead.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once; with several, ignore times")
     instead.add_argument("--slurm", action="store_true", help="submit the runs as an array of jobs")
     parser.add_argument("--dry-run", action="store_true", help="print the command of each run, or the job; do nothing")
     parser.add_argument("--gpus", type=int, default=1, help="with --slurm: of each job (default 1)")
@@ -180,6 +180,7 @@ def _with_steps(study: Study, one: StudyRun) -> StudyRun:
 
     tokenizer, style = load_tokenizer(config.model), answer_style(config.prompt, task)
     lengths = [len(tokenizer(taught(problem, style))["input_ids"]) + 1 for problem in problems if problem.solution]
+    # longer ones are not trained on
     trained = [length for length in lengths if length <= config.rollout.max_new_tokens] or lengths
     tokens = totals(read_run(study.folder / f"{study.first}-{one.seed}"))["tokens"]
     steps = max(1, round(tokens / fmean(trained) / config.warmup.problems))

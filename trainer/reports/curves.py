@@ -101,10 +101,10 @@ def groups_of(runs: Sequence[RunFiles]) -> list[Group]:
 def _name(names: Sequence[str], run: RunFiles, keys: Sequence[str]) -> str:
     """Return the names of the runs of a group, with as many of its distinguishing settings as fit."""
     seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
-    differing = [f"{key}={run.settings[key]}" for key in keys]
-    shown = [one for at, one in enumerate(differing) if not at or len(" ".join(differing[: at + 1])) <= LONGEST_NAME]
-    more = [f"and {len(differing) - len(shown)} more"] if len(shown) < len(differing) else []
-    settings = f", {' '.join([*shown, *more])}" if differing else ""
+    texts = [f"{key}={run.settings[key]}" for key in keys]
+    shown = [one for at, one in enumerate(texts) if not at or len(" ".join(texts[: at + 1])) <= LONGEST_NAME]
+    more = [f"and {len(texts) - len(shown)} more"] if len(shown) < len(texts) else []
+    settings = f", {' '.join([*shown, *more])}" if texts else ""
     return f"{', '.join(names)}{seeds}{settings}"
 
 

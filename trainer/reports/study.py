@@ -98,7 +98,7 @@ def ended(study: Study, run: StudyRun) -> RunFiles | None:
         ignored = ignored | {"run.steps", "warmup.steps"}
     config, warmup = study.config(run), folder / "warmup"
     differences = previous_run.differences(folder, config)
-    if differences and (warmup / "config.yaml").is_file() and config.warmup.steps:  # later settings follow from it
+    if differences and (warmup / "config.yaml").is_file() and config.warmup.steps:  # after it, a run has other settings
         differences = previous_run.differences(warmup, config.warmed_up_in(warmup))
         differences += previous_run.differences(folder, config.after_warmup(warmup))
     if changes := [str(one) for one in differences if one.key not in ignored]:

@@ -75,7 +75,7 @@ def build(request: Request, data: Data | None = None) -> Run:
         stage(model)
     tokenizer = load_tokenizer(config.model)
     prompts = make_prompts(config, data, tokenizer)
-    folder = lock.claim(request)  # bad data must not leave a folder that refuses the corrected settings
+    folder = lock.claim(request)  # only now: bad data must not leave a folder that refuses the corrected settings
     scorer = make_scorer(config, data.task, folder)
     scorer.rehearse(prompts.prompter.prompt(prompts.problems[0]), worked(prompts.problems[0]))
     teacher = make_teacher(config, tokenizer, len(prompts.longest.tokens))
@@ -193,7 +193,7 @@ def make_samplers(context: SamplingContext, model: Any, warn: Say, copies: bool)
 
 
 def leader(config: Config, prompter: Prompter | None, stops: Stops) -> Callable[[Sampler], Sampler]:
-    """Return a function that puts a sampler under the control of the configured agent, or returns it without one."""
+    """Return a function that puts a sampler under the control of the configured agent, if there is one."""
     if not config.task.agent or prompter is None:
         return lambda sampler: sampler
     from trainer.rollout.agents.sampler import Agents, AgentSampler

@@ -140,7 +140,7 @@ def _named(config: Config) -> list[Path]:
 
 
 def code_of(config: Config) -> dict[Path, list[Path]]:
-    """Return the folders of the user's code with their files that settings name or that were imported."""
+    """Return the folders of the user's code with their files, relative to them, that are named or imported."""
     code: dict[Path, list[Path]] = {}
     for path in _named(config):
         if path.suffix == ".py":

@@ -1,4 +1,4 @@
-"""The model that a path or a name on a command line stands for: that of a run, another folder, or one on the hub."""
+"""What a path or a name on a command line stands for: an adapter or a model, of a run, of a folder or on the hub."""
 
 import json
 import os
@@ -38,7 +38,7 @@ class Source:
 
     @property
     def run(self) -> Path | None:
-        """Return the folder of the run that made the model, which may be in a checkpoint."""
+        """Return the folder of the run that made it, also for the adapter of a checkpoint."""
         if self.folder is None:
             return None
         place = self.folder.resolve()

@@ -217,11 +217,11 @@ def talk(chat: Chat) -> Html:
     return joined(state, *(error(one["error"]) if "error" in one else _answers(one) for one in reversed(answers)))
 
 
-def _answers(talk: Record) -> Html:
-    sides, gold = [], talk["gold"]
-    for one in talk["answers"]:
+def _answers(asked: Record) -> Html:
+    sides, gold = [], asked["gold"]
+    for one in asked["answers"]:
         read = one["strict"] if one["strict"] is not None else one["lenient"]
         verdict = tag("p", RIGHT[one["right"]]) if gold else ""
         sides.append(tag("div", tag("p", one["model"], class_="soft"), report.answer(one["answer"], read), verdict))
     known = tag("p", "The answer is ", tag("code", gold)) if gold else ""
-    return tag("div", tag("h3", talk["question"]), known, tag("div", *sides, class_="pair"))
+    return tag("div", tag("h3", asked["question"]), known, tag("div", *sides, class_="pair"))
