@@ -108,8 +108,8 @@ class Packer:
         return batches
 
     def cost_of(self, rows: Sequence[TrainingRow]) -> int:
-        """Return the share of the budget that a micro-batch of these rows takes. With padding, all rows have the length
-        of the first."""
+        """Return the number of tokens that a micro-batch of these rows takes from the budget. With padding, all rows
+        have the length of the first."""
         if not self.flat:
             return len(rows) * rows[0].length
         shared = [False, *(one.prompt == other.prompt for one, other in pairwise(rows))]

@@ -188,8 +188,8 @@ def _refuse_noise(model: Any) -> None:
 
 @torch.no_grad()
 def _refuse_unknown_head(backbone: Any, head: Head, model: Any) -> None:
-    """Raise ModelError if the logits of the model differ from those of its backbone and `head`, as in a model family
-    that transforms its logits in an unknown way."""
+    """Raise ModelError if the logits of the model differ from those of its backbone and `head`. This is so in a model
+    family that transforms its logits in an unknown way, whose log-probs would be wrong."""
     tokens_1T = torch.arange(8, device=model.device)[None] % head.layer.out_features
     logits_NV = head.logits_NV(backbone(tokens_1T, use_cache=False).last_hidden_state[0])
     expected_NV = model(tokens_1T, use_cache=False).logits[0].float()

@@ -28,7 +28,7 @@ MASK_STRIDE = 16  # PyTorch's attention kernels need the strides of a mask to be
 
 
 class Layout(NamedTuple):
-    """The places of tokens in the line: P prompts of up to T tokens, A answers of up to C. Padding has any place."""
+    """The places of tokens in the line: P prompts of up to T tokens, A answers of up to C. Padding is at any place."""
 
     prompts_PT: Tensor
     answers_AC: Tensor

@@ -1,4 +1,4 @@
-"""The process group: ranks, devices and collective operations, which do nothing in a single process."""
+"""The process group: ranks, devices and collective operations, which return immediately in a single process."""
 
 import json
 import os
@@ -158,7 +158,7 @@ def barrier() -> None:
 
 
 def gather(item: Sent) -> list[Sent]:
-    """Return the items of all ranks, in order, on every rank. They are sent as JSON, so tuples become lists."""
+    """Return the items of all ranks, in order, on every rank. JSON, which runs no code, makes tuples into lists."""
     if world_size() == 1:
         return [item]
     sent = torch.frombuffer(bytearray(json.dumps(item), "ascii"), dtype=torch.uint8)
@@ -194,7 +194,7 @@ def sum_in_place(tensor: torch.Tensor) -> None:
 
 
 def mine(items: Sequence[Item]) -> list[Item]:
-    """Return this rank's share, which is every `world_size`-th item."""
+    """Return this rank's share, every `world_size`-th item. Shares differ in length by at most one."""
     return list(items[rank() :: world_size()])
 
 

@@ -21,7 +21,7 @@ from trainer.ranks.watchdog import Ranks, host, interfaces, short
 
 
 def meet(rank: int, world_size: int, seconds: float) -> Ranks:
-    """Connect to the store and exchange hosts. Raise a ClusterError that names the ranks that are late."""
+    """Connect to the store and exchange hosts. Raise a ClusterError that names the ranks missing after `seconds`."""
     try:
         exchange = partial(_exchange_hosts, rank, world_size, seconds)
         store, hosts = stores.within(seconds + 2 * watchdog.ANSWER_S, exchange)

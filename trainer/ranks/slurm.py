@@ -130,7 +130,7 @@ def seconds_left() -> float | None:
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%L"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.SubprocessError):  # the controller may be busy
+    except (OSError, subprocess.SubprocessError):  # the controller may be busy, which must not end the run
         return None
     return seconds_of(answer.stdout.strip())
 

@@ -1,4 +1,7 @@
-"""Handlers of Ctrl-C, and of SIGUSR1, which Slurm sends before the time limit; see stopping.py. Imports no torch."""
+"""Handlers of Ctrl-C, and of SIGUSR1, which `#SBATCH --signal=USR1@120` sends before the time limit; see stopping.py.
+
+This module imports no torch.
+"""
 
 import os
 import signal
@@ -27,7 +30,7 @@ _stop = StopSignal()
 
 
 def listen() -> None:
-    """Handle SIGUSR1, and unblock it, because the launcher blocks it until here."""
+    """Handle SIGUSR1, and unblock it. The launcher blocks it, so a signal that was sent earlier arrives here."""
     signal.signal(signal.SIGUSR1, _on_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
@@ -39,8 +42,8 @@ def stop_requested() -> str:
 
 @contextmanager
 def ctrl_c_waits_for_the_step() -> Iterator[None]:
-    """Let the first Ctrl-C stop the run after a step, as SIGUSR1 does, and the second one end it immediately. Other
-    threads than the main thread cannot handle signals."""
+    """Let the first Ctrl-C stop the run after a step, as SIGUSR1 does, and the second one end it immediately. This
+    does nothing outside the main thread, because only that can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -74,7 +77,7 @@ def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
     _stop.reason = CTRL_C
     _interrupt_if_requested()
     if os.environ.get("RANK", "0") == "0":
-        os.write(2, AFTER_THIS_STEP.encode())  # not print, which the signal may have interrupted
+        os.write(2, AFTER_THIS_STEP.encode())  # the signal may have interrupted a print, which is not reentrant
 
 
 def _interrupt_if_requested() -> None:

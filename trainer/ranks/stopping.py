@@ -2,8 +2,8 @@
 
 The run stops after a step, once everything is saved, and exits with the status of `errors.Interrupted`; its next start
 continues from there. A signal may reach one rank before the others, so the ranks agree on the step. An evaluation may
-take longer than the time that remains after a signal. Everything is saved before it begins, so a signal ends it
-immediately.
+take longer than the time that remains after a signal. Everything is saved before it begins, so a signal then
+ends the run immediately.
 """
 
 from collections.abc import Iterator
@@ -80,7 +80,7 @@ class Stopping:
         return self._interruptible(ALL_DONE.format("merge", "{}"))
 
     def _interruptible(self, message: str) -> AbstractContextManager[None]:
-        """Let a signal end the run immediately if this start has made steps. Otherwise the next one would not progress
+        """Let a signal end the run immediately, unless this start has made no step: then the next start would get no
         further."""
         return stop_signal.interruptible(message) if self.steps else nullcontext()
 

@@ -82,7 +82,7 @@ def is_one_machine() -> bool:
 
 
 def another(store: Any, seconds: float) -> Any:
-    """Return a second connection to a store, for a thread, because the first one may be blocked in a call."""
+    """Return a second connection to a store, for another thread, because the first may be blocked in a call."""
     if isinstance(store, FolderStore):
         return store
     other = store.clone()

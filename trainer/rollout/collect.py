@@ -110,8 +110,8 @@ class Rollouts:
     """Draws the problems of each step, samples a group of answers to each problem, and scores the groups.
 
     The groups of the next step may be sampled ahead, in a thread, while the policy trains on the current ones. If the
-    run fails or is stopped, these groups are lost, and the resumed run samples them again. The loop never samples ahead
-    of a scheduled checkpoint.
+    run fails or is stopped, these groups are lost, and the resumed run samples them again. None are being sampled at a
+    scheduled checkpoint, because the loop does not sample ahead then.
     """
 
     config: Config
@@ -176,7 +176,8 @@ class Rollouts:
         return collect(sampler, self.scorer, prompts, sampling)
 
     def prompts(self, problems: Sequence[Problem], before: int = 0) -> list[Prompt]:
-        """Return this rank's share of the prompts of some problems, which follow `before` earlier ones in the step."""
+        """Return this rank's share of the prompts of some problems, which follow `before` earlier ones in the step. The
+        prompts of equal problems differ in `repeat`."""
         seen: Counter[str] = Counter()
         shared = []
         for place, problem in enumerate(problems, before):

@@ -1,8 +1,8 @@
 """rollout: draw tokens, with random numbers that belong to an answer.
 
 The random numbers depend only on the seed of the step, the problem and the number of the answer, not on the rank, on
-other rows or on retries. So the answers are the same, up to rounding, for any number of ranks, and a lost answer can be
-sampled again.
+other rows or on retries. So the answers are the same, up to rounding, for any number of ranks, and a lost answer is
+the same when it is sampled again.
 """
 
 import hashlib

@@ -137,7 +137,8 @@ class EndsWithString(StoppingCriteria):
 
 @contextmanager
 def generating(model: Any, settings: GenerationConfig) -> Iterator[None]:
-    """Generate in eval mode with these settings and without gradient checkpointing, which would disable the cache."""
+    """Generate in eval mode, with these settings and without gradient checkpointing, which would disable the cache.
+    Restore everything afterwards."""
     own_settings = model.generation_config
     checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     with evaluating(model):

@@ -17,7 +17,8 @@ def on_stderr(text: str) -> None:
 
 
 def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> None:
-    """Raise ConfigError if a prompt with its answer can exceed the context, where the model would silently fail."""
+    """Raise ConfigError if a prompt with its answer can exceed the context, beyond which the model would write nonsense
+    without an error."""
     context = context_of(model)
     if context is None or not prompts:
         return

@@ -318,7 +318,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _keep_trained(module: Any, state: dict[str, Any], *_: Any) -> None:
-    """Remove all values that are not trained, such as a tied output layer or the scales of quantised weights."""
+    """Remove what is not trained. DeepSpeed would save a frozen tied output layer, and scales of quantised weights."""
     trained = {name for name, value in module.named_parameters(remove_duplicate=False) if value.requires_grad}
     for name in set(state) - trained:
         del state[name]

@@ -20,7 +20,7 @@ def make_optimizer(model: Any, config: Config) -> Any:
 
 
 def parameter_groups(model: Any, config: Config) -> list[dict[str, Any]]:
-    """Return one group, or two with LoRA+. No group may be empty, because the engine fails with empty ones."""
+    """Return one group, or two with LoRA+. None may be empty, because torch's schedulers and the engine would fail."""
     lr, ratio = config.algorithm.lr, config.lora.plus_ratio if config.lora.enabled else 1.0
     named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     if ratio == 1.0:

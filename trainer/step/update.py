@@ -143,8 +143,8 @@ def optimizer_step(policy: Policy, gradient: Callable[[], None], step: int, sett
 def backward(
     policy: Policy, minibatch: MiniBatch[PreparedBatch], settings: Algorithm, kl_coef: float, tally: Tally
 ) -> MiniBatch[PreparedBatch]:
-    """Accumulate the gradient of the loss, and return the mini-batch with the old log-probs. They are those of the
-    first pass, in which the policy has not been updated yet."""
+    """Accumulate the gradient of the loss, and return the mini-batch with the old log-probs. If it has none, this is
+    the first pass, before the first update, and its log-probs are the old ones."""
     measured = []
     for batch in minibatch.batches:
         scores = policy.score(batch)

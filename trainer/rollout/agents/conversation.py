@@ -84,7 +84,7 @@ class Call:
     messages: list[Message]
     tools: Sequence[Mapping[str, Any]]
     continued: Exchange | None
-    new_tokens: tuple[int, ...]  # the end of the prompt: all tokens after those of the call that it continues
+    new_tokens: tuple[int, ...]  # the end of the prompt, after the tokens of the exchange that it continues
     strings: Sequence[str]  # stop strings, which its reply leaves out
     is_short: bool  # True if the agent asked for fewer tokens than the limits allow
     place: tuple[int, ...]  # sorts the calls of an answer, without depending on the order of parallel ones

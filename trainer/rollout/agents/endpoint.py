@@ -16,12 +16,12 @@ from trainer.machine.visible import visible
 from trainer.rollout.agents.conversation import Call, Conversation, Refused, read_messages
 
 LARGEST = 4_000_000  # bytes of a request
-THROWN_AWAY = 64_000_000  # up to here, larger requests are read and discarded, because a client first sends everything
+THROWN_AWAY = 64_000_000  # of a larger request are read and discarded, because clients read a reply only after sending
 LONGEST_NUMBER = 20  # digits
 MOST_CHOICES = 64
 MOST_STOPS, LONGEST_STOP = 16, 200
 PATH, MODELS = "/v1/chat/completions", "/v1/models"
-# Fields of a request that are read, and fields that are ignored without a warning.
+# Fields of a request that are read, and other fields that cause no warning.
 READ = {"model", "messages", "tools", "n", "stop", "max_tokens", "max_completion_tokens", "stream", "stream_options"}
 WITHOUT_EFFECT = {"user", "metadata", "store", "tool_choice"}
 

@@ -234,7 +234,7 @@ class Calls(Scheduler):
             if item.conversation in self.agents.at_work.values():
                 item.conversation.pending += 1
                 self._queued.append(item)
-            else:  # its agent has been ended
+            else:  # of an answer that has ended
                 item.reply.cancel()
         elif ended := self.agents.ended(item):
             self.ended.append(ended)

@@ -1,4 +1,4 @@
-"""Weights in 8 bits for decode steps, whose time is that of reading the weights.
+"""Weights in 8 bits for decode steps, whose time is spent on reading the weights.
 
 A weight has a scale for each output. The inputs are also rounded, with a scale for each row, so that an answer does not
 depend on other rows. int8 has equal steps; fp8 (e4m3) is a float with 3 bits of mantissa. Cards multiply fp8 from

@@ -26,7 +26,7 @@ from trainer.rollout.decoder.layers.passes import Angles, Cache, Prompts, Step
 from trainer.rollout.decoder.layers.per_layer import LayerInputs
 from trainer.rollout.decoder.weights import Projection, copy_what_fits
 
-# Types of rotary embeddings whose angles do not depend on the length of the sequence.
+# Rotary embeddings whose angles do not depend on the length of the sequence, longrope within the original context.
 ROPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 

@@ -34,7 +34,7 @@ from trainer.rollout.decoder.schedule import Scheduler
 from trainer.rollout.decoder.weights import spare_bytes
 from trainer.rollout.hf import OwnSampler, evaluating
 
-IDLE = 1 / 8  # share of free rows from which prompts are read, because reading one takes as long as a decode step
+IDLE = 1 / 8  # of the rows must be free before prompts are read, because reading one takes as long as a decode step
 
 
 class DecodeSampler(OwnSampler):
@@ -109,7 +109,7 @@ class DecodeSampler(OwnSampler):
             places = rounded_up(longest_prompt + sampling.max_new_tokens, PLACES)
             size = Size(rows, places, sampling.max_new_tokens)
             if self.batch is None or not all(map(ge, self.batch.size, size)):
-                size = Size(*map(max, size, self.batch.size)) if self.batch else size  # also for calls like the last
+                size = Size(*map(max, size, self.batch.size)) if self.batch else size  # enough for calls that alternate
                 self.batch = None  # free the old batch first
                 self.batch = Batch(self.forward, size, self.turns, self._say)
         self.batch.reset(rows, sampling)

@@ -89,7 +89,7 @@ class Server:
                 raise _explained(failure, self.url, adapter) from None
 
     def unload_adapter(self, adapter: Published, timeout_s: float = TIMEOUT_S) -> None:
-        """Remove an adapter, which a restarted server does not have."""
+        """Remove an adapter. It is not an error if a restarted server does not have it."""
         try:
             self._send("/v1/unload_lora_adapter", {"lora_name": adapter.name}, timeout_s)
         except NoReply as failure:

@@ -78,7 +78,7 @@ class VllmColocateSampler(Sampler):
     def _generate(
         self, requests: Sequence[tuple[OpenAnswer, int, int]], sampling: Sampling, version: int | None
     ) -> list[Written]:
-        """Return the turns of all requests, which are an answer, the number of turns and a seed."""
+        """Return the turns of all requests, each of which has an answer, a number of turns and a seed."""
         from vllm import SamplingParams
 
         options = [turn_options(self.context, dialogue, sampling, *rest) for dialogue, *rest in requests]

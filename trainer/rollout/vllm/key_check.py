@@ -11,7 +11,7 @@ from typing import Any
 
 
 class KeyCheck:
-    """An ASGI middleware that answers requests without the key with status 401, and closes other connections."""
+    """An ASGI middleware. Without the key, requests are answered with status 401, and other connections closed."""
 
     def __init__(self, app: Callable[..., Any]) -> None:
         self.app = app

@@ -126,7 +126,7 @@ def engine_options(context: SamplingContext, on_cards: bool) -> dict[str, Any]:
         rank = next(rank for rank in SERVED_RANKS if rank >= lora.served_rank)
         options |= {"max_lora_rank": rank, "max_loras": SLOTS}
     if not on_cards:
-        # The limit is large enough that no prompt is read in parts: for these, vLLM 0.32 rewinds the generator of a
+        # The limit is large enough that no prompt is read in parts, for which vLLM 0.32 rewinds the generator of a
         # request with a seed, which a CPU generator does not support.
         options |= {"max_num_seqs": rows, "max_num_batched_tokens": rows * context.context_length}
     return options

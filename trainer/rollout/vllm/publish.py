@@ -32,7 +32,7 @@ class Published:
 
 
 class Publisher:
-    """Writes versions of the policy into a folder. The previous version is kept, because vLLM may still read it."""
+    """Writes versions of the policy into a folder, and deletes each one version late: vLLM may read it until then."""
 
     def __init__(self, folder: Path) -> None:
         run = f"octet-{secrets.token_hex(4)}"  # random, because a restarted run must not reuse earlier names

@@ -115,7 +115,7 @@ class VllmServerSampler(Sampler):
     def group(
         self, adapter: Published | None, servers: Sequence[Server], sampling: Sampling, index: int, prompt: Prompt
     ) -> list[Completion]:
-        """Return a group. One request samples all first turns; later turns are sampled one by one."""
+        """Return a group. One request samples all first turns; each later turn has its own request."""
         ask, version = partial(self._ask, adapter, servers, index), adapter.version if adapter else None
 
         def finished(answer: OpenAnswer, turn: Written) -> Completion:

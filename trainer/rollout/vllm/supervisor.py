@@ -13,7 +13,7 @@ import sys
 import time
 from types import FrameType
 
-SECOND_SIGNAL_S = 2.0  # after one signal vLLM waits for open connections, after a second one it does not
+SECOND_SIGNAL_S = 2.0  # until the second signal, after which vLLM no longer waits for open connections
 GRACE_S = 20.0  # time to end before it is killed
 POLL_S = 0.3
 

@@ -32,7 +32,8 @@ class ServedTeacher:
     """Gets the log-probs of each row from the server at `teacher.url`, with many requests at a time."""
 
     def __init__(self, config: Config, tokenizer: Any, longest_prompt: int, say: Say) -> None:
-        """Check the server's model, context length and vocabulary. Every rank calls this; rank 0 sends the requests."""
+        """Check the model, context length and vocabulary of the server, and raise if one is wrong. Every rank calls
+        this; rank 0 sends the requests."""
         self.settings, self._say = config.rollout.vllm, rate_limited(say)
         self.server = Server(str(config.teacher.url), setting="teacher.url")
         describe = partial(self.server.describe, config.teacher.name)
@@ -62,7 +63,7 @@ class ServedTeacher:
         reply = self.server.post("/v1/completions", body, self.settings.timeout_s)
         self.server.must_be(self.model, reply["model"])
         (choice,) = reply["choices"]
-        _, *pairs = zip(choice["prompt_logprobs"], row, strict=True)
+        _, *pairs = zip(choice["prompt_logprobs"], row, strict=True)  # the first token has no log-prob
         logprobs = [float(candidates[str(token)]["logprob"]) for candidates, token in pairs]
         if not all(isfinite(one) and one < ROUNDING for one in logprobs):
             reason = f"{max(logprobs):g} is not a log-prob"

@@ -30,7 +30,7 @@ class Attention:
         norms = [getattr(module, family.part(name), None) for name in ("q_norm", "k_norm")]
         self.head_norms = [norm if norm is None else Norm(norm, family.adds_one) for norm in norms]
         self.norms = [norm for norm in self.head_norms if norm]
-        # Gemma 4: the values may be the keys, have a norm without weights, and may be shared with earlier layers
+        # Gemma 4: the values may be the keys, have a norm without weights, and layers may use those of an earlier one
         self.values_are_keys = hasattr(module, "v_proj") and module.v_proj is None
         self.value_epsilon = module.v_norm.eps if hasattr(module, "v_norm") else None
         self.lends = getattr(module, "store_full_length_kv", False)

@@ -14,7 +14,7 @@ Angles = dict[str, tuple[Tensor, ...]]
 class Keys(NamedTuple):
     """The keys and values of an attention layer, at each place of each row."""
 
-    heads: int  # key heads and value heads
+    heads: int  # key heads and value heads together
     size: int
 
 
@@ -104,7 +104,7 @@ class Prompts(NamedTuple):
     before: int  # length of the common prefix, which the other fields leave out
     width: int
     lengths_P: Tensor
-    groups_P: Tensor  # number of rows for the answers to each prompt
+    groups_P: Tensor  # number of rows that start with each prompt
     rows: slice
     cache: Cache
     angles: Angles
