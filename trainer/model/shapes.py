@@ -229,8 +229,8 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
         value = settings[key]
         if type(value) is not int or value < 1:
             raise ModelError(f"model.name={name}", f"{key} is {value!r} in its config.json, and it is a number above 0")
+    shape = _described(family, settings)
     try:
-        shape = _described(family, settings)
         return _with_kinds(name, shape, settings) if family.is_mixed else shape
     except (TypeError, AttributeError):
         reason = "its config.json does not describe its layers"
@@ -260,7 +260,8 @@ def _described(family: Family, settings: Mapping[str, Any]) -> Shape:
 def _has_window(settings: Mapping[str, Any]) -> bool:
     """Return True if a layer has sliding-window attention. Qwen2 configures a window that it does not use."""
     if kinds := settings.get("layer_types"):
-        return not (isinstance(kinds, list) and {"full_attention", "attention", *MIXERS}.issuperset(kinds))
+        plain = ("full_attention", "attention", *MIXERS)
+        return not isinstance(kinds, list) or any(kind not in plain for kind in kinds)
     return bool(settings.get("sliding_window")) and settings.get("use_sliding_window", True)
 
 
