@@ -67,7 +67,7 @@ class TrainingError(OctetError): ...
 
 
 class EndedByAlarm(TrainingError):
-    status = 5  # training works, but the model learns something wrong; NotLearned has 3 and 4
+    status = 5  # training works, but something is wrong with what it learns; NotLearned has 3 and 4
 
 
 class NotLearned(OctetError):

@@ -39,7 +39,8 @@ def share_of(values: Sequence[float], answers_each: float = 1.0) -> Share:
     Eight answers to one problem are not eight independent answers. The interval uses the number of independent answers
     that would have the same variance, `mean * (1 - mean) / (variance over problems / problems)`. This equals the number
     of problems if all answers to a problem agree, so for one answer each the interval is exactly Wilson's. It is at
-    most `answers_each` times the number of problems. If all values are 0, or all are 1, it is the number of problems.
+    most `answers_each` times the number of problems, which it reaches if problems do not differ. If all values are 0,
+    or all are 1, it is the number of problems.
     """
     mean, variance = fmean(values), pvariance(values)
     independent: float = len(values)

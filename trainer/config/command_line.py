@@ -74,7 +74,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later one of the two applies
             if layer.get("run", {}).get(key) is not None and "run" in merged:
                 merged = _merge(merged, {"run": {rival: None}})
-        if layer.get("task", {}).get("mix") and "task" in merged:  # replaces an earlier mixture instead of extending it
+        if layer.get("task", {}).get("mix") and "task" in merged:  # replaces one of a run, which has other paths
             merged = _merge(merged, {"task": {"mix": None}})
         is_of_a_run = layer is layers[0] and Path(preset or "").name == "config.yaml"
         merged = _merge(merged, placed(layer, Path(preset or "").parent) if is_of_a_run else layer)

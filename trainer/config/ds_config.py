@@ -1,4 +1,4 @@
-"""Read `ds_configs/*.json`, which hold memory and precision of the engine, and no setting of the configuration."""
+"""Read `ds_configs/*.json`: memory and precision of the engine, and nothing that the configuration already sets."""
 
 import importlib.util
 import json

@@ -41,7 +41,7 @@ def stored(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def placed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return settings that a run folder has stored, with paths that are valid here. Code that no longer exists is
-    replaced by its copy in the folder. Such code may be a stranger's, and is run only if the command names it."""
+    replaced by its copy in the folder. Code in the folder may be a stranger's, and runs only if a command names it."""
 
     def inside(text: str) -> str:
         path = folder / text

@@ -111,7 +111,7 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "algorithm.loss={c.algorithm.loss} has no advantages of single tokens",
      "Write algorithm.loss=reinforce_baseline"),
     ("rollout.dead_groups", lambda c: c.teacher.is_there and c.rollout.dead_groups == "refill",
-     "a teacher gives every answer an advantage, so no group is dead", "Write rollout.dead_groups=keep"),
+     "a teacher grades every answer, so no group is dead", "Write rollout.dead_groups=keep"),
 
     ("warmup.steps", lambda c: c.warmup.only and not c.warmup.steps,
      "a warm-up alone needs steps", "Write warmup.steps=200"),

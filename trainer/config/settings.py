@@ -125,13 +125,13 @@ class Config(Section):
 
     @property
     def pay_of_right(self) -> float:
-        """Return the reward of a right answer; 0 if it has none, or if the task has no answers."""
+        """Return the reward of a right answer; 0 if it earns none, or if nothing decides which answers are right."""
         weights = self.reward.weights
         return weights.get("code", 0.0) + (weights.get("correct", 0.0) if self.task.answer != "none" else 0.0)
 
     @property
     def shaping(self) -> dict[str, float]:
-        """Return the other weights, if right answers are rewarded."""
+        """Return the weights of all rewards except those for right answers, if these are rewarded."""
         weights = self.reward.all_weights if self.pay_of_right > 0 else {}
         return {name: weight for name, weight in weights.items() if weight and name not in RIGHT}
 
@@ -142,7 +142,8 @@ class Config(Section):
 
     @property
     def can_drop_by_correct(self) -> bool:
-        """Return True if `rollout.dead_by=correct` has an effect: dead groups are dropped, and right answers known."""
+        """Return True if `rollout.dead_by=correct` has an effect: dead groups are dropped, and right answers are
+        rewarded or found by tests."""
         return self.drops_dead_groups and ("code" in self.reward.weights or self.pay_of_right > 0)
 
     @property

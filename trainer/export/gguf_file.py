@@ -59,7 +59,7 @@ def _reasons(config: Any, kind: str) -> Iterator[str]:
     if kind == "Olmo3ForCausalLM" and sliding["rope_theta"] != rope["rope_theta"]:
         yield "its layers with a sliding window have another rope_theta, and llama.cpp has one in this family"
     if family.arch == "gemma" and not config.tie_word_embeddings:
-        yield "its output layer is not its embedding, as llama.cpp assumes in this family"
+        yield "its output layer is not its embedding, which llama.cpp uses for both in this family"
     if family.arch == "lfm2" and config.conv_bias:
         yield "its convolutions have a bias, which llama.cpp ignores"
     if family.arch == "gemma3" and config.query_pre_attn_scalar != config.head_dim:

@@ -35,7 +35,7 @@ class Console(console.Console):
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[str] = (), title: str = "") -> Table:
-    """Return a table of numbers, except the first column and the columns in `texts`, which wrap."""
+    """Return a table of numbers, except for the first column and those in `texts`. Only the latter wrap."""
     grid = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for index, head in enumerate(heads):
         justify: Literal["left", "right"] = "right" if index and head not in texts else "left"

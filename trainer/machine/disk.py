@@ -166,8 +166,8 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def named_when_checked(path: Path) -> Iterator[Path]:
-    """Yield a temporary name, `*.unchecked`, under which a file or a folder is written and checked. It is then renamed
-    to `path`, or to `*.refused` if the check raises MergeError."""
+    """Yield a temporary name, `*.unchecked`, under which a file or a folder is written and checked, and which it keeps
+    if the process ends meanwhile. It is then renamed to `path`, or to `*.refused` if the check raises MergeError."""
     path = path.absolute()
     unchecked, refused = (path.with_name(f"{path.name}.{ending}") for ending in ("unchecked", "refused"))
     for earlier in filter(Path.is_dir, (unchecked, refused)):

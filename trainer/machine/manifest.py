@@ -1,5 +1,5 @@
 """Checksums of the files of a checkpoint, an adapter or a model, in its `manifest.json`. They detect accidental damage;
-they are no protection against anybody who can write into the folder, and so into the manifest."""
+they are no protection against anybody who can write into the folder, which includes the manifest."""
 
 import json
 import stat

@@ -18,11 +18,11 @@ MODELS, DEEPSPEED = "transformers.modeling_utils", "DeepSpeed"
 def quiet() -> None:
     if not hardware.detect().gpus:  # DeepSpeed warns that it found no card; Octet reports that itself
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        # transformers misses kernels of LFM2 and Qwen3.5, which only a card can run
+        # transformers reports that kernels of LFM2 and Qwen3.5 are not installed, which only a card can run
         logging.getLogger(KERNELS).setLevel(logging.ERROR)
         # transformers reports that it converts MXFP4 to 16 bits, as Octet has requested
         logging.getLogger(MXFP4).setLevel(logging.ERROR)
-    # bitsandbytes misses an optional CPU kernel for 4-bit weights
+    # bitsandbytes reports that an optional CPU kernel for 4-bit weights is not installed
     logging.getLogger(BITSANDBYTES).setLevel(logging.ERROR)
     # transformers prints a table of unused weights; model/contradictions.py reports those that matter
     logging.getLogger(MODELS).addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
@@ -35,7 +35,7 @@ def quiet() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # The writer thread of TensorBoard prints its error, which run_folder/journal.py reports as well
     threading.excepthook = _report_unless_of_tensorboard
-    # Python compiles a library at its first import, and warns of its source
+    # Python compiles a library at its first import, and warns of problems in its source
     warnings.filterwarnings("ignore", category=SyntaxWarning, module=".*[/\\\\]site-packages[/\\\\]")
     # PEFT uses a deprecated name of transformers
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)

@@ -76,7 +76,7 @@ class Call(threading.Thread):
 @contextmanager
 def _unchanged() -> Iterator[None]:
     """Restore the standard descriptors and the settings of torch. Raise RuntimeError if a setting was changed, because
-    other threads may have used it meanwhile, or if a descriptor was closed."""
+    other threads may have used it meanwhile, or if the call has closed descriptors of others."""
     process, files = os.getpid(), dict[int, int]()
     for number in range(3):
         with suppress(OSError):  # the shell may have closed it
@@ -153,8 +153,8 @@ class Containment:
 
     def _refuse(self, process: int, name: str, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         main = threading.main_thread()  # while it is outside, its calls are the trainer's
-        is_trainer = os.getpid() != process or (threading.current_thread() is main and main not in self._inside)
-        if is_trainer or (name == "os.dup2" and not _replaces(*arguments, **named)):
+        is_outside = os.getpid() != process or (threading.current_thread() is main and main not in self._inside)
+        if is_outside or (name == "os.dup2" and not _replaces(*arguments, **named)):
             return real(*arguments, **named)
         raise SystemExit(f"it called {name}, which a reward may not")
 

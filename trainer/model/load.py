@@ -190,7 +190,7 @@ def _checked_config(settings: Model) -> Any:
     config = _load(AutoConfig, settings)
     hub.refuse_quantised(settings.name, config)
     if settings.quantize != "none" and hub.quantisation_of(config):
-        reason = f"{settings.name} is stored in {hub.UNPACKED}, converted to 16 bits, and cannot be quantised again"
+        reason = f"{settings.name} is stored in {hub.UNPACKED}, loaded in 16 bits, and cannot be quantised again"
         raise ModelError(f"model.quantize={settings.quantize}", reason, "Write model.quantize=none")
     kinds = [str(kind) for kind in config.architectures or []]
     is_causal = any(kind in CAUSAL or kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds)

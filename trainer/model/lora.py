@@ -39,7 +39,7 @@ def experts_of(model: Any) -> list[str]:
 
 
 def add_adapter(model: Any, settings: Lora) -> Any:
-    """Return the model with new LoRA layers, or those of `lora.start`."""
+    """Return the model with LoRA layers: new ones, which do not change its results yet, or those of `lora.start`."""
     shape = {"r": settings.r, "lora_alpha": settings.alpha, "use_rslora": settings.rslora, "use_dora": settings.dora}
     options = peft.LoraConfig(target_modules=_targets(model, settings), task_type="CAUSAL_LM", **shape)
     try:
@@ -183,6 +183,7 @@ def take_values(model: Any, settings: Lora) -> None:
     assert settings.start is not None, "called for an adapter to train further"
     called = f"lora.start={settings.start}"
     config, saved = _read(settings.start, called)
+    # settings that the weights do not show
     for setting, key in {"alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}.items():
         here, there = getattr(model.peft_config[ADAPTER], key), config.get(key, False)
         if here != there:

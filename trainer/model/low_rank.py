@@ -52,7 +52,7 @@ class LowRank(LoraVariant):
         scaling, weights = module.scaling[active_adapter], [factor.weight for factor in factors]
         if x.dtype != result.dtype or not _are_alike(x, *weights):
             return result + factors[1](factors[0](x)) * scaling
-        result = result.clone() if result._is_view() else result  # 8-bit layers return a view, which is read-only
+        result = result.clone() if result._is_view() else result  # 8-bit layers return a view: no in-place changes
         fused: Tensor = _Product.apply(result, x, *weights, scaling)
         return fused
 

@@ -55,7 +55,7 @@ def card_of(name: str) -> Card | None:
     if card is None:
         return None
     gigabytes = re.findall(r"(\d+) ?GB", name.upper())  # RTX 4060 Ti 16GB; the last one in A100 80GB MIG 3g.40gb
-    part = re.search(r"\bMIG (?:(\d)C\.)?(\d)G", name.upper())  # 1c.3g.40gb has one of the three slices to compute
+    part = re.search(r"\bMIG (?:(\d)C\.)?(\d)G", name.upper())  # 1c.3g.40gb computes on one of its three slices
     share = int(part[1] or part[2]) / SLICES if part else 1.0
     memory_share = EIGHTHS[part[2]] / 8 if part else 1.0
     speed = Speed(share * card.speed.flops, memory_share * card.speed.bandwidth, LATENCY)

@@ -29,7 +29,7 @@ from trainer.run_folder.reader import RunFiles, read_run
 BETWEEN = 8  # how often the input and output of a linear layer are moved, by it and around it; fitted with `CPU`
 STATES = 28  # bytes moved by an optimizer step for each trained parameter: fp32 weight, moments, gradient
 PCIE = 10e9  # bytes per second between an offloaded optimizer and its card
-WARM = 1  # first steps of a measured run that are ignored
+WARM = 1  # the first steps of a measured run, which are ignored
 SAFE = 1.5  # factor between the longest estimate and the time limit of a job
 LONG = 8.0  # hours above which a run suggests a shorter one
 EVENING = 4.0  # hours of the suggested run
@@ -225,7 +225,7 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         if self.hours is None or self.steps is None:
-            return "unknown, because the number of the task's problems is: write run.steps"
+            return "unknown, because the task's problems have not been counted: write run.steps"
         least, most = self.hours
         if most < 1 / 60:
             return f"less than a minute for {self.steps:,} steps {self.basis}"

@@ -25,7 +25,7 @@ CONTEXT = GB // 2  # the CUDA context of each process, with the kernels of torch
 AT_WORK = 2 * GB  # vLLM's activations, kernels and graphs, in addition to weights and cache; not measured
 ASLEEP = GB // 2  # what vLLM keeps while it sleeps; a user of vLLM 0.13 saw 1.1 GB, the CUDA context included
 SLEEPING = "sleeping weights of vLLM"
-ADAPTERS = 2  # vLLM loads the new adapter before it removes the old one
+ADAPTERS = 2  # slots in vLLM: the new adapter is loaded while the old one is still registered
 SLACK = 0.05  # share of the allocated memory lost to rounding and fragmentation; not measured
 PROCESS = 3 * GB // 2  # CPU memory of a rank for Python, torch and DeepSpeed
 ROOMY = 0.9  # a plan below this share of the card is certain to fit
@@ -34,12 +34,13 @@ TIGHT = 1.1  # a plan above this share is certain not to fit; in between it may 
 # Constants that the decoder (rollout/decoder) shares with its plan.
 PREFILL_TOKENS = 4096  # in one pass, padding included: the activations of a prompt are larger than its cache
 PLACES = 16  # cache lengths are multiples of this: GPU attention masks need it, and more batches can share a cache
-SPARE = 4  # merged copies may take 1/SPARE of the free memory; the training pass needs the rest
+SPARE = 4  # merged copies, and a cache, may take 1/SPARE of the free memory; the training pass needs the rest
 EIGHT_BITS_MULTIPLE = 16  # 8-bit matrix products need inputs and outputs that are multiples of this
 INSIDE_A_DRAW = 4  # bytes for each logit inside the sampling kernel, which sums in double precision
 DRAW = 8 + INSIDE_A_DRAW  # bytes for each logit of a draw: fp32 logits divided by the temperature, and probabilities
 ITEMS = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4}  # bytes of a number
-NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes: four bits, a byte for each 64 of them, a float for each 256 such bytes
+# bytes of a weight: four bits, a byte for each 64 weights, and a float for each 256 of these bytes
+NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)
 ADAM = {"adamw": 8, "adamw_8bit": 2.04}  # bytes of the moments of each trained parameter
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -482,7 +483,8 @@ class Planner:
         return Work.padded(rows, self.prompt, completion, keeps_scores)
 
     def _backward(self) -> Sizes:
-        """The peak is at the output layer, when all layers have saved their inputs, or in the last layer backwards."""
+        """The peak is at the output layer, when all layers have saved what they need, or in the last layer on the way
+        back."""
         shape, work, config = self.shape, self.work, self.config
         saved = {block: saved_bytes(shape, block, work, self.item, self._learning) for block in shape.blocks}
         is_checkpointed = config.model.gradient_checkpointing

@@ -61,7 +61,8 @@ class Placement(Planner):
     def _largest(self, limit: int, *keys: str) -> int:
         low, high = 0, max(limit, 0)
         current = min(value_of(self.config, keys[0]), high)
-        if self.fits(changed(self.config, dict.fromkeys(keys, current))):  # although a smaller value may not fit
+        # a slightly smaller value may not fit, because rows fill a micro-batch
+        if self.fits(changed(self.config, dict.fromkeys(keys, current))):
             low = current
         while low < high:
             middle = (low + high + 1) // 2
@@ -140,8 +141,8 @@ class Placement(Planner):
         return "Write --preset nano, or a smaller model.name."
 
     def grown(self, config: Config) -> Config:
-        """Return `config` with settings that use the rest of the card: at most those of this placement if it is too
-        large for the card itself."""
+        """Return `config` with settings that use the rest of the card. If the settings of this placement do not fit,
+        they are the upper limit."""
         fits = self.fits(self.config)
         for key, whole in (("rollout.rows", self.all_rows), ("optim.tokens_per_micro_batch", 16384)):
             limit = whole if fits else min(whole, value_of(self.config, key))

@@ -341,7 +341,7 @@ def far_from_reference(history: History) -> str | None:
 
 @rule("clipping", "Lower algorithm.lr or algorithm.epochs.")
 def clipped(history: History) -> str | None:
-    """Clipped tokens give no gradient: the updates of a step are too large together."""
+    """Clipped tokens give no gradient: together, the updates of a step are too large."""
     share = history.now("clipped/low") + history.now("clipped/high")
     if share > 0.2 and history.config.algorithm.loss != "gspo":  # whose narrow bounds clip many tokens on purpose
         return f"{share:.0%} of the tokens are clipped"

@@ -1,4 +1,4 @@
-"""The verdict on a run with its evidence: it learned, it did not learn, or the evidence cannot tell.
+"""The verdict on a run with its evidence: it learned, it did not learn, or nobody can tell.
 
 Like the rules in `rules.py`, it needs only the files of a run, so a report repeats the verdict that the run printed.
 """

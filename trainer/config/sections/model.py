@@ -1,4 +1,4 @@
-"""The sections `model` and `lora`: the model, and its trained adapter."""
+"""The sections `model` and `lora`: the model, and the part of it that is trained."""
 
 from collections.abc import Sequence
 from pathlib import Path
