@@ -98,7 +98,10 @@ def without_styling(text: str) -> str:
 def clean(text: str) -> str:
     """Strip the markup of LaTeX, HTML and markdown, and the full stop."""
     text = BOLD.sub(r"\2", to_ascii(text)).replace("{,}", ",")
-    text = _MATHS.sub(r" \1 ", _OUTER_TAGS.sub("", _TIE.sub(" ", text)))
+    text = _TIE.sub(" ", text) if "~" in text else text
+    if "<" in text:
+        text = _OUTER_TAGS.sub("", text)
+    text = _MATHS.sub(r" \1 ", text)
     if "\\" in text:
         text = without_styling(text)
         for pattern, replacement in _LATEX:

@@ -1,7 +1,7 @@
 """The user's own data, from a file or a function. `task.question` and `task.answer` name the columns; a question may be
 text or a conversation.
 
-All columns except that of the question are passed on in `Problem.extra`, where a custom reward finds them.
+All columns except that of the question go into `Problem.extra` under their own names, where a custom reward finds them.
 """
 
 import inspect
@@ -113,8 +113,8 @@ class Rows:
             raise DataError(f"task.name={self}", f"it returns more than {MOST:,} records", "Return fewer")
         for index, row in enumerate(rows):
             where = f"{self}[{index}]"
-            flaw = f"{row!r:.60} is not a record"
-            yield Record(where, row) if isinstance(row, Mapping) else Record(where, flaw=flaw)
+            is_record = isinstance(row, Mapping)
+            yield Record(where, row) if is_record else Record(where, flaw=f"{row!r:.60} is not a record")
 
 
 class OwnTask(RecordsTask):
@@ -160,10 +160,10 @@ class OwnTask(RecordsTask):
             self.environment = lambda problem: Functions(factory, tools)
 
     def _call(self, method: str, problem: Problem, text: str) -> Any:
-        path = user_code.find("task.name", self.settings.name)
+        own, path = self.own, user_code.find("task.name", self.settings.name)
         named, what = f"task.name={self.settings.name}", f"{method}() of {text[-60:]!r}, an answer to {problem.id},"
-        work = partial(getattr(self.own, method), problem, text)
-        result = user_code.call(f"{named}: {what} raised ", path, work, DataError)
+        raised = f"{named}: {what} raised "
+        result = user_code.call(raised, path, lambda: getattr(own, method)(problem, text), DataError)
         is_usable, expected = RESULTS[method]
         if not is_usable(result):
             raise DataError(named, f"{what} returned {result!r:.60}", f"Return {expected}")
