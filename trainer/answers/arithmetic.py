@@ -14,7 +14,7 @@ UNCALCULATED = (SyntaxError, ValueError, ArithmeticError, RecursionError, Memory
 
 
 def worth(expression: str) -> Fraction | float:
-    """Return the value of an expression with + - * / // % ** and brackets. Raise one of UNCALCULATED if it has none."""
+    """Return the value of + - * / // % ** and brackets, long fractions as floats, or raise one of UNCALCULATED."""
     return _value(ast.parse(expression.strip(), mode="eval").body)
 
 

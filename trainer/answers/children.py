@@ -132,7 +132,7 @@ def serve(function: str, alarm_s: float) -> None:
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler of a library can swallow the alarm
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends the process; no handler can swallow the alarm
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to every process, but only ranks act on it
     module, _, name = function.partition(":")
     answer = getattr(import_module(module), name)()

@@ -124,7 +124,7 @@ def _key(text: str, named: bool, depth: int) -> Hashable:
 
 def pairs(answer: str, gold: str) -> list[tuple[str, str]]:
     """Return the pairs that all have to be equal: each side of `x = 2\\sqrt2 = \\sqrt8` with `\\sqrt8`. Two equations
-    are one pair if one of them begins without a label. There are no pairs if the labels differ."""
+    are one pair if one of them begins without a label. There are none if the labels differ: nothing is equal then."""
     if not any(sign in answer + gold for sign in ("=", "approx", "≈")):
         return [(answer, gold)]
     if _are_named_apart(answer, gold):

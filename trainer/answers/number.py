@@ -132,7 +132,7 @@ _MONEY = {(name,) for name in ("dollar", "cent", "euro", "lb", "yen", "rupee")}
 
 
 def _lasting(units: tuple[str, ...]) -> tuple[str, ...]:
-    """Drop later units of time: the day of `5 km per day`."""
+    """Drop the days, weeks, months and years after the first unit: the day of `5 km per day`."""
     return units[:1] + tuple(unit for unit in units[1:] if unit not in ("day", "wk", "mo", "yr"))
 
 
@@ -240,7 +240,7 @@ def _decimal(digits: str) -> Fraction:
 
 
 def _scale(tail: str, money: bool) -> int | None:
-    """Return the factor that the words after a number stand for: 1 for units, None if a word is not a unit."""
+    """Return the factor that the words after a number stand for: 1 if none is a scale, None if they cannot follow."""
     shown = tail.strip(" .$")
     if not tail or _COUNTERS.fullmatch(shown):
         return 1

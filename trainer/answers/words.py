@@ -134,7 +134,7 @@ def is_statement(kinds: str) -> bool:
 
 
 def kind(word: str) -> str:
-    """Return the letter for a word: w for a noun, an adjective or a name, q for a word that doubts or denies."""
+    """Return the letter for a word: w for a noun, an adjective or a name, q for one that changes, doubts or denies."""
     lower = word.lower()
     if lower in _KIND:
         return _KIND[lower]

@@ -45,7 +45,7 @@ class EvaluationHistory:
     problems: int
     first_step: int
     total_steps: int
-    run: str = ""  # an identifier in best.json, which shows if that is of another run
+    run: str = ""  # identifies the run in best.json, to detect one of another run
     measure: Measure = STRICT
 
     def __post_init__(self) -> None:

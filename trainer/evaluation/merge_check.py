@@ -12,8 +12,8 @@ from trainer.records import Completion, Segment
 Part = Completion | Segment
 
 ALIKE = 0.99  # the share of the answers that rounding has to explain
-# The largest mean difference of log-probs that rounding explains. In bf16 it is 0.02 for SmolLM2-135M, where the
-# log-prob of a single token differs by up to 0.33, so answers may diverge at a difference of `LARGEST` times the limit.
+# The largest mean difference of log-probs that rounding explains. In bf16 the mean is 0.02 for SmolLM2-135M, but the
+# log-prob of a single token differs by up to 0.33, so answers may diverge where `LARGEST` times the limit explains it.
 ROUNDING = {"fp32": 1e-3, "fp16": 0.01, "bf16": 0.05}
 LARGEST = 10
 
@@ -62,8 +62,8 @@ def agreement(one: Evaluation, other: Evaluation) -> Agreement:
 
 
 def _of_one_prompt(one: Completion, other: Completion) -> list[tuple[Part, Part]]:
-    """Return the pairs that answer the same prompt: two answers, or conversations of two agents that begin alike. An
-    agent may have several conversations at once, which end in any order, and may ask differently the next time."""
+    """Return the pairs that answer the same prompt: two answers, or conversations in them that begin alike. An agent
+    may have several conversations at once, which end in any order, and may ask differently the next time."""
     parts, others = _by_prompt(one), _by_prompt(other)
     return [(part, others[prompt]) for prompt, part in parts.items() if prompt in others]
 

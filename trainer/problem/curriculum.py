@@ -54,7 +54,8 @@ class Curriculum:
         return draw(self.problems_at(step), step, self.count, self.seed)
 
     def spare(self, step: int, number: int) -> list[Problem]:
-        """Return the problems of refill `number` of a step: others than its own, if there are others."""
+        """Return other problems for a step whose own taught nothing, or its own if there are no others. `number` counts
+        the refills."""
         drawn = {problem.id for problem in self.draw(step)}
         others = [problem for problem in self.pool(step) if problem.id not in drawn]
         return self._sample(others or self.problems_at(step), random.Random(f"{self.seed}/{step}/{number}"))

@@ -34,7 +34,7 @@ SEEDS = {"train": 1, "test": 1_000_003}  # problem i of a data set is generated 
 LATER_SEED = 2_000_000_000  # where the seeds of later passes begin
 LEVELS = 4  # levels of a curriculum, with the same number of problems each
 SCORING_S = 5.0
-LIFETIME_S, MEMORY_MB = 1e6, 2048  # limits of the child process that scores
+LIFETIME_S, MEMORY_MB = 1e6, 2048  # limits of the child that scores, which the kernel confines as far as it can
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 

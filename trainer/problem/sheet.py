@@ -53,7 +53,7 @@ def kind_of(gold: str) -> str:
 
 
 def facts_of(task: Task, problems: Sequence[Problem]) -> dict[str, Any]:
-    """Return the kinds of the gold answers, odd answers with their places, and the gain that would be visible."""
+    """Return the kinds of the gold answers, odd ones with their places, and what gain the held-out problems show."""
     kinds: dict[str, Counter[str]] = {}
     for gold, count in Counter(problem.gold for problem in problems if problem.gold).items():
         kinds.setdefault(kind_of(gold), Counter())[gold] = count

@@ -39,7 +39,7 @@ class Task(ABC):
     score: Callable[[Problem, str], float] | None = None  # the worth of an answer; an answer worth 1 is correct
     environment: Callable[[Problem], Any] | None = None  # makes what replies to the model; see `environment.py`
     functions: Callable[[], Any] | None = None  # the same for TRL's environments and tools; see `adapters.py`
-    in_words = False  # whether most gold answers are words, which changes the example in the prompt
+    in_words = False  # whether most gold answers are not numbers, which changes the example in the prompt
 
     @abstractmethod
     def train(self) -> Sequence[Problem]: ...
@@ -220,7 +220,8 @@ def _order(seed: int, passes: int, size: int) -> list[int]:
 
 
 def draw(problems: Sequence[T], step: int, count: int, seed: int) -> list[T]:
-    """Return the problems of a step, counted from 0. Each pass over the set has its own order, given by the seed."""
+    """Return the problems of a step, from 0, which depend only on the arguments. Each pass over the set has its own
+    order."""
     drawn: list[T] = []
     while len(drawn) < count:
         passes, offset = divmod(step * count + len(drawn), len(problems))

@@ -21,7 +21,7 @@ STYLES = {"gsm8k": "prompt.style=gsm8k", "boxed": "prompt.style=boxed", "tags": 
 
 
 def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
-    """Raise DataError for tests that cannot run, and for gold answers that no completion can match."""
+    """Raise DataError for tests that cannot run, or gold answers that no answer can match but a judge may use."""
     if "code" in config.reward.weights:
         for problem in problems:
             read_tests(problem, config.reward.code)

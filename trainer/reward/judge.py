@@ -271,7 +271,7 @@ class Budget:
                 json.dump(self._spent, file)  # never shorter than the old text, so nothing has to be cut off
 
     def _read(self, file: IO[str]) -> dict[str, int]:
-        """Return the counts in the file. Raise CheckpointError if it has none, because a run must not overspend."""
+        """Return the counts in the file. Raise CheckpointError if they cannot be read: a run must not overspend."""
         with contextlib.suppress(ValueError, AttributeError, RecursionError):
             spent: dict[str, int] = json.loads(file.read() or "{}")
             if all(type(spent.get(name, 0)) is int for name in self.limits) and spent.keys() <= self.limits.keys():

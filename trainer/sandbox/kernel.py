@@ -79,7 +79,7 @@ class Walls:
     """The confinement of programs. The process that starts programs prepares it, and the process of each enters it."""
 
     def __init__(self, limits: Limits, is_command: bool) -> None:
-        """Give up for good the rights that no program needs, and find out with what programs can be confined."""
+        """Give up for good the rights that no program needs, and find out what can confine programs here."""
         self.limits, self.is_command = limits, is_command
         self._granted = list(_opened(is_command))
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

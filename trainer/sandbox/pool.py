@@ -25,7 +25,7 @@ from trainer.sandbox.kernel import FOLDER, Held, Limits
 T = TypeVar("T")
 
 START_S = 60.0
-# The environment of programs. With a fixed hash seed, sets have the same order every time.
+# The environment of programs. With a fixed hash seed, sets have one order, so a program has one result.
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": FOLDER, "TMPDIR": FOLDER}
 ENVIRONMENT |= {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
