@@ -58,7 +58,7 @@ class Collected:
         return [run for seeds in self.runs.values() for run in seeds.values()]
 
     def correct(self, arm: str, seed: int, lenient: bool) -> list[float]:
-        """Return 1.0 or 0.0 for each problem, as an arm solves it with a seed. The base is that of the first arm."""
+        """Return 1.0 for each problem that an arm solves with a seed, else 0.0. The base is that of the first arm."""
         run = self.seeds(arm)[seed]
         answered = run.before_training.answered("base", lenient) if arm == BASE else run.answered("trained", lenient)
         return [float(answered[problem]) for problem in self.problems]

@@ -50,7 +50,7 @@ class RunFiles:
 
     @cached_property
     def config(self) -> Config:
-        """The settings. Raise DataError if they are those of another version of Octet."""
+        """The settings. Raise DataError if this version of Octet has other ones."""
         path = self.folder / "config.yaml"
         return _config(path, path.stat().st_mtime_ns)
 
