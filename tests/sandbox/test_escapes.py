@@ -50,7 +50,7 @@ def sandbox(request, tmp_path_factory) -> Iterator[Sandbox]:
         assert not (held.namespaces and kind == "in a container")
         has_python = held.namespaces and Path(COMMAND.split(maxsplit=1)[0]).exists()
         if not held.is_enough or (kind == "of a command" and not has_python):
-            pytest.skip(f"this machine cannot hold a program in: {held}")
+            pytest.skip(f"this machine cannot contain a program in: {held}")
         yield sandbox
 
 

@@ -134,7 +134,7 @@ def test_the_memory_of_one_program_holds_nothing_of_those_before(sandbox):
 def sleeping(sandbox):
     """The process of a program that sleeps, and what the kernel says of it, as soon as it is held in."""
     if not sandbox.held.is_enough:
-        pytest.skip(f"this machine cannot hold a program in: {sandbox.held}")
+        pytest.skip(f"this machine cannot contain a program in: {sandbox.held}")
     running = threading.Thread(target=sandbox.run, args=("import time; time.sleep(60)", b"", 2.0))
     running.start()
     children = Path(f"/proc/{sandbox._process.pid}/task/{sandbox._process.pid}/children")
@@ -168,7 +168,7 @@ def test_the_process_that_starts_programs_is_started_again(sandbox):
 def test_every_process_of_a_command_ends_with_the_process_that_starts_commands():
     with Sandbox(LIMITS, "sh program") as sandbox:
         if not (sandbox.held.namespaces and sandbox.held.counted):
-            pytest.skip(f"this machine cannot hold a command in: {sandbox.held}")
+            pytest.skip(f"this machine cannot contain a command in: {sandbox.held}")
         source = "sleep 60 & setsid sleep 60 & (sleep 60 & exec sleep 60) & sleep 60"
         running = threading.Thread(target=lambda: sandbox.run(source, b"", 60), daemon=True)
         running.start()
