@@ -141,8 +141,8 @@ class Lessons:
     rows: Sequence[TrainingRow]
 
     def begin(self, step: int, rollouts: Rollouts, updater: Updater, log: RunLog) -> dict[str, float]:
-        """With `warmup.from=samples`, sample answers at the start of a round, or read those of a round that a run
-        resumes. Return their metrics. Every rank calls this."""
+        """Sample answers at the start of a round, or read those of a round that a run resumes; `warmup.from=solutions`
+        needs neither. Return their metrics. Every rank calls this."""
         if self.config.warmup.source == "solutions":
             return {}
         number, place = self_training.round_of(self.config.warmup, step)
