@@ -34,6 +34,7 @@ SMOKE = {
     "seeds": ["--seeds=1", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
     "soak": ["--steps=4", "--only=plain", "--out=OUT"],
     "short_gsm8k": ["FOLDER", "FOLDER"],
+    "sometimes_right": ["FOLDER/train.jsonl", "FOLDER", "FOLDER/kept.jsonl"],
     "serving": ["--engines=decode", "--steps=3", "--out=OUT"],
     "startup": ["--repeats=1", "--out=OUT"],
     "step_cost": ["--steps=1", "--only", "usual", "--out=OUT"],
@@ -65,6 +66,7 @@ def test_a_script_runs(script, tmp_path):
     record = json.dumps({"question": "What is 6 * 7?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"})
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(f"{record}\n")
+    (tmp_path / "eval_answers.jsonl").touch()
     a_clone_of_svamp(tmp_path)
     names = {"OUT": str(tmp_path / "out.json"), "FOLDER": str(tmp_path)}
     arguments = [re.sub("OUT|FOLDER", lambda found: names[found[0]], argument) for argument in SMOKE[script]]
@@ -107,6 +109,22 @@ def test_short_problems_of_gsm8k_have_equations_alone(tmp_path):
     assert read["train"] == [{"question": "0?", "answer": "6*7=42\n42-2=40\n#### 40"}]
     assert [record["question"] for record in read["valid"]] == [f"{n}?" for n in range(1, 257)]
     assert read["test"] == [{"question": "long?", "answer": "1+1=2\n" * 4 + "#### 2"}], "all are held out"
+
+
+def test_problems_that_are_solved_sometimes_are_kept(tmp_path):
+    greedy = {"temperature": 0.0, "correct_strict": True}
+    samples = {"always": [True, True], "never": [False, False], "sometimes": [True, False]}
+    answers = [
+        {"question": question, **answer}
+        for question, outcomes in samples.items()
+        for answer in (greedy, *({"temperature": 0.8, "correct_strict": right} for right in outcomes))
+    ]
+    (tmp_path / "eval_answers.jsonl").write_text("".join(f"{json.dumps(answer)}\n" for answer in answers))
+    problems = [{"question": question, "answer": "1"} for question in [*samples, "not asked"]]
+    (tmp_path / "all.jsonl").write_text("".join(f"{json.dumps(problem)}\n" for problem in problems))
+    kept = tmp_path / "kept.jsonl"
+    assert launch(sys.executable, "bench/sometimes_right.py", tmp_path / "all.jsonl", tmp_path, kept).returncode == 0
+    assert lines_of(kept) == [{"question": "sometimes", "answer": "1"}]
 
 
 def test_the_pages_and_figures_are_made_from_the_results(tmp_path):
