@@ -3,6 +3,7 @@
 import json
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import refuses
+from tests.conftest import ran, refuses
 from tests.http_double import Double, Reply
 from tests.hub_server import serving
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
@@ -186,6 +187,35 @@ def test_a_slow_grader_is_left_at_the_timeout_and_one_that_is_gone_at_once(serve
     with Server() as gone:
         url = gone.url
     assert grades(judge(url, "reward.judge.retries=1"), "a") == [None]
+
+
+STOPPED = """
+import os, signal, sys
+from tests.reward.test_judge import *
+from trainer.records import Sampling
+from trainer.rollout.collect import collect
+
+class Sampler:
+    def sample(self, prompts, sampling):
+        yield from ((index, [answer(f"{index} {one}") for one in "abc"]) for index in range(len(prompts)))
+
+def serve():
+    _ = silent.accept()
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+
+with socket.create_server(("127.0.0.1", 0)) as silent:
+    threading.Thread(target=serve, daemon=True).start()
+    grader = judge(f"http://127.0.0.1:{silent.getsockname()[1]}", "reward.judge.timeout_s=60")
+    try:
+        collect(Sampler(), grader, [PROMPT] * 9, Sampling(3, 1.0, 8, 0))
+    except KeyboardInterrupt:
+        sys.exit(7)
+"""
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_a_grader():
+    assert ran(sys.executable, "-c", STOPPED, timeout=40).returncode == 7
 
 
 OK, BAD = b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 500 no\r\nContent-Length: 500\r\n\r\n"

@@ -3,11 +3,9 @@ Ctrl-C would take effect only after the timeout of a server that does not answer
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from queue import SimpleQueue
-from threading import Thread
-from typing import TypeVar
+from concurrent.futures import Future, as_completed
+from threading import Lock, Thread
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -19,26 +17,47 @@ def begin(work: Callable[[], T]) -> Future[T]:
     return future
 
 
+class Workers:
+    """Threads that call functions in the order in which they are given, `at_once` at a time."""
+
+    def __init__(self, at_once: int) -> None:
+        self._waiting = deque[tuple[Callable[[], Any], Future[Any]]]()
+        self._at_once, self._running, self._counting = at_once, 0, Lock()
+
+    def begin(self, work: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        with self._counting:
+            self._waiting.append((work, future))
+            if self._running < self._at_once:
+                self._running += 1
+                Thread(target=self._work, daemon=True).start()
+        return future
+
+    def drop(self) -> None:
+        """Leave out the functions that have not begun."""
+        self._waiting.clear()
+
+    def _work(self) -> None:
+        while job := self._next():
+            _run(*job)
+
+    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | None:
+        with self._counting:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._running -= 1
+            return None
+
+
 def each(work: Sequence[Callable[[], T]], at_once: int) -> Iterator[tuple[int, T]]:
     """Call the functions, `at_once` at a time, and yield (index, result) as they finish, until the caller stops."""
-    waiting, done = deque(enumerate(work)), SimpleQueue[tuple[int, Future[T]]]()
-
-    def worker() -> None:
-        with suppress(IndexError):  # raised when no function is waiting
-            while True:
-                index, function = waiting.popleft()
-                future: Future[T] = Future()
-                _run(function, future)
-                done.put((index, future))
-
-    for _ in range(min(at_once, len(work))):
-        Thread(target=worker, daemon=True).start()
+    workers = Workers(at_once)
+    indices = {workers.begin(function): index for index, function in enumerate(work)}
     try:
-        for _ in work:
-            index, future = done.get()
-            yield index, future.result()
+        for future in as_completed(indices):
+            yield indices[future], future.result()
     finally:
-        waiting.clear()
+        workers.drop()
 
 
 def _run(work: Callable[[], T], future: Future[T]) -> None:

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -25,7 +25,7 @@ from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Judge as JudgeSettings
 from trainer.config.settings import Section
 from trainer.errors import CheckpointError, ConfigError, RewardError
-from trainer.machine import disk
+from trainer.machine import disk, threads
 from trainer.machine.http_client import NoReply, exchange, read_key
 from trainer.machine.visible import without_keys
 from trainer.reward.built_in import Reading
@@ -98,7 +98,7 @@ class Judge:
     def __init__(self, settings: JudgeSettings, folder: Path | None = None) -> None:
         self.settings, self.rubric = settings, load_rubric(settings.rubric)
         self.client, self.parallel = Client(settings, folder), settings.concurrency
-        self._threads = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="judge")
+        self._threads = threads.Workers(settings.concurrency)
 
     @property
     def last_failure(self) -> str:
@@ -108,7 +108,7 @@ class Judge:
         questions = [self._question(reading) for reading in readings]
         texts = [json.dumps(question) for question in questions]
         replies = {  # equal questions are sent once
-            text: self._threads.submit(self.client.ask, question, self.rubric.grades, meter)
+            text: self._threads.begin(partial(self.client.ask, question, self.rubric.grades, meter))
             for text, question in dict(zip(texts, questions)).items()
         }
         results = [replies[text].result() for text in texts]

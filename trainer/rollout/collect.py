@@ -3,7 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -210,17 +210,17 @@ def collect(
     report: Callable[[], None] = lambda: None,
 ) -> list[ScoredGroup]:
     """Return the scored group of each prompt, in the order of the prompts. Call `report` for each sampled group."""
-    pool = ThreadPoolExecutor(max_workers=scorer.parallel)
+    workers = threads.Workers(scorer.parallel)
     scored: dict[int, Future[ScoredGroup]] = {}
     pending: set[Future[ScoredGroup]] = set()
     try:
         for index, completions in sampler.sample(prompts, sampling):
             report()
-            scored[index] = pool.submit(scorer.score, prompts[index], completions)
+            scored[index] = workers.begin(partial(scorer.score, prompts[index], completions))
             pending = _wait_for({*pending, scored[index]}, timeout=0)
         _wait_for(pending)
     finally:
-        pool.shutdown(cancel_futures=True)  # only a failure leaves groups that have not been scored
+        workers.drop()  # only a failure leaves groups that have not been scored
     return [scored[index].result() for index in range(len(prompts))]
 
 
