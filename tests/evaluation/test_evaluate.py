@@ -204,6 +204,12 @@ def test_the_sentence_about_two_models_is_honest(before, after, said):
     assert found == [("gained", None, "18"), ("lost", "18", "7")]
 
 
+def test_a_flip_is_one_line_also_if_its_answers_have_several():
+    before, after = (Evaluation(name, (outcome(said, gold="1\n2"),)) for name, said in (("base", "7"), ("new", "1\n2")))
+    _, line = results.flip_lines(Comparison(before, after))
+    assert line == "  p: q (gold 1 2; base 7, new 1 2)"
+
+
 def test_an_answer_of_several_turns_is_shown_as_a_whole():
     turns = (Turn("model", "5"), Turn("environment", "too low"), Turn("model", "18"))
     (flip,) = Comparison(evaluation("base", "n"), Evaluation("adapter", (outcome("18", turns=turns),))).flips

@@ -18,6 +18,7 @@ from trainer.estimates import Share, mean_of, wilson
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, evaluate
+from trainer.records import Draws
 from trainer.reports.report import ranked
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
@@ -202,11 +203,14 @@ def test_runs_of_different_rewards_have_no_order(tmp_path):
     assert [[run.name for run, _ in these] for these in ranked(runs)] == [["one", "control"], ["other"]]
 
 
-def test_an_evaluation_without_a_single_reward_is_an_error():
-    silent = SimpleNamespace(name="judge", parallel=1, grade=lambda readings, meter: [None] * len(readings))
-    scorer = Scorer(Rules(Reward(weights={"judge": 1.0}), "gsm8k", 9), [silent])
+@pytest.mark.parametrize("graded", [0, 3])
+def test_an_evaluation_without_a_single_reward_is_an_error(graded):
+    """Also if the grader falls silent between the greedy answers and the sampled ones."""
+    given = iter([0.5] * graded)
+    judge = SimpleNamespace(name="judge", parallel=1, grade=lambda read, meter: [next(given, None) for _ in read])
+    scorer = Scorer(Rules(Reward(weights={"judge": 1.0}), "gsm8k", 9), [judge])
     with refuses("evaluation of base", RewardError):
-        evaluate("base", Echo(), scorer, prompts(3), 9, measure=REWARD)
+        evaluate("base", Echo(), scorer, prompts(3), 9, Draws(2, 1.0, 1, 0), measure=REWARD)
 
 
 def test_the_interval_of_rewards_that_are_0_or_1_is_that_of_a_share():

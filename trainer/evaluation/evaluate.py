@@ -5,6 +5,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, pstdev, stdev
 from typing import Any
@@ -220,16 +221,16 @@ def evaluate(
 
     def answered(what: str, sampling: Sampling) -> tuple[tuple[Outcome, ...], ...]:
         mine = distributed.mine(prompts)
-        if progress is None:
-            return gathered(prompts, collect(sampler, scorer, mine, sampling))
-        with progress(f"{name}, {what} {len(prompts)} problems", len(mine)) as shown:
-            return gathered(prompts, collect(sampler, scorer, mine, sampling, shown.advance))
+        with progress(f"{name}, {what} {len(prompts)} problems", len(mine)) if progress else nullcontext() as shown:
+            report = [shown.advance] if shown else []
+            groups = gathered(prompts, collect(sampler, scorer, mine, sampling, *report))
+        if not measure.reported.values(outcome.score for group in groups for outcome in group):
+            remedy = "Repair the judge or the function, or write eval.problems=0"
+            raise RewardError(f"evaluation of {name}", "no held-out answer has a reward", remedy).of_all()
+        return groups
 
     greedy = answered("greedy answers to", Sampling(1, temperature=0.0, max_new_tokens=max_new_tokens, seed=0))
     evaluation = Evaluation(name, tuple(outcome for (outcome,) in greedy), left_out=left_out, measure=measure)
-    if not evaluation.values:
-        remedy = "Repair the judge or the function, or write eval.problems=0"
-        raise RewardError(f"evaluation of {name}", "no held-out answer has a reward", remedy).of_all()
     if draws is None:
         return evaluation
     what = f"{draws.samples} sampled answers to each of"
