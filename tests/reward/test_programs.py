@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from trainer.records import Problem, Prompt, Score
 from trainer.reward import gold_check, make
 from trainer.reward.programs import Programs, read_tests, same_text
 from trainer.reward.scorer import Scorer
+from trainer.sandbox.pool import Assertions
 
 MBPP = ["assert double(3) == 6", "assert double([1]) == [1, 1]", "assert double('a') == 'aa'"]
 HUMANEVAL = "METADATA = {}\n\ndef check(candidate):\n    assert candidate(3) == 6\n    assert candidate(4) == 8\n"
@@ -112,6 +115,24 @@ def test_a_program_that_hangs_is_counted_and_the_time_is_for_all_tests_of_an_ans
     assert score(scorer, f"```\n{body}\n```", PAIRS).reward <= most
     assert scorer.drain()["code/timeouts"] == (1.0, 1.0)
     close(scorer)
+
+
+def test_the_programs_of_two_groups_do_not_run_at_once(scorer, monkeypatch):
+    """Another grader may want several groups at once. All programs together would not end within their time limits."""
+    (programs,), running, most = scorer.graders, [], []
+
+    def run(reading, tests):
+        running.append(reading)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.pop()
+        return Assertions(1, 1)
+
+    monkeypatch.setattr(programs, "_result", run)
+    group = Prompt(Problem("p/1", "", "", extra={"tests": MBPP}), "", ()), [answer("")] * 2 * programs.at_once
+    with ThreadPoolExecutor(2) as two:
+        list(two.map(lambda _: scorer.score(*group), range(2)))
+    assert max(most) <= programs.at_once
 
 
 def test_a_command_runs_other_languages(tmp_path):

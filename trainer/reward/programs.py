@@ -15,6 +15,7 @@ import ast
 import builtins
 import json
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,12 +62,14 @@ class Programs:
             self.sandbox.close()
             raise
         self.at_once = len(os.sched_getaffinity(0)) + 1  # keeps all cores busy while a program is forked or read
+        self._grading = threading.Lock()  # the programs of several groups would use up each other's time limits
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
         problems = {id(one.problem): one.problem for one in readings}  # ids of problems may occur twice in a file
         tests = {key: read_tests(problem, self.settings) for key, problem in problems.items()}
         work = [partial(self._result, one, tests[id(one.problem)]) for one in readings]
-        results = [result for _, result in sorted(threads.each(work, self.at_once))]  # by the index of the reading
+        with self._grading:
+            results = [result for _, result in sorted(threads.each(work, self.at_once))]  # by the index of the reading
         meter.add("code/timeouts", sum(result.timed_out for result in results), len(results))
         meter.add("code/faults", sum(bool(result.fault) for result in results), len(results))
         if self.settings.score == "all":
