@@ -48,6 +48,8 @@ def namespaces(sandbox):
         ("print(1); raise ValueError", b"1\n", 1),
         ("print(", b"", 1),
         ("import os; print(1, flush=True); os.abort()", b"1\n", -signal.SIGABRT),
+        ("import atexit; atexit.register(print, 2); print(1); exit(3)", b"1\n2\n", 3),
+        ("import sys; print(__file__, sys.argv)", b"program.py ['program.py']\n", 0),
         ("import os; print(os.listdir('.'), os.environ.get('SHELL'))", b"[] None\n", 0),
         ("import dataclasses, typing, decimal, numpy; print(numpy.arange(3).sum())", b"3\n", 0),
         ("print({'b', 'a', 'c'} == {'a', 'b', 'c'}, 'é')", "True é\n".encode(), 0),

@@ -11,6 +11,7 @@ The verdict goes through a third pipe, to which the function has no access.
 """
 
 import ast
+import atexit
 import builtins
 import json
 import math
@@ -43,23 +44,25 @@ class Enough(BaseException):
 
 def run_program(source: str) -> int:
     """Run a program as `python program.py` does, and return its exit status."""
+    status = 0
     try:
         _run(source, "__main__")
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        return 1
-    finally:
-        sys.stdout.flush()
-    return 0
+        status = 1
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    return status
 
 
 def _run(source: str, name: str) -> dict[str, Any]:
     """Run source code as a module, and return its names."""
     module = ModuleType(name)
+    module.__file__, sys.argv = "program.py", ["program.py"]
     sys.modules[name] = module
     exec(compile(source, "program.py", "exec"), module.__dict__)
     return module.__dict__
