@@ -97,7 +97,7 @@ def test_memory_stands_beside_its_plan_and_once_where_it_is_the_same_in_all_phas
     assert re.search(r"memory .*step 0\.77 of 4\.50 planned", said_by(capsys, "watch", folder)[1])
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 19), (60, 14), (120, 35), (80, 6)])
+@pytest.mark.parametrize(("width", "height"), [(80, 19), (60, 14), (120, 35), (80, 6), (34, 30), (24, 30)])
 def test_a_run_fits_the_terminal_of_its_screen(finished, width, height):
     console = Console(file=io.StringIO(), width=width, force_terminal=True)
     lines = console.render_lines(of_folder(finished, console, height))

@@ -100,8 +100,7 @@ def _recent(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _curves(run: RunFiles, width: int) -> Iterator[Text]:
-    size = min(WIDTH, width - BESIDE)
-    measure = run.measure
+    size, measure = max(1, min(WIDTH, width - BESIDE)), run.measure
     named = {"reward": "reward/mean", measure.name: measure.of_training, "held-out": measure.logged}
     for name, metric in (named | {"tokens": "length", "entropy": "entropy"}).items():
         if values := [record[metric] for record in run.metrics if metric in record]:
