@@ -58,16 +58,19 @@ def test_each_weight_is_that_of_the_whole_model(adapter, dtype):
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_base_whose_files_name_its_layers_otherwise(kind, tmp_path):
-    """GPT-2 on the hub leaves the decoder's name out, and Phi-3 joins queries, keys and values."""
+    """GPT-2 on the hub leaves out the decoder's name, and the dtype. Phi-3 joins queries, keys and values."""
     base, out = tmp_path / "base", tmp_path / "merged"
     AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **ENDS, **OTHERS[kind])).save_pretrained(base)
     AutoTokenizer.from_pretrained(NANO).save_pretrained(base)
     stored = load_file(base / "model.safetensors")
     renamed = {name.removeprefix("transformer."): value for name, value in stored.items()}
     save_file(renamed, base / "model.safetensors", {"format": "pt"})
+    described = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(described | {"dtype": None}))
     adapter = save_adapter(base, Lora(r=2, targets="all"), tmp_path / "adapter")
     assert merge.stored_weights(Model(name=str(base)), adapter, None) is not None
-    merge.write_merged(Model(name=str(base)), adapter, out, "fp32")
+    merge.write_merged(Model(name=str(base)), adapter, out, None)
+    assert AutoConfig.from_pretrained(out).dtype == torch.float32
     assert_merged(base, adapter, out)
 
 

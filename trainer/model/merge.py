@@ -158,11 +158,12 @@ class Weights(Mapping[str, Tensor]):
         naming: dict[str, Any] = {"filename_pattern": "model{suffix}.safetensors", "max_shard_size": SHARD_BYTES}
         split = split_state_dict_into_shards_factory(self.bytes, get_storage_size=int, **naming)
         for file, names in split.filename_to_tensors.items():
-            save_file({name: self[name].contiguous() for name in names}, out / file, {"format": "pt"})
+            tensors = {name: self[name].contiguous() for name in names}
+            save_file(tensors, out / file, {"format": "pt"})
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
             (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-        self.config.dtype = self.dtype or self.config.dtype
+        self.config.dtype = self.dtype or self.config.dtype or tensors[names[0]].dtype
         self.config.save_pretrained(out)
         self.model.generation_config.save_pretrained(out)
 
