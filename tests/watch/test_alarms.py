@@ -10,7 +10,7 @@ from trainer.config.command_line import resolve
 from trainer.errors import EndedByAlarm, TrainingError
 from trainer.run_folder.reader import facts_of, read_run
 from trainer.watch.alarms import MOST_LOOKS, Alarms, alarms_of, interval, lasting
-from trainer.watch.history import EARLY, LATE, History, kept
+from trainer.watch.history import EARLY, LATE, History
 
 METRICS = ["truncated", "empty", "entropy", "length", "accuracy/lenient", "accuracy/strict", "reward/mean"]
 METRICS += ["reward/std", "grad_norm", "update_size", "lr", "time/rollout", "groups", "dead_groups", "kl"]
@@ -55,6 +55,7 @@ def test_a_run_that_cannot_go_on_is_ended_on_every_rank(metrics, rule):
 
 def test_the_rules_see_the_first_and_the_last_steps_and_evaluations():
     records = [{"step": step} | ({"eval/accuracy": step % 100} if step % 50 == 0 else {}) for step in range(501)]
+    kept = History(resolve("8gb"), []).kept
     assert kept(records[:31]) == records[:31]
     assert [one["step"] for one in kept(records)] == [*range(EARLY), 150, 250, 350, 400, *range(501 - LATE, 501)]
     window = []

@@ -103,6 +103,9 @@ NO_LEAKS = (
 )
 
 
+PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
+
+
 @pytest.mark.parametrize(
     "history",
     [
@@ -120,6 +123,8 @@ NO_LEAKS = (
         run(bad_updates=2, bad_updates_allowed=3),
         without("lr", 49),
         *(run(steps=60, **{"memory/held": held}) for held in NO_LEAKS),
+        run("reward.answer=lenient", evaluated=(0.5, 0.6, 0.4), **PAID_MORE),
+        run("warmup.only=true", "warmup.problems=2", "warmup.steps=20", problems=8),
         History(SILENT.config, []),
         History(SILENT.config, [{"step": 0, "eval/accuracy": 0.5}]),
         History(SILENT.config, [{"step": 1, "time/rollout": 10.0}]),  # no answer was counted

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from trainer.errors import EndedByAlarm, Finding, TrainingError
-from trainer.watch.history import History, kept
+from trainer.watch.history import History
 from trainer.watch.rules import RULES, Rule
 
 QUIET = 10  # steps without a finding, after which it is printed again
@@ -26,14 +26,14 @@ class Alarms:
 
     def __init__(self, history: History, say: Callable[[str], None], rules: Sequence[Rule] = RULES) -> None:
         self.history = history
-        self.records = kept(history.records)
+        self.records = history.kept(history.records)
         self.say = say
         self.rules = rules
         self.last_seen: dict[str, int] = {}
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Diagnose the run after a step. Raise TrainingError to end it, EndedByAlarm with run.strict_health."""
-        self.records = kept([*self.records, {"step": step, **metrics}])
+        self.records = self.history.kept([*self.records, {"step": step, **metrics}])
         findings = diagnose(replace(self.history, records=self.records), self.rules)
         for finding in findings:
             if finding.severity == "end":
@@ -93,9 +93,9 @@ def _seen_at(history: History, steps: Iterable[int]) -> list[Alarm]:
     alarms: dict[str, Alarm] = {}
     looks, records = {*steps}, history.records
     begin = next((index for index, record in enumerate(records) if record["step"] in looks), len(records))
-    window = kept(records[:begin])
+    window = history.kept(records[:begin])
     for record in records[begin:]:
-        window, step = kept([*window, record]), int(record["step"])
+        window, step = history.kept([*window, record]), int(record["step"])
         for finding in diagnose(replace(history, records=window)) if step in looks else ():
             first = alarms[finding.name].first if finding.name in alarms else step
             alarms[finding.name] = Alarm(finding, first, step, step == records[-1]["step"])

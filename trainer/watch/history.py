@@ -16,20 +16,6 @@ EARLY, LATE = 20, 60  # steps at the beginning and at the end that are kept for 
 LARGE_UPDATE = 0.5  # relative change of the adapter above which a single update is enough evidence
 
 
-def kept(records: Sequence[Metrics]) -> list[Metrics]:
-    """Return the first, best and last records, so that the rules take no longer late in a run than early."""
-    late = max(EARLY, len(records) - LATE)
-    middle = [record for record in records[EARLY:late] if evaluated(record) is not None]
-    best = sorted(middle, key=lambda record: evaluated(record) or 0.0)[-3:]
-    between = (record for record in middle if record in best or record is middle[-1])
-    return [*records[:EARLY], *between, *records[late:]]
-
-
-def evaluated(record: Metrics) -> float | None:
-    """Return the accuracy on the held-out problems after a step, or their reward if the run is judged by it."""
-    return record.get("eval/accuracy", record.get("eval/reward"))
-
-
 @dataclass(frozen=True)
 class History:
     """The settings of a run, and the metrics of its steps in order. Step 0 holds the first evaluation."""
@@ -47,10 +33,18 @@ class History:
     def measure(self) -> Measure:
         return measure_of(self.config)
 
+    def kept(self, records: Sequence[Metrics]) -> list[Metrics]:
+        """Return the first, best and last records, so that the rules take no longer late in a run than early."""
+        late, held_out = max(EARLY, len(records) - LATE), self.measure.logged
+        middle = [record for record in records[EARLY:late] if held_out in record]
+        best = sorted(middle, key=lambda record: record[held_out])[-3:]
+        between = (record for record in middle if record in best or record is middle[-1])
+        return [*records[:EARLY], *between, *records[late:]]
+
     @property
     def evaluated(self) -> list[float]:
-        """The held-out accuracies or rewards, beginning with that of the base."""
-        return [value for record in self.records if (value := evaluated(record)) is not None]
+        """The held-out results by which the run is judged, beginning with that of the base."""
+        return [record[self.measure.logged] for record in self.records if self.measure.logged in record]
 
     @property
     def improved(self) -> float:

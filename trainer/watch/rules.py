@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Literal, NamedTuple
 
 from trainer.estimates import rise
-from trainer.watch.history import EARLY, LATE, RECENT, History, evaluated
+from trainer.watch.history import EARLY, LATE, RECENT, History
 from trainer.watch.verdict import RISE
 
 Looks = Callable[[History], "str | None"]
@@ -156,12 +156,13 @@ def mixed_share(rate: float, size: int) -> float:
     return 1 - rate**size - (1 - rate) ** size
 
 
-@rule("few problems", "Lower run.steps or run.epochs, or add problems.")
+@rule("few problems", "Lower run.steps, run.epochs or warmup.steps, or add problems.")
 def few_problems(history: History) -> str | None:
-    """Problems that are repeated this often are memorized."""
-    steps, each = history.steps[-1]["step"], history.config.rollout.problems
-    passes = steps * each / history.problems if history.problems else 0.0
-    return f"the {history.problems} training problems have been asked {passes:.0f} times each" if passes > 10 else None
+    """Problems repeated this often are memorized."""
+    config, problems = history.config, history.problems
+    each = config.warmup.problems if config.is_warmup else config.rollout.problems
+    passes = history.steps[-1]["step"] * each / problems if problems else 0.0
+    return f"the {problems} training problems have been used {passes:.0f} times each" if passes > 10 else None
 
 
 # the reward
@@ -274,7 +275,7 @@ def overfitted(history: History) -> str | None:
         return None
     best, last = max(values), values[-1]
     if measure.is_reward:
-        at_best = [record for record in history.records if evaluated(record) == best]
+        at_best = [record for record in history.records if record.get(measure.logged) == best]
         noise = sqrt(2) * max(record["eval/high"] - best for record in at_best)
     else:
         noise = max(2 * sqrt(2 * best * (1 - best) / max(1, history.config.eval.problems)), 0.02)
@@ -300,7 +301,7 @@ def plateau(history: History) -> str | None:
     deviation = fmean(step["reward/std"] for step in steps)
     if not (-RISE * deviation < risen.low and 0 <= risen.high < RISE * deviation):
         return None
-    late = [value for step in steps if (value := evaluated(step)) is not None]
+    late = [step[history.measure.logged] for step in steps if history.measure.logged in step]
     earlier = history.evaluated[: len(history.evaluated) - len(late)]
     if late and earlier and max(late) > max(earlier):
         return None
