@@ -143,6 +143,7 @@ def test_costs_are_counted_and_compared_where_they_are_equal(found):
     at = found["equal"]["samples"]["accuracy"]  # after a quarter of the samples of grpo
     assert at["grpo"] == pytest.approx(0.3 + 0.25 * 0.5)
     assert at["supervised"] == pytest.approx(0.9)
+    assert [point["step"] for point in found["runs"][0]["curve"]] == [0, 4]
     points = [({"samples": 10.0}, 0.5), ({"samples": 20.0}, 0.9)]
     assert (_at(15.0, "samples", points), _at(5.0, "samples", points)) == (pytest.approx(0.7), None)
     said = "\n".join(sentences(found))

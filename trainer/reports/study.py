@@ -227,7 +227,8 @@ def curve(run: RunFiles) -> Iterator[tuple[dict[str, float], Mapping[str, float]
                 spent[name] += more
             if files.folder == run.folder and "eval/accuracy" in line:
                 yield {**spent}, line
-    yield {**spent}, line
+    if "eval/accuracy" not in line:
+        yield {**spent}, line
 
 
 def equal(collected: Collected) -> dict[str, Any]:
