@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import trainer
 from tests.conftest import octet, said_by
+from tests.reports.conftest import configure
 from tests.ui.browser import found
 from trainer.run_folder.reader import read_run
 
@@ -31,8 +32,10 @@ def test_the_picture_has_the_result_the_verdict_and_a_curve(copied):
 def test_without_evaluations_the_verdict_stands_in_their_place(copied):
     folder = copied("demo")
     (folder / "eval.json").unlink()
+    configure(folder, warmup__only=True, warmup__steps=6)
     assert octet("report", "--share", folder) == 0
     assert read_run(folder).verdict.kind in texts_of(folder)[1]
+    assert f"6 steps of supervised training with octet {trainer.__version__}" in texts_of(folder)[1]
 
 
 def test_the_names_of_others_are_text(hostile):

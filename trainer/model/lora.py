@@ -275,12 +275,12 @@ def _tied_weight(model: Any) -> Any:
 CARD = """---
 base_model: {base}
 library_name: peft
-tags: [lora, grpo, octet]
+tags: [lora, octet]
 ---
 
 # A LoRA adapter of {base}
 
-Rank {rank}, trained with GRPO by Octet. Settings and evaluation are in the run folder: `config.yaml` and `eval.md`.
+Rank {rank}, trained by Octet. Settings and evaluation are in the run folder: `config.yaml` and `eval.md`.
 
 {usage}
 `octet merge --adapter THIS_FOLDER --out NEW_FOLDER` writes the whole model.

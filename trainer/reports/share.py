@@ -27,7 +27,8 @@ def picture(run: RunFiles) -> Html:
     model = "Octet's embedded model" if model == "nano" else model.rpartition("/")[2]
     task = "word problems" if task == "nano" else task.rpartition("/")[2].partition(".py:")[0]
     verdict = wrap(f"{kind}: {evidence}", LETTERS, max_lines=3, placeholder=" ...")
-    made = f"{counted(run.steps, 'step')} of GRPO with octet {trainer.__version__}"
+    method = "supervised training" if run.settings["warmup.only"] else "GRPO"
+    made = f"{counted(run.steps, 'step')} of {method} with octet {trainer.__version__}"
     lines = [
         _text(f"{model} on {task}"[:60], 78, 34, GREY),
         _text(" → ".join(ends_of(run)) or kind, 190, 104, COLOURS.get(kind, UNDECIDED)),
