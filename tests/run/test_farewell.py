@@ -1,15 +1,19 @@
 """The end of a run: ten lines, commands that can be copied, and three lines last."""
 
+import errno
 import io
 import json
 import os
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
+from tests.conftest import refuses
 from trainer.config.command_line import parse_command_line
+from trainer.errors import CheckpointError
 from trainer.machine.console import Console
-from trainer.run import farewell
+from trainer.run import farewell, job
 from trainer.watch.screen import Screen
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict
 
@@ -80,3 +84,15 @@ def test_they_are_the_last_ones_that_are_printed(tmp_path, capsys, name):
     assert (empty, result.split(": ")[0], where) == ("", "verdict", f"run folder {folder}, with no model")
     assert shlex.split(command)[-2:] == ["report", str(folder)]
     assert f"  {command}" not in before
+
+
+def test_an_output_that_fills_its_disk_is_an_error_without_a_path(tmp_path, monkeypatch):
+    request = parse_command_line(["--preset", "nano"])
+    log = SimpleNamespace(folder=tmp_path, config=request.config, total_steps=4, close=lambda: None)
+    run = SimpleNamespace(log=log, evaluator=None, rollouts=SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(job.teaching, "built", lambda *_: (run, None))
+    monkeypatch.setattr(
+        job.farewell, "introduce", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "it is full"))
+    )
+    with refuses("while writing", CheckpointError, names="Nothing is saved yet"):
+        job._train_and_evaluate(request, None)
