@@ -21,13 +21,13 @@ from trainer.config.command_line import resolve
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.read_yaml import BadYaml, read_yaml, written
 from trainer.config.sections.base import RUNS, Section
-from trainer.config.settings import Config, fields
+from trainer.config.settings import REWARDS, Config, fields
 from trainer.errors import ConfigError
 
-BASE, SUPERVISED = "base", "supervised"
+BASE, FORMAT, SUPERVISED = "base", "format", "supervised"
 # Settings that replace those of the first arm. `base` is no control, because every run evaluates it.
 CONTROLS: Mapping[str, Mapping[str, Any]] = {
-    "format": {"reward.weights": {"format": 1.0}, "reward.custom": [], "reward.judge.url": None},
+    FORMAT: {"reward.custom": [], "reward.judge.url": None},  # and weights, in `Study.arms`
     "random": {"reward.control": "random"},
     "shuffled_gold": {"reward.control": "shuffled_gold"},
     "shuffled_advantages": {"reward.control": "shuffled_advantages"},
@@ -116,17 +116,24 @@ class Study:
     def arms(self) -> dict[str, dict[str, Any]]:
         """The settings of each arm and each control, without those of every run."""
         arms = {name: settings_of(settings or {}) for name, settings in self.file.arms.items()}
-        return arms | {name: {**arms[self.first], **CONTROLS[name]} for name in self.file.controls}
+        controls = {name: {**arms[self.first], **CONTROLS[name]} for name in self.file.controls}
+        if FORMAT in controls:  # weights are merged with those of the preset, so the others become 0
+            weights = self.config(StudyRun(self.first, 0, self._overrides(arms[self.first]))).reward.weights
+            others = sorted({*weights} & {*REWARDS} - {"judge"})
+            controls[FORMAT]["reward.weights"] = {**dict.fromkeys(others, 0.0), "format": 1.0}
+        return arms | controls
+
+    def _overrides(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        values = {**settings_of(self.file.settings), **settings}
+        return (*(f"{key}={written(value)}" for key, value in values.items()), *self.overrides)
 
     def runs(self) -> Iterator[StudyRun]:
         """Yield the runs seed by seed, so that an interrupted study can be evaluated."""
         for seed in self.seeds:
             for arm, settings in self.arms.items():
-                values = settings_of(self.file.settings) | settings
-                overrides = (f"{key}={written(value)}" for key, value in values.items())
                 folder = written(str(self.folder / f"{arm}-{seed}"))
                 of_run = (f"run.seed={seed}", f"run.dir={folder}", "run.merge=false")
-                yield StudyRun(arm, seed, (*overrides, *self.overrides, *of_run))
+                yield StudyRun(arm, seed, (*self._overrides(settings), *of_run))
 
     def config(self, run: StudyRun) -> Config:
         """Return the settings of a run. Raise ConfigError if they are wrong."""
