@@ -19,7 +19,7 @@ from trainer.errors import ConfigError
 ODD = ["!!int x", "!!timestamp x", "!!bool x", "!!binary x", "!!set {a}", "&a [*a]", "<<: x", "2024-13-45", "~none/x"]
 ODD += ["9" * 4301, "0x" + "f" * 4000, "[" * 2000, "x" * 5000, "'\x1b[2J'", '"\\x1b[2J"', '"\\0"', '"\\ud800"']
 ODD += ["http://[::1", "1e999", "{[1]: 2}", "{null: 1}", "null", "[]", "{}", "true", "-1", "1.5", "?", "- a\n- b"]
-FILES = [b"\xff\xfe", b"run:\n  dir: \xff", b"1: 2", b"null: 1", b"[1]", b"run: 3", b"? [a]\n: b", b"run: {1: 2}"]
+FILES = [b"\xff\xfe", b"run:\n  dir: \xff", b"1: 2", b"null: 1", b"[1]", b"reward: 3", b"? [a]\n: b", b"run: {1: 2}"]
 FILES += [b"\0", b"x: &x {y: *x}", b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]"]
 FILES += [b"[" * 2000, b"{a: " * 2000, b"x" * (1 << 21)]
 

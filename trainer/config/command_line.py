@@ -63,16 +63,15 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         text = repr(_shown(overrides))
         raise ConfigError("overrides", f"{text} is one text", f"Write a list of them: [{text}]")
     overrides = ["".join(map(str.strip, text.partition("="))) for text in overrides]
-    has_weights = any("weights" in (layer.get("reward") or {}) for layer in layers)
+    has_weights = any("weights" in layer.get("reward", {}) for layer in layers)
     if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
         layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
-    merged: dict[str, Any] = {}
+    merged: dict[str, Any] = {"run": {"steps": Config.model_fields["run"].default.steps}}  # unless a layer has others
     layers.append(_layer_of(overrides))
     for layer in layers:
-        _refuse_unknown_keys(layer)
         _refuse_impossible_values(layer)
         for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later one of the two applies
-            if layer.get("run", {}).get(key) is not None and "run" in merged:
+            if layer.get("run", {}).get(key) is not None:
                 merged = _merge(merged, {"run": {rival: None}})
         if layer.get("task", {}).get("mix") and "task" in merged:  # replaces one of a run, which has other paths
             merged = _merge(merged, {"task": {"mix": None}})
@@ -164,6 +163,7 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
         raise ConfigError(f"{flag} {name}", f"not valid YAML: {error}") from None
     if not isinstance(layer, dict):
         raise ConfigError(f"{flag} {name}", f"expected sections such as `rollout:`, found a {type(layer).__name__}")
+    _refuse_unknown_keys(layer)
     return layer
 
 
