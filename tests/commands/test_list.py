@@ -36,6 +36,9 @@ def test_runs_are_listed_in_the_order_of_their_start(runs, capsys):
     assert rows[2][7:] == ["cannot", "tell,", "90.0%", "->", "50.0%"]
     (runs / "sweep/config.yaml").write_text("model:\n  name: nano\n")  # settings that somebody has written, not a run
     assert [line.split()[0] for line in said_by(capsys, "list", "runs/sweep")[1].splitlines()[2:]] == ["other"]
+    for name in ("warmup", "warmup/warmup"):  # a run of this name, and the warm-up inside it
+        run_in(runs / name, {4: 0.5})
+    assert said_by(capsys, "list")[1].splitlines()[-1].split()[0] == "warmup"
 
 
 def test_presets_and_recipes_are_listed_with_what_they_are_for(tmp_path, monkeypatch, capsys):

@@ -36,9 +36,10 @@ def run(options: Namespace) -> None:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the run folders below a folder, the most recently started last."""
-    configs = [path for path in folder.rglob("config.yaml") if path.parent.name != "warmup"]
-    return [path.parent for path in sorted(configs, key=lambda path: path.stat().st_mtime)]
+    """Return the run folders below a folder, without the warm-ups inside runs, the most recently started last."""
+    configs = sorted(folder.rglob("config.yaml"), key=lambda path: path.stat().st_mtime)
+    runs = {path.parent for path in configs}
+    return [path.parent for path in configs if path.parent.name != "warmup" or path.parents[1] not in runs]
 
 
 def _presets() -> Iterator[list[str]]:
