@@ -100,6 +100,13 @@ def test_shaping_is_not_divided_by_the_deviation_of_the_group():
     assert mixed == pytest.approx([1.05, 0.95, -0.95, -1.05], rel=1e-5)
 
 
+def test_shaping_is_compared_with_that_of_answers_that_have_a_reward():
+    shaped = shaped_group([False] * 4, [0.1, 0.1, 0, 0])
+    ungraded = replace(shaped, scores=(*shaped.scores, Score(None, {}, None, None, False, False)))
+    config = resolve("nano", None, ["reward.weights={correct: 1, length: 0.1}"])
+    assert advantage.of_group(ungraded, config) == pytest.approx([0.05, 0.05, -0.05, -0.05, None])
+
+
 def test_shaping_is_measured_in_what_a_right_answer_earns():
     four = of_shaped([False] * 4, [0.4, 0, 0, 0], "reward.weights={correct: 4, length: 0.4}")
     assert four == pytest.approx(of_shaped([False] * 4, [0.1, 0, 0, 0]))

@@ -63,15 +63,13 @@ def step_deviation(groups: Iterable[ScoredGroup], config: Config, gather: Gather
     """Return the standard deviation of all rewards of the step, on all ranks, if the advantage is divided by it."""
     if config.algorithm.advantage != "batch_std":
         return 0.0
-    rewards = gather([reward for group in groups for reward in scored(parted(group, config)[0])])
+    rewards = gather([reward for group in groups for reward in scored(divided(group, config))])
     return deviation([reward for of_rank in rewards for reward in of_rank], config.algorithm.advantage_ddof)
 
 
-def parted(group: ScoredGroup, config: Config) -> tuple[Sequence[float | None], Sequence[float]]:
-    """Return the rewards to divide by a deviation, and the shaping, which `reward.gate` excludes from the division."""
-    if not config.gates_shaping:
-        return group.rewards_G, [0.0] * len(group.scores)
-    return without_shaping(group), group.shaping_G
+def divided(group: ScoredGroup, config: Config) -> Sequence[float | None]:
+    """Return the rewards to divide by a deviation, from which `reward.gate` excludes shaping."""
+    return without_shaping(group) if config.gates_shaping else group.rewards_G
 
 
 def without_shaping(group: ScoredGroup) -> list[float | None]:
@@ -82,10 +80,13 @@ def of_group(group: ScoredGroup, config: Config, spread: float = 0.0) -> list[fl
     """Return one advantage per completion. With `reward.gate`, the centred shaping is added as a multiple of the reward
     for a right answer, so that its weight means the same in every group. Shaping with a larger deviation is divided by
     that instead."""
-    values_G, shaping_G = parted(group, config)
-    unit = max(config.pay_of_right, deviation(shaping_G, 0)) or 1.0
-    pairs = zip(of(values_G, config.algorithm, spread), centred(shaping_G), strict=True)
-    return [None if value is None else value + shaping / unit for value, shaping in pairs]
+    advantages_G = of(divided(group, config), config.algorithm, spread)
+    if not config.gates_shaping:
+        return advantages_G
+    known = [score.shaping for score in group.scores if score.reward is not None]
+    unit = max(config.pay_of_right, deviation(known, 0))
+    shaping = iter(centred(known) if known else [])
+    return [None if value is None else value + next(shaping) / unit for value in advantages_G]
 
 
 def decided_by_shaping(

@@ -163,10 +163,6 @@ class ScoredGroup:
         return tuple(score.reward for score in self.scores)
 
     @property
-    def shaping_G(self) -> tuple[float, ...]:
-        return tuple(score.shaping for score in self.scores)
-
-    @property
     def is_dead(self) -> bool:
         known = [score for score in self.scores if score.reward is not None]
         return any(len({getattr(score, name) for score in known}) < 2 for name in ("reward", self.dead_by))

@@ -43,10 +43,10 @@ def test_shaping_goes_with_its_reward_and_chance_has_none():
     scores = [replace(one, shaping=float(index)) for index, one in enumerate(SCORED.scores)]
     shaped = replace(SCORED, scores=tuple(scores))
     moved = placebo.replace_rewards(shaped, "shuffled_advantages", 0)
-    pairs = [[*zip(one.rewards_G, one.shaping_G)] for one in (shaped, moved)]
+    pairs = [[(score.reward, score.shaping) for score in one.scores] for one in (shaped, moved)]
     assert sorted(pairs[0]) == sorted(pairs[1])
     assert pairs[0] != pairs[1]
-    assert {*placebo.replace_rewards(shaped, "random", 0).shaping_G} == {0.0}
+    assert {score.shaping for score in placebo.replace_rewards(shaped, "random", 0).scores} == {0.0}
 
 
 def test_what_is_reported_of_an_answer_stays_true():
