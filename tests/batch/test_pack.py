@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.conftest import group, row
 from trainer import advantage
 from trainer.batch.aggregation import AGGREGATIONS
-from trainer.batch.pack import Packer, minibatches, rows_of, to_tensors
+from trainer.batch.pack import Packer, idle_row, minibatches, rows_of, to_tensors
 from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm
 from trainer.loss.objectives import total
-from trainer.records import TrainingRow
+from trainer.records import Completion, TrainingRow
 
 PAD = 0
 
@@ -133,6 +133,12 @@ def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_without_weight(monke
     assert (made.divisor, made.tokens) == (33.0, 33.0)
 
 
+def test_a_rank_whose_agents_never_called_the_model_can_fill_up():
+    silent = replace(group([0.0]), completions=(Completion((), (), "", truncated=False),))
+    batch = to_tensors([idle_row(silent)], PAD)
+    assert (batch.mask_BT.tolist(), batch.weights_B.tolist()) == ([[False, False, True]], [0.0])
+
+
 def test_a_batch_moves_as_a_whole():
     moved = to_tensors([row(2, 3, 1.0)], PAD).to(torch.device("meta"))
     values = [getattr(moved, name) for name in moved.__slots__]
@@ -169,7 +175,7 @@ def test_against_the_reference_for_any_micro_batches(aggregation, budget):
     """The losses of the tokens travel as log-probs, so that packing and padding sort them as it sorts rows."""
     rows = []
     for place, of_group in enumerate(LOSSES):
-        weights = AGGREGATIONS[aggregation].weights_G([len(answer) for answer in of_group])
+        weights = AGGREGATIONS[aggregation]([len(answer) for answer in of_group])
         for answer, weight in zip(of_group, weights, strict=True):
             rows.append(TrainingRow([5] * 3, [6] * len(answer), answer, 0.0, 0.0, weight, place=place))
     idle = TrainingRow([5], [6], [0.0], 0.0, weight=0.0)

@@ -59,7 +59,7 @@ def in_pairs(rows: Sequence[TrainingRow], aggregation: str) -> list[TrainingRow]
     """Rows of groups of two, with the weights that the aggregation gives them."""
     made = []
     for place, pair in enumerate(zip(rows[::2], rows[1::2], strict=True)):
-        weights = AGGREGATIONS[aggregation].weights_G([len(one.completion) for one in pair])
+        weights = AGGREGATIONS[aggregation]([len(one.completion) for one in pair])
         made += [replace(one, weight=weight, place=place) for one, weight in zip(pair, weights, strict=True)]
     return made
 

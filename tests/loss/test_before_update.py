@@ -14,7 +14,7 @@ from trainer.batch.pack import minibatches
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
 from trainer.loss.logprobs import LogProbs
-from trainer.records import MeasuredBatch
+from trainer.records import Completion, MeasuredBatch
 from trainer.step.update import backward
 from trainer.watch.tally import Tally
 
@@ -141,10 +141,13 @@ def test_kl_is_taken_off_each_reward(tiny_model, estimator):
     overrides = ["algorithm.kl.coef=0.5", "algorithm.kl.where=reward", f"algorithm.kl.estimator={estimator}"]
     policy, updater, dealt, _ = setting(tiny_model, *overrides)
     groups = [group([1.0, 0.0], lengths=[4, 2]), group([None, 1.0], lengths=[1, 5], prompt=(9, 8))]
+    silent = Completion((), (), "", truncated=False)  # of an agent that has not called the model
+    groups.append(replace(group([1.0, 0.0], prompt=tuple(range(3, 30))), completions=(silent, silent)))
     tally = Tally()
     for before, after in zip(groups, updater.penalise(groups, tally), strict=True):
         for completion, old, new in zip(before.completions, before.rewards_G, after.rewards_G, strict=True):
-            apart = divergence(policy, before.prompt.tokens, completion.tokens, estimator)
+            tokens = completion.tokens
+            apart = divergence(policy, before.prompt.tokens, tokens, estimator) if tokens else 0.0
             assert new == (None if old is None else pytest.approx(old - 0.5 * apart, abs=1e-5))
     assert tally.sums["kl"][1] == 12  # tokens
     (prepared,) = updater.prepare(dealt)

@@ -17,7 +17,7 @@ from tests.conftest import NANO, logprobs_of, refuses
 from tests.e2e.vllm_double import VllmDouble
 from tests.rollout.test_decoder import SOME, Card, adapted, answers_in, family, prompts, sampling
 from trainer.answers.strip_thinking import after_thinking
-from trainer.batch.aggregation import AGGREGATIONS
+from trainer.batch.aggregation import weight_of
 from trainer.batch.pack import rows_of, rows_of_answer, to_tensors
 from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm, PromptSettings, Turns
@@ -119,7 +119,7 @@ def asked_group(groups, index=0):
 
 def batch_of(group, **settings):
     rows = rows_of(group, [-1.0, 1.0, -0.5, 0.5], Algorithm(**settings))
-    return to_tensors(rows, 0), AGGREGATIONS[Algorithm(**settings).aggregation].size(rows)
+    return to_tensors(rows, 0), weight_of(rows)
 
 
 def gradients(model, group, flat=True, **settings):

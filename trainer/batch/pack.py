@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from trainer.batch.aggregation import AGGREGATIONS, tokens_in
+from trainer.batch.aggregation import AGGREGATIONS, tokens_in, weight_of
 from trainer.config.settings import Algorithm, Config
 from trainer.ranks import distributed
 from trainer.records import Batch, Completion, MiniBatch, ScoredGroup, Segment, TrainingBatch, TrainingRow, Tree
@@ -32,7 +32,7 @@ def rows_of(group: ScoredGroup, advantages_G: Sequence[float | None], settings: 
         for completion, advantage, reward in zip(group.completions, advantages_G, group.rewards_G, strict=True)
         if advantage is not None and reward is not None and completion.tokens and not (completion.truncated and masks)
     ]
-    weights_G = AGGREGATIONS[settings.aggregation].weights_G([completion.length for completion, *_ in kept])
+    weights_G = AGGREGATIONS[settings.aggregation]([completion.length for completion, *_ in kept])
     return [row for one, weight in zip(kept, weights_G, strict=True) for row in rows_of_answer(group, *one, weight)]
 
 
@@ -48,9 +48,10 @@ def rows_of_answer(
 
 
 def idle_row(group: ScoredGroup) -> TrainingRow:
-    """Return a row without weight, for a rank that has nothing to train on."""
-    shortest = min(group.completions, key=lambda one: (not one.tokens, len(one.tokens)))
-    return rows_of_answer(group, shortest, weight=0.0)[0]
+    """Return a row without weight, for a rank that has nothing to train on: the prompt and its last token once more,
+    because agents may have left all answers empty."""
+    prompt = group.prompt.tokens
+    return TrainingRow(prompt, prompt[-1:], (0.0,), advantage=0.0, weight=0.0)
 
 
 def minibatches(
@@ -59,15 +60,15 @@ def minibatches(
     """Return the rows of this rank, split into the updates of one pass. All ranks must run the same number of
     micro-batches in an update, so a rank with fewer adds the idle row. An update has the same groups for any number of
     ranks, because the groups of all ranks are assigned to updates by their place."""
-    aggregation = config.algorithm.aggregation
+    is_constant = config.algorithm.aggregation == "dr_grpo"
     parts = _deal(rows, config.algorithm.minibatches)
-    packed, size = [packer.pack(part) for part in parts], AGGREGATIONS[aggregation].size
-    facts = [(len(batches), size(part), tokens_in(part)) for part, batches in zip(parts, packed, strict=True)]
+    packed = [packer.pack(part) for part in parts]
+    facts = [(len(batches), weight_of(part), tokens_in(part)) for part, batches in zip(parts, packed, strict=True)]
     updates = []
     for batches, of_all_ranks in zip(packed, zip(*distributed.gather(facts), strict=True), strict=True):
-        counts, sizes, tokens = zip(*of_all_ranks, strict=True)
+        counts, weights, tokens = zip(*of_all_ranks, strict=True)
         fillers = packer.pack([idle]) * (max(counts) - len(batches))
-        divisor = config.constant_divisor if aggregation == "dr_grpo" else float(sum(sizes))
+        divisor = config.constant_divisor if is_constant else float(sum(weights))
         updates.append(MiniBatch([*batches, *fillers], divisor, float(sum(tokens))))
     return updates
 

@@ -52,7 +52,7 @@ class Updater:
         coef = self.kl.value
         if not coef or self.config.algorithm.kl.where != "reward":
             return list(groups)
-        answers = [rows_of_answer(group, completion) for group in groups for completion in group.completions]
+        answers = [rows_of_answer(group, one) if one.tokens else [] for group in groups for one in group.completions]
         rows = [*chain.from_iterable(answers)]
         estimator = self.config.algorithm.kl.estimator
         measure = partial(before_update.divergences, self.policy, rows, self.packer, self.device, estimator)
