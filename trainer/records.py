@@ -52,6 +52,14 @@ class Prompt:
     most: int | None = None  # the most tokens that may follow, if fewer than the sampling allows
     stop: tuple[str, ...] = ()  # more strings that end its answers; samplers may decode beyond them
 
+    def most_tokens(self, new_tokens: int) -> int:
+        """Return the most tokens of an answer if the sampling allows `new_tokens`."""
+        return new_tokens if self.most is None else min(self.most, new_tokens)
+
+    def longest(self, new_tokens: int) -> int:
+        """Return the most tokens of the prompt and an answer together."""
+        return len(self.tokens) + self.most_tokens(new_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -122,7 +130,7 @@ class Completion:
     @property
     def transcript(self) -> dict[str, list[dict[str, str]]]:
         """Return the turns for a file of samples; {} for an answer of one turn."""
-        return {"turns": [turn._asdict() for turn in self.turns]} if self.written else {}
+        return {"turns": [turn._asdict() for turn in self.turns]} if len(self.turns) > 1 else {}
 
     @property
     def length(self) -> int:

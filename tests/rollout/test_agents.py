@@ -14,7 +14,7 @@ from tests.conftest import is_running, logprobs_of, refuses, until
 from tests.problem.test_environment import Templated
 from tests.rollout.agents import REQUESTS, user
 from tests.rollout.test_decoder import adapted, answers_in, family, sampling
-from trainer.batch.pack import rows_of
+from trainer.batch.pack import Packer, idle_row, minibatches, rows_of
 from trainer.config.command_line import resolve
 from trainer.errors import DataError
 from trainer.problem.prompts import Prompter
@@ -23,6 +23,7 @@ from trainer.records import Completion, Problem, Score, ScoredGroup
 from trainer.rollout.agents.conversation import Conversation, Limits, read_messages
 from trainer.rollout.agents.sampler import Agents, AgentSampler
 from trainer.rollout.decoder.sampler import DecodeSampler
+from trainer.rollout.hf import HfSampler
 from trainer.rollout.turns import Stops, TurnTaking
 
 HERE = Path(__file__).parent
@@ -97,10 +98,13 @@ def test_the_rows_of_an_answer_share_its_advantage_and_count_as_one(tokenizer):
     prompter = Prompter(tokenizer, resolve("nano").prompt, NanoTask())
     silent = replace(answer, tokens=(), logprobs=(), written=(), segments=())
     group = ScoredGroup(prompter.prompt(Problem("p", "1", "1")), (answer, silent), (score, score))
-    rows = rows_of(group, [0.5, -0.5], resolve("nano", None, ["algorithm.aggregation=grpo"]).algorithm)
+    config = resolve("nano", None, ["algorithm.aggregation=grpo"])
+    rows = rows_of(group, [0.5, -0.5], config.algorithm)
     assert [row.prompt for row in rows] == [part.prompt for part in answer.segments]
     assert {row.advantage for row in rows} == {0.5}
     assert sum(row.weight * sum(row.mask) for row in rows) == pytest.approx(1.0)
+    (minibatch,) = minibatches(rows, idle_row(group), config, Packer(4000, 0))
+    assert minibatch.divisor == 1
 
 
 def test_answers_do_not_depend_on_what_is_decoded_beside_them(tokenizer):
@@ -146,6 +150,21 @@ def test_the_decoder_stops_where_a_call_says(tokenizer):
     assert len(cut.tokens) < len(whole.tokens)
     assert found[0][0].tokens == cut.tokens
     assert len(found[1][0].tokens) == 40
+
+
+def test_a_conversation_stays_within_the_context_of_the_model(kind, tokenizer):
+    """prompt.max_tokens allows more. The reply to a later prompt is shorter than rollout.max_new_tokens."""
+    model = adapted(family())
+    model.get_base_model().config.max_position_embeddings = 75
+    answers = answers_in(sample(kind, "twice", tokenizer, model=model))
+    assert max(len(part.prompt) + len(part.tokens) for one in answers for part in one.segments) == 75
+
+
+def test_a_rank_without_prompts_freezes_the_policy_as_all_ranks_do(tokenizer, monkeypatch):
+    frozen = []
+    monkeypatch.setattr(HfSampler, "frozen", lambda self: frozen.append(self) or self)
+    assert sample(HfSampler, "twice", tokenizer, count=0) == {}
+    assert len(frozen) == 1
 
 
 def test_an_agent_may_never_call(tokenizer):
@@ -214,6 +233,7 @@ def test_a_command_is_an_agent(tokenizer, tmp_path):
     [[answer]] = sample(DecodeSampler, f"{sys.executable} {program}", tokenizer, count=1, group=1, said=said).values()
     assert not said
     assert answer.text == answer.turns[-1].text.strip() + "!"
+    assert [turn["role"] for turn in answer.transcript["turns"]] == ["environment", "model"]
 
 
 def test_what_an_agent_has_started_ends_with_it(tokenizer):

@@ -365,6 +365,7 @@ def test_a_server_without_room_for_the_longest_prompt_is_refused_before_the_firs
     with refuses("rollout.max_new_tokens"):
         sample(sampler, long)
     assert double.asked == []
+    assert len(dict(sampler.sample([replace(one, most=8) for one in PROMPTS], long))) == 4, "as agents ask"
 
 
 def test_a_closed_sampler_does_not_wait(sampler, double):

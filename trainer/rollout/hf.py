@@ -26,6 +26,9 @@ class OwnSampler(Sampler):
         self.rows = limits.RowLimit(rows, say)
         self._say = say
 
+    def context_limit(self) -> int | None:
+        return limits.context_of(self.model)
+
 
 class HfSampler(OwnSampler):
     """Samples with `model.generate`."""
@@ -40,7 +43,7 @@ class HfSampler(OwnSampler):
         places = [(index, number) for index in by_length for number in range(sampling.group)]
         waiting = [(index, self.turns.begin(prompts[index], number, sampling)) for index, number in places]
         groups: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
-        longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
+        longest = max((prompt.longest(sampling.max_new_tokens) for prompt in prompts), default=0)
         at_once = limits.rows_that_fit(self.model, longest, self.rows.limit)
         with generating(self.model, self._settings(sampling)):
             while waiting:

@@ -22,13 +22,13 @@ def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> Non
     context = context_of(model)
     if context is None or not prompts:
         return
-    longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+    longest = max(prompts, key=lambda prompt: prompt.longest(new_tokens))
     length = len(longest.tokens)
     if length >= context:
         reason = f"the prompt of {longest.problem.id} has {length} tokens, and the context of this model is {context}"
         remedy = f"Write prompt.max_tokens={max(1, context - new_tokens)}, which leaves it out"
         raise ConfigError("prompt.max_tokens", reason, remedy)
-    if length + new_tokens > context:
+    if longest.longest(new_tokens) > context:
         prompt = f"the {length} tokens of the prompt of {longest.problem.id}"
         reason = f"with {prompt} that is more than the context of this model, {context}"
         remedy = f"Write rollout.max_new_tokens={context - length} or less, or a smaller prompt.max_tokens"
@@ -37,7 +37,7 @@ def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> Non
 
 def within_context(prompts: Sequence[Prompt], context: int | None, new_tokens: int) -> list[Prompt]:
     """Return the prompts that fit into the context with their answers. Raise ConfigError if none of them does."""
-    fitting = [prompt for prompt in prompts if context is None or len(prompt.tokens) + new_tokens <= context]
+    fitting = [prompt for prompt in prompts if context is None or prompt.longest(new_tokens) <= context]
     if prompts and not fitting:
         none = f"none of {len(prompts)} held-out prompts fits into the context of {context} tokens"
         remedy = "Write a smaller one, or eval.problems=0"

@@ -125,7 +125,7 @@ class TurnTaking:
 
     def begin(self, prompt: Prompt, number: int, sampling: Sampling) -> OpenAnswer:
         """Return an empty answer."""
-        most = sampling.max_new_tokens if prompt.most is None else min(prompt.most, sampling.max_new_tokens)
+        most = prompt.most_tokens(sampling.max_new_tokens)
         dialogue = OpenAnswer(prompt, number, most, self.token_limit(0, most))
         dialogue.stops = self.stops.also(prompt.stop)
         return dialogue

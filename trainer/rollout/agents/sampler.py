@@ -151,9 +151,8 @@ class Agents:
 class Calls(Scheduler):
     """Schedules the calls of agents, in place of prompts that are known at the start."""
 
-    def __init__(self, agents: Agents, conversations: Sequence[Conversation], at_once: int) -> None:
-        self.agents = agents
-        self.limits = conversations[0].limits
+    def __init__(self, agents: Agents, conversations: Sequence[Conversation], limits: Limits, at_once: int) -> None:
+        self.agents, self.limits = agents, limits
         self._not_started = deque(conversations)
         self._queued: list[Call] = []
         self._decoding: dict[AnswerId, Call] = {}
@@ -253,33 +252,23 @@ class AgentSampler(Sampler):
         self.owns_copy = inner.owns_copy
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
+        inner = self.inner.frozen()  # on every rank, also on one whose agents never call the model
         groups: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
-        rollout, context = self.config.rollout, self.config.prompt.max_tokens + sampling.max_new_tokens
+        rollout, longest = self.config.rollout, self.config.prompt.max_tokens + sampling.max_new_tokens
+        context = min(longest, self.context_limit() or longest)
         limits = Limits(rollout.turns.most, sampling.max_new_tokens, context, rollout.turns.seconds)
         conversations = [
             Conversation(self.prompter, self.stops, prompt, number, limits, index)
             for index, prompt in enumerate(prompts)
             for number in range(sampling.group)
         ]
-        calls = Calls(self.agents, conversations, rollout.rows)
+        calls = Calls(self.agents, conversations, limits, rollout.rows)
         try:
-            for _ in self._decoded(calls, rollout.rows, sampling):
+            for _ in _decoded(inner, calls, rollout.rows, sampling):
                 yield from self._complete(calls, groups, sampling.group)
             yield from self._complete(calls, groups, sampling.group)
         finally:
             calls.close()
-
-    def _decoded(self, calls: Calls, rows: int, sampling: Sampling) -> Iterator[object]:
-        """Decode calls until all agents have ended, with Octet's decoder as they arrive, otherwise in rounds."""
-        if isinstance(self.inner, DecodeSampler):
-            yield from self.inner.decode_all(calls, rows, sampling)
-            return
-        while not calls.is_finished:
-            starting = [(new, number) for new in calls.schedule(rows, rows) for number in new.numbers]
-            prompts = [_apart(new.prompt, number) for new, number in starting]
-            for at, [completion] in self.inner.sample(prompts, replace(sampling, group=1)) if prompts else ():
-                new, number = starting[at]
-                yield calls.finish(AnswerId(new.prompt_index, number), completion)
 
     def _complete(self, calls: Calls, groups: dict[int, dict[int, Completion]], size: int) -> Groups:
         for conversation, completion in calls.ended:
@@ -311,6 +300,19 @@ class AgentSampler(Sampler):
     def close(self) -> None:
         self.agents.close()
         self.inner.close()
+
+
+def _decoded(inner: Sampler, calls: Calls, rows: int, sampling: Sampling) -> Iterator[object]:
+    """Decode calls until all agents have ended, with Octet's decoder as they arrive, otherwise in rounds."""
+    if isinstance(inner, DecodeSampler):
+        yield from inner.decode_all(calls, rows, sampling)
+        return
+    while not calls.is_finished:
+        starting = [(new, number) for new in calls.schedule(rows, rows) for number in new.numbers]
+        prompts = [_apart(new.prompt, number) for new, number in starting]
+        for at, [completion] in inner.sample(prompts, replace(sampling, group=1)) if prompts else ():
+            new, number = starting[at]
+            yield calls.finish(AnswerId(new.prompt_index, number), completion)
 
 
 def _order(call: Call) -> tuple[Any, ...]:

@@ -197,6 +197,9 @@ class FrozenSampler(Sampler):
         requests = [partial(ask, *numbered) for numbered in enumerate(prompts)]
         return threads.each(requests, OPEN_REQUESTS * len(self.servers))
 
+    def context_limit(self) -> int | None:
+        return self.sampler.context_limit()
+
 
 def connect(context: SamplingContext) -> VllmServerSampler:
     """Connect to the servers in the settings, or start servers. Every rank calls it."""
@@ -219,8 +222,11 @@ def connect(context: SamplingContext) -> VllmServerSampler:
 
 def _too_long(servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: int) -> ConfigError | None:
     """Return an error if the context of a server is too short for the longest prompt with its answer."""
-    longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-    return next(filter(None, (server.too_long(longest, new_tokens) for server in servers)), None)
+    asked = max(prompts, key=lambda prompt: prompt.longest(new_tokens), default=None)
+    if asked is None:
+        return None
+    sizes = len(asked.tokens), asked.most_tokens(new_tokens)
+    return next(filter(None, (server.too_long(*sizes) for server in servers)), None)
 
 
 def _are_numbers(values: Any, least: int, kinds: tuple[type, ...]) -> bool:
