@@ -223,7 +223,7 @@ def _csv(path: Path) -> Iterator[Record]:
             if not header and text.lower() == "sep=":  # the line `sep=;` is written for Excel
                 continue
             if not header:
-                header, header_at = row, where
+                header, header_at = [name.strip() for name in row], where
                 if "\0" in text or not is_unicode(text):
                     yield Record(where, flaw="the column names are not UTF-8 text; is it another kind of file")
                     return
