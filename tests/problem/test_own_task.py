@@ -2,6 +2,7 @@
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean
 
 import pytest
@@ -90,6 +91,16 @@ def test_it_may_read_and_score_answers_in_its_own_way(written):
     assert (right, nearly) == ((1.0, "right", True, True), (0.4, "nearly", False, False))
     assert (nothing, wrong) == ((0.0, None, False, False), (0.0, "wrong", False, False))
     assert task_of(written(READS.replace('"answer": n + 1, ', ""))).train()[0].gold == ""  # which it does not need
+
+
+def test_answers_are_scored_one_at_a_time_also_where_groups_are_scored_at_once(written):
+    count = "self.most = max(getattr(self, 'most', 0), self.running)"
+    score = f"self.running = getattr(self, 'running', 0) + 1; {count}; time.sleep(0.01); self.running -= 1; return 1.0"
+    body = SUMS.replace("def build", f"    def score(self, problem, answer):\n        {score}\ndef build")
+    task = task_of(written(f"import time\n{body}"))
+    with ThreadPoolExecutor(4) as four:
+        list(four.map(lambda _: task.score(task.train()[0], "1"), range(12)))
+    assert task.own.most == 1
 
 
 WRONG = {'f"{n} + 1?"': '"1 + 1?"', "return [": "import itertools; return itertools.repeat({}) or ["}

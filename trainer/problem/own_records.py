@@ -7,6 +7,7 @@ All columns except that of the question go into `Problem.extra` under their own 
 import inspect
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,6 +27,7 @@ from trainer.records import Problem
 
 NO_ANSWER = "none"
 MOST = 5_000_000  # records that a function may return; it may be an endless generator
+_ONE_AT_A_TIME = threading.Lock()  # most users' methods are not thread-safe, and groups are scored in threads
 METHODS = ("train", "test", "read", "score", "environment")
 STYLES = {"prompt_style": PROMPT_STYLES, "answer_style": get_args(PromptSettings.model_fields["answer"].annotation)}
 _THOUSANDS = re.compile(r"[^\d,]*[1-9]\d{0,2}\.\d{3}[^\d,]*")  # 1.234 is read as a decimal and may mean a thousand
@@ -163,7 +165,8 @@ class OwnTask(RecordsTask):
         own, path = self.own, user_code.find("task.name", self.settings.name)
         named, what = f"task.name={self.settings.name}", f"{method}() of {text[-60:]!r}, an answer to {problem.id},"
         raised = f"{named}: {what} raised "
-        result = user_code.call(raised, path, lambda: getattr(own, method)(problem, text), DataError)
+        with _ONE_AT_A_TIME:
+            result = user_code.call(raised, path, lambda: getattr(own, method)(problem, text), DataError)
         is_usable, expected = RESULTS[method]
         if not is_usable(result):
             raise DataError(named, f"{what} returned {result!r:.60}", f"Return {expected}")
