@@ -34,6 +34,7 @@ _make_environment() {
         if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
             echo "octet: making $1 with $("$candidate" --version)"
             "$candidate" -m venv "$1" && return
+            rm -rf "$1" # without the package python3-venv it has a python and no pip
         fi
     done
     echo "octet: Python 3.10 or newer is needed, with its venv module: module load python/3.11 on a cluster ('module" \

@@ -130,12 +130,14 @@ train_in() {
 # folder_of SETTING...: print the run folder: run.dir of the settings, else of their preset file, else a folder with the
 # job ID, which stays the same after a requeue.
 folder_of() {
-    local setting preset="" folder=""
+    local setting before="" preset="" folder=""
     for setting in "$@"; do
         case "$setting" in
         run.dir=*) folder="${setting#run.dir=}" ;;
-        *.yaml | *.yml) preset="${setting#--preset=}" ;;
+        --preset=*) preset="${setting#--preset=}" ;;
         esac
+        [ "$before" != --preset ] || preset="$setting"
+        before="$setting"
     done
     [ -n "$folder" ] || [ ! -f "$preset" ] || folder="$(folder_in "$preset")"
     echo "${folder:-runs/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}"

@@ -131,9 +131,10 @@ def test_the_table_the_comparison_and_the_flips_are_printed(run_folder, capsys):
 
 def test_a_run_folder_stands_for_its_adapter(run_folder, tmp_path, capsys):
     arguments = ("--problems", 2, "--json", "--out", tmp_path / "out")
-    status, said, error = said_by(capsys, "eval", run_folder, "task.name=addition", *arguments)
-    assert status == 0, error
-    assert [one["name"] for one in json.loads(said)["evaluations"]] == ["base", "adapter"]
+    for named in (run_folder, run_folder / "adapter"):
+        status, said, error = said_by(capsys, "eval", named, "task.name=addition", *arguments)
+        assert status == 0, error
+        assert [one["name"] for one in json.loads(said)["evaluations"]] == ["base", "adapter"]
     assert lines_of(tmp_path / "out/eval_answers.jsonl")[0]["problem"].startswith("addition/")
     shutil.copy(run_folder / "config.yaml", tmp_path)
     status, _, error = said_by(capsys, "eval", tmp_path, *arguments)

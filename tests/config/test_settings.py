@@ -154,6 +154,17 @@ def test_a_ds_config_must_not_set_what_has_another_home(tmp_path, key):
         ds_config.read("zero9")
 
 
+@pytest.mark.parametrize("content", ["[]", '{"zero_optimization": 2}', '{"zero_optimization": {"x": "auto"}}', "{"])
+def test_a_ds_config_of_another_kind_is_refused(tmp_path, content):
+    (tmp_path / "mine.json").write_text(content)
+    with refuses("engine.ds_config", names="mine.json"):
+        ds_config.read(str(tmp_path / "mine.json"))
+
+
+def test_a_ds_config_may_say_that_nothing_is_offloaded():
+    assert not ds_config.is_offloaded({"stage": 2, "offload_optimizer": None}, "optimizer")
+
+
 def test_every_setting_has_a_line_in_the_reference():
     page = (ROOT / "docs/configuration.md").read_text()
     assert make_configuration_page.page() == page

@@ -28,6 +28,15 @@ def test_a_driver_that_does_not_answer_is_no_gpu(nvidia_smi):
     assert hardware.detect().gpus == ()
 
 
+def test_a_driver_that_hangs_is_named(tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(hardware, "PATIENCE_S", 0.1)
+    with refuses(f"{tmp_path}/nvidia-smi -L", names="0.1 seconds"):
+        hardware.nvidia_smi("-L")
+
+
 @pytest.mark.parametrize(
     ("visible", "names"),
     [

@@ -109,7 +109,8 @@ def test_a_chain_goes_on_with_a_run_that_is_made_longer(job):
 )
 def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, taken):
     (tmp_path / "preset.yaml").write_text(f"model:\n  dir: no\nrun:\n  steps: 3\n  dir: {named}\neval:\n  dir: no\n")
-    for arguments in (["--preset", "preset.yaml"], ["--preset=preset.yaml"]):
+    (tmp_path / "own.yaml").write_text("algorithm:\n  loss: gspo\n")
+    for arguments in (["--preset", "preset.yaml", "--recipe", "own.yaml"], ["--preset=preset.yaml"]):
         assert f"run.dir={taken}" in job("single_node.sbatch", *arguments).stdout.splitlines()
     assert "run.dir=other" in job("single_node.sbatch", *arguments, "run.dir=other").stdout.splitlines()
 
@@ -181,13 +182,20 @@ def test_lines_of_a_grid_are_counted_as_octet_slurm_does(job, tmp_path):
         assert setting in answer.stdout.splitlines(), answer.stderr
 
 
-def test_without_a_python_that_will_do_a_cluster_is_told_of_its_modules(tmp_path):
-    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
+@pytest.mark.parametrize("fails", ["sys.version_info", "venv"])
+def test_without_a_python_that_will_do_a_cluster_is_told_of_its_modules(tmp_path, fails):
+    """A Debian without python3-venv leaves a folder with a python and no pip, which the next start must not take."""
+    (tmp_path / "python3").write_text(
+        f"#!/bin/sh\ncase $* in *-m*venv*) mkdir -p {tmp_path}/made/bin ;; esac\ncase $* in *{fails}*) exit 1 ;; esac\n"
+    )
     (tmp_path / "python3").chmod(0o755)
-    script = "source scripts/environment.sh; _make_environment /nowhere"
+    for program in ("mkdir", "rm"):
+        (tmp_path / program).symlink_to(f"/bin/{program}")
+    script = f"source scripts/environment.sh; _make_environment {tmp_path}/made"
     answer = ran("/bin/bash", "-c", script, env={"PATH": str(tmp_path)})
     assert answer.returncode == 2
     assert "module load python/3.11" in answer.stderr
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(("setting", "installer"), [("", "uv"), ("global.index-url='mirror'", "pip")])

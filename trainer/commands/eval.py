@@ -3,6 +3,7 @@
 Nothing here imports torch, so mistakes are reported at once.
 """
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from math import inf
@@ -70,20 +71,20 @@ def _source(options: Namespace) -> Source | None:
         raise CheckpointError(f"--merged {options.merged}", reason, "Name a folder with a model")
     if options.adapter:
         return adapter_of(options)
-    folder = Path(next(iter(options.overrides), ""))
-    can_be_run = bool(options.overrides) and not options.model and "=" not in folder.name
-    is_run = can_be_run and (folder / "config.yaml").is_file()
-    names_nothing = not (options.merged or options.preset or options.task or names_a_model(options))
-    if not is_run and names_nothing and any(RUNS.glob("*/config.yaml")):
-        is_run, folder = True, latest()
-    elif is_run:
-        del options.overrides[0]
-    if is_run:
-        source = Source.of(folder)
-        options.model = None if source.adapter else str(source.folder)
-        return source
-    named = options.merged or Path(options.model or "nano")
-    return Source(named) if named.is_dir() else None
+    first = next(iter(options.overrides), "=")
+    names_something = options.merged or options.preset or options.task or names_a_model(options)
+    if not options.model and ("=" not in first or os.path.isfile(f"{first}/config.yaml")):
+        folder = Path(options.overrides.pop(0))
+    elif names_something or not any(RUNS.glob("*/config.yaml")):
+        named = options.merged or Path(options.model or "nano")
+        return Source(named) if named.is_dir() else None
+    else:
+        folder = latest()
+    source = Source.of(folder)
+    if source.folder is None:
+        raise CheckpointError(folder, "there is no such folder", "Name the folder of a run")
+    options.model = None if source.adapter else str(source.folder)
+    return source
 
 
 def adapter_of(options: Namespace) -> Source:

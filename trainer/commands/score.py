@@ -112,7 +112,8 @@ def open_lines(path: str) -> IO[bytes]:
     try:
         return Path(path).open("rb")
     except OSError as error:
-        raise DataError(path, f"it cannot be read: {error.strerror}", "Name a file of JSON lines, or - ") from None
+        remedy = "Name a file of JSON lines; - is standard input"
+        raise DataError(path, f"it cannot be read: {error.strerror}", remedy) from None
 
 
 def _sample(record: dict[str, Any], where: str, needs_answer: bool) -> Sample:

@@ -43,7 +43,7 @@ def zero_settings(settings: Engine) -> dict[str, Any]:
 
 def is_offloaded(zero: Mapping[str, Any], part: Literal["optimizer", "param"]) -> bool:
     """Return True if ZeRO keeps the optimizer state, or the parameters, in CPU memory."""
-    return zero.get(f"offload_{part}", {}).get("device", "none") != "none"
+    return (zero.get(f"offload_{part}") or {}).get("device", "none") != "none"
 
 
 def _check_flash(model: Model, has_gpu: bool) -> None:
@@ -92,6 +92,12 @@ def read(name: str) -> dict[str, Any]:
         settings = json.loads(path.read_text())
     except ValueError as error:
         raise ConfigError(f"engine.ds_config={name}", f"{path} is not JSON: {error}") from None
+    zero = settings.get("zero_optimization", {}) if isinstance(settings, dict) else None
+    if not isinstance(zero, dict):
+        raise ConfigError(f"engine.ds_config={name}", "it is no object of settings", "See ds_configs/zero2.json")
+    if automatic := [key for key, value in zero.items() if value == "auto"]:  # which transformers' Trainer fills in
+        remedy = "Leave it out for DeepSpeed's default, or write a number"
+        raise ConfigError(f"engine.ds_config={name}", f"nothing fills in `{automatic[0]}`, which is auto", remedy)
     for key, home in ELSEWHERE.items():
         if key in settings:
             raise ConfigError(f"engine.ds_config={name}", f"it must not contain `{key}`", f"Write {home} instead")

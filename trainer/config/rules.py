@@ -49,7 +49,7 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "a mix needs parts", "Write task.mix='{{gsm8k: 2, nano: 1}}'"),
     ("task.gym", lambda c: c.task.gym and not any("reasoning_gym:" in name for name in (c.task.name, *c.task.mix)),
      "these are parameters of a generator", "Write task.name=reasoning_gym:GENERATOR as well"),
-    ("task.name", lambda c: c.task.name == "nano" and c.task.own_data,
+    ("task.name", lambda c: c.task.name.partition(":")[0] in ("nano", "addition", "reasoning_gym") and c.task.own_data,
      "it makes up its own problems and reads no task.{c.task.own_data[0]}", "Write task.name=records"),
     ("task.name", lambda c: c.task.name == "records" and c.task.path is None and c.task.data_dir is None,
      "records are read from your own data", "Write task.path=FILE or task.data_dir=FOLDER"),

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from ctypes import CDLL, byref, c_int, c_size_t, c_ubyte, create_string_buffer
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from trainer.errors import ConfigError
@@ -93,6 +94,7 @@ def is_wsl() -> bool:
 
 # --- nvidia-smi
 
+PATIENCE_S = 30.0  # for nvidia-smi
 BASIC = "index,uuid,name,memory.total"
 DETAILED = f"{BASIC},memory.used,memory.free,compute_cap,driver_version,mig.mode.current"
 ANSWERS = "OCTET_NVIDIA_SMI"  # environment variable with which the launcher passes `answers` to its processes
@@ -113,7 +115,12 @@ def _answer_of(command: Sequence[str]) -> str:
     query = " ".join(command)
     if query not in answers:
         every_card = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        answer = subprocess.run(command, env=every_card, capture_output=True, text=True, timeout=30, check=False)
+        streams: dict[str, Any] = {"capture_output": True, "text": True}
+        try:
+            answer = subprocess.run(command, env=every_card, timeout=PATIENCE_S, check=False, **streams)
+        except subprocess.TimeoutExpired:
+            remedy = "Try it in a terminal, and restart the machine if it hangs there, too"
+            raise ConfigError(query, f"it has not answered for {PATIENCE_S:g} seconds", remedy) from None
         answers[query] = answer.stdout if answer.returncode == 0 else ""  # nvidia-smi may exist without a driver
     return answers[query]
 
