@@ -3,7 +3,7 @@
 A forward pass is made only for results that cannot be obtained otherwise:
 
 - *old log-probs*, for batches of the second and later updates. The first update takes those of its training pass.
-- *entropies* of all tokens, if only the most uncertain tokens of the step are trained on.
+- *entropies* of all tokens, if only the most uncertain tokens of the update are trained on.
 - *reference log-probs*, if the KL has a coefficient.
 
 A teacher rates each token of an answer (on-policy distillation). The reverse KL of the policy to the teacher is
@@ -21,12 +21,11 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from trainer.batch.pack import Packer, to_tensors
 from trainer.config.settings import Config, Teacher
 from trainer.loss.objectives import ESTIMATORS
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.records import PreparedBatch, ScoredGroup, TrainingBatch, TrainingRow
+from trainer.records import PreparedBatch, ScoredGroup, TrainingBatch
 
 TeacherLogprobs = Callable[[Sequence[TrainingBatch]], Sequence[Tensor]]  # returns the log-probs_BT of each batch
 
@@ -96,19 +95,13 @@ def threshold(entropies_N: Tensor, share: float) -> float:
     return float(everywhere_N.topk(ceil(share * len(everywhere_N))).values[-1])
 
 
-def divergences(
-    policy: Policy, rows: Sequence[TrainingRow], packer: Packer, device: torch.device, estimator: str
-) -> list[float]:
+def divergences(policy: Policy, batch: TrainingBatch, estimator: str) -> list[float]:
     """Return the KL of each row to the reference, summed over its tokens."""
-    estimate, divergences = ESTIMATORS[estimator], [0.0] * len(rows)
-    for indices in packer.arrange(rows):
-        batch = to_tensors([rows[index] for index in indices], packer.pad_token).to(device)
-        ours_BT = policy.measure(batch).logprobs_BT
-        with policy.as_reference():
-            theirs_BT = policy.measure(batch).logprobs_BT
-        for index, divergence in zip(indices, estimate(ours_BT - theirs_BT).sum(dim=1).tolist(), strict=True):
-            divergences[index] = divergence
-    return divergences
+    ours_BT = policy.measure(batch).logprobs_BT
+    with policy.as_reference():
+        difference_BT = ours_BT - policy.measure(batch).logprobs_BT
+    kl_B: list[float] = ESTIMATORS[estimator](difference_BT).sum(dim=1).tolist()
+    return kl_B
 
 
 def without_kl(group: ScoredGroup, penalties_G: Sequence[float]) -> ScoredGroup:

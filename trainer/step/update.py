@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
 from typing import Any, TypeVar
 
 import torch
@@ -52,16 +51,19 @@ class Updater:
         coef = self.kl.value
         if not coef or self.config.algorithm.kl.where != "reward":
             return list(groups)
-        answers = [rows_of_answer(group, one) if one.tokens else [] for group in groups for one in group.completions]
-        rows = [*chain.from_iterable(answers)]
+        answers = [[rows_of_answer(group, one) if one.tokens else [] for one in group.completions] for group in groups]
         estimator = self.config.algorithm.kl.estimator
-        measure = partial(before_update.divergences, self.policy, rows, self.packer, self.device, estimator)
+
+        def measure(batches: Sequence[TrainingBatch]) -> dict[int, float]:
+            pairs = ((one, before_update.divergences(self.policy, one.to(self.device), estimator)) for one in batches)
+            return {id(row): kl for batch, of_rows in pairs for row, kl in zip(batch.rows, of_rows, strict=True)}
+
         with self.policy.gathered():  # the ranks have different numbers of rows
-            of_rows = iter(self.until_it_fits(lambda _: measure(), self.packer.pack(rows)))
-        of_answers = iter([sum(islice(of_rows, len(answer))) for answer in answers])
+            rows = [row for rows_G in answers for rows in rows_G for row in rows]
+            kl_of = self.until_it_fits(measure, self.packer.pack(rows))
         penalised = []
-        for group in groups:
-            kl_G = [next(of_answers) for _ in group.completions]
+        for group, rows_G in zip(groups, answers, strict=True):
+            kl_G = [sum(kl_of[id(row)] for row in rows) for rows in rows_G]
             tally.add("kl", sum(kl_G), sum(completion.length for completion in group.completions))
             penalised.append(before_update.without_kl(group, [coef * kl for kl in kl_G]))
         return penalised
