@@ -2,10 +2,12 @@
 
 import json
 import os
+import queue
 import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,8 +23,9 @@ from trainer.problem.prompts import Prompter
 from trainer.problem.word_problems import NanoTask
 from trainer.records import Completion, Problem, Score, ScoredGroup
 from trainer.rollout.agents.conversation import Conversation, Limits, read_messages
-from trainer.rollout.agents.sampler import Agents, AgentSampler
+from trainer.rollout.agents.sampler import FIRST_CALL_S, PATIENCE_S, Agents, AgentSampler, Calls
 from trainer.rollout.decoder.sampler import DecodeSampler
+from trainer.rollout.decoder.schedule import AnswerId
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.turns import Stops, TurnTaking
 
@@ -244,6 +247,32 @@ def test_what_an_agent_has_started_ends_with_it(tokenizer):
 def test_a_program_that_is_not_there_is_refused_at_the_start(tokenizer):
     with refuses("task.agent", names="no-such-program"):
         sample(DecodeSampler, "no-such-program: --fast", tokenizer)
+
+
+@pytest.mark.parametrize(("age_s", "waits_for_it"), [(1, True), (10, False)])
+def test_the_first_call_of_an_agent_is_waited_for_only_at_its_start(monkeypatch, age_s, waits_for_it):
+    """Otherwise one that works for a minute before it calls would hold up each token of the others."""
+    now, waited = 1000.0, []
+
+    def nothing_arrives(timeout):
+        nonlocal now
+        now += timeout
+        waited.append(timeout)
+        raise queue.Empty
+
+    monkeypatch.setattr("trainer.rollout.agents.sampler.time.monotonic", lambda: now)
+    slow = SimpleNamespace(calls=0, pending=0, deadline=now - age_s + 60)
+    inbox = SimpleNamespace(get=nothing_arrives, get_nowait=lambda: nothing_arrives(0))
+    agents = SimpleNamespace(at_work={1: slow}, inbox=inbox, end_late=lambda: None)
+    calls = Calls(agents, [], Limits(4, 60, 300, 60.0), 2)
+    calls._decoding[AnswerId(0, 0)] = SimpleNamespace()
+    assert calls.schedule(4, 4) == []
+    assert sum(waited) == pytest.approx(FIRST_CALL_S if waits_for_it else PATIENCE_S)
+
+
+def test_what_programs_print_while_the_file_is_imported_is_no_result(tmp_path):
+    (tmp_path / "mine.py").write_text("import os\nos.system('echo hello')\ndef run(problem): ...")
+    Agents(f"{tmp_path / 'mine.py'}:run", print).close()
 
 
 @pytest.mark.parametrize("text", ["raise ValueError('broken')", "other = 1"])

@@ -20,8 +20,8 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,7 +59,8 @@ def serve(setting: str) -> None:
     """Start and end agents as the lines on standard input request, until it is closed."""
     results, sys.stdout = sys.stdout, sys.stderr
     try:
-        agent = agent_of(setting)
+        with _output_on_stderr():
+            agent = agent_of(setting)
     except BaseException as error:  # noqa: BLE001  the user's file may raise anything
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=results, flush=True)
         return
@@ -94,6 +95,18 @@ def serve(setting: str) -> None:
                 os.waitpid(process, 0)
                 result = _read([*lines, unread.pop(key.fd)][0])
                 print(json.dumps({**result, "id": key.data}), file=results, flush=True)
+
+
+@contextmanager
+def _output_on_stderr() -> Iterator[None]:
+    """Redirect the output of programs that the user's file may run."""
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
 
 
 def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, int]:

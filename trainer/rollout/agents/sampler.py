@@ -37,7 +37,7 @@ from trainer.rollout.turns import Stops
 START_S = 60.0  # timeout for importing the file of an agent
 PATIENCE_S = 0.2  # how long to wait for the next calls of agents, so that rows have the same order in every run
 SLOW_S, SLOW_TIMES = 0.03, 8  # after this many waits of this length, the scheduler no longer waits for agents
-FIRST_CALL_S = 2.0  # how long to wait for the first call of an agent
+FIRST_CALL_S = 2.0  # how long to wait for the first call of an agent that has just started
 WATCH_S = 0.5  # interval of the checks for agents that take too long
 
 
@@ -210,13 +210,15 @@ class Calls(Scheduler):
         """Receive calls and results. Wait a short time for the next calls of all agents, and longer if there is nothing
         to decode."""
         began = time.monotonic()
+        deadline = began - FIRST_CALL_S + self.limits.seconds  # that of new agents is later
         while not self.is_finished:
             with suppress(queue.Empty):
                 while True:
                     self._take(self.agents.inbox.get_nowait())
             thinking = [one for one in self.agents.at_work.values() if not one.pending]
             waited, is_idle = time.monotonic() - began, not (self._queued or self._decoding)
-            patience_s = FIRST_CALL_S if any(not one.calls for one in thinking) else self._patience_s
+            is_new = any(not one.calls and one.deadline > deadline for one in thinking)
+            patience_s = FIRST_CALL_S if is_new else self._patience_s
             if not thinking or not (is_idle or waited < patience_s):
                 break
             with suppress(queue.Empty):
