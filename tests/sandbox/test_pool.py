@@ -72,11 +72,6 @@ def test_threads_run_where_they_can_be_counted(sandbox):
     assert (ran.output == b"in a thread\n") is sandbox.held.counted
 
 
-def test_a_program_is_deterministic(sandbox):
-    source = "import random; print(random.random(), list({'one', 'two', 'three', 'four'}))"
-    assert sandbox.run(source, b"").output == sandbox.run(source, b"").output
-
-
 def test_a_hang_costs_one_deadline_and_nothing_of_others(sandbox):
     hanging = threading.Thread(target=sandbox.run, args=("while True: pass", b"", 1.0))
     hanging.start()
@@ -220,6 +215,16 @@ def test_what_a_machine_lacks_is_known(call, part, tmp_path, monkeypatch):
         assert sandbox.run("print(1)", b"").output == b"1\n"
 
 
+def test_a_python_that_finds_its_libraries_by_a_variable_starts(tmp_path, monkeypatch):
+    """As on clusters, where `module load` sets it."""
+    (tmp_path / "python").write_text(f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /lib ] && exec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/lib")
+    with Sandbox(LIMITS) as sandbox:
+        assert sandbox.run("print(1)", b"").output == b"1\n"
+
+
 # ---------------------------------------------------------------- tests of a function
 
 
@@ -266,7 +271,6 @@ EARNED_WITHOUT_SOLVING = {
         "raise type('StopIteration', (Exception,), {})",
         "assert not any(map(lambda c: f(c[0]) != c[1], [(1, 2)]))",
     ),
-    "ends an iterator": ("raise StopIteration", "assert [r for r in iter(lambda: f(1), None)] == []"),
     "ends a loop of assertions": ("raise StopIteration", "assert True\nfor r in map(f, [1, 2]): assert r == 3"),
     "ends an asynchronous iterator": (
         "raise StopAsyncIteration",
@@ -274,7 +278,6 @@ EARNED_WITHOUT_SOLVING = {
         "async def main(): return [r async for r in A()]\nassert asyncio.run(main()) == [] or True",
     ),
     "sends an ellipsis": (SENDS_ELLIPSIS, "assert f(0) == 0\ny = f(2)\nassert f(y) == 16"),
-    "sends a list of ellipses": (SENDS_ELLIPSIS.replace("...", "[...]"), "assert f(0) == 0\ny = f(2)\nz = f(y)"),
     "has the tests pass nan": ("return 0", "assert f(1) == 0\nx = f(2) * float('inf')\ny = f(x)\nassert y == 4"),
     "meets a call that cannot be made, caught by the tests": (
         "return 0",
@@ -295,6 +298,7 @@ def test_no_share_is_earned_by_what_ends_the_tests_early(sandbox, name, first):
 DRAWS = ["random.random()", "random.SystemRandom().random()", "secrets.randbelow(1000)", "numpy.random.random()"]
 DRAWS += ["numpy.random.default_rng().random()", "random.sample(range(99), 3)", "uuid.uuid4().hex", "os.urandom(4)"]
 DRAWS += ["random.Random().random()", "(random.seed(), random.random())", "random.choice([random.Random()]).random()"]
+DRAWS += ["[*{'one', 'two', 'three', 'four'}]"]
 
 
 @pytest.mark.parametrize("draw", DRAWS)

@@ -146,7 +146,7 @@ class Sandbox:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env=ENVIRONMENT,
+                env={**ENVIRONMENT, "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},  # for a cluster's Python
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
