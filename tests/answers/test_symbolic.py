@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import ROOT, is_running, ran, until
+from tests.conftest import ROOT, is_running, until
 from trainer.answers.symbolic import Symbolic, is_worth_asking
 
 HANGS = "9^{9^{9^9}}"  # math-verify multiplies it out
@@ -196,11 +196,3 @@ def test_a_child_has_neither_torch_nor_a_gpu(symbolic) -> None:
     assert "math" in libraries  # the file was readable
     assert not any(name in libraries for name in ("libtorch", "libcuda", "libc10"))
     assert b"CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{child}/environ").read_bytes()
-
-
-def test_without_math_verify_the_error_says_what_to_install() -> None:
-    without = "import sys; sys.modules['math_verify'] = None"
-    code = f"{without}; from trainer.answers.symbolic import Symbolic; Symbolic()"
-    done = ran(sys.executable, "-c", code)
-    assert "ConfigError: reward.symbolic=true: it needs math-verify" in done.stderr
-    assert "octet-grpo[math]" in done.stderr

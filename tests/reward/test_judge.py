@@ -134,13 +134,10 @@ BAD_REPLIES = {
     "deep": chat('{"a":' * 50_000 + "1" + "}" * 50_000),
     "no text": (200, {"choices": [{"message": {"content": None}}]}),
     "no choices": (200, {"choices": []}),
-    "a list of nothing": (200, []),
     "not json at all": (200, "<html>busy</html>"),
     "not utf-8": (200, b"\xff\xfe\xfa"),
-    "empty": (200, ""),
     "busy": refusal(429),
     "broken": refusal(500),
-    "overloaded": refusal(503),
     "cut short": (200, '{"cho', {"Content-Length": "1000"}),
     "no http": (200, "nonsense", {"Transfer-Encoding": "chunked"}),
 }
@@ -309,7 +306,7 @@ def test_the_cache_outlives_the_process(server, tmp_path):
         entry.write_text(damage)
         assert grades(judge(server.url, cached), "a") == [pytest.approx(GOOD_REWARD)]
     assert len(server.requests) == 5
-    assert not list((tmp_path / "cache").rglob("*.part"))
+    assert not list((tmp_path / "cache").rglob("*.part*"))
     grades(judge(server.url, cached, "reward.judge.model=other"), "a")
     assert len(server.requests) == 6
     with refuses("reward.judge.cache"):

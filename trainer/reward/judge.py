@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import random
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -301,10 +300,7 @@ class Cache:
     def put(self, name: str, text: str) -> None:
         with contextlib.suppress(OSError):  # a full disk does not end this run; the next one pays again
             self._path(name).parent.mkdir(exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.folder, suffix=".part", delete=False) as file:
-                json.dump(text, file)
-            disk.follow_umask(Path(file.name))
-            os.replace(file.name, self._path(name))
+            disk.replace(self._path(name), json.dumps(text).encode())
 
     def _path(self, name: str) -> Path:
         return self.folder / name[:2] / f"{name}.json"
