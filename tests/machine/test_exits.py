@@ -83,6 +83,11 @@ sys.meta_path.insert(0, Finder)
 from trainer.commands.main import main
 main([sys.argv[1].rpartition(".")[2], "--preset", "nano"])
 """
+PRINTS = """
+from trainer.machine.exits import answering_errors
+from trainer.machine.visible import print
+raise SystemExit(answering_errors(lambda: print("\u2713")))
+"""
 DOCTOR = "from trainer.commands.main import main; main(['doctor', '--preset', 'nano'])"
 ENDS = {
     "a signal while an object is deleted": (["-c", DELETED], 130, "octet: stopped."),
@@ -109,6 +114,11 @@ def test_help_that_nobody_reads_ends_without_a_traceback():
     done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_character_that_the_locale_lacks_ends_nothing():
+    done = ran(sys.executable, "-c", PRINTS, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "?\n", "")
 
 
 def test_processes_that_user_code_has_left_running_are_ended():
@@ -149,8 +159,7 @@ SECRETS = [
 # fmt: on
 
 
-@pytest.mark.parametrize("name", SECRETS)
-@pytest.mark.parametrize("before", [0, 470, 490])
+@pytest.mark.parametrize(("name", "before"), [*((name, 0) for name in SECRETS), ("HF_TOKEN", 470), ("HF_TOKEN", 490)])
 def test_an_error_of_a_users_code_quotes_no_secret_and_no_part_of_one(monkeypatch, capsys, tmp_path, name, before):
     secret = "hunter2-hunter2-hunter2"
     monkeypatch.setenv(name, f"{secret}\n")

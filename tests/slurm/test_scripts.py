@@ -175,11 +175,15 @@ def test_vllm_servers_ask_for_a_key_on_every_route(job, tmp_path, given):
 
 def test_lines_of_a_grid_are_counted_as_octet_slurm_does(job, tmp_path):
     """Comments and empty lines may be indented, with tabs too."""
-    (tmp_path / "grid").write_text("\t# rates\n \t\nalgorithm.lr=1e-3\n  # more\n\talgorithm.lr=2e-3\n")
-    assert len(slurm._lines(tmp_path / "grid")) == 2
-    for task, setting in (("1", "algorithm.lr=1e-3"), ("2", "algorithm.lr=2e-3")):
-        answer = job("sweep.sbatch", "grid", SLURM_ARRAY_TASK_ID=task, SLURM_ARRAY_JOB_ID="5")
-        assert setting in answer.stdout.splitlines(), answer.stderr
+    grid = ["algorithm.lr=1e-3", "\talgorithm.lr=2e-3", r"""prompt.system='a "b" \n' run.seed=3 task.gym="{x: \\d}\""""]
+    (tmp_path / "grid").write_text("\t# rates\n \t\n{}\n  # more\n{}\n{}\n{}'\n".format(*grid, grid[0]))
+    lines = slurm._lines(tmp_path / "grid")
+    assert lines[:3] == grid
+    for number, line in enumerate(lines, start=1):
+        answer = job("sweep.sbatch", "grid", SLURM_ARRAY_TASK_ID=str(number), SLURM_ARRAY_JOB_ID="5")
+        if line in grid:
+            assert {*slurm._words(line)} < {*answer.stdout.splitlines()}, answer.stderr
+    assert (answer.returncode, "a quote is open in line 4" in answer.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("fails", ["sys.version_info", "venv"])

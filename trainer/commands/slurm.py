@@ -81,7 +81,7 @@ def run(options: Namespace) -> None:
         request = replace(request, time=_limit(config, request, options))
     for number, line in enumerate(_lines(options.sweep) if options.sweep else [], start=1):
         try:
-            _check(resolve(options.preset, options.recipe, [*options.overrides, *shlex.split(line)]), request)
+            _check(resolve(options.preset, options.recipe, [*options.overrides, *_words(line)]), request)
         except (ConfigError, ValueError) as error:  # a quote that is not closed is a ValueError
             raise ConfigError(f"--sweep {options.sweep}, run {number} ({line})", str(error)) from None
     slurm(config, options.preset, request, options.dry_run)
@@ -197,6 +197,13 @@ def _lines(grid: Path) -> list[str]:
     if not lines:
         raise ConfigError(f"--sweep {grid}", "it has no line of settings", "Copy slurm/grid.example")
     return lines
+
+
+def _words(line: str) -> list[str]:
+    """Split a line as xargs does in sweep.sbatch: a backslash inside quotes is an ordinary character."""
+    lexer = shlex.shlex(line, posix=True)
+    lexer.whitespace_split, lexer.commenters, lexer.escapedquotes = True, "", ""
+    return list(lexer)
 
 
 def _check(config: Config, request: JobRequest) -> None:
