@@ -175,6 +175,11 @@ def test_two_ranks_through_the_launcher(tmp_path):
     assert [one["step"] for one in lines_of(tmp_path / "two/metrics.jsonl")] == [0, 1, 2]
     assert len(lines_of(tmp_path / "two/eval_answers.jsonl")) == 3 * 16
     assert "16 of 16 greedy answers identical" in answer.stdout
+    log = tmp_path / "two/metrics.jsonl"
+    log.write_bytes(b"\0\n" + log.read_bytes())
+    answer = run(*launcher, str(ROOT / "train.py"), "--resume", "two", "run.steps=3", "run.merge=false", folder=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert "line 1 is damaged and was moved" in answer.stderr
 
 
 def test_the_8gb_preset_on_real_gsm8k_text_with_a_tiny_model(tmp_path, tiny_model, gsm8k_folder):

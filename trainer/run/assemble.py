@@ -287,6 +287,7 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     track = config.run.track
     tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
     journal = Journal(folder, first_step, tracker) if is_main else None
+    distributed.barrier()  # no rank reads the log before damaged lines have been moved away
     is_stretched = before != total_steps and config.optim.schedule != "constant"
     if before and is_stretched and 0 < first_step < total_steps:
         screen.say(stretched(config, before, first_step, total_steps))

@@ -120,9 +120,8 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
             raise
         gone = "" if log.folder.is_dir() else f"{log.folder} has disappeared: "
         reason = disk.failure(error) or f"{error.strerror}."
-        raise CheckpointError(
-            f"{gone}{error.filename or 'while writing'}", f"{reason} {farewell.what_is_saved(log)}"
-        ) from error
+        named = f"{gone}{error.filename or 'while writing'}"
+        raise CheckpointError(named, f"{reason} {farewell.what_is_saved(log)}") from error
     except EndedByAlarm as alarm:
         raise EndedByAlarm(f"{alarm.key}={alarm.value}", alarm.reason, farewell.what_is_saved(log)) from None
     finally:
