@@ -177,7 +177,8 @@ def test_two_ranks_through_the_launcher(tmp_path):
     assert "16 of 16 greedy answers identical" in answer.stdout
     log = tmp_path / "two/metrics.jsonl"
     log.write_bytes(b"\0\n" + log.read_bytes())
-    answer = run(*launcher, str(ROOT / "train.py"), "--resume", "two", "run.steps=3", "run.merge=false", folder=tmp_path)
+    more = ["--resume", "two", "run.steps=3", "run.merge=false"]
+    answer = run(*launcher, str(ROOT / "train.py"), *more, folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert "line 1 is damaged and was moved" in answer.stderr
 

@@ -157,12 +157,18 @@ def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):
         def __call__(self, completions):
             return [1.0] * len(completions)
 
-    changed = python._with_functions(Config(), tmp_path, [locked, Right()])
+    def measured(completions):
+        return [alias(measure(text)) for text in completions]
+
+    alias, (_, measure) = locked, (lambda text: 0,
+                                   lambda text: 2)  # fmt: skip
+    changed = python._with_functions(Config(), tmp_path, [locked, Right(), measured])
     said = capsys.readouterr().err
     assert "reward locked: a copy lacks lock, so octet train --resume" in said
+    assert "reward measured: a copy lacks alias, measure, so" in said
     assert "reward Right: Python has no source of it" in said
     assert changed.reward.custom[1] == f"{tmp_path}/given/Right.py:Right"
-    assert changed.reward.all_weights == {"locked": 1.0, "Right": 1.0}
+    assert changed.reward.all_weights == {"locked": 1.0, "Right": 1.0, "measured": 1.0}
 
 
 def test_nothing_is_imported_before_it_is_used():

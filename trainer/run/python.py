@@ -206,7 +206,8 @@ def _define(name: str, value: Any, texts: dict[str, str | None]) -> None:
     texts[name] = None  # a function may use itself
     try:
         text = textwrap.dedent(inspect.getsource(value))
-    except (OSError, TypeError):
+        text = text if name in _defined_in(text) else None  # that of a lambda is the whole statement around it
+    except (OSError, TypeError, SyntaxError):
         text = None
     for used, its_value in _names(inspect.unwrap(value), text or ""):
         if used in texts:
@@ -217,6 +218,14 @@ def _define(name: str, value: Any, texts: dict[str, str | None]) -> None:
             _define(used, its_value, texts)
     del texts[name]
     texts[name] = text
+
+
+def _defined_in(text: str) -> set[str]:
+    """Return the names of the functions and classes that a text defines, and of the variables that it assigns to."""
+    body = ast.parse(text).body
+    parts = [part for one in body if isinstance(one, ast.Assign | ast.AnnAssign) for part in ast.walk(one)]
+    assigned = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    return assigned | {one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
 
 
 def _names(value: Any, text: str) -> Iterator[tuple[str, Any]]:
