@@ -15,7 +15,7 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,11 +204,10 @@ def source_of(function: Callable[..., Any]) -> tuple[str, list[str]]:
 def _define(name: str, value: Any, texts: dict[str, str | None]) -> None:
     """Add the text that defines a name, or None if it has no source, after the texts of the names that it uses."""
     texts[name] = None  # a function may use itself
-    try:
-        text = textwrap.dedent(inspect.getsource(value))
-        text = text if name in _defined_in(text) else None  # that of a lambda is the whole statement around it
-    except (OSError, TypeError, SyntaxError):
-        text = None
+    text = None
+    with suppress(OSError, TypeError, SyntaxError):
+        source = textwrap.dedent(inspect.getsource(value))
+        text = source if name in _defined_in(source) else None  # that of a lambda is the statement around it
     for used, its_value in _names(inspect.unwrap(value), text or ""):
         if used in texts:
             continue
