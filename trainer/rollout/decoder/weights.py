@@ -10,7 +10,6 @@ with relative errors of 1e-6 instead of 4e-7. The layers of the embedded model a
 layers have this layout, too, and their adapters stay separate, in fp32.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainer.machine import hardware
 from trainer.model.lora import ADAPTER
 from trainer.model.low_rank import LowRank
 from trainer.model.quantised import Bf16Linear
@@ -193,7 +193,7 @@ def spare_bytes(device: torch.device) -> int:
     """Return how many bytes sampling may keep between two steps."""
     if device.type == "cuda":
         return free_bytes(device) // SPARE
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // SPARE
+    return hardware.free_ram() // SPARE
 
 
 def _base(layer: Any) -> Any:
