@@ -130,6 +130,7 @@ def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_without_weight(monke
     monkeypatch.setattr("trainer.batch.pack.distributed.gather", lambda mine: [mine, theirs[type(mine[0])]])
     (made,) = minibatches([row(2, 3, 1.0)], IDLE, resolve("nano"), PACKER)
     assert [batch.weights_B.tolist() for batch in made.batches] == [[1.0], [0.0], [0.0]]
+    assert [int(batch.counted_BT.sum()) for batch in made.batches] == [3, 0, 0]
     assert (made.divisor, made.tokens) == (33.0, 33.0)
 
 
@@ -189,9 +190,3 @@ def test_against_the_reference_for_any_micro_batches(aggregation, budget):
 def test_the_constant_divisor_knows_nothing_of_what_was_sampled():
     assert config("dr_grpo").constant_divisor == 40
     assert resolve("nano", None, ["algorithm.minibatches=4"]).constant_divisor == 16 * 8 * 40 / 4
-
-
-def test_a_row_without_weight_counts_nothing():
-    (batch,) = Packer(100, 0).pack([TrainingRow([5], [6, 7], [3.0, 4.0], 1.0, weight=0.0)])
-    assert float(total(torch.ones(1, 2), batch, 1.0)) == 0.0
-    assert not batch.counted_BT.any()

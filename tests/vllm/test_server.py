@@ -93,9 +93,8 @@ def test_answers_end_with_the_token_that_completes_a_stop_string(server, tmp_pat
         assert not any(stop in before for before in decoded for stop in stops)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_those_of_a_training_forward(server, tmp_path, temperature):
-    at = [f"rollout.temperature={temperature}", f"rollout.vllm.urls={server.url}", "algorithm.lr=0.01", "run.steps=1"]
+def test_logprobs_are_those_of_a_training_forward_at_another_temperature(server, tmp_path):
+    at = ["rollout.temperature=0.7", f"rollout.vllm.urls={server.url}", "algorithm.lr=0.01", "run.steps=1"]
     with built(tmp_path / "run", *at) as run:
         train_all(run)
         assert apart(run) < 1e-4
