@@ -117,6 +117,12 @@ def resolve_dtype(dtype: str, device: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
+def stored_dtype(settings: Model) -> str:
+    """Return the precision that the config.json of a model names; fp32 if it names none or another one."""
+    stored = _load(AutoConfig, settings).dtype
+    return next((name for name, dtype in DTYPES.items() if dtype == stored), "fp32")
+
+
 def load_tokenizer(settings: Model) -> Any:
     tokenizer = _load(AutoTokenizer, settings)
     if not tokenizer("1")["input_ids"]:

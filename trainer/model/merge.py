@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from trainer.config.settings import Model
 from trainer.machine import disk, manifest
-from trainer.model import hub, lora
+from trainer.model import hub, load, lora
 from trainer.model.load import DTYPES, TEXT_PART, WithoutSympy, load_model, load_tokenizer, location, text_part
 
 SHARD_BYTES = 1 << 30  # size of a written file
@@ -41,7 +41,7 @@ def write_merged(
     for link in filter(Path.is_symlink, out.rglob("*")):  # writing through a link would change another file
         link.unlink()
     if weights is None:
-        model = load_model(settings.clean, dtype or "bf16", torch.device("cpu"))
+        model = load_model(settings.clean, dtype or load.stored_dtype(settings), torch.device("cpu"))
         model = lora.merged(model, adapter) if adapter else model
         with disk.writing(out, "the merged model", remedy, needed=model.get_memory_footprint()):
             model.save_pretrained(str(out))

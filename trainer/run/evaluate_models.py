@@ -8,8 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from trainer.batch.pack import Packer
 from trainer.config.settings import Config, Model
 from trainer.evaluation import results
@@ -21,7 +19,7 @@ from trainer.machine import disk, hardware
 from trainer.machine.console import Console, table
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import print
-from trainer.model.load import load_model, load_tokenizer, resolve_dtype
+from trainer.model.load import load_model, load_tokenizer, resolve_dtype, stored_dtype
 from trainer.model.lora import load_adapter
 from trainer.model.merge import stored_weights, write_merged
 from trainer.plan import start
@@ -147,8 +145,7 @@ def merge_and_compare(
         merged = evaluate_model("merged", model, tokenizer, config, data)
         alike = agreement(adapted, merged)
         if config.model.quantize == "none":  # otherwise the two have different bases
-            written = str(AutoConfig.from_pretrained(unchecked).dtype)
-            files = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}[written]
+            files = stored_dtype(Model(name=str(unchecked)))
             here = resolve_dtype(config.model.dtype, distributed.device())
             alike.must_be_rounding(max(files, here, key=["fp32", "fp16", "bf16"].index))  # the coarser of the two
         facts = checked(alike, [adapted, merged])
