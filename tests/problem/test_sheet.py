@@ -130,10 +130,13 @@ def test_answers_with_a_decimal_comma_are_numbers_if_the_settings_say_so(tmp_pat
     config = resolve("nano", None, [*settings, f"task.path={path}", "task.decimal=comma"])
     task = make_task(config.task)
     problem = next(one for one in [*task.train(), *task.test()] if one.question == "Größe 3,5 m 0?")
-    written = [Completion((), (), f"#### {answer}", truncated=False) for answer in ("3.5", "3,5 m", "35", "3")]
-    scores = make_scorer(config, task).score(Prompt(problem, "", ()), written).scores
     assert problem.gold == "3.5 m"
-    assert [score.correct_strict for score in scores] == [True, True, False, False]
+    for begin, by_strict in (("#### ", True), ("The answer is ", False)):
+        answers = ("3.5", "3,5 m", "3{,}5", "$3{,}5$", "7/2 = 3,5", "35", "3", "3,5 oder 4")
+        written = [Completion((), (), begin + answer, truncated=False) for answer in answers]
+        scores = make_scorer(config, task).score(Prompt(problem, "", ()), written).scores
+        assert [score.correct_strict for score in scores] == [by_strict] * 5 + [False] * 3
+        assert [score.correct_lenient for score in scores] == [True] * 5 + [False] * 3
     assert "task.decimal" not in " ".join(task.notes())
 
 

@@ -278,5 +278,5 @@ def has_comma(text: str) -> bool:
 
 
 def with_points(text: str) -> str:
-    """Convert numbers with decimal commas to decimal points: 1234.50 for 1.234,50, and 1234 for 1.234."""
-    return _ANY.sub(lambda written: written[0].replace(".", "").replace(",", "."), text)
+    """Convert decimal commas to decimal points: 1234.50 for 1.234,50, 3.5 for 3{,}5, and 1234 for 1.234."""
+    return _ANY.sub(lambda written: written[0].replace(".", "").replace(",", "."), text.replace("{,}", ","))

@@ -7,6 +7,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from trainer.answers import compare, find
@@ -73,29 +74,32 @@ def read(
     prompt: Prompt, completion: Completion, rules: Rules, equal: Callable[[str, str], bool] = compare.equal
 ) -> Reading:
     """Find the answers in a completion. The task scores them, or they are compared with the gold answer."""
-    problem, style = prompt.problem, rules.style
+    problem, style, texts = prompt.problem, rules.style, [completion.text]
     gold = problem.gold.upper() if style == "letter" and len(problem.gold) == 1 else problem.gold
     own_read, own_score = (rules.own(method, problem) for method in ("read", "score"))
+    if not (own_read or own_score) and rules.task and rules.task.part(problem).decimal == "comma":
+        texts.append(with_points(completion.text))  # a model may write either form
+    # conversations from a data set are passed on without the style
+    opened = opens_thought(prompt) or (rules.opened and not problem.messages)
 
+    @cache
     def score(answer: str | None) -> float:
         if answer is None:
             return 0.0
-        if own_score:
-            return float(own_score(problem, answer))
-        has_comma = rules.task is not None and rules.task.part(problem).decimal == "comma"
-        return float(equal(answer, gold) or (has_comma and equal(with_points(answer), gold)))
+        return float(own_score(problem, answer) if own_score else equal(answer, gold))
+
+    def found(look: Callable[[str], str | None]) -> tuple[str | None, float]:
+        """Return the answer in the first text with a right one, or else in the first text, and its score."""
+        answers = [(answer, score(answer)) for answer in map(look, texts)]
+        return next((one for one in answers if one[1] >= 1.0), answers[0])
 
     if own_read:
-        strict = own_read(problem, completion.text)
+        strict = lenient = found(lambda text: own_read(problem, text))
     else:
-        # conversations from a data set are passed on without the style
-        opened = opens_thought(prompt) or (rules.opened and not problem.messages)
-        strict = find.strict(completion.text, style, gold, opened)
-    strict_score = score(strict)
-    # an answer that is correct in the strict place is also correct in the lenient reading
-    lenient = strict if own_read or strict_score >= 1.0 else find.lenient(completion.text, gold)
-    lenient_score = strict_score if lenient == strict else score(lenient)
-    return Reading(prompt, completion, strict, lenient, strict_score, lenient_score)
+        strict = lenient = found(lambda text: find.strict(text, style, gold, opened))
+        if strict[1] < 1.0:  # an answer that is correct in the strict place is also correct in the lenient reading
+            lenient = found(lambda text: find.lenient(text, gold))
+    return Reading(prompt, completion, strict[0], lenient[0], strict[1], lenient[1])
 
 
 def correct(reading: Reading, rules: Rules) -> float:
