@@ -32,6 +32,7 @@ IM_END = "<|im_end|>"
         ("boxed", "So it is \\boxed{3}.", "So it is \\boxed{3}."),
         ("tags", "2 + 1 = 3\n#### 3", "2 + 1 = 3\n<answer>3</answer>"),
         ("letter", "It is the third.", "It is the third.\nAnswer: 3"),
+        ("alone", "2 + 1 = 3\n#### 3", "3"),
     ],
 )
 def test_the_answer_stands_where_the_prompt_asks_for_it(style, solution, text):

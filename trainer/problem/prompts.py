@@ -329,13 +329,15 @@ def taught(problem: Problem, style: str, in_thought: bool = False) -> str:
         12 - 5 = 7            #### 7      \\boxed{7}   <answer>7</answer>         </think>, then <answer>7</answer>
 
     With `in_thought` the prompt has opened a thought, which this text closes. A solution without a gold answer is
-    taught as it is.
+    taught as it is. A style that wants the answer alone leaves no place for the work.
     """
     if not problem.gold:
         return problem.solution
     if not in_thought and find.strict(problem.solution, style, problem.gold) is not None:
         return problem.solution
     work, mark = _MARKED.sub("", problem.solution).strip(), MARKS[style].format(problem.gold)
+    if style == "alone" and not in_thought:
+        return mark
     return "\n".join([work, find.THOUGHT_END, mark] if in_thought else [work, mark])
 
 
