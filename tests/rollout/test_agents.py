@@ -33,8 +33,10 @@ HERE = Path(__file__).parent
 STOPS = [2, *range(0, 480, 16)]  # many tokens end a turn of the random model
 
 
-def sample(kind, run, tokenizer, count=3, group=3, model=None, said=None, prompted=NanoTask, **changed):
-    """Return the groups that an agent of this folder makes."""
+def sample(
+    kind, run, tokenizer, count=3, group=3, model=None, said=None, prompted=NanoTask, rehearses=False, **changed
+):
+    """Return the groups that an agent of this folder makes, or the sampler after a rehearsal."""
     path = run if {*": "} & {*run} else f"{HERE / 'agents.py'}:{run}"
     config = resolve("nano", None, ["prompt.max_tokens=300", f"task.agent={path}", *changed.pop("settings", ())])
     stops = Stops(tokenizer, STOPS)
@@ -43,8 +45,9 @@ def sample(kind, run, tokenizer, count=3, group=3, model=None, said=None, prompt
     agents = Agents(path, (said if said is not None else []).append)
     asked = [prompter.prompt(Problem(f"p/{n}", str(n), "4")) for n in range(count)]
     sampler = AgentSampler(inner, agents, prompter, stops, config)
+    drawn = sampling(**{"group": group, "max_new_tokens": 60, **changed})
     try:
-        return dict(sampler.sample(asked, sampling(**{"group": group, "max_new_tokens": 60, **changed})))
+        return sampler.rehearse(asked, drawn) or inner if rehearses else dict(sampler.sample(asked, drawn))
     finally:
         sampler.close()
 
@@ -161,6 +164,11 @@ def test_a_conversation_stays_within_the_context_of_the_model(kind, tokenizer):
     model.get_base_model().config.max_position_embeddings = 75
     answers = answers_in(sample(kind, "twice", tokenizer, model=model))
     assert max(len(part.prompt) + len(part.tokens) for one in answers for part in one.segments) == 75
+
+
+def test_a_rehearsal_is_of_conversations_as_long_as_they_may_be(tokenizer):
+    inner = sample(DecodeSampler, "twice", tokenizer, rehearses=True)
+    assert (inner.batch.active, inner.batch.longest) == (9, 300 + 1)
 
 
 def test_a_rank_without_prompts_freezes_the_policy_as_all_ranks_do(tokenizer, monkeypatch):

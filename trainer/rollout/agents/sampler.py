@@ -16,7 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import groupby
+from itertools import cycle, groupby, islice
 from typing import Any
 
 from trainer.config.settings import Config
@@ -256,9 +256,8 @@ class AgentSampler(Sampler):
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         inner = self.inner.frozen()  # on every rank, also on one whose agents never call the model
         groups: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
-        rollout, longest = self.config.rollout, self.config.prompt.max_tokens + sampling.max_new_tokens
-        context = min(longest, self.context_limit() or longest)
-        limits = Limits(rollout.turns.most, sampling.max_new_tokens, context, rollout.turns.seconds)
+        rollout, new_tokens = self.config.rollout, sampling.max_new_tokens
+        limits = Limits(rollout.turns.most, new_tokens, self._context(new_tokens), rollout.turns.seconds)
         conversations = [
             Conversation(self.prompter, self.stops, prompt, number, limits, index)
             for index, prompt in enumerate(prompts)
@@ -284,8 +283,16 @@ class AgentSampler(Sampler):
                 yield index, [answer for _, answer in sorted(groups.pop(index).items())]
         calls.ended.clear()
 
+    def _context(self, new_tokens: int) -> int:
+        """Return how many tokens a conversation may have."""
+        longest = self.config.prompt.max_tokens + new_tokens
+        return min(longest, self.context_limit() or longest)
+
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        self.inner.rehearse(prompts, sampling)
+        """Rehearse the longest conversations instead of the prompts that begin them."""
+        length = self._context(sampling.max_new_tokens) - sampling.max_new_tokens
+        longest = [replace(prompt, tokens=tuple(islice(cycle(prompt.tokens), length))) for prompt in prompts]
+        self.inner.rehearse(longest, sampling)
 
     def give_back(self) -> bool:
         return self.inner.give_back()
