@@ -220,7 +220,7 @@ class Tree:
     edge_E: Tensor  # for each of these, the first of the B x T targets that it stands for
     first_B: Tensor  # for each row, the first row with the same prompt
 
-    def to(self, device: Any, non_blocking: bool = False) -> Tree:
+    def to(self, device: Any) -> Tree:
         return Tree(**_moved(self, device))
 
 

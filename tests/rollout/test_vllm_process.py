@@ -105,7 +105,7 @@ def test_a_server_is_started_with_what_a_run_needs():
 def test_a_server_is_not_told_of_our_ranks(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
-    around = process._environment([2, 3])
+    around = process._environment([2, 3], Path())
     assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & set(around)
     assert around["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert around["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
@@ -212,7 +212,7 @@ def test_an_environment_without_vllm_is_named(tmp_path, monkeypatch, stand_in):
 
 def test_a_server_that_ends_by_itself_is_an_error_with_its_error_lines(tmp_path):
     dying = [sys.executable, "-c", "raise SystemExit('no room on this card')"]
-    started = process._start(dying, [], tmp_path / "log")
+    started = process._start(dying, [], tmp_path / "log", tmp_path)
     started.supervisor.wait(timeout=30)
     with refuses("rollout.vllm.start", TrainingError, names="no room on this card"):
         started.check()
@@ -271,7 +271,7 @@ def test_a_killed_trainer_leaves_no_server_behind(note):
 
 
 def test_a_server_is_asked_to_leave_and_its_children_go_with_it(tmp_path, note):
-    started = process._start([sys.executable, "-c", SERVER], [], tmp_path / "log")
+    started = process._start([sys.executable, "-c", SERVER], [], tmp_path / "log", tmp_path)
     processes = numbers_in(note)
     started.stop()
     until(lambda: not any(map(is_running, processes)))
@@ -293,7 +293,7 @@ while True:
 
 
 def test_a_server_that_waits_for_its_clients_is_asked_twice(tmp_path, note):
-    started = process._start([sys.executable, "-c", STUBBORN], [], tmp_path / "log")
+    started = process._start([sys.executable, "-c", STUBBORN], [], tmp_path / "log", tmp_path)
     until(note.is_file)
     started.stop()
     assert note.read_text() == "asked 2 times", "one that is ended with SIGKILL says nothing"

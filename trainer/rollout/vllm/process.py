@@ -148,7 +148,7 @@ def turn_options(
     }
 
 
-def _start(command: Sequence[str], devices: Sequence[int], log: Path, modules: Path | None = None) -> ServerProcess:
+def _start(command: Sequence[str], devices: Sequence[int], log: Path, modules: Path) -> ServerProcess:
     port = hardware.free_port()
     supervise = [sys.executable, str(SUPERVISOR), str(os.getpid())]
     with open(log, "ab", opener=disk.not_a_link) as file:
@@ -163,12 +163,11 @@ def _start(command: Sequence[str], devices: Sequence[int], log: Path, modules: P
     return ServerProcess(f"http://127.0.0.1:{port}", log, supervisor)
 
 
-def _environment(devices: Sequence[int], modules: Path | None = None) -> dict[str, str]:
+def _environment(devices: Sequence[int], modules: Path) -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     # enables the routes that load adapters, and in development mode those that report settings and load weights
     variables |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    if modules is not None:
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), variables.get("PYTHONPATH")]))
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), variables.get("PYTHONPATH")]))
     if devices:
         return variables | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
     return ON_A_CPU | variables
