@@ -1,32 +1,29 @@
-"""What only the reference sampler has to do: `model.generate` in shape for sampling, and put back."""
+"""What only the reference sampler has to do: `model.generate` in shape for sampling."""
 
-import contextlib
 from types import SimpleNamespace
 
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from trainer.config.settings import Model
 from trainer.model.load import load_model, load_tokenizer, stop_tokens
 from trainer.records import Problem, Prompt, Sampling
 from trainer.rollout import limits
-from trainer.rollout.hf import HfSampler, generating
+from trainer.rollout.hf import HfSampler
 from trainer.rollout.turns import Stops, TurnTaking
 
 
-def test_generating_restores_training_mode_and_checkpointing_even_after_an_error(tiny_model):
-    model = load_model(Model(name=str(tiny_model), gradient_checkpointing=True), "fp32", torch.device("cpu"))
-    model.train()
-    flags = [module.gradient_checkpointing for module in model.modules() if hasattr(module, "gradient_checkpointing")]
-    assert any(flags)
-    with contextlib.suppress(RuntimeError), generating(model, GenerationConfig()):
-        assert not model.training
-        assert not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-        raise RuntimeError("sampling failed")
-    assert model.training
-    assert flags == [m.gradient_checkpointing for m in model.modules() if hasattr(m, "gradient_checkpointing")]
+def test_a_model_that_checkpoints_gradients_generates_with_its_cache(tiny_model, tokenizer):
+    model, seen = load_model(Model(name=str(tiny_model), gradient_checkpointing=True), "fp32", torch.device("cpu")), []
+    model.train().model.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    sampler, prompt = (
+        HfSampler(model, TurnTaking(Stops(tokenizer, [1])), rows=4),
+        Prompt(Problem("p", "q", "1"), "q", (5, 6)),
+    )
+    list(sampler.sample([prompt], Sampling(1, temperature=0.0, max_new_tokens=4, seed=0)))
+    assert seen == [2, 1, 1, 1]
 
 
 def test_an_adapter_that_does_not_say_what_it_is_for_is_sampled_with_our_settings(tiny_model, tokenizer):

@@ -140,19 +140,13 @@ class EndsWithString(StoppingCriteria):
 
 @contextmanager
 def generating(model: Any, settings: GenerationConfig) -> Iterator[None]:
-    """Generate in eval mode, with these settings and without gradient checkpointing, which would disable the cache.
-    Restore everything afterwards."""
+    """Generate with these settings, in eval mode, where transformers does not checkpoint. Restore both at the end."""
     own_settings = model.generation_config
-    checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     with evaluating(model):
         try:
-            for module in checkpointed:
-                module.gradient_checkpointing = False
             model.generation_config = settings
             yield
         finally:
-            for module in checkpointed:
-                module.gradient_checkpointing = True
             model.generation_config = own_settings
 
 
