@@ -85,7 +85,6 @@ class Call:
     tools: Sequence[Mapping[str, Any]]
     continued: Exchange | None
     new_tokens: tuple[int, ...]  # the end of the prompt, after the tokens of the exchange that it continues
-    strings: Sequence[str]  # stop strings, which its reply leaves out
     is_short: bool  # True if the agent asked for fewer tokens than the limits allow
     place: tuple[int, ...]  # sorts the calls of an answer, without depending on the order of parallel ones
     reply: "Future[Completion]" = field(default_factory=Future)
@@ -137,12 +136,13 @@ class Conversation:
         problem, limit = replace(self.prompt.problem, id=name), most if is_short else room
         repeat, place_in_step = self.prompt.repeat, self.prompt.place
         prompt = Prompt(problem, "", context, repeat, place_in_step, most=limit, stop=(*strings,))
-        return Call(self, prompt, messages, tools, continued, new_tokens, strings, is_short, place)
+        return Call(self, prompt, messages, tools, continued, new_tokens, is_short, place)
 
     def answer(self, call: Call, sampled: Completion) -> tuple[Message, str, int]:
         """Record the reply to a call. Return its message, OpenAI's finish_reason and its number of tokens."""
-        reply = self.stops.also(call.strings).completion(sampled.tokens, sampled.logprobs, sampled.version)
-        shown = min((reply.text.partition(string)[0] for string in call.strings), key=len, default=reply.text)
+        strings = call.prompt.stop  # which the message leaves out
+        reply = self.stops.also(strings).completion(sampled.tokens, sampled.logprobs, sampled.version)
+        shown = min((reply.text.partition(string)[0] for string in strings), key=len, default=reply.text)
         text, calls = calls_in(shown, [tool["function"]["name"] for tool in call.tools])
         message: Message = {"role": "assistant", "content": text}
         if calls:
