@@ -61,6 +61,12 @@ def test_a_full_card_is_said_before_a_run_is_started(tmp_path):
     assert os.listdir(tmp_path / "runs") == []
 
 
+def test_a_log_that_cannot_be_written_is_said(asked, folder, tmp_path):
+    (folder / "runs/linked.log").symlink_to(tmp_path / "other")
+    assert "linked.log" in does(asked, "train", **NANO, name="linked", beside="yes", into="said")
+    assert not (tmp_path / "other").exists()
+
+
 def test_what_has_ended_a_run_is_shown_whoever_serves_the_page(asked, folder):
     place = folder / "runs/failed"
     place.mkdir()

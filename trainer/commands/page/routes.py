@@ -174,7 +174,7 @@ def _act(name: str, chosen: Choices) -> Html:
         action = ACTIONS[name](chosen)
         next(action)  # its command, which the page shows already
         parts.extend(action)
-    except OctetError as error:
+    except (OctetError, OSError) as error:
         parts.append(views.error(str(error)))
     return views.target(chosen.of("into"), *parts)
 
