@@ -34,7 +34,7 @@ def tally_batch(tally: Tally, batch: MeasuredBatch, scores: Scores, settings: Al
         "sampler_ratio/raw": counted(mismatch_BT),
         "sampler_ratio/corrected": counted(correction(mismatch_BT, settings.correction)),
         "ratio": ratio_N,
-        # share of tokens on which the clip has an effect
+        # share of tokens that `grpo_clip` and `gspo` give no gradient
         "clipped/low": (ratio_N < 1 - settings.clip_low) & (advantages_N < 0),
         "clipped/high": (ratio_N > 1 + settings.clip_high) & (advantages_N > 0),
     }
