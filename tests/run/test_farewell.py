@@ -86,13 +86,22 @@ def test_they_are_the_last_ones_that_are_printed(tmp_path, capsys, name):
     assert f"  {command}" not in before
 
 
-def test_an_output_that_fills_its_disk_is_an_error_without_a_path(tmp_path, monkeypatch):
-    request = parse_command_line(["--preset", "nano"])
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [
+        ([], "after step 4, or after 10 minutes."),
+        (["eval.every=2"], "after step 2, or"),
+        (["eval.every=2", "eval.problems=0"], "after step 4, or"),
+        (["rollout.ahead=1", "rollout.vllm.urls=http://localhost:1"], "after step 4. "),
+    ],
+)
+def test_an_output_that_fills_its_disk_is_an_error_without_a_path(tmp_path, monkeypatch, settings, first):
+    request = parse_command_line(["--preset", "nano", *settings])
     log = SimpleNamespace(folder=tmp_path, config=request.config, total_steps=4, close=lambda: None)
     run = SimpleNamespace(log=log, evaluator=None, rollouts=SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(job.teaching, "built", lambda *_: (run, None))
     monkeypatch.setattr(
         job.farewell, "introduce", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "it is full"))
     )
-    with refuses("while writing", CheckpointError, names="Nothing is saved yet"):
+    with refuses("while writing", CheckpointError, names=f"Nothing is saved yet: the first checkpoint comes {first}"):
         job._train_and_evaluate(request, None)

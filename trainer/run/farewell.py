@@ -182,13 +182,12 @@ def _start(request: Request, preset: str, settings: list[str]) -> str:
 
 def what_is_saved(log: RunLog) -> str:
     """Return whether a run that ends before its last step can be resumed, and how."""
-    saved = checkpoints.latest(log.folder)
+    saved, config = checkpoints.latest(log.folder), log.config
     if saved is None:
-        first, minutes = min(log.config.run.save_every, log.total_steps), log.config.run.save_minutes
-        return (
-            f"Nothing is saved yet: the first checkpoint comes after step {first}, or after "
-            f"{minutes:g} minutes. The same command starts again."
-        )
+        every = [config.run.save_every, config.eval.every if config.eval.problems else None, log.total_steps]
+        minutes = "" if config.rollout.ahead else f", or after {config.run.save_minutes:g} minutes"
+        first = f"the first checkpoint comes after step {min(filter(None, every))}{minutes}"
+        return f"Nothing is saved yet: {first}. The same command starts again."
     return f"--resume {shlex.quote(str(log.folder))} continues after step {step_of(saved)}, which is saved."
 
 
