@@ -200,7 +200,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    sys.stdin = open(0)  # noqa: SIM115  the server's own is empty
+    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115  those of the server have been other files
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
