@@ -156,6 +156,8 @@ def test_several_runs_are_told_apart(finished, copied):
     seen = page_of(finished, other)
     assert seen.within("h3") == ["Task nano", "Task nano"]
     assert "Runs on different tasks are not compared with each other." in seen.within("p")
+    again = copied("demo")
+    assert {str(finished), str(again)} <= set(page_of(finished, again).within("th"))
 
 
 def test_runs_are_tested_on_the_problems_that_both_were_asked(finished, copied):

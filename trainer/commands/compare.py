@@ -40,7 +40,7 @@ def run(options: Namespace) -> None:
         print(as_csv([_flat(row) for rows in tasks for row in rows]))
         return
     console = Console(wide=WIDTH)
-    names = dict(zip((str(run.folder) for run in runs), names_of(runs), strict=True))
+    names = {str(folder): name for folder, name in names_of(runs).items()}
     for rows in tasks:
         for table in tables(rows, names, console.width):
             console.print(table)

@@ -90,7 +90,7 @@ def groups_of(runs: Sequence[RunFiles]) -> list[Group]:
     for run in runs:
         same[str([run.settings[key] for key in compared])].append(run)
     keys = [key for key in differing([run.settings for run in runs]) if key != "run.seed"]
-    names = dict(zip((run.folder for run in runs), names_of(runs), strict=True))
+    names = names_of(runs)
     groups = []
     for alike in same.values():
         is_group = len({run.settings["run.seed"] for run in alike}) == len(alike)

@@ -1,6 +1,7 @@
 """A page about a run, or about several: one HTML file that loads nothing and runs no script."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
 from trainer.reports.forecast import outlook
 from trainer.reports.markup import Html, joined, page, table, tag
 from trainer.reports.terminal import earlier_turns, earned, stopped
-from trainer.run_folder.reader import RunFiles, differing, facts_of, phases, table_rows
+from trainer.run_folder.reader import RunFiles, differing, facts_of, names_of, phases, table_rows
 from trainer.watch.alarms import Alarm, alarms_of, interval
 from trainer.watch.measure import Measure
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
@@ -65,13 +66,14 @@ def of_one(run: RunFiles) -> Iterator[Html]:
 
 
 def of_several(runs: Sequence[RunFiles]) -> Iterator[Html]:
+    names = names_of(runs)
     yield tag("h1", f"{len(runs)} runs")
-    yield from section("Results", *results(runs))
-    yield from section("Different settings", different_settings(runs))
+    yield from section("Results", *results(runs, names))
+    yield from section("Different settings", different_settings(runs, names))
     yield from section("Curves", charts(groups_of(runs)))
     for run in runs:
         alarms = alarms_of(run.history)
-        yield from section(run.name, verdict(run, alarms), *map(alarm, alarms))
+        yield from section(names[run.folder], verdict(run, alarms), *map(alarm, alarms))
 
 
 def section(title: str, *parts: Html) -> Iterator[Html]:
@@ -268,7 +270,7 @@ def how_it_was_made(run: RunFiles) -> Iterator[Html]:
         yield tag("p", f"It needs your own files, named as in the run folder: {', '.join(own)}.")
 
 
-def results(runs: Sequence[RunFiles]) -> Iterator[Html]:
+def results(runs: Sequence[RunFiles], names: Mapping[Path, str]) -> Iterator[Html]:
     """Yield a table for each task: the result of each run, and its difference from the best on the same problems."""
     tasks = ranked(runs)
     for ranking in tasks:
@@ -276,10 +278,10 @@ def results(runs: Sequence[RunFiles]) -> Iterator[Html]:
         if len(tasks) > 1:
             yield tag("h3", f"Task {first.settings['task.name']}")
         against = ["" if run is first else pair or "no common problems" for run, pair in ranking]
-        rows = [[run.name, *_result(run), cell] for (run, _), cell in zip(ranking, against, strict=True)]
+        rows = [[names[run.folder], *_result(run), cell] for (run, _), cell in zip(ranking, against, strict=True)]
         unit = "reward" if first.measure.is_reward else "points"
         head = ["run", "base", "trained", *first.measure.flips.split("/"), "steps", "training"]
-        yield table([*head, f"against {first.name}, {unit}"], rows, "numbers")
+        yield table([*head, f"against {names[first.folder]}, {unit}"], rows, "numbers")
     if len(tasks) > 1:
         yield tag("p", "Runs on different tasks are not compared with each other.", class_="soft")
 
@@ -293,10 +295,10 @@ def _result(run: RunFiles) -> list[object]:
     return [*shares, paid.get("gained", ""), paid.get("lost", ""), run.steps, f"{facts['training_s']:.0f} s"]
 
 
-def different_settings(runs: Sequence[RunFiles]) -> Html:
+def different_settings(runs: Sequence[RunFiles], names: Mapping[Path, str]) -> Html:
     keys = differing([run.settings for run in runs])
     rows = [[tag("code", key), *(shown(run.settings[key]) for run in runs)] for key in keys]
-    return table(["setting", *(run.name for run in runs)], rows) if rows else Html()
+    return table(["setting", *(names[run.folder] for run in runs)], rows) if rows else Html()
 
 
 # ---------------------------------------------------------------- each run tested against the best, problem by problem

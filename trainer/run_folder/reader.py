@@ -221,10 +221,10 @@ def read_runs(folders: Sequence[Path]) -> list[RunFiles]:
     return runs or [read_run(folder) for folder in others]
 
 
-def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """Return the names of the folders, or the whole paths if several have the same name."""
+def names_of(runs: Sequence[RunFiles]) -> dict[Path, str]:
+    """Return the names of runs by their folders: the name of a folder, or its whole path if several have that name."""
     names = [run.name for run in runs]
-    return [name if names.count(name) == 1 else str(run.folder) for name, run in zip(names, runs, strict=True)]
+    return {run.folder: run.name if names.count(run.name) == 1 else str(run.folder) for run in runs}
 
 
 def facts_of(run: RunFiles) -> dict[str, Any]:
