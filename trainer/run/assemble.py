@@ -23,8 +23,10 @@ from trainer.loss.before_update import TeacherLogprobs
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import Coefficient
 from trainer.model import hub
+from trainer.model.fewer_kernels import use_fewer_kernels
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stage, stop_tokens
-from trainer.model.lora import experts_of, load_adapter
+from trainer.model.lora import add_adapter, add_teacher, experts_of, load_adapter
+from trainer.model.low_rank import use_own
 from trainer.plan.read_data import Data, read
 from trainer.policy import Policy
 from trainer.problem.prompts import Prompter
@@ -118,9 +120,6 @@ def build(request: Request, data: Data | None = None) -> Run:
 
 def make_policy(config: Config, total_steps: int) -> Any:
     """Load the model, add the adapter, and start the engine."""
-    from trainer.model.fewer_kernels import use_fewer_kernels
-    from trainer.model.lora import add_adapter, add_teacher
-    from trainer.model.low_rank import use_own
     from trainer.step.engine import DeepSpeedPolicy
 
     dtype = resolve_dtype(config.model.dtype, distributed.device())
