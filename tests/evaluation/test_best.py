@@ -7,18 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import launch, lines_of
 from tests.evaluation.test_evaluate import evaluation, outcome
 from tests.forks import forked
 from trainer.config.command_line import resolve
-from trainer.config.settings import Eval, Model
+from trainer.config.settings import Eval
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.evaluate import Evaluation
-from trainer.model.load import load_model
-from trainer.model.lora import fingerprint, load_adapter
 from trainer.run import farewell
 from trainer.watch.measure import LENIENT, STRICT
 
@@ -164,18 +161,6 @@ def test_resume_keeps_the_best_and_the_patience(interrupted):
     assert (folder / "checkpoints/latest").resolve().name == "step_000003"
     board = EventAccumulator(str(folder / "tensorboard")).Reload()
     assert [event.step for event in board.Scalars("eval/accuracy")] == [0, 1, 2, 3]
-
-
-def test_the_best_adapter_is_one_that_peft_reads(interrupted):
-    folder = interrupted[0]
-    prints = []
-    for adapter in (folder / "best", folder / "adapter"):
-        model = load_adapter(load_model(Model(name="nano"), "fp32", torch.device("cpu")), adapter)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_("lora_" in name)
-        prints.append(fingerprint(model))
-    assert prints[0] > 0
-    assert prints[0] != prints[1]  # it is that of step 1, not of the last step
 
 
 def test_a_stopped_run_that_is_resumed_does_no_step(interrupted):
