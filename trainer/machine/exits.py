@@ -25,8 +25,8 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
     """Run a command and return its exit status. An error is printed as one message, or raised with `debug`."""
     for name in ("stdout", "stderr"):  # None if the shell has closed it
         setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a locale without UTF-8 lacks some characters
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() not in ("utf-8", "utf8"):
+        sys.stdout.reconfigure(errors="replace")  # such a locale lacks some characters
     try:
         return _status(command, debug)
     except BrokenPipeError:  # the reader has finished: `octet plan | head`
