@@ -74,6 +74,11 @@ def test_spaces_around_a_value_are_left_out_unless_it_is_quoted():
     assert resolve("8gb", None, [" reward.weights.format= 0"]).reward.weights["format"] == 0
 
 
+def test_the_folder_of_the_user_is_found_in_a_file_too(tmp_path):
+    (tmp_path / "mine.yaml").write_text("run: {dir: ~/runs/it}\n")
+    assert resolve(str(tmp_path / "mine.yaml"), None, ["lora.start=~/a"]).run.dir == Path.home() / "runs/it"
+
+
 def test_a_resolved_configuration_is_frozen_and_its_yaml_plain():
     with pytest.raises(ValueError, match="frozen"):
         resolve("nano").run.seed = 3
@@ -231,8 +236,9 @@ def test_what_makes_a_group_dead_follows_from_the_objective():
     assert not resolve("nano", None, ["rollout.dead_groups=keep"]).drops_dead_groups
     own = ["task.name=records", "task.path=it.jsonl", "task.answer=none"]
     for settings in (own, ["rollout.dead_groups=keep"], ["algorithm.loss=reinforce", "rollout.dead_groups=drop"]):
-        with refuses("rollout.dead_by"):
-            resolve("nano", "dapo", settings)
+        for preset in ("nano", None):
+            with refuses("rollout.dead_by"):
+                resolve(preset, "dapo", settings)
         assert resolve("nano", "dapo", [*settings, "rollout.dead_by=reward"]).rollout.dead_by == "reward"
 
 

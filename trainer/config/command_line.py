@@ -80,7 +80,8 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     typed = dict(text.partition("=")[::2] for text in overrides)
     files = re.findall(r"[^\[\]{},'\"=]+\.py(?=:)", "=".join(overrides))
     user_code.named.update(Path(file.strip()).expanduser().resolve() for file in files)
-    if not any("dead_by" in layer.get("rollout", {}) for layer in layers[1:]):  # a preset's fits only its own rewards
+    after_preset = layers[1:] if preset else layers
+    if not any("dead_by" in layer.get("rollout", {}) for layer in after_preset):  # a preset's fits only its own rewards
         plain = _merge(merged, {"rollout": {"dead_by": "reward"}})
         merged = merged if validated(plain, typed).can_drop_by_correct else plain
     config = validated(merged, typed)
@@ -164,7 +165,14 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
     if not isinstance(layer, dict):
         raise ConfigError(f"{flag} {name}", f"expected sections such as `rollout:`, found a {type(layer).__name__}")
     _refuse_unknown_keys(layer)
-    return layer
+    return dict(_expanded(layer))
+
+
+def _expanded(value: Any) -> Any:
+    """Return settings with the folder of the user in place of `~`, which the shell leaves after an equals sign."""
+    if isinstance(value, Mapping):
+        return {key: _expanded(part) for key, part in value.items()}
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
 
 
 def overrides_of(named: Mapping[str, Any]) -> list[str]:
@@ -187,13 +195,11 @@ def _parsed(text: str) -> dict[str, Any]:
     if not equals or not key.strip(".") or not value.strip():
         raise ConfigError(_shown(text), "expected key=value, such as rollout.group_size=16")
     try:
-        nested: Any = read_setting(value)
+        nested: Any = _expanded(read_setting(value))
     except BadYaml as error:
         quoted = _shown(shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}"))
         reason = f"the value is not valid YAML: {error}"
         raise ConfigError(_shown(text), reason, f"Put quotes around it: {quoted}") from None
-    if isinstance(nested, str) and nested.startswith("~"):  # the shell does not expand ~ after an equals sign
-        nested = os.path.expanduser(nested)
     for part in reversed(key.split(".")):
         nested = {part: nested}
     return nested
