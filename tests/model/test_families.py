@@ -120,10 +120,8 @@ def multimodal(kind, folder):
     name, eyes, own = WHOLE[kind]
     text = family(name).config.to_dict()
     if kind == "qwen3_vl":
-        text |= {
-            "model_type": "qwen3_vl_text",
-            "rope_parameters": {**text["rope_parameters"], "mrope_section": [4, 2, 2]},
-        }
+        rope = {**text["rope_parameters"], "mrope_section": [4, 2, 2]}
+        text |= {"model_type": "qwen3_vl_text", "rope_parameters": rope}
     config = AutoConfig.for_model(kind, text_config=text, vision_config=eyes, tie_word_embeddings=True, **own)
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config).eval()

@@ -219,8 +219,6 @@ def answers(folder, model: str) -> list[str]:
 
 BOTH = {"embeddings": "cpu", "quantize_head": "int8"}
 
-pytestmark = WITH_ENGINE
-
 
 @pytest.fixture(scope="module")
 def untied(tiny_model, tmp_path_factory):

@@ -35,13 +35,7 @@ def test_the_first_step_of_its_run_in_the_gallery_is_repeated(smollm2, tmp_path)
 
 
 def test_a_step_of_a_real_model_on_real_text(smollm2, gsm8k_folder, tmp_path):
-    settings = [
-        f"model.name={smollm2}",
-        f"task.data_dir={gsm8k_folder}",
-        "run.dir=it",
-        "run.steps=1",
-        "eval.problems=2",
-    ]
+    settings = [f"model.name={smollm2}", f"task.data_dir={gsm8k_folder}", "run.dir=it", "run.steps=1"]
     settings += ["rollout.problems=1", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
     settings += ["model.dtype=fp32", "run.threads=1", "reward.length_band=[50, 90]", "eval.problems=2"]
     answer = launch(sys.executable, ROOT / "train.py", "--preset", "8gb", *settings, folder=tmp_path)

@@ -141,7 +141,6 @@ def flipped(content: bytes) -> bytes:
 DAMAGE = {
     "flipped": lambda folder, name: spoil(folder / name, flipped),
     "cut short": lambda folder, name: spoil(folder / name, lambda content: content[:-2]),
-    "emptied": lambda folder, name: spoil(folder / name, lambda content: b""),
     "missing": lambda folder, name: (folder / name).unlink(),
 }
 

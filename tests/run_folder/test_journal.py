@@ -29,7 +29,6 @@ def test_a_last_line_that_a_crash_cut_short_is_dropped(metrics, cut):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (b'{"step": 1, "lo', "it is not JSON"),
         (b"\0\0\0", "it is not JSON"),
         (b'{"text": "\xff"}', "it is not JSON"),
         (b"[1]", "it is not the record of a step"),
