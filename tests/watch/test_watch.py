@@ -14,6 +14,7 @@ from trainer.batch.pack import to_tensors
 from trainer.config.settings import Algorithm, Correction
 from trainer.loss.metrics import tally_batch
 from trainer.records import Scores, Update
+from trainer.watch import phases
 from trainer.watch.measure import STRICT
 from trainer.watch.screen import Screen, progress_line
 from trainer.watch.step_metrics import Health, metrics_of_updates, tally_groups
@@ -124,6 +125,13 @@ def test_batches_whose_gradient_is_not_finite_are_kept_and_counted(tmp_path):
     assert counts == [1, 1, 2, 0]
     kept = json.loads((tmp_path / "bad_update_step_000002_rank_0.json").read_text())
     assert kept[0]["completion"] == list(rows[0].completion)
+
+
+def test_a_sandbox_that_reports_no_peak_has_the_memory_of_the_moment(tmp_path, monkeypatch):
+    """As gVisor writes its status."""
+    (tmp_path / "status").write_text("Name:\tpython\nVmSize:\t900 kB\nVmRSS:\t400 kB\n")
+    monkeypatch.setattr(phases, "STATUS", tmp_path / "status")
+    assert phases.peak().allocated == 400 * 1024
 
 
 def test_model_text_is_printed_as_it_is(capsys):

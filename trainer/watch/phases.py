@@ -83,8 +83,8 @@ def _resident(name: str) -> int:
     """Return the current (VmRSS) or peak (VmHWM) resident memory in bytes. psutil does not report the peak."""
     if not STATUS.exists():  # not Linux
         return 0
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
+    sizes = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    return int(sizes.get(name, sizes["VmRSS"]).split()[0]) * 1024  # gVisor reports no peak
 
 
 def joules() -> float | None:
