@@ -33,10 +33,8 @@ HERE = Path(__file__).parent
 STOPS = [2, *range(0, 480, 16)]  # many tokens end a turn of the random model
 
 
-def sample(
-    kind, run, tokenizer, count=3, group=3, model=None, said=None, prompted=NanoTask, rehearses=False, **changed
-):
-    """Return the groups that an agent of this folder makes, or the sampler after a rehearsal."""
+def sample(kind, run, tokenizer, count=3, group=3, model=None, said=None, prompted=NanoTask, use=None, **changed):
+    """Return the groups that an agent of this folder makes, or what `use` makes of its sampler and its prompts."""
     path = run if {*": "} & {*run} else f"{HERE / 'agents.py'}:{run}"
     config = resolve("nano", None, ["prompt.max_tokens=300", f"task.agent={path}", *changed.pop("settings", ())])
     stops = Stops(tokenizer, STOPS)
@@ -47,7 +45,7 @@ def sample(
     sampler = AgentSampler(inner, agents, prompter, stops, config)
     drawn = sampling(**{"group": group, "max_new_tokens": 60, **changed})
     try:
-        return sampler.rehearse(asked, drawn) or inner if rehearses else dict(sampler.sample(asked, drawn))
+        return use(sampler, asked) if use else dict(sampler.sample(asked, drawn))
     finally:
         sampler.close()
 
@@ -167,8 +165,13 @@ def test_a_conversation_stays_within_the_context_of_the_model(kind, tokenizer):
 
 
 def test_a_rehearsal_is_of_conversations_as_long_as_they_may_be(tokenizer):
-    inner = sample(DecodeSampler, "twice", tokenizer, rehearses=True)
-    assert (inner.batch.active, inner.batch.longest) == (9, 300 + 1)
+    def longest(sampler, prompts):
+        return len(sampler.longest(prompts[0]).tokens)
+
+    model = adapted(family())
+    assert sample(DecodeSampler, "twice", tokenizer, model=model, use=longest) == 300
+    model.get_base_model().config.max_position_embeddings = 320
+    assert sample(DecodeSampler, "twice", tokenizer, model=model, use=longest) == 320 - 40
 
 
 def test_a_rank_without_prompts_freezes_the_policy_as_all_ranks_do(tokenizer, monkeypatch):

@@ -36,6 +36,10 @@ class Sampler(Protocol):
         """Find out how many rows fit into memory if the prompts and their answers have the maximum length."""
         return
 
+    def longest(self, prompt: Prompt) -> Prompt:
+        """Return the longest prompt that the model may have to answer, given the longest prompt of the data."""
+        return prompt
+
     def give_back(self) -> bool:
         """Free the memory that is kept between rollouts, and keep none from now on. Return whether any was freed."""
         return False
@@ -119,7 +123,7 @@ class Rollouts:
     prompter: Prompter
     sampler: Sampler
     scorer: Scorer
-    longest: Prompt  # among those of the training problems
+    longest: Prompt  # that the model may have to answer
     under_way: dict[int, Future[ScoredRollout]] = field(default_factory=dict)  # by step
 
     def prompts_of(self, step: int) -> list[Prompt]:

@@ -107,8 +107,9 @@ def build(request: Request, data: Data | None = None) -> Run:
     if config.eval.samples and not config.is_warmup:
         draws = Draws(config.eval.samples, config.rollout.temperature, 1, config.run.seed)
     rollouts = Rollouts if config.reward.control == "none" else PlaceboRollouts
+    longest = prompts.longest if config.is_warmup else samplers.sampler.longest(prompts.longest)
     return Run(
-        rollouts(config, prompts.curriculum, prompts.prompter, samplers.sampler, scorer, prompts.longest),
+        rollouts(config, prompts.curriculum, prompts.prompter, samplers.sampler, scorer, longest),
         Updater(policy, config, distributed.device(), packer, shrinker, kl, teacher),
         Evaluator(policy, samplers.evaluating, scorer, held_out, new_tokens, history, progress, left_out, draws=draws),
         log,

@@ -289,10 +289,12 @@ class AgentSampler(Sampler):
         return min(longest, self.context_limit() or longest)
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Rehearse the longest conversations instead of the prompts that begin them."""
-        length = self._context(sampling.max_new_tokens) - sampling.max_new_tokens
-        longest = [replace(prompt, tokens=tuple(islice(cycle(prompt.tokens), length))) for prompt in prompts]
-        self.inner.rehearse(longest, sampling)
+        self.inner.rehearse(prompts, sampling)
+
+    def longest(self, prompt: Prompt) -> Prompt:
+        """Return a prompt as long as a conversation may be before its last reply."""
+        new_tokens = self.config.rollout.max_new_tokens
+        return replace(prompt, tokens=tuple(islice(cycle(prompt.tokens), self._context(new_tokens) - new_tokens)))
 
     def give_back(self) -> bool:
         return self.inner.give_back()
