@@ -93,6 +93,14 @@ def test_it_may_read_and_score_answers_in_its_own_way(written):
     assert task_of(written(READS.replace('"answer": n + 1, ', ""))).train()[0].gold == ""  # which it does not need
 
 
+def test_what_it_reads_may_have_a_decimal_comma(written):
+    reads = READS.replace('"answer": n + 1', '"answer": f"{n},5"') + "del Sums.score\n"
+    config = configured(written(reads), "task.decimal=comma")
+    problem = make_task(config.task).train()[0]
+    answers = graded(config, problem, f"x = {problem.gold}", f"x = {problem.gold.replace('.', ',')}", "x = 99,5")
+    assert [correct for _, _, correct, _ in answers] == [True, True, False]
+
+
 def test_answers_are_scored_one_at_a_time_also_where_groups_are_scored_at_once(written):
     count = "self.most = max(getattr(self, 'most', 0), self.running)"
     score = f"self.running = getattr(self, 'running', 0) + 1; {count}; time.sleep(0.01); self.running -= 1; return 1.0"

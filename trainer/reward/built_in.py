@@ -77,7 +77,8 @@ def read(
     problem, style, texts = prompt.problem, rules.style, [completion.text]
     gold = problem.gold.upper() if style == "letter" and len(problem.gold) == 1 else problem.gold
     own_read, own_score = (rules.own(method, problem) for method in ("read", "score"))
-    if not (own_read or own_score) and rules.task and rules.task.part(problem).decimal == "comma":
+    has_comma = not own_score and rules.task is not None and rules.task.part(problem).decimal == "comma"
+    if has_comma and not own_read:
         texts.append(with_points(completion.text))  # a model may write either form
     # conversations from a data set are passed on without the style
     opened = opens_thought(prompt) or (rules.opened and not problem.messages)
@@ -86,7 +87,11 @@ def read(
     def score(answer: str | None) -> float:
         if answer is None:
             return 0.0
-        return float(own_score(problem, answer) if own_score else equal(answer, gold))
+        if own_score:
+            return float(own_score(problem, answer))
+        if own_read and has_comma and equal(with_points(answer), gold):
+            return 1.0
+        return float(equal(answer, gold))
 
     def found(look: Callable[[str], str | None]) -> tuple[str | None, float]:
         """Return the answer in the first text with a right one, or else in the first text, and its score."""
