@@ -68,8 +68,11 @@ def test_a_program_may_write_to_a_folder_that_the_next_one_finds_empty(sandbox, 
 
 
 def test_threads_run_where_they_can_be_counted(sandbox):
-    ran = sandbox.run("import threading\nthreading.Thread(target=print, args=('in a thread',)).start()", b"")
-    assert (ran.output == b"in a thread\n") is sandbox.held.counted
+    """An executor that is not shut down ends with its program."""
+    source = "from concurrent import futures; futures.ThreadPoolExecutor().submit(print, 'in a thread')"
+    assert (sandbox.run(source, b"").output == b"in a thread\n") is sandbox.held.counted
+    program = f"from trainer.sandbox.inside import run_program; run_program({source!r})"
+    assert ran(sys.executable, "-c", program, timeout=60).stdout == "in a thread\n"
 
 
 def test_a_hang_costs_one_deadline_and_nothing_of_others(sandbox):

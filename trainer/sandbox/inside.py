@@ -51,9 +51,7 @@ def run_program(source: str) -> int:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         status = 1
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, and ends those of executors
     atexit._run_exitfuncs()
     sys.stdout.flush()
     return status
