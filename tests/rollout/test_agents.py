@@ -172,6 +172,8 @@ def test_a_rehearsal_is_of_conversations_as_long_as_they_may_be(tokenizer):
     assert sample(DecodeSampler, "twice", tokenizer, model=model, use=longest) == 300
     model.get_base_model().config.max_position_embeddings = 320
     assert sample(DecodeSampler, "twice", tokenizer, model=model, use=longest) == 320 - 40
+    model.get_base_model().config.max_position_embeddings = 30  # less than an answer has
+    assert 0 < sample(DecodeSampler, "twice", tokenizer, model=model, use=longest) < 300
 
 
 def test_a_rank_without_prompts_freezes_the_policy_as_all_ranks_do(tokenizer, monkeypatch):

@@ -292,9 +292,10 @@ class AgentSampler(Sampler):
         self.inner.rehearse(prompts, sampling)
 
     def longest(self, prompt: Prompt) -> Prompt:
-        """Return a prompt as long as a conversation may be before its last reply."""
+        """Return a prompt as long as a conversation may be before its last reply, or the given one if it is longer."""
         new_tokens = self.config.rollout.max_new_tokens
-        return replace(prompt, tokens=tuple(islice(cycle(prompt.tokens), self._context(new_tokens) - new_tokens)))
+        length = max(self._context(new_tokens) - new_tokens, len(prompt.tokens))
+        return replace(prompt, tokens=tuple(islice(cycle(prompt.tokens), length)))
 
     def give_back(self) -> bool:
         return self.inner.give_back()
