@@ -35,7 +35,8 @@ class Workers:
 
     def drop(self) -> None:
         """Leave out the functions that have not begun."""
-        self._waiting.clear()
+        with self._counting:
+            self._waiting.clear()
 
     def _work(self) -> None:
         while job := self._next():
