@@ -140,7 +140,9 @@ folder_of() {
         before="$setting"
     done
     [ -n "$folder" ] || [ ! -f "$preset" ] || folder="$(folder_in "$preset")"
-    echo "${folder:-runs/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}"
+    folder="${folder:-runs/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}"
+    case "$folder" in \~/*) folder=~/"${folder#\~/}" ;; esac # bash leaves it after an equals sign
+    echo "$folder"
 }
 
 # folder_in PRESET: print its run.dir. The python that could parse the YAML may be inside a container.

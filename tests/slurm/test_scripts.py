@@ -105,7 +105,8 @@ def test_a_chain_goes_on_with_a_run_that_is_made_longer(job):
 
 
 @pytest.mark.parametrize(
-    ("named", "taken"), [("mine", "mine"), ("'my run' # here", "my run"), ("null", "runs/octet-5")]
+    ("named", "taken"),
+    [("mine", "mine"), ("'my run' # here", "my run"), ("null", "runs/octet-5"), ("~/it", os.path.expanduser("~/it"))],
 )
 def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, taken):
     (tmp_path / "preset.yaml").write_text(f"model:\n  dir: no\nrun:\n  steps: 3\n  dir: {named}\neval:\n  dir: no\n")
