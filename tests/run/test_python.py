@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,21 @@ def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):
     assert "reward Right: Python has no source of it" in said
     assert changed.reward.custom[1] == f"{tmp_path}/given/Right.py:Right"
     assert changed.reward.all_weights == {"locked": 1.0, "Right": 1.0, "measured": 1.0}
+
+
+def test_a_copy_has_functions_that_are_awaited_or_wrapped():
+    async def grade(text):
+        return 1.0
+
+    @cache
+    async def graded(completions):
+        return [await grade(text) for text in completions]
+
+    text, missing = python.source_of(graded)
+    assert ([line for line in text.splitlines() if "def " in line], missing) == (
+        ["async def grade(text):", "async def graded(completions):"],
+        [],
+    )
 
 
 def test_nothing_is_imported_before_it_is_used():

@@ -193,7 +193,7 @@ def _process_restored(engine: str) -> Iterator[None]:
 def source_of(function: Callable[..., Any]) -> tuple[str, list[str]]:
     """Return the text of a file that defines the function, or "", and the names that it uses but does not define."""
     texts: dict[str, str | None] = {}
-    _define(function.__name__ if inspect.isfunction(function) else "", function, texts)
+    _define(function.__name__ if inspect.isfunction(inspect.unwrap(function)) else "", function, texts)
     *used, (_, text) = texts.items()
     if text is None:
         return "", []
@@ -224,7 +224,8 @@ def _defined_in(text: str) -> set[str]:
     body = ast.parse(text).body
     parts = [part for one in body if isinstance(one, ast.Assign | ast.AnnAssign) for part in ast.walk(one)]
     assigned = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
-    return assigned | {one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return assigned | {one.name for one in body if isinstance(one, kinds)}
 
 
 def _names(value: Any, text: str) -> Iterator[tuple[str, Any]]:
