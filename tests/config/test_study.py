@@ -28,7 +28,7 @@ def test_every_arm_and_control_has_a_run_for_each_seed(tmp_path):
     assert (configs["small-3"].lora.r, configs["small-3"].run.seed, configs["small-3"].run.steps) == (4, 3, 4)
     assert configs["small-0"].reward.weights == {"correct": 1.0, "format": 0.1}
     assert (configs["random-0"].reward.control, configs["grpo-0"].reward.control) == ("random", "none")
-    assert configs["format-0"].reward.weights == {"correct": 0.0, "format": 1.0}
+    assert configs["format-0"].reward.weights == {"format": 1.0}
     assert str(configs["grpo-0"].run.dir) == "runs/study/grpo-0"
     study = read_study(tmp_path / "study.yaml", ["run.steps=7"])
     assert {study.config(one).run.steps for one in study.runs()} == {7}
@@ -43,8 +43,9 @@ def test_the_studies_behind_the_published_numbers_can_be_read(path, monkeypatch)
 def test_the_control_of_the_format_pays_for_nothing_else(tmp_path):
     judge = "{reward.judge: {url: 'http://here:1', model: one}, reward.weights: {judge: 1.0, correct: 1.0}}"
     custom = f"{{reward.custom: ['{ROOT / 'examples/minimal.py'}:main']}}"
-    for preset, settings in (("nano", judge), ("nano", custom), ("8gb", "{reward.weights.overlong: 1.0}")):
-        study = study_of(tmp_path, f"preset: {preset}\narms: {{a: {settings}}}\ncontrols: [format]")
+    of_all = "preset: 8gb\nsettings: {reward.weights: {correct: 1.0}}"
+    for shared, settings in (("", judge), ("", custom), (of_all, "{reward.weights.overlong: 1.0}")):
+        study = study_of(tmp_path, f"{shared}\narms: {{a: {settings}}}\ncontrols: [format]")
         paid = {one.arm: study.config(one).reward.all_weights for one in study.runs()}
         assert {name for name, weight in paid["format"].items() if weight} == {"format"}
         assert paid["a"]["correct"] == 1

@@ -21,13 +21,13 @@ from trainer.config.command_line import resolve
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.read_yaml import BadYaml, read_yaml, written
 from trainer.config.sections.base import RUNS, Section
-from trainer.config.settings import REWARDS, Config, fields
+from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError
 
 BASE, FORMAT, SUPERVISED = "base", "format", "supervised"
 # Settings that replace those of the first arm. `base` is no control, because every run evaluates it.
 CONTROLS: Mapping[str, Mapping[str, Any]] = {
-    FORMAT: {"reward.custom": [], "reward.judge.url": None},  # and weights, in `Study.arms`
+    FORMAT: {"reward.weights": {"format": 1.0}, "reward.custom": [], "reward.judge.url": None},
     "random": {"reward.control": "random"},
     "shuffled_gold": {"reward.control": "shuffled_gold"},
     "shuffled_advantages": {"reward.control": "shuffled_advantages"},
@@ -117,10 +117,10 @@ class Study:
         """The settings of each arm and each control, without those of every run."""
         arms = {name: settings_of(settings or {}) for name, settings in self.file.arms.items()}
         controls = {name: {**arms[self.first], **CONTROLS[name]} for name in self.file.controls}
-        if FORMAT in controls:  # weights are merged with those of the preset, so the others become 0
-            weights = self.config(StudyRun(self.first, 0, self._overrides(arms[self.first]))).reward.weights
-            others = sorted({*weights} & {*REWARDS} - {"judge"})
-            controls[FORMAT]["reward.weights"] = {**dict.fromkeys(others, 0.0), "format": 1.0}
+        if FORMAT in controls:
+            alone = {key: value for key, value in controls[FORMAT].items() if not key.startswith("reward.weights.")}
+            left = self.config(StudyRun(self.first, 0, self._overrides(alone))).reward.weights  # with the preset's
+            controls[FORMAT] = alone | {"reward.weights": {**dict.fromkeys(left, 0.0), "format": 1.0}}
         return arms | controls
 
     def _overrides(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
