@@ -30,6 +30,7 @@ from trainer.rollout import make
 from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
 from trainer.rollout.vllm import check, process, server
+from trainer.rollout.vllm.colocate import VllmColocateSampler
 from trainer.rollout.vllm.key_check import KeyCheck
 
 
@@ -347,3 +348,13 @@ def test_a_share_that_does_not_hold_the_base_is_refused_with_what_it_needs(capsy
     status, _, refused = said_by(capsys, "plan", "--model", MODEL, "--vram", "24", colocated, "rollout.vllm.memory=0.1")
     assert status == 2
     assert "rollout.vllm.memory=0.1: that is 2.4 GB of the card, and vLLM needs 3.2 GB" in refused
+
+
+def test_an_engine_beside_the_policy_is_awake_when_it_takes_the_policy_before_anyone_samples():
+    """A rank whose agents never call the model would not take part in publishing it."""
+    seen = []
+    sampler = object.__new__(VllmColocateSampler)
+    sampler.sleeps, sampler.sync = True, lambda: seen.append("takes")
+    sampler.llm = SimpleNamespace(wake_up=lambda: seen.append("wakes"), sleep=lambda level: seen.append("sleeps"))
+    assert sampler.frozen() is sampler
+    assert seen == ["wakes", "takes", "sleeps"]

@@ -50,12 +50,13 @@ class VllmColocateSampler(Sampler):
         self._sleep()
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
-        if self.sleeps:
-            self.llm.wake_up()
-        try:
+        with self._awake():
             yield from self._sampled(prompts, sampling, self.sync())
-        finally:
-            self._sleep()
+
+    def frozen(self) -> Sampler:
+        with self._awake():
+            self.sync()
+        return self
 
     def _sampled(self, prompts: Sequence[Prompt], sampling: Sampling, version: int | None) -> Groups:
         """Sample the first turns of each group together, and then one turn at a time of every unfinished answer."""
@@ -120,6 +121,15 @@ class VllmColocateSampler(Sampler):
         if distributed.on_gpu():
             self.llm.sleep(level=2)
         distributed.before_disconnect(self.llm.llm_engine.engine_core.shutdown)
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        if self.sleeps:
+            self.llm.wake_up()
+        try:
+            yield
+        finally:
+            self._sleep()
 
     def _sleep(self) -> None:
         if self.sleeps:
