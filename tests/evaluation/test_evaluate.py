@@ -205,9 +205,11 @@ def test_the_sentence_about_two_models_is_honest(before, after, said):
 
 
 def test_a_flip_is_one_line_also_if_its_answers_have_several():
-    before, after = (Evaluation(name, (outcome(said, gold="1\n2"),)) for name, said in (("base", "7"), ("new", "1\n2")))
+    long = "1" * 40
+    sides = (("base", "7"), ("new", f"{long}\n2"))
+    before, after = (Evaluation(name, (outcome(said, gold=f"{long}\n2"),)) for name, said in sides)
     _, line = results.flip_lines(Comparison(before, after))
-    assert line == "  p: q (gold 1 2; base 7, new 1 2)"
+    assert line == f"  p: q (gold {long} 2; base 7, new [...])"
 
 
 def test_an_answer_of_several_turns_is_shown_as_a_whole():

@@ -167,7 +167,7 @@ def flip_lines(comparison: Comparison) -> Iterator[str]:
         for flip in flips[:SHOWN_FLIPS]:
             sides = ((comparison.before, flip.before.score.strict), (comparison.after, flip.after.score.strict))
             answers = [f"{model.name} {'no answer' if text is None else shorten(text, 30)}" for model, text in sides]
-            change = f"gold {shorten(flip.before.gold, 30)}; {', '.join(answers)}"
+            change = f"gold {' '.join(flip.before.gold.split())}; {', '.join(answers)}"
             if comparison.measure.is_reward:
                 change = " -> ".join(number(one.score.reward or 0.0) for one in (flip.before, flip.after))
             asked = f"{flip.before.problem_id}: {shorten(flip.before.question, 70, placeholder=' ...')}"
