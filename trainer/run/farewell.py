@@ -48,8 +48,9 @@ def introduce(run: Run, request: Request) -> None:
     config, log, rollout = request.config, run.log, request.config.rollout
     resumed = f", continuing after step {log.first_step}" if log.first_step else ""
     if log.first_step >= log.total_steps:
-        further = f"--resume {shlex.quote(str(log.folder))} run.steps={2 * log.first_step}"
-        resumed = f", all {counted(log.first_step, 'step')} done. {further} would continue"
+        longer = f"--resume {shlex.quote(str(log.folder))} run.steps={2 * log.first_step}"
+        further = "" if config.is_warmup else f". {longer} would continue"  # the length of a warm-up is fixed
+        resumed = f", all {counted(log.first_step, 'step')} done{further}"
     base = f", base in {config.model.quantize}" if config.model.quantize != "none" else ""
     if job := slurm.describe():
         log.screen.say(f"octet: {job}{log.stopping.limit}")
