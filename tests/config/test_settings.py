@@ -42,9 +42,7 @@ def test_steps_displace_the_epochs_of_the_preset_and_epochs_become_steps():
     settings = resolve("8gb", None, ["run.steps=7"])
     assert (settings.run.steps, settings.run.epochs) == (7, None)
     assert settings.total_steps(train_problems=1000) == 7
-    assert (
-        resolve(None, None, ["run.seed=3"]).run.steps == resolve(None).run.steps
-    )  # as `octet task show nano` resolves
+    assert resolve(None, None, ["run.seed=3"]).run == resolve(None).run.model_copy(update={"seed": 3})
     assert resolve("8gb", None, ["run.epochs=2", "rollout.problems=8"]).total_steps(train_problems=100) == 25
 
 

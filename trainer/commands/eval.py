@@ -82,7 +82,7 @@ def _source(options: Namespace) -> Source | None:
         folder = latest()
     source = Source.of(folder)
     if source.folder is None:
-        raise CheckpointError(folder, "there is no such folder", "Name the folder of a run")
+        raise CheckpointError(folder, "there is no such folder", "Name that of a run, an adapter or a model")
     options.model = None if source.adapter else str(source.folder)
     return source
 

@@ -96,7 +96,7 @@ def read(name: str) -> dict[str, Any]:
     if not isinstance(zero, dict):
         raise ConfigError(f"engine.ds_config={name}", "it is no object of settings", "See ds_configs/zero2.json")
     if automatic := [key for key, value in zero.items() if value == "auto"]:  # which transformers' Trainer fills in
-        remedy = "Leave it out for DeepSpeed's default, or write a number"
+        remedy = "Leave it out for the default, or write a number"
         raise ConfigError(f"engine.ds_config={name}", f"nothing fills in `{automatic[0]}`, which is auto", remedy)
     for key, home in ELSEWHERE.items():
         if key in settings:
