@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
 
 from trainer.config.settings import Model
 from trainer.model.load import load_model, load_tokenizer, stop_tokens
@@ -24,6 +24,16 @@ def test_a_model_that_checkpoints_gradients_generates_with_its_cache(tiny_model,
     )
     list(sampler.sample([prompt], Sampling(1, temperature=0.0, max_new_tokens=4, seed=0)))
     assert seen == [2, 1, 1, 1]
+
+
+def test_answers_with_other_limits_are_not_generated_beyond_the_context(tokenizer):
+    """Agents ask for fewer tokens after a long conversation. GPT-2 has no positions beyond its context."""
+    sizes = {"vocab_size": len(tokenizer), "n_positions": 40, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    model = AutoModelForCausalLM.from_config(GPT2Config(**sizes))
+    asked = [Prompt(Problem("p", "q", "1"), "q", (5,) * (40 - most), most=most) for most in (5, 36)]
+    sampler = HfSampler(model, TurnTaking(Stops(tokenizer, [])), rows=8)
+    groups = dict(sampler.sample(asked, Sampling(2, temperature=1.0, max_new_tokens=36, seed=0)))
+    assert [[len(one.tokens) for one in groups[index]] for index in range(2)] == [[5, 5], [36, 36]]
 
 
 def test_an_adapter_that_does_not_say_what_it_is_for_is_sampled_with_our_settings(tiny_model, tokenizer):

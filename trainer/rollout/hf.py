@@ -47,7 +47,7 @@ class HfSampler(OwnSampler):
         at_once = limits.rows_that_fit(self.model, longest, self.rows.limit)
         with generating(self.model, self._settings(sampling)):
             while waiting:
-                taken = waiting[: min(at_once, self.rows.limit)]
+                taken = self._within_context(waiting[: min(at_once, self.rows.limit)])
                 written = self._generate([dialogue for _, dialogue in taken], sampling)
                 if written is None:
                     self.rows.halve(len(taken))
@@ -61,6 +61,16 @@ class HfSampler(OwnSampler):
                         waiting.append((index, dialogue))
                     if len(groups[index]) == sampling.group:
                         yield index, [group for _, group in sorted(groups.pop(index).items())]
+
+    def _within_context(self, waiting: list[tuple[int, OpenAnswer]]) -> list[tuple[int, OpenAnswer]]:
+        """Return the first of these answers that can be generated together. All rows go on for as long as any of them,
+        and a model with learned positions has none beyond its context."""
+        context, longest, most = self.context_limit(), 0, 0
+        for count, (_, answer) in enumerate(waiting):
+            longest, most = max(longest, len(answer.context)), max(most, answer.end - len(answer.tokens))
+            if context is not None and longest + most > context:
+                return waiting[:count]
+        return waiting
 
     @torch.no_grad()
     def _generate(self, dialogues: Sequence[OpenAnswer], sampling: Sampling) -> list[Written] | None:
