@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from ctypes import CDLL, byref, c_int, c_size_t, c_ubyte, create_string_buffer
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 from trainer.errors import ConfigError
@@ -115,9 +114,10 @@ def _answer_of(command: Sequence[str]) -> str:
     query = " ".join(command)
     if query not in answers:
         every_card = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        streams: dict[str, Any] = {"capture_output": True, "text": True}
         try:
-            answer = subprocess.run(command, env=every_card, timeout=PATIENCE_S, check=False, **streams)
+            answer = subprocess.run(
+                command, env=every_card, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            )
         except subprocess.TimeoutExpired:
             remedy = "Try it in a terminal, and restart the machine if it hangs there, too"
             raise ConfigError(query, f"it has not answered for {PATIENCE_S:g} seconds", remedy) from None
