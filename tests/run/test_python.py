@@ -177,10 +177,7 @@ def test_a_copy_has_functions_that_are_awaited_or_wrapped():
         return [await grade(text) for text in completions]
 
     text, missing = python.source_of(graded)
-    assert ([line for line in text.splitlines() if "def " in line], missing) == (
-        ["async def grade(text):", "async def graded(completions):"],
-        [],
-    )
+    assert (text.count("async def grade"), missing) == (2, [])
 
 
 def test_nothing_is_imported_before_it_is_used():
