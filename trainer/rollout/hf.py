@@ -68,7 +68,7 @@ class HfSampler(OwnSampler):
         context, longest, most = self.context_limit(), 0, 0
         for count, (_, answer) in enumerate(waiting):
             longest, most = max(longest, len(answer.context)), max(most, answer.end - len(answer.tokens))
-            if context is not None and longest + most > context:
+            if count and context is not None and longest + most > context:
                 return waiting[:count]
         return waiting
 
