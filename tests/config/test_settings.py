@@ -72,6 +72,12 @@ def test_spaces_around_a_value_are_left_out_unless_it_is_quoted():
     assert resolve("8gb", None, [" reward.weights.format= 0"]).reward.weights["format"] == 0
 
 
+def test_a_number_with_a_zero_in_front_is_decimal(tmp_path):
+    (tmp_path / "mine.yaml").write_text("run: {seed: 010}")
+    for config in (resolve("nano", None, ["run.seed=010"]), resolve(str(tmp_path / "mine.yaml"))):
+        assert config.run.seed == 10
+
+
 def test_the_folder_of_the_user_is_found_in_a_file_too(tmp_path):
     (tmp_path / "mine.yaml").write_text("run: {dir: ~/runs/it}\n")
     assert resolve(str(tmp_path / "mine.yaml"), None, ["lora.start=~/a"]).run.dir == Path.home() / "runs/it"
@@ -157,7 +163,10 @@ def test_a_ds_config_must_not_set_what_has_another_home(tmp_path, key):
         ds_config.read("zero9")
 
 
-@pytest.mark.parametrize("content", ["[]", '{"zero_optimization": 2}', '{"zero_optimization": {"x": "auto"}}', "{"])
+OF_ANOTHER_KIND = ["[]", '{"zero_optimization": 2}', '{"zero_optimization": {"x": "auto"}}', "{", '{"bf16": true}']
+
+
+@pytest.mark.parametrize("content", [*OF_ANOTHER_KIND, '{"zero_optimization": {"offload_optimizer": "cpu"}}'])
 def test_a_ds_config_of_another_kind_is_refused(tmp_path, content):
     (tmp_path / "mine.json").write_text(content)
     with refuses("engine.ds_config", names="mine.json"):

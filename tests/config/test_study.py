@@ -44,7 +44,12 @@ def test_the_control_of_the_format_pays_for_nothing_else(tmp_path):
     judge = "{reward.judge: {url: 'http://here:1', model: one}, reward.weights: {judge: 1.0, correct: 1.0}}"
     custom = f"{{reward.custom: ['{ROOT / 'examples/minimal.py'}:main']}}"
     of_all = "preset: 8gb\nsettings: {reward.weights: {correct: 1.0}}"
-    for shared, settings in (("", judge), ("", custom), (of_all, "{reward.weights.overlong: 1.0}")):
+    (tmp_path / "mine.yaml").write_text(
+        f"reward:\n  judge: {{url: 'http://here:1', model: one}}\n  custom: ['{ROOT / 'examples/minimal.py'}:main']\n"
+        "  weights: {judge: 1.0, main: 0.5, correct: 1.0, length: 0.1}"
+    )
+    mine = f"preset: {tmp_path / 'mine.yaml'}"
+    for shared, settings in (("", judge), ("", custom), (of_all, "{reward.weights.overlong: 1.0}"), (mine, "")):
         study = study_of(tmp_path, f"{shared}\narms: {{a: {settings}}}\ncontrols: [format]")
         paid = {one.arm: study.config(one).reward.all_weights for one in study.runs()}
         assert {name for name, weight in paid["format"].items() if weight} == {"format"}

@@ -19,7 +19,7 @@ class BadYaml(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, of which YAML would keep the last."""
+    """Refuses duplicate keys, of which YAML would keep the last, and reads 010 as ten, as YAML 1.2 does, not as 8."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names: set[Any] = set()
@@ -29,6 +29,13 @@ class _Loader(yaml.SafeLoader):
                 raise BadYaml(f"{name} is written twice, again in line {key.start_mark.line + 1}. Remove one")
             names.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = str(node.value).replace("_", "")
+        return int(text) if text.lstrip("+-").isdigit() else int(super().construct_yaml_int(node))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read_yaml(content: bytes | str) -> Any:

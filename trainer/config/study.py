@@ -21,6 +21,7 @@ from trainer.config.command_line import resolve
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.read_yaml import BadYaml, read_yaml, written
 from trainer.config.sections.base import RUNS, Section
+from trainer.config.sections.reward import function_name
 from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError
 
@@ -118,9 +119,12 @@ class Study:
         arms = {name: settings_of(settings or {}) for name, settings in self.file.arms.items()}
         controls = {name: {**arms[self.first], **CONTROLS[name]} for name in self.file.controls}
         if FORMAT in controls:
+            paid = self.config(StudyRun(self.first, 0, self._overrides(arms[self.first]))).reward
+            gone = dict.fromkeys(name for name in ("judge", *map(function_name, paid.custom)) if name in paid.weights)
             alone = {key: value for key, value in controls[FORMAT].items() if not key.startswith("reward.weights.")}
-            left = self.config(StudyRun(self.first, 0, self._overrides(alone))).reward.weights  # with the preset's
-            controls[FORMAT] = alone | {"reward.weights": {**dict.fromkeys(left, 0.0), "format": 1.0}}
+            alone["reward.weights"] = {**gone, "format": 1.0}
+            left = self.config(StudyRun(FORMAT, 0, self._overrides(alone))).reward.weights  # with the preset's
+            controls[FORMAT] = alone | {"reward.weights": {**dict.fromkeys(left, 0.0), **alone["reward.weights"]}}
         return arms | controls
 
     def _overrides(self, settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -138,6 +138,12 @@ class Reward(Section):
                 raise ValueError(f"the name {name} is taken. Give the function another one")
         return value
 
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _without_null(cls, value: Any) -> Any:
+        """Leave out names with `null`, which take away a weight of a preset."""
+        return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
+
     @field_validator("weights")
     @classmethod
     def _known_names(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
