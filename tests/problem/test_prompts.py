@@ -98,6 +98,17 @@ def test_a_base_model_gets_its_first_token_and_plain_text():
     assert raw.text.startswith("Be brief.\n\nA conversation")
 
 
+def test_a_prompt_goes_on_after_the_end_that_a_tokenizer_adds():
+    class Ends(WithoutTemplate):
+        def __call__(self, text, add_special_tokens):
+            return {"input_ids": super().__call__(text, add_special_tokens)["input_ids"] + [2] * add_special_tokens}
+
+    asks = prompter(Ends(), style="chat")
+    prompt = asks.prompt(PROBLEM)
+    assert prompt.tokens == prompter(WithoutTemplate(), style="chat").prompt(PROBLEM).tokens
+    assert asks.answer_tokens(prompt, "7") == (ord(" "), ord("7"))
+
+
 # --- few_shot
 
 
@@ -196,6 +207,16 @@ def test_a_template_that_does_not_end_or_refuses_the_messages_is_answered(tokeni
     endless.chat_template = template
     with refuses("p/1", DataError, names=told):
         text(endless, system="Be brief.")
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, talk(("system", "Be kind."), ("user", "1 + 2?"))])
+def test_a_template_that_leaves_the_system_message_out_is_refused(tokenizer, problem):
+    deaf = copy.deepcopy(tokenizer)  # like that of the first Phi-3
+    deaf.chat_template = "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}"
+    with refuses(problem.id, DataError, names="system"):
+        text(deaf, problem, system="Be brief.")
+    deaf.chat_template += "{% for message in messages %}{{ message.content | upper }}{% endfor %}"
+    assert "BE " in text(deaf, problem, system="Be brief.")
 
 
 def test_a_template_that_names_the_day_writes_the_same_tomorrow(tokenizer, monkeypatch):

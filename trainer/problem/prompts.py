@@ -98,8 +98,7 @@ class Prompter:
             question = ({"role": "user", "content": asked},) if system else ()
             problem = replace(problem, question=asked, messages=system + question)
         text, has_special_tokens = self._text(problem)
-        tokens = self.tokenizer(text, add_special_tokens=not has_special_tokens)["input_ids"]
-        return Prompt(problem, text, tuple(tokens), original=original)
+        return Prompt(problem, text, self._tokens(text, has_special_tokens), original=original)
 
     @property
     def has_turns(self) -> bool:
@@ -117,7 +116,7 @@ class Prompter:
         """Return the tokens of an answer that follows the prompt. Without a chat template, a space separates them."""
         text, has_special_tokens = self._text(prompt.problem)
         answer = answer if has_special_tokens or text[-1:].isspace() else f" {answer}"
-        whole = tuple(self.tokenizer(text + answer, add_special_tokens=not has_special_tokens)["input_ids"])
+        whole = self._tokens(text + answer, has_special_tokens)
         if whole[: len(prompt.tokens)] == prompt.tokens:
             return whole[len(prompt.tokens) :]
         return tuple(self.tokenizer(answer, add_special_tokens=False)["input_ids"])
@@ -228,7 +227,25 @@ class Prompter:
         if self._style.raw and not problem.messages:
             before = f"{self.settings.system}\n\n" if self.settings.system else ""
             return before + self._request(problem), False
-        return self._rendered(self.messages(problem), problem), bool(self.tokenizer.chat_template)
+        messages = self.messages(problem)
+        text = self._rendered(messages, problem)
+        self._must_have_system(messages, text, problem)
+        return text, bool(self.tokenizer.chat_template)
+
+    def _must_have_system(self, messages: Messages, text: str, problem: Problem) -> None:
+        """Raise DataError if the chat template leaves out a system message, whatever it says."""
+        for index, message in enumerate(messages):
+            if message["role"] == "system" and str(message["content"]).strip() not in text:
+                changed = {**message, "content": f"{message['content']}?"}
+                if self._rendered([*messages[:index], changed, *messages[index + 1 :]], problem) == text:
+                    reason = "the chat template of the model leaves its system message out"
+                    remedy = "Leave out prompt.system, or the message, or write it into the question"
+                    raise DataError(problem.id or "prompt", reason, remedy)
+
+    def _tokens(self, text: str, has_special_tokens: bool) -> tuple[int, ...]:
+        if has_special_tokens:
+            return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return begun(self.tokenizer, text)
 
     def _rendered(self, messages: Messages, problem: Problem, changed: Mapping[str, Any] = MappingProxyType({})) -> str:
         if not self.tokenizer.chat_template:
@@ -266,6 +283,14 @@ def _variables(chat_template: str) -> set[str]:
         broken = f"its chat template is broken in line {error.lineno} ({error.message})"
         raise ModelError("model.name", broken, "Restore the template, or take another model") from None
     return meta.find_undeclared_variables(environment.parse(chat_template)) - environment.globals.keys() - SET_BY_OCTET
+
+
+def begun(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Return the tokens of a text that goes on: with special tokens at its beginning, and without those that some
+    tokenizers, saved after a training, add at the end."""
+    plain, whole = (tuple(tokenizer(text, add_special_tokens=special)["input_ids"]) for special in (False, True))
+    ends = range(len(plain), len(whole) + 1)
+    return whole[: next((end for end in ends if whole[end - len(plain) : end] == plain), len(whole))]
 
 
 def left_out_of_texts(tokenizer: Any) -> frozenset[int]:

@@ -22,6 +22,7 @@ from trainer.model import hub, merge
 from trainer.model.load import end_of_turn, load_tokenizer, location
 from trainer.model.lora import load_adapter
 from trainer.plan.read_data import read_held_out
+from trainer.problem.prompts import begun
 from trainer.rollout.limits import within_context
 from trainer.run import assemble, evaluate_models
 from trainer.run.data import prompter_of, task_of
@@ -105,7 +106,7 @@ def _checked(
     sampler = llama_cpp.LlamaCppSampler(file, stops, max(len(one.tokens) for one in prompts) + longest)
     try:
         for prompt in prompts:
-            adds_special = tuple(tokenizer(prompt.text)["input_ids"]) == prompt.tokens
+            adds_special = begun(tokenizer, prompt.text) == prompt.tokens
             if tuple(sampler.tokens(prompt.text, adds_special)) != prompt.tokens:
                 of = f"the prompt of problem {prompt.problem.id}"
                 raise MergeError(file, f"llama.cpp reads {of} as other tokens than transformers")
