@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import NANO, refuses
 from trainer.commands import eval as evaluation
-from trainer.config.settings import Model
+from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError, MergeError
 from trainer.model import lora, merge
 
@@ -82,9 +82,9 @@ def not_here(monkeypatch):
     monkeypatch.setattr(evaluation.downloads, "check", lambda config, needs_data: None)
 
 
-def settings(folder, *arguments: str, name: str | None):
+def settings(folder, *arguments: str, name: str | None, **more: str):
     folder.mkdir(exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name, **more}))
     parser = ArgumentParser()
     evaluation.add_arguments(parser)
     options = parser.parse_args(["--adapter", str(folder), *arguments])
@@ -94,6 +94,14 @@ def settings(folder, *arguments: str, name: str | None):
 def test_the_base_that_it_names_is_taken(tmp_path, tiny_model):
     assert settings(tmp_path / "a", name=str(tiny_model)).model.name == str(tiny_model)
     assert settings(tmp_path / "b", name=str(NANO)).model.name == "nano"
+
+
+def test_the_base_is_taken_in_the_revision_that_it_names(tmp_path, tiny_model, not_here):
+    for options, revision in (([], "v1"), (["--model", "some/base"], None), (["model.name=some/base"], None)):
+        model = settings(tmp_path / "a", *options, name="some/base", revision="v1").model
+        assert (model.name, model.revision) == ("some/base", revision)
+    lora.save_adapter(lora.add_adapter(base(tiny_model), Lora(), "v1"), tmp_path / "b")
+    assert peft.PeftConfig.from_pretrained(tmp_path / "b").revision == "v1"
 
 
 @pytest.mark.parametrize("end", ["-unsloth-bnb-4bit", "-bnb-4bit"])

@@ -99,16 +99,18 @@ def settings_for(options: Namespace, source: Source | None) -> Config:
     # an adapter fits the original base, even if it was trained over a quantised one
     clean = ["model.quantize=none", "model.quantize_head=none"]
     preset, base = options.preset or (str(source.run / "config.yaml") if source and source.run else None), options.model
+    revision = None
     if preset is None:
         if source and source.adapter and base is None:
-            base = source.base
+            base, revision = source.base, None if names_a_model(options) else source.revision
         elif source and base is None:
             raise ConfigError(f"--merged {source.folder}", "it has no run's config.yaml beside it", "Name its --model")
         if source and base == "" and not names_a_model(options):
             reason = "it does not say what it was trained over"
             raise CheckpointError(f"--adapter {source.folder}", reason, "Name that with --model")
         preset = "nano" if base in (None, "nano") else None
-    named = {"model.name": base or None, "task.name": options.task, "eval.problems": options.problems}
+    named = {"model.name": base or None, "model.revision": revision}
+    named |= {"task.name": options.task, "eval.problems": options.problems}
     local = NO_SERVERS if preset and resolve(preset).rollout.uses_servers else ()
     config = resolve(preset, None, [*clean, *local, *overrides_of(named), *options.overrides])
     if not config.eval.problems and not getattr(options, "no_check", False):  # of octet export

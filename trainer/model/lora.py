@@ -38,13 +38,14 @@ def experts_of(model: Any) -> list[str]:
     return [name for name, value in model.named_parameters() if value.dim() == 3 and ".experts." in name]
 
 
-def add_adapter(model: Any, settings: Lora) -> Any:
-    """Return the model with LoRA layers: new ones, which do not change its results yet, or those of `lora.start`."""
+def add_adapter(model: Any, settings: Lora, revision: str | None = None) -> Any:
+    """Return the model with LoRA layers: new ones, which do not change its results yet, or those of `lora.start`. The
+    adapter names this revision of its base, because PEFT would load it over the newest one."""
     shape = {"r": settings.r, "lora_alpha": settings.alpha, "use_rslora": settings.rslora, "use_dora": settings.dora}
     options = peft.LoraConfig(target_modules=_targets(model, settings), task_type="CAUSAL_LM", **shape)
     try:
         with _without_tying_warnings():
-            adapted = peft.get_peft_model(model, options)
+            adapted = peft.get_peft_model(model, options, revision=revision)
         if any(isinstance(layer, ParamWrapper) for _, layer in layers(adapted)):
             raise ValueError(SLOW)
     except ValueError as error:

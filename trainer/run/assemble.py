@@ -127,7 +127,7 @@ def make_policy(config: Config, total_steps: int) -> Any:
     torch.manual_seed(config.run.seed)  # the adapter's first values
     model = load_model(config.model, dtype, distributed.device())
     use_fewer_kernels(model)
-    model = add_adapter(model, config.lora) if config.lora.enabled else model
+    model = add_adapter(model, config.lora, config.model.revision) if config.lora.enabled else model
     if config.shares_base and config.teacher.adapter:
         add_teacher(model, config.teacher.adapter)
     if config.lora.enabled:

@@ -62,6 +62,13 @@ class Source:
             return str(base).removesuffix("-bnb-4bit").removesuffix("-unsloth")
         return "nano" if base.parts[-3:] == ("trainer", "model", "nano") else str(base) if base.parts else ""
 
+    @property
+    def revision(self) -> str | None:
+        """Return the revision of the base that the adapter was trained over, if it names one."""
+        assert self.folder is not None, "it is an adapter"
+        named = hub.read_json(str(self.folder), self.folder / "adapter_config.json").get("revision")
+        return named if isinstance(named, str) and named else None
+
     def is_over(self, model: Model) -> bool | None:
         """Return whether the adapter was trained over this model, or None if that cannot be known."""
         if self.base == model.name:
