@@ -12,9 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import NANO, refuses
 from trainer.commands import eval as evaluation
+from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
-from trainer.errors import CheckpointError, MergeError
+from trainer.errors import CheckpointError, MergeError, ModelError
 from trainer.model import lora, merge
+from trainer.plan import downloads
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9]])
 PATTERNS = {"rank_pattern": {"q_proj": 4, "layers.1.self_attn.v_proj": 2}, "alpha_pattern": {"q_proj": 32}}
@@ -146,3 +148,17 @@ def test_a_folder_of_which_nothing_is_known_is_taken_with_a_warning(tmp_path, ti
             assert f"is model.name={model} the same?\n" in capsys.readouterr().err
     with refuses("--adapter", CheckpointError, names=name or "--model"):
         settings(tmp_path / "a", *(["--preset", "nano"] if name else []), name=name)
+
+
+@pytest.mark.parametrize(
+    ("key", "written"),
+    [("lora.start", ["model.name=Qwen/Qwen3-1.7B"]), ("teacher.adapter", ["teacher.name=Qwen/Qwen3-1.7B"])],
+)
+def test_a_run_refuses_an_adapter_of_another_base(tmp_path, key, written):
+    config = resolve("nano", None, [*written, f"{key}={tmp_path}"])
+    for base in ("Qwen/Qwen3-1.7B", "unsloth/Qwen3-1.7B", "/gone/merged"):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+        downloads.find_adapters(config)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen3-1.7B-Base"}))
+    with refuses(key, ModelError, names="over Qwen/Qwen3-1.7B-Base, not over Qwen/Qwen3-1.7B"):
+        downloads.find_adapters(config)

@@ -8,9 +8,11 @@ from huggingface_hub import constants
 
 from trainer.config.settings import Config, Model, TaskSettings
 from trainer.errors import DataError, ModelError
+from trainer.machine.visible import visible
 from trainer.model.hub import FETCH, NOTHING, Found, Refused, Unreachable, find_model, listing, naming, stay_offline
 from trainer.problem.sources import HubSet
 from trainer.problem.task import make_task
+from trainer.run_folder.source import Source
 
 
 def check(config: Config, needs_data: bool = True) -> Found:
@@ -35,10 +37,20 @@ def find_teacher(model: Model | None) -> Found:
 
 
 def find_adapters(config: Config) -> None:
-    """Raise ModelError if the adapter that a run starts from, or that of its teacher, does not exist."""
-    for key, folder in (("lora.start", config.lora.start), ("teacher.adapter", config.teacher.adapter)):
-        if folder and not (folder / "adapter_config.json").is_file():
+    """Raise ModelError if the adapter that a run starts from, or that of its teacher, does not exist, or is known to
+    have another base. One of a base with the same shapes would fit, and compute something else."""
+    start = ("lora.start", config.lora.start, config.model, "model.name")
+    teacher = ("teacher.adapter", config.teacher.adapter, config.teacher_model or config.model, "teacher.name")
+    for key, folder, model, of_base in (start, teacher):
+        if folder is None:
+            continue
+        if not (folder / "adapter_config.json").is_file():
             raise ModelError(f"{key}={folder}", "there is no adapter_config.json in it", "Name the adapter of a run")
+        source = Source(folder, is_adapter=True)
+        if source.is_over(model) is False:
+            base = visible(source.base)
+            reason = f"it was trained over {base}, not over {model.name}"
+            raise ModelError(f"{key}={folder}", reason, f"Write {of_base}={base}")
 
 
 def find_data(data: HubSet, task: TaskSettings) -> bool:
