@@ -44,7 +44,6 @@ def step_cost() -> Iterator[str]:
     yield f"{max(copies):.1f} GB/s."
     yield "Models this small do not reach the limit: beside their small products they spend time on norms, rotations"
     yield "and the overhead of many short operations, whose share falls as the width grows."
-    yield f"The last row was measured by `{result['added']}`, beside another program."
     yield on(result["machine"])
 
 
@@ -65,7 +64,7 @@ def measured() -> Iterator[str]:
     yield f"{most:.0%}; a load of {result['load_before']:.1f} before they began. A step of two ranks takes"
     yield f"{smaller + taken + waiting:.0f} ms more than half of a step of one. Smaller batches account for"
     yield f"{smaller:.0f} ms, which one rank with half of the problems loses as well. Two such runs"
-    yield f"without any communication lose {taken:.0f} ms more, because the cores share memory and its caches. The"
+    yield f"without any communication lose {round(taken)} ms more, because the cores share memory and its caches. The"
     yield f"rest, {waiting:+.0f} ms, is for sending and for waiting for the other rank."
     if waiting < 0:
         yield "It cannot be less than 0: the kinds of run differ by as much for other reasons, so no part is exact."
