@@ -1,5 +1,6 @@
 """Agents: programs that call the model through OpenAI's interface, and what is recorded of that."""
 
+import copy
 import json
 import os
 import queue
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from tests.conftest import is_running, logprobs_of, refuses, until
 from tests.problem.test_environment import Templated
@@ -83,6 +85,20 @@ def test_calls_in_parallel_have_one_order_whichever_ends_first(tokenizer):
         found.append(talk.completion("", failed=False))
     assert found[0] == found[1]
     assert len(found[0].segments) == 2
+
+
+def test_a_conversation_begins_as_a_prompt_does(tokenizer):
+    """Without a chat template the tokenizer writes the first token."""
+    plain = copy.deepcopy(tokenizer)
+    plain.chat_template = None
+    first = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    plain.backend_tokenizer.post_processor = first
+    asked, limits = Problem("p", "How many?", "4"), Limits(4, 60, 300, 9.0)
+    for one in (tokenizer, plain):
+        prompter = Prompter(one, resolve("nano").prompt, NanoTask())
+        talk = Conversation(prompter, Stops(one, STOPS), prompter.prompt(asked), 0, limits)
+        tokens = talk.call([user("How many?")], [], None, ()).prompt.tokens
+        assert (tokens[0], tokens.count(1)) == (1, 2 if one is tokenizer else 1)
 
 
 def test_a_conversation_of_several_calls_is_one_segment_with_the_marks_of_the_template(tokenizer):

@@ -98,7 +98,7 @@ class Prompter:
             question = ({"role": "user", "content": asked},) if system else ()
             problem = replace(problem, question=asked, messages=system + question)
         text, has_special_tokens = self._text(problem)
-        return Prompt(problem, text, self._tokens(text, has_special_tokens), original=original)
+        return Prompt(problem, text, self.tokens(text, has_special_tokens), original=original)
 
     @property
     def has_turns(self) -> bool:
@@ -116,7 +116,7 @@ class Prompter:
         """Return the tokens of an answer that follows the prompt. Without a chat template, a space separates them."""
         text, has_special_tokens = self._text(prompt.problem)
         answer = answer if has_special_tokens or text[-1:].isspace() else f" {answer}"
-        whole = self._tokens(text + answer, has_special_tokens)
+        whole = self.tokens(text + answer, has_special_tokens)
         if whole[: len(prompt.tokens)] == prompt.tokens:
             return whole[len(prompt.tokens) :]
         return tuple(self.tokenizer(answer, add_special_tokens=False)["input_ids"])
@@ -242,7 +242,8 @@ class Prompter:
                     remedy = "Leave out prompt.system, or the message, or write it into the question"
                     raise DataError(problem.id or "prompt", reason, remedy)
 
-    def _tokens(self, text: str, has_special_tokens: bool) -> tuple[int, ...]:
+    def tokens(self, text: str, has_special_tokens: bool) -> tuple[int, ...]:
+        """Return the tokens of a text that begins a prompt, with special tokens before it if it has none."""
         if has_special_tokens:
             return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return begun(self.tokenizer, text)

@@ -199,8 +199,7 @@ class Conversation:
                 function["arguments"] = json.loads(function["arguments"])
         try:
             if continued is None:
-                text = self.prompter.conversation(safe, tools)
-                return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+                return self.prompter.tokens(self.prompter.conversation(safe, tools), bool(tokenizer.chat_template))
             if added := continued.added(messages):
                 return tuple(tokenizer(without_special(tokenizer, added), add_special_tokens=False)["input_ids"])
             turn = TURN
