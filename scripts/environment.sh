@@ -13,7 +13,7 @@ use_environment() {
     fi
     _wait_for_others "$root"
     if [ -z "${VIRTUAL_ENV:-}" ] && [ -z "${CONDA_PREFIX:-}" ]; then
-        [ -x "$root/.venv/bin/python" ] || _make_environment "$root/.venv"
+        _can_be_used "$root/.venv/bin/python" || _make_environment "$root/.venv"
         export VIRTUAL_ENV="$root/.venv" PATH="$root/.venv/bin:$PATH"
     fi
     export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
@@ -28,12 +28,21 @@ _wait_for_others() {
     flock 9 || echo "octet: no locks in $1; do not start two jobs at once while nothing is installed" >&2
 }
 
+# A new version of the system's Python finds no packages in an environment of the old one, not even pip.
+_can_be_used() {
+    _has "$1" deepspeed || _has "$1" pip || { command -v uv >/dev/null && [ -x "$1" ]; }
+}
+
+_has() {
+    "$1" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$2') is None)" 2>/dev/null
+}
+
 _make_environment() {
     local candidate
     for candidate in python3 python3.13 python3.12 python3.11 python3.10 python; do
         if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
             echo "octet: making $1 with $("$candidate" --version)"
-            "$candidate" -m venv "$1" && return
+            "$candidate" -m venv --clear "$1" && return
             rm -rf "$1" # without the package python3-venv it has a python and no pip
         fi
     done
@@ -42,12 +51,12 @@ _make_environment() {
     exit 2
 }
 
-# Installs when setup.cfg or constraints.txt have changed since the last time, and never otherwise.
+# Installs when setup.cfg or constraints.txt have changed since the last time, or the packages are gone.
 _install_once() {
     local root="$1" extra="$2" stamp wanted
     stamp="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}/.octet-installed"
     wanted="$(cat "$root/setup.cfg" "$root/constraints.txt" | cksum)"
-    [ "$(cat "$stamp${extra:+-$extra}" 2>/dev/null)" = "$wanted" ] && return
+    [ "$(cat "$stamp${extra:+-$extra}" 2>/dev/null)" = "$wanted" ] && _has python deepspeed && return
     echo "octet: installing dependencies (a minute or two the first time)"
     # torch first: DeepSpeed looks for it while it is built, and in an isolated build it would be downloaded again
     _pip -c "$root/constraints.txt" torch numpy setuptools wheel ninja packaging

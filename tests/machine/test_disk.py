@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import stat
 from types import SimpleNamespace
 
@@ -30,6 +31,17 @@ def test_weights_and_the_cache_of_a_judge_follow_the_umask(tmp_path, permissions
     cache.put("abc", "a reply")
     files = [weights, tmp_path / "cache/ab/abc.json"]
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [permissions] * 2
+
+
+def test_a_file_that_is_too_large_for_its_disk_is_named(tmp_path):
+    path, (soft, hard) = tmp_path / "file", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as refused:
+            disk.replace(path, b"x" * 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert disk.failure(refused.value).startswith("File too large. Its file system")
 
 
 def test_a_disk_without_inodes_is_named(tmp_path, monkeypatch):

@@ -203,6 +203,27 @@ def test_without_a_python_that_will_do_a_cluster_is_told_of_its_modules(tmp_path
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.parametrize("package", ["pip", "deepspeed"])
+def test_packages_that_are_gone_are_installed_again(tmp_path, package):
+    """The system's Python may have a new version, which finds nothing that the old one has installed."""
+    python, asked, new = (tmp_path / name for name in (".venv/bin/python", "asked", "new"))
+    python.parent.mkdir(parents=True)
+    new.write_text(f"#!/bin/sh\ncase $* in *install*) echo $* >> {asked} ;; esac\n")
+    gone = f"case $* in *find_spec*) case $* in *{package}*|*deepspeed*) exit 1 ;; esac ;; esac"
+    python.write_text(f"{new.read_text()}{gone}\n")
+    (tmp_path / "python3").write_text(f"#!/bin/sh\ncase $* in *venv*) cp -p {new} {python} ;; esac\n")
+    for program in (python, tmp_path / "python3", new):
+        program.chmod(0o755)
+    for name in ("setup.cfg", "constraints.txt"):
+        (tmp_path / name).touch()
+    stamp = "4294967295 0\n"  # of the two files
+    (tmp_path / ".venv/.octet-installed").write_text(stamp)
+    script = f"set -euo pipefail; source scripts/environment.sh; use_environment {tmp_path}"
+    ran("bash", "-c", script, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
+    assert (python.read_bytes() == new.read_bytes()) == (package == "pip"), "it is made anew if it has no pip either"
+    assert package == "pip" or len(asked.read_text().splitlines()) == 3
+
+
 @pytest.mark.parametrize(("setting", "installer"), [("", "uv"), ("global.index-url='mirror'", "pip")])
 def test_jobs_that_start_together_install_once(tmp_path, setting, installer):
     """They use uv, unless pip has settings that uv does not read. Stand-ins record the calls."""
@@ -210,7 +231,7 @@ def test_jobs_that_start_together_install_once(tmp_path, setting, installer):
         pytest.skip("there is no flock(1)")
     python = tmp_path / ".venv/bin/python"
     python.parent.mkdir(parents=True)
-    said = f'case $* in *config*) echo "{setting}" ;; *) echo pip $* >> {tmp_path}/asked ;; esac'
+    said = f'case $* in *config*) echo "{setting}" ;; *find_spec*) ;; *) echo pip $* >> {tmp_path}/asked ;; esac'
     python.write_text(f"#!/bin/sh\n{said}\nsleep 0.2\n")
     (tmp_path / "uv").write_text(f"#!/bin/sh\necho uv $* >> {tmp_path}/asked\n")
     for program in (python, tmp_path / "uv"):

@@ -19,7 +19,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 # The path cannot be used. It is often one from a setting, and the error names it.
 OF_THE_PATH = {errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM}
 OF_THE_PATH |= {errno.EROFS}
-BROKEN = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EREMOTEIO)
+BROKEN = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EREMOTEIO, errno.EFBIG)
 OF_TORCH = ("PytorchStreamWriter", "inline_container.cc", "iostream error")  # texts in errors of torch.save
 PROBE_BYTES = 1 << 20
 
@@ -29,6 +29,8 @@ def failure(error: OSError) -> str:
     if error.errno in FULL:
         folder = Path(error.filename or ".").parent
         return f"{full(folder)} ({error.strerror}). Make room and try again."
+    if error.errno == errno.EFBIG:
+        return f"{error.strerror}. Its file system, or `ulimit -f`, allows no file of this size."
     if error.errno in BROKEN:
         return f"{error.strerror}. Check the disk, or the server that it is on, and try again."
     if error.errno in (errno.EACCES, errno.EPERM):
