@@ -1,6 +1,7 @@
 """The exact text that a model sees, in each style, with a chat template and without."""
 
 import copy
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -128,6 +129,12 @@ def test_examples_are_the_same_for_every_problem_and_never_the_problem_itself(to
         said = asks.prompt(problem).text
         assert said.count(problem.question) == 1
         assert said.count("<|im_start|>user") == 4
+
+
+def test_a_problem_that_its_environment_puts_in_other_words_is_not_its_own_example(tokenizer):
+    asks = prompter(tokenizer, style="few_shot", shots=8)
+    for problem in Made().train():
+        assert problem.solution not in asks.prompt(replace(problem, question="Begin.")).text
 
 
 @pytest.mark.parametrize("style", MARKS)

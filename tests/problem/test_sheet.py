@@ -11,6 +11,7 @@ from tests.conftest import ran, said_by, write_lines
 from trainer.answers.number import has_comma, with_points
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
+from trainer.errors import DataError
 from trainer.estimates import mcnemar, visible_gain
 from trainer.plan.read_data import Data
 from trainer.problem import sheet
@@ -162,6 +163,20 @@ def test_a_comma_in_the_name_of_a_column_separates_nothing_and_spaces_around_a_n
     (tmp_path / "a.csv").write_text("Nr; question;answer, rounded \n1; Who?;4\n")
     task, _ = sheet_of(path=f"{tmp_path}/a.csv", holdout=1.0, answer="answer, rounded")
     assert [one.gold for one in task.test()] == ["4"]
+
+
+@pytest.mark.parametrize("before", ["\n", ";;\n", "\n ;\n"])
+def test_empty_rows_before_the_names_and_the_names_again_are_no_problems(tmp_path, before):
+    (tmp_path / "a.CSV").write_text(f"{before}question;answer\nWho?;4\nquestion; answer\n\nWhat?;5\n")
+    task, _ = sheet_of(path=f"{tmp_path}/a.CSV", holdout=1.0)
+    assert [one.gold for one in task.test()] == ["4", "5"]
+    assert task.left_out() == [(1, f"{tmp_path}/a.CSV:{before.count(chr(10)) + 3}: it names the columns again.")]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("question,answer,,,answer\nWho?,4,,,wrong\n")
+    with pytest.raises(DataError, match="two columns are called `answer`"):
+        sheet_of(path=f"{tmp_path}/a.csv")
 
 
 @pytest.mark.parametrize(

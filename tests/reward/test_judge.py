@@ -22,6 +22,7 @@ from tests.hub_server import serving
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
 from trainer.errors import RewardError
+from trainer.machine import disk
 from trainer.machine.http_client import NoReply, exchange, seconds_of
 from trainer.reward import judge as judge_module
 from trainer.reward.built_in import read
@@ -311,6 +312,21 @@ def test_the_cache_outlives_the_process(server, tmp_path):
     assert len(server.requests) == 6
     with refuses("reward.judge.cache"):
         judge(server.url, f"reward.judge.cache={entry}")
+
+
+def test_two_runs_may_cache_one_reply_at_a_time(tmp_path, monkeypatch):
+    cache, keep = judge_module.Cache(tmp_path), disk.keep
+
+    def meanwhile(path):
+        monkeypatch.setattr(disk, "keep", keep)
+        cache.put("ab", "the other run's")
+        assert path.exists()
+        keep(path)
+
+    monkeypatch.setattr(disk, "keep", meanwhile)
+    cache.put("ab", "ours")
+    assert cache.get("ab") == "ours"
+    assert len([*tmp_path.rglob("*.*")]) == 1
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ def test_a_server_without_room_for_the_longest_answer_is_refused(connect):
     connect("rollout.max_new_tokens=1000", longest=23)
     with refuses("rollout.max_new_tokens", names="1025"):
         connect("rollout.max_new_tokens=1000", longest=24)
+    with refuses("rollout.max_new_tokens", names="513"):
+        connect("rollout.max_new_tokens=513", "task.agent=agent.py:run", longest=24)  # the conversation grows to 512
 
 
 def test_a_teacher_that_counts_in_other_tokens_is_refused_by_name(connect, tokenizer):

@@ -122,6 +122,11 @@ PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
         run(steps=3, truncated=1.0),  # too early to say
         run(bad_updates=2, bad_updates_allowed=3),
         without("lr", 49),
+        run(
+            "reward.custom=a.py:z",
+            "reward.weights={z: 1, correct: 0, format: 0, length: 0}",
+            **{"reward/z": 0.0, "reward/std": 0.9},
+        ),
         *(run(steps=60, **{"memory/held": held}) for held in NO_LEAKS),
         run("reward.answer=lenient", evaluated=(0.5, 0.6, 0.4), **PAID_MORE),
         run("warmup.only=true", "warmup.problems=2", "warmup.steps=20", problems=8),

@@ -140,7 +140,8 @@ class Prompter:
         if problem.messages:
             return self._with_request(problem.messages)
         turns = [{"role": "system", "content": self.settings.system}] if self.settings.system else []
-        others = [example for example in self._examples if example.question != problem.question]
+        # by id as well, because an environment asks in other words than the data
+        others = [one for one in self._examples if one.question != problem.question and one.id != problem.id]
         for example in others[: self.settings.shots]:
             turns += [{"role": "user", "content": self._request(example)}]
             turns += [{"role": "assistant", "content": solved(example, self.answer_style)}]

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -24,7 +25,10 @@ from trainer.machine.visible import print
 LARGE = 50_000_000  # bytes; a larger file takes seconds to read, so its name is printed
 LONGEST_LIST = 1000  # characters of the column names in an error
 LARGEST_FIELD = 1 << 30  # characters of a CSV value; the rest of a longer one would be read as rows
-USUAL = {"question": ("problem", "query", "input", "prompt"), "answer": ("solution", "output", "target", "label")}
+USUAL = {
+    "question": ("problem", "query", "instruction", "input", "prompt", "messages"),
+    "answer": ("solution", "output", "target", "label"),
+}
 
 
 class MissingColumn(DataError): ...
@@ -104,7 +108,7 @@ class File:
         try:
             if (size := self.path.stat().st_size) > LARGE:
                 _say_what_is_read(self.path, size)
-            yield from READERS[self.path.suffix](self.path)
+            yield from READERS[self.path.suffix.lower()](self.path)
         except OSError as error:
             raise DataError(self.path, f"it cannot be read ({error.strerror})") from None
 
@@ -206,7 +210,8 @@ def _csv(path: Path) -> Iterator[Record]:
     errors = "replace" if encoding == "utf-16" else "surrogateescape"
     with path.open(encoding=encoding, errors=errors, newline="") as file:
         csv.field_size_limit(LARGEST_FIELD)
-        separator = max(",;\t|", key=file.readline().count)
+        first = next((line for line in file if line.strip()), "")
+        separator = max(",;\t|", key=first.count)
         file.seek(0)
         rows = csv.reader(file, strict=True, delimiter=separator)
         header: list[str] = []
@@ -220,13 +225,18 @@ def _csv(path: Path) -> Iterator[Record]:
                 yield Record(where, flaw=f"broken CSV: {error}")
                 continue
             text = "".join(row)
-            if not header and text.lower() == "sep=":  # the line `sep=;` is written for Excel
+            if not header and text.strip().lower() in ("", "sep="):  # the line `sep=;` is written for Excel
                 continue
             if not header:
                 header, header_at = [name.strip() for name in row], where
                 if "\0" in text or not is_unicode(text):
                     yield Record(where, flaw="the column names are not UTF-8 text; is it another kind of file")
                     return
+                if twice := [name for name, count in Counter(header).items() if name and count > 1]:
+                    yield Record(where, flaw=f"two columns are called `{twice[0]}`")
+                    return
+            elif [value.strip() for value in row] == header:
+                yield Record(where, flaw="it names the columns again")
             elif row and len(row) != len(header):
                 yield Record(where, flaw=f"it has {len(row)} values, and the first line names {len(header)} columns")
             elif row:
@@ -286,10 +296,10 @@ def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
     path = Path(name).expanduser()
     if path.is_dir():
         raise DataError(f"{setting}={name}", "it is a folder", f"Write task.data_dir={name}, with train.jsonl in it")
-    if path.exists() and path.suffix not in READERS:
+    if path.exists() and path.suffix.lower() not in READERS:
         remedy = "Save the table of a spreadsheet as CSV, and call a .tsv file .csv"
         raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known", remedy)
-    if path.suffix in READERS:
+    if path.suffix.lower() in READERS:
         if not path.is_file():
             raise DataError(f"{setting}={name}", "there is no such file", f"Write {setting}=FILE{HERE}")
         return File(path)

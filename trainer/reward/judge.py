@@ -13,6 +13,7 @@ import os
 import random
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -299,8 +300,12 @@ class Cache:
 
     def put(self, name: str, text: str) -> None:
         with contextlib.suppress(OSError):  # a full disk does not end this run; the next one pays again
-            self._path(name).parent.mkdir(exist_ok=True)
-            disk.replace(self._path(name), json.dumps(text).encode())
+            whole = self._path(
+                f"{name}.{uuid.uuid4().hex}"
+            )  # a name of its own, as another run may write the same reply
+            whole.parent.mkdir(exist_ok=True)
+            disk.replace(whole, json.dumps(text).encode())
+            whole.replace(self._path(name))
 
     def _path(self, name: str) -> Path:
         return self.folder / name[:2] / f"{name}.json"

@@ -11,6 +11,7 @@ from math import sqrt
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
+from trainer.config.sections.reward import function_name
 from trainer.estimates import rise
 from trainer.watch.history import EARLY, LATE, RECENT, History
 from trainer.watch.verdict import RISE
@@ -226,10 +227,18 @@ def no_reward(history: History) -> str | None:
 @rule("constant reward", "Remove or repair it.")
 def constant_part(history: History) -> str | None:
     """A part that never differs teaches nothing."""
-    for name, weight in history.config.reward.weights.items():
+    reward = history.config.reward
+    counting = [name for name, weight in reward.weights.items() if weight]
+    differ = max(history.recent("reward/std"), default=0.0) > 1e-9
+    for name in counting:
         values = history.of(f"reward/{name}")[-2 * RECENT :]
-        if weight and name != "correct" and len(values) == 2 * RECENT and max(values) - min(values) < 1e-9:
+        if name == "correct" or len(values) < 2 * RECENT or max(values) - min(values) >= 1e-9:
+            continue
+        if name not in map(function_name, reward.custom):
             return f"reward.weights.{name} gives every answer {values[-1]:g}"
+        if len(counting) > 1 or not differ:  # the only reward may be normalised within each group
+            unless = "which is right only if it is normalised within each group"
+            return f"reward.weights.{name} pays {values[-1]:g} on average in every step, {unless}"
     return None
 
 

@@ -13,7 +13,7 @@ from trainer.config.sections.base import RUNS, Section, is_address, may_have_a_k
 REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "environment", "judge", "code")
 RIGHT = ("correct", "code")  # the rewards for being right; if one of them has a weight, the others are shaping
 # `octet score` writes these names, so a custom reward function cannot have them.
-RESERVED = (*REWARDS, "strict", "lenient", "correct_strict", "correct_lenient", "reward")
+RESERVED = (*REWARDS, "strict", "lenient", "correct_strict", "correct_lenient", "reward", "mean", "std", "min", "max")
 
 
 class Judge(Section):

@@ -38,6 +38,8 @@ class ServedTeacher:
         self.server = Server(str(config.teacher.url), setting="teacher.url")
         describe = partial(self.server.describe, config.teacher.name)
         self.model, self.server.max_model_len = distributed.on_main(partial(self._retry, describe, begins=True))
+        if config.task.agent:  # whose conversations grow
+            longest_prompt = config.prompt.max_tokens
         if error := self.server.too_long(longest_prompt, config.rollout.max_new_tokens, more=1):  # vLLM samples one
             raise error.of_all()
         distributed.on_main(partial(self._refuse_other_tokens, tokenizer, config.model.name))
