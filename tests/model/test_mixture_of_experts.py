@@ -35,7 +35,10 @@ FAMILIES = {
     "olmoe": {"num_experts": 4},
     "deepseek_v2": {**OF_DEEPSEEK, "q_lora_rank": None},
     "deepseek_v3": {**OF_DEEPSEEK, "q_lora_rank": 8},
+    "phimoe": {"num_local_experts": 4},  # its routers, and those of Llama 4, are linear layers with two results
+    "llama4_text": {"num_local_experts": 4, "head_dim": 8, "intermediate_size_mlp": 16},
 }
+MAMBA = {"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 8, "head_dim": 8}
 CHOICES = ["all", "attention", ("experts",), ("gate",), ("o_proj",), ("gate_up_proj",), ("down_proj", "o_proj")]
 MORE = [{}, {"init": "pissa"}, {"dora": True}, {"rslora": True}]
 TOKENS = torch.arange(6)[None]
@@ -43,7 +46,7 @@ TOKENS = torch.arange(6)[None]
 
 def base(family: str, **changed):
     torch.manual_seed(0)
-    settings = SMALL | FAMILIES[family] | changed
+    settings = SMALL | (MAMBA if family == "falcon_h1" else FAMILIES[family]) | changed
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings)).eval()
 
 
@@ -75,7 +78,7 @@ def test_experts_that_are_one_weight_are_refused_with_what_they_would_cost(famil
         lora.add_adapter(base(family), Lora(targets=targets, r=1))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "falcon_h1"])
 def test_an_adapter_of_all_layers_is_saved_and_merged(family, tmp_path):
     model = lora.add_adapter(base(family), Lora(targets="all", r=2))
     with torch.no_grad():

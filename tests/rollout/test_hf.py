@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Qwen2Config
 
+from tests.rollout.test_decoder import prompts, sample
 from trainer.config.settings import Model
 from trainer.model.load import load_model, load_tokenizer, stop_tokens
 from trainer.records import Problem, Prompt, Sampling
@@ -34,6 +35,19 @@ def test_answers_with_other_limits_are_not_generated_beyond_the_context(tokenize
     sampler = HfSampler(model, TurnTaking(Stops(tokenizer, [])), rows=8)
     groups = dict(sampler.sample(asked, Sampling(2, temperature=1.0, max_new_tokens=36, seed=0)))
     assert [[len(one.tokens) for one in groups[index]] for index in range(2)] == [[5, 5], [36, 36]]
+
+
+def test_prompts_of_other_lengths_are_generated_apart_if_the_model_reads_padding(tokenizer):
+    sizes = {"hidden_size": 32, "lru_width": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 480}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("recurrent_gemma", **sizes))
+    for weight in model.parameters():
+        weight.data.normal_(std=0.2)
+    asked = prompts(9, 3, 30)
+    together = sample(HfSampler, model, tokenizer, asked, stops=[2], group=2)
+    for index, prompt in enumerate(asked):
+        alone = sample(HfSampler, model, tokenizer, [prompt], stops=[2], group=2)[0]
+        assert [one.logprobs for one in alone] == [pytest.approx(one.logprobs, abs=1e-4) for one in together[index]]
 
 
 def test_an_adapter_that_does_not_say_what_it_is_for_is_sampled_with_our_settings(tiny_model, tokenizer):

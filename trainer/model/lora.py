@@ -31,6 +31,7 @@ TEACHER = "teacher"  # a second adapter over the same base, which is never train
 LONGEST_REASON = 300  # characters
 SLOW = "PEFT would multiply out the adapters of all experts in each pass: sampling a token takes 5 to 11 times as long"
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # in which PEFT refuses to adapt out_proj
 
 
 def experts_of(model: Any) -> list[str]:
@@ -50,7 +51,8 @@ def add_adapter(model: Any, settings: Lora, revision: str | None = None) -> Any:
             raise ValueError(SLOW)
     except ValueError as error:
         targets = settings.targets if isinstance(settings.targets, str) else ",".join(settings.targets)
-        raise ConfigError(f"lora.targets={targets}", _reason(error), "Write lora.targets=all or attention") from None
+        remedy = f"Write lora.targets={'attention' if targets == 'all' else 'all or attention'}"
+        raise ConfigError(f"lora.targets={targets}", _reason(error), remedy) from None
     if settings.init != "zero":
         _init_pissa(adapted, settings)
     if settings.start is not None:
@@ -64,11 +66,13 @@ def _targets(model: Any, settings: Lora) -> str | list[str]:
     experts, modules = experts_of(model), dict(model.named_modules())
     linear = {name: part for name, part in modules.items() if isinstance(part, torch.nn.Linear)}
     if settings.targets == "all":
-        if not experts:
+        is_mamba = model.config.model_type in MAMBAS
+        if not experts and not is_mamba:
             return "all-linear"
-        reserved = ("gate_proj", "up_proj", "down_proj")  # PEFT assumes that all layers of these names are experts
+        # PEFT assumes that all layers of the names of experts are experts
+        reserved = (*("gate_proj", "up_proj", "down_proj") * bool(experts), *("out_proj",) * is_mamba)
         head = model.get_output_embeddings()
-        others = (name for name, part in linear.items() if part is not head)
+        others = (name for name, part in linear.items() if part is not head and not _is_router(part))
         return sorted(name for name in others if name.rpartition(".")[2] not in reserved)
     targets = list(settings.targets) if isinstance(settings.targets, tuple) else ATTENTION
     parts = {f".{part}" for name in experts for part in (name, name.rpartition(".")[0])}
@@ -78,6 +82,11 @@ def _targets(model: Any, settings: Lora) -> str | list[str]:
     if missing and (missing == targets or settings.targets != "attention"):
         raise ConfigError(settings.without_layer(missing, sorted({name.rpartition(".")[2] for name in linear})))
     return targets
+
+
+def _is_router(linear: torch.nn.Linear) -> bool:
+    """Return True for a linear layer that returns more than its product, as the routers of Llama 4 and PhiMoE do."""
+    return type(linear).__name__.endswith("Router")
 
 
 def _init_pissa(model: Any, settings: Lora) -> None:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -64,13 +65,29 @@ class HfSampler(OwnSampler):
 
     def _within_context(self, waiting: list[tuple[int, OpenAnswer]]) -> list[tuple[int, OpenAnswer]]:
         """Return the first of these answers that can be generated together. All rows go on for as long as any of them,
-        and a model with learned positions has none beyond its context."""
+        and a model with learned positions has none beyond its context. Some models need contexts of one length."""
         context, longest, most = self.context_limit(), 0, 0
         for count, (_, answer) in enumerate(waiting):
             longest, most = max(longest, len(answer.context)), max(most, answer.end - len(answer.tokens))
             if count and context is not None and longest + most > context:
                 return waiting[:count]
+            if count and len(answer.context) != len(waiting[0][1].context) and self._reads_padding:
+                return waiting[:count]
         return waiting
+
+    @cached_property
+    @torch.no_grad()
+    def _reads_padding(self) -> bool:
+        """Return True if padding before a context changes the logits after it: the recurrent layers of xLSTM and
+        RecurrentGemma ignore the mask."""
+        context, options = [5, 3, 4], {"max_new_tokens": 1, "return_dict_in_generate": True, "output_logits": True}
+        found = []
+        for rows in ([context], [context, context * 4]):
+            tokens_BT, attention_BT = self._left_padded(rows)
+            found.append(self.model.generate(input_ids=tokens_BT, attention_mask=attention_BT, **options).logits[0][0])
+        alone_V, padded_V = (logits_V.float() for logits_V in found)
+        rounding = 1e-3 if self.model.dtype == torch.float32 else 0.05
+        return bool((padded_V - alone_V).abs().max() > rounding * alone_V.abs().max())
 
     @torch.no_grad()
     def _generate(self, dialogues: Sequence[OpenAnswer], sampling: Sampling) -> list[Written] | None:
