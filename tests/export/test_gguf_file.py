@@ -128,6 +128,11 @@ REFUSED = {
     "Qwen3_5ForCausalLM: its attention has biases": ("qwen3_5_text", QWEN3_5 | {"attention_bias": True}),
     "Gemma4ForCausalLM: its attention has biases": ("gemma4_text", GEMMA4 | {"attention_bias": True}),
     "are mixtures of experts, which Octet": ("gemma4_text", GEMMA4 | EXPERTS),
+    "Qwen3ForCausalLM: its attention has biases": ("qwen3", {"attention_bias": True}),
+    "its layers have biases": ("smollm3", {"mlp_bias": True}),
+    "its activation is gelu": ("llama", {"hidden_act": "gelu"}),
+    "its activation is silu": ("gemma3_text", {"hidden_activation": "silu", "query_pre_attn_scalar": 16}),
+    "its logits have a soft cap": ("gemma3_text", {"final_logit_softcapping": 30.0, "query_pre_attn_scalar": 16}),
     "none of its layers has a sliding window": ("gemma4_text", GEMMA4 | {"layer_types": ["full_attention"] * 6}),
 }
 

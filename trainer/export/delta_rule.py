@@ -14,8 +14,6 @@ def reasons(config: Any) -> Iterator[str]:
     if config.linear_key_head_dim != config.linear_value_head_dim:
         sizes = f"{config.linear_key_head_dim} and {config.linear_value_head_dim}"
         yield f"linear_key_head_dim and linear_value_head_dim are {sizes}, and llama.cpp has one size for both"
-    if config.attention_bias:
-        yield "its attention has biases, which llama.cpp ignores in this family"
 
 
 def write(writer: gguf.GGUFWriter, config: Any) -> None:

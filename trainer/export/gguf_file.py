@@ -25,6 +25,8 @@ ROWS = 4096  # rows of a weight that are quantised at once
 # The formats that this module writes. llama.cpp writes others from a file in f32.
 _NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 WRITTEN = {name: gguf.GGMLQuantizationType[name.upper()] for name in _NAMES}
+NO_BIASES = ("qwen3", "qwen35", "smollm3", "olmo2", "gemma", "gemma3", "gemma4")  # in llama.cpp's layers
+GELU = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
 AT_ENDS = Kind.Q8_0  # for embedding and output layer in block formats, because they are the most sensitive
 
 
@@ -64,17 +66,28 @@ def _reasons(config: Any, kind: str) -> Iterator[str]:
         yield "its convolutions have a bias, which llama.cpp ignores"
     if family.arch == "gemma3" and config.query_pre_attn_scalar != config.head_dim:
         yield f"query_pre_attn_scalar is {config.query_pre_attn_scalar}, not head_dim"
+    yield from _reasons_of_layers(config, family)
     if family.arch == "gemma4":
         yield from _reasons_of_gemma4(config)
     if family.arch == "qwen35":
         yield from delta_rule.reasons(config)
 
 
+def _reasons_of_layers(config: Any, family: Family) -> Iterator[str]:
+    if family.arch in NO_BIASES and getattr(config, "attention_bias", False):
+        yield "its attention has biases, which llama.cpp does not have in this family"
+    if family.arch in ("smollm3", "seed_oss") and (config.mlp_bias or getattr(config, "attention_out_bias", False)):
+        yield "its layers have biases that llama.cpp does not have in this family"
+    activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None) or "silu"
+    if activation not in (GELU if family.arch.startswith("gemma") else ("silu", "swish")):
+        yield f"its activation is {activation}, and llama.cpp uses another one in this family"
+    if family.arch == "gemma3" and config.final_logit_softcapping:
+        yield "its logits have a soft cap, which llama.cpp does not apply in this family"
+
+
 def _reasons_of_gemma4(config: Any) -> Iterator[str]:
     if config.enable_moe_block:
         yield "its feed-forward layers are mixtures of experts, which Octet does not write"
-    if config.attention_bias:
-        yield "its attention has biases, which llama.cpp ignores in this family"
     if "sliding_attention" not in config.layer_types:
         yield "none of its layers has a sliding window, without which llama.cpp does not start"
 
