@@ -102,8 +102,8 @@ def test_the_request_is_what_openai_endpoints_take_and_the_grade_a_weighted_mean
     assert grades(scorer, "12 it is \ud800 \x00") == [pytest.approx(GOOD_REWARD)]  # and half a character
     measured = scorer.drain()
     assert "time/reward/judge" in measured
-    counted = {"requests": 1, "tokens": 100, "missing": 0, "conciseness": 0.5}
-    assert {name: measured[f"judge/{name}"] for name in counted} == {name: (n, 1) for name, n in counted.items()}
+    counted = {"requests": (1,), "tokens": (100,), "missing": (0, 1), "conciseness": (0.5, 1)}
+    assert {name: measured[f"judge/{name}"] for name in counted} == counted
     (body,) = server.requests
     assert server.paths == ["/v1/chat/completions"]
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("grader", 0, 1024)
@@ -301,7 +301,7 @@ def test_the_cache_outlives_the_process(server, tmp_path):
     assert grades(judge(server.url, cached), "a") == [pytest.approx(GOOD_REWARD)]
     scorer = judge(server.url, cached)
     assert grades(scorer, "a") == [pytest.approx(GOOD_REWARD)]
-    assert (len(server.requests), scorer.drain()["judge/from_cache"]) == (1, (1, 1))
+    assert (len(server.requests), scorer.drain()["judge/from_cache"]) == (1, (1,))
     (entry,) = (tmp_path / "cache").rglob("*.json")
     for damage in ("", '"cut sho', '"not grades"', "[1]"):
         entry.write_text(damage)

@@ -18,6 +18,7 @@ from trainer.reward.built_in import COMPONENTS, Rules, read
 from trainer.reward.scorer import Meter, Scorer
 from trainer.rollout.collect import collect
 from trainer.watch.measure import REWARD, STRICT
+from trainer.watch.tally import Tally
 
 PHRASE = "one two three four "
 
@@ -163,8 +164,8 @@ def test_a_task_can_ask_for_a_second_opinion():
 def test_a_hang_scores_nothing_and_is_counted():
     scorer = scorer_of("reward.symbolic_s=0.5", task=MATHS)
     assert algebra(scorer, r"\boxed{9^{9^{9^9}}}", "1") == 0.0
-    assert scorer.drain()["symbolic/hangs"] == (1, 1.0)
-    assert scorer.drain()["symbolic/hangs"] == (0, 1.0)
+    assert scorer.drain()["symbolic/hangs"] == (1,)
+    assert scorer.drain()["symbolic/hangs"] == (0,)
 
 
 def test_symbolic_without_math_verify_says_what_to_install(monkeypatch):
@@ -187,7 +188,19 @@ def test_seconds_of_each_reward_are_measured_and_then_forgotten():
     for missing in (True, False, False, False):
         meter.add("missing", missing, 1)
         meter.add("requests", 1)
-    assert meter.drain() == {"missing": (1, 4), "requests": (4, 1)}
+    assert meter.drain() == {"missing": (1, 4), "requests": (4,)}
+
+
+def test_requests_of_several_ranks_are_added_up_and_seconds_are_not():
+    ranks = []
+    for requests in (3, 1):
+        meter, tally = Meter(), Tally()
+        meter.add("requests", requests)
+        meter.add("missing", 1, requests)
+        meter.add("time/reward/judge", requests)
+        tally.merge(meter.drain())
+        ranks.append(tally.packed())
+    assert Tally().means(lambda _: ranks) == {"requests": 4, "missing": 0.5, "time/reward/judge": 2}
 
 
 class Meeting:
@@ -248,7 +261,6 @@ class Copied(Echo):
 def test_the_metrics_of_a_step_are_of_its_own_answers():
     """Also where those of the next one are graded before this one is written down, and not of an evaluation between."""
     from trainer.rollout.collect import Rollouts
-    from trainer.watch.tally import Tally
 
     class Growing(Rollouts):
         def prompts_of(self, step):
@@ -264,5 +276,5 @@ def test_the_metrics_of_a_step_are_of_its_own_answers():
         rollouts.scored_groups(rollouts.prompts_of(step), step, tally, samples_ahead=step < steps - 1)
         if step < steps - 1:
             wait(rollouts.under_way.values())
-        assert tally.sums["counting/graded"] == (2 * (step + 1), 1.0)
+        assert tally.sums["counting/graded"] == (2 * (step + 1),)
         assert tally.sums["time/reward/counting"][0] > 0

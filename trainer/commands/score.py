@@ -34,6 +34,7 @@ from trainer.reward.built_in import COMPONENTS
 from trainer.reward.make import make_scorer
 from trainer.reward.scorer import Scorer
 from trainer.watch.progress import PATIENCE_S, Progress
+from trainer.watch.tally import Mean
 
 LINES_AT_ONCE = 64  # for graders, which score lines in parallel
 
@@ -151,10 +152,9 @@ def _text(value: Any) -> str:
 
 def _report_missing(scorer: Scorer) -> None:
     measured = scorer.drain()
-    missing, total = measured.get("judge/missing", (0, 0))
-    if missing:
+    if isinstance(graded := measured.get("judge/missing"), Mean) and graded.amount:
         failures = "; ".join(failure for grader in scorer.graders if (failure := grader.last_failure))
-        ungraded = f"{missing:.0f} of {total:.0f} completions"
+        ungraded = f"{graded.amount:.0f} of {graded.weight:.0f} completions"
         print(f"octet: the judge gave no grade for {ungraded}: {failures}.", file=sys.stderr)
     if hangs := measured.get("symbolic/hangs", (0, 0))[0]:
         print(f"octet: {hangs:.0f} symbolic comparisons took too long and count as different.", file=sys.stderr)

@@ -13,7 +13,7 @@ from trainer.config.settings import RIGHT
 from trainer.errors import RewardError
 from trainer.records import Completion, Prompt, Score, ScoredGroup
 from trainer.reward.built_in import COMPONENTS, Reading, Rules, read
-from trainer.watch.tally import Mean, Tally
+from trainer.watch.tally import Mean, Tally, Total
 
 LARGEST = 1e15  # the largest reward; its square fits into a 32-bit float
 TESTS = "code"  # the reward that runs tests
@@ -27,7 +27,8 @@ class Meter:
         self._writing = threading.Lock()
 
     def add(self, name: str, amount: float, weight: float = 0.0) -> None:
-        """Count `amount` out of `weight`, such as missing grades out of all requested; weight 0 makes a plain total."""
+        """Count `amount` out of `weight`, such as missing grades out of all requested; weight 0 makes a total over all
+        ranks, or for seconds the mean of the ranks' totals."""
         with self._writing:
             self._tally.add(name, amount, weight)
 
@@ -37,10 +38,13 @@ class Meter:
         yield
         self.add(f"time/reward/{name}", perf_counter() - began)
 
-    def drain(self) -> dict[str, Mean]:
+    def drain(self) -> dict[str, Mean | Total]:
         with self._writing:
             sums, self._tally = self._tally.sums, Tally()
-        return {name: Mean(amount, weight or 1.0) for name, (amount, weight) in sums.items()}
+        return {
+            name: Mean(amount, weight or 1.0) if weight or name.startswith("time/") else Total(amount)
+            for name, (amount, weight) in sums.items()
+        }
 
 
 class Grader(Protocol):
@@ -113,7 +117,7 @@ class Scorer:
         """Return a scorer without graders other than the tests, so that evaluation costs nothing."""
         return Scorer(self.rules, tuple(grader for grader in self.graders if grader.name == TESTS), self.symbolic)
 
-    def drain(self) -> dict[str, Mean]:
+    def drain(self) -> dict[str, Mean | Total]:
         """Return what was measured since the last call: seconds of each reward, requests, missing grades, hangs."""
         if self.symbolic is not None:
             hangs, self._hangs = self.symbolic.child.hangs - self._hangs, self.symbolic.child.hangs

@@ -18,6 +18,13 @@ class Mean(NamedTuple):
         return {name: self.amount / self.weight} if self.weight else {}
 
 
+class Total(NamedTuple):
+    amount: float
+
+    def metrics(self, name: str) -> dict[str, float]:
+        return {name: self.amount}
+
+
 class Min(NamedTuple):
     value: float
 
@@ -62,8 +69,8 @@ class Correlation(NamedTuple):
         return {f"{name}/correlation": xy / sqrt(xx * yy), f"{name}/share": yy / whole}
 
 
-KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Mean, Min, Max, Std, Correlation)}
-Accumulator = Mean | Min | Max | Std | Correlation
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Mean, Total, Min, Max, Std, Correlation)}
+Accumulator = Mean | Total | Min | Max | Std | Correlation
 Sums = Mapping[str, Accumulator]
 Sent = dict[str, tuple[str, Accumulator]]  # includes the name of the kind, because ranks exchange JSON
 
