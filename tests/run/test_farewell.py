@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import refuses
-from trainer.config.command_line import parse_command_line
+from trainer.config.command_line import parse_command_line, resolve
 from trainer.errors import CheckpointError
 from trainer.machine.console import Console
+from trainer.records import Problem, Prompt
 from trainer.run import farewell, job
 from trainer.watch.screen import Screen
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict
@@ -105,3 +106,11 @@ def test_an_output_that_fills_its_disk_is_an_error_without_a_path(tmp_path, monk
     )
     with refuses("while writing", CheckpointError, names=f"Nothing is saved yet: the first checkpoint comes {first}"):
         job._train_and_evaluate(request, None)
+
+
+def test_what_a_right_answer_earns_is_left_out_where_none_is_known():
+    settings = ["task.name=records", "task.path=a.jsonl", "task.answer=none", "reward.weights={code: 1}"]
+    prompter = SimpleNamespace(prompt=lambda problem: Prompt(problem, "Write it.", ()))
+    curriculum = SimpleNamespace(problems=[Problem("a", "Write it.", "")])
+    rollouts = SimpleNamespace(config=resolve("nano", None, settings), prompter=prompter, curriculum=curriculum)
+    assert farewell._example(SimpleNamespace(rollouts=rollouts)) == "a prompt ends with 'Write it.'"

@@ -47,7 +47,7 @@ def equal(answer: str, gold: str) -> bool:
     looser = (_is_without_its_noun, _is_power, _are_together)
     if _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH) or any(same(answer, gold) for same in looser):
         return True
-    choice = choice_letter(gold) if len(clean(gold)) <= 5 and not gold.islower() else None
+    choice = choice_letter(gold) if len(clean(gold)) <= 5 and (")" in gold or not gold.islower()) else None
     is_variable = len(answer.strip()) == len(gold.strip()) == 1  # e is not E, but (e) is the choice E
     return choice is not None and not is_variable and choice_letter(answer) == choice
 

@@ -79,7 +79,7 @@ def _example(run: Run) -> str:
     ending = f"a prompt ends with {prompt.text[-SHOWN:]!r}"
     if rollouts.config.task.agent:
         ending = "the agent writes its own prompts"
-    if measure_of(rollouts.config).is_reward:
+    if measure_of(rollouts.config).is_reward or not prompt.problem.gold:
         return ending
     judges = [grader for grader in rollouts.scorer.graders if isinstance(grader, Judge)]
     others = [grader for grader in rollouts.scorer.graders if grader not in judges]
