@@ -181,6 +181,10 @@ def test_a_run_with_other_settings_is_named(study):
     end(study, "grpo-0")
     path = study.folder / "grpo-0/config.yaml"
     path.write_text(path.read_text().replace("problems: 200", "problems: 300"))
+    verdict = study.folder / "grpo-0/verdict.json"
+    verdict.rename(verdict.with_name("kept"))  # it has saved nothing, so it starts again
+    assert ended(study, next(study.runs())) is None
+    verdict.with_name("kept").rename(verdict)
     with refuses(study.folder / "grpo-0", DataError, names="eval.problems=200"):
         collect(study)
     end(study, "grpo-1")

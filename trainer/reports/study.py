@@ -15,6 +15,7 @@ from trainer.config.study import BASE, SUPERVISED, Study, StudyRun
 from trainer.errors import DataError
 from trainer.estimates import SIGNIFICANT, Table, corrected, effect, is_enough, share_reached
 from trainer.run_folder import previous_run
+from trainer.run_folder.journal import VERDICT
 from trainer.run_folder.reader import RunFiles, phases, read_run
 
 RENUMBERED = "renumbered"  # folder inside a run folder, with the answers to the problems with new numbers
@@ -91,8 +92,9 @@ def collect(study: Study) -> Collected:
 def ended(study: Study, run: StudyRun) -> RunFiles | None:
     """Return the files of a run that has ended, or None. Raise DataError if its settings are not those of the study."""
     folder = study.folder / run.name
-    if not (folder / "config.yaml").is_file():
-        return None
+    has_saved = any(map(previous_run.has_saved, (folder, folder / "warmup")))
+    if not (folder / "config.yaml").is_file() or not (has_saved or (folder / VERDICT).is_file()):
+        return None  # it starts again, with the settings that the study has now
     ignored = previous_run.NO_EFFECT
     if run.arm == SUPERVISED:  # its length follows from the first arm
         ignored = ignored | {"run.steps", "warmup.steps"}
