@@ -12,9 +12,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, tokenization_utils_base
 
 from scripts.make_nano import MISREAD, Habits
+from trainer.config.settings import Model
+from trainer.model.load import load_tokenizer
 from trainer.problem.word_problems import TEMPLATES, NanoTask
 from trainer.records import Problem
 
@@ -182,3 +184,10 @@ def test_model_has_the_documented_size_answers_better_than_chance_and_leaves_roo
     texts = tokenizer().batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     right = sum(text.partition("####")[2].strip() == p.gold for text, p in zip(texts, problems))
     assert 0.3 < right / len(problems) < 0.65
+
+
+def test_transformers_does_not_warn_of_texts_that_octet_measures_itself(monkeypatch):
+    warned: list[str] = []
+    monkeypatch.setattr(tokenization_utils_base.logger, "warning", warned.append)
+    assert len(load_tokenizer(Model(name="nano"))("1 " * 300)["input_ids"]) > 256
+    assert not warned

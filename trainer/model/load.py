@@ -42,6 +42,8 @@ TEXT_PART = {r"^(?:model\.)?language_model\.(?:model\.)?(?!lm_head)": "model.", 
 ANSWER = "forty-two"  # the answer in a conversation that reveals the tokens of a chat template
 LONGEST_REASON = 300  # characters
 REMEDY = "Check the spelling, connect to the internet once, or write the path of a local folder with complete files."
+# the key under which transformers remembers that it has warned of a long text
+TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
 END_OF_TEXT = "<|endoftext|>"  # ends a document in all vocabularies that have it, even if turns end with another token
 
 
@@ -129,6 +131,7 @@ def load_tokenizer(settings: Model) -> Any:
         raise ModelError(f"model.name={settings.name}", "its tokenizer has no vocabulary", "Is tokenizer.json missing?")
     if tokenizer.pad_token_id is None:
         _choose_padding(tokenizer)
+    tokenizer.deprecation_warnings[TOO_LONG] = True  # Octet checks lengths itself, and knows the model's true context
     return tokenizer
 
 

@@ -78,9 +78,11 @@ class Programs:
 
     def rehearse(self, reading: Reading) -> None:
         """Run the tests of a problem once before the run, and raise DataError if they cannot run."""
-        result = self._result(reading, read_tests(reading.problem, self.settings))
+        problem = reading.problem
+        result = self._result(reading, read_tests(problem, self.settings))
         if result.fault:
-            raise DataError(reading.problem.id, f"`{self.settings.tests}`: {result.fault}", "Leave the record out")
+            reason = f"`{self.settings.tests}`: {result.fault}"
+            raise DataError(problem.where or problem.id, reason, "Leave the record out")
 
     def _result(self, reading: Reading, tests: Tests) -> Assertions:
         """Run a program on each input, or with its tests. All inputs share the time limit of one program."""
@@ -116,18 +118,18 @@ def same_text(output: bytes, expected: bytes) -> bool:
 
 def read_tests(problem: Problem, settings: Code) -> Tests:
     """Return the tests of a problem. Raise DataError if there are none, or if they cannot be read."""
-    columns, column = problem.extra, settings.tests
+    columns, column, where = problem.extra, settings.tests, problem.where or problem.id
     if column not in columns:
         there = ", ".join(map(str, columns)) or "none"
-        raise DataError(problem.id, f"there is no column `{column}`; there are: {there}", ANOTHER_COLUMN)
+        raise DataError(where, f"there is no column `{column}`; there are: {there}", ANOTHER_COLUMN)
     try:
         tests = _in_any_form(columns[column], columns)
     except (ValueError, SyntaxError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
         reason = str(error) if isinstance(error, DataError) else f"{EXPECTED}; {type(error).__name__}: {error}"
-        raise DataError(problem.id, f"`{column}`: {reason}", ANOTHER_COLUMN) from None
+        raise DataError(where, f"`{column}`: {reason}", ANOTHER_COLUMN) from None
     if tests.source and settings.command is not None:
         reason = f"`{column}` holds tests in Python, and reward.code.command={settings.command} runs other programs"
-        raise DataError(problem.id, reason, "Test them with inputs and outputs")
+        raise DataError(where, reason, "Test them with inputs and outputs")
     return tests
 
 
