@@ -179,7 +179,7 @@ def test_tests_of_all_problems_are_read_before_a_run(tmp_path):
     overrides = ["task.name=records", f"task.path={tmp_path}/a.jsonl", "task.answer=none", "task.holdout=1.0"]
     config = resolve("nano", None, [*overrides, "reward.weights={code: 1.0}"])
     task = make_task(config.task)
-    with refuses("records/held-out/1", DataError, names="column"):
+    with refuses(f"{tmp_path}/a.jsonl:2", DataError, names="column"):
         gold_check.check(config, task, task.test())
     with refuses("p/1", DataError, names="test_list, code"):
         read_tests(Problem("p/1", "", "", extra={"test_list": MBPP, "code": ""}), Code())
