@@ -71,16 +71,17 @@ class Source:
 
     def is_over(self, model: Model) -> bool | None:
         """Return whether the adapter was trained over this model, or None if that cannot be known."""
-        if self.base == model.name:
+        wanted, found = _on_the_hub(self.base), _on_the_hub(model.name)
+        if self.base == model.name or (wanted and wanted == found):  # another owner's copy may have other files
             return True
         weights = self.base and hub.fingerprint(Model(name=self.base)), hub.fingerprint(model)
         if all(weights):
             return weights[0] == weights[1]
-        wanted, folder = _on_the_hub(self.base), hub.local_folder(model.name)
-        if folder and wanted == folder.resolve().name.lower():
-            return True
-        stored = hub.read_json(f"model.name={model.name}", folder / "config.json") if folder else {}
-        found = _on_the_hub(str(stored.get("_name_or_path")) if folder else model.name)
+        if folder := hub.local_folder(model.name):
+            if wanted == folder.resolve().name.lower():
+                return True
+            stored = hub.read_json(f"model.name={model.name}", folder / "config.json")
+            found = _on_the_hub(str(stored.get("_name_or_path")))
         return wanted == found if wanted and found else None
 
     def described(self, out: Path) -> dict[str, Any]:
