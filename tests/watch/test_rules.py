@@ -139,6 +139,11 @@ def test_a_healthy_run_is_left_alone(history):
     assert diagnose(history) == []
 
 
+def test_a_function_counts_without_a_weight():
+    (finding,) = diagnose(run("reward.custom=a.py:z", **{"reward/z": 0.0}))
+    assert (finding.name, "reward.weights.z pays 0" in finding.seen) == ("constant reward", True)
+
+
 def test_one_update_that_makes_the_adapter_another_one_is_enough():
     def measured(size: float) -> History:
         records = run(steps=1).records

@@ -228,17 +228,18 @@ def no_reward(history: History) -> str | None:
 def constant_part(history: History) -> str | None:
     """A part that never differs teaches nothing."""
     reward = history.config.reward
-    counting = [name for name, weight in reward.weights.items() if weight]
-    differ = max(history.recent("reward/std"), default=0.0) > 1e-9
-    for name in counting:
+    paid = [name for name, weight in reward.all_weights.items() if weight]
+    # then the answers differ in the only reward, so it is normalised within each group if its mean stays the same
+    is_normalised = len(paid) == 1 and max(history.recent("reward/std"), default=0.0) > 1e-9
+    for name in paid:
         values = history.of(f"reward/{name}")[-2 * RECENT :]
         if name == "correct" or len(values) < 2 * RECENT or max(values) - min(values) >= 1e-9:
             continue
         if name not in map(function_name, reward.custom):
             return f"reward.weights.{name} gives every answer {values[-1]:g}"
-        if len(counting) > 1 or not differ:  # the only reward may be normalised within each group
-            unless = "which is right only if it is normalised within each group"
-            return f"reward.weights.{name} pays {values[-1]:g} on average in every step, {unless}"
+        if not is_normalised:
+            pays = f"reward.weights.{name} pays {values[-1]:g} on average in every step"
+            return f"{pays}, which is right only if it is normalised within each group"
     return None
 
 
