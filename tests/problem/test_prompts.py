@@ -14,7 +14,7 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import PROMPT_STYLES, PromptSettings
 from trainer.errors import DataError
 from trainer.problem import prompts
-from trainer.problem.prompts import MARKS, STYLES, Prompter, solved
+from trainer.problem.prompts import MARKS, STYLES, Prompter, begun, solved
 from trainer.problem.task import Task
 from trainer.records import Problem
 
@@ -108,6 +108,7 @@ def test_a_prompt_goes_on_after_the_end_that_a_tokenizer_adds():
     prompt = asks.prompt(PROBLEM)
     assert prompt.tokens == prompter(WithoutTemplate(), style="chat").prompt(PROBLEM).tokens
     assert asks.answer_tokens(prompt, "7") == (ord(" "), ord("7"))
+    assert begun(WithoutTemplate(), "") == (1,)
 
 
 # --- few_shot

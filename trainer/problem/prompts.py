@@ -239,8 +239,8 @@ class Prompter:
             if message["role"] == "system" and str(message["content"]).strip() not in text:
                 changed = {**message, "content": f"{message['content']}?"}
                 if self._rendered([*messages[:index], changed, *messages[index + 1 :]], problem) == text:
-                    reason = "the chat template of the model leaves its system message out"
-                    remedy = "Leave out prompt.system, or the message, or write it into the question"
+                    reason = "the chat template of the model leaves the system message out"
+                    remedy = "Leave it out (prompt.system, or in the data), or write it into the question"
                     raise DataError(problem.id or "prompt", reason, remedy)
 
     def tokens(self, text: str, has_special_tokens: bool) -> tuple[int, ...]:
@@ -288,10 +288,10 @@ def _variables(chat_template: str) -> set[str]:
 
 
 def begun(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Return the tokens of a text that goes on: with special tokens at its beginning, and without those that some
-    tokenizers, saved after a training, add at the end."""
+    """Return the tokens of a text that goes on: with the special tokens that the tokenizer adds before it, and without
+    those that some tokenizers, saved after a training, add after it."""
     plain, whole = (tuple(tokenizer(text, add_special_tokens=special)["input_ids"]) for special in (False, True))
-    ends = range(len(plain), len(whole) + 1)
+    ends = range(len(whole), len(plain) - 1, -1)  # from the last, because no token of an empty text says where it is
     return whole[: next((end for end in ends if whole[end - len(plain) : end] == plain), len(whole))]
 
 
