@@ -125,7 +125,7 @@ class Pages:
     async def upload(self, request: Request) -> Response:
         """Store a table under its name. Files of other kinds are refused."""
         name = re.sub(r"[^\w.-]+", "_", Path(request.query_params.get("name", "")).name).lstrip("._-")[-100:]
-        if Path(name).suffix not in READERS:
+        if Path(name).suffix.lower() not in READERS:
             remedy = f"A table ends in {', '.join(READERS)}"
             error = ConfigError(name or "a file", "its name does not say what it is", remedy)
             return _answer(views.target("sent", views.error(str(error))), status_code=415)
