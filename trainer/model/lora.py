@@ -69,8 +69,9 @@ def _targets(model: Any, settings: Lora) -> str | list[str]:
         is_mamba = model.config.model_type in MAMBAS
         if not experts and not is_mamba:
             return "all-linear"
-        # PEFT assumes that all layers of the names of experts are experts
-        reserved = (*("gate_proj", "up_proj", "down_proj") * bool(experts), *("out_proj",) * is_mamba)
+        reserved = {"out_proj"} if is_mamba else set()
+        if experts:  # PEFT takes all layers with these names for experts
+            reserved |= {"gate_proj", "up_proj", "down_proj"}
         head = model.get_output_embeddings()
         others = (name for name, part in linear.items() if part is not head and not _is_router(part))
         return sorted(name for name in others if name.rpartition(".")[2] not in reserved)
@@ -305,7 +306,7 @@ USAGE_OF_TEXT = r"""Its base is a {kind}, and it adapts the text model in it:
     config = PeftConfig.from_pretrained("this folder")
     layers = sorted({{name.rpartition(".")[2] for name in config.target_modules}})
     config.target_modules = rf".*language_model\.(.*\.)?({{'|'.join(layers)}})"
-    model = {kind}.from_pretrained(config.base_model_name_or_path)
+    model = {kind}.from_pretrained(config.base_model_name_or_path, revision=config.revision)
     names = {{r"^model\.": "model.language_model."}}
     model = PeftModel.from_pretrained(model, "this folder", config=config, key_mapping=names)
 """
