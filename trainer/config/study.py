@@ -119,6 +119,7 @@ class Study:
         arms = {name: settings_of(settings or {}) for name, settings in self.file.arms.items()}
         controls = {name: {**arms[self.first], **CONTROLS[name]} for name in self.file.controls}
         if FORMAT in controls:
+            # null takes away the weights of a judge and of functions that this control does not call; others become 0
             paid = self.config(StudyRun(self.first, 0, self._overrides(arms[self.first]))).reward
             gone = dict.fromkeys(name for name in ("judge", *map(function_name, paid.custom)) if name in paid.weights)
             alone = {key: value for key, value in controls[FORMAT].items() if not key.startswith("reward.weights.")}

@@ -124,7 +124,7 @@ def write(writer: gguf.GGUFWriter, tokenizer: Any, size: int, end_of_turn: int |
         writer.add_eot_token_id(end_of_turn)
     plain, wrapped = (tokenizer("1", add_special_tokens=special)["input_ids"] for special in (False, True))
     writer.add_add_bos_token(wrapped[0] == tokenizer.bos_token_id != plain[0])
-    writer.add_add_eos_token(False)  # llama.cpp would end a prompt with it, which a tokenizer saved by a trainer does
+    writer.add_add_eos_token(False)  # tokenizers saved by a trainer may add one, after which no prompt can be answered
     if template := template_of(tokenizer):
         writer.add_chat_template(template)
 

@@ -299,13 +299,12 @@ class Cache:
         return text if isinstance(text, str) else None
 
     def put(self, name: str, text: str) -> None:
+        path = self._path(name)
+        own = path.with_name(f"{uuid.uuid4().hex}.json")  # because another run may write the same reply
         with contextlib.suppress(OSError):  # a full disk does not end this run; the next one pays again
-            whole = self._path(
-                f"{name}.{uuid.uuid4().hex}"
-            )  # a name of its own, as another run may write the same reply
-            whole.parent.mkdir(exist_ok=True)
-            disk.replace(whole, json.dumps(text).encode())
-            whole.replace(self._path(name))
+            path.parent.mkdir(exist_ok=True)
+            disk.replace(own, json.dumps(text).encode())
+            own.replace(path)
 
     def _path(self, name: str) -> Path:
         return self.folder / name[:2] / f"{name}.json"
