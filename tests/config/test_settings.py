@@ -186,6 +186,8 @@ def test_every_setting_has_a_line_in_the_reference():
 def test_the_schema_for_editors_is_that_of_the_settings():
     written = (ROOT / "docs/config.schema.json").read_text()
     assert make_configuration_page.schema() == written
+    weight = json.loads(written)["$defs"]["Reward"]["properties"]["weights"]["additionalProperties"]
+    assert {"type": "null"} in weight["anyOf"]  # it takes away the weight of a preset
     for name in names_in(PRESETS):
         for section, settings in yaml.safe_load((PRESETS / f"{name}.yaml").read_text()).items():
             own = json.loads(written)["properties"][section]["$ref"].rpartition("/")[2]

@@ -7,9 +7,8 @@ import os
 import sys
 
 from trainer.commands import train
-from trainer.machine import hardware
+from trainer.machine.hardware import Gpu, Hardware
 
 if __name__ == "__main__":
-    options = ["--log_level=critical", f"--master_port={hardware.free_port()}", "--num_gpus=2", "--no_local_rank"]
-    command = [f"{sys.prefix}/bin/deepspeed", *options, str(train.TRAIN), *sys.argv[1:]]
-    sys.exit(train.run_to_its_end(command, os.environ))
+    cards = Gpu(0, "", "", 0.0), Gpu(1, "", "", 0.0)
+    sys.exit(train.run_to_its_end(train.command(Hardware(cards, cores=2), sys.argv[1:]), os.environ))

@@ -130,6 +130,7 @@ def test_the_launcher_starts_one_process_for_each_card_and_keeps_those_that_a_us
     assert "--include=localhost:1,2" in command
     assert not [part for part in command if part.startswith("--num_gpus")]
     assert command[-1] == "run.steps=3"
+    assert command[0] == sys.executable  # the program `deepspeed` names a Python that a moved checkout no longer has
 
 
 def test_one_card_or_none_needs_no_launcher():

@@ -240,13 +240,15 @@ def test_the_command_names_the_page_and_what_is_no_run(finished, copied, tmp_pat
     status, said, err = said_by(capsys, "report", tmp_path, out, finished, "--out", out)
     # a folder is left out, and a file passed over
     assert (status, said, err.count(str(tmp_path))) == (0, f"{out}\n", 1)
-    for arguments in ((finished, "--out", tmp_path / "missing/page.html"), (tmp_path,)):
+    for arguments in ((finished, "--out", tmp_path / "missing/page.html"), (tmp_path,), (finished, tmp_path / "typo")):
         status, _, err = said_by(capsys, "report", *arguments)
         assert (status, f"{arguments[-1]}: " in err) == (2, True)
     with old.open("a") as file:
         file.write("gone: {key: 1}\n")  # a setting of another version
     with refuses(old, DataError, names="gone"):
         report([read_run(old.parent)])
+    for command in ("eval", "chat", "repro"):
+        assert f"octet: {old}: gone: there is no such section." in said_by(capsys, command, old.parent)[2]
 
 
 LARGE = "1" + "0" * 400

@@ -7,7 +7,6 @@ after torch has been imported three times.
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -89,14 +88,15 @@ def with_choices(request: Request, arguments: Sequence[str]) -> list[str]:
 def command(machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
     """Return the command that starts DeepSpeed's launcher on several cards. It has a free port, so that two runs can
     share a machine, and `--include` if only some cards are used, because with `--num_gpus` the launcher ignores
-    CUDA_VISIBLE_DEVICES. Its log is off, because its errors only repeat those of the ranks."""
-    launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"
+    CUDA_VISIBLE_DEVICES. Its log is off, because its errors only repeat those of the ranks. It is started as a module,
+    because the program `deepspeed` names the Python of the folder in which the environment was made."""
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
     cards = [card.index for card in machine.gpus]
     devices = f"--num_gpus={len(cards)}"
     if cards != list(range(len(cards))) or os.environ.get("CUDA_VISIBLE_DEVICES"):
         devices = f"--include=localhost:{','.join(map(str, cards))}"
     quiet = ["--log_level=critical", f"--master_port={hardware.free_port()}"]
-    return [launcher, *quiet, devices, "--no_local_rank", str(TRAIN), *arguments]
+    return [*launcher, *quiet, devices, "--no_local_rank", str(TRAIN), *arguments]
 
 
 def run_to_its_end(launch: Sequence[str], environment: Mapping[str, str]) -> int:

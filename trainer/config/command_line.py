@@ -164,7 +164,12 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
         raise ConfigError(f"{flag} {name}", f"not valid YAML: {error}") from None
     if not isinstance(layer, dict):
         raise ConfigError(f"{flag} {name}", f"expected sections such as `rollout:`, found a {type(layer).__name__}")
-    _refuse_unknown_keys(layer)
+    try:
+        _refuse_unknown_keys(layer)
+    except ConfigError as error:
+        if path.name == "config.yaml":  # of a run of another version, which no command line names
+            raise ConfigError(f"{path}: {error.key}", error.reason) from None
+        raise
     return dict(_expanded(layer))
 
 

@@ -211,10 +211,10 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunFiles]:
-    """Read runs. If there is at least one, other folders are left out with a message, and files, such as a log that
-    `runs/*` matches, without one."""
+    """Read runs. If there is at least one, other folders that `runs/*` matches are left out with a message, and files,
+    such as a log, without one. Raise DataError if a folder does not exist, because its name is wrong."""
     others = [folder for folder in folders if not (folder / "config.yaml").is_file()]
-    runs = [read_run(folder) for folder in folders if folder not in others]
+    runs = [read_run(folder) for folder in folders if folder not in others or not folder.exists()]
     if runs and (nameless := [path for path in others if not path.is_file()]):
         names = ", ".join(map(str, nameless))
         print(f"octet: left out, because there is no config.yaml in it: {names}", file=sys.stderr)
@@ -255,7 +255,8 @@ def _config(path: Path, changed_ns: int) -> Config:
     try:
         return resolve(str(path))
     except ConfigError as error:
-        raise DataError(path, f"{error} Read it with the version that wrote it") from None
+        reason = str(error).removeprefix(f"{path}: ")
+        raise DataError(path, f"{reason} Read it with the version that wrote it") from None
 
 
 @lru_cache

@@ -4,13 +4,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.base import RUNS, Section, is_address, may_have_a_key, one_or_many
 
 # The rewards of reward/built_in.py, the language model that grades (reward/judge.py), and tests (reward/programs.py).
 REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "environment", "judge", "code")
+NULL_OR_NUMBER = {"anyOf": [{"type": "number"}, {"type": "null"}]}  # `null` takes away a weight of a preset
 RIGHT = ("correct", "code")  # the rewards for being right; if one of them has a weight, the others are shaping
 # `octet score` writes these names, so a custom reward function cannot have them.
 RESERVED = (*REWARDS, "strict", "lenient", "correct_strict", "correct_lenient", "reward", "mean", "std", "min", "max")
@@ -85,7 +86,7 @@ class Code(Section):
 class Reward(Section):
     custom: Annotated[tuple[str, ...], one_or_many] = ()
     """Your own reward functions with TRL's signature: `my_rewards.py:score`, or a list; see docs/rewards.md."""
-    weights: dict[str, float] = Field({"correct": 1.0})
+    weights: dict[str, Annotated[float, WithJsonSchema(NULL_OR_NUMBER)]] = Field({"correct": 1.0})
     """Weights of the components, whose weighted sum is the reward; see docs/rewards.md. A custom function has weight
     1.0 by default."""
     gate: bool = True
