@@ -113,7 +113,7 @@ def test_nothing_speaks_of_right_answers(job, capsys, monkeypatch):
 def test_the_same_evaluation_afterwards(job, capsys, monkeypatch):
     folder, _ = job
     monkeypatch.chdir(folder.parent)
-    status, out, _ = said_by(capsys, "eval", "demo", "--samples", "2", "--trials", "2", "--json")
+    status, out, _ = said_by(capsys, "eval", "demo", "eval.samples=2", "--trials", "2", "--json")
     assert status == 0
     once, again = (json.loads((folder / name / "eval.json").read_text()) for name in ("", "eval"))
     assert [one["reward"] for one in again["evaluations"]] == [one["reward"] for one in once["evaluations"][:2]]

@@ -49,7 +49,7 @@ def run(options: Namespace) -> None:
     source = _source(options)
     config = settings_for(options, source)
     data = read_held_out(config)
-    draws, out = _draws(options, config.run.seed), options.out
+    draws, out = _draws(options, config), options.out
     if out is None and source and source.run:
         out = source.run / "eval"
     elif out is None:
@@ -142,9 +142,12 @@ def names_a_model(options: Namespace) -> bool:
     return options.model is not None or any(text.startswith("model.name=") for text in options.overrides)
 
 
-def _draws(options: Namespace, seed: int) -> Draws | None:
-    """Return how to sample, or None if no option about samples is given."""
-    if options.samples is options.trials is options.temperature is None:
+def _draws(options: Namespace, config: Config) -> Draws | None:
+    """Return how to sample, or None if nothing on the command line asks for samples."""
+    samples = options.samples
+    if samples is None and any(text.startswith("eval.samples=") for text in options.overrides):
+        samples = config.eval.samples or None
+    if samples is options.trials is options.temperature is None:
         return None
     for name in ("samples", "trials"):
         value = getattr(options, name)
@@ -154,4 +157,4 @@ def _draws(options: Namespace, seed: int) -> Draws | None:
     if not 0 < temperature < inf:
         reason = "samples need one above 0"
         raise ConfigError(f"--temperature {temperature:g}", reason, "Greedy answers are always there: leave it out")
-    return Draws(options.samples or 1, temperature, options.trials or 1, seed)
+    return Draws(samples or 1, temperature, options.trials or 1, config.run.seed)

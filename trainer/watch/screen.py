@@ -15,7 +15,7 @@ from trainer.watch.progress import Footer, Progress, TimeLeft, clock
 PERMANENT_LINES = 12  # lines of progress that a run prints
 ABOVE = 5  # lines of a terminal that the view leaves free for printed text
 COST = 0.005  # the largest share of the time that drawing may take
-DEAD = "dead: groups that give no signal, because all their answers earned the same"
+DEAD = "dead: groups in which no answer counts as better than another, so comparing them teaches nothing"
 SURE = 10  # steps after which the remaining time is well known
 LONG_H = 1 / 6  # a longer run prints its remaining time once, with the time of day
 LEFT_OUT = ("grad", "loss", "entropy", "step", "dead", "rollout")  # parts of a line, omitted in this order if too long
