@@ -18,7 +18,7 @@ arms: {right: {}}
 def card(folder: Path, minutes: int, *options: str, **changed: str) -> str:
     environment = os.environ | {"OCTET_PYTHON": sys.executable, "OCTET_CARDS": str(folder)}
     environment |= {"OCTET_CARD_MINUTES": str(minutes), "CUDA_STUB_COMPUTE_BYTES": "300000", "DS_ACCELERATOR": "cuda"}
-    done = ran("bash", "bench/card.sh", *options, env=environment | changed, timeout=580)
+    done = ran("bash", "bench/card.sh", *options, env=environment | changed, timeout=3600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -28,7 +28,7 @@ def test_the_parts_run_once_and_make_one_file(tmp_path):
     study.write_text(STUDY)
     trial = {"OCTET_CARD_TRIAL": str(study)}
     assert "no time for doctor" in card(tmp_path, 0, **trial)
-    assert "octet: decode" in card(tmp_path, 9, **trial)
+    assert "octet: decode" in card(tmp_path, 60, **trial)
     result = json.loads((tmp_path / "CUDA-stub-8.6.json").read_text())
     statuses = {name: part["status"] for name, part in result["parts"].items()}
     expected = dict.fromkeys(("decode", "doctor", "gsm8k", "rehearsal", "tests", "warmup"), 0)
@@ -36,7 +36,7 @@ def test_the_parts_run_once_and_make_one_file(tmp_path):
     assert result["parts"]["decode"]["result"]["speedup"]
     assert result["parts"]["rehearsal"]["result"]["allocated"]
     assert result["parts"]["gsm8k"]["result"]["arms"]["right"]["strict"]
-    again = card(tmp_path, 9, **trial)
+    again = card(tmp_path, 60, **trial)
     assert "octet: decode" not in again
     assert "is written" in again
 
