@@ -18,7 +18,7 @@ from trainer.evaluation import best
 from trainer.machine import quiet
 from trainer.machine.exits import answering_errors
 from trainer.ranks import stopping
-from trainer.run import job
+from trainer.run import farewell, job
 from trainer.run_folder import checkpoints
 
 SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]
@@ -33,7 +33,7 @@ RUNS: dict[str, Sequence[str]] = {
     "merge": ["merge", ""],
     "time limit": [AN_HOUR, ""],
     "signals": ["SIGHUP", "SIGTERM", ""],
-    "Ctrl-C": ["step", "SIGINT", ""],
+    "Ctrl-C": ["step", "SIGINT", "end", ""],
 }
 
 
@@ -80,6 +80,7 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
             os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
         best.evaluate = tells(moment, "", best.evaluate)
         job.write_merged = tells(moment, "merge", job.write_merged)
+        farewell.conclude = tells(moment, "end", farewell.conclude, signal.SIGINT)
         checkpoints.seal = stops(moment, checkpoints.seal)
         advantage.live_groups = tells(moment, "step", advantage.live_groups, signal.SIGINT)
         best.EvaluationHistory.keep = tells(moment, "best", best.EvaluationHistory.keep)

@@ -55,3 +55,15 @@ def test_a_disk_without_inodes_is_named(tmp_path, monkeypatch):
         disk.writing(tmp_path / "partial", "the result", "Make room."),
     ):
         raise error
+
+
+def test_two_commands_do_not_write_one_result(tmp_path):
+    out = tmp_path / "out"
+    with disk.named_when_checked(out) as unchecked:
+        with refuses(out, CheckpointError, names="another command is writing it"), disk.named_when_checked(out):
+            pass
+        unchecked.mkdir()
+        (unchecked / "file").touch()
+    with refuses(out, CheckpointError, names="has written it meanwhile"), disk.named_when_checked(out):
+        pass
+    assert [path.name for path in out.iterdir()] == ["file"]

@@ -74,6 +74,7 @@ def test_ctrl_c_finishes_the_step_and_saves_it(runs):
     going = stop_signal.AFTER_THIS_STEP
     saved = f"octet: stopped. --resume {runs[0] / 'Ctrl-C'} continues after step 1, "
     assert first.index(going) < first.index("\n1/2  rollout") < first.index(saved)
+    assert saved.replace("step 1", "step 2") in runs[1]["Ctrl-C"][2][1]  # all that is left is the end
 
 
 def files(folder) -> set[str]:

@@ -6,10 +6,12 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +171,20 @@ def remove(path: Path) -> None:
 @contextmanager
 def named_when_checked(path: Path) -> Iterator[Path]:
     """Yield a temporary name, `*.unchecked`, under which a file or a folder is written and checked, and which it keeps
-    if the process ends meanwhile. It is then renamed to `path`, or to `*.refused` if the check raises MergeError."""
+    if the process ends meanwhile. It is then renamed to `path`, or to `*.refused` if the check raises MergeError. Raise
+    CheckpointError if another process of this machine is writing to `path`, or has done so."""
     path = path.absolute()
+    with socket.socket(socket.AF_UNIX) as claim:  # its name is free again when the process ends
+        try:
+            claim.bind(f"\0octet-{sha256(bytes(path)).hexdigest()}")
+        except OSError:
+            raise CheckpointError(path, "another command is writing it", "Name another --out") from None
+        if path.is_dir() and any(path.iterdir()):
+            raise CheckpointError(path, "another command has written it meanwhile", "Name another --out")
+        yield from _named_when_checked(path)
+
+
+def _named_when_checked(path: Path) -> Iterator[Path]:
     unchecked, refused = (path.with_name(f"{path.name}.{ending}") for ending in ("unchecked", "refused"))
     for earlier in filter(Path.is_dir, (unchecked, refused)):
         shutil.rmtree(earlier)

@@ -2,7 +2,8 @@
 
 import gc
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,11 +64,12 @@ def run(request: Request, data: Data | None = None) -> Result | None:
         config = request.config
         log, evaluations = _train_and_evaluate(request, data)
         gc.collect()
-        if config.merges:
-            with log.stopping.merging():
-                evaluations = {**evaluations, **_merge_and_evaluate(config, log, data)}
-        if distributed.is_main():
-            verdict = farewell.conclude(request, log.folder, log.screen, evaluations)
+        with _saying_what_is_saved(log):
+            if config.merges:
+                with log.stopping.merging():
+                    evaluations = {**evaluations, **_merge_and_evaluate(config, log, data)}
+            if distributed.is_main():
+                verdict = farewell.conclude(request, log.folder, log.screen, evaluations)
     if "merged" in evaluations and config.model.quantize == "none":  # otherwise the two have different bases
         dtype = resolve_dtype(config.model.dtype, distributed.device())
         agreement(evaluations["trained"], evaluations["merged"]).must_be_rounding(dtype)
@@ -129,8 +131,18 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
         log.close()
     for line in farewell.best_step(config, evaluator.history, log.total_steps):
         log.screen.say(line)
-    _export(run)
+    with _saying_what_is_saved(log):
+        _export(run)
     return log, evaluations
+
+
+@contextmanager
+def _saying_what_is_saved(log: RunLog) -> Iterator[None]:
+    """Let a run that is ended after its last step say how it is finished."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(str(interrupt) or farewell.what_is_saved(log)) from None
 
 
 def _of_base(run: Run) -> Evaluation:
