@@ -31,7 +31,7 @@ def runs(tmp_path_factory):
         ("merge", [75, 0]),
         ("time limit", [75, 0]),
         ("signals", [130, 130, 0]),
-        ("Ctrl-C", [130, 130, 0]),
+        ("Ctrl-C", [130, 130, 130, 0]),
     ],
 )
 def test_each_start_ends_as_it_should(runs, run, statuses):
