@@ -14,14 +14,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import Opens, refuses
 from trainer.config.command_line import resolve
-from trainer.config.settings import Lora
-from trainer.errors import CheckpointError, ModelError
+from trainer.config.settings import Lora, Model
+from trainer.errors import CheckpointError, DataError, ModelError
 from trainer.machine import hardware
-from trainer.model import lora
+from trainer.model import hub, lora
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, stop_tokens
 from trainer.plan import downloads, memory_check
-from trainer.problem.prompts import Prompter
+from trainer.problem.prompts import Prompter, end_token
 from trainer.problem.task import make_task
+from trainer.records import Problem
 
 CPU = torch.device("cpu")
 WEIGHTS, QUERY = "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
@@ -119,6 +120,44 @@ def test_a_base_model_without_a_template_and_an_end_is_asked_in_plain_text(folde
     assert stop_tokens(tokenizer, model) == [tokenizer.get_vocab()["<|endoftext|>"]]
 
 
+@pytest.mark.parametrize("name", ["model.gguf", "~/model.gguf"])
+def test_a_file_is_no_folder_of_a_model(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with refuses("model.name", ModelError, names="GGUF"):
+        hub.refuse_missing_folder(name if name[0] == "~" else str(tmp_path / name))
+
+
+def test_a_repository_without_weights_is_refused_before_its_download(monkeypatch):
+    monkeypatch.setattr(hub, "listing", lambda *_: {"config.json": 9, "Some-Q4_K_M.gguf": 99})
+    with refuses("model.name", ModelError, names="no weights"):
+        hub.find_model(Model(name="somebody/some-other-model"))
+
+
+def test_a_template_that_wants_a_system_message_gets_it_and_ends_its_turns(folder):
+    start(folder)
+    turns = "{% for m in messages %}{{ m.content }}{{ '<|im_end|>' if m.role == 'assistant' }}{% endfor %}"
+    wants = "{{ raise_exception('no system message') if messages[0].role != 'system' }}"
+    (folder / "chat_template.jinja").write_text(wants + turns)
+    edit(folder / "tokenizer_config.json", eos_token="<|im_start|>")
+    tokenizer, model = start(folder)
+    end = tokenizer.get_vocab()["<|im_end|>"]
+    model.generation_config.eos_token_id = None
+    assert end in stop_tokens(tokenizer, model)
+    config = resolve("nano", None, ["prompt.system=Be brief."])
+    prompter = Prompter(tokenizer, config.prompt, make_task(config.task))
+    assert end_token(prompter, [end]) == end
+    with refuses("prompt", DataError, names="system=TEXT"):
+        Prompter(tokenizer, resolve("nano", None, []).prompt, make_task(config.task)).prompt(Problem("", "1 + 1?", "2"))
+
+
+def named_templates(folder: Path, *names: str) -> None:
+    for path in folder.glob("*.jinja"):
+        path.unlink()
+    named = [{"name": name, "template": "{{ messages[0].content }}"} for name in names]
+    edit(folder / "tokenizer_config.json", chat_template=named)
+
+
 def shard(folder: Path) -> list[Path]:
     model = AutoModelForCausalLM.from_pretrained(folder)
     (folder / WEIGHTS).unlink()
@@ -155,6 +194,7 @@ BAD = {
     "an empty folder": (lambda folder: [path.unlink() for path in folder.iterdir()], "config.json"),
     "no model": (lambda folder: (folder / "config.json").unlink(), "config.json"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "weights"),
+    "a GGUF file": (lambda folder: (folder / WEIGHTS).rename(folder / "model.gguf"), "GGUF"),
     "cut short": (lambda folder: os.truncate(folder / WEIGHTS, 3000), "header"),
     "no safetensors": (write(WEIGHTS, b"\xff" * 100), "header"),
     "a missing weight": (lambda folder: change_weights(folder, lambda w: w.pop(QUERY)), QUERY),
@@ -185,6 +225,7 @@ BAD = {
     "a tokenizer of nothing": (write("tokenizer.json", b"{}"), "loaded"),
     "a tokenizer of another kind": (write("tokenizer_config.json", b"[1]"), "loaded"),
     "a broken template": (write("chat_template.jinja", b"{% for %}"), "line 1"),
+    "templates without a default": (lambda folder: named_templates(folder, "rag", "tool_use"), "chat_template.jinja"),
 }
 
 

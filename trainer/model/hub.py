@@ -31,6 +31,7 @@ SAMPLES, SAMPLE_BYTES = 64, 4096  # the samples of each file of weights that mak
 UNPACKED = "mxfp4"  # a quantisation of experts to 4 bits, which transformers can convert to 16 bits
 PAGE = 1000  # entries of a listing that the hub sends at once
 REFUSED = (401, 403, 404)
+OF_GGUF = "Name a folder with config.json and *.safetensors; a GGUF file can be tried out, but not trained"
 FETCH = "`octet fetch`, on a machine with internet, downloads what is missing: docs/offline.md."
 NANO = Path(__file__).parent / "nano"
 
@@ -88,7 +89,11 @@ def find_model(model: Model) -> Found:
         stay_offline(unreachable)
     else:
         if not cached:
-            return Found(None, {name: listed[name] for name in wanted(listed, model.trust_remote_code)})
+            files = {name: listed[name] for name in wanted(listed, model.trust_remote_code)}
+            if listed and not any(map(_is_weights, files)):
+                reason = "its repository on the hub has no weights of a model (model*.safetensors)"
+                raise ModelError(f"model.name={model.name}", reason, OF_GGUF.replace("folder", "model"))
+            return Found(None, files)
     return Found(cached, _sizes(cached))
 
 
@@ -176,7 +181,8 @@ def _must_be_whole(name: str, folder: Path) -> None:
     sizes = _sizes(folder)
     if not any(map(_is_weights, sizes)):
         reason = "there are no weights (*.safetensors) in this folder"
-        raise ModelError(f"model.name={name}", reason, "Download it again")
+        remedy = OF_GGUF if any(file.endswith(".gguf") for file in sizes) else "Download it again"
+        raise ModelError(f"model.name={name}", reason, remedy)
     if (folder / "model.safetensors").is_file():  # then transformers reads no index
         return
     for index in sorted(folder.glob("*.safetensors.index.json")):
@@ -226,6 +232,8 @@ def local_folder(name: str) -> Path | None:
 def refuse_missing_folder(name: str) -> None:
     """Raise ModelError for a name that can only be the path of a folder, since there is none."""
     if name.startswith(("/", "./", "../", "~", f"{RUNS}/")) or name.count("/") > 1:  # a name on the hub has one slash
+        if Path(name).expanduser().is_file():
+            raise ModelError(f"model.name={name}", "that is a file, and not the folder of a model", OF_GGUF)
         raise ModelError(f"model.name={name}", "there is no such folder", "Check the path")
 
 

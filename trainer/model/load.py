@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -129,6 +130,10 @@ def load_tokenizer(settings: Model) -> Any:
     tokenizer = _load(AutoTokenizer, settings)
     if not tokenizer("1")["input_ids"]:
         raise ModelError(f"model.name={settings.name}", "its tokenizer has no vocabulary", "Is tokenizer.json missing?")
+    if isinstance(tokenizer.chat_template, dict) and "default" not in tokenizer.chat_template:
+        reason = f"its chat templates are {', '.join(tokenizer.chat_template)}, and none of them is the default"
+        remedy = "Save the one to use as chat_template.jinja in its folder"
+        raise ModelError(f"model.name={settings.name}", reason, remedy)
     if tokenizer.pad_token_id is None:
         _choose_padding(tokenizer)
     tokenizer.deprecation_warnings[TOO_LONG] = True  # Octet checks lengths itself, and knows the model's true context
@@ -253,14 +258,13 @@ def end_of_turn(tokenizer: Any) -> int | None:
 
 
 def _conversation(tokenizer: Any) -> str:
-    """Return a question and an answer in the chat template; "" if there is none, or if it fails."""
+    """Return a question and an answer in the chat template; "" if there is none, or if it fails. Some templates fail
+    without a system message."""
     turns = [{"role": "user", "content": "6 x 7?"}, {"role": "assistant", "content": ANSWER}]
-    try:
-        with deadline(TEMPLATE_S):
-            text: str = tokenizer.apply_chat_template(turns, tokenize=False) if tokenizer.chat_template else ""
-            return text
-    except (TemplateError, *OF_A_TEMPLATE):
-        return ""
+    for system in ([], [{"role": "system", "content": "Calculate."}]) if tokenizer.chat_template else ():
+        with suppress(TemplateError, *OF_A_TEMPLATE), deadline(TEMPLATE_S):
+            return str(tokenizer.apply_chat_template([*system, *turns], tokenize=False))
+    return ""
 
 
 class WithoutSympy(TorchFunctionMode):

@@ -269,7 +269,9 @@ class Prompter:
         except (TemplateError, *OF_A_TEMPLATE) as error:
             roles = ", ".join(message["role"] for message in messages)
             reason = f"the chat template of the model refuses the messages ({roles}): {error}"
-            remedy = "Many templates have no role `system`: leave prompt.system out"
+            remedy = "Some want a system message: write prompt.system=TEXT. Others want a variable: prompt.template"
+            if any(message["role"] == "system" for message in messages):
+                remedy = "Many templates have no role `system`: leave prompt.system out"
             raise DataError(problem.id or "prompt", reason, remedy) from None
         return str(text)
 
@@ -380,7 +382,7 @@ def end_token(prompter: Prompter, stop_tokens: Collection[int]) -> int:
     """Return the token that ends an answer: the one that the chat template writes after a turn of the assistant."""
     tokenizer: Any = prompter.tokenizer
     if tokenizer.chat_template:
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        turns = [*prompter.messages(Problem("", "a", "")), {"role": "assistant", "content": "b"}]
         text = tokenizer.apply_chat_template(turns, tokenize=False, **prompter.settings.template)
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
         if closing := [token for token in tokens if token in stop_tokens][-1:]:
