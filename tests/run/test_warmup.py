@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from tests.conftest import learned, lines_of
 from tests.e2e.short_job import train
 from trainer.config.command_line import resolve
+from trainer.run.farewell import what_is_saved
 
 FEW = ["--preset", "nano", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=2"]
 FEW += ["run.save_every=1", "run.merge=false", "eval.problems=8", "rollout.dead_groups=keep"]
@@ -68,6 +70,13 @@ def test_a_run_cut_off_in_its_warm_up_comes_to_the_same_end(job, tmp_path):
     for folder in ("warmup", "."):
         assert learned(cut / folder) == learned(job[0] / folder)
         assert (cut / folder / ADAPTER).read_bytes() == (job[0] / folder / ADAPTER).read_bytes()
+
+
+def test_a_run_that_is_stopped_in_its_warm_up_is_named_in_the_command_that_continues(job):
+    """`--resume it/warmup` would end after the warm-up."""
+    folder = job[0] / "warmup"
+    log = SimpleNamespace(folder=folder, config=resolve(str(folder / "config.yaml")), total_steps=3)
+    assert what_is_saved(log) == f"--resume {job[0]} continues after step 3 of its warm-up, which is saved."
 
 
 @pytest.mark.slow

@@ -190,7 +190,10 @@ def what_is_saved(log: RunLog) -> str:
         minutes = "" if config.rollout.ahead else f", or after {config.run.save_minutes:g} minutes"
         first = f"the first checkpoint comes after step {min(filter(None, every))}{minutes}"
         return f"Nothing is saved yet: {first}. The same command starts again."
-    return f"--resume {shlex.quote(str(log.folder))} continues after step {step_of(saved)}, which is saved."
+    place, step = log.folder, f"step {step_of(saved)}"
+    if config.is_warmup and (place.parent / "config.yaml").is_file():  # of the run that the warm-up begins
+        place, step = place.parent, f"{step} of its warm-up"
+    return f"--resume {shlex.quote(str(place))} continues after {step}, which is saved."
 
 
 def best_step(config: Config, history: EvaluationHistory, total_steps: int) -> Iterator[str]:
