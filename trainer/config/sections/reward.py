@@ -142,8 +142,11 @@ class Reward(Section):
     @field_validator("weights", mode="before")
     @classmethod
     def _without_null(cls, value: Any) -> Any:
-        """Leave out names with `null`, which take away a weight of a preset."""
-        return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
+        """Leave out names with `null`, which take away a weight of a preset. `correct:1.0` is such a name for YAML; it
+        stays, so that it is refused."""
+        if not isinstance(value, dict):
+            return value
+        return {name: one for name, one in value.items() if one is not None or ":" in str(name)}
 
     @field_validator("weights")
     @classmethod
