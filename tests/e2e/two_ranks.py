@@ -7,8 +7,10 @@ import os
 import sys
 
 from trainer.commands import train
-from trainer.machine.hardware import Gpu, Hardware
+from trainer.machine import hardware
 
 if __name__ == "__main__":
-    cards = Gpu(0, "", "", 0.0), Gpu(1, "", "", 0.0)
-    sys.exit(train.run_to_its_end(train.command(Hardware(cards, cores=2), sys.argv[1:]), os.environ))
+    # `--include`, which chosen cards need, counts the cards of the machine
+    options = ["--log_level=critical", f"--master_port={hardware.free_port()}", "--num_gpus=2", "--no_local_rank"]
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", *options, str(train.TRAIN), *sys.argv[1:]]
+    sys.exit(train.run_to_its_end(command, os.environ))
