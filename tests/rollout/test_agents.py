@@ -88,7 +88,7 @@ def test_calls_in_parallel_have_one_order_whichever_ends_first(tokenizer):
 
 
 def test_a_conversation_begins_as_a_prompt_does(tokenizer):
-    """Without a chat template the tokenizer writes the first token."""
+    """The tokenizer writes the first token if there is no chat template."""
     plain = copy.deepcopy(tokenizer)
     plain.chat_template = None
     first = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])

@@ -31,7 +31,7 @@ SAMPLES, SAMPLE_BYTES = 64, 4096  # the samples of each file of weights that mak
 UNPACKED = "mxfp4"  # a quantisation of experts to 4 bits, which transformers can convert to 16 bits
 PAGE = 1000  # entries of a listing that the hub sends at once
 REFUSED = (401, 403, 404)
-OF_GGUF = "Name a folder with config.json and *.safetensors; a GGUF file can be tried out, but not trained"
+OF_GGUF = "Name a model with config.json and *.safetensors; a GGUF file can be tried out, but not trained"
 FETCH = "`octet fetch`, on a machine with internet, downloads what is missing: docs/offline.md."
 NANO = Path(__file__).parent / "nano"
 
@@ -92,7 +92,7 @@ def find_model(model: Model) -> Found:
             files = {name: listed[name] for name in wanted(listed, model.trust_remote_code)}
             if listed and not any(map(_is_weights, files)):
                 reason = "its repository on the hub has no weights of a model (model*.safetensors)"
-                raise ModelError(f"model.name={model.name}", reason, OF_GGUF.replace("folder", "model"))
+                raise ModelError(f"model.name={model.name}", reason, OF_GGUF)
             return Found(None, files)
     return Found(cached, _sizes(cached))
 
