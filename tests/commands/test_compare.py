@@ -57,6 +57,22 @@ def test_the_table_has_a_line_for_each_run(runs, tmp_path, capsys):
     assert ["never", "0.003", "0", "-", "-", "4", "1:02"] in lines
 
 
+def test_a_run_without_a_result_comes_last_behind_negative_rewards_too(tmp_path, capsys):
+    given = {"none": None, "worse": -0.5, "better": -0.1}
+    for name, reward in given.items():
+        of_task = ["task.name=records", "task.path=a.jsonl", "task.answer=none", "reward.weights={length: 1.0}"]
+        folder = run_in(tmp_path / name, {}, *of_task, f"lora.rslora={name == 'none'}".lower())
+        found = {"eval/reward": reward, "eval/low": -1.0, "eval/high": 0.0, "eval/problems": 64}
+        write_lines(folder / "metrics.jsonl", [{"step": 4, **(found if reward else {})}])
+    octet("compare", *(tmp_path / name for name in given))
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert [row for row in rows if row[:1] and row[0] in given] == [
+        ["better", "false"],
+        ["worse", "false"],
+        ["none", "true"],
+    ]
+
+
 def test_a_wide_table_is_split_into_some_that_fit(tmp_path, capsys, monkeypatch):
     few = ["algorithm.kl.coef=0.1", "rollout.temperature=0.9", "rollout.max_new_tokens=99", "lora.r=4", "run.seed=3"]
     runs = [run_in(tmp_path / "first", {4: 0.5}), run_in(tmp_path / "second", {4: 0.6}, *few, "optim.warmup=0.5")]

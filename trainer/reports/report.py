@@ -225,7 +225,7 @@ def of_changes(changes: Sequence[repeat.Override]) -> list[list[object]]:
 
 
 def shown(value: object) -> str:
-    return "not set" if value is None else str(value)
+    return "not set" if value is None else value if isinstance(value, str) else repeat.yaml_of(value)
 
 
 def time_and_memory(run: RunFiles) -> Html:
@@ -327,7 +327,8 @@ def ranked(runs: Sequence[RunFiles]) -> list[list[tuple[RunFiles, Pair | None]]]
         tasks.setdefault(str([run.settings[key] for key in keys]), []).append(run)
     rankings = []
     for of_task in tasks.values():
-        first, *others = sorted(of_task, key=lambda run: -(facts_of(run)[run.measure.name] or 0.0))
+        values = {run.folder: facts_of(run)[run.measure.name] for run in of_task}
+        first, *others = sorted(of_task, key=lambda run: (values[run.folder] is None, -(values[run.folder] or 0.0)))
         pairs = [_paired(first, run) for run in others]
         ps = iter(corrected([pair.p for pair in pairs if pair]))
         pairs = [pair and pair._replace(p=next(ps)) for pair in pairs]
