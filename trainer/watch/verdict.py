@@ -48,7 +48,7 @@ def verdict_of(evaluation: Mapping[str, Any], records: Sequence[Mapping[str, flo
         return _of_evaluation(evaluation, measure_of(config))
     if config.task.curriculum != "none":
         chosen = f"task.curriculum={config.task.curriculum} chooses the problems"
-        return Verdict(CANNOT_TELL, f"no evaluation, and {chosen}, so rewards of different steps say little.")
+        return Verdict(CANNOT_TELL, f"no final evaluation, and {chosen}, so rewards of different steps say little.")
     return _of_rewards(records, config.reward.answer)
 
 
@@ -81,11 +81,11 @@ def _of_rewards(records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
     part = len(steps) // 3
     if part < PART:
         count = counted(len(steps), "step")
-        return Verdict(CANNOT_TELL, f"no evaluation, and {count} with a reward; a trend needs {3 * PART}.")
+        return Verdict(CANNOT_TELL, f"no final evaluation, and {count} with a reward; a trend needs {3 * PART}.")
     reward = rise([record["reward/mean"] for record in steps], part)
     right = rise([record.get(f"accuracy/{answer}", 0.0) for record in steps], part)
     evidence = (
-        f"no evaluation; the mean reward on training problems changed by {reward.value:+.3g} (95 % interval "
+        f"no final evaluation; the mean reward on training problems changed by {reward.value:+.3g} (95 % interval "
         f"{reward.low:+.3g} to {reward.high:+.3g}) from the first {part} steps to the last."
     )
     if right.high < 0:
