@@ -39,6 +39,11 @@ def test_runs_are_listed_in_the_order_of_their_start(runs, capsys):
     for name in ("warmup", "warmup/warmup"):  # a run of this name, and the warm-up inside it
         run_in(runs / name, {4: 0.5})
     assert said_by(capsys, "list")[1].splitlines()[-1].split()[0] == "warmup"
+    for path in (runs / "new/config.yaml", runs / "old/metrics.jsonl"):
+        path.unlink()
+        path.symlink_to("/proc/self/mem")  # no user can read its beginning
+    rows = [line.split()[:2] for line in said_by(capsys, "list")[1].splitlines()[2:]]
+    assert rows == [["sweep/other", "stopped"], ["old", "damaged"], ["warmup", "stopped"]]
 
 
 def test_presets_and_recipes_are_listed_with_what_they_are_for(tmp_path, monkeypatch, capsys):

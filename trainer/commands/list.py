@@ -12,7 +12,7 @@ from trainer.config.settings import RUNS
 from trainer.errors import ConfigError, DataError
 from trainer.machine.console import Console, table
 from trainer.reports.terminal import stopped
-from trainer.run_folder.reader import RunFiles, read_run
+from trainer.run_folder.reader import read_run
 
 HEADS = ("run", "state", "model", "task", "steps", "result")
 
@@ -27,10 +27,7 @@ def run(options: Namespace) -> None:
     folders = runs_in(options.folder)
     if not folders and not options.presets:
         raise ConfigError(options.folder, "there is no run in it", "Name a folder of runs")
-    rows = []
-    for folder in folders:
-        with suppress(DataError):  # this config.yaml does not belong to a run
-            rows.append(row(read_run(folder), options.folder))
+    rows = [cells for folder in folders if (cells := row(folder, options.folder))]
     listed = table(("", "what it is"), _presets(), {"what it is"}) if options.presets else table(HEADS, rows, HEADS)
     Console(wide=100 if options.presets else WIDTH).print(listed)
 
@@ -50,13 +47,18 @@ def _presets() -> Iterator[list[str]]:
             yield [f"{option} {name}", *re.findall(r"^.{20,}?\.(?= |$)", comment)]
 
 
-def row(run: RunFiles, folder: Path) -> list[str]:
+def row(place: Path, folder: Path) -> list[str]:
+    """Return the cells of a run, or none if its config.yaml does not belong to a run or cannot be read."""
+    try:
+        run = read_run(place)
+    except (DataError, OSError):
+        return []
     state, steps, result = "damaged", "", ""
-    with suppress(DataError):  # its files are unreadable, or of another version
-        state = "ended" if run.has_ended else "stopped" if stopped(run) else "running"
+    with suppress(DataError, OSError):  # its files are unreadable, or of another version
         steps = f"{run.steps} of {run.total_steps}"
         shares = [share.value for line in run.metrics if (share := run.held_out(line))]
         change = [" -> ".join(run.measure.text(value) for value in (shares[0], shares[-1]))] if len(shares) > 1 else []
         result = ", ".join([run.verdict.kind, *change] if run.has_ended else change)
+        state = "ended" if run.has_ended else "stopped" if stopped(run) else "running"
     task = run.settings["task.name"].rpartition("/")[2]
-    return [str(run.folder.relative_to(folder)), state, run.settings["model.name"], task, steps, result]
+    return [str(place.relative_to(folder)), state, run.settings["model.name"], task, steps, result]

@@ -28,14 +28,13 @@ from trainer.commands.page.runs import Runs
 from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.command_line import choose_preset
 from trainer.config.sections.task import BUILT_IN, PROMPT_STYLES
-from trainer.errors import ConfigError, DataError, OctetError
+from trainer.errors import ConfigError, OctetError
 from trainer.machine import disk, hardware
 from trainer.plan.cards import CARDS
 from trainer.plan.search import CHOICES
 from trainer.problem.sources import READERS
 from trainer.reports import markup
 from trainer.reports.markup import Html, joined, tag
-from trainer.run_folder.reader import read_run
 
 HERE = Path(__file__).parent
 UPLOADS = "uploads"
@@ -69,7 +68,7 @@ class Pages:
     def __init__(self, folder: Path) -> None:
         self.runs = Runs(folder)
         self.limiter = CapacityLimiter(2)  # commands at once, so that many clicks leave processors for a run
-        self.row = lru_cache(1000)(lambda name, seen: row(read_run(folder / name), folder))
+        self.row = lru_cache(1000)(lambda name, seen: row(folder / name, folder))
         self.shown = lru_cache(8)(self._shown)
 
     async def page(self, request: Request) -> Response:
@@ -104,10 +103,7 @@ class Pages:
         return _answer(*parts, headers=headers) if parts else Response(status_code=304, headers=headers)
 
     def _shown(self, selected: tuple[str, ...], seen: tuple[tuple[str, ...], ...]) -> list[Html]:
-        rows = []
-        for name, *of_run in seen:
-            with suppress(DataError):  # this config.yaml does not belong to a run
-                rows.append(self.row(name, tuple(of_run)))
+        rows = [cells for name, *of_run in seen if (cells := self.row(name, tuple(of_run)))]
         return [*views.of_runs(self.runs, rows, selected)]
 
     async def commands(self, request: Request) -> Response:

@@ -163,7 +163,7 @@ def of_runs(runs: Runs, rows: Sequence[Sequence[str]], selected: Sequence[str]) 
         for name, run in chosen.items() if len(chosen) == 1 else ():
             live += progress(runs, run, name)
             outcome += result(run) if run.has_ended else ()
-    except DataError as failed:
+    except (DataError, OSError) as failed:
         live.append(error(str(failed)))
     for name in selected:
         if name in runs.started and name not in named:
