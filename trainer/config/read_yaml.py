@@ -19,7 +19,20 @@ class BadYaml(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, of which YAML would keep the last, and reads 010 as ten, as YAML 1.2 does, not as 8."""
+    """Refuses duplicate keys, of which YAML would keep the last, and aliases, with which a short text can have an
+    endless value. Reads 010 as ten, as YAML 1.2 does, not as 8."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if isinstance(event := self.peek_event(), yaml.AliasEvent):
+            raise BadYaml(f"it has an alias (*{event.anchor}). Write the value out")
+        self.depth += (is_collection := isinstance(event, yaml.CollectionStartEvent))
+        if self.depth > DEEPEST:
+            raise BadYaml(f"it has lists or mappings more than {DEEPEST} deep")
+        node = super().compose_node(parent, index)
+        self.depth -= is_collection
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names: set[Any] = set()
@@ -39,19 +52,11 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read_yaml(content: bytes | str) -> Any:
-    """Return the value of a YAML text. Raise BadYaml if it is invalid, or has aliases, with which a short text can have
-    an endless value."""
+    """Return the value of a YAML text. Raise BadYaml if it cannot be read."""
     try:
         text = content.decode() if isinstance(content, bytes) else content
         if len(text) > LONGEST:
             raise BadYaml(f"it has more than {LONGEST:,} characters")
-        depth = 0
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                raise BadYaml(f"it has lists or mappings more than {DEEPEST} deep")
-            if isinstance(event, yaml.AliasEvent):
-                raise BadYaml(f"it has an alias (*{event.anchor}). Write the value out")
         return yaml.load(text, _Loader)
     except UnicodeDecodeError as error:
         raise BadYaml(f"not UTF-8: byte {error.start + 1} is {error.object[error.start]:#04x}") from None

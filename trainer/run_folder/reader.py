@@ -249,7 +249,7 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in fields() if key not in NO_EFFECT and len({str(one[key]) for one in settings}) > 1]
 
 
-@lru_cache
+@lru_cache(1000)
 def _config(path: Path, changed_ns: int) -> Config:
     """Return the settings of a run, cached, because parsing them takes ten times as long as drawing the run."""
     try:
@@ -259,7 +259,7 @@ def _config(path: Path, changed_ns: int) -> Config:
         raise DataError(path, f"{reason} Read it with the version that wrote it") from None
 
 
-@lru_cache
+@lru_cache(1000)
 def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
     if not path.is_file():
         is_there = "there is no config.yaml in it, so it is not the folder of a run"
