@@ -12,11 +12,12 @@ use_environment() {
         return
     fi
     _wait_for_others "$root"
-    if [ -z "${VIRTUAL_ENV:-}" ] && [ -z "${CONDA_PREFIX:-}" ]; then
+    if [ ! -x "${VIRTUAL_ENV:-${CONDA_PREFIX:-/nowhere}}/bin/python" ]; then
         _can_be_used "$root/.venv/bin/python" || _make_environment "$root/.venv"
-        export VIRTUAL_ENV="$root/.venv" PATH="$root/.venv/bin:$PATH"
+        export VIRTUAL_ENV="$root/.venv"
     fi
-    export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+    # first, because the modules that a job has loaded may have a python, too
+    export PATH="${VIRTUAL_ENV:-$CONDA_PREFIX}/bin:$PATH" PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
     _install_once "$root" "$extra"
     exec 9>&- # lets the next one in
 }

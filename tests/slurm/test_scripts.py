@@ -224,6 +224,20 @@ def test_packages_that_are_gone_are_installed_again(tmp_path, package):
     assert package == "pip" or len(asked.read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("kind", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_the_active_environment_comes_before_the_python_of_a_module(tmp_path, kind):
+    """A job loads its modules after `source .venv/bin/activate`. Octet was installed into the module's python."""
+    for folder in ("active/bin", "module"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "python").symlink_to("/bin/true")
+    for name in ("setup.cfg", "constraints.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "active/.octet-installed").write_text("4294967295 0\n")
+    script = f"set -euo pipefail; source scripts/environment.sh; use_environment {tmp_path}; command -v python"
+    around = {"PATH": f"{tmp_path}/module:/usr/bin:/bin", kind: f"{tmp_path}/active"}
+    assert ran("bash", "-c", script, env=around, check=True).stdout == f"{tmp_path}/active/bin/python\n"
+
+
 @pytest.mark.parametrize(("setting", "installer"), [("", "uv"), ("global.index-url='mirror'", "pip")])
 def test_jobs_that_start_together_install_once(tmp_path, setting, installer):
     """They use uv, unless pip has settings that uv does not read. Stand-ins record the calls."""
