@@ -6,8 +6,10 @@
 # it was submitted, so that relative paths in settings mean the same as on a command line there.
 prepare() {
     root="$1"
+    set +u # the files of a cluster may use variables that are not set
     read_site "${OCTET_SITE:-$root/slurm/site.env}"
     load_modules
+    set -u
     export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
     if [ -z "${OCTET_APPTAINER_IMAGE:-}${OCTET_PYXIS_IMAGE:-}" ]; then
         # shellcheck source=scripts/environment.sh

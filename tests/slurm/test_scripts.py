@@ -58,7 +58,8 @@ def job(tmp_path):
     for name, script in STAND_INS.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "site.env").write_text(f"[ -n '{sys.executable}' ] && export OCTET_PYTHON={sys.executable}\nfalse\n")
+    site = f"[ -n '{sys.executable}' ] && export OCTET_PYTHON={sys.executable} MANPATH=/man:$MANPATH\nfalse\n"
+    (tmp_path / "site.env").write_text(site)
     base = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OCTET_ROOT": str(ROOT), "SLURM_JOB_NODELIST": "node1"}
     base |= {"OCTET_SITE": str(tmp_path / "site.env"), "SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "octet"}
 
