@@ -92,10 +92,10 @@ gpus_of_node() {
 }
 
 # model_of SETTING...: print the model, for the embedded one its folder, and then the options that a server needs to load
-# it, one per line.
+# it, one per line. OCTET_PYTHON may be inside a container.
 model_of() {
     local model
-    model="$("${OCTET_PYTHON:-python}" "$root/train.py" --dry-run "$@" | sed -n "/^model:/,/^lora:/{
+    model="$(run_step --nodes=1 --ntasks=1 -- "${OCTET_PYTHON:-python}" "$root/train.py" --dry-run "$@" | sed -n "/^model:/,/^lora:/{
         s/^  name: //p
         /^  revision: null/d; s/^  revision: '\{0,1\}\([^']*\)'\{0,1\}$/--revision=\1/p
         s/^  trust_remote_code: true/--trust-remote-code/p

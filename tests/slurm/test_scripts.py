@@ -37,6 +37,7 @@ STAND_INS = {
 case "$*" in *vllm_server.sh*)
     printf '%s\n' "${@: -3}" >"$0.server" && echo "$VLLM_API_KEY" >"$0.key" && exec sleep 3 >/dev/null 2>&1 ;;
 esac
+case "$*" in *--dry-run*) while [[ "$1" = --* ]]; do shift; done && exec "$PYTHON" "${@:2}" ;; esac
 for _ in $(seq 600); do [ -z "${VLLM_API_KEY:-}" ] || [ -s "$0.key" ] && break; sleep 0.1; done # servers start later
 [ "${VLLM_API_KEY:-}" != "$(cat "$0.key" 2>/dev/null)" ] || echo "the ranks have the key of the servers"
 echo "MASTER_ADDR=${MASTER_ADDR:-}"
@@ -62,6 +63,7 @@ def job(tmp_path):
     (tmp_path / "site.env").write_text(site)
     base = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OCTET_ROOT": str(ROOT), "SLURM_JOB_NODELIST": "node1"}
     base |= {"OCTET_SITE": str(tmp_path / "site.env"), "SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "octet"}
+    base["PYTHON"] = sys.executable  # of a container, where OCTET_PYTHON is
 
     def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
         return ran("bash", ROOT / "slurm" / script, *arguments, cwd=tmp_path, env=base | variables, timeout=240)
@@ -150,6 +152,12 @@ def test_vllm_servers_of_neighbouring_jobs_have_ports_of_their_own(job):
         (line,) = [line for line in answer.stdout.splitlines() if line.startswith("rollout.vllm.urls=")]
         urls += line.removeprefix("rollout.vllm.urls=").split(",")
     assert len(set(urls)) == 4, urls
+
+
+def test_no_vllm_server_is_started_with_wrong_settings(job):
+    answer = job("vllm.sbatch", "run.step=1", SLURM_GPUS_ON_NODE="2")
+    assert (answer.returncode, answer.stdout.splitlines()) == (2, ["octet: job 5 on node1, restart 0"])
+    assert "Did you mean run.steps?" in answer.stderr
 
 
 @pytest.mark.parametrize("given", ["", "of the user"])
@@ -355,10 +363,11 @@ MODELS = [([], [f"{ROOT}/trainer/model/nano"]), (OTHER, ["some/model", "--revisi
 
 
 @pytest.mark.parametrize(("settings", "told"), MODELS)
-def test_a_vllm_server_has_the_model_of_the_settings(tmp_path, settings, told):
+def test_a_vllm_server_has_the_model_of_the_settings(job, tmp_path, settings, told):
     """In its revision: another one would sample for hours, or be refused by the comparison of log-probs."""
     script = 'source slurm/common.sh; model_of --preset nano "$@"'
-    around = os.environ | {"root": str(ROOT), "OCTET_PYTHON": sys.executable}
+    around = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "root": str(ROOT), "PYTHON": sys.executable}
+    around["OCTET_PYTHON"] = "/python/of/a/container"
     model = ran("bash", "-euo", "pipefail", "-c", script, "-", *settings, env=around, check=True)
     name, *options = model.stdout.splitlines()
     assert [name, *options] == told
