@@ -23,7 +23,6 @@ _SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
 _AND = re.compile(r",?\s(?:and|&)\s|,\s?")
 _BARE_NUMBER = re.compile(r"[-+]?[0-9,]*\.?[0-9]+")
 _POWER = re.compile(r"[$\s]*[0-9]+\s*\^\s*\{?[0-9]+\}?[$\s]*")
-_NO_BRACES = str.maketrans("", "", "{}")
 _DEPTH = 3  # how deep lists may be nested
 
 
@@ -73,7 +72,7 @@ def _are_named_apart(answer: str, gold: str) -> bool:
 
 def _names(text: str) -> list[str]:
     names = [label.rpartition(" is ")[2] for label in parted(text)[0]]  # The solution is x
-    return ["".join(name.split()).translate(_NO_BRACES) for name in names]
+    return [re.sub(r"[\s{}]", "", name) for name in names]
 
 
 def _is_without_its_noun(answer: str, gold: str) -> bool:

@@ -83,7 +83,7 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] |
     text = _after_equals(text).strip(WRAPPERS)
     if text[:1] + text[-1:] in ("()", "[]", "{}") and "," not in text:
         text = text[1:-1].strip()
-    elif not _OPENING.search(text):
+    elif not {*"([{"} & {*text}:
         text = text.rstrip(")]} ")  # the opening bracket of "18)" was cut off
     if (written := _WRITTEN.match(text)) is None:
         return None
@@ -92,7 +92,7 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] |
     if value is None or scale is None:
         return None
     nouns = [word for word in _LETTERS.findall(tail) if len(word) > 1 and word.lower().rstrip("s") not in _MEASURES]
-    return value * scale, tuple(nouns), _units(f"{written['money']} {tail}")
+    return value * scale, tuple(nouns), units_in(f"{written['money']} {tail}")
 
 
 _UNIT = re.compile(r"\^\s*\{?\s*([23])|([^\W\d_]+|[%$¢£€¥₹])")
@@ -100,7 +100,7 @@ _SIGN_UNITS = {"$": "dollar", "¢": "cent", "£": "lb", "€": "euro", "¥": "ye
 _SPEEDS = {"mph": ("mi", "h"), "kph": ("km", "h")}
 
 
-def _units(text: str) -> tuple[str, ...]:
+def units_in(text: str) -> tuple[str, ...]:
     """Return the units after a number by their first names: `sq` and `ft` for `square feet` and `ft^2`."""
     names = list[str]()
     for power, word in _UNIT.findall(text) if text.strip() else ():
@@ -124,22 +124,21 @@ def same_quantity(answer: str, gold: str) -> bool:
         return wanted in (value, 100 * value)
     if {units, gold_units} == {("cent",), ("dollar",)}:
         return value * 100 == wanted if gold_units == ("cent",) else value == wanted * 100
-    is_rate = units[:1] == gold_units[:1] and units[:1] in _MONEY  # $18 and $18 per hour
-    return value == wanted and (not units or not gold_units or is_rate or _lasting(units) == _lasting(gold_units))
+    return value == wanted and agree(units, gold_units)
 
 
 _MONEY = {(name,) for name in ("dollar", "cent", "euro", "lb", "yen", "rupee")}
 
 
-def _lasting(units: tuple[str, ...]) -> tuple[str, ...]:
-    """Drop the days, weeks, months and years after the first unit: the day of `5 km per day`."""
-    return units[:1] + tuple(unit for unit in units[1:] if unit not in ("day", "wk", "mo", "yr"))
+def agree(units: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Return True if one side has no units, or both have the same, as 5 km and 5 km per day, $18 and $18 per hour."""
+    lasting = [[unit for unit in of[1:] if unit not in ("day", "wk", "mo", "yr")] for of in (units, others)]
+    is_same = units[:1] == others[:1] and (units[:1] in _MONEY or lasting[0] == lasting[1])
+    return not units or not others or is_same
 
 
-_OPENING = re.compile(r"[(\[{]")
 _OPERAND = re.compile(rf"{CURRENCY}?\s?({DECIMAL})%?")
 _OPERATION = re.compile(r"[0-9%)]\s*[-+*/^(]")
-_ROUND = str.maketrans("{}", "()")
 _NAMED = re.compile(r"([0-9]?)(\\?)(?!a [a-z])([A-Za-z']+)")
 _DENIED = re.compile(
     r"(?i)n't\b|\b(?:no|not|never|none|cannot|false|wrong|incorrect|or|if|suppose|assume|unless|maybe|perhaps|either)\b"
@@ -195,7 +194,7 @@ def worked_out(working: str) -> Fraction | None:
     working = _TIMES.sub("*", working)
     if not _OPERATION.search(working):
         return None
-    text = working.replace("^", "**").translate(_ROUND)
+    text = working.replace("^", "**").replace("{", "(").replace("}", ")")
     share = "/100" if "*" in text else ""  # for "60% * 70", but not for "60% + 10%"
     text = _OPERAND.sub(lambda operand: f"({_decimal(operand[1])}{share * operand[0].endswith('%')})", text)
     try:

@@ -30,6 +30,7 @@ _PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,4}")  # xy; letters without a vowel 
 _MISREAD = re.compile(r"[0-9]\}?\s*_|(?<![_0-9])[0-9]+\s+[0-9]|(?<![_^0-9.])[0-9.]+\s*\{|^\{[^{}]*\}\s*\{")
 _LOST = re.compile(r"'|\\prime(?![A-Za-z])")  # math-verify ignores these
 _TIME = re.compile(r":|[0-9] [ap]m\b|\\colon(?![A-Za-z])")  # math-verify takes these for a fraction or a product
+_WITH_UNITS = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}(?:\s*\^\s*\{?[23])?|(?<![A-Za-z\\])[A-Za-z]{4,}")
 _CONSTANTS = frozenset("ie")
 _QUAD = re.compile(r"\\q?quad(?![A-Za-z])")
 _LAST_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{1,2}(?=\s*$)")  # math-verify drops them if they are a unit
@@ -73,7 +74,8 @@ def is_worth_asking(answer: str, gold: str) -> bool:
         return False
     if len(_LOST.findall(answer)) != len(_LOST.findall(gold)) or _ordered(answer) != _ordered(gold):
         return False
-    return number.number(answer) is None or number.number(gold) is None
+    units = [number.units_in(notation.clean(" ".join(_WITH_UNITS.findall(text)))) for text in (answer, gold)]
+    return number.agree(*units) and (number.number(answer) is None or number.number(gold) is None)
 
 
 def _ordered(text: str) -> tuple[list[str], list[str]]:
