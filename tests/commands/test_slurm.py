@@ -105,9 +105,11 @@ def test_a_broken_site_is_a_clear_error(site, monkeypatch, content, told):
 def test_what_the_site_asks_for_is_asked_for(site, tmp_path, monkeypatch):
     """Variables that another site has left in the shell are ignored."""
     monkeypatch.setenv("SBATCH_CLUSTERS", "elsewhere")
-    site.write_text("export SBATCH_GRES=nvme:1 SBATCH_CPUS_PER_GPU=2 SBATCH_MEM_PER_NODE=0 SBATCH_WAIT=\n")
+    named = "SBATCH_GRES=nvme:1 SBATCH_CPUS_PER_GPU=2 SBATCH_MEM_PER_NODE=0 SBATCH_WAIT= SBATCH_NO_REQUEUE=1"
+    site.write_text(f"export {named}\n")
     lines, _ = made(tmp_path / "run", nodes=1, gpus=1)
-    assert {"#SBATCH --gres=nvme:1", "#SBATCH --cpus-per-gpu=2", "#SBATCH --mem=0"} <= {*lines}
+    options = ("gres=nvme:1", "cpus-per-gpu=2", "mem=0", "no-requeue")
+    assert {f"#SBATCH --{option}" for option in options} <= {*lines}
     assert "clusters" not in "".join(lines)
     assert "wait" not in "".join(lines)
 

@@ -32,6 +32,7 @@ TIMEOUT_S = 120.0  # of sbatch
 SITE_S = 60.0  # of site.env
 # Options of sbatch whose SBATCH_ variables have another name.
 OPTIONS = {"timelimit": "time", "mem-per-node": "mem"}
+FLAGS = {"no-requeue", "overcommit", "requeue", "spread-job", "use-min-nodes"}  # options without a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def _script(folder: Path, request: JobRequest) -> Iterator[str]:
 def _options(folder: Path, request: JobRequest) -> dict[str, str]:
     site = {name: value for name, value in read_site(site_file()).items() if name.startswith("SBATCH_") and value}
     named = {name.removeprefix("SBATCH_").lower().replace("_", "-"): value for name, value in site.items()}
-    options = {OPTIONS.get(name, name): value for name, value in named.items()}
+    options = {OPTIONS.get(name, name): "" if name in FLAGS else value for name, value in named.items()}
     options |= {"nodes": request.range, "gpus-per-node": str(request.gpus), "job-name": folder.name}
     options["chdir"] = str(Path.cwd())  # paths in the settings are relative to it
     pattern = "slurm-%A_%a.out" if request.grid else "slurm-%j.out"
@@ -243,8 +244,7 @@ def _sbatch(script: Path, options: Sequence[str]) -> str:
         command, env = ["sbatch", "--parsable", *options, str(script)], _without_options()
         answer = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except FileNotFoundError:
-        remedy = "Log in to a Slurm cluster, or add --dry-run"
-        raise ClusterError("sbatch", "it is not on this machine", remedy) from None
+        raise ClusterError("sbatch", "it is not on this machine", "Log in to a cluster, or add --dry-run") from None
     except (OSError, subprocess.SubprocessError) as error:
         remedy = f"Check with `squeue --me` whether the job is queued; if not, run sbatch {shlex.quote(str(script))}"
         raise ClusterError("sbatch", f"it does not answer ({error})", remedy) from None
