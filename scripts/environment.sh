@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced, not run: use_environment ROOT [EXTRA] leaves a `python` on the PATH that has Octet and its dependencies.
-# An active virtual environment (or conda) is used as it is; without one it is ROOT/.venv. OCTET_PYTHON names a `python`
+# An active virtual environment (or conda) is used as it is; without one it is ROOT/.venv. OCTET_PYTHON names a python
 # that has everything, of a container or of a module: it is taken, and nothing is installed. constraints.txt is the lock
 # file: exact versions of everything, for uv and for pip, whatever index they come from.
 

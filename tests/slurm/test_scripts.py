@@ -212,6 +212,14 @@ def test_without_a_python_that_will_do_a_cluster_is_told_of_its_modules(tmp_path
     assert not (tmp_path / "made").exists()
 
 
+def test_the_named_python_need_not_be_called_python(tmp_path):
+    """As /usr/bin/python3 of Debian, which `octet slurm` names if Octet is installed there."""
+    (tmp_path / "python3").symlink_to("/bin/echo")
+    around = {"PATH": "/usr/bin:/bin", "OCTET_PYTHON": str(tmp_path / "python3")}
+    answer = ran("bash", "run_deepspeed.sh", "--resume", env=around)
+    assert answer.stdout == "-m trainer.commands.main train --resume\n", answer.stderr
+
+
 @pytest.mark.parametrize("package", ["pip", "deepspeed"])
 def test_packages_that_are_gone_are_installed_again(tmp_path, package):
     """The system's Python may have a new version, which finds nothing that the old one has installed."""
