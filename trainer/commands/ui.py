@@ -1,9 +1,6 @@
 """`octet ui`: serve a local page that starts and follows runs. Its routes and access checks are in `page/`."""
 
-import os
 import socket
-import sys
-import webbrowser
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,8 +34,6 @@ def run(options: Namespace) -> None:
     key, served = token_urlsafe(24), _socket(options.port)
     address = f"http://{LOOPBACK}:{served.getsockname()[1]}/{key}/"
     print(f"octet: {address}\nThe address contains a secret key. Ctrl-C ends the page, but no run.", flush=True)
-    if sys.stdout.isatty() and os.environ.get("DISPLAY"):
-        webbrowser.open(address)
     app = application(options.folder, key)
     # no access log, because its lines would contain the key
     settings = uvicorn.Config(app, ws="none", log_level="warning", access_log=False, timeout_graceful_shutdown=1)
