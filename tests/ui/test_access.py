@@ -60,6 +60,9 @@ def test_a_table_is_kept_and_nothing_that_could_run(asked, folder):
         assert asked("PUT", f"upload?name={quote(name)}", "x")[0] == 200
     assert sorted(os.listdir(folder / "runs/uploads")) == ["my_table.CSV", "out.csv"]
     assert sorted(os.listdir(folder)) == ["runs", "server.log"]
+    (folder / "runs/uploads/out.csv.partial").symlink_to(folder / "elsewhere")
+    status, _, said = asked("PUT", "upload?name=out.csv", "x")
+    assert (status, 'class="error"' in said, (folder / "elsewhere").exists()) == (507, True, False)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_a_table_is_kept_and_nothing_that_could_run(asked, folder):
 def test_what_is_too_large_is_refused_and_leaves_nothing(asked, folder, method, path, most):
     status, _, said = asked(method, path, bytes(most + 1))
     assert status == 413
-    assert "write the path of the file" in said
+    assert ("write the path of the file" in said, 'id="sent"' in said) == (True, method == "PUT")
     assert not [name for name in os.listdir(folder / "runs") if "partial" in name]
 
 

@@ -126,13 +126,16 @@ class Pages:
             error = ConfigError(name or "a file", "its name does not say what it is", remedy)
             return _answer(views.target("sent", views.error(str(error))), status_code=415)
         place = self.runs.folder / UPLOADS / name
-        place.parent.mkdir(exist_ok=True)
         part = place.with_name(f"{name}.partial")
         try:
-            with part.open("wb") as file:
+            place.parent.mkdir(exist_ok=True)
+            with open(part, "wb", opener=disk.not_a_link) as file:
                 async for piece in request.stream():
                     file.write(piece)
             part.replace(place)
+        except (OSError, HTTPException) as failed:
+            said = views.error(getattr(failed, "detail", str(failed)))
+            return _answer(views.target("sent", said), status_code=getattr(failed, "status_code", 507))
         finally:
             part.unlink(missing_ok=True)
         words = json.dumps(["task.name=records", f"task.path={place}", "task.question=", "task.answer="])
@@ -170,7 +173,7 @@ def _act(name: str, chosen: Choices) -> Html:
         action = ACTIONS[name](chosen)
         next(action)  # its command, which the page shows already
         parts.extend(action)
-    except (OctetError, OSError) as error:
+    except (OctetError, OSError, ValueError) as error:  # such as a zero byte in a command
         parts.append(views.error(str(error)))
     return views.target(chosen.of("into"), *parts)
 
