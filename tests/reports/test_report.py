@@ -263,3 +263,6 @@ def test_whole_numbers_that_no_float_can_hold_are_infinite(copied, capsys, name,
     options = {"compare": [str(copied("another"))], "watch": ["--once"]}.get(command, [])
     status, _, err = said_by(capsys, command, folder, *options)
     assert status in (0, 2), err
+    (folder / name).write_text('{"step": 1, "reward/mean": "a", "length": [], "completion": 7, "reward": "b"}\n')
+    status, _, err = said_by(capsys, command, folder, *options)
+    assert status == 0 or (status == 2 and f"{folder}" in err), err

@@ -80,3 +80,8 @@ def test_what_has_ended_a_run_is_shown_whoever_serves_the_page(asked, folder):
     assert "octet train --resume runs/failed" in live
     with going_on(place):
         assert 'class="error"' not in asked("GET", "live?run=failed")[2]
+    (place / "samples.jsonl").write_text('{"reward": 1}\n')  # of another version, or a stranger
+    assert "failed: it is not as Octet writes it (KeyError: " in asked("GET", "live?run=failed")[2]
+    (place / "config.yaml").unlink()
+    (place / "config.yaml").symlink_to("/proc/self/mem")  # no user can read its beginning
+    assert asked("GET", "live?run=failed")[0] == 200

@@ -12,7 +12,7 @@ from trainer.config.settings import RUNS
 from trainer.errors import ConfigError, DataError
 from trainer.machine.console import Console, table
 from trainer.reports.terminal import stopped
-from trainer.run_folder.reader import read_run
+from trainer.run_folder.reader import as_written, read_run
 
 HEADS = ("run", "state", "model", "task", "steps", "result")
 
@@ -54,7 +54,7 @@ def row(place: Path, folder: Path) -> list[str]:
     except (DataError, OSError):
         return []
     state, steps, result = "damaged", "", ""
-    with suppress(DataError, OSError):  # its files are unreadable, or of another version
+    with suppress(DataError, OSError), as_written(place):  # its files are unreadable, or of another version
         steps = f"{run.steps} of {run.total_steps}"
         shares = [share.value for line in run.metrics if (share := run.held_out(line))]
         change = [" -> ".join(run.measure.text(value) for value in (shares[0], shares[-1]))] if len(shares) > 1 else []

@@ -11,7 +11,7 @@ from trainer.machine import disk
 from trainer.machine.visible import print
 from trainer.reports import curves
 from trainer.reports.chart import svg
-from trainer.run_folder.reader import RunFiles, read_runs
+from trainer.run_folder.reader import RunFiles, as_written, read_runs
 
 LARGEST = 40  # inches
 INCH = 96  # in units of an SVG
@@ -34,7 +34,8 @@ def run(options: Namespace) -> None:
             raise DataError(run.folder, "no step is logged yet, so there is nothing to plot", "Leave this run out")
     folder = options.out or (options.runs[0] if len(options.runs) == 1 else Path("plots"))
     is_one = options.metric or options.pdf or options.size or options.names
-    files = _figure(runs, options) if is_one else curves.files(runs)
+    with as_written(*(run.folder for run in runs)):
+        files = _figure(runs, options) if is_one else curves.files(runs)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

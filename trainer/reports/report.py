@@ -13,7 +13,7 @@ from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
 from trainer.reports.forecast import outlook
 from trainer.reports.markup import Html, joined, page, table, tag
 from trainer.reports.terminal import earlier_turns, earned, stopped
-from trainer.run_folder.reader import RunFiles, differing, facts_of, names_of, phases, table_rows
+from trainer.run_folder.reader import RunFiles, as_written, differing, facts_of, names_of, phases, table_rows
 from trainer.watch.alarms import Alarm, alarms_of, interval
 from trainer.watch.measure import Measure
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
@@ -35,7 +35,8 @@ CLASSES = {LEARNED: "verdict better", NOT_LEARNED: "verdict worse", CANNOT_TELL:
 def report(runs: Sequence[RunFiles], reloads: bool = False) -> str:
     """Return a page about one run in full, or about the differences and curves of several."""
     title, sections = (runs[0].name, of_one(runs[0])) if len(runs) == 1 else (f"{len(runs)} runs", of_several(runs))
-    return page(f"{title}: Octet", *sections, reloads=reloads)
+    with as_written(*(run.folder for run in runs)):
+        return page(f"{title}: Octet", *sections, reloads=reloads)
 
 
 def of_one(run: RunFiles) -> Iterator[Html]:

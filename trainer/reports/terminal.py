@@ -20,7 +20,7 @@ from trainer.machine import disk
 from trainer.machine.console import Console
 from trainer.machine.visible import around, visible
 from trainer.run_folder.previous_run import checkpoints, step_of
-from trainer.run_folder.reader import RunFiles, phases, read_run
+from trainer.run_folder.reader import RunFiles, as_written, phases, read_run
 from trainer.watch.alarms import lasting
 from trainer.watch.measure import Measure
 from trainer.watch.progress import clock
@@ -43,7 +43,8 @@ def shown(runs: Sequence[RunFiles], console: Console, height: int | None = None)
     """Return the runs, as many side by side as fit. If a height is given, alarms and answers are shortened to it."""
     each = min(console.width, max(WIDTH + BESIDE + 4, console.width // len(runs) - 1), WIDE)
     rows = -(-len(runs) // max(1, console.width // each))
-    return Columns([_panel(run, console, each, height and height // rows) for run in runs])
+    with as_written(*(run.folder for run in runs)):
+        return Columns([_panel(run, console, each, height and height // rows) for run in runs])
 
 
 def of_folder(folder: Path, console: Console, height: int) -> Columns:

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, islice, takewhile
@@ -13,7 +13,7 @@ from typing import Any
 from trainer.config.command_line import flat, resolve
 from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Config, fields
-from trainer.errors import ConfigError, DataError
+from trainer.errors import ConfigError, DataError, OctetError
 from trainer.estimates import Share, wilson
 from trainer.machine import disk
 from trainer.machine.visible import print
@@ -26,6 +26,18 @@ from trainer.watch.verdict import Verdict, verdict_of
 TAIL = 2**18  # bytes at the end of samples.jsonl that are searched for the last answers
 
 Record = Mapping[str, Any]
+
+
+@contextmanager
+def as_written(*paths: Path, remedy: str = "Leave it out") -> Iterator[None]:
+    """Raise DataError if values in these files or folders are missing, or of another type than Octet writes."""
+    try:
+        yield
+    except OctetError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        reason = f"it is not as Octet writes it ({type(error).__name__}: {error})"
+        raise DataError(", ".join(map(str, paths)), reason, remedy) from error
 
 
 def _stored(name: str) -> cached_property[dict[str, Any]]:
@@ -74,17 +86,13 @@ class RunFiles:
         content = _object(self.folder / "eval.json")
         if not (models := content.get("evaluations")):
             return {}
-        try:
+        with as_written(self.folder / "eval.json", remedy="Delete it, or write it again with `octet eval`"):
             pairs = content.setdefault("comparisons", [])
             table_rows(models, pairs)
             " ".join(one["name"] for one in models)  # raises TypeError if a name is not a text
             for pair in pairs:
                 " ".join([pair["before"], pair["after"]])
                 verdict_of({"evaluations": models, "comparisons": [pair]}, [], self.config)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            reason = f"it is not as Octet writes it ({type(error).__name__}: {error})"
-            remedy = "Delete it, or write it again with `octet eval`"
-            raise DataError(self.folder / "eval.json", reason, remedy) from None
         return content
 
     @property

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from trainer.commands.page.runs import Chat, Runs, shown
@@ -14,7 +15,7 @@ from trainer.reports.curves import groups_of
 from trainer.reports.markup import Html, joined, table, tag
 from trainer.reports.repeat import Override
 from trainer.reports.terminal import state, stopped
-from trainer.run_folder.reader import RunFiles, read_run
+from trainer.run_folder.reader import RunFiles, as_written, read_run
 from trainer.watch.alarms import alarms_of, lasting
 
 GB = 10**9
@@ -158,11 +159,12 @@ def of_runs(runs: Runs, rows: Sequence[Sequence[str]], selected: Sequence[str]) 
     named, live, outcome = runs.named(), list[Html](), list[Html]()
     try:
         chosen = {name: read_run(named[name]) for name in selected if name in named}
-        if len(chosen) > 1:
-            live += report.of_several([*chosen.values()])
-        for name, run in chosen.items() if len(chosen) == 1 else ():
-            live += progress(runs, run, name)
-            outcome += result(run) if run.has_ended else ()
+        with as_written(*map(Path, chosen)):
+            if len(chosen) > 1:
+                live += report.of_several([*chosen.values()])
+            for name, run in chosen.items() if len(chosen) == 1 else ():
+                live += progress(runs, run, name)
+                outcome += result(run) if run.has_ended else ()
     except (DataError, OSError) as failed:
         live.append(error(str(failed)))
     for name in selected:
