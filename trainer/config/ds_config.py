@@ -37,8 +37,7 @@ def check(config: Config, has_gpu: bool) -> None:
 
 def zero_settings(settings: Engine) -> dict[str, Any]:
     """Return the section about ZeRO in the DeepSpeed file of the settings."""
-    section: dict[str, Any] = read(settings.ds_config).get("zero_optimization", {})
-    return section
+    return read(settings.ds_config).get("zero_optimization", {})
 
 
 def is_offloaded(zero: Mapping[str, Any], part: Literal["optimizer", "param"]) -> bool:

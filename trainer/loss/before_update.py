@@ -100,8 +100,7 @@ def divergences(policy: Policy, batch: TrainingBatch, estimator: str) -> list[fl
     ours_BT = policy.measure(batch).logprobs_BT
     with policy.as_reference():
         difference_BT = ours_BT - policy.measure(batch).logprobs_BT
-    kl_B: list[float] = ESTIMATORS[estimator](difference_BT).sum(dim=1).tolist()
-    return kl_B
+    return ESTIMATORS[estimator](difference_BT).sum(dim=1).tolist()
 
 
 def without_kl(group: ScoredGroup, penalties_G: Sequence[float]) -> ScoredGroup:

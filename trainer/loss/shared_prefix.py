@@ -219,8 +219,7 @@ def _attention(
     layout: Layout | None = options.pop("layout", None)
     plain = AttentionInterface()[SDPA]
     if layout is None:  # while sampling
-        sampled: tuple[Tensor, None] = plain(module, query, key, value, attention_mask, **options)
-        return sampled
+        return plain(module, query, key, value, attention_mask, **options)
     queries = _heads(layout, query, layout.answers_AC, layout.queries_N)
     keys, values = (_heads(layout, part, layout.keys_AK, layout.keys_N) for part in (key, value))
     mask, width, window = None, layout.prompts_PT.shape[1], options.get("sliding_window")

@@ -128,8 +128,7 @@ def restore_first_factors(model: Any, start: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def _without_adapter(whole: Tensor, layer: Any) -> Tensor:
-    remainder: Tensor = whole.float() - layer.get_delta_weight(ADAPTER).float()
-    return remainder.to(layer.get_base_layer().weight.dtype)
+    return (whole.float() - layer.get_delta_weight(ADAPTER).float()).to(layer.get_base_layer().weight.dtype)
 
 
 def layers(model: Any) -> Iterator[tuple[str, Any]]:

@@ -31,10 +31,8 @@ def _forward(layer: Any, x: Tensor, **options: Any) -> Tensor:
         factors = [part[lora.ADAPTER].weight for part in (layer.lora_A, layer.lora_B)]
         weights = factors if type(base) is Bf16Linear else [base.weight, *factors]
         if _are_alike(x, *weights) and not base.weight.requires_grad:
-            fused: Tensor = _Product.apply(None, x, *factors, layer.scaling[lora.ADAPTER], base.weight, base.bias)
-            return fused
-    by_peft: Tensor = type(layer).forward(layer, x, **options)
-    return by_peft
+            return _Product.apply(None, x, *factors, layer.scaling[lora.ADAPTER], base.weight, base.bias)
+    return type(layer).forward(layer, x, **options)
 
 
 def _are_alike(x: Tensor, *weights: Tensor) -> bool:
@@ -53,8 +51,7 @@ class LowRank(LoraVariant):
         if x.dtype != result.dtype or not _are_alike(x, *weights):
             return result + factors[1](factors[0](x)) * scaling
         result = result.clone() if result._is_view() else result  # 8-bit layers return a view: no in-place changes
-        fused: Tensor = _Product.apply(result, x, *weights, scaling)
-        return fused
+        return _Product.apply(result, x, *weights, scaling)
 
 
 class _Product(torch.autograd.Function):

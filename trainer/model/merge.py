@@ -133,8 +133,7 @@ class Weights(Mapping[str, Tensor]):
     def _stored(self, name: str) -> Tensor:
         file, stored = self.files[name]
         with safe_open(file, "pt") as weights:
-            tensor: Tensor = weights.get_tensor(stored)
-        return tensor
+            return weights.get_tensor(stored)
 
     def _merged(self, owner: str, kind: str) -> Tensor:
         """Return a weight of a layer with an adapter, in fp32, so that it is rounded only once, by the caller."""
@@ -145,12 +144,11 @@ class Weights(Mapping[str, Tensor]):
             setattr(base, name, nn.Parameter(self._stored(f"{owner}.{name}").float(), requires_grad=False))
         try:
             layer.merge(safe_merge=True)
-            merged: Tensor = getattr(base, kind).data
+            return getattr(base, kind).data
         finally:
             layer.merged_adapters.clear()
             for name, parameter in empty.items():
                 setattr(base, name, parameter)
-        return merged
 
     def save(self, out: Path) -> None:
         """Write all weights, in several files with an index if they are large, and the configuration."""

@@ -73,8 +73,7 @@ class Adapter(Trained):
         self.model = model
 
     def as_base(self, updates: int) -> AbstractContextManager[None]:
-        without: AbstractContextManager[None] = self.model.disable_adapter()
-        return without
+        return self.model.disable_adapter()
 
     def write_model(self, folder: Path) -> None:
         lora.save_adapter(self.model, folder)

@@ -182,8 +182,7 @@ def make_task(settings: TaskSettings) -> Task:
     """Make the task that the settings name: a built-in one, or one from a user's file."""
     place = BUILT_IN.get(settings.name.partition(":")[0], "trainer.problem.own_records:own_task")
     module, _, function = place.partition(":")
-    task: Task = getattr(import_module(module), function)(settings)
-    return task
+    return getattr(import_module(module), function)(settings)
 
 
 def asked(problem: Problem) -> str:

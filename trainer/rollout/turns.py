@@ -65,8 +65,7 @@ class Stops:
         return Completion(tuple(tokens), tuple(logprobs[: len(tokens)]), text, truncated, version)
 
     def _text(self, tokens: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode([token for token in tokens if token not in self._left_out])
-        return text
+        return self.tokenizer.decode([token for token in tokens if token not in self._left_out])
 
 
 class OpenAnswer:

@@ -63,8 +63,7 @@ class LessonWriter:
         whole, count = self.prompter.answer_tokens(dialogue.prompt, begun + text), len(dialogue.tokens)
         if [*whole[:count]] == dialogue.tokens:
             return whole[count:]
-        tokens: list[int] = self.stops.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return tokens
+        return self.stops.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def built(request: Request, data: Data | None = None) -> tuple[Run, Callable[[], None]]:

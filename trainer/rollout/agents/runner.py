@@ -46,8 +46,7 @@ def agent_of(setting: str) -> Callable[[Any], Any]:
     sys.modules[module.__name__] = module
     sys.path.insert(0, str(Path(path).resolve().parent))
     spec.loader.exec_module(module)
-    function: Callable[[Any], Any] = getattr(module, name)
-    return function
+    return getattr(module, name)
 
 
 def _command(command: list[str], problem: Any) -> str:
