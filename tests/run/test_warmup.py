@@ -72,11 +72,14 @@ def test_a_run_cut_off_in_its_warm_up_comes_to_the_same_end(job, tmp_path):
         assert (cut / folder / ADAPTER).read_bytes() == (job[0] / folder / ADAPTER).read_bytes()
 
 
-def test_a_run_that_is_stopped_in_its_warm_up_is_named_in_the_command_that_continues(job):
-    """`--resume it/warmup` would end after the warm-up."""
+def test_a_run_that_is_stopped_in_or_after_its_warm_up_is_named_in_the_command_that_continues(job, tmp_path):
+    """`--resume it/warmup` would end after the warm-up, and the same command may make a new folder."""
     folder = job[0] / "warmup"
     log = SimpleNamespace(folder=folder, config=resolve(str(folder / "config.yaml")), total_steps=3)
     assert what_is_saved(log) == f"--resume {job[0]} continues after step 3 of its warm-up, which is saved."
+    shutil.copytree(folder, tmp_path / "warmup", symlinks=True)
+    log = SimpleNamespace(folder=tmp_path, config=resolve(str(job[0] / "config.yaml")), total_steps=2)
+    assert what_is_saved(log) == f"--resume {tmp_path} continues after its warm-up, which is saved."
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import disk, manifest
 from trainer.ranks import distributed
 from trainer.rollout.vllm import process
+from trainer.run import job
 from trainer.run_folder import checkpoints, lock, previous_run
 from trainer.run_folder.journal import Journal
 
@@ -71,6 +72,15 @@ def test_a_run_without_a_step_does_not_refuse_the_corrected_command(failed):
     journal = Journal(failed, 0)
     journal.close()
     assert (failed / "metrics.jsonl").read_text() == ""  # else the new evaluation would be a second step 0
+
+
+def test_a_warm_up_writes_nothing_into_the_folder_of_another_run(failed):
+    before = (failed / "config.yaml").read_text()
+    with (failed / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with refuses("run.dir", names=failed):
+            job._warm_up_first(asked(failed, "warmup.steps=2"), data=None)
+    assert (failed / "config.yaml").read_text() == before
 
 
 def asked(folder, *overrides: str) -> Request:

@@ -138,14 +138,12 @@ def not_a_link(path: str, flags: int) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Return True while another process holds the lock of a file. Raise OSError where files cannot be locked."""
+    """Return True while another process holds the lock of a file, as far as files can be locked there."""
     try:
         with path.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 

@@ -17,7 +17,7 @@ from trainer.ranks import distributed, slurm, stop_signal
 A_WEEK = 7 * 24 * 60.0  # in minutes; a later time limit is not shown
 SPARE_S = 30.0  # reserved before the time limit, to save and to exit
 CONTINUES = "The same command with the same run.dir continues from there."
-ALL_DONE = "all steps are done and saved; the {} is left to the next start: {}."
+ALL_DONE = "the steps are saved, and the {} is left to the next start: {}."
 
 
 class Stopping:

@@ -5,7 +5,6 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -172,7 +171,7 @@ def _unsaved(run: RunFiles) -> str:
 def stopped(run: RunFiles) -> str | None:
     """Return how a run was stopped, or None if it is running or has ended. A running process holds the lock of its
     folder. Locks of other nodes are not visible here, so the time since the last record decides for their runs."""
-    if run.has_ended or _is_locked(run.folder):
+    if run.has_ended or disk.is_locked(run.folder / ".lock"):
         return None
     if _is_local(run.folder):
         return f"stopped after step {run.steps}{_unsaved(run)}"
@@ -183,12 +182,6 @@ def stopped(run: RunFiles) -> str | None:
     if silent < max(PATIENCE_S, PATIENCE_STEPS * longest):
         return None
     return f"nothing for {silent / 60:.0f} min"
-
-
-def _is_locked(folder: Path) -> bool:
-    with suppress(OSError):  # the file system has no locks
-        return disk.is_locked(folder / ".lock")
-    return False
 
 
 def _is_local(folder: Path) -> bool:

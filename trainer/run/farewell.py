@@ -29,6 +29,7 @@ from trainer.reward import gold_check
 from trainer.reward.judge import Judge
 from trainer.reward.scorer import Scorer
 from trainer.run.assemble import Run
+from trainer.run.teaching import START
 from trainer.run_folder import checkpoints
 from trainer.run_folder.journal import VERDICT, read_records
 from trainer.run_folder.previous_run import step_of
@@ -184,16 +185,16 @@ def _start(request: Request, preset: str, settings: list[str]) -> str:
 
 def what_is_saved(log: RunLog) -> str:
     """Return whether a run that ends before its last step can be resumed, and how."""
-    saved, config = checkpoints.latest(log.folder), log.config
-    if saved is None:
+    saved, config, place = checkpoints.latest(log.folder), log.config, log.folder
+    after = f"step {step_of(saved)}" if saved else "its warm-up" if (place / "warmup" / START).exists() else ""
+    if not after:
         every = [config.run.save_every, config.eval.every if config.eval.problems else None, log.total_steps]
         minutes = "" if config.rollout.ahead else f", or after {config.run.save_minutes:g} minutes"
         first = f"the first checkpoint comes after step {min(filter(None, every))}{minutes}"
         return f"Nothing is saved yet: {first}. The same command starts again."
-    place, step = log.folder, f"step {step_of(saved)}"
     if config.is_warmup and (place.parent / "config.yaml").is_file():  # of the run that the warm-up begins
-        place, step = place.parent, f"{step} of its warm-up"
-    return f"--resume {shlex.quote(str(place))} continues after {step}, which is saved."
+        place, after = place.parent, f"{after} of its warm-up"
+    return f"--resume {shlex.quote(str(place))} continues after {after}, which is saved."
 
 
 def best_step(config: Config, history: EvaluationHistory, total_steps: int) -> Iterator[str]:

@@ -86,14 +86,14 @@ def _warm_up_first(request: Request, data: Data) -> Request:
     whole = request.config.model_copy(update={"run": request.config.run.model_copy(update={"dir": folder})})
     warmup, config = folder / "warmup", whole.warmed_up_in(folder / "warmup")
     previous_run.refuse_other_settings(warmup, config)
+    lock.hold(folder)
     if not distributed.gather((warmup / teaching.START).exists())[0]:
-        folder.mkdir(parents=True, exist_ok=True)
         lock.write_config(folder, whole)  # for --resume
         log, evaluations = _train_and_evaluate(replace(request, config=config), data)
         gc.collect()
         if distributed.is_main():
             log.screen.say(farewell.summarise(config, warmup, log.screen, evaluations)[0].shown)
-        with log.stopping.merging():
+        with _saying_what_is_saved(log), log.stopping.merging():
             teaching.leave_start(config, whole.warmup.then, warmup)
     return replace(request, config=whole.after_warmup(warmup))
 

@@ -24,8 +24,8 @@ from trainer.run_folder.journal import read_records
 MEASURED = ("time/", "memory/", "energy/", "eval/")  # metrics that depend on the machine, or do not belong to a step
 ADAPTER = "checkpoints/step_{:06d}/adapter/adapter_model.safetensors"
 UNKNOWN = (
-    "not known: settings, data, base weights, versions, device and threads are what they were. A judge, a vLLM server "
-    "and tools with a time limit are not repeatable to the bit"
+    "not known: settings, data, base weights, versions, device and threads are those of the run. Steps before a change "
+    "of run.steps had another learning rate. A judge, a vLLM server and tools with a time limit never repeat to the bit"
 )
 
 

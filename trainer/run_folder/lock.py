@@ -40,20 +40,26 @@ def claim(request: Request) -> Path:
     """Lock the run folder and return it. Raise ConfigError if it is in use, or if its run has other settings."""
     folder = folder_of(request)
     distributed.keep_stacks_in(folder / "stacks")
-    previous_run.refuse_what_is_not_its_own(folder)
     previous_run.refuse_other_settings(folder, request.config)
     if not request.resumes:
         previous_run.refuse_to_lengthen(folder, request.config)
+    hold(folder)
     if distributed.is_main():
-        _lock(folder)
         if others := previous_run.meaning(previous_run.changes(folder, request.config)):
             lines = [f"octet: run.dir={folder}: it continues with other settings:", *others]
             print("\n".join(lines), file=sys.stderr if request.json else sys.stdout, flush=True)
         if lost := previous_run.lost_steps(folder):
             nothing = f"nothing of its {counted(lost, 'step')} was saved"
             print(f"octet: run.dir={folder}: {nothing}; it starts again", file=sys.stderr)
-    distributed.barrier()
     return folder
+
+
+def hold(folder: Path) -> None:
+    """Lock a folder until this process disconnects. Every rank calls it, before anything is written there."""
+    previous_run.refuse_what_is_not_its_own(folder)
+    if distributed.is_main() and not is_ours(folder):
+        _lock(folder)
+    distributed.barrier()
 
 
 def folder_of(request: Request) -> Path:
@@ -144,6 +150,7 @@ def _lock(folder: Path) -> None:
     deadline = time.monotonic() + (LEFTOVER_S if slurm.restarts() else 0)
     while not _is_free(lock):
         if time.monotonic() > deadline:
+            lock.close()
             remedy = "Wait for it, or choose another folder"
             raise ConfigError(f"run.dir={folder}", "another run is writing to it", remedy)
         time.sleep(0.5)

@@ -52,8 +52,7 @@ class Runs:
         """Return a value that changes whenever there is something new about a run, without reading its files."""
         files = [*(self.folder / name / file for file in WATCHED), self.log(name)]
         states: list[object] = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
-        with suppress(OSError):  # the file system has no locks
-            states.append(disk.is_locked(self.folder / name / ".lock"))
+        states.append(disk.is_locked(self.folder / name / ".lock"))
         chat = self.chats.get(name)
         talk = (chat.asked, len(chat.answers()), chat.failure()) if chat else ()
         return (name, *states, self.status(name), talk)
