@@ -21,7 +21,7 @@ from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict
 OWN = ["task.name=records", "task.path=my own.csv", "reward.custom=mine.py:brief", "algorithm.loss=cispo"]
 OF_THE_SMALL_RUN = ["prompt.style=chat", "run.steps=4", "run.merge=false", "run.dir=it", "eval.problems=16"]
 OF_THE_SMALL_RUN += ["algorithm.lr=1e-3", "lora.r=8", "rollout.problems=4", "optim.tokens_per_micro_batch=4096"]
-OF_THE_SMALL_RUN += ["teacher.adapter=it"]
+OF_THE_SMALL_RUN += ["teacher.adapter=it", "rollout.vllm.urls=http://node1:30000", "rollout.ahead=1"]
 
 
 def ending(folder, capsys, *overrides) -> list[str]:

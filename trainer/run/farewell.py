@@ -40,7 +40,7 @@ from trainer.watch.verdict import LEARNED, Verdict, verdict_of
 
 # Settings that suit the embedded model only.
 OF_NANO = r"(model|teacher|warmup|optim|engine|lora|run|eval)\..*|algorithm\.lr"
-OF_NANO += r"|rollout\.(problems|group_size|temperature|max_new_tokens|rows|micro_batch_size|engine)"
+OF_NANO += r"|rollout\.(problems|group_size|temperature|max_new_tokens|rows|engine|ahead|vllm\..*)"
 SHOWN = 90  # characters of the first prompt that are shown
 
 
