@@ -5,11 +5,12 @@ import io
 import json
 import os
 import shlex
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import refuses
+from tests.conftest import ROOT, refuses
 from trainer.config.command_line import parse_command_line, resolve
 from trainer.errors import CheckpointError
 from trainer.machine.console import Console
@@ -47,13 +48,13 @@ def first_words(lines: list[str]) -> list[str]:
 
 
 def test_the_commands_can_be_typed_where_the_run_was_started(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert first_words(ending(tmp_path, capsys)) == ["octet"] * 4
-    for name in ("run_deepspeed.sh", ".venv/bin/octet"):  # a clone, with its own environment
-        os.makedirs((tmp_path / name).parent, exist_ok=True)
-        (tmp_path / name).touch()
-    octet = ".venv/bin/octet"
-    assert first_words(ending(tmp_path, capsys)) == [octet, octet, "./run_deepspeed.sh", octet]
+    for prefix, octet in (("/usr", "octet"), (f"{ROOT}/.venv", os.path.relpath(f"{ROOT}/.venv/bin/octet", tmp_path))):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "prefix", prefix)
+        assert first_words(ending(tmp_path, capsys)) == [octet] * 4
+        monkeypatch.chdir(ROOT)
+        here = octet[-len(".venv/bin/octet") :]
+        assert first_words(ending(tmp_path, capsys)) == [here, here, "./run_deepspeed.sh", here]
 
 
 @pytest.mark.parametrize(("family", "to"), [("qwen3", "ollama"), ("gpt_oss", "safetensors"), ("mamba", "safetensors")])

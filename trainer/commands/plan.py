@@ -150,13 +150,13 @@ def ask(options: Namespace) -> Question:
     _refuse_what_a_run_refuses(placement)
     command = _command(options, preset, overrides)
     if options.nodes > 1:
-        command[: len(train_here().split())] = ["octet", "slurm", f"--nodes={options.nodes}", f"--gpus={local}"]
+        command[: len(shlex.split(train_here()))] = ["octet", "slurm", f"--nodes={options.nodes}", f"--gpus={local}"]
     return Question(placement, size, card, command, free, options)
 
 
 def _command(options: Namespace, preset: str, overrides: Sequence[str]) -> list[str]:
     recipe = ["--recipe", options.recipe] if options.recipe else []
-    return [*train_here().split(), "--preset", preset, *recipe, *overrides]
+    return [*shlex.split(train_here()), "--preset", preset, *recipe, *overrides]
 
 
 def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str, str]:

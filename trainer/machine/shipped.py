@@ -2,6 +2,7 @@
 versions), and the commands that a person types to use them."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,12 +14,13 @@ TRAIN = "octet train" if IS_INSTALLED else "./run_deepspeed.sh"  # the command t
 
 def train_here() -> str:
     """Return the command that starts a run from this folder, which may not be the clone."""
-    return "./run_deepspeed.sh" if os.path.isfile("run_deepspeed.sh") else "octet train"
+    return "./run_deepspeed.sh" if os.path.isfile("run_deepspeed.sh") else f"{octet_here()} train"
 
 
 def octet_here() -> str:
-    """Return the command `octet` for this folder: in a clone, the environment may not be active."""
-    return ".venv/bin/octet" if os.path.isfile(".venv/bin/octet") else "octet"
+    """Return the command `octet` for this folder: the environment of a clone may not be active."""
+    own = CHECKOUT / ".venv"
+    return shlex.quote(os.path.relpath(own / "bin/octet")) if Path(sys.prefix).resolve() == own.resolve() else "octet"
 
 
 def pip_install(extra: str) -> str:
