@@ -54,7 +54,7 @@ def test_it_ends_with_the_three_models_a_verdict_and_what_to_do_next_and_prints_
     *before, card, empty, result, where, command = said.splitlines()
     assert (empty, where) == ("", "run folder it, with adapter/, merged/")
     assert result.startswith("verdict: ")
-    assert command == f"octet {'chat' if verdict['verdict'] == 'learned' else 'report'} it"
+    assert command.endswith(f"octet {'chat' if verdict['verdict'] == 'learned' else 'report'} it")
     assert card.endswith("octet train --preset 8gb")  # without what is set here for the small model
     assert before[-6].startswith("merged against trained")
     assert re.fullmatch(r"pass@2: base [\d.]+%, trained [\d.]+%", before[-5])
