@@ -42,6 +42,8 @@ def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(seeds):
     reward = seeds[0].metrics[1]["reward/mean"]
     assert first.values[0] == pytest.approx((1, reward + 0.5, reward, reward + 1))
     assert other.values[0].low == other.values[0].high
+    configure(seeds[2].folder, lora__rslora=True)
+    assert groups_of([seeds[0], read_run(seeds[2].folder)])[0].name == "demo, lora.rslora=false algorithm.lr=0.003"
 
 
 @pytest.mark.parametrize("name", ["again", "demo"])

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from trainer.machine.visible import visible
 from trainer.reports.markup import Html, tag
 
-COLOURS = ("#3b82c4", "#e07b39", "#3a9d5d", "#c2508b", "#8a6fc9", "#a08420")  # visible on white and on black
+COLOURS = ["#3b82c4", "#e07b39", "#3a9d5d", "#c2508b", "#8a6fc9", "#a08420"]  # visible on white and on black
+COLOURS += ["#d4483b", "#1f9aa8", "#d08fb0", "#7c9a1f", "#9a6a4a", "#748396"]
 INK, GREY = "#222222", "#888888"
 WIDTH, HEIGHT = 420.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 10.0, 26.0, 24.0  # margins

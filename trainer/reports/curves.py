@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from trainer.config.nearest_name import did_you_mean
+from trainer.config.read_yaml import written
 from trainer.config.settings import fields
 from trainer.errors import ConfigError
 from trainer.machine.visible import visible
@@ -101,7 +102,7 @@ def groups_of(runs: Sequence[RunFiles]) -> list[Group]:
 def _name(names: Sequence[str], run: RunFiles, keys: Sequence[str]) -> str:
     """Return the names of the runs of a group, with as many of its distinguishing settings as fit."""
     seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
-    texts = [f"{key}={run.settings[key]}" for key in keys]
+    texts = [f"{key}={written(run.settings[key])}" for key in keys]
     shown = [one for at, one in enumerate(texts) if not at or len(" ".join(texts[: at + 1])) <= LONGEST_NAME]
     more = [f"and {len(texts) - len(shown)} more"] if len(shown) < len(texts) else []
     settings = f", {' '.join([*shown, *more])}" if texts else ""
