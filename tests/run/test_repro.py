@@ -1,5 +1,6 @@
 """`octet repro` trains the first steps of a run again, and names the first difference and its cause."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -69,6 +70,17 @@ def test_another_number_of_threads_is_the_cause(recorded):
     assert status == 1
     assert said[0].startswith("differs: step 1: ")
     assert "likely cause: threads: 2; the run had 1" in said
+
+
+def test_a_file_in_the_run_folder_is_the_same_from_the_scratch_folder(tmp_path):
+    """Such as the adapter that a warm-up has left, whose path is relative only in its own run folder."""
+    before = {"threads": 1, "checksum of warmup/start/adapter_config.json": 7, "checksum of score.py": 8}
+    now = {"threads": 2, "ranks": 1, "checksum of /it/warmup/start/adapter_config.json": 7, "checksum of score.py": 9}
+    for folder, facts in (("it", before), ("scratch", now)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "machine.json").write_text(json.dumps(facts))
+    found = list(replay._surroundings(tmp_path / "it", tmp_path / "scratch"))
+    assert found == ["threads: 2; the run had 1", "checksum of score.py: 9; the run had 8"]
 
 
 def edit(name: str, *changes: str):

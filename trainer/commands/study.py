@@ -114,7 +114,7 @@ def _train(study: Study, jobs: int) -> list[str]:
             failed += [*pool.map(runner.train, _pending(study, supervised=True))]
             failed += [*pool.map(runner.evaluate_renumbered, study.runs())] if study.file.renumbered else []
         except KeyboardInterrupt:
-            for child in [*runner.children]:  # each saves a checkpoint and ends
+            for child in [*runner.children]:  # each finishes a checkpoint that it is writing, and ends
                 child.terminate()
             raise KeyboardInterrupt("The same command continues the study.") from None
     return [name for name in failed if name]
@@ -151,7 +151,7 @@ class Runner:
         log.parent.mkdir(parents=True, exist_ok=True)
         with disk.naming(log), open(log, "ab", opener=disk.not_a_link) as output:
             command, merged = [sys.executable, "-m", *program], subprocess.STDOUT
-            # if this process is killed, the run saves and ends
+            # if this process is killed, the run ends, too
             dies = partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             child = subprocess.Popen(command, stdout=output, stderr=merged, preexec_fn=dies)  # noqa: PLW1509
             self.children.add(child)
