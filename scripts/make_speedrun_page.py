@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from scripts.count import ROOT
-from trainer.watch.speedrun import COLUMNS, FREE, GOAL, row_of
+from trainer.commands.speedrun import COLUMNS, FREE, GOAL, row_of
 
 FOLDER = ROOT / "gallery/speedrun"
 PAGE = ROOT / "gallery/speedrun.md"

@@ -8,9 +8,9 @@ import pytest
 
 from scripts import make_speedrun_page as page
 from tests.conftest import ROOT, launch, said_by
+from trainer.commands.speedrun import row_of
 from trainer.config.command_line import resolve
 from trainer.evaluation.best import EvaluationHistory, Milestone
-from trainer.watch.speedrun import row_of
 
 FIRST = json.loads(min(page.FOLDER.glob("*.json")).read_text())
 

@@ -11,8 +11,8 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Reward
 from trainer.errors import MergeError
 from trainer.estimates import pass_at, wilson
-from trainer.evaluation import base, best, results
-from trainer.evaluation.evaluate import Evaluation, Outcome, Sampled, evaluate, majority
+from trainer.evaluation import best, results
+from trainer.evaluation.evaluate import Evaluation, Outcome, Sampled, evaluate, keep_base, kept_base, majority
 from trainer.evaluation.merge_check import agreement
 from trainer.evaluation.results import Comparison
 from trainer.plan.read_data import read_held_out
@@ -118,14 +118,14 @@ def test_avg_maj_and_pass_of_one_trial():
 def test_an_evaluation_of_the_base_is_kept_for_these_problems_and_draws(tmp_path):
     lone = chr(0xD800)  # half a character, which a model may write
     told = Evaluation("base", (outcome("18", logprobs=(), text=lone),), sampled(["yn"], ["ny"], samples=2), 3)
-    base.keep(tmp_path, told, 12.5)
+    keep_base(tmp_path, told, 12.5)
     asked, draws = [Prompt(Problem("p", "q", "18"), "", ())], Draws(2, 0.7, 2, seed=0)
-    found, seconds = base.kept(tmp_path, asked, draws)
+    found, seconds = kept_base(tmp_path, asked, draws)
     assert (found.outcomes, found.left_out, found.measure, seconds) == (told.outcomes, 3, told.measure, 12.5)
     assert found.sampled.shares() == told.sampled.shares()
     others = [Prompt(Problem("p", "q", "19"), "", ())]
-    assert (base.kept(tmp_path, asked, None), base.kept(tmp_path, others, draws)) == (None, None)
-    assert base.kept(tmp_path / "none", asked, draws) is None
+    assert (kept_base(tmp_path, asked, None), kept_base(tmp_path, others, draws)) == (None, None)
+    assert kept_base(tmp_path / "none", asked, draws) is None
 
 
 def test_the_end_of_a_run_has_one_number_of_the_sampled_answers():

@@ -3,10 +3,12 @@
 `docs/evaluation.md` explains each number.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
@@ -15,6 +17,7 @@ from pydantic import TypeAdapter
 from trainer.answers import compare
 from trainer.errors import RewardError
 from trainer.estimates import Share, pass_at, share_of
+from trainer.machine import disk
 from trainer.ranks import distributed
 from trainer.records import Completion, Draws, Prompt, Sampling, Score, ScoredGroup
 from trainer.reward.scorer import Scorer
@@ -24,7 +27,6 @@ from trainer.watch.progress import Progress
 
 ShowProgress = Callable[[str, int], Progress]  # of the name of a task and the number of its parts
 CATEGORIES = ("correct", "wrong answer", "no answer")
-SCORED = TypeAdapter(list[list[tuple[Completion, Score]]])  # the answers to each problem, to and from JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,10 @@ class Evaluation:
         return records
 
 
+SCORED = TypeAdapter(list[list[tuple[Completion, Score]]])  # the answers to each problem, to and from JSON
+STORED = TypeAdapter(Evaluation)
+
+
 def describe(outcomes: Sequence[Outcome], measure: Measure) -> dict[str, Any]:
     """Return the three categories as counts and shares, the share of truncated answers, and the mean length."""
     counts = {name: sum(outcome.category == name for outcome in outcomes) for name in CATEGORIES}
@@ -251,6 +257,41 @@ def gathered(prompts: Sequence[Prompt], groups: Sequence[ScoredGroup]) -> tuple[
         asked = (problem.id, problem.question, problem.gold)
         answered.append(tuple(Outcome(*asked, *one, problem.part) for one in next(by_rank[index % len(by_rank)])))
     return tuple(answered)
+
+
+def keep_base(folder: Path, evaluation: Evaluation, seconds: float) -> None:
+    """Store the evaluation of the base and its seconds in the run folder, so that a resumed run need not repeat it."""
+    if not distributed.is_main():
+        return
+    sampled = evaluation.sampled
+    if sampled:
+        trials = tuple(tuple(map(_without_logprobs, trial)) for trial in sampled.trials)
+        sampled = replace(sampled, trials=trials)
+    stored = replace(evaluation, outcomes=_without_logprobs(evaluation.outcomes), sampled=sampled)
+    document = {"seconds": seconds, "evaluation": STORED.dump_python(stored, mode="json")}
+    disk.replace(folder / "base.json", json.dumps(document).encode())
+
+
+def kept_base(folder: Path, prompts: Sequence[Prompt], draws: Draws | None) -> tuple[Evaluation, float] | None:
+    """Return the stored evaluation and its seconds, or None if it is not of these problems. Every rank calls it."""
+    document: Any = distributed.gather(_read(folder / "base.json") if distributed.is_main() else None)[0]
+    with suppress(LookupError, TypeError, ValueError):
+        evaluation, seconds = STORED.validate_python(document["evaluation"]), float(document["seconds"])
+        answered = [(one.problem_id, one.question, one.gold) for one in evaluation.outcomes]
+        asked = [(one.problem.id, one.problem.question, one.problem.gold) for one in prompts]
+        if answered == asked and draws == (evaluation.sampled.draws if evaluation.sampled else None):
+            return evaluation, seconds
+    return None
+
+
+def _read(path: Path) -> Any:
+    with suppress(OSError, ValueError, RecursionError):
+        return disk.parsed(path.read_bytes())
+
+
+def _without_logprobs(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """Drop the log-probs and segments, which take the most space and are not compared."""
+    return tuple(replace(one, completion=replace(one.completion, logprobs=(), segments=())) for one in outcomes)
 
 
 def _as_json(share: Share) -> dict[str, Any]:

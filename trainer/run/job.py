@@ -10,9 +10,8 @@ from pathlib import Path
 from trainer.config.command_line import Request
 from trainer.config.settings import Config
 from trainer.errors import CheckpointError, EndedByAlarm
-from trainer.evaluation import base
 from trainer.evaluation.best import describe, metrics_of
-from trainer.evaluation.evaluate import Evaluation
+from trainer.evaluation.evaluate import Evaluation, keep_base, kept_base
 from trainer.evaluation.merge_check import agreement
 from trainer.machine import disk, manifest
 from trainer.machine.out_of_memory import explained
@@ -148,12 +147,12 @@ def _saying_what_is_saved(log: RunLog) -> Iterator[None]:
 def _of_base(run: Run) -> Evaluation:
     """Return the evaluation of the base, which is step 0 of the curves. A resumed run has kept it."""
     evaluator, log = run.evaluator, run.log
-    if log.first_step and (kept := base.kept(log.folder, evaluator.held_out, evaluator.draws)):
+    if log.first_step and (kept := kept_base(log.folder, evaluator.held_out, evaluator.draws)):
         evaluation, log.stopping.longest_evaluation_s = kept
         return evaluation
     with log.stopping.timing_an_evaluation(), run.updater.policy.as_base():
         evaluation = evaluator.evaluate("base", evaluator.draws)
-    base.keep(log.folder, evaluation, log.stopping.longest_evaluation_s)
+    keep_base(log.folder, evaluation, log.stopping.longest_evaluation_s)
     if log.first_step == 0:
         log.base(metrics_of(evaluation))
     return evaluation

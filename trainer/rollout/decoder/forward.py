@@ -20,11 +20,9 @@ from trainer.model.families import ATTENTIONS, BY_CLASS, MIXERS
 from trainer.model.load import needs_repeated_keys
 from trainer.rollout.decoder.eight_bits import KINDS
 from trainer.rollout.decoder.layers.attention import Attention, has_kinds_of_rope, matrices
-from trainer.rollout.decoder.layers.block import Block
-from trainer.rollout.decoder.layers.norm import Norm
+from trainer.rollout.decoder.layers.block import Block, LayerInputs
 from trainer.rollout.decoder.layers.passes import Angles, Cache, Prompts, Step
-from trainer.rollout.decoder.layers.per_layer import LayerInputs
-from trainer.rollout.decoder.weights import Projection, copy_what_fits
+from trainer.rollout.decoder.weights import Norm, Projection, copy_what_fits
 
 # Rotary embeddings whose angles do not depend on the length of the sequence, longrope within the original context.
 ROPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")

@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trainer.model.families import Family
-from trainer.rollout.decoder.layers.norm import Norm
 from trainer.rollout.decoder.layers.passes import Keys, Pass, Prompts, Step
-from trainer.rollout.decoder.weights import Projection
+from trainer.rollout.decoder.weights import Norm, Projection
 
 
 class Attention:

@@ -8,11 +8,9 @@ from torch.nn import functional as F
 from trainer.model.families import MIXERS, Family
 from trainer.rollout.decoder.layers.attention import Attention
 from trainer.rollout.decoder.layers.gated_delta import GatedDelta
-from trainer.rollout.decoder.layers.norm import Norm, normed
 from trainer.rollout.decoder.layers.passes import Pass
-from trainer.rollout.decoder.layers.per_layer import LayerInput
 from trainer.rollout.decoder.layers.short_convolution import ShortConvolution
-from trainer.rollout.decoder.weights import Projection
+from trainer.rollout.decoder.weights import Norm, Projection, normed
 
 KINDS: dict[str, Any] = {"conv": ShortConvolution, "linear_attention": GatedDelta}  # all others are attention
 # The names of the norms before and after the mixer, then before and after the feed-forward layer.
@@ -21,6 +19,34 @@ NORMS = {
     "after": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
     "both": ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
 }
+
+
+class LayerInputs:
+    """The per-layer embeddings, added to a projection of the shared embedding."""
+
+    def __init__(self, decoder: Any) -> None:
+        self.decoder, self.size = decoder, decoder.hidden_size_per_layer_input
+        self.projection = Projection([decoder.per_layer_model_projection])
+        self.norm = Norm(decoder.per_layer_projection_norm, adds_one=False)
+
+    def __call__(self, tokens_N: Tensor, hidden_NH: Tensor) -> Tensor:
+        embedding = self.decoder.embed_tokens_per_layer
+        own_NLp = F.embedding(tokens_N, embedding.weight).unflatten(-1, (-1, self.size))
+        shared_NLp = self.projection(hidden_NH) * self.decoder.per_layer_model_projection_scale
+        both_NLp = self.norm(shared_NLp.view_as(own_NLp)) + own_NLp * embedding.embed_scale.to(own_NLp.dtype)
+        return (both_NLp * self.decoder.per_layer_input_scale).transpose(0, 1).contiguous()
+
+
+class LayerInput:
+    """The layer of a block that gates its per-layer input."""
+
+    def __init__(self, block: Any, index: int) -> None:
+        self.index, self.activation = index, block.act_fn
+        self.gate, self.out = Projection([block.per_layer_input_gate]), Projection([block.per_layer_projection])
+        self.norm = Norm(block.post_per_layer_input_norm, adds_one=False)
+
+    def __call__(self, hidden_NH: Tensor, inputs_LNp: Tensor) -> Tensor:
+        return self.norm(self.out(self.activation(self.gate(hidden_NH)) * inputs_LNp[self.index]))
 
 
 class Block:

@@ -11,10 +11,9 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from trainer.model.families import Family
-from trainer.rollout.decoder.layers.norm import Norm
 from trainer.rollout.decoder.layers.passes import Pass, Prompts, State
 from trainer.rollout.decoder.layers.short_convolution import Convolution
-from trainer.rollout.decoder.weights import Projection
+from trainer.rollout.decoder.weights import Norm, Projection
 
 CONVOLUTION, MATRIX = 0, 1  # the states of a row
 
