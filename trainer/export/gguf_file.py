@@ -67,8 +67,6 @@ def _reasons(config: Any, kind: str) -> Iterator[str]:
     if family.arch == "gemma3" and config.query_pre_attn_scalar != config.head_dim:
         yield f"query_pre_attn_scalar is {config.query_pre_attn_scalar}, not head_dim"
     yield from _reasons_of_layers(config, family)
-    if family.arch == "gemma4":
-        yield from _reasons_of_gemma4(config)
     if family.arch == "qwen35":
         yield from delta_rule.reasons(config)
 
@@ -83,19 +81,15 @@ def _reasons_of_layers(config: Any, family: Family) -> Iterator[str]:
         yield f"its activation is {activation}, and llama.cpp uses another one in this family"
     if family.arch == "gemma3" and config.final_logit_softcapping:
         yield "its logits have a soft cap, which llama.cpp does not apply in this family"
-
-
-def _reasons_of_gemma4(config: Any) -> Iterator[str]:
-    if config.enable_moe_block:
+    if family.arch == "gemma4" and config.enable_moe_block:
         yield "its feed-forward layers are mixtures of experts, which Octet does not write"
-    if "sliding_attention" not in config.layer_types:
+    if family.arch == "gemma4" and "sliding_attention" not in config.layer_types:
         yield "none of its layers has a sliding window, without which llama.cpp does not start"
 
 
 def _rope(config: Any) -> Mapping[str, Any]:
     """Return the rotary settings, those of full attention if there are several."""
-    rope: Mapping[str, Any] = config.rope_parameters
-    return rope.get("full_attention") or rope
+    return config.rope_parameters.get("full_attention") or config.rope_parameters
 
 
 def write(
@@ -208,7 +202,8 @@ def _write_shape(writer: gguf.GGUFWriter, weights: Weights, family: Family) -> N
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_head_count(config.num_attention_heads)
-    widths = _feed_forward(weights, family)
+    down = f"{family.part('mlp')}.{family.part('down_proj')}.weight"  # config.json may lack the widths
+    widths = [weights.shapes[f"model.layers.{index}.{down}"][1] for index in range(config.num_hidden_layers)]
     writer.add_feed_forward_length(widths if len({*widths}) > 1 else widths[0])
     if family.arch == "lfm2":
         kinds = config.layer_types
@@ -240,12 +235,6 @@ def _write_shape(writer: gguf.GGUFWriter, weights: Weights, family: Family) -> N
         writer.add_sliding_window(window)
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
         writer.add_rope_freq_base_swa(sliding["rope_theta"])
-
-
-def _feed_forward(weights: Weights, family: Family) -> list[int]:
-    """Return the widths of the feed-forward layers, which are not in config.json in all families."""
-    name = f"{family.part('mlp')}.{family.part('down_proj')}.weight"
-    return [weights.shapes[f"model.layers.{index}.{name}"][1] for index in range(weights.config.num_hidden_layers)]
 
 
 def _heads_of(weights: Weights, family: Family) -> dict[str, tuple[int, int]]:

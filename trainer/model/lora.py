@@ -73,7 +73,8 @@ def _targets(model: Any, settings: Lora) -> str | list[str]:
         if experts:  # PEFT takes all layers with these names for experts
             reserved |= {"gate_proj", "up_proj", "down_proj"}
         head = model.get_output_embeddings()
-        others = (name for name, part in linear.items() if part is not head and not _is_router(part))
+        routers = [part for part in linear.values() if type(part).__name__.endswith("Router")]  # return several values
+        others = (name for name, part in linear.items() if part not in [head, *routers])
         return sorted(name for name in others if name.rpartition(".")[2] not in reserved)
     targets = list(settings.targets) if isinstance(settings.targets, tuple) else ATTENTION
     parts = {f".{part}" for name in experts for part in (name, name.rpartition(".")[0])}
@@ -83,11 +84,6 @@ def _targets(model: Any, settings: Lora) -> str | list[str]:
     if missing and (missing == targets or settings.targets != "attention"):
         raise ConfigError(settings.without_layer(missing, sorted({name.rpartition(".")[2] for name in linear})))
     return targets
-
-
-def _is_router(linear: torch.nn.Linear) -> bool:
-    """Return True for a linear layer that returns more than its product, as the routers of Llama 4 and PhiMoE do."""
-    return type(linear).__name__.endswith("Router")
 
 
 def _init_pissa(model: Any, settings: Lora) -> None:

@@ -111,10 +111,6 @@ def correct(reading: Reading, rules: Rules) -> float:
     return reading.strict_score if rules.settings.answer == "strict" else reading.lenient_score
 
 
-def has_format(reading: Reading, rules: Rules) -> float:
-    return float(reading.strict is not None)
-
-
 def length(reading: Reading, rules: Rules) -> float:
     shortest, longest = rules.settings.length_band
     return float(shortest <= len(reading.completion.text) <= longest)
@@ -154,17 +150,12 @@ def think_tags(reading: Reading, rules: Rules) -> float:
     return float(once and match is not None and all(part.strip() for part in match.groups()))
 
 
-def environment(reading: Reading, rules: Rules) -> float | None:
-    """Return the sum of the rewards of an environment, or None if there was none."""
-    return reading.completion.reward
-
-
 COMPONENTS: dict[str, Callable[[Reading, Rules], float | None]] = {
     "correct": correct,
-    "format": has_format,
+    "format": lambda reading, rules: float(reading.strict is not None),
     "length": length,
     "overlong": overlong,
     "repetition": repetition,
     "think_tags": think_tags,
-    "environment": environment,
+    "environment": lambda reading, rules: reading.completion.reward,  # None without one
 }
