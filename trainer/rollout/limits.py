@@ -78,7 +78,6 @@ class RowLimit:
         self.limit = wanted
         self._wanted = wanted
         self._say = say
-        self._has_warned = False
 
     def halve(self, tried: int) -> None:
         """Lower the limit after an attempt with `tried` rows ran out of memory."""
@@ -86,9 +85,9 @@ class RowLimit:
             reason = "not even one completion fits into the memory of the card"
             remedy = "Write a smaller rollout.max_new_tokens, prompt.max_tokens or model.name"
             raise ConfigError("rollout.rows=1", reason, remedy)
+        is_first = self.limit == self._wanted
         self.limit = tried // 2
-        if not self._has_warned:
-            self._has_warned = True
+        if is_first:
             self._say(
                 f"rollout.rows={self._wanted}: out of memory with {tried} completions at once; continuing with "
                 f"{self.limit}, or fewer if necessary. Write rollout.rows={self.limit} to start with that."

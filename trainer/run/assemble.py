@@ -88,16 +88,15 @@ def build(request: Request, data: Data | None = None) -> Run:
     kl = Coefficient(config.algorithm.kl)
     origin = Provenance(config, folder, prompts.problems, data.task.test(), request.accepts_changes)
     log = open_log(request, folder, policy, prompts, Learned(origin, prompts.curriculum, kl, Logs(folder)))
-    samplers = make_sampling(config, policy, prompts, log)
-    report(folder, log.screen, data, prompts.problems, len(samplers.held_out))
+    sampler, evaluating, held_out = make_sampling(config, policy, prompts, log)
+    report(folder, log.screen, data, prompts.problems, len(held_out))
     if whole := getattr(policy.model, "taken_from", None):
         log.screen.say(f"octet: the text model of {whole} is trained: adapter/ and merged/ know no images or sound")
     if config.lora.enabled and experts_of(policy.model):
         log.screen.say("octet: the experts of this model are not trained: adapters are on its linear layers")
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
-    give_back = (samplers.sampler.give_back, samplers.evaluating.give_back)
-    shrinker = Shrinker(policy, give_back, packer, log.screen.warn)
-    held_out, new_tokens, progress = samplers.held_out, config.rollout.max_new_tokens, log.screen.progress
+    shrinker = Shrinker(policy, (sampler.give_back, evaluating.give_back), packer, log.screen.warn)
+    new_tokens, progress = config.rollout.max_new_tokens, log.screen.progress
     left_out = len(prompts.held_out) - len(held_out)
     run = (log.first_step, log.total_steps, origin.run, measure_of(config))
     history = EvaluationHistory(folder, config.eval, len(held_out), *run)
@@ -107,11 +106,11 @@ def build(request: Request, data: Data | None = None) -> Run:
     if config.eval.samples and not config.is_warmup:
         draws = Draws(config.eval.samples, config.rollout.temperature, 1, config.run.seed)
     rollouts = Rollouts if config.reward.control == "none" else PlaceboRollouts
-    longest = prompts.longest if config.is_warmup else samplers.sampler.longest(prompts.longest)
+    longest = prompts.longest if config.is_warmup else sampler.longest(prompts.longest)
     return Run(
-        rollouts(config, prompts.curriculum, prompts.prompter, samplers.sampler, scorer, longest),
+        rollouts(config, prompts.curriculum, prompts.prompter, sampler, scorer, longest),
         Updater(policy, config, distributed.device(), packer, shrinker, kl, teacher),
-        Evaluator(policy, samplers.evaluating, scorer, held_out, new_tokens, history, progress, left_out, draws=draws),
+        Evaluator(policy, evaluating, scorer, held_out, new_tokens, history, progress, left_out, draws=draws),
         log,
     )
 
@@ -164,21 +163,14 @@ def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Teacher
 # ---------------------------------------------------------------- the samplers
 
 
-class Samplers(NamedTuple):
-    """The samplers for training and for evaluation, and the held-out prompts."""
-
-    sampler: Sampler
-    evaluating: Sampler
-    held_out: list[Prompt]  # those that fit into the context together with an answer
-
-
-def make_sampling(config: Config, policy: Any, prompts: Prompts, log: RunLog) -> Samplers:
+def make_sampling(config: Config, policy: Any, prompts: Prompts, log: RunLog) -> tuple[Sampler, Sampler, list[Prompt]]:
+    """Return the samplers for training and for evaluation, and the held-out prompts that fit into the context."""
     model, say = policy.model, log.screen.say
     with policy.gathered():
         context = sampling_context(config, policy, model, prompts.prompter, prompts.held_out, log.folder, say)
         sampler, evaluating = make_samplers(context, model, log.screen.warn, copies=not policy.splits_weights)
     held_out = within_context(prompts.held_out, context_limit(evaluating, model), config.rollout.max_new_tokens)
-    return Samplers(sampler, evaluating, held_out)
+    return sampler, evaluating, held_out
 
 
 def make_samplers(context: SamplingContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:

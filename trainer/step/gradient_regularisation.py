@@ -10,7 +10,6 @@ quadratic in place of a model.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,21 +21,15 @@ LARGEST_NORM = 10.0
 Gradient = list[Tensor]  # one tensor for each parameter, in fp32
 
 
-class Regularised(NamedTuple):
-    gradient: Gradient
-    first_norm: float
-    second_norm: float
-
-
 def regularised(
     gradient: Callable[[bool], Gradient],
     parameters: Sequence[Tensor],
     eps: float,
     strength: float,
     left_out: Sequence[Tensor] = (),
-) -> Regularised:
+) -> tuple[Gradient, float, float]:
     """Combine the gradient at the parameters with the one after a step of `eps` along it, which is `gradient(True)`.
-    Parameters in `left_out` do not move for the second gradient, and keep the first one."""
+    Return it with the norms of the two. Parameters in `left_out` do not move for the second one, and keep the first."""
     takes_part = [all(parameter is not other for other in left_out) for parameter in parameters]
     first, first_norm = clipped(gradient(False))
     direction = [part if takes else torch.zeros(()) for part, takes in zip(first, takes_part, strict=True)]
@@ -46,7 +39,7 @@ def regularised(
         one + strength / eps * (two - one) if takes else one
         for one, two, takes in zip(first, second, takes_part, strict=True)
     ]
-    return Regularised(mixed, first_norm, second_norm)
+    return mixed, first_norm, second_norm
 
 
 def displaced(parameters: Sequence[Tensor], direction: Gradient, eps: float) -> AbstractContextManager[None]:
