@@ -121,13 +121,8 @@ class Packer:
         longest: dict[tuple[int, ...], int] = {}
         for row in rows:
             longest[tuple(row.prompt)] = max(row.length, longest.get(tuple(row.prompt), 0))
-
-        def by_group(index: int) -> tuple[int, tuple[int, ...], int]:
-            row = rows[index]
-            return longest[tuple(row.prompt)], tuple(row.prompt), row.length
-
-        key = by_group if self.flat else lambda index: rows[index].length
-        return sorted(range(len(rows)), key=key, reverse=True)
+        groups = [(longest[tuple(row.prompt)], tuple(row.prompt)) if self.flat else () for row in rows]
+        return sorted(range(len(rows)), key=lambda index: (groups[index], rows[index].length), reverse=True)
 
 
 def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:

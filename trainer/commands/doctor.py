@@ -113,12 +113,14 @@ def everything(config: Config) -> Iterator[Finding]:
 
 def python_and_packages() -> Finding:
     """Compare the installed versions with those of constraints.txt, which were tested together."""
-    missing = [name for name in REQUIRED if _version(name) is None]
-    if missing:
+    installed = {name: _version(name) for name in REQUIRED}
+    if missing := [name for name, found in installed.items() if found is None]:
         remedy = "./run_deepspeed.sh --dry-run installs them, or pip install -c constraints.txt -e ."
         return Finding("end", "packages", f"not installed: {', '.join(missing)}", remedy)
     tried, python = pinned(CONSTRAINTS), f"Python {platform.python_version()}"
-    if others := [f"{name} {_version(name)} (tried: {tried[name]})" for name in REQUIRED if differs(name, tried[name])]:
+    # 2.13.0+cpu is a build of 2.13.0
+    others = [name for name, found in installed.items() if str(found).partition("+")[0] != tried[name]]
+    if others := [f"{name} {installed[name]} (tried: {tried[name]})" for name in others]:
         text = f"{python}; versions other than those that were tried together: {', '.join(others)}"
         return Finding("warn", "packages", text, "If something fails: pip install -c constraints.txt -e .")
     return Finding("note", "packages", f"{python}, and {len(REQUIRED)} packages in the versions of constraints.txt")
@@ -129,10 +131,6 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def differs(name: str, tried: str) -> bool:
-    return str(_version(name)).partition("+")[0] != tried  # 2.13.0+cpu is a build of 2.13.0
 
 
 def pinned(constraints: Path) -> dict[str, str]:

@@ -68,7 +68,6 @@ def complain(found: Sequence[Finding]) -> None:
 
 
 def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: Found) -> list[Finding]:
-    """Return the findings of all checks."""
     wanted = needs(config, found, machine, teacher)
     found_here = [*disk(wanted, config.run.dir or RUNS), ram(config, wanted, hardware.free_ram())]
     for gpu in machine.gpus:

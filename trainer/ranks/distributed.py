@@ -127,7 +127,6 @@ def keep_stacks_in(folder: Path) -> None:
 
 
 def ranks_here() -> int:
-    """Return the number of ranks on this node."""
     return _connection.ranks.here if _connection.ranks else 1
 
 

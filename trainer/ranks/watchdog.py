@@ -108,7 +108,6 @@ class Ranks:
 
     @property
     def here(self) -> int:
-        """Number of ranks on this node."""
         return self.hosts.count(self.hosts[self.mine])
 
     @property

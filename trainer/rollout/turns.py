@@ -43,7 +43,6 @@ class Stops:
         self.window = MARGIN + max((len(string.encode()) for string in strings), default=0)
 
     def also(self, strings: Sequence[str]) -> "Stops":
-        """Return stops with more strings."""
         return Stops(self.tokenizer, sorted(self.tokens), (*self.strings, *strings)) if strings else self
 
     def is_in(self, tokens: Sequence[int]) -> bool:
@@ -91,7 +90,6 @@ class OpenAnswer:
         return (*self.prompt.tokens, *self.tokens)
 
     def add_turn(self, turn: Completion) -> None:
-        """Add a turn of the model."""
         self.tokens += turn.tokens
         self.logprobs += turn.logprobs
         self.written += [True] * len(turn.tokens)
@@ -99,7 +97,6 @@ class OpenAnswer:
         self.version = turn.version if self.version is None else self.version
 
     def add_reply(self, tokens: Sequence[int], text: str) -> None:
-        """Add a reply of the environment."""
         self.tokens += tokens
         self.logprobs += [0.0] * len(tokens)
         self.written += [False] * len(tokens)
