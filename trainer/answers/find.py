@@ -51,9 +51,7 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
         for whole in (tidy(phrase), phrase.strip(), in_digits(tidy(phrase))):
             if equal(whole, wanted):
                 return whole
-        if wanted in "ABCD" and tidy(phrase).upper() == wanted:  # but e is not E
-            return wanted
-        if states(phrase, wanted):
+        if (wanted in "ABCD" and tidy(phrase).upper() == wanted) or states(phrase, wanted):  # but e is not E
             return wanted
     phrase = _CALCULATION.sub("", phrase)
     if entry := _JSON.fullmatch(phrase.strip()):
@@ -328,6 +326,8 @@ def _anywhere(text: str, wanted: str | None) -> str | None:
 
 
 def _unmarked(text: str, wanted: str | None) -> str | None:
+    if wanted is None and _TAKEN_BACK.search(DIGIT.split(text)[-1][:LONGEST_ANSWER]):  # "18. That is wrong."
+        return None
     answer = _answer_is(_phrases(text), wanted) or closing_choice(_last_line(text)) or last_number(text)
     return answer or (_letter(text, wanted) if wanted and wanted in LETTERS else None)
 
