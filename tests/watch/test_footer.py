@@ -115,16 +115,17 @@ def clock(monkeypatch) -> Clock:
     return made
 
 
-def ran(clock: Clock, screen: Screen, steps: int, every: int | None, seed: int, seconds: float = 60.0):
+def ran(clock: Clock, screen: Screen, steps: int, every: int | None, seed: int, seconds: float = 60.0, samples=False):
     """Yield each step as a run makes it: the first takes four times as long, others a third more or less than the mean,
-    and an evaluation as long as three."""
+    an evaluation as long as three, and sampled answers as long as thirty."""
     draw = random.Random(seed)
 
-    def evaluate() -> None:
-        with screen.progress("evaluation", 1):
-            clock.now += 3 * seconds
+    def evaluate(samples: bool = False) -> None:
+        for times in (3, 30)[: 1 + samples]:
+            with screen.progress("evaluation", 1):
+                clock.now += times * seconds
 
-    evaluate()
+    evaluate(samples)
     clock.now += 500.0  # a rehearsal, which says nothing about a step
     screen.start()
     for step in range(1, steps + 1):
@@ -132,15 +133,18 @@ def ran(clock: Clock, screen: Screen, steps: int, every: int | None, seed: int, 
         yield step
         if step == steps or (every and step % every == 0):
             evaluate()
+    if samples:
+        evaluate(samples)
     evaluate()  # of the merged model
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("samples", [False, True])
 @pytest.mark.parametrize(("steps", "every"), [(100, 50), (100, None), (45, 4), (12, 100)])
-def test_after_ten_steps_the_time_that_is_left_is_right_within_a_fifth(clock, steps, every, seed):
+def test_after_ten_steps_the_time_that_is_left_is_right_within_a_fifth(clock, steps, every, seed, samples):
     left = TimeLeft(steps, every, at_end=2)
     screen = Screen(steps, left=left)
-    told = {step: (clock.now, left.after(step)) for step in ran(clock, screen, steps, every, seed)}
+    told = {step: (clock.now, left.after(step)) for step in ran(clock, screen, steps, every, seed, samples=samples)}
     for step in range(10, steps + 1):
         when, seconds = told[step]
         assert when + seconds == pytest.approx(clock.now, abs=max(0.2 * (clock.now - when), 45.0))

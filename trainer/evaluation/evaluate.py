@@ -119,20 +119,16 @@ class Evaluation:
         return f"{len(self.outcomes)} held-out problems{others}"
 
     @property
-    def correct(self) -> list[bool]:
-        return [outcome.score.correct_strict for outcome in self.outcomes]
-
-    @property
     def correct_lenient(self) -> list[bool]:
         return [outcome.score.correct_lenient for outcome in self.outcomes]
 
     @property
     def accuracy(self) -> float:
-        return fmean(self.correct)
+        return self.strict.value
 
     @property
     def strict(self) -> Share:
-        return share_of(self.correct)
+        return share_of([outcome.score.correct_strict for outcome in self.outcomes])
 
     @property
     def lenient(self) -> Share:

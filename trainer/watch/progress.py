@@ -125,14 +125,17 @@ class TimeLeft:
     def __init__(self, total_steps: int, every: int | None, at_end: int) -> None:
         self.total_steps, self.every, self.at_end = total_steps, every, at_end
         self._steps: list[float] = []
-        self._evaluation = 0.0
+        self._evaluation = self._sampled = 0.0
         self.start()
 
     def start(self) -> None:
         self._since, self._evaluations = perf_counter(), 0.0
 
     def evaluated(self, seconds: float) -> None:
-        self._evaluation = seconds
+        if self._evaluations:  # sampled answers follow the greedy ones before the first step and at the end
+            self._sampled = seconds
+        else:
+            self._evaluation = seconds
         self._evaluations += seconds
 
     def after(self, step: int) -> float:
@@ -142,7 +145,8 @@ class TimeLeft:
         self.start()
         each = fmean((self._steps[1:] or self._steps)[-RECENT:])
         between = (self.total_steps - 1) // self.every - (step - 1) // self.every if self.every else 0
-        return each * (self.total_steps - step) + (between + self.at_end) * self._evaluation
+        evaluations = between + self.at_end + (self._sampled > 0)  # the last greedy answers are repeated for these
+        return each * (self.total_steps - step) + evaluations * self._evaluation + self._sampled
 
 
 def clock(seconds: float) -> str:
