@@ -38,7 +38,7 @@ def test_a_run_that_goes_on_says_how_long_it_takes(copied, capsys):
         record.update({"time/rollout": 30.0, "time/reward": 10.0, "time/reward/correct": 9.0})
     write_lines(folder / "metrics.jsonl", records)
     with going_on(folder):
-        assert "step 3 of 6, 2:00 left, last step at " in said_by(capsys, "watch", folder)[1]
+        assert "step 3 of 6, 2:00 of training left, last step at " in said_by(capsys, "watch", folder)[1]
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def _progress(run: RunFiles, width: int) -> Iterator[Text]:
 
 
 def state(run: RunFiles) -> str:
-    """Return whether a run has ended or was stopped, or else its remaining time."""
+    """Return whether a run has ended or was stopped, or else the remaining time of training."""
     if run.has_ended:
         return "ended"
     if reason := stopped(run):
@@ -92,7 +92,7 @@ def state(run: RunFiles) -> str:
     last = _recent(run.metrics)
     names = [f"time/{name}" for name in phases(last)]
     left = fmean(sum(record.get(name, 0.0) for name in names) for record in last) * (run.total_steps - run.steps)
-    return f"{clock(left)} left, last step at {datetime.fromtimestamp(path.stat().st_mtime):%H:%M:%S}"
+    return f"{clock(left)} of training left, last step at {datetime.fromtimestamp(path.stat().st_mtime):%H:%M:%S}"
 
 
 def _recent(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
