@@ -47,8 +47,9 @@ _make_environment() {
             rm -rf "$1" # without the package python3-venv it has a python and no pip
         fi
     done
-    echo "octet: Python 3.10 or newer is needed, with its venv module: module load python/3.11 on a cluster ('module" \
-        "avail python' lists them), apt install python3-venv on a Debian of your own." >&2
+    echo "octet: $1 could not be made. Python 3.10 or newer is needed, with its venv module: module load python/3.11 on a" \
+        "cluster ('module avail python' lists them), apt install python3-venv on a Debian of your own. If the message" \
+        "above is of the disk, clone into a folder that can be written, with several GB free." >&2
     exit 2
 }
 

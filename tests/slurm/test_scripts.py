@@ -209,6 +209,7 @@ def test_without_a_python_that_will_do_a_cluster_is_told_of_its_modules(tmp_path
     answer = ran("/bin/bash", "-c", script, env={"PATH": str(tmp_path)})
     assert answer.returncode == 2
     assert "module load python/3.11" in answer.stderr
+    assert "into a folder that can be written" in answer.stderr
     assert not (tmp_path / "made").exists()
 
 
