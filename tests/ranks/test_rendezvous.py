@@ -18,7 +18,7 @@ from tests.conftest import ROOT, ran, refuses
 from tests.forks import forked
 from tests.run_on_ranks import on_two_ranks
 from trainer.errors import ClusterError, Interrupted, LostRank
-from trainer.ranks import rendezvous, stores, watchdog
+from trainer.ranks import distributed, rendezvous, stores, watchdog
 from trainer.ranks.watchdog import Ranks
 
 
@@ -149,6 +149,13 @@ def test_when_all_are_there_the_network_is_named(address, patient, monkeypatch):
     for error in together(fails_at):
         assert "all ranks are alive" in str(error)
         assert "GLOO_SOCKET_IFNAME=ib0" in str(error)
+
+
+def test_an_interface_that_this_node_lacks_is_refused_before_the_others_are_asked(monkeypatch):
+    """Ranks asked each other for a minute, and the job was requeued three times."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,ib9")
+    with refuses("GLOO_SOCKET_IFNAME", ClusterError, names="ib9"):
+        distributed.connect(9)
 
 
 def test_a_rank_that_is_heard_no_more_is_named_while_the_others_wait(address, monkeypatch, capfd):

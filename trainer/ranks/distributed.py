@@ -17,13 +17,12 @@ from trainer import errors
 from trainer.errors import ClusterError, ConfigError, OctetError, TrainingError
 from trainer.machine import hardware
 from trainer.ranks import rendezvous, stores
-from trainer.ranks.watchdog import Ranks
+from trainer.ranks.watchdog import Ranks, interfaces
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Item = TypeVar("Item")
 Sent = TypeVar("Sent", bound=Json)
 WSL_RESERVE = 10**9  # bytes that CUDA reports as free but that Windows does not provide
-CONNECT_S = 60.0
 
 
 @dataclass
@@ -89,14 +88,18 @@ def _refuse_to_share_cards(cards: int) -> None:
         raise ClusterError(f"LOCAL_WORLD_SIZE={ranks}", reason, remedy)
 
 
-def connect(timeout_s: float, connect_s: float = CONNECT_S) -> None:
+def connect(timeout_s: float, connect_s: float = 60.0) -> None:
     """Join the process group. A plain `python train.py` is a group of one rank."""
     port = str(hardware.free_port())
     alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
     take_card()
-    if stores.is_one_machine() and any(name == "lo" for _, name in socket.if_nameindex()):
+    present = {name for _, name in socket.if_nameindex()}
+    for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(","):
+        if name and name.partition(":")[0] not in present:  # eth0:1 is an address of eth0
+            raise ClusterError(f"GLOO_SOCKET_IFNAME={name}", "there is no such network interface", interfaces())
+    if stores.is_one_machine() and "lo" in present:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # no other machine can connect
     # Python objects and barriers use gloo even with NCCL, because its errors can be caught, and name the problem

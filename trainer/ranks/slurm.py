@@ -137,11 +137,7 @@ def seconds_left() -> float | None:
 
 def seconds_of(text: str) -> float | None:
     """Convert `1-02:03:04`, `2:03:04` or `3:04` to seconds. Return None for `UNLIMITED`, `INVALID` and the like."""
-    days, dash, clock = text.rpartition("-")
-    parts = clock.split(":")
-    if len(parts) < 2 or not all(part.isdigit() for part in parts):
+    if not (parts := re.fullmatch(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,6})", text)):
         return None
-    seconds = 0
-    for part in parts:
-        seconds = 60 * seconds + int(part)
-    return float(86_400 * int(days) + seconds) if dash else float(seconds)
+    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+    return float(86_400 * days + 3600 * hours + 60 * minutes + seconds)
