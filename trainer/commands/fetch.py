@@ -41,7 +41,7 @@ README = """\
 {what}
 
 Copy this folder with its links (rsync -a, or tar) to a machine of the same platform ({platform}) with Python {python},
-check it there with `octet fetch --verify DIR`, and run this in the folder of Octet, with the new path of this folder:
+run this in the folder of Octet, with the new path of this folder, and then check the copy with `octet fetch --verify DIR`:
 
   {run}
 """
