@@ -41,7 +41,7 @@ README = """\
 {what}
 
 Copy this folder with its links (rsync -a, or tar) to a machine of the same platform ({platform}) with Python {python},
-run this in the folder of Octet, with the new path of this folder, and then check the copy with `octet fetch --verify DIR`:
+run this in the folder of Octet, with the new path of this folder, and check the copy with `octet fetch --verify DIR`:
 
   {run}
 """
