@@ -90,7 +90,7 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_the_run_goes_on(sma
     assert process.returncode == 2
     assert re.fullmatch(
         rf"octet: {folder}/run/checkpoints: the disk is full: the checkpoint of step \d+ needs 2\.4 MB, and \d\.\d MB "
-        r"were free\. Make room, or write run\.keep=1; the same command then continues from step_\d+\.\n",
+        r"were free\. Make room, or write run\.keep=1; `--resume` then continues from step_\d+\.\n",
         complaint,
     )
     (last,) = (folder / "run/checkpoints").glob("step_*")  # nothing half-written

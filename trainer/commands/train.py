@@ -35,7 +35,7 @@ RETRY_S = 1
 KILLED = 128 + signal.SIGKILL
 OF_A_KILL = (
     "a process of this run was killed (signal 9). The likely cause is that the machine or its job ran out of memory: "
-    "`dmesg` says so. The same command continues from the last checkpoint."
+    "`dmesg` says so. `--resume` continues from the last checkpoint."
 )
 LEAVE_S = 60.0  # grace period of ranks after SIGTERM; DeepSpeed's launcher gives them 30
 LEFT_S = 5.0  # grace period of processes that outlive a train.py which has ended well

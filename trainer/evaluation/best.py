@@ -111,7 +111,7 @@ class EvaluationHistory:
         note: dict[str, Any] = {"step": self.milestones[-1].step, **shares, "problems": self.problems, "run": self.run}
         note |= {} if self.last.loss is None else {"loss": self.last.loss}
         note |= {"left_out": self.last.left_out} if self.last.left_out else {}
-        remedy = "Free some space; the same command then continues the run."
+        remedy = "Free some space; `--resume` then continues the run."
         with manifest.replacing(self.folder / "best", "the best of the run", remedy) as folder:
             export(folder)
             (folder / "best.json").write_text(json.dumps(note, indent=2) + "\n")

@@ -68,7 +68,7 @@ def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[N
             reason = f"{state}: {what} needs {wanted}, and {amount(room)} were free"
         else:
             reason = f"{what} cannot be written ({os.strerror(number)})"
-            remedy = "Check the disk, or the server that it is on; the same command then continues"
+            remedy = "Check the disk, or the server that it is on; `--resume` then continues a run"
         raise CheckpointError(folder.parent, reason, remedy) from error
 
 

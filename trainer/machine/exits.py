@@ -35,7 +35,7 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
         try:
             sys.stderr.flush()
             if "RANK" in os.environ:  # of a run
-                print("octet: stopped, because nothing reads its output. The same command continues.", file=sys.stderr)
+                print("octet: stopped, because nothing reads its output. `--resume` continues.", file=sys.stderr)
         except BrokenPipeError:  # `2>&1 | head`
             os.dup2(nowhere, sys.stderr.fileno())
         return 128 + signal.SIGPIPE

@@ -163,7 +163,7 @@ def _export(run: Run) -> None:
     policy, product = run.updater.policy, run.log.folder / run.log.config.lora.product
     with run.log.stopping.exporting(), policy.gathered():
         if distributed.is_main():
-            remedy = "Make room; the same command then finishes the run."
+            remedy = "Make room; `--resume` then finishes the run."
             with manifest.replacing(product, "the result", remedy) as folder:
                 policy.write_model(folder)
         distributed.barrier()

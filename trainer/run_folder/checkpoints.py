@@ -51,7 +51,7 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learne
     """Save a checkpoint after `step` updates. Every rank calls it."""
     final = run_folder / "checkpoints" / f"step_{step:06d}"
     partial, before = final.with_name(f"{final.name}.partial"), previous_run.checkpoints(run_folder)[-1:]
-    then = f"the same command then {f'continues from {before[0].name}' if before else 'starts again'}"
+    then = f"`--resume` then continues from {before[0].name}" if before else "the same command then starts again"
     remedy = f"Make room, or write run.keep=1; {then}."
     with disk.writing(partial, f"the checkpoint of step {step}", remedy, sum(map(disk.size, before))):
         _write(policy, partial, step, learned)

@@ -50,7 +50,7 @@ class Publisher:
         published = Published(name, self.folder / name, version)
         if distributed.is_main():
             partial = published.path.with_suffix(".tmp")
-            with disk.writing(partial, "the policy for vLLM", "Make room; the same command then continues."):
+            with disk.writing(partial, "the policy for vLLM", "Make room; `--resume` then continues."):
                 policy.write_model(partial)
             partial.rename(published.path)
         self._kept.append(published)
