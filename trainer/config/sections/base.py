@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 RUNS = Path("runs")
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+Seconds = Annotated[float, Field(gt=0.0, le=1e8)]  # timers refuse longer ones
 one_or_many = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 
 

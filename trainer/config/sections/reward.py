@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from trainer.config.nearest_name import did_you_mean
-from trainer.config.sections.base import RUNS, Section, is_address, may_have_a_key, one_or_many
+from trainer.config.sections.base import RUNS, Seconds, Section, is_address, may_have_a_key, one_or_many
 
 # The rewards of reward/built_in.py, the language model that grades (reward/judge.py), and tests (reward/programs.py).
 REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "environment", "judge", "code")
@@ -30,7 +30,7 @@ class Judge(Section):
     """Request grades with a JSON schema. `false` for an endpoint without `response_format`."""
     concurrency: int = Field(8, ge=1, le=256)
     """Concurrent requests of each rank."""
-    timeout_s: float = Field(60.0, gt=0.0)
+    timeout_s: Seconds = 60.0
     """Timeout of one request, in seconds."""
     retries: int = Field(4, ge=0)
     """Retries after status 429 or 5xx, a failed connection, or unreadable grades."""
@@ -69,7 +69,7 @@ class Code(Section):
     command: str | None = None
     """Shell command that runs a program in another language, from the file `program`, such as `gcc -x c program &&
     ./a.out`. Its tests are inputs and outputs."""
-    seconds: float = Field(5.0, gt=0.0)
+    seconds: Seconds = 5.0
     """Time limit for all tests of one answer, in seconds."""
     memory_mb: int = Field(512, ge=64)
     """Memory of a process, in MB."""
@@ -101,7 +101,7 @@ class Reward(Section):
     """Ignore accents, so that Brasilia equals Brasília."""
     symbolic: bool | None = None
     """Also compare answers symbolically, with math-verify. By default only the task `math` does."""
-    symbolic_s: float = Field(5.0, gt=0.0)
+    symbolic_s: Seconds = 5.0
     """Timeout of one symbolic comparison, in seconds, after which the answers count as different."""
     length_band: tuple[int, int] = (50, 500)
     """Smallest and largest number of characters that `length` rewards."""
@@ -110,7 +110,7 @@ class Reward(Section):
     DAPO."""
     repetition_words: int = Field(4, ge=1)
     """Words in a phrase of `repetition`."""
-    timeout: float = Field(60.0, gt=0.0)
+    timeout: Seconds = 60.0
     """Timeout of one call of a custom function, in seconds, after which the run stops."""
     custom_format: Literal["auto", "text", "chat"] = "auto"
     """What custom functions receive: texts, or TRL's lists of messages. `auto`: messages if the data set has them."""

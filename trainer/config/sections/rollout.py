@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config.sections.base import Section, base_address, may_have_a_key
+from trainer.config.sections.base import Seconds, Section, base_address, may_have_a_key
 
 SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # adapter ranks for which vLLM can reserve memory
 
@@ -34,9 +34,9 @@ class Vllm(Section):
     frees its cache (1)."""
     arguments: tuple[str, ...] = ()
     """More arguments for the servers that the run starts, such as `--quantization,fp8`."""
-    wait_s: float = Field(600.0, gt=0.0)
+    wait_s: Seconds = 600.0
     """Seconds that a server may be unreachable before the run ends."""
-    timeout_s: float = Field(600.0, gt=0.0)
+    timeout_s: Seconds = 600.0
     """Timeout for the answers to one problem, in seconds, including the time in a server's queue."""
     max_difference: float = Field(1.0, gt=0.0)
     """Largest mean difference between the log-probs of sampler and trainer. Above it, the run is refused or ends."""
@@ -70,7 +70,7 @@ class Turns(Section):
     """Most tokens of a turn; an answer with a longer turn is truncated there. By default there is no such limit."""
     observation: int = Field(256, ge=1)
     """Most tokens of a reply of the environment; a longer one is cut, and says so."""
-    seconds: float = Field(60.0, gt=0.0)
+    seconds: Seconds = 60.0
     """Timeout of a reply, in seconds, after which the run stops."""
 
 
@@ -87,9 +87,9 @@ class Rollout(Section):
     ahead: Literal[0, 1] = 0
     """1: sample the answers of the next step while this one trains, with the policy before the update. Only with
     `vllm_server`."""
-    problems: int = Field(16, ge=1)
+    problems: int = Field(16, ge=1, le=10**6)
     """Problems in a step, over all ranks."""
-    group_size: int = 8
+    group_size: int = Field(8, le=10**6)
     """Completions of each problem."""
     temperature: float = Field(1.0, gt=0.0)
     """Divides the logits, in sampling and in training."""

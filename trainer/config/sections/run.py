@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config.sections.base import Section, Share
+from trainer.config.sections.base import Seconds, Section, Share
 
 
 class Optim(Section):
@@ -32,9 +32,9 @@ class Optim(Section):
 class Engine(Section):
     ds_config: str = "zero2_offload"
     """Name of a file in `ds_configs/`, or a path to one."""
-    timeout_s: float = Field(1800.0, gt=0.0)
+    timeout_s: Seconds = 1800.0
     """Seconds that a rank waits for the others before the run ends with an error that names them."""
-    connect_s: float = Field(60.0, gt=0.0)
+    connect_s: Seconds = 60.0
     """Seconds that the ranks have to connect at the start."""
 
 
@@ -59,7 +59,7 @@ class Run(Section):
     """Also send the metrics to Weights & Biases or trackio (docs/metrics.md). If that fails, the run continues."""
     strict_verdict: bool = False
     """Exit with status 3 if the verdict is `did not learn`, and with 4 if it is `cannot tell`; see docs/reports.md."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=4096)
     """CPU threads of each rank; by default cores / ranks on a machine without a GPU, else torch's default."""
     merge: bool = True
     """At the end, write the model with the adapter merged in, and compare the two."""
