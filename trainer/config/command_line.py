@@ -267,8 +267,7 @@ def _explained(errors: Sequence[Any], typed: Mapping[str, str]) -> list[ConfigEr
         if detail["type"] == "value_error":
             error = detail["ctx"]["error"]
             name = key if isinstance(detail["input"], dict) else f"{key}={text}"
-            own = error if isinstance(error, ConfigError) else ConfigError(name, *str(error).rsplit(". ", 1))
-            explained[key] = own
+            explained[key] = error if isinstance(error, ConfigError) else ConfigError(name, *str(error).rsplit(". ", 1))
         elif detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(detail["input"]))):
             text = _shown(typed.get(key, text))
             reason, remedy = f"YAML reads {text} as {kind}, and a text is needed", f"Quote it: '{key}=\"{text}\"'"

@@ -62,7 +62,8 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "prompt.style=r1_zero uses no chat template", "Leave prompt.template out, or choose another style"),
     ("reward.weights", lambda c: not any(c.reward.all_weights.values()),
      "no reward has a weight, so there is nothing to learn", "Write reward.weights={{correct: 1.0}}"),
-    ("reward.weights.judge", lambda c: "judge" in c.reward.weights and not c.reward.judge.is_named,
+    ("reward.weights.judge", lambda c: "judge" in c.reward.weights
+     and not (c.reward.judge.url and c.reward.judge.model),
      "it needs reward.judge.url and reward.judge.model", "Write both"),
     ("reward.judge.url", lambda c: c.reward.judge.url and "judge" not in c.reward.weights,
      "the judge has no weight", "Write reward.weights.judge=1.0"),

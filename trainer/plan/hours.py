@@ -250,7 +250,8 @@ def estimate(options: Namespace, planner: Planner, here: str) -> Estimate | None
     low = _like(like, planner, options.card)
     rounds = 1 if like.config.rollout.dead_groups == "refill" else _rounds(planner.config)
     problems = like.history.problems if planner.config.task == like.config.task else None
-    return _between(low, replace(low, rounds=rounds), _steps(planner.config, problems), f"by those of {options.like}")
+    basis = f"by those of {options.like} ({like.machine.get('device', 'an unknown machine')})"
+    return _between(low, replace(low, rounds=rounds), _steps(planner.config, problems), basis)
 
 
 def must_know(card: str) -> None:

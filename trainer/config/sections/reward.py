@@ -56,10 +56,6 @@ class Judge(Section):
             raise ValueError("the url does not begin with http:// or https://. Write one like http://localhost:8000/v1")
         return self
 
-    @property
-    def is_named(self) -> bool:
-        return bool(self.url and self.model)
-
 
 class Code(Section):
     tests: str = "tests"
