@@ -46,9 +46,10 @@ load_modules() {
 }
 
 # run_step SRUN_OPTION... -- COMMAND...: run a command with srun, in the container if there is one. After a rank has ended
-# the others have a minute to report what they wait for, and to save.
+# the others have a minute to report what they wait for, and to save. They have the environment of the job, even if the
+# job has none of the user's (sbatch --export=NONE, which some clusters set).
 run_step() {
-    local options=(--kill-on-bad-exit=0 --wait=60) inside=()
+    local options=(--export=ALL --kill-on-bad-exit=0 --wait=60) inside=()
     while [ "$1" != -- ]; do options+=("$1") && shift; done
     shift
     if [ -n "${OCTET_PYXIS_IMAGE:-}${OCTET_APPTAINER_IMAGE:-}" ]; then

@@ -130,7 +130,7 @@ def test_ranks_in_a_container_know_the_first_node_and_see_what_is_named(job, tmp
     answer = job("single_node.sbatch", "--preset", "preset.yaml", *settings, **image)
     assert answer.returncode == 0, answer.stderr
     said = answer.stdout.splitlines()
-    assert "MASTER_ADDR=node1" in said
+    assert {"MASTER_ADDR=node1", "--export=ALL"} <= {*said}
     (mounts,) = [line.removeprefix("--container-mounts=") for line in said if f"{tmp_path}:{tmp_path}," in line]
     places = [*(str(data / name) for name in ("other", "model", "runs")), str(ROOT)]
     assert set(mounts.split(",")) == {f"{place}:{place}" for place in [*places, str(tmp_path)]}
