@@ -13,7 +13,7 @@ from tests.rewarding import PROBLEM, PROMPT, MadeUp, answer, scorer_of, scores_o
 from trainer.answers import compare, symbolic
 from trainer.config.command_line import resolve
 from trainer.config.settings import REWARDS
-from trainer.records import Completion, Prompt, Sampling
+from trainer.records import Completion, Prompt, Sampling, Segment
 from trainer.reward.built_in import COMPONENTS, Rules, read
 from trainer.reward.scorer import Meter, Scorer
 from trainer.rollout.collect import collect
@@ -102,6 +102,14 @@ def test_text_is_compared_as_text_and_letters_may_be_small_in_the_data():
 @pytest.mark.parametrize("tokens, expected", [(1, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (100, -1.0), (130, -1.0)])
 def test_overlong_falls_over_the_buffer(tokens, expected):
     assert value("overlong", "x", "rollout.max_new_tokens=100", tokens=tokens) == pytest.approx(expected)
+
+
+def test_overlong_measures_each_reply_to_an_agent():
+    written = [tuple([True] * 40 + [False] * 5 + [True] * last) for last in (50, 90)]
+    short, long = (Segment((5,), (6,) * len(own), (0.0,) * len(own), own) for own in written)
+    scorer = scorer_of("reward.weights={overlong: 1.0}", "rollout.max_new_tokens=100")
+    answers = [replace(answer("x", 190), segments=(short, last)) for last in (short, long)]
+    assert [one.reward for one in scorer.score(PROMPT, answers).scores] == pytest.approx([0.0, -0.5])
 
 
 def test_overlong_with_a_buffer_of_its_own():

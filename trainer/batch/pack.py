@@ -20,8 +20,7 @@ from trainer.records import Batch, Completion, MiniBatch, ScoredGroup, Segment, 
 def rows(
     groups: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]], settings: Algorithm
 ) -> list[TrainingRow]:
-    pairs = zip(groups, advantages, strict=True)
-    return [row for group, advantages_G in pairs for row in rows_of(group, advantages_G, settings)]
+    return [row for pair in zip(groups, advantages, strict=True) for row in rows_of(*pair, settings)]
 
 
 def rows_of(group: ScoredGroup, advantages_G: Sequence[float | None], settings: Algorithm) -> list[TrainingRow]:
@@ -60,7 +59,6 @@ def minibatches(
     """Return the rows of this rank, split into the updates of one pass. All ranks must run the same number of
     micro-batches in an update, so a rank with fewer adds the idle row. An update has the same groups for any number of
     ranks, because the groups of all ranks are assigned to updates by their place."""
-    is_constant = config.algorithm.aggregation == "dr_grpo"
     parts = _deal(rows, config.algorithm.minibatches)
     packed = [packer.pack(part) for part in parts]
     facts = [(len(batches), weight_of(part), tokens_in(part)) for part, batches in zip(parts, packed, strict=True)]
@@ -68,15 +66,14 @@ def minibatches(
     for batches, of_all_ranks in zip(packed, zip(*distributed.gather(facts), strict=True), strict=True):
         counts, weights, tokens = zip(*of_all_ranks, strict=True)
         fillers = packer.pack([idle]) * (max(counts) - len(batches))
-        divisor = config.constant_divisor if is_constant else float(sum(weights))
+        divisor = config.constant_divisor if config.algorithm.aggregation == "dr_grpo" else float(sum(weights))
         updates.append(MiniBatch([*batches, *fillers], divisor, float(sum(tokens))))
     return updates
 
 
 def _deal(rows: Sequence[TrainingRow], count: int) -> list[list[TrainingRow]]:
     """Return the rows of this rank for each of `count` updates. The rows of a group stay together."""
-    of_ranks = distributed.gather(sorted({row.place for row in rows}))
-    places = sorted(place for of_rank in of_ranks for place in of_rank)
+    places = sorted(distributed.dealt([*{row.place for row in rows}]))
     turn = {place: index % count for index, place in enumerate(places)}
     return [[row for row in rows if turn[row.place] == update] for update in range(count)]
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 from trainer.answers import compare, find
@@ -118,7 +119,9 @@ def length(reading: Reading, rules: Rules) -> float:
 
 def overlong(reading: Reading, rules: Rules) -> float | None:
     """Return DAPO's soft penalty (Yu et al. 2025, equation 13), or None if the number of tokens is unknown."""
-    tokens = len(reading.completion.tokens)  # with those of an environment, because the limit is on all tokens
+    replies = [sum(own) for segment in reading.completion.segments for _, own in groupby(segment.written)]
+    # an agent has a limit for each reply, and other answers for all tokens, with those of an environment
+    tokens = max(replies, default=len(reading.completion.tokens))
     if not tokens and reading.completion.text:
         return None
     return max(-1.0, min(0.0, (rules.max_new_tokens - tokens) / rules.overlong_buffer - 1))
