@@ -15,7 +15,7 @@ from functools import cache
 from math import isfinite
 from numbers import Real
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
@@ -147,8 +147,7 @@ class HubSet:
             yield Record(f"{self}[{index}]", dict(row))
 
 
-class Source(Protocol):
-    def records(self) -> Iterator[Record]: ...
+Source = File | HubSet
 
 
 def _jsonl(path: Path) -> Iterator[Record]:
