@@ -272,9 +272,7 @@ class DeepSpeedPolicy:
             reason += "weights (ZeRO-3) cannot be redistributed"
             raise CheckpointError(folder, reason, f"Start with {len(parts)}")
         options = {"load_module_strict": False, "load_optimizer_states": has_same_ranks}
-        path, state = self.engine.load_checkpoint(str(folder), tag="engine", **options)
-        if path is None:
-            raise CheckpointError(folder, "it holds no engine state", "Delete it to continue from the one before")
+        _, state = self.engine.load_checkpoint(str(folder), tag="engine", **options)
         if not has_same_ranks:
             repartition.load(self.engine.optimizer, parts, _load_without_code)
         if state["start"]:
