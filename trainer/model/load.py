@@ -292,12 +292,12 @@ def _load(loader: Any, settings: Model, **options: Any) -> Any:
     except Exception as error:  # the libraries raise errors of every class for invalid files
         if is_out_of_memory(error):
             raise
-        raise ModelError(f"model.name={settings.name}", f"it cannot be loaded ({_reason(error)})", REMEDY) from error
+        raise ModelError(f"model.name={settings.name}", f"it cannot be loaded ({reason_of(error)})", REMEDY) from error
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     if isinstance(error, UnpicklingError):
-        return "its weights are a pickle that holds more than tensors, which could run code"
+        return "a pickle holds more than tensors, which could run code"
     if "trust_remote_code" in str(error):
         return "it needs its own code. Read that code first; model.trust_remote_code=true then runs it"
     if isinstance(error, OSError | ValueError | SafetensorError):

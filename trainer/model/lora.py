@@ -25,10 +25,10 @@ from trainer.machine import disk, manifest
 from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.machine.visible import visible
 from trainer.model.hub import read_json
+from trainer.model.load import LONGEST_REASON, reason_of
 
 ADAPTER = "default"  # PEFT's name for the first adapter
 TEACHER = "teacher"  # a second adapter over the same base, which is never trained
-LONGEST_REASON = 300  # characters
 SLOW = "PEFT would multiply out the adapters of all experts in each pass: sampling a token takes 5 to 11 times as long"
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # in which PEFT refuses to adapt out_proj
@@ -52,7 +52,7 @@ def add_adapter(model: Any, settings: Lora, revision: str | None = None) -> Any:
     except ValueError as error:
         targets = settings.targets if isinstance(settings.targets, str) else ",".join(settings.targets)
         remedy = f"Write lora.targets={'attention' if targets == 'all' else 'all or attention'}"
-        raise ConfigError(f"lora.targets={targets}", _reason(error), remedy) from None
+        raise ConfigError(f"lora.targets={targets}", reason_of(error), remedy) from None
     if settings.init != "zero":
         _init_pissa(adapted, settings)
     if settings.start is not None:
@@ -156,7 +156,7 @@ def load_adapter(model: Any, folder: Path, name: str = ADAPTER, setting: str | N
     except Exception as error:  # PEFT raises errors of every class for invalid files
         if is_out_of_memory(error):
             raise
-        raise no_fit(_reason(error)) from error
+        raise no_fit(reason_of(error)) from error
     loaded = peft.get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=False)
     if unmatched := sorted({name for name in loaded.keys() ^ saved.keys() if "lora_" in name}):
         raise no_fit(f"{len(unmatched)} weights are in only one of them, the first of them {unmatched[0]}")
@@ -227,16 +227,10 @@ def _read(folder: Path, called: str) -> tuple[dict[str, Any], dict[str, Tensor]]
     try:
         values = peft.utils.load_peft_weights(str(folder), device="cpu")
     except (OSError, ValueError, RuntimeError, UnpicklingError, SafetensorError) as error:
-        raise CheckpointError(called, f"its weights cannot be read ({_reason(error)})", "Take another") from None
+        raise CheckpointError(called, f"its weights cannot be read ({reason_of(error)})", "Take another") from None
     if broken := next((name for name, value in values.items() if not value.isfinite().all()), None):
         raise CheckpointError(called, f"{broken} has numbers that are not finite", "Take an earlier adapter")
     return config, values
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnpicklingError):
-        return "adapter_model.bin holds more than tensors, which could run code"
-    return " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
 
 
 def merged(model: Any, folder: Path) -> Any:
@@ -249,7 +243,7 @@ def merged(model: Any, folder: Path) -> Any:
     except (RuntimeError, ValueError) as error:  # the base lacks a bias that the adapter has; NaN
         if is_out_of_memory(error):
             raise
-        raise MergeError(folder, f"PEFT cannot merge it ({_reason(error)})", "Use it as an adapter") from error
+        raise MergeError(folder, f"PEFT cannot merge it ({reason_of(error)})", "Use it as an adapter") from error
 
 
 def load_untied(model: Any, folder: Path) -> Any:
