@@ -65,8 +65,7 @@ def run(options: Namespace) -> None:
 
 
 def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    model = re.search(r"^model name\s*:(.*)", info.read_text(), re.MULTILINE) if info.is_file() else None
+    model = re.search(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return model[1].strip() if model else platform.machine()
 
 

@@ -185,6 +185,6 @@ def stopped(run: RunFiles) -> str | None:
 
 
 def _is_local(folder: Path) -> bool:
-    mounts = [line.split() for line in MOUNTS.read_text().splitlines()] if MOUNTS.exists() else []
+    mounts = [line.split() for line in MOUNTS.read_text().splitlines()]
     around = [(len(place), kind) for _, place, kind, *_ in mounts if folder.resolve().is_relative_to(place)]
     return max(around, default=(0, ""))[1] in LOCAL

@@ -62,7 +62,7 @@ class Phases:
 def forget_peak() -> None:
     if distributed.on_gpu():
         torch.cuda.reset_peak_memory_stats()
-    elif CLEAR_REFS.exists():
+    else:
         with suppress(OSError):  # forbidden in some containers; the peak is then that of the whole run
             CLEAR_REFS.write_text("5")  # resets VmHWM
 
@@ -81,8 +81,6 @@ def total_memory() -> int:
 
 def _resident(name: str) -> int:
     """Return the current (VmRSS) or peak (VmHWM) resident memory in bytes. psutil does not report the peak."""
-    if not STATUS.exists():  # not Linux
-        return 0
     sizes = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
     return int(sizes.get(name, sizes["VmRSS"]).split()[0]) * 1024  # gVisor reports no peak
 
