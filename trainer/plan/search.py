@@ -1,5 +1,6 @@
 """Search for settings with which a run fits a card and the RAM of its machine, and for the largest ones that fit."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
@@ -59,18 +60,13 @@ class Placement(Planner):
         return context - min(self.config.prompt.max_tokens, context // 2)
 
     def _largest(self, limit: int, *keys: str) -> int:
-        low, high = 0, max(limit, 0)
-        current = min(value_of(self.config, keys[0]), high)
-        # a slightly smaller value may not fit, because rows fill a micro-batch
-        if self.fits(changed(self.config, dict.fromkeys(keys, current))):
-            low = current
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.fits(changed(self.config, dict.fromkeys(keys, middle))):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        def fits(less: int) -> bool:
+            return self.fits(changed(self.config, dict.fromkeys(keys, high - less)))
+
+        high = max(limit, 0)
+        spare = max(high - value_of(self.config, keys[0]), 0)
+        # a slightly smaller value than that of the settings may not fit, because rows fill a micro-batch
+        return high - bisect_left(range(spare if fits(spare) else high), True, key=fits)
 
     # what to change
 
