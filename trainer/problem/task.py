@@ -221,9 +221,6 @@ def _order(seed: int, passes: int, size: int) -> list[int]:
 def draw(problems: Sequence[T], step: int, count: int, seed: int) -> list[T]:
     """Return the problems of a step, from 0, which depend only on the arguments. Each pass over the set has its own
     order."""
-    drawn: list[T] = []
-    while len(drawn) < count:
-        passes, offset = divmod(step * count + len(drawn), len(problems))
-        order = _order(seed, passes, len(problems))
-        drawn += [problems[index] for index in order[offset : offset + count - len(drawn)]]
-    return drawn
+    size = len(problems)
+    places = (divmod(place, size) for place in range(step * count, (step + 1) * count))
+    return [problems[_order(seed, passes, size)[place]] for passes, place in places]
