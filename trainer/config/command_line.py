@@ -67,7 +67,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
         layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
     merged: dict[str, Any] = {"run": {"steps": Config.model_fields["run"].default.steps}}  # unless a layer has others
-    layers.append(_layer_of(overrides))
+    layers.append(reduce(_merge, map(_parsed, overrides), {}))
     for layer in layers:
         _refuse_impossible_values(layer)
         for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later one of the two applies
@@ -185,17 +185,8 @@ def overrides_of(named: Mapping[str, Any]) -> list[str]:
     return [f"{key}={written(value)}" for key, value in named.items() if value is not None]
 
 
-def _layer_of(overrides: Iterable[str]) -> dict[str, Any]:
-    """Return overrides such as `rollout.group_size=16` as nested dictionaries. `read_setting` reads the values."""
-    layer: dict[str, Any] = {}
-    for text in overrides:
-        override = _parsed(text)
-        _refuse_unknown_keys(override)
-        layer = _merge(layer, override)
-    return layer
-
-
 def _parsed(text: str) -> dict[str, Any]:
+    """Return an override such as `rollout.group_size=16` as nested dictionaries. `read_setting` reads its value."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip(".") or not value.strip():
         raise ConfigError(_shown(text), "expected key=value, such as rollout.group_size=16")
@@ -207,6 +198,7 @@ def _parsed(text: str) -> dict[str, Any]:
         raise ConfigError(_shown(text), reason, f"Put quotes around it: {quoted}") from None
     for part in reversed(key.split(".")):
         nested = {part: nested}
+    _refuse_unknown_keys(nested)
     return nested
 
 

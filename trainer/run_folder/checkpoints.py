@@ -133,10 +133,8 @@ def damage(folder: Path) -> str:
 
 def _checksums(folder: Path, names: Iterable[str]) -> dict[str, int | None]:
     """Return the checksum of each file, or None for a missing file. Each rank reads its share of the files."""
-    sums: dict[str, int | None] = {}
-    for part in distributed.gather({name: manifest.checksum(folder / name) for name in distributed.mine(list(names))}):
-        sums |= part
-    return sums
+    sums = {name: manifest.checksum(folder / name) for name in distributed.mine(list(names))}
+    return {name: checksum for of_rank in distributed.gather(sums) for name, checksum in of_rank.items()}
 
 
 def _unusable(folder: Path) -> str:
