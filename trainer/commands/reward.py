@@ -45,7 +45,7 @@ def run(options: Namespace) -> None:
     rules = rules_of(config, task)
     if options.labelled:
         needs_answer = config.task.answer != "none" and "code" not in config.reward.weights
-        samples = labelled(options.labelled, rules, needs_answer)
+        samples = [*labelled(options.labelled, rules, needs_answer)]
     else:
         problems = list(task.train())
         gold_check.check(config, task, problems)
@@ -77,12 +77,11 @@ def outvoting(config: Config, among_equals: Mapping[str, float]) -> Iterator[str
         )
 
 
-def labelled(path: str, rules: Rules, needs_answer: bool) -> list[Sample]:
+def labelled(path: str, rules: Rules, needs_answer: bool) -> Iterator[Sample]:
     """Read completions that are known to be right or wrong."""
     with score.open_lines(path) as lines:
         given = list(score.samples(lines, path, needs_answer))
     golds = [prompt.problem.gold for prompt, _ in given]
-    samples = []
     for prompt, completion in given:
         is_right = prompt.problem.extra.get("right")
         if not isinstance(is_right, bool):
@@ -90,8 +89,7 @@ def labelled(path: str, rules: Rules, needs_answer: bool) -> list[Sample]:
             raise DataError(prompt.problem.id, f"`right` is {is_right!r:.60}", remedy)
         listed = possible_answers(golds, prompt.problem.gold, rules.style)
         known = {"right" if is_right else "wrong": completion.text}
-        samples.append(Sample(prompt, rules.style, start_of(rules.opened, rules.style), listed, **known))
-    return samples
+        yield Sample(prompt, rules.style, start_of(rules.opened, rules.style), listed, **known)
 
 
 def as_text(report: Report) -> Iterator[str]:

@@ -115,7 +115,7 @@ def ended(study: Study, run: StudyRun) -> RunFiles | None:
 def summary(collected: Collected) -> dict[str, Any]:
     """Return the content of `study.json`."""
     study = collected.study
-    judged = comparisons(collected)
+    judged = [*comparisons(collected)]
     arms: dict[str, dict[str, Any]] = {}
     for arm in [BASE, *collected.runs]:
         costs = [totals(run) for run in collected.runs.get(arm, {}).values()]
@@ -130,15 +130,15 @@ def summary(collected: Collected) -> dict[str, Any]:
         "made_with": next(iter(collected.runs[study.first].values())).made_with,
         "arms": arms,
         "comparisons": judged,
-        "shares": shares(collected, judged),
+        "shares": [*shares(collected, judged)],
         "equal": equal(collected),
-        "gaps": gaps({arm: collected.seeds(arm).values() for arm in arms}, collected.pays_lenient),
+        "gaps": [*gaps({arm: collected.seeds(arm).values() for arm in arms}, collected.pays_lenient)],
         "answers": {arm: _answers(collected, arm) for arm in arms},
         "runs": [{"arm": arm, "seed": seed, "curve": _points(run)} for arm, seed, run in runs],
     }
 
 
-def comparisons(collected: Collected) -> list[dict[str, Any]]:
+def comparisons(collected: Collected) -> Iterator[dict[str, Any]]:
     """Compare each arm with the untrained base and with the first arm. Holm's correction is over all comparisons."""
     first, paid = collected.study.first, collected.pays_lenient
     pairs = [(arm, BASE) for arm in collected.runs]
@@ -146,7 +146,6 @@ def comparisons(collected: Collected) -> list[dict[str, Any]]:
     tables = {pair: table for pair in pairs if (table := collected.differences(*pair, paid))}
     judged = {pair: effect(table) for pair, table in tables.items() if is_enough(table)}
     ps = dict(zip(judged, corrected([one.p for one in judged.values()]), strict=True))
-    results = []
     for pair, table in tables.items():
         one: dict[str, Any] = {"arm": pair[0], "against": pair[1], "seeds": len(table), "difference": _mean(table)}
         one["strict"] = _mean(collected.differences(*pair, lenient=False))
@@ -156,31 +155,27 @@ def comparisons(collected: Collected) -> list[dict[str, Any]]:
             one |= {"low": low, "high": high, "p": judged[pair].p, "p_holm": p}
             one["detectable"] = judged[pair].detectable(len(judged))
             one["verdict"] = CANNOT_TELL if p >= SIGNIFICANT else BETTER if value > 0 else WORSE
-        results.append(one)
-    return results
+        yield one
 
 
 def _mean(table: Table) -> float:
     return fmean(map(fmean, table))
 
 
-def shares(collected: Collected, comparisons: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the share of the first arm's gain over the base that each control reaches, if there is a gain."""
+def shares(collected: Collected, comparisons: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the share of the first arm's gain over the base that each control reaches, if there is a gain."""
     first, paid = collected.study.first, collected.pays_lenient
     if not any(one["arm"] == first and one["against"] == BASE and one.get("verdict") == BETTER for one in comparisons):
-        return []
+        return
     gain = collected.differences(first, BASE, paid)
-    reached = []
     for control in collected.study.file.controls:
         table = collected.differences(control, BASE, paid)
         share = share_reached(table, gain) if len(table) == len(gain) else None
-        reached.append({"control": control, **dict(zip(("share", "low", "high"), share or (), strict=bool(share)))})
-    return reached
+        yield {"control": control, **dict(zip(("share", "low", "high"), share or (), strict=bool(share)))}
 
 
-def gaps(arms: Mapping[str, Iterable[RunFiles]], lenient: bool) -> list[dict[str, Any]]:
-    """Return for each arm its accuracy on the old problems and on those with new numbers."""
-    results = []
+def gaps(arms: Mapping[str, Iterable[RunFiles]], lenient: bool) -> Iterator[dict[str, Any]]:
+    """Yield for each arm its accuracy on the old problems and on those with new numbers."""
     for arm, runs in arms.items():
         pairs = [both for run in runs if (both := _pairs(run, arm, lenient))]
         if not pairs:
@@ -190,8 +185,7 @@ def gaps(arms: Mapping[str, Iterable[RunFiles]], lenient: bool) -> list[dict[str
         gap = {"arm": arm, "seeds": len(pairs), "problems": len(table[0]), "old": old, "new": new}
         if is_enough(table):
             gap |= dict(zip(("low", "high"), effect(table).interval, strict=True))
-        results.append(gap)
-    return results
+        yield gap
 
 
 def _pairs(run: RunFiles, arm: str, lenient: bool) -> Mapping[str, tuple[bool, bool]]:
