@@ -14,6 +14,7 @@ from tests.conftest import ROOT, refuses
 from trainer.config import command_line, ds_config
 from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.command_line import choose_preset, parse_command_line, resolve
+from trainer.config.nearest_name import OTHER_NAMES
 from trainer.config.settings import Algorithm, fields, is_section
 from trainer.errors import ConfigError
 from trainer.machine.hardware import Gpu, Hardware
@@ -181,6 +182,12 @@ def test_every_setting_has_a_line_in_the_reference():
     page = (ROOT / "docs/configuration.md").read_text()
     assert make_configuration_page.page() == page
     assert set(fields()) <= set(page.split("`"))
+
+
+def test_what_stands_for_a_name_of_another_program_is_a_setting():
+    meant = yaml.safe_load(OTHER_NAMES.read_text())
+    named = {word.partition("=")[0] for text in meant.values() for word in re.findall(r"(?<![/\w])\w+\.[\w.=]+", text)}
+    assert named <= {*fields()}
 
 
 def test_the_schema_for_editors_is_that_of_the_settings():

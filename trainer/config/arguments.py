@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.config.nearest_name import SLURM_OPTIONS, did_you_mean
+from trainer.config.nearest_name import did_you_mean
 
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = PRESETS / "recipes"
@@ -25,8 +25,9 @@ class Parser(argparse.ArgumentParser):
 
             name, known = option[1].replace("-", "_"), fields()
             meant = f"{name}.name" if f"{name}.name" in known else name
-            hint = "" if name in SLURM_OPTIONS else " Settings are written without dashes, as key=value."
-            message += f".{hint}{did_you_mean(meant, known)}"
+            nearest = did_you_mean(meant, known)
+            hint = "" if "SBATCH_" in nearest else " Settings are written without dashes, as key=value."
+            message += f".{hint}{nearest}"
         super().error(message)
 
 

@@ -33,6 +33,7 @@ GPU_PRESETS = {"cluster": 80, "smollm2-gsm8k": 8, "8gb-4b": 8, "8gb": 8, "12gb":
 
 LARGEST_BITS = 128  # of an integer
 LONGEST_SHOWN = 200  # characters of a value in a message
+SPLIT = "Put quotes around a setting with spaces, at which the shell splits it: 'reward.weights={correct: 1.0}'"
 WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "tuple": "a list: [a, b]"}
 WANTED |= {"dict": "a mapping: {key: value}", "missing": "a list with all its values: [a, b]", "path": "a path"}
 WANTED |= {"string": "a text"}
@@ -189,13 +190,14 @@ def _parsed(text: str) -> dict[str, Any]:
     """Return an override such as `rollout.group_size=16` as nested dictionaries. `read_setting` reads its value."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip(".") or not value.strip():
-        raise ConfigError(_shown(text), "expected key=value, such as rollout.group_size=16")
+        raise ConfigError(_shown(text), "expected key=value, such as rollout.group_size=16", SPLIT)
     try:
         nested: Any = _expanded(read_setting(value))
     except BadYaml as error:
         quoted = _shown(shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}"))
-        reason = f"the value is not valid YAML: {error}"
-        raise ConfigError(_shown(text), reason, f"Put quotes around it: {quoted}") from None
+        is_open = any(value.count(begin) > value.count(end) for begin, end in ("[]", "{}"))
+        remedy = f"Close its bracket. {SPLIT}" if is_open else f"Put quotes around it: {quoted}"
+        raise ConfigError(_shown(text), f"the value is not valid YAML: {error}", remedy) from None
     for part in reversed(key.split(".")):
         nested = {part: nested}
     _refuse_unknown_keys(nested)
@@ -231,7 +233,8 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
     known = fields()
     for section, settings in layer.items():
         if section not in sections():
-            nearest = did_you_mean(str(section), [*sections(), *known])
+            innermost = next(_keys({section: settings}, "", None), "")
+            nearest = did_you_mean(innermost, ()) or did_you_mean(str(section), [*sections(), *known])
             raise ConfigError(_shown(section), f"there is no such section.{nearest}")
         if not isinstance(settings, Mapping):
             raise ConfigError(f"{section}={_shown(settings)}", f"{section} is a section", f"Write {section}.KEY=VALUE")
@@ -240,10 +243,10 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
                 raise ConfigError(_shown(key), f"there is no such setting.{did_you_mean(key, known)}")
 
 
-def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Iterator[str]:
+def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str] | None) -> Iterator[str]:
     for name, value in settings.items():
         inner = f"{prefix}{name}."
-        if isinstance(value, Mapping) and any(key.startswith(inner) for key in known):
+        if isinstance(value, Mapping) and (known is None or any(key.startswith(inner) for key in known)):
             yield from _keys(value, inner, known)
         else:
             yield inner[:-1]

@@ -2,30 +2,21 @@
 
 import difflib
 from collections.abc import Sequence
+from pathlib import Path
 
-ELSEWHERE = {  # the names of settings in other programs
-    "load_in_4bit": "model.quantize=nf4",
-    "load_in_8bit": "model.quantize=int8",
-    "learning_rate": "algorithm.lr",
-    "num_generations": "rollout.group_size",
-    "max_completion_length": "rollout.max_new_tokens",
-    "max_prompt_length": "prompt.max_tokens",
-    "beta": "algorithm.kl.coef",
-    "output_dir": "run.dir",
-    "output": "run.dir",
-    "max_steps": "run.steps",
-    "num_train_epochs": "run.epochs",
-    "per_device_train_batch_size": "optim.tokens_per_micro_batch",
-    "warmup.source": "warmup.from",  # its name in Python, where `from` is a keyword
-}
-SLURM_OPTIONS = ("partition", "account", "qos", "constraint", "reservation")
-ELSEWHERE |= {name: f"export SBATCH_{name.upper()}=NAME into slurm/site.env" for name in SLURM_OPTIONS}
+import yaml
+
+OTHER_NAMES = Path(__file__).parent / "other_names.yaml"
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """Return a sentence that names the nearest known name: the same key of another section, or the closest one."""
+    """Return a sentence that names the setting for a name of another program, or the nearest known name: the same key
+    of another section, or the closest one."""
     leaf = name.rpartition(".")[2]
-    if meant := ELSEWHERE.get(name) or ELSEWHERE.get(leaf):
+    if leaf.endswith("dropout"):
+        return " Leave it out: with dropout, the policy that is trained would not be the one that sampled."
+    elsewhere = yaml.safe_load(OTHER_NAMES.read_text(encoding="utf-8"))
+    if meant := elsewhere.get(name) or elsewhere.get(leaf):
         return f" Write {meant}."
     same_leaf = [candidate for candidate in known if candidate.rpartition(".")[2] == leaf]
     lower_case = {candidate.lower(): candidate for candidate in known}
