@@ -25,9 +25,10 @@ from trainer.machine.visible import print
 LARGE = 50_000_000  # bytes; a larger file takes seconds to read, so its name is printed
 LONGEST_LIST = 1000  # characters of the column names in an error
 LARGEST_FIELD = 1 << 30  # characters of a CSV value; the rest of a longer one would be read as rows
+NESTED = "A task in Python can take text out of a column that holds more: docs/bring.md"
 USUAL = {
     "question": ("problem", "query", "instruction", "input", "prompt", "messages"),
-    "answer": ("solution", "output", "target", "label"),
+    "answer": ("ground_truth", "solution", "output", "target", "label"),
 }
 
 
@@ -48,7 +49,8 @@ class Record:
         """Return the text of a column, which must not be empty. `setting` is the setting that names the column."""
         value = self._value(column, setting)
         if not isinstance(value, str):
-            raise DataError(self.where, f"`{column}` is {_kind(value)}; expected text")
+            remedy = NESTED if isinstance(value, Mapping) else ""
+            raise DataError(self.where, f"`{column}` is {_kind(value)}; expected text", remedy)
         if not value.strip():
             raise DataError(self.where, f"`{column}` is empty; expected text")
         if not is_unicode(value):
@@ -78,6 +80,7 @@ class Record:
             settings = " ".join(f"{setting}={meant[column]}" for column, setting in missing.items())
             if "task.answer=COLUMN" in settings:
                 settings += ", or task.answer=none if there are no gold answers"
+                settings += f". {NESTED}" * any(isinstance(value, Mapping) for value in self.values.values())
             place = self.header or self.where
             raise MissingColumn(place, f"there is no column {names}; the columns are: {present}", f"Write {settings}")
 
