@@ -213,8 +213,8 @@ def test_a_template_that_does_not_end_or_refuses_the_messages_is_answered(tokeni
     monkeypatch.setattr(prompts, "TEMPLATE_S", 0.2)
     endless = copy.deepcopy(tokenizer)
     endless.chat_template = template
-    with refuses("p/1", DataError, names=told):
-        text(endless, system="Be brief.")
+    with refuses("mine.csv:3", DataError, names=told):
+        text(endless, replace(PROBLEM, where="mine.csv:3"), system="Be brief.")
 
 
 @pytest.mark.parametrize("problem", [PROBLEM, talk(("system", "Be kind."), ("user", "1 + 2?"))])

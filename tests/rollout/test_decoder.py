@@ -374,14 +374,15 @@ def test_sampling_leaves_the_model_as_it_was(kind, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("length", "new_tokens", "key", "largest"),
-    [(512, 8, "prompt.max_tokens", 504), (500, 13, "rollout.max_new_tokens", 12)],
+    ("length", "new_tokens", "told"),
+    [
+        (512, 8, "Write a shorter prompt; prompt.max_tokens=504"),
+        (500, 13, "=12 or less, or a shorter prompt"),
+    ],
 )
-def test_nothing_is_sampled_beyond_the_context_whose_last_place_is_used(
-    kind, length, new_tokens, key, largest, tokenizer
-):
+def test_nothing_is_sampled_beyond_the_context_whose_last_place_is_used(kind, length, new_tokens, told, tokenizer):
     model, asked = family(), prompts(500)
-    with refuses(key, names=f"={largest}"):
+    with refuses("rollout.max_new_tokens", names=told):
         sample(kind, model, tokenizer, prompts(3, length), max_new_tokens=new_tokens)
     groups = sample(kind, model, tokenizer, asked, group=1, stops=[479], max_new_tokens=12, temperature=0.0)
     assert_greedy_is_generate(groups, model, asked, [479])

@@ -1,5 +1,7 @@
 """The parts of a run fit together."""
 
+import json
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from trainer.problem.task import make_task
 from trainer.rollout.collect import StaticPolicy
 from trainer.run.assemble import make_samplers, sampling_context, stretched
 from trainer.run.data import prompter_of
+from trainer.run.python import train
 
 
 @pytest.fixture
@@ -38,6 +41,17 @@ def test_a_stop_string_that_is_a_special_token_ends_answers_at_that_token(tmp_pa
     config = resolve("nano", None, ["rollout.stop=<|im_end|> so"])
     with refuses("rollout.stop", names="im_end"):
         context_of(config, model, tokenizer, tmp_path)
+
+
+def test_the_prompt_of_the_most_tokens_must_fit_although_other_questions_have_more_letters(tmp_path):
+    asked = [*(f"How many cards does Cara have now, if she finds {n} more?" for n in range(100)), "7" * 40]
+    rows = [json.dumps({"question": question, "answer": "1"}) for question in asked]
+    (tmp_path / "sums.jsonl").write_text("\n".join(rows))
+    data = ["task.name=records", f"task.path={tmp_path}/sums.jsonl", "task.holdout=0.01", "prompt.style=chat"]
+    config = resolve("nano", None, [*data, f"run.dir={tmp_path}/run", "rollout.max_new_tokens=218"])
+    with refuses("rollout.max_new_tokens", names="sums.jsonl:101"):
+        train(config)
+    assert not (tmp_path / "run/metrics.jsonl").exists()  # no model has answered yet
 
 
 def test_a_longer_run_says_both_learning_rates():

@@ -47,7 +47,7 @@ def octet(tmp_path_factory):
 
 def test_the_models_answer_a_question_and_a_held_out_problem(octet):
     said = octet(input=f"{'3 ' * 300}\nWhat is 3 + 4?\n\n").stdout
-    assert "exceeds the context of this model, 256. Ask a shorter question" in " ".join(said.split())
+    assert "the context of this model, 256. Write a shorter prompt" in " ".join(said.split())
     assert said.startswith("Ask, or press Enter for a held-out problem.")
     by_hand, _, held_out = said.partition("adapter ─")
     by_hand += held_out.partition("base ─")[0]
@@ -97,7 +97,7 @@ def test_what_is_printed_grows_to_the_answer(monkeypatch, stop):
     written = []
     monkeypatch.setattr(sys.stdout, "write", written.append)
     prompt = prompter.prompt(Problem("chat", "Tom has 3 cards and finds 4 more. How many cards has Tom now?", ""))
-    answer = chat._stream(chat.ChatModel("base", sampler, None, nullcontext), prompt, Sampling(1, 0.0, 40, 0))
+    answer = chat._stream(chat.ChatModel("base", sampler, nullcontext), prompt, Sampling(1, 0.0, 40, 0))
     assert "".join(written) == answer.text
     assert len(list(filter(None, written))) > 5
     assert not answer.truncated

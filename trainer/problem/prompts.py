@@ -16,7 +16,7 @@ Answer:`. A conversation from the data set is passed on unchanged.
 import random
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
@@ -123,18 +123,21 @@ class Prompter:
 
     def fitting(self, problems: Sequence[Problem], most: int | None = None) -> list[Problem]:
         """Return the problems whose prompts have at most `most` tokens, by default `prompt.max_tokens`. Raise DataError
-        if there are none. A token is at least one byte, so only long questions need to be tokenized."""
+        if there are none."""
         most = most or self.settings.max_tokens
-        around = len(self.prompt(Problem("", "", "")).tokens)  # the tokens around a question
-        is_known = not (self.environments and self.environments.may_ask)
-
-        def is_short(problem: Problem) -> bool:
-            return is_known and not problem.messages and len(problem.question.encode()) + around <= most
-
-        kept = [problem for problem in problems if is_short(problem) or len(self.prompt(problem).tokens) <= most]
+        too_long = {id(prompt.original or prompt.problem) for prompt in self.longer(problems, most)}
+        kept = [problem for problem in problems if id(problem) not in too_long]
         if not kept:
             raise DataError(f"prompt.max_tokens={most}", f"none of {len(problems)} prompts is that short")
         return kept
+
+    def longer(self, problems: Sequence[Problem], most: int) -> Iterator[Prompt]:
+        """Yield the prompts of more than `most` tokens. A token is at least one byte, so only long questions need to
+        be tokenized."""
+        around = len(self.prompt(Problem("", "", "")).tokens)  # the tokens around a question
+        is_known = not (self.environments and self.environments.may_ask)
+        long = (one for one in problems if not is_known or one.messages or len(one.question.encode()) + around > most)
+        yield from (prompt for prompt in map(self.prompt, long) if len(prompt.tokens) > most)
 
     def messages(self, problem: Problem) -> Messages:
         if problem.messages:
@@ -241,7 +244,7 @@ class Prompter:
                 if self._rendered([*messages[:index], changed, *messages[index + 1 :]], problem) == text:
                     reason = "the chat template of the model leaves the system message out"
                     remedy = "Leave it out (prompt.system, or in the data), or write it into the question"
-                    raise DataError(problem.id or "prompt", reason, remedy)
+                    raise DataError(problem.where or problem.id or "prompt", reason, remedy)
 
     def tokens(self, text: str, has_special_tokens: bool) -> tuple[int, ...]:
         """Return the tokens of a text that begins a prompt, with special tokens before it if it has none."""
@@ -272,7 +275,7 @@ class Prompter:
             remedy = "Some want a system message: write prompt.system=TEXT. Others want a variable: prompt.template"
             if any(message["role"] == "system" for message in messages):
                 remedy = "Many templates have no role `system`: leave prompt.system out"
-            raise DataError(problem.id or "prompt", reason, remedy) from None
+            raise DataError(problem.where or problem.id or "prompt", reason, remedy) from None
         return str(text)
 
 

@@ -40,7 +40,7 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
         raise ConfigError(f"rollout.stop={cut[0]!r}", reason, "Leave it out")
     if lost:
         golds = [one.gold if len(one.gold) <= 60 else f"{one.gold[:60]}..." for one in lost[:SHOWN]]
-        shown = "; ".join(f"{one.id}: {gold!r}" for one, gold in zip(lost, golds))
+        shown = "; ".join(f"{one.where or one.id}: {gold!r}" for one, gold in zip(lost, golds))
         reason = f"{len(lost)} of {len(problems)} gold answers cannot be earned. Written as"
         reason += f" {MARKS[rules.style].format('...')!r}, they are not read as themselves: {shown}"
         raise DataError(f"task.name={task.name}", reason, _remedy(lost, rules))

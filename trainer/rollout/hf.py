@@ -39,7 +39,7 @@ class HfSampler(OwnSampler):
         super().__init__(causal_lm_of(model), *arguments, **options)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
-        limits.check_context(self.model, prompts, sampling.max_new_tokens)
+        limits.check_context(self.context_limit(), prompts, sampling.max_new_tokens)
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].tokens))
         places = [(index, number) for index in by_length for number in range(sampling.group)]
         waiting = [(index, self.turns.begin(prompts[index], number, sampling)) for index, number in places]

@@ -16,23 +16,18 @@ def on_stderr(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> None:
+def check_context(context: int | None, prompts: Sequence[Prompt], new_tokens: int) -> None:
     """Raise ConfigError if a prompt with its answer can exceed the context, beyond which the model would write nonsense
     without an error."""
-    context = context_of(model)
-    if context is None or not prompts:
+    longest = max(prompts, key=lambda prompt: prompt.longest(new_tokens), default=None)
+    if context is None or longest is None or longest.longest(new_tokens) <= context:
         return
-    longest = max(prompts, key=lambda prompt: prompt.longest(new_tokens))
-    length = len(longest.tokens)
-    if length >= context:
-        reason = f"the prompt of {longest.problem.id} has {length} tokens, and the context of this model is {context}"
-        remedy = f"Write prompt.max_tokens={max(1, context - new_tokens)}, which leaves it out"
-        raise ConfigError("prompt.max_tokens", reason, remedy)
-    if longest.longest(new_tokens) > context:
-        prompt = f"the {length} tokens of the prompt of {longest.problem.id}"
-        reason = f"with {prompt} that is more than the context of this model, {context}"
-        remedy = f"Write rollout.max_new_tokens={context - length} or less, or a smaller prompt.max_tokens"
-        raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
+    length, where = len(longest.tokens), longest.problem.where or longest.problem.id
+    reason = f"with the {length} tokens of the prompt of {where} that is more than the context of this model, {context}"
+    fewer = f"rollout.max_new_tokens={context - length} or less, or " if length < context else ""
+    shorter = f"prompt.max_tokens={max(1, context - new_tokens)} leaves it out of training"
+    remedy = f"Write {fewer}a shorter prompt; {shorter}"
+    raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
 
 
 def within_context(prompts: Sequence[Prompt], context: int | None, new_tokens: int) -> list[Prompt]:

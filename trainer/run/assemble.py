@@ -83,7 +83,9 @@ def build(request: Request, data: Data | None = None) -> Run:
     teacher = make_teacher(config, tokenizer, len(prompts.longest.tokens))
     policy = make_policy(config, prompts.total_steps)
     check_vocabulary(tokenizer, policy.model)
-    check_context(policy.model, [prompts.longest], config.rollout.max_new_tokens)
+    context, new_tokens = context_of(policy.model), config.rollout.max_new_tokens
+    if context and context < config.prompt.max_tokens + new_tokens:
+        check_context(context, [*prompts.prompter.longer(prompts.problems, context - new_tokens)], new_tokens)
     teacher = partial(by_adapter, policy) if config.shares_base else teacher
     kl = Coefficient(config.algorithm.kl)
     origin = Provenance(config, folder, prompts.problems, data.task.test(), request.accepts_changes)
@@ -96,7 +98,7 @@ def build(request: Request, data: Data | None = None) -> Run:
         log.screen.say("octet: the experts of this model are not trained: adapters are on its linear layers")
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
     shrinker = Shrinker(policy, (sampler.give_back, evaluating.give_back), packer, log.screen.warn)
-    new_tokens, progress = config.rollout.max_new_tokens, log.screen.progress
+    progress = log.screen.progress
     left_out = len(prompts.held_out) - len(held_out)
     run = (log.first_step, log.total_steps, origin.run, measure_of(config))
     history = EvaluationHistory(folder, config.eval, len(held_out), *run)

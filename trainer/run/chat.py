@@ -25,7 +25,7 @@ from trainer.reward.make import make_verifier
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler
 from trainer.rollout.decoder.sampler import DecodeSampler
-from trainer.rollout.limits import context_of, on_stderr
+from trainer.rollout.limits import check_context, on_stderr
 from trainer.rollout.make import make_sampler
 from trainer.run import assemble
 from trainer.run.data import prompter_of, task_of
@@ -39,7 +39,6 @@ class ChatModel(NamedTuple):
 
     name: str
     sampler: Sampler
-    context: int | None
     active: Callable[[], AbstractContextManager[Any]]
 
 
@@ -62,7 +61,8 @@ def chat(source: Source, config: Config, temperature: float, question: str = "",
         try:
             if isinstance(problem, DataError):
                 raise problem
-            prompt = _prompt(problem, prompter, reseeded, models[0].context)
+            prompt = prompter.prompt(problem)
+            check_context(models[0].sampler.context_limit(), [prompt], sampling.max_new_tokens)
             if as_json:
                 print(json.dumps(_record(prompt, models, reseeded, scorer)), flush=True)
             else:
@@ -74,13 +74,12 @@ def chat(source: Source, config: Config, temperature: float, question: str = "",
 def _models(source: Source, config: Config, prompter: Prompter) -> Iterator[ChatModel]:
     """Yield the base, and the adapter over it or the whole model."""
     base, sampler = _load(config, prompter, source.adapter)
-    context = context_of(base)
-    yield ChatModel("base", sampler, context, getattr(base, "disable_adapter", nullcontext))
+    yield ChatModel("base", sampler, getattr(base, "disable_adapter", nullcontext))
     if source.adapter:
-        yield ChatModel("adapter", sampler, context, nullcontext)
+        yield ChatModel("adapter", sampler, nullcontext)
     elif fits(folder := source.folder or Path(), distributed.device()):
         model = config.model.clean.model_copy(update={"name": str(folder), "revision": None})
-        yield ChatModel("model", _load(config.model_copy(update={"model": model}), prompter)[1], context, nullcontext)
+        yield ChatModel("model", _load(config.model_copy(update={"model": model}), prompter)[1], nullcontext)
     else:
         on_stderr(f"octet: {folder} is left out: it does not fit on this card beside the base")
 
@@ -107,17 +106,6 @@ def _questions(lines: Iterable[str], held_out: Callable[[], list[Problem]]) -> I
                 continue
             yield problems[0]
             problems = [*problems[1:], problems[0]]
-
-
-def _prompt(problem: Problem, prompter: Prompter, sampling: Sampling, context: int | None) -> Prompt:
-    """Return the prompt. Raise ConfigError if the context has no room for its answer."""
-    prompt = prompter.prompt(problem)
-    length, longest = len(prompt.tokens), sampling.max_new_tokens
-    if context is not None and length + longest > context:
-        reason = f"with such an answer a prompt of {length} tokens exceeds the context of this model, {context}"
-        remedy = "Ask a shorter question, or start again with a smaller rollout.max_new_tokens"
-        raise ConfigError(f"rollout.max_new_tokens={longest}", reason, remedy)
-    return prompt
 
 
 def _answer(prompt: Prompt, models: list[ChatModel], sampling: Sampling, scorer: Scorer, console: Console) -> None:

@@ -49,7 +49,7 @@ class DecodeSampler(OwnSampler):
         self.on_tokens: Callable[[list[int]], None] | None = None  # called with the tokens of the first row so far
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
-        limits.check_context(self.model, prompts, sampling.max_new_tokens)
+        limits.check_context(self.context_limit(), prompts, sampling.max_new_tokens)
         yield from self.decode_all(Scheduler(prompts, sampling.group), len(prompts) * sampling.group, sampling)
 
     def decode_all(self, scheduler: Scheduler, answers: int, sampling: Sampling) -> Groups:
