@@ -223,6 +223,10 @@ def test_what_repeats_a_run_is_complete_and_makes_the_same_settings(finished):
     again = resolve(preset, None, [*overrides, f"run.dir={settings['run.dir']}"])
     assert (preset, flat(again.model_dump(mode="json"))) == ("nano", settings)
     assert any("training problems, whose SHA-256 begins with" in text for text in seen.within("p"))
+    without = flat(resolve("8gb", None, ["reward.weights.format=null", "run.dir=r"]).model_dump(mode="json"))
+    (command,) = repeat.commands(without, [])
+    _, _, _, preset, *overrides = shlex.split(command)
+    assert flat(resolve(preset, None, [*overrides, "run.dir=r"]).model_dump(mode="json")) == without
     lines = repeat.commands(settings, ["octet-grpo 0.1.0, torch 2.13.0, git revision 163e3f3-dirty"])
     assert lines[0] == "git checkout 163e3f3   # in a clone of Octet, and changes that were not committed"
     assert repeat.commands(settings, ["peft 0.21.2, no git revision"]) == lines[1:]

@@ -49,8 +49,14 @@ def own_files(settings: Mapping[str, Any]) -> list[str]:
 
 def written(changes: Sequence[Override]) -> list[str]:
     """Return settings as they are written on a command line."""
-    single = {change.key: change.run[0] for change in changes if change.key == "reward.custom" and len(change.run) == 1}
-    return [f"{change.key}={yaml_of(single.get(change.key, change.run))}" for change in changes]
+    return [f"{change.key}={yaml_of(_value(change))}" for change in changes]
+
+
+def _value(change: Override) -> Any:
+    """Return the value to write: `null` takes away a weight that only the preset has."""
+    if change.key == "reward.custom" and len(change.run) == 1:
+        return change.run[0]
+    return dict.fromkeys(change.preset) | change.run if isinstance(change.run, dict) else change.run
 
 
 @cache

@@ -163,9 +163,11 @@ def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list
         yield "GRPO from here on; other settings as they were here", [_start(request, preset, [start])]
     elif config.model.name == "nano":
         preset, _ = choose_preset(hardware.detect())
-        changes = repeat.changes(flat(config.model_dump(mode="json")), "nano")
-        kept = [one for one in changes if not re.fullmatch(OF_NANO, one.key) and one[::2] != ("prompt.style", "chat")]
-        start = _start(request, "8gb" if preset == "nano" else preset, repeat.written(kept))
+        preset, settings = "8gb" if preset == "nano" else preset, flat(config.model_dump(mode="json"))
+        fits_nano = re.compile(OF_NANO).fullmatch
+        own = {one.key for one in repeat.changes(settings, "nano") if one[::2] != ("prompt.style", "chat")}
+        changes = [one for one in repeat.changes(settings, preset) if one.key in own and not fits_nano(one.key)]
+        start = _start(request, preset, repeat.written(changes))
         yield f'on a card ({octet} plan --card "RTX 4060" says what fits yours)', [start]
 
 
