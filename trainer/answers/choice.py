@@ -57,7 +57,7 @@ _CLOSING = re.compile(r"\(([A-J])\)[.!]?$")
 _CLAUSE = re.compile(r"[,.;:]|\b(?:so|thus|hence|therefore)\b")
 _RULED_OUT = re.compile(
     r"(?i)n't\b|\b(?:or|either|neither|nor|and|could|might|may|doubt|rul(?:e|es|ed|ing)\s+out|eliminat|exclud|reject|than|if)"
-    r"|\b(?:not|never|cannot|false|wrong|incorrect|maybe|perhaps|unless|otherwise|least)\b"
+    rf"|\b(?:not|never|cannot|false|wrong|incorrect|maybe|perhaps|unless|otherwise|least)\b|[.,;!] (?:{ANOTHER})\b"
 )
 _NAMED = re.compile(
     r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with|[Ii]t(?: is|'s| must be))(?::|\s+is|(?=\s))[\s*]*"
