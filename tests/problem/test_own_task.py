@@ -224,7 +224,7 @@ def test_an_answer_that_is_evaluated_does_no_harm(tmp_path, generator, attack):
 def test_without_reasoning_gym_the_error_says_what_to_install():
     code = "import sys; sys.modules['reasoning_gym'] = None; from trainer.commands.main import main; main()"
     done = ran(sys.executable, "-c", code, "task", "show", "reasoning_gym:gcd")
-    assert (done.returncode, "octet-grpo[gym]" in done.stderr) == (2, True)
+    assert (done.returncode, "pip install -e '.[gym]'" in done.stderr) == (2, True)
     assert "Traceback" not in done.stderr
 
 

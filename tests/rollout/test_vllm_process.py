@@ -19,6 +19,7 @@ from trainer.commands import eval as eval_command
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
 from trainer.machine.hardware import Gpu, Hardware
+from trainer.machine.shipped import pip_install
 from trainer.model import shapes
 from trainer.model.load import load_tokenizer
 from trainer.model.shapes import shape_of
@@ -204,8 +205,8 @@ def test_an_environment_without_vllm_is_named(tmp_path, monkeypatch, stand_in):
 
     refused("rollout.vllm.python=/nowhere/python", "run")
     if check.installed() is None:
-        refused(f"rollout.vllm.python={sys.executable}", "octet-grpo[vllm]")
-        with refuses("rollout.engine", names="octet-grpo[vllm]"):
+        refused(f"rollout.vllm.python={sys.executable}", "-m pip install vllm")
+        with refuses("rollout.engine", names=pip_install("vllm")):
             make.make_vllm_sampler(outside(tmp_path, "rollout.engine=vllm_colocate"))
     monkeypatch.setattr(process, "PYTHON_S", 0.2)
     refused(stand_in("exec sleep 60"), "run")

@@ -188,8 +188,7 @@ def _without_options() -> dict[str, str]:
 def _lines(grid: Path) -> list[str]:
     """Return the lines of a grid that are neither empty nor comments."""
     if not grid.is_file():
-        remedy = "Copy slurm/grid.example: each line has the settings of a run"
-        raise ConfigError(f"--sweep {grid}", "there is no such file", remedy)
+        raise ConfigError(f"--sweep {grid}", "there is no such file", "Copy slurm/grid.example")
     try:
         text = grid.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

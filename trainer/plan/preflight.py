@@ -19,6 +19,7 @@ from trainer.errors import ConfigError, Finding
 from trainer.machine import hardware, quiet
 from trainer.machine.disk import amount
 from trainer.machine.disk import size as size_of
+from trainer.machine.shipped import pip_install
 from trainer.machine.visible import print
 from trainer.model import imports
 from trainer.model.hub import NOTHING, Found, cache
@@ -154,13 +155,13 @@ def adapter(config: Config) -> Iterator[Finding]:
 
 def packages(config: Config) -> Iterator[Finding]:
     """Check for the packages that only some settings need."""
-    wanted = [(setting, "bitsandbytes", "bitsandbytes", other) for setting, other in needs_bitsandbytes(config)]
+    wanted = [(name, "bitsandbytes", "pip install bitsandbytes", other) for name, other in needs_bitsandbytes(config)]
     if compares_as_mathematics(config.reward, make_task(config.task)):
         setting = "reward.symbolic=true" if config.reward.symbolic else f"task.name={config.task.name}"
-        wanted.append((setting, "math-verify", "'octet-grpo[math]'", "reward.symbolic=false"))
+        wanted.append((setting, "math-verify", pip_install("math"), "reward.symbolic=false"))
     for setting, package, installs, other in wanted:
         if importlib.util.find_spec(package.replace("-", "_")) is None:
-            remedy = f"Run: pip install {installs}, or write {other}."
+            remedy = f"Run: {installs}, or write {other}."
             yield Finding("end", package, f"{setting}: it needs {package}, which is not installed", remedy)
         else:
             yield Finding("note", package, f"installed, for {setting}")

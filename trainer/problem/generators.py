@@ -25,6 +25,7 @@ from trainer.answers.strip_thinking import after_thinking
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError
+from trainer.machine.shipped import pip_install
 from trainer.problem.task import Task, normalised
 from trainer.records import Problem
 from trainer.sandbox.kernel import Limits, Walls
@@ -99,7 +100,7 @@ def _versions(task: str, generator: str, parameters: Mapping[str, Any], by_level
         import reasoning_gym as gym
     except ImportError:
         needs = "it needs reasoning-gym, which is not installed"
-        raise ConfigError(f"task.name={task}", needs, "Run: pip install 'octet-grpo[gym]'") from None
+        raise ConfigError(f"task.name={task}", needs, f"Run: {pip_install('gym')}") from None
     if generator not in gym.factory.DATASETS:
         reason = f"there is no such generator.{did_you_mean(generator, gym.factory.DATASETS)}"
         raise ConfigError(f"task.name={task}", reason, f"There are: {', '.join(sorted(gym.factory.DATASETS))}")

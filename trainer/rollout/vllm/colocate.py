@@ -14,6 +14,7 @@ import numpy
 import torch
 
 from trainer.errors import ConfigError
+from trainer.machine.shipped import pip_install
 from trainer.plan import search
 from trainer.plan.planner import Planner
 from trainer.ranks import distributed
@@ -36,9 +37,8 @@ class VllmColocateSampler(Sampler):
 
     def __init__(self, context: SamplingContext) -> None:
         if (version := check.installed()) is None:
-            reason = "vLLM is not in this environment"
-            remedy = "pip install octet-grpo[vllm], or write rollout.engine=decode"
-            raise ConfigError("rollout.engine=vllm_colocate", reason, remedy)
+            remedy = f"Run: {pip_install('vllm')}, or write rollout.engine=decode"
+            raise ConfigError("rollout.engine=vllm_colocate", "vLLM is not in this environment", remedy)
         check.check_version(version, "rollout.engine=vllm_colocate", context.say, check.COLOCATED)
         self.context = context
         self.sleeps = bool(context.config.rollout.vllm.sleep) and distributed.on_gpu()  # vLLM cannot sleep on a CPU

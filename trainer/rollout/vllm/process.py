@@ -181,6 +181,5 @@ def _must_have_vllm(python: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"rollout.vllm.python={python}", f"it cannot be run as a Python ({error})") from None
     if status:
-        reason = "there is no vLLM in its environment"
-        remedy = "Write the interpreter of one that has it, or pip install octet-grpo[vllm]"
-        raise ConfigError(f"rollout.vllm.python={python}", reason, remedy)
+        remedy = f"Write the interpreter of one that has it, or run: {python} -m pip install vllm"
+        raise ConfigError(f"rollout.vllm.python={python}", "there is no vLLM in its environment", remedy)
