@@ -20,6 +20,8 @@ ELSEWHERE = {
     "gradient_clipping": "optim.max_grad_norm",
     "optimizer": "optim.name",
     "scheduler": "optim.schedule",
+    "flops_profiler": "octet report RUN",  # this and the next write over any file, as a stranger's JSON may say
+    **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), "run.track"),
 }
 
 
