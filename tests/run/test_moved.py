@@ -14,6 +14,8 @@ from tests.forks import forked
 from trainer.config.command_line import resolve
 from trainer.config.paths import file_of
 from trainer.machine import user_code
+from trainer.machine.http_client import read_key
+from trainer.rollout.agents.sampler import Agents
 from trainer.run_folder import lock
 
 FEW = ["rollout.problems=2", "rollout.group_size=2", "rollout.max_new_tokens=16", "eval.problems=4", "run.merge=false"]
@@ -124,6 +126,40 @@ def test_code_that_only_a_run_folder_names_is_not_run(tmp_path, setting, named):
     resolve(str(run / "config.yaml"), None, [f"{setting}={typed}"])
     assert user_code.load(setting, found)([""]) == [0.0]
     assert ran.exists()
+
+
+SERVERS = {"reward.judge.url": "http://a.example/v1", "teacher.url": "http://b.example"}
+SERVERS |= {"rollout.vllm.urls": "http://c.example"}
+MORE = {"reward.judge.url": ["reward.judge.model=m", "reward.weights={judge: 1}"], "teacher.url": ["teacher.name=m"]}
+MORE |= {"rollout.vllm.urls": ["rollout.engine=vllm_server"]}
+
+
+@pytest.mark.parametrize("setting", ["task.agent", "task.agent (code)", *SERVERS])
+def test_no_agent_is_run_and_no_key_is_sent_as_only_a_run_folder_says(tmp_path, setting, monkeypatch):
+    run, ran, (key, *in_code) = tmp_path / "stranger", tmp_path / "ran", setting.split()
+    (run / "given").mkdir(parents=True)
+    (run / "given/agent.py").write_text(f"open({str(ran)!r}, 'w').close()\n\ndef go(problem): ...\n")
+    value = SERVERS.get(key, f"touch {ran}")
+    *sections, name = key.split(".")
+    written = {name: "given/agent.py:go" if in_code else value}
+    for section in reversed(sections):
+        written = {section: written}
+    (run / "config.yaml").write_text(yaml.safe_dump(written))
+    value = f"{run}/given/agent.py:go" if in_code else value
+
+    def use():
+        assert resolve(str(run / "config.yaml"), None, MORE.get(key, ()))
+        if key == "task.agent":
+            Agents(value, print).close()
+        return read_key("VLLM_API_KEY", f"{key}={value}")
+
+    assert key == "task.agent" or use() == ""
+    monkeypatch.setenv("VLLM_API_KEY", "a-key-of-mine")
+    with refuses(key, names="somebody else"):
+        use()
+    assert not ran.exists()
+    resolve(str(run / "config.yaml"), None, [f"{key}={value}", *MORE.get(key, ())])
+    assert use() == "a-key-of-mine"
 
 
 def test_it_is_resumed_where_its_code_is_elsewhere_but_not_with_other_code(run, tmp_path):

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import reduce
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     has_weights = any("weights" in layer.get("reward", {}) for layer in layers)
     if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
         layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
+    is_of_a_run = Path(preset or "").name == "config.yaml"
     merged: dict[str, Any] = {"run": {"steps": Config.model_fields["run"].default.steps}}  # unless a layer has others
     layers.append(reduce(_merge, map(_parsed, overrides), {}))
     for layer in layers:
@@ -76,8 +78,8 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
                 merged = _merge(merged, {"run": {rival: None}})
         if layer.get("task", {}).get("mix") and "task" in merged:  # replaces one of a run, which has other paths
             merged = _merge(merged, {"task": {"mix": None}})
-        is_of_a_run = layer is layers[0] and Path(preset or "").name == "config.yaml"
-        merged = _merge(merged, placed(layer, Path(preset or "").parent) if is_of_a_run else layer)
+        is_first = layer is layers[0]
+        merged = _merge(merged, placed(layer, Path(preset or "").parent) if is_first and is_of_a_run else layer)
     typed = dict(text.partition("=")[::2] for text in overrides)
     files = re.findall(r"[^\[\]{},'\"=]+\.py(?=:)", "=".join(overrides))
     user_code.named.update(Path(file.strip()).expanduser().resolve() for file in files)
@@ -86,7 +88,17 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         plain = _merge(merged, {"rollout": {"dead_by": "reward"}})
         merged = merged if validated(plain, typed).can_drop_by_correct else plain
     config = validated(merged, typed)
+    texts = commands_and_servers(config)
+    user_code.of_runs |= {text for text in texts if is_of_a_run and text.partition("=")[0] not in typed}
+    user_code.named |= {text for text in texts if not is_of_a_run or text.partition("=")[0] in typed}
     return config.warmed_up_in(config.run.dir) if config.is_warmup else config
+
+
+def commands_and_servers(config: Config) -> set[str]:
+    """Return the settings that name a command to run, or a server that may get a key."""
+    keys = ("task.agent", "reward.judge.url", "teacher.url", "rollout.vllm.urls", "rollout.vllm.python")
+    values = ((key, attrgetter(key)(config)) for key in keys)
+    return {f"{key}={one}" for key, value in values for one in (value if isinstance(value, tuple) else [value])}
 
 
 def validated(values: Mapping[str, Any], typed: Mapping[str, str] | None = None) -> Config:

@@ -13,6 +13,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from trainer.errors import ConfigError
+from trainer.machine.user_code import must_be_named
 from trainer.machine.visible import named_as_keys, without_keys
 
 LONGEST_WAIT_S = 120.0  # a request is not repeated if the server asks for a longer wait
@@ -103,9 +104,11 @@ def seconds_of(retry_after: str | None) -> float:
     return 0.0
 
 
-def read_key(variable: str) -> str:
-    """Return the key in an environment variable, and keep it out of messages. h11 would quote an invalid key."""
-    key = os.environ.get(variable, "").strip()
+def read_key(variable: str, setting: str = "") -> str:
+    """Return the key in an environment variable, and keep it out of messages. h11 would quote an invalid key. Raise
+    ConfigError if there is one, and the server that `setting` names is not one of the command."""
+    if key := os.environ.get(variable, "").strip():
+        must_be_named(setting)
     named_as_keys.add(variable)
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(variable, "the key has characters that HTTP headers do not allow", "Set the variable again")

@@ -7,6 +7,7 @@ import inspect
 import io
 import os
 import resource
+import shlex
 import signal
 import sys
 import threading
@@ -41,8 +42,9 @@ OF_TORCH |= {"_C._get_mkldnn_enabled": "True", "_C._get_cudnn_enabled": "True"}
 MODULE = "octet_custom_"  # prefix of the names of user modules
 
 given: dict[str, Callable[..., Any]] = {}  # functions of a Python session, by the setting that names their copy
-of_runs: set[Path] = set()  # code in run folders, named by the settings of those runs
-named: set[Path] = set()  # code that the current command names
+# Settings of the current command, and code that it names; and those that only the folders of runs name, which may be
+# somebody else's. They are paths of code, and settings such as `reward.judge.url=...`.
+named, of_runs = set[Path | str](), set[Path | str]()
 
 
 class Call(threading.Thread):
@@ -179,14 +181,19 @@ def find(key: str, setting: str) -> Path:
     return path
 
 
+def must_be_named(setting: str, code: Path | None = None) -> None:
+    """Raise ConfigError for code, a command or a server that only the folder of a run names."""
+    if (code or setting) in of_runs - named:
+        reason = "it is from the folder of a run, which somebody else may have made"
+        raise ConfigError(setting, reason, f"Read it; the command uses it if it has {shlex.quote(setting)}")
+
+
 def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callable[..., Any]:
     """Import the file in a setting such as `my_rewards.py:score` and return the function."""
     if setting in given:
         return given[setting]
     path, name = find(key, setting), setting.rpartition(":")[2]
-    if path in of_runs - named:
-        reason = "this code is in the folder of a run, which somebody else may have made"
-        raise ConfigError(f"{key}={setting}", reason, f"Read it; the command runs it if it has {key}={setting}")
+    must_be_named(f"{key}={setting}", path)
     spec = importlib.util.spec_from_file_location(f"{MODULE}{path.stem}_{zlib.crc32(os.fsencode(path)):08x}", path)
     assert spec is not None, "the settings require a .py file"
     assert spec.loader is not None, "a .py file has one"

@@ -181,7 +181,7 @@ class Client:
         self.budget = Budget(settings.max_requests, settings.max_tokens, folder and folder / "judge.json")
         self.cache = Cache(settings.cache.expanduser()) if settings.cache else None
         self.last_failure = ""
-        self._key = read_key(settings.key_env)
+        self._key = read_key(settings.key_env, f"reward.judge.url={settings.url}")
         self._not_before = 0.0  # until then all threads wait, because the endpoint is busy
 
     def ask(

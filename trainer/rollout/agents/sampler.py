@@ -17,10 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle, groupby, islice
+from pathlib import Path
 from typing import Any
 
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError, TrainingError
+from trainer.machine import user_code
 from trainer.machine.visible import visible
 from trainer.plan.planner import PREFILL_TOKENS
 from trainer.problem.environment import is_number
@@ -45,6 +47,9 @@ class Agents:
     """Starts agents, and receives their calls and results."""
 
     def __init__(self, setting: str, say: Say) -> None:
+        path, _, name = setting.rpartition(":")
+        code = Path(path).resolve() if path.endswith(".py") and name.isidentifier() else None
+        user_code.must_be_named(f"task.agent={setting}", code)
         self.setting, self.say = setting, say
         self.inbox: queue.SimpleQueue[Call | Mapping[str, Any]] = queue.SimpleQueue()
         self.at_work: dict[int, Conversation] = {}

@@ -39,7 +39,7 @@ class Server:
         self.process = process  # None if this rank has not started the server
         self.base = ""  # the server's name for the base model; the caller of `describe` sets this and `max_model_len`
         self.max_model_len: int | None = None
-        self._key = read_key(KEY)
+        self._key = read_key(KEY, self.where)
 
     def get(self, path: str) -> Any:
         return self._json(path, None, TIMEOUT_S)

@@ -14,6 +14,7 @@ from typing import Any
 from trainer.config.settings import SERVED_RANKS
 from trainer.errors import ConfigError, TrainingError
 from trainer.machine import disk, hardware
+from trainer.machine.user_code import must_be_named
 from trainer.ranks import distributed
 from trainer.records import Sampling
 from trainer.rollout.collect import SamplingContext
@@ -79,13 +80,16 @@ def start(context: SamplingContext) -> list[ServerProcess]:
 def _start_all(context: SamplingContext) -> list[ServerProcess]:
     settings = context.config.rollout.vllm
     python, size = str(settings.python or sys.executable), settings.tensor_parallel
+    if Path(os.path.abspath(python)).is_relative_to(context.folder.absolute()):
+        must_be_named(f"rollout.vllm.python={python}")
     _must_have_vllm(python)
     shares = [settings.devices[first : first + size] for first in range(0, len(settings.devices), size)] or [()]
     command = [python, *arguments(context)]
     # A folder with only the modules that a server imports, because our packages would hide its own. The copies have
     # longer names, because a module named worker could hide another one.
     modules = context.folder.resolve() / "vllm_modules"
-    modules.mkdir(exist_ok=True)
+    disk.remove(modules)  # which somebody else may have filled
+    modules.mkdir()
     for name in OF_A_SERVER:
         disk.replace(modules / f"vllm_{name}.py", Path(__file__).with_name(f"{name}.py").read_bytes())
     logs = [context.folder / f"vllm-{number}.log" for number in range(len(shares))]
