@@ -131,6 +131,7 @@ def test_settings_of_correct_length_and_repetition():
     assert value("correct", "The answer is 12.", "reward.answer=lenient") == 1.0
     assert value("length", "xx", "reward.length_band=[1, 2]") == 1.0
     assert value("repetition", "a a", "reward.repetition_words=1") == pytest.approx(-0.5)
+    assert value("repetition", "a a", "reward.repetition_words=999999999") == 0.0  # at once, and in little memory
 
 
 def test_the_reward_is_the_weighted_sum_of_which_a_missing_part_leaves_nothing_unless_it_does_not_count():

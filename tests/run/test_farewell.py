@@ -23,6 +23,7 @@ OWN = ["task.name=records", "task.path=my own.csv", "reward.custom=mine.py:brief
 OF_THE_SMALL_RUN = ["prompt.style=chat", "run.steps=4", "run.merge=false", "run.dir=it", "eval.problems=16"]
 OF_THE_SMALL_RUN += ["algorithm.lr=1e-3", "lora.r=8", "rollout.problems=4", "optim.tokens_per_micro_batch=4096"]
 OF_THE_SMALL_RUN += ["teacher.adapter=it", "rollout.vllm.urls=http://node1:30000", "rollout.ahead=1"]
+OF_A_TEACHER = ["teacher.name=nano", "teacher.form=loss", "algorithm.kl.coef=1", "algorithm.kl.estimator=k2"]
 
 
 def ending(folder, capsys, *overrides) -> list[str]:
@@ -32,13 +33,16 @@ def ending(folder, capsys, *overrides) -> list[str]:
     return capsys.readouterr().out.strip().splitlines()
 
 
-@pytest.mark.parametrize("overrides", [(), OWN, [*OWN, *OF_THE_SMALL_RUN], [*OWN, "prompt.style=boxed", "run.steps=4"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [(), OF_A_TEACHER, OWN, [*OWN, *OF_THE_SMALL_RUN], [*OWN, "prompt.style=boxed", "run.steps=4"]],
+)
 def test_the_command_for_a_card_has_the_settings_of_the_task_and_none_of_the_small_run(tmp_path, capsys, overrides):
     said = ending(tmp_path, capsys, *overrides)
     assert len(said) <= 10
     command = said[-5].strip()
     assert "'\"'\"'" not in command
-    kept = [*OWN, "prompt.style=boxed"] if "prompt.style=boxed" in overrides else OWN if overrides else []
+    kept = [*OWN, "prompt.style=boxed"] if "prompt.style=boxed" in overrides else OWN if OWN[0] in overrides else []
     start, *settings = shlex.split(command.partition(" --preset 8gb")[2]) or [""]
     assert sorted([start, *settings] if start else []) == sorted(kept)
 

@@ -130,7 +130,7 @@ def overlong(reading: Reading, rules: Rules) -> float | None:
 def repetition(reading: Reading, rules: Rules) -> float:
     """Return minus the share of the phrases of `repetition_words` words that have occurred before."""
     words, size = reading.completion.text.lower().split(), rules.settings.repetition_words
-    phrases = list(zip(*(words[start:] for start in range(size))))
+    phrases = [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
     return len(set(phrases)) / len(phrases) - 1.0 if phrases else 0.0
 
 

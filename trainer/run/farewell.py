@@ -164,7 +164,8 @@ def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list
     elif config.model.name == "nano":
         preset, _ = choose_preset(hardware.detect())
         preset, settings = "8gb" if preset == "nano" else preset, flat(config.model_dump(mode="json"))
-        fits_nano = re.compile(OF_NANO).fullmatch
+        of_teacher = r"|algorithm\.kl\..*" * (config.teacher.form == "loss")  # they weigh it
+        fits_nano = re.compile(OF_NANO + of_teacher).fullmatch
         own = {one.key for one in repeat.changes(settings, "nano") if one[::2] != ("prompt.style", "chat")}
         changes = [one for one in repeat.changes(settings, preset) if one.key in own and not fits_nano(one.key)]
         start = _start(request, preset, repeat.written(changes))
