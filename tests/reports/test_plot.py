@@ -30,7 +30,9 @@ def test_the_four_charts_and_their_curves(finished):
     assert [value.step for value in charts[0].curves[1].values] == [0, 3, 6]
     assert all(value.low < value.middle < value.high for value in charts[0].curves[1].values)
     assert [value.step for value in charts[1].curves[0].values] == [1, 2, 3, 4, 5, 6]
-    titles = [chart.title for chart in charts_of(groups_of([read_run(finished)]), "details")]
+    extremes, *others = charts_of(groups_of([read_run(finished)]), "details")
+    assert [curve.name for curve in extremes.curves] == ["lowest", "highest"]
+    titles = [chart.title for chart in others]
     assert "KL to the reference, a token" not in titles  # which is not logged
     assert titles == ["loss", "norm of the gradient", "seconds of a step", "memory at its peak, GB"]
 

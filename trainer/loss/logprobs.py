@@ -157,12 +157,14 @@ def _score_chunk(
         slope_NV = slope_NV if cap_slope_NV is None else slope_NV * cap_slope_NV
         return head.to_hidden(slope_NV.to(hidden_NH.dtype)) * (head.scale / temperature)
 
+    entropy_slope_NV = None
     if wants_entropy_slope:
-        slope_NV = (logits_NV - normaliser_N1).add_(entropy_N1).mul_(probabilities_NV).neg_()
-        results.append(through_the_head(slope_NV))
+        entropy_slope_NV = (logits_NV - normaliser_N1).add_(entropy_N1).mul_(probabilities_NV).neg_()
     if wants_slope:
         slope_NV = probabilities_NV.neg_().scatter_add_(-1, targets_N[:, None], torch.ones_like(chosen_N1))
-        results.insert(2, through_the_head(slope_NV))
+        results.append(through_the_head(slope_NV))
+    if entropy_slope_NV is not None:
+        results.append(through_the_head(entropy_slope_NV))
     return tuple(results)
 
 

@@ -67,6 +67,7 @@ CHARTS: dict[str, dict[str, list[Series]]] = {
         "entropy of a token": [Series("entropy", "entropy")],
     },
     "details": {
+        "reward of an answer": [Series("lowest", "reward/min"), Series("highest", "reward/max")],
         "KL to the reference, a token": [Series("KL", "kl")],
         "loss": [Series("loss", "loss")],
         "norm of the gradient": [Series("norm", "grad_norm")],
