@@ -37,6 +37,12 @@ def test_answers_with_other_limits_are_not_generated_beyond_the_context(tokenize
     assert [[len(one.tokens) for one in groups[index]] for index in range(2)] == [[5, 5], [36, 36]]
 
 
+@pytest.mark.parametrize("kind", ["mamba", "gemma4_text"])
+def test_a_row_is_counted_where_a_model_has_no_heads_or_some_of_two_sizes(kind):
+    config = AutoConfig.for_model(kind)
+    assert limits.row_bytes(config, places=768, item=2) >= 12 * config.vocab_size
+
+
 def test_prompts_of_other_lengths_are_generated_apart_if_the_model_reads_padding(tokenizer):
     sizes = {"hidden_size": 32, "lru_width": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 480}
     torch.manual_seed(0)
