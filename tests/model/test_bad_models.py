@@ -116,8 +116,12 @@ def test_a_base_model_without_a_template_and_an_end_is_asked_in_plain_text(folde
     have_no_end(folder)
     tokenizer, model = start(folder, f"prompt.style={style}")
     config = resolve("nano", None, [f"prompt.style={style}"])
-    assert Prompter(tokenizer, config.prompt, make_task(config.task)).stop_strings
-    assert stop_tokens(tokenizer, model) == [tokenizer.get_vocab()["<|endoftext|>"]]
+    prompter = Prompter(tokenizer, config.prompt, make_task(config.task))
+    assert prompter.stop_strings
+    stops = stop_tokens(tokenizer, model)
+    assert stops == [tokenizer.get_vocab()["<|endoftext|>"]] == [end_token(prompter, stops)]
+    with refuses("model.name", ModelError, names="eos_token"):
+        end_token(prompter, [])
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "~/model.gguf"])

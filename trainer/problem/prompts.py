@@ -390,4 +390,7 @@ def end_token(prompter: Prompter, stop_tokens: Collection[int]) -> int:
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
         if closing := [token for token in tokens if token in stop_tokens][-1:]:
             return int(closing[0])
-    return int(tokenizer.eos_token_id)
+    if tokenizer.eos_token_id is None and not stop_tokens:
+        reason = f"the tokenizer of {tokenizer.name_or_path} has no token that ends a text, which a solution needs"
+        raise ModelError("model.name", reason, "Write its eos_token into its tokenizer_config.json")
+    return int(min(stop_tokens) if tokenizer.eos_token_id is None else tokenizer.eos_token_id)
