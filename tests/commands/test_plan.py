@@ -38,7 +38,7 @@ def test_the_table_says_what_where_and_whether(capsys):
         assert term in words
     assert "it fits: " in words
     assert "most of it is weights, 3.44 GB" in words
-    assert "optimizer offload saves 0.21 GB, because LoRA trains little" in words
+    assert "optimizer offload saves 0.21 GB of the card" in words
     assert "the most that fits" in words
 
 

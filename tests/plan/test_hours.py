@@ -121,10 +121,11 @@ def test_what_is_between_layers_and_the_optimizer_states_move_through_memory():
 def test_a_run_has_its_steps_and_evaluations():
     one = duration()
     assert one.evaluation == pytest.approx(one._sampling(4, 1))
-    assert one.run(10) == pytest.approx(10 * one.step + 3 * one.evaluation)  # of base, trained and merged model
-    assert duration("run.merge=false").run(10) == pytest.approx(10 * one.step + 2 * one.evaluation)
-    assert duration("eval.every=5").run(10) == pytest.approx(10 * one.step + 4 * one.evaluation)
-    assert duration("eval.problems=0").run(10) == pytest.approx(10 * one.step)
+    steps = 10 * (one.rollout + one.update)
+    assert one.run(10) == pytest.approx(steps + 3 * one.evaluation)  # of base, trained and merged model
+    assert duration("run.merge=false").run(10) == pytest.approx(steps + 2 * one.evaluation)
+    assert duration("eval.every=5").run(10) == pytest.approx(steps + 4 * one.evaluation)
+    assert duration("eval.problems=0").run(10) == pytest.approx(steps)
 
 
 def test_the_steps_of_a_run_correct_what_is_computed():

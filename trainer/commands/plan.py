@@ -294,9 +294,9 @@ def answer(question: Question) -> Iterator[str | Text]:
         f"RAM: {plan.ram_peak / GB:.1f} GB {'for each machine' if question.options.nodes > 1 else here} ({parts})",
         "" if question.ram_fits else Text.assemble(", ", ("more than this machine has", "bold red")),
     )
-    little, time = ", because LoRA trains little" if placement.config.lora.enabled else " of the card", question.time
-    yield f"optimizer offload saves {placement.state / GB:.2f} GB{little}"
+    yield f"optimizer offload saves {placement.state / GB:.2f} GB of the card"
     yield from _limits(placement)
+    time = question.time
     yield f"time: {time or 'not known for this machine; name a --card, or an earlier run with --like'}"
     if time and (shorter := hours.shorter(time)):
         yield f"  {shorter}"

@@ -69,10 +69,6 @@ class Duration:
     ratio: Ratio = AS_COMPUTED
     rounds: int = 1  # how often a step samples: once, and again for each of `rollout.refills`
 
-    @property
-    def step(self) -> float:
-        return self.rollout + self.update
-
     def run(self, steps: int) -> float:
         """Return the seconds of all steps and evaluations, including a warm-up, which may be the whole run."""
         config = self.planner.config
@@ -88,7 +84,7 @@ class Duration:
         settings, merged = self.planner.config.eval, self.planner.config.merges
         between = (steps - 1) // settings.every if settings.every else 0
         sampled = 2 * settings.samples + 1 if settings.samples and not self.planner.config.is_warmup else 0
-        return steps * self.step + (2 + merged + between + sampled) * self.evaluation
+        return steps * (self.rollout + self.update) + (2 + merged + between + sampled) * self.evaluation
 
     @cached_property
     def rollout(self) -> float:
@@ -296,9 +292,8 @@ def at_start(config: Config, first_step: int, total_steps: int, world_size: int)
 
 def shorter(time: Estimate) -> str:
     """Return a suggestion that makes a long run shorter; "" for a short run."""
-    if time.about <= LONG or not time.steps:
-        return ""
-    return f"run.steps={max(1, int(time.steps * EVENING / time.about))} would take about {EVENING:g} h"
+    steps = int((time.steps or 0) * EVENING / time.about) if time.about > LONG else 0
+    return f"run.steps={steps} would take about {EVENING:g} h" if steps else ""
 
 
 def _like(like: RunFiles, planner: Planner, card: str | None) -> Duration:

@@ -130,11 +130,12 @@ class Placement(Planner):
         for placement in (self, replace(self, config=changed(self.config, adapter))):
             if found := placement.search():
                 return f"What fits: {' '.join(difference(self.config, found))}"
-        for name in CHOICES:
+        for name in () if self.teacher else CHOICES:  # of another family, which could not learn from the teacher
             shape = shape_of(name)
             if shape.parameters < self.shape.parameters and (found := replace(self, shape=shape).search()):
                 return f"What fits: {' '.join([f'model.name={name}', *difference(self.config, found)])}"
-        return "Write --preset nano, or a smaller model.name."
+        others = ("teacher.quantize=nf4", "teacher") if self.teacher else ("--preset nano", "model")
+        return "Write {}, or a smaller {}.name.".format(*others)
 
     def grown(self, config: Config) -> Config:
         """Return `config` with settings that use the rest of the card. If the settings of this placement do not fit,
