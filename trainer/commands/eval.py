@@ -134,7 +134,7 @@ def _refuse_another_base(source: Source, model: Model, is_named: bool) -> None:
         print(f"octet: warning: {warning}", file=sys.stderr)
     elif not is_base:
         reason = f"it was trained over {base or 'a model without a name'}, not over model.name={model.name}"
-        remedy = f"Write --model {base or 'and its base'}, or leave --preset out"
+        remedy = f"Write --model {base or 'and its base'}, or correct the name of its base in its adapter_config.json"
         raise CheckpointError(f"--adapter {source.folder}", reason, remedy)
 
 

@@ -50,7 +50,8 @@ def find_adapters(config: Config) -> None:
         if source.is_over(model) is False:
             base = visible(source.base)
             reason = f"it was trained over {base}, not over {model.name}"
-            raise ModelError(f"{key}={folder}", reason, f"Write {of_base}={base}")
+            remedy = f"Write {of_base}={base}, or correct that name in its adapter_config.json"
+            raise ModelError(f"{key}={folder}", reason, remedy)
 
 
 def find_data(data: HubSet, task: TaskSettings) -> bool:
