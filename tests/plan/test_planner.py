@@ -215,8 +215,11 @@ def plan_of(
 
 @pytest.mark.parametrize(
     "settings",
-    [Lora(targets="attention"), Lora(r=8), Lora(targets=("q_proj", "down_proj"), r=3), Lora(dora=True)],
-    ids=["attention", "all", "two", "dora"],
+    [
+        *(Lora(targets="attention"), Lora(r=8), Lora(targets=("q_proj", "down_proj"), r=3), Lora(dora=True)),
+        Lora(targets=("q_proj", "lm_head", "embed_tokens"), dora=True),
+    ],
+    ids=["attention", "all", "two", "dora", "ends"],
 )
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B", "meta-llama/Llama-3.2-1B"])
 def test_weights_and_adapter_to_the_byte(name, settings):
@@ -477,6 +480,7 @@ WHOLE_15B, WHOLE_3B = (["lora.enabled=false", f"model.name=Qwen/Qwen2.5-{size}B"
         (["8gb", "lora.enabled=false"], 80, 16, "engine.ds_config", ": =zero2"),
         (["24gb", SEVEN], 24, 10, "model.name", ": model.quantize=nf4"),
         (["24gb", SEVEN], 24, 1, "model.name", "smaller"),
+        (["8gb", "teacher.name=Qwen/Qwen3-4B", "algorithm.loss=cispo"], 8.6, 64, "model.name", "teacher.quantize=nf4"),
         (["8gb"], None, 16, "model.name", "1.7 B"),  # on a CPU, unless it is meant
         (["8gb", "model.dtype=bf16"], None, 16, "model.name", None),
         (["8gb", "model.name=somebody/else"], None, 16, "model.name", None),

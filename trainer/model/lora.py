@@ -19,6 +19,7 @@ from peft.tuners.lora import LoraLayer, ParamWrapper
 from safetensors import SafetensorError
 from torch import Tensor
 
+from trainer.config.sections.model import ATTENTION
 from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, MergeError, ModelError
 from trainer.machine import disk, manifest
@@ -30,7 +31,6 @@ from trainer.model.load import LONGEST_REASON, reason_of
 ADAPTER = "default"  # PEFT's name for the first adapter
 TEACHER = "teacher"  # a second adapter over the same base, which is never trained
 SLOW = "PEFT would multiply out the adapters of all experts in each pass: sampling a token takes 5 to 11 times as long"
-ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # in which PEFT refuses to adapt out_proj
 
 
@@ -76,7 +76,7 @@ def _targets(model: Any, settings: Lora) -> str | list[str]:
         routers = [part for part in linear.values() if type(part).__name__.endswith("Router")]  # return several values
         others = (name for name, part in linear.items() if part not in [head, *routers])
         return sorted(name for name in others if name.rpartition(".")[2] not in reserved)
-    targets = list(settings.targets) if isinstance(settings.targets, tuple) else ATTENTION
+    targets = list(settings.targets) if isinstance(settings.targets, tuple) else [*ATTENTION]
     parts = {f".{part}" for name in experts for part in (name, name.rpartition(".")[0])}
     if any(name.endswith(f".{target}") for name in parts for target in targets):
         raise ConfigError(f"lora.targets={','.join(targets)}", SLOW, "Write lora.targets=all, which leaves them out")

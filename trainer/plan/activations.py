@@ -111,9 +111,7 @@ def forward_bytes(shape: Shape, work: Work, item: int, targets: Collection[str])
     return max(peaks)
 
 
-def head_bytes(shape: Shape, edges: float, item: int, learns: bool, wants_entropy: bool) -> float:
-    """Return the bytes of a chunk of logits, its probabilities and their product, and of a trained output layer's
-    gradient."""
+def head_bytes(shape: Shape, edges: float, learns: bool, wants_entropy: bool) -> float:
+    """Return the bytes of a chunk of logits, its probabilities and their product, and of gradients if it learns."""
     logits = FLOAT * shape.vocabulary * min(edges, max(1, CHUNK_BYTES // (FLOAT * shape.vocabulary)))
-    copies = 3 + shape.family.is_capped + wants_entropy
-    return copies * logits + (shape.embedding * item + 2 * logits if learns else 0)
+    return (3 + shape.family.is_capped + wants_entropy + 2 * learns) * logits

@@ -15,6 +15,7 @@ from functools import cached_property
 from math import ceil, inf, prod
 
 from trainer.config import ds_config
+from trainer.config.sections.model import ATTENTION, ENDS
 from trainer.config.settings import Config, Teacher
 from trainer.errors import ModelError
 from trainer.model.shapes import Block, Linear, Shape, adapter_shapes, shape_of
@@ -42,7 +43,6 @@ ITEMS = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4}  # bytes of a number
 # bytes of a weight: four bits, a byte for each 64 weights, and a float for each 256 of these bytes
 NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)
 ADAM = {"adamw": 8, "adamw_8bit": 2.04}  # bytes of the moments of each trained parameter
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 Terms = dict[str, int]
 Sizes = dict[str, float]
@@ -155,7 +155,9 @@ class Planner:
 
     @cached_property
     def adapted(self) -> list[Linear]:
-        return [linear for linear in self.shape.linears if linear.name in self.targets]
+        hidden, tokens = self.shape.hidden, self.shape.vocabulary
+        ends = (Linear("embed_tokens", tokens, hidden, False), Linear("lm_head", hidden, tokens, False))
+        return [linear for linear in (*self.shape.linears, *ends) if linear.name in self.targets]
 
     @cached_property
     def trained(self) -> int:
@@ -163,7 +165,8 @@ class Planner:
         if not lora.enabled:
             return self.shape.parameters
         sizes = {part: lora.r * (part.inputs + part.outputs) + part.outputs * lora.dora for part in self.adapted}
-        return round(self.shape.total(lambda block: sum(sizes.get(part, 0) for part in block.linears)))
+        of_ends = sum(size for part, size in sizes.items() if part.name in ENDS)
+        return round(of_ends + self.shape.total(lambda block: sum(sizes.get(part, 0) for part in block.linears)))
 
     @cached_property
     def weights(self) -> float:
@@ -277,7 +280,7 @@ class Planner:
     def passing(self, targets: Collection[str]) -> Sizes:
         """Return the bytes, weights excluded, of a forward pass without gradients over the largest micro-batch."""
         inside = forward_bytes(self.shape, self.work, self.item, targets) + self._dequantised
-        head = head_bytes(self.shape, self.work.edges, self.item, learns=False, wants_entropy=False)
+        head = head_bytes(self.shape, self.work.edges, learns=False, wants_entropy=False)
         return _larger(inside, self.work.edges * self.shape.hidden * self.item, head)
 
     # load
@@ -316,8 +319,8 @@ class Planner:
     @cached_property
     def decodes(self) -> bool:
         """True if Octet's decoder samples, rather than model.generate, a server or vLLM in this process."""
-        rollout, others = self.config.rollout, ("hf", "vllm_colocate")
-        return self.shape.family.decodes and not rollout.uses_servers and rollout.engine not in others
+        rollout, can_decode = self.config.rollout, self.shape.family.decodes and "embed_tokens" not in self.targets
+        return can_decode and not rollout.uses_servers and rollout.engine not in ("hf", "vllm_colocate")
 
     @property
     def _vllm_here(self) -> Sizes:
@@ -365,6 +368,7 @@ class Planner:
         parts, budget, copied = Counter[tuple[Linear, ...]](), self._free / SPARE, 0.0
         for block in self.shape.blocks:
             parts.update(dict.fromkeys(block.projections, block.count))
+        parts.update((linear,) for linear in self.adapted if linear.name == "lm_head")
         adapted = {part: any(linear in self.adapted for linear in part) for part in parts}
         weights = {part: sum(linear.weights for linear in part) for part in parts}
         for part in sorted(parts, key=lambda part: (not adapted[part], weights[part])):
@@ -415,7 +419,7 @@ class Planner:
     def _through_a_block(self, tokens: int) -> float:
         """Return the bytes of a pass through a block of the decoder: hidden states and the larger of its two halves."""
         shape = self.shape
-        outputs = max((linear.outputs for linear in self.adapted), default=0)
+        outputs = max((linear.outputs for linear in self.adapted if linear.name not in ENDS), default=0)
         adapters = 0 if self.copies or self.eight_bits else 3 * outputs
         inside = max(max(2 * (block.queries + block.keys), block.mlp, block.mixed) for block in shape.blocks)
         return tokens * (2 * shape.hidden + inside + adapters) * self.item
@@ -496,7 +500,8 @@ class Planner:
         else:
             kept += shape.total(saved.__getitem__)
         entropy, regularises = bool(config.algorithm.entropy_bonus), bool(config.algorithm.gradreg.strength)
-        head = head_bytes(shape, work.edges, self.item, not config.lora.enabled, entropy)
+        head = head_bytes(shape, work.edges, not config.lora.enabled or "lm_head" in self.targets, entropy)
+        head += 0 if config.lora.enabled else shape.embedding * self.item  # the gradient of the output layer
         gradients = {
             "gradients": self.trained * (FLOAT if regularises else self.item),
             # in fp32: the parameters, the displaced parameters, the first gradient, and the sum of the second one

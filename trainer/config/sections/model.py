@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.base import Section
 
-UNSERVED = ("lm_head", "embed_tokens")  # layers whose adapters vLLM serves for a few models only
+ENDS = ("lm_head", "embed_tokens")  # vLLM serves their adapters for a few models only
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")  # the last one computes the first three of Phi
 _named_here = BeforeValidator(lambda targets: "all" if targets == "all-linear" else targets)  # PEFT's name for `all`
 
 
@@ -81,7 +82,7 @@ class Lora(Section):
     def unserved_targets(self) -> list[str]:
         """Return the targets that vLLM does not serve. PEFT identifies a layer by the end of its name."""
         named = self.targets if isinstance(self.targets, tuple) else ()
-        return [name for name in named if name.rpartition(".")[2] in UNSERVED]
+        return [name for name in named if name.rpartition(".")[2] in ENDS]
 
     def without_layer(self, missing: Sequence[str], layers: Sequence[str]) -> str:
         """Return an error message about targets that are no layers of the model, whose linear ones are `layers`."""
