@@ -191,5 +191,5 @@ def test_an_adapter_of_other_layers_is_refused_before_the_evaluation(run_folder,
     assert status == 2
     assert f"it was trained over some/model; is model.name={foreign_model} the same?" in error
     assert f"{tmp_path}/adapter: it does not fit {foreign_model} (" in error
-    assert "It was trained over some/model: name that base." in error
+    assert "It was trained over some/model: name that base," in error
     assert not (tmp_path / "o").exists()

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import refuses
-from tests.rollout.test_decoder import move_adapter
+from tests.rollout.test_decoder import family, move_adapter
 from trainer.config.settings import Lora, Optim
 from trainer.errors import CheckpointError
 from trainer.model import lora
@@ -68,13 +68,9 @@ def test_a_teacher_beside_the_adapter_computes_only_where_it_is_asked(tiny_model
     assert all("mlp" not in name for name in peft.utils.load_peft_weights(str(tmp_path / "written")))
 
 
-def test_a_teacher_that_replaces_what_the_policy_has_to_keep_is_refused(tiny_model, tmp_path):
-    apart = AutoModelForCausalLM.from_pretrained(tiny_model)
-    options = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["norm"], task_type="CAUSAL_LM")
-    peft.get_peft_model(apart, options).save_pretrained(tmp_path)
-    model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora())
-    with refuses("teacher.adapter", CheckpointError, names="octet merge"):
-        lora.add_teacher(model, tmp_path)
+def test_the_attention_of_phi_is_adapted_in_its_joined_projection():
+    names = lora.trainable(lora.add_adapter(family("phi3"), Lora(targets="attention")))
+    assert {name.partition(".lora_")[0].rpartition(".")[2] for name in names} == {"qkv_proj", "o_proj"}
 
 
 # ---------------------------------------------------------------- an adapter that is trained further

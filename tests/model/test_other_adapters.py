@@ -3,6 +3,7 @@
 import json
 import shutil
 from argparse import ArgumentParser
+from contextlib import nullcontext
 
 import peft
 import pytest
@@ -28,11 +29,22 @@ KINDS = {
     "layers": {"target_modules": ["o_proj"], "layers_to_transform": [1], "layers_pattern": "layers"},
     "regex": {"target_modules": r".*\.self_attn\.(q|k)_proj", "use_rslora": True},  # as Unsloth writes it
     "bias": {"target_modules": ["q_proj"], "bias": "lora_only"},
+    "both ends": {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},  # PEFT stores these weights as well
 }
 
 
 def base(folder):
     return AutoModelForCausalLM.from_pretrained(folder)
+
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{text}")
+    for text in (
+        "Model has `tie_word_embeddings=True`",
+        "The following rank_pattern",
+        "Setting `save_embedding_layers`",
+    )
+]
 
 
 @pytest.fixture
@@ -51,7 +63,6 @@ def adapter(tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`", "ignore:The following rank_pattern")
 def test_it_computes_the_same_here_and_merged(tiny_model, tmp_path, adapter, kind):
     folder, expected = adapter(**KINDS[kind])
     assert (expected - base(tiny_model)(TOKENS).logits).abs().max() > 1e-3
@@ -66,6 +77,29 @@ def test_a_whole_layer_that_is_missing_is_an_error(tiny_model, adapter):
     save_file({name: value for name, value in load_file(file).items() if "lora_" in name}, file)
     with refuses(folder, CheckpointError, names="norm.weight"):
         lora.load_adapter(base(tiny_model), folder)
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora"])
+def test_one_over_a_base_that_its_first_values_changed_is_refused(tiny_model, tmp_path, adapter, init):
+    """Its factors are what is added to the rest of each weight, which is stored nowhere."""
+    folder, _ = adapter(target_modules=["q_proj"], init_lora_weights=init)
+    with refuses(folder, CheckpointError, names=f"init_lora_weights={init}"):
+        lora.load_adapter(base(tiny_model), folder)
+    with refuses(f"adapter {folder}", CheckpointError, names="init_lora_weights"):
+        merge.write_merged(Model(name=str(tiny_model)), folder, tmp_path / "whole", "fp32")
+
+
+@pytest.mark.parametrize(("kind", "is_teacher"), [("patterns", True), ("norm", False), ("both ends", False)])
+def test_what_the_section_lora_cannot_say_is_not_trained_further(tiny_model, adapter, kind, is_teacher):
+    options = {**KINDS[kind], "rank_pattern": {}}  # scales alone do not show in the shapes
+    folder, expected = adapter(**options)
+    with refuses("lora.start", CheckpointError, names="octet merge"):
+        lora.add_adapter(base(tiny_model), Lora(r=8, alpha=8, targets=tuple(options["target_modules"]), start=folder))
+    policy = lora.add_adapter(base(tiny_model), Lora())
+    with nullcontext() if is_teacher else refuses("teacher.adapter", CheckpointError, names="octet merge"):
+        lora.add_teacher(policy, folder)
+        with lora.as_teacher(policy):
+            torch.testing.assert_close(policy(TOKENS).logits, expected)
 
 
 @pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed", "ignore:Adapter 'default'")

@@ -31,7 +31,8 @@ from trainer.model.load import LONGEST_REASON, reason_of
 ADAPTER = "default"  # PEFT's name for the first adapter
 TEACHER = "teacher"  # a second adapter over the same base, which is never trained
 SLOW = "PEFT would multiply out the adapters of all experts in each pass: sampling a token takes 5 to 11 times as long"
-MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # in which PEFT refuses to adapt out_proj
+KEEP_BASE = ("True", "False", "None", "gaussian", "eva", "orthogonal", "mica")  # values of init_lora_weights
+MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # they read the weights of some linear layers
 
 
 def experts_of(model: Any) -> list[str]:
@@ -45,7 +46,7 @@ def add_adapter(model: Any, settings: Lora, revision: str | None = None) -> Any:
     shape = {"r": settings.r, "lora_alpha": settings.alpha, "use_rslora": settings.rslora, "use_dora": settings.dora}
     options = peft.LoraConfig(target_modules=_targets(model, settings), task_type="CAUSAL_LM", **shape)
     try:
-        with _without_tying_warnings():
+        with _without_warnings():
             adapted = peft.get_peft_model(model, options, revision=revision)
         if any(isinstance(layer, ParamWrapper) for _, layer in layers(adapted)):
             raise ValueError(SLOW)
@@ -56,7 +57,7 @@ def add_adapter(model: Any, settings: Lora, revision: str | None = None) -> Any:
     if settings.init != "zero":
         _init_pissa(adapted, settings)
     if settings.start is not None:
-        take_values(adapted, settings)
+        take_values(adapted, settings.start)
     return adapted
 
 
@@ -66,12 +67,11 @@ def _targets(model: Any, settings: Lora) -> str | list[str]:
     experts, modules = experts_of(model), dict(model.named_modules())
     linear = {name: part for name, part in modules.items() if isinstance(part, torch.nn.Linear)}
     if settings.targets == "all":
-        is_mamba = model.config.model_type in MAMBAS
-        if not experts and not is_mamba:
-            return "all-linear"
-        reserved = {"out_proj"} if is_mamba else set()
+        reserved = {"out_proj", "dt_proj"} if model.config.model_type in MAMBAS else set()
         if experts:  # PEFT takes all layers with these names for experts
             reserved |= {"gate_proj", "up_proj", "down_proj"}
+        if not reserved:
+            return "all-linear"
         head = model.get_output_embeddings()
         routers = [part for part in linear.values() if type(part).__name__.endswith("Router")]  # return several values
         others = (name for name, part in linear.items() if part not in [head, *routers])
@@ -139,17 +139,15 @@ def load_adapter(model: Any, folder: Path, name: str = ADAPTER, setting: str | N
 
     def no_fit(reason: str) -> CheckpointError:
         trained_over = visible(str(config.get("base_model_name_or_path")))[:LONGEST_REASON]
-        remedy = f"It was trained over {trained_over}: name that base"
+        remedy = f"It was trained over {trained_over}: name that base, or merge it with PEFT if its vocabulary grew"
         return CheckpointError(called, f"it does not fit {base.name_or_path} ({reason})", remedy)
 
     mapping = config["auto_mapping"] if isinstance(config.get("auto_mapping"), dict) else {}  # some adapters lack it
     kind = type(base).__name__
-    needed = str(mapping.get("base_model_class", kind))
-    if needed != kind:
+    if (needed := str(mapping.get("base_model_class", kind))) != kind:
         raise no_fit(f"which is a {kind}, and not a {visible(needed)[:100]}")
     try:
-        with _without_tying_warnings(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Found missing adapter keys")  # raised as an error below
+        with _without_warnings():
             if isinstance(model, peft.PeftModel):
                 model.load_adapter(str(folder), name)
             adapted = model if isinstance(model, peft.PeftModel) else peft.PeftModel.from_pretrained(model, str(folder))
@@ -168,8 +166,8 @@ def add_teacher(model: Any, folder: Path) -> None:
     load_adapter(model, folder, TEACHER, "teacher.adapter")
     base = model.get_base_model()
     ends = (base.get_input_embeddings(), base.get_output_embeddings())
-    if model.peft_config[TEACHER].modules_to_save or any(TEACHER in getattr(end, "scaling", ()) for end in ends):
-        reason = "it changes or replaces layers that the policy has to keep, such as the embedding or the output layer"
+    if replaces_weights(folder) or any(TEACHER in getattr(end, "scaling", ()) for end in ends):
+        reason = "it adapts the embedding or the output layer, or has more than the factors of layers"
         remedy = "Merge it (octet merge), and name the merged model in teacher.name"
         raise CheckpointError(f"teacher.adapter={folder}", reason, remedy)
 
@@ -184,24 +182,25 @@ def as_teacher(model: Any) -> Iterator[None]:
         model.set_adapter(ADAPTER)
 
 
-def take_values(model: Any, settings: Lora) -> None:
+def take_values(model: Any, start: Path) -> None:
     """Give the model's adapter the values of `lora.start`. Raise CheckpointError if their shapes or scales differ."""
-    assert settings.start is not None, "called for an adapter to train further"
-    called = f"lora.start={settings.start}"
-    config, saved = _read(settings.start, called)
+    called = f"lora.start={start}"
+    config, saved = _read(start, called)
     # settings that the weights do not show
     for setting, key in {"alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}.items():
         here, there = getattr(model.peft_config[ADAPTER], key), config.get(key, False)
         if here != there:
             reason = f"it was trained with lora.{setting}={str(there).lower()}, and this run has {str(here).lower()}"
             raise CheckpointError(called, reason, f"Write lora.{setting}={str(there).lower()}")
+    if config.get("rank_pattern") or config.get("alpha_pattern") or replaces_weights(start):
+        reason = "it has a rank_pattern, an alpha_pattern, or more than the factors of layers"
+        raise CheckpointError(called, reason, "Merge it (octet merge), and train the merged model")
     values = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     unlike = sorted(name for name in values.keys() | saved.keys() if _shape(values, name) != _shape(saved, name))
     if unlike:
-        reason = (
-            f"it does not fit this model and the section `lora`: {len(unlike)} of {len(values)} weights differ: "
-            f"{unlike[0]}, with {_shape(saved, unlike[0])} there and {_shape(values, unlike[0])} here"
-        )
+        differ = f"{len(unlike)} of {len(values | saved)} weights differ: {unlike[0]}, with "
+        differ += f"{_shape(saved, unlike[0])} there and {_shape(values, unlike[0])} here"
+        reason = f"it does not fit this model and the section `lora`: {differ}"
         raise CheckpointError(called, reason, "Write the lora.r and lora.targets of its adapter_config.json")
     peft.set_peft_model_state_dict(model, saved)
 
@@ -224,6 +223,9 @@ def _read(folder: Path, called: str) -> tuple[dict[str, Any], dict[str, Tensor]]
     if kind != "LORA":  # for Megatron's, PEFT would import a module that this file names
         reason = f"it is {kind}, and Octet reads only plain LoRA adapters"
         raise CheckpointError(called, reason, "Merge it with PEFT, and name the merged model")
+    if (init := str(config.get("init_lora_weights", True))[:100]) not in KEEP_BASE:
+        reason = f"init_lora_weights={visible(init)} changed the weights of the base that it was trained over"
+        raise CheckpointError(called, reason, "Merge it with PEFT, and name the merged model")
     try:
         values = peft.utils.load_peft_weights(str(folder), device="cpu")
     except (OSError, ValueError, RuntimeError, UnpicklingError, SafetensorError) as error:
@@ -237,8 +239,7 @@ def merged(model: Any, folder: Path) -> Any:
     """Return the base with the adapter added to its weights."""
     adapted = load_untied(model, folder)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")
+        with _without_warnings():
             return adapted.merge_and_unload(safe_merge=True)
     except (RuntimeError, ValueError) as error:  # the base lacks a bias that the adapter has; NaN
         if is_out_of_memory(error):
@@ -261,9 +262,9 @@ def load_untied(model: Any, folder: Path) -> Any:
 
 def replaces_weights(folder: Path) -> bool:
     """Return True if an adapter has more than the factors of layers, so that PEFT has to merge the whole model."""
-    config = read_json(f"adapter {folder}", folder / "adapter_config.json")
-    parts = ("modules_to_save", "trainable_token_indices", "target_parameters", "lora_bias")
-    return any(config.get(part) for part in parts) or config.get("bias", "none") != "none"
+    config, saved = _read(folder, f"adapter {folder}")
+    is_more = config.get("target_parameters") or config.get("lora_bias")
+    return bool(is_more) or any("lora_" not in name for name in saved)
 
 
 def _tied_weight(model: Any) -> Any:
@@ -302,10 +303,11 @@ USAGE_OF_TEXT = r"""Its base is a {kind}, and it adapts the text model in it:
 
 
 @contextmanager
-def _without_tying_warnings() -> Iterator[None]:
-    """Silence PEFT's warning of adapted layers that share a weight, because `merged` unties such layers."""
+def _without_warnings() -> Iterator[None]:
+    """Silence PEFT's warnings of tied layers, which `load_untied` unties, and of missing weights, which are errors."""
+    texts = ("Model has `tie_word_embeddings=True`", "Input and output embeddings", "Found missing adapter keys")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True` and a tied layer")
+        warnings.filterwarnings("ignore", message="|".join(texts))
         yield
 
 
@@ -346,5 +348,4 @@ def trainable(model: Any) -> dict[str, Tensor]:
 
 def fingerprint(model: Any) -> float:
     """Return a number that changes with the trained parameters, to detect whether an update has changed anything."""
-    with torch.no_grad():
-        return sum(float(part.double().abs().sum()) for part in model.parameters() if part.requires_grad)
+    return sum(float(value.double().abs().sum()) for value in trainable(model).values())

@@ -95,7 +95,8 @@ class Weights(Mapping[str, Tensor]):
                 for name in weights.keys():  # noqa: SIM118  it is no dictionary
                     part = weights.get_slice(name)
                     facts = torch.Size(part.get_shape()), BYTES.get(part.get_dtype())
-                    stored[_in_text_model(name)] = file, name, *facts
+                    text = (re.sub(*parts, name) for parts in TEXT_PART.items() if re.match(parts[0], name))
+                    stored[next(text, name)] = file, name, *facts  # files of multimodal models have other names
         for name, shape in self.shapes.items():
             entry = next((stored[alias] for alias in self._names_of(name, was_tied) if alias in stored), None)
             if entry is None or entry[2] != shape or entry[3] is None:
@@ -177,11 +178,6 @@ def stored_weights(settings: Model, adapter: Path | None, dtype: torch.dtype | N
     adapted = lora.load_untied(model, adapter) if adapter else model
     weights = Weights(adapted, dtype)
     return weights if weights.find(folder, was_tied) else None
-
-
-def _in_text_model(stored: str) -> str:
-    """Return the name that a weight has in the text model. In files of multimodal models it differs."""
-    return next((re.sub(*parts, stored) for parts in TEXT_PART.items() if re.match(parts[0], stored)), stored)
 
 
 def _weightless(folder: Path) -> Any:

@@ -50,8 +50,7 @@ def find_adapters(config: Config) -> None:
         if source.is_over(model) is False:
             base = visible(source.base)
             reason = f"it was trained over {base}, not over {model.name}"
-            remedy = f"Write {of_base}={base}, or correct that name in its adapter_config.json"
-            raise ModelError(f"{key}={folder}", reason, remedy)
+            raise ModelError(f"{key}={folder}", reason, f"Write {of_base}={base}, or correct its adapter_config.json")
 
 
 def find_data(data: HubSet, task: TaskSettings) -> bool:
