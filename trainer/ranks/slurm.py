@@ -72,8 +72,7 @@ def _unreadable(name: str) -> ClusterError:
 
 def nodes() -> list[str]:
     """Return the nodes of this step in the order of their ranks, or [] outside a step."""
-    listed = os.environ.get("SLURM_STEP_NODELIST")
-    if not is_step() or not listed:
+    if not (listed := os.environ.get("SLURM_STEP_NODELIST")):
         return []
     command = ["scontrol", "show", "hostnames", listed]
     try:
