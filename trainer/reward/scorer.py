@@ -138,8 +138,9 @@ def total(values: Mapping[str, float | None], weights: Mapping[str, float]) -> f
     summed: float | None = 0.0
     for name, value in values.items():
         weight = weights.get(name, 0.0)
-        if value is not None and abs(value * max(1.0, weight)) > LARGEST:
-            reason = f"it is {value:g}, and a reward is at most {LARGEST:g}, because it is squared"
+        if value is not None and abs(value) * max(1.0, abs(weight)) > LARGEST:
+            times = f" times its weight of {weight:g}" if abs(weight) > 1.0 else ""
+            reason = f"it is {value:g}{times}, and a reward is at most {LARGEST:g}, because it is squared"
             raise RewardError(f"`{name}`", reason)
         if weight:
             summed = None if value is None or summed is None else summed + weight * value
