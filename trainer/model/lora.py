@@ -263,8 +263,7 @@ def load_untied(model: Any, folder: Path) -> Any:
 def replaces_weights(folder: Path) -> bool:
     """Return True if an adapter has more than the factors of layers, so that PEFT has to merge the whole model."""
     config, saved = _read(folder, f"adapter {folder}")
-    is_more = config.get("target_parameters") or config.get("lora_bias")
-    return bool(is_more) or any("lora_" not in name for name in saved)
+    return any(map(config.get, ("target_parameters", "lora_bias"))) or any("lora_" not in name for name in saved)
 
 
 def _tied_weight(model: Any) -> Any:
