@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.conftest import ROOT, refuses
 from tests.forks import forked
 from trainer.config.command_line import resolve
 from trainer.config.paths import file_of
-from trainer.machine import user_code
+from trainer.machine import disk, user_code
 from trainer.machine.http_client import read_key
 from trainer.rollout.agents.sampler import Agents
 from trainer.run_folder import lock
@@ -77,13 +78,14 @@ def test_a_run_is_evaluated_and_resumed_from_another_working_folder(run, tmp_pat
 
 def test_it_moves_without_its_data_and_its_code_which_is_run_if_it_is_named(run, tmp_path):
     home, run = run, shutil.copytree(run, tmp_path / "far/it")
+    os.removexattr(run, disk.MADE_HERE)  # as an archive does
     hidden = [(path, path.rename(path.with_suffix(".away"))) for path in code_of(home)]
     resume, named = ["train", "--resume", run, "run.steps=2"], f"reward.custom={run}/given/code/mine.py:brief"
     try:
         status, said = octet(tmp_path, "eval", run)  # which counts right answers, and calls no reward
         assert status == 0, said
         status, said = octet(tmp_path, *resume)
-        assert (status, f"the command runs it if it has {named}" in said) == (2, True), said
+        assert (status, f"the command uses it if it has {named}" in said) == (2, True), said
         status, said = octet(tmp_path, *resume, named)
         assert (status, "after step 2" in said) == (0, True), said
     finally:
@@ -160,6 +162,20 @@ def test_no_agent_is_run_and_no_key_is_sent_as_only_a_run_folder_says(tmp_path, 
     assert not ran.exists()
     resolve(str(run / "config.yaml"), None, [f"{key}={value}", *MORE.get(key, ())])
     assert use() == "a-key-of-mine"
+
+
+def test_a_run_that_was_made_here_is_trusted_and_its_copy_from_elsewhere_is_not(tmp_path):
+    run, key = tmp_path / "mine", "task.agent={}/given/agent.py:go"
+    (run / "given").mkdir(parents=True)
+    (run / "given/agent.py").touch()
+    lock.write_config(run, resolve("nano", None, [key.format(run)]))
+    copy = shutil.copytree(run, tmp_path / "theirs")
+    os.removexattr(copy, disk.MADE_HERE)
+    for folder, expected in ((run, nullcontext()), (copy, refuses("task.agent", names="somebody else"))):
+        setting = key.format(folder)
+        assert resolve(str(folder / "config.yaml")).task.agent == setting.partition("=")[2]
+        with expected:
+            user_code.must_be_named(setting)
 
 
 def test_it_is_resumed_where_its_code_is_elsewhere_but_not_with_other_code(run, tmp_path):

@@ -26,7 +26,7 @@ from trainer.config.paths import placed
 from trainer.config.read_yaml import BadYaml, read_setting, read_yaml, written
 from trainer.config.settings import RUNS, Config, Reward, fields, sections
 from trainer.errors import ConfigError
-from trainer.machine import hardware, user_code
+from trainer.machine import disk, hardware, user_code
 from trainer.machine.visible import visible
 
 # Presets with the GB of their card. The last one that fits is chosen, so the first three are chosen only by name.
@@ -89,8 +89,10 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         merged = merged if validated(plain, typed).can_drop_by_correct else plain
     config = validated(merged, typed)
     texts = commands_and_servers(config)
-    user_code.of_runs |= {text for text in texts if is_of_a_run and text.partition("=")[0] not in typed}
-    user_code.named |= {text for text in texts if not is_of_a_run or text.partition("=")[0] in typed}
+    is_strange = is_of_a_run and not disk.is_made_here(Path(preset or "").parent)
+    stored = {text for text in texts if is_strange and text.partition("=")[0] not in typed}
+    user_code.of_runs |= stored
+    user_code.named |= texts - stored
     return config.warmed_up_in(config.run.dir) if config.is_warmup else config
 
 

@@ -8,7 +8,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from trainer.machine import user_code
+from trainer.machine import disk, user_code
 
 GIVEN = "given"  # the subfolder of a run folder with copies of small files, and of objects passed from Python
 CODE = Path(GIVEN, "code")
@@ -41,11 +41,13 @@ def stored(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def placed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return settings that a run folder has stored, with paths that are valid here. Code that no longer exists is
-    replaced by its copy in the folder. Code in the folder may be a stranger's, and runs only if a command names it."""
+    replaced by its copy in the folder. In a folder that was not made here, it runs only if a command names it."""
+    is_own = disk.is_made_here(folder)
 
     def inside(text: str) -> str:
         path = folder / text
-        if path.suffix == ".py" and (path != Path(text) or path.resolve().is_relative_to(folder.resolve())):
+        is_in_folder = path != Path(text) or path.resolve().is_relative_to(folder.resolve())
+        if path.suffix == ".py" and is_in_folder and not is_own:
             user_code.of_runs.add(path.resolve())
         return str(path)
 

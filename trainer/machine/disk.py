@@ -24,6 +24,7 @@ OF_THE_PATH |= {errno.EROFS}
 BROKEN = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EREMOTEIO, errno.EFBIG)
 OF_TORCH = ("PytorchStreamWriter", "inline_container.cc", "iostream error")  # texts in errors of torch.save
 PROBE_BYTES = 1 << 20
+MADE_HERE = "user.octet"  # an extended attribute of a folder, which archives, downloads, cp -r and rsync -a leave out
 
 
 def failure(error: OSError) -> str:
@@ -119,6 +120,19 @@ def is_private(path: Path) -> bool:
     """Return True if the path is a folder, not a link, that belongs to this user and that nobody else can enter."""
     status = path.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def mark_as_made_here(folder: Path) -> None:
+    with suppress(OSError):  # a file system without extended attributes
+        os.setxattr(folder, MADE_HERE, b"1")
+
+
+def is_made_here(folder: Path) -> bool:
+    """Return True for a run folder that Octet has made on this machine, and that does not come from somebody else."""
+    try:
+        return os.getxattr(folder, MADE_HERE) == b"1"
+    except OSError:
+        return False
 
 
 def keep(path: Path) -> None:

@@ -91,6 +91,8 @@ def write_config(folder: Path, config: Config) -> None:
     if distributed.is_main():
         machine = f"{counted(distributed.world_size(), 'rank')}; {hardware.detect()}"
         text = f"# {provenance()}\n# {machine}\n{_movable(config, folder).to_yaml(folder)}"
+        if not (folder / "config.yaml").exists():
+            disk.mark_as_made_here(folder)
         disk.replace(folder / "config.yaml", text.encode())
 
 
