@@ -56,7 +56,7 @@ SHORTENED = [
 def arrived(key: str, value: str) -> object:
     """The value of a setting that was typed as this, before it is judged; ConfigError if it is refused."""
     section, _, name = key.partition(".")
-    nested = command_line._layer_of([f"{key}={value}"])[section]
+    nested = command_line._parsed(f"{key}={value}")[section]
     for part in name.split("."):
         nested = nested[part]
     return nested
