@@ -51,7 +51,7 @@ def test_the_largest_seed_trains_and_samples(adapter):
 # --- the command itself
 
 
-@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["-h"], 0)])
+@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["-h"], 0), (["help"], 0)])
 def test_the_help_lists_every_command_in_its_group(capsys, arguments, status):
     ended, page, errors = said_by(capsys, *arguments)
     assert (ended, errors) == (status, "")
@@ -62,8 +62,9 @@ def test_the_help_lists_every_command_in_its_group(capsys, arguments, status):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_has_an_example(capsys, name):
-    status, page, _ = said_by(capsys, name, "--help")
+    status, page, _ = asked = said_by(capsys, name, "--help")
     assert status == 0
+    assert said_by(capsys, "help", name) == asked
     assert page.startswith(f"usage: octet {name} ")
     assert f"example: octet {name} " in " ".join(page.split())
     assert "\n  run " not in page, "a run folder is called RUN"

@@ -59,7 +59,9 @@ COMMANDS = {name: summary for group in GROUPS.values() for name, summary in grou
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    if not arguments or arguments[0] in ("-h", "--help"):
         sys.exit(answering_errors(_help) or (0 if arguments else 2))
     name, *rest = arguments
     if name == "--version":
