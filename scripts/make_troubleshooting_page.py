@@ -27,8 +27,8 @@ An alarm that lasts is printed once, and again if it returns. Most rules look at
 steps; those that compare with the beginning wait for {2 * RECENT} steps. With `--strict-health`
 (`run.strict_health=true`) the first alarm ends the run; those in bold always end it, because it cannot go on.
 
-A loss near 0 is normal. With one update a step the advantages of a group add up to zero, so the value of the loss is
-near zero, but its gradient is not. Look at `grad_norm` and at the reward instead.
+The value of the loss says little: with one update a step it is minus the mean advantage of a token, and is negative
+where right answers are longer. Look at `grad_norm` and at the reward instead.
 
 | alarm | why it matters | what to change |
 | --- | --- | --- |

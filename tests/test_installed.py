@@ -164,7 +164,8 @@ def test_a_job_script_of_a_wheel_starts_the_installed_program(installed, tmp_pat
     assert "model.name=no/such-model: it is neither a folder nor complete in the cache" in answer.stderr
     script = 'source "$root/slurm/common.sh"; model_of --preset nano'  # for the servers of vllm.sbatch
     (root,) = installed.parent.glob("lib/python*/site-packages/trainer/shipped")
-    named = run("bash", "-c", script, folder=tmp_path, path=installed, root=str(root)).stdout.strip()
+    places = {"PATH": f"{tmp_path}/bin:{installed}:{os.defpath}", "root": str(root)}
+    named = run("bash", "-c", script, folder=tmp_path, path=installed, **places).stdout.strip()
     assert (Path(named) / "model.safetensors").is_file()
 
 

@@ -90,15 +90,15 @@ def _refuse_to_share_cards(cards: int) -> None:
 
 def connect(timeout_s: float, connect_s: float = 60.0) -> None:
     """Join the process group. A plain `python train.py` is a group of one rank."""
+    present = {name for _, name in socket.if_nameindex()}
+    for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(","):
+        if name and name.partition(":")[0] not in present:  # eth0:1 is an address of eth0
+            raise ClusterError(f"GLOO_SOCKET_IFNAME={name}", "there is no such network interface", interfaces())
     port = str(hardware.free_port())
     alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
     take_card()
-    present = {name for _, name in socket.if_nameindex()}
-    for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(","):
-        if name and name.partition(":")[0] not in present:  # eth0:1 is an address of eth0
-            raise ClusterError(f"GLOO_SOCKET_IFNAME={name}", "there is no such network interface", interfaces())
     if stores.is_one_machine() and "lo" in present:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # no other machine can connect
