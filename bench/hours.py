@@ -113,7 +113,8 @@ def measure(steps: int, rounds: int, cases: Sequence[str]) -> dict[str, Any]:
 
 def compared(own: Duration, foretold: Duration) -> dict[str, Any]:
     seconds = {"measured": [own.rollout, own.update], "foretold": [foretold.rollout, foretold.update]}
-    parts = {name: getattr(foretold, name) / getattr(own, name) for name in ("rollout", "update", "step")}
+    parts = {"rollout": foretold.rollout / own.rollout, "update": foretold.update / own.update}
+    parts["step"] = (foretold.rollout + foretold.update) / (own.rollout + own.update)
     return {"length": own.length, **seconds, "foretold/measured": parts}
 
 
