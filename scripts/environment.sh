@@ -4,6 +4,9 @@
 # that has everything, of a container or of a module: it is taken, and nothing is installed. constraints.txt is the lock
 # file: exact versions of everything, for uv and for pip, whatever index they come from.
 
+# Images of containers set this. Python would then compile all packages again in every command, which takes 6 seconds.
+unset PYTHONDONTWRITEBYTECODE
+
 use_environment() {
     local root="$1" extra="${2:-}"
     if [ -n "${OCTET_PYTHON:-}" ]; then

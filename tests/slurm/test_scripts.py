@@ -251,9 +251,11 @@ def test_the_active_environment_comes_before_the_python_of_a_module(tmp_path, ki
     for name in ("setup.cfg", "constraints.txt"):
         (tmp_path / name).touch()
     (tmp_path / "active/.octet-installed").write_text("4294967295 0\n")
-    script = f"set -euo pipefail; source scripts/environment.sh; use_environment {tmp_path}; command -v python"
-    around = {"PATH": f"{tmp_path}/module:/usr/bin:/bin", kind: f"{tmp_path}/active"}
-    assert ran("bash", "-c", script, env=around, check=True).stdout == f"{tmp_path}/active/bin/python\n"
+    script = f"set -euo pipefail; source scripts/environment.sh; use_environment {tmp_path}; command -v python; env"
+    around = {"PATH": f"{tmp_path}/module:/usr/bin:/bin", kind: f"{tmp_path}/active", "PYTHONDONTWRITEBYTECODE": "1"}
+    python, *variables = ran("bash", "-c", script, env=around, check=True).stdout.splitlines()
+    assert python == f"{tmp_path}/active/bin/python"
+    assert "PYTHONDONTWRITEBYTECODE=1" not in variables, "packages are installed without compiled modules"
 
 
 @pytest.mark.parametrize(("setting", "installer"), [("", "uv"), ("global.index-url='mirror'", "pip")])
