@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.config.nearest_name import did_you_mean
+from trainer.config.nearest_name import did_you_mean, setting_for
 
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = PRESETS / "recipes"
@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 
             name, known = option[1].replace("-", "_"), fields()
             meant = f"{name}.name" if f"{name}.name" in known else name
-            nearest = did_you_mean(meant, known)
+            nearest = setting_for(meant) or did_you_mean(meant, known)
             hint = "" if "SBATCH_" in nearest else " Settings are written without dashes, as key=value."
             message += f".{hint}{nearest}"
         super().error(message)

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.config.arguments import PRESETS, RECIPES, argument_parser, names_in
-from trainer.config.nearest_name import did_you_mean
+from trainer.config.nearest_name import did_you_mean, setting_for
 from trainer.config.paths import placed
 from trainer.config.read_yaml import BadYaml, read_setting, read_yaml, written
 from trainer.config.settings import RUNS, Config, Reward, fields, sections
@@ -248,13 +248,13 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
     for section, settings in layer.items():
         if section not in sections():
             innermost = next(_keys({section: settings}, "", None), "")
-            nearest = did_you_mean(innermost, ()) or did_you_mean(str(section), [*sections(), *known])
+            nearest = setting_for(innermost) or did_you_mean(str(section), [*sections(), *known])
             raise ConfigError(_shown(section), f"there is no such section.{nearest}")
         if not isinstance(settings, Mapping):
             raise ConfigError(f"{section}={_shown(settings)}", f"{section} is a section", f"Write {section}.KEY=VALUE")
         for key in _keys(settings, f"{section}.", known):
             if key not in known:
-                raise ConfigError(_shown(key), f"there is no such setting.{did_you_mean(key, known)}")
+                raise ConfigError(_shown(key), "there is no such setting." + (setting_for(key) or did_you_mean(key, known)))
 
 
 def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str] | None) -> Iterator[str]:
