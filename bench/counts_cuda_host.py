@@ -183,7 +183,8 @@ def generate(work: Work, ledger: Ledger) -> None:
     from trainer.rollout.hf import generating
 
     with built(work) as run:
-        model, prompts = causal_lm_of(run.updater.policy.model), run.rollouts.prompts_of(0)
+        policy: Any = run.updater.policy
+        model, prompts = causal_lm_of(policy.model), run.rollouts.prompts_of(0)
         rows = [one.tokens for one in prompts for _ in range(run.rollouts.config.rollout.group_size)]
         width = max(map(len, rows))
         ids_BT = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device="cuda")

@@ -66,7 +66,7 @@ def run(engine: str, steps: int, folder: Path, preset: str, more: list[str]) -> 
 def sync(folder: Path, preset: str, more: list[str], repetitions: int = 20) -> dict[str, float]:
     """Milliseconds from an update to a server that has it, and of these to write the adapter down."""
     overrides = [*more, *FIXED, f"run.dir={folder}", "run.steps=1", *ENGINES["vllm_server"]]
-    run = assemble.build(Request(resolve(preset, None, overrides), preset, ""))
+    run: Any = assemble.build(Request(resolve(preset, None, overrides), preset, ""))
     sampler, policy = run.rollouts.sampler, run.updater.policy
     took, writing = [], []
     try:

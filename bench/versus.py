@@ -104,6 +104,8 @@ def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None
     from trainer.run import assemble
     from trainer.watch.screen import Screen
 
+    run: Any
+
     class Ticking(Screen):
         def step(self, step: int, metrics: Any) -> None:
             clock.tick(run.updater.policy.write_model, folder, metrics["length"])
