@@ -63,6 +63,13 @@ def test_a_table_is_kept_and_nothing_that_could_run(asked, folder):
     (folder / "runs/uploads/out.csv.partial").symlink_to(folder / "elsewhere")
     status, _, said = asked("PUT", "upload?name=out.csv", "x")
     assert (status, 'class="error"' in said, (folder / "elsewhere").exists()) == (507, True, False)
+    place, moved = folder / "runs/uploads", (folder / "runs/uploads").rename(folder / "moved")
+    for kind in ("", moved):  # a file, or a link to a folder
+        place.symlink_to(kind) if kind else place.touch()
+        status, _, said = asked("PUT", "upload?name=other.csv", "x")
+        assert (status, 'class="error"' in said, (moved / "other.csv").exists()) == (507, True, False)
+        place.unlink()
+    moved.rename(place)
 
 
 @pytest.mark.parametrize(

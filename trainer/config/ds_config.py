@@ -20,7 +20,9 @@ ELSEWHERE = {
     "gradient_clipping": "optim.max_grad_norm",
     "optimizer": "optim.name",
     "scheduler": "optim.schedule",
-    "flops_profiler": "octet report RUN",  # this and the next write over any file, as a stranger's JSON may say
+    "torch_autocast": "model.dtype",  # it imports the modules that it names, and the next ones write over any file
+    "autotuning": "octet plan",
+    "flops_profiler": "octet report RUN",
     **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), "run.track"),
 }
 
@@ -105,6 +107,8 @@ def read(name: str) -> dict[str, Any]:
     if automatic := [key for key, value in zero.items() if value == "auto"]:  # which transformers' Trainer fills in
         remedy = "Leave it out for the default, or write a number"
         raise ConfigError(f"engine.ds_config={name}", f"nothing fills in `{automatic[0]}`, which is auto", remedy)
+    if zero.get("stage") not in (1, 2, 3):
+        raise ConfigError(f"engine.ds_config={name}", "`zero_optimization` needs a stage from 1 to 3", "Write 2")
     for key, home in ELSEWHERE.items():
         if key in settings:
             raise ConfigError(f"engine.ds_config={name}", f"it must not contain `{key}`", f"Write {home} instead")

@@ -129,6 +129,8 @@ class Pages:
         part = place.with_name(f"{name}.partial")
         try:
             place.parent.mkdir(exist_ok=True)
+            if place.parent.is_symlink():
+                raise OSError(f"{place.parent} is a link")
             with open(part, "wb", opener=disk.not_a_link) as file:
                 async for piece in request.stream():
                     file.write(piece)
@@ -137,7 +139,8 @@ class Pages:
             said = views.error(getattr(failed, "detail", str(failed)))
             return _answer(views.target("sent", said), status_code=getattr(failed, "status_code", 507))
         finally:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
         words = json.dumps(["task.name=records", f"task.path={place}", "task.question=", "task.answer="])
         sent = tag("p", f"{place}, {disk.amount(place.stat().st_size)}", data_take=words)
         return _answer(views.target("sent", sent))
