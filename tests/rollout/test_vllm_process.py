@@ -212,6 +212,17 @@ def test_an_environment_without_vllm_is_named(tmp_path, monkeypatch, stand_in):
     refused(stand_in("exec sleep 60"), "run")
 
 
+@pytest.mark.parametrize("setting", ["python", "arguments"])
+def test_no_server_is_started_as_only_the_folder_of_a_run_says(tmp_path, stand_in, setting):
+    """vLLM imports what `--tool-parser-plugin` names."""
+    made = {"python": stand_in(f"touch {tmp_path}/ran").partition("=")[2], "arguments": "--tool-parser-plugin,away.py"}
+    (tmp_path / "config.yaml").write_text(f"rollout: {{vllm: {{start: true, {setting}: '{made[setting]}'}}}}")
+    context = replace(outside(tmp_path / "new", START), config=resolve(str(tmp_path / "config.yaml")))
+    with refuses(f"rollout.vllm.{setting}", names="somebody else"):
+        process.start(context)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_server_that_ends_by_itself_is_an_error_with_its_error_lines(tmp_path):
     dying = [sys.executable, "-c", "raise SystemExit('no room on this card')"]
     started = process._start(dying, [], tmp_path / "log", tmp_path)

@@ -67,7 +67,10 @@ def test_a_run_is_evaluated_and_resumed_from_another_working_folder(run, tmp_pat
     elsewhere = run.parents[1] / "elsewhere"
     status, said = octet(elsewhere, "eval", copy)
     assert status == 0, said
-    status, said = octet(elsewhere, "train", "--resume", copy, "run.steps=2")
+    resume, named = ["train", "--resume", copy, "run.steps=2"], f"reward.custom={run.parent}/mine.py:brief"
+    status, said = octet(elsewhere, *resume)  # a copy may come from anybody, who may name any file of this machine
+    assert (status, f"the command uses it if it has {named}" in said) == (2, True), said
+    status, said = octet(elsewhere, *resume, named)
     assert status == 0, said
     assert "step 2" in said
     # the same command, in the folder of the data, is still the same run
@@ -78,7 +81,6 @@ def test_a_run_is_evaluated_and_resumed_from_another_working_folder(run, tmp_pat
 
 def test_it_moves_without_its_data_and_its_code_which_is_run_if_it_is_named(run, tmp_path):
     home, run = run, shutil.copytree(run, tmp_path / "far/it")
-    os.removexattr(run, disk.MADE_HERE)  # as an archive does
     hidden = [(path, path.rename(path.with_suffix(".away"))) for path in code_of(home)]
     resume, named = ["train", "--resume", run, "run.steps=2"], f"reward.custom={run}/given/code/mine.py:brief"
     try:
@@ -109,18 +111,27 @@ def test_files_of_one_name_have_a_copy_each_and_a_copy_in_use_is_kept(tmp_path):
     assert [Path(file_of(text)).read_text() for text in found] == ["# a", "# b"]
 
 
+AWAY = ["away.py", "~/away.py", "{run}/../away.py"]  # in the working folder, in the home folder, and anywhere else
+
+
 @pytest.mark.parametrize("setting", ["reward.custom", "task.name", "task.mix"])
-@pytest.mark.parametrize("named", ["given/code/mine.py", "mine.py", "../mine.py", "{run}/mine.py", "/gone/mine.py"])
-def test_code_that_only_a_run_folder_names_is_not_run(tmp_path, setting, named):
+@pytest.mark.parametrize(
+    "named", ["given/code/mine.py", "mine.py", "../mine.py", "{run}/mine.py", "/gone/mine.py", *AWAY]
+)
+def test_code_that_only_a_run_folder_names_is_not_run(tmp_path, setting, named, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     run, ran = tmp_path / "stranger", tmp_path / "ran"
     copy = (run / "given/code/mine.py") if "gone" in named else run / named.format(run=run)
+    copy = tmp_path / "away.py" if named in AWAY else copy
     (run / "given/code").mkdir(parents=True)
     copy.write_text(f"open({str(ran)!r}, 'w').close()\n\ndef brief(completions, **_):\n    return [0.0]\n")
     code, (section, key) = named.format(run=run) + ":brief", setting.split(".")
     value = {"reward.custom": [code], "task.name": code, "task.mix": {code: 1.0}}[setting]
     (run / "config.yaml").write_text(yaml.safe_dump({section: {key: value}}))
-    config, found = resolve(str(run / "config.yaml")), f"{copy}:brief"
-    assert found in str(getattr(getattr(config, section), key))
+    value = getattr(getattr(resolve(str(run / "config.yaml")), section), key)
+    (found,) = [value] if isinstance(value, str) else value
+    assert (Path(file_of(found)).expanduser().absolute() == copy) or named in AWAY
     with refuses(setting, names="somebody else"):
         user_code.load(setting, found)
     assert not ran.exists()
@@ -164,18 +175,20 @@ def test_no_agent_is_run_and_no_key_is_sent_as_only_a_run_folder_says(tmp_path, 
     assert use() == "a-key-of-mine"
 
 
-def test_a_run_that_was_made_here_is_trusted_and_its_copy_from_elsewhere_is_not(tmp_path):
+def test_a_run_that_was_made_here_is_trusted_and_its_copy_or_that_of_another_user_is_not(tmp_path, monkeypatch):
     run, key = tmp_path / "mine", "task.agent={}/given/agent.py:go"
     (run / "given").mkdir(parents=True)
     (run / "given/agent.py").touch()
     lock.write_config(run, resolve("nano", None, [key.format(run)]))
     copy = shutil.copytree(run, tmp_path / "theirs")
-    os.removexattr(copy, disk.MADE_HERE)
     for folder, expected in ((run, nullcontext()), (copy, refuses("task.agent", names="somebody else"))):
         setting = key.format(folder)
         assert resolve(str(folder / "config.yaml")).task.agent == setting.partition("=")[2]
         with expected:
             user_code.must_be_named(setting)
+    assert disk.is_made_here(run)
+    monkeypatch.setattr(os, "geteuid", lambda: run.stat().st_uid + 1)
+    assert not disk.is_made_here(run)
 
 
 def test_it_is_resumed_where_its_code_is_elsewhere_but_not_with_other_code(run, tmp_path):

@@ -29,7 +29,7 @@ from trainer.config.settings import Model, TaskSettings
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.machine import disk, hardware, manifest
 from trainer.machine.disk import amount
-from trainer.machine.shipped import IS_INSTALLED, ROOT, TRAIN
+from trainer.machine.shipped import IS_INSTALLED, ROOT
 from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.plan import preflight
@@ -146,7 +146,8 @@ def fetch_wheels(wanted: Sequence[str], folder: Path) -> str:
 
 
 def command(folder: Path, arguments: str, wheels: bool) -> str:
-    run = f"HF_HOME={shlex.quote(str(folder))} HF_HUB_OFFLINE=1 {TRAIN} {arguments}"
+    train = "octet train" if IS_INSTALLED else "./run_deepspeed.sh"
+    run = f"HF_HOME={shlex.quote(str(folder))} HF_HUB_OFFLINE=1 {train} {arguments}"
     if not wheels:
         return run
     packages = shlex.quote(str(folder / "wheels"))

@@ -39,6 +39,9 @@ WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false",
 WANTED |= {"dict": "a mapping: {key: value}", "missing": "a list with all its values: [a, b]", "path": "a path"}
 WANTED |= {"string": "a text"}
 YAML_KINDS = {bool: "true or false", int: "a number", float: "a number", date: "a date", datetime: "a date"}
+# Settings that name code, a command, or a server that may get a key.
+OF_OTHERS = ["task.name", "task.mix", "task.agent", "reward.custom", "reward.judge.url", "teacher.url"]
+OF_OTHERS += ["rollout.vllm.urls", "rollout.vllm.python", "rollout.vllm.arguments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     has_weights = any("weights" in layer.get("reward", {}) for layer in layers)
     if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
         layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
-    is_of_a_run = Path(preset or "").name == "config.yaml"
+    folder = Path(preset).parent if preset and Path(preset).name == "config.yaml" else None  # of a run
     merged: dict[str, Any] = {"run": {"steps": Config.model_fields["run"].default.steps}}  # unless a layer has others
     layers.append(reduce(_merge, map(_parsed, overrides), {}))
     for layer in layers:
@@ -78,29 +81,27 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
                 merged = _merge(merged, {"run": {rival: None}})
         if layer.get("task", {}).get("mix") and "task" in merged:  # replaces one of a run, which has other paths
             merged = _merge(merged, {"task": {"mix": None}})
-        is_first = layer is layers[0]
-        merged = _merge(merged, placed(layer, Path(preset or "").parent) if is_first and is_of_a_run else layer)
+        merged = _merge(merged, placed(layer, folder) if folder and layer is layers[0] else layer)
     typed = dict(text.partition("=")[::2] for text in overrides)
-    files = re.findall(r"[^\[\]{},'\"=]+\.py(?=:)", "=".join(overrides))
-    user_code.named.update(Path(file.strip()).expanduser().resolve() for file in files)
     after_preset = layers[1:] if preset else layers
     if not any("dead_by" in layer.get("rollout", {}) for layer in after_preset):  # a preset's fits only its own rewards
         plain = _merge(merged, {"rollout": {"dead_by": "reward"}})
         merged = merged if validated(plain, typed).can_drop_by_correct else plain
     config = validated(merged, typed)
-    texts = commands_and_servers(config)
-    is_strange = is_of_a_run and not disk.is_made_here(Path(preset or "").parent)
-    stored = {text for text in texts if is_strange and text.partition("=")[0] not in typed}
+    # the settings that the command names, if others may be somebody else's
+    above = flat(reduce(_merge, layers[1:], {})) if folder and not disk.is_made_here(folder) else {}
+    stored = code_and_servers(config, [key for key in OF_OTHERS if above and above[key] is None])
     user_code.of_runs |= stored
-    user_code.named |= texts - stored
+    user_code.named |= code_and_servers(config) - stored
     return config.warmed_up_in(config.run.dir) if config.is_warmup else config
 
 
-def commands_and_servers(config: Config) -> set[str]:
-    """Return the settings that name a command to run, or a server that may get a key."""
-    keys = ("task.agent", "reward.judge.url", "teacher.url", "rollout.vllm.urls", "rollout.vllm.python")
-    values = ((key, attrgetter(key)(config)) for key in keys)
-    return {f"{key}={one}" for key, value in values for one in (value if isinstance(value, tuple) else [value])}
+def code_and_servers(config: Config, keys: Iterable[str] = OF_OTHERS) -> set[str]:
+    """Return the code, commands and servers that may get a key, as far as these settings name them."""
+    values = {key: attrgetter(key)(config) for key in keys}
+    options = {key: [written([*values[key]])] for key in ("rollout.vllm.arguments",) if values.get(key)}  # as one text
+    parts = {key: [value] if isinstance(value, str | Path) else value or () for key, value in values.items()} | options
+    return {user_code.code_in(f"{key}={part}") for key, several in parts.items() for part in several}
 
 
 def validated(values: Mapping[str, Any], typed: Mapping[str, str] | None = None) -> Config:
@@ -117,8 +118,7 @@ def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
     """Return the preset for this hardware, and why."""
     if not machine.gpus:
         return "nano", f"{machine}: the embedded model trains without one, in less than a minute"
-    preset = preset_for(machine.memory_gb)
-    if preset is None:
+    if (preset := preset_for(machine.memory_gb)) is None:
         return "nano", f"{machine}: the 8gb preset needs a card of 8 GB"
     return preset, f"{machine}: it fits a card of {GPU_PRESETS[preset]} GB or more"
 
@@ -136,8 +136,7 @@ def parse_command_line(arguments: Sequence[str]) -> Request:
         for argument, follower in zip(arguments, followers)
     ]
     options = argument_parser().parse_intermixed_args(separate)
-    options.overrides += ["run.strict_health=true"] if options.strict_health else []
-    options.overrides += ["run.strict_verdict=true"] if options.strict_verdict else []
+    options.overrides += [f"run.{name}=true" for name in ("strict_health", "strict_verdict") if vars(options)[name]]
     folder = None
     if options.resume is not None:
         config, folder = _resumed(options)
@@ -254,7 +253,9 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
             raise ConfigError(f"{section}={_shown(settings)}", f"{section} is a section", f"Write {section}.KEY=VALUE")
         for key in _keys(settings, f"{section}.", known):
             if key not in known:
-                raise ConfigError(_shown(key), "there is no such setting." + (setting_for(key) or did_you_mean(key, known)))
+                raise ConfigError(
+                    _shown(key), "there is no such setting." + (setting_for(key) or did_you_mean(key, known))
+                )
 
 
 def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str] | None) -> Iterator[str]:

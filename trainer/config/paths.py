@@ -8,8 +8,6 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from trainer.machine import disk, user_code
-
 GIVEN = "given"  # the subfolder of a run folder with copies of small files, and of objects passed from Python
 CODE = Path(GIVEN, "code")
 DATA = ("task.path", "task.test_path", "task.data_dir")
@@ -41,15 +39,7 @@ def stored(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def placed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return settings that a run folder has stored, with paths that are valid here. Code that no longer exists is
-    replaced by its copy in the folder. In a folder that was not made here, it runs only if a command names it."""
-    is_own = disk.is_made_here(folder)
-
-    def inside(text: str) -> str:
-        path = folder / text
-        is_in_folder = path != Path(text) or path.resolve().is_relative_to(folder.resolve())
-        if path.suffix == ".py" and is_in_folder and not is_own:
-            user_code.of_runs.add(path.resolve())
-        return str(path)
+    replaced by its copy in the folder."""
 
     def copy(text: str) -> str:
         own = apart(os.path.dirname(text))
@@ -58,8 +48,8 @@ def placed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     def is_copied(text: str) -> bool:
         return text.endswith(".py") and not os.path.exists(text) and os.path.exists(folder / copy(text))
 
-    values = _with_paths(settings, inside, lambda text: os.path.exists(folder / text))
-    return _with_paths(values, lambda text: inside(copy(text)), is_copied)
+    values = _with_paths(settings, lambda text: str(folder / text), lambda text: os.path.exists(folder / text))
+    return _with_paths(values, lambda text: str(folder / copy(text)), is_copied)
 
 
 def _with_paths(

@@ -124,15 +124,15 @@ def is_private(path: Path) -> bool:
 
 def mark_as_made_here(folder: Path) -> None:
     with suppress(OSError):  # a file system without extended attributes
-        os.setxattr(folder, MADE_HERE, b"1")
+        os.setxattr(folder, MADE_HERE, b"%d" % folder.stat().st_ino)  # a copy has another number
 
 
 def is_made_here(folder: Path) -> bool:
-    """Return True for a run folder that Octet has made on this machine, and that does not come from somebody else."""
-    try:
-        return os.getxattr(folder, MADE_HERE) == b"1"
-    except OSError:
-        return False
+    """Return True for a run folder that Octet has made for this user, and that is no copy."""
+    with suppress(OSError):
+        status = folder.stat()
+        return status.st_uid == os.geteuid() and os.getxattr(folder, MADE_HERE) == b"%d" % status.st_ino
+    return False
 
 
 def keep(path: Path) -> None:

@@ -42,9 +42,9 @@ OF_TORCH |= {"_C._get_mkldnn_enabled": "True", "_C._get_cudnn_enabled": "True"}
 MODULE = "octet_custom_"  # prefix of the names of user modules
 
 given: dict[str, Callable[..., Any]] = {}  # functions of a Python session, by the setting that names their copy
-# Settings of the current command, and code that it names; and those that only the folders of runs name, which may be
-# somebody else's. They are paths of code, and settings such as `reward.judge.url=...`.
-named, of_runs = set[Path | str](), set[Path | str]()
+# Paths of code, and settings such as `reward.judge.url=...`: those of the current command, and those that only the
+# folders of runs name, which may be somebody else's.
+named, of_runs = set[str](), set[str]()
 
 
 class Call(threading.Thread):
@@ -181,9 +181,15 @@ def find(key: str, setting: str) -> Path:
     return path
 
 
-def must_be_named(setting: str, code: Path | None = None) -> None:
+def code_in(setting: str) -> str:
+    """Return the path of the code in a setting such as `reward.custom=my_rewards.py:score`, or the setting itself."""
+    path, _, name = setting.partition("=")[2].rpartition(":")
+    return os.path.abspath(os.path.expanduser(path)) if path.endswith(".py") and name.isidentifier() else setting
+
+
+def must_be_named(setting: str) -> None:
     """Raise ConfigError for code, a command or a server that only the folder of a run names."""
-    if (code or setting) in of_runs - named:
+    if code_in(setting) in of_runs - named:
         reason = "it is from the folder of a run, which somebody else may have made"
         raise ConfigError(setting, reason, f"Read it; the command uses it if it has {shlex.quote(setting)}")
 
@@ -193,7 +199,7 @@ def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callab
     if setting in given:
         return given[setting]
     path, name = find(key, setting), setting.rpartition(":")[2]
-    must_be_named(f"{key}={setting}", path)
+    must_be_named(f"{key}={setting}")
     spec = importlib.util.spec_from_file_location(f"{MODULE}{path.stem}_{zlib.crc32(os.fsencode(path)):08x}", path)
     assert spec is not None, "the settings require a .py file"
     assert spec.loader is not None, "a .py file has one"

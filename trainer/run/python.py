@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants
 
-from trainer.config.command_line import Request, commands_and_servers, validated
+from trainer.config.command_line import Request, code_and_servers, validated
 from trainer.config.paths import GIVEN
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
@@ -63,7 +63,7 @@ def train(
     if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         remedy = "Start it without a launcher, or use octet train for several"
         raise ConfigError(f"WORLD_SIZE={ranks}", "train() runs in one process", remedy)
-    user_code.named.update(commands_and_servers(config) - user_code.of_runs)
+    user_code.named.update(code_and_servers(config) - user_code.of_runs)
     machine = hardware.detect()
     machine = replace(machine, gpus=machine.gpus[:1])
     with _process_restored(config.rollout.engine):

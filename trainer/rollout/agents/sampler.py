@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle, groupby, islice
-from pathlib import Path
 from typing import Any
 
 from trainer.config.settings import Config
@@ -47,9 +46,7 @@ class Agents:
     """Starts agents, and receives their calls and results."""
 
     def __init__(self, setting: str, say: Say) -> None:
-        path, _, name = setting.rpartition(":")
-        code = Path(path).resolve() if path.endswith(".py") and name.isidentifier() else None
-        user_code.must_be_named(f"task.agent={setting}", code)
+        user_code.must_be_named(f"task.agent={setting}")
         self.setting, self.say = setting, say
         self.inbox: queue.SimpleQueue[Call | Mapping[str, Any]] = queue.SimpleQueue()
         self.at_work: dict[int, Conversation] = {}
@@ -326,7 +323,8 @@ def _decoded(inner: Sampler, calls: Calls, rows: int, sampling: Sampling) -> Ite
         return
     while not calls.is_finished:
         starting = [(new, number) for new in calls.schedule(rows, rows) for number in new.numbers]
-        prompts = [_apart(new.prompt, number) for new, number in starting]
+        named = ((new.prompt, f"{new.prompt.problem.id}/{number}") for new, number in starting)  # for random numbers
+        prompts = [replace(prompt, problem=replace(prompt.problem, id=name)) for prompt, name in named]
         for at, [completion] in inner.sample(prompts, replace(sampling, group=1)) if prompts else ():
             new, number = starting[at]
             yield calls.finish(AnswerId(new.prompt_index, number), completion)
@@ -339,8 +337,3 @@ def _order(call: Call) -> tuple[Any, ...]:
 
 def _prompt(call: Call) -> tuple[Any, ...]:
     return (call.prompt.problem.id, call.prompt.repeat, call.prompt.most, call.prompt.stop, call.prompt.tokens)
-
-
-def _apart(prompt: Prompt, number: int) -> Prompt:
-    """Return the prompt of one answer under another id, so that the answers of a group get different random numbers."""
-    return replace(prompt, problem=replace(prompt.problem, id=f"{prompt.problem.id}/{number}"))

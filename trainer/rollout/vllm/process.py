@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.config.read_yaml import written
 from trainer.config.settings import SERVED_RANKS
 from trainer.errors import ConfigError, TrainingError
 from trainer.machine import disk, hardware
@@ -80,8 +81,8 @@ def start(context: SamplingContext) -> list[ServerProcess]:
 def _start_all(context: SamplingContext) -> list[ServerProcess]:
     settings = context.config.rollout.vllm
     python, size = str(settings.python or sys.executable), settings.tensor_parallel
-    if Path(os.path.abspath(python)).is_relative_to(context.folder.absolute()):
-        must_be_named(f"rollout.vllm.python={python}")
+    for setting in (f"python={python}", f"arguments={written([*settings.arguments])}"):
+        must_be_named(f"rollout.vllm.{setting}")
     _must_have_vllm(python)
     shares = [settings.devices[first : first + size] for first in range(0, len(settings.devices), size)] or [()]
     command = [python, *arguments(context)]
