@@ -8,4 +8,4 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/environment.sh"
 use_environment "$root"
-exec "${OCTET_PYTHON:-python}" -m trainer.commands.main train "$@"
+exec "${OCTET_PYTHON:-python}" -c "$octet" train "$@"

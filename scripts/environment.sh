@@ -7,6 +7,10 @@
 # Images of containers set this. Python would then compile all packages again in every command, which takes 6 seconds.
 unset PYTHONDONTWRITEBYTECODE
 
+# The command octet for `python -c`. With `python -m`, modules of the working folder would come first.
+# shellcheck disable=SC2034
+octet='import sys; sys.path[:] = filter(None, sys.path); from octet.__main__ import main; main()'
+
 use_environment() {
     local root="$1" extra="${2:-}"
     if [ -n "${OCTET_PYTHON:-}" ]; then

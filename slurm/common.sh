@@ -11,9 +11,9 @@ prepare() {
     load_modules
     set -u
     export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+    # shellcheck source=scripts/environment.sh
+    source "$root/scripts/environment.sh"
     if [ -z "${OCTET_APPTAINER_IMAGE:-}${OCTET_PYXIS_IMAGE:-}" ]; then
-        # shellcheck source=scripts/environment.sh
-        source "$root/scripts/environment.sh"
         use_environment "$root" # here, and not in every rank at the same time
     elif [ -z "${OCTET_PYTHON:-}" ]; then
         echo "octet: a container image is set, but OCTET_PYTHON is not, so each rank would create an environment of its" \

@@ -238,7 +238,7 @@ def test_what_is_not_the_own_file_or_folder_of_a_run_is_refused(tmp_path, name, 
 def run_of_a_study():
     Path("study.yaml").write_text("arms: {arm: }")
     study = read_study(Path("study.yaml"))
-    return partial(Runner(study)._run, next(study.runs()), ["trainer.commands.main"], ())
+    return partial(Runner(study)._run, next(study.runs()), [], ())
 
 
 # What makes ready to write a file of this name.

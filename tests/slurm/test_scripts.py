@@ -14,6 +14,7 @@ from tests.conftest import ROOT, ran
 from tests.slurm.conftest import SMALL, Job
 from trainer.commands import slurm
 from trainer.config.command_line import resolve
+from trainer.machine.shipped import in_a_process
 
 JOBS = sorted((ROOT / "slurm").glob("*.sbatch"))
 SCRIPTS = [*JOBS, ROOT / "slurm/site.env.example", ROOT / "run_deepspeed.sh", ROOT / ".ci/run"]
@@ -218,7 +219,7 @@ def test_the_named_python_need_not_be_called_python(tmp_path):
     (tmp_path / "python3").symlink_to("/bin/echo")
     around = {"PATH": "/usr/bin:/bin", "OCTET_PYTHON": str(tmp_path / "python3")}
     answer = ran("bash", "run_deepspeed.sh", "--resume", env=around)
-    assert answer.stdout == "-m trainer.commands.main train --resume\n", answer.stderr
+    assert re.fullmatch(r"-c import sys; .*octet.* train --resume\n", answer.stdout), answer.stderr
 
 
 @pytest.mark.parametrize("package", ["pip", "deepspeed"])
@@ -240,6 +241,17 @@ def test_packages_that_are_gone_are_installed_again(tmp_path, package):
     ran("bash", "-c", script, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
     assert (python.read_bytes() == new.read_bytes()) == (package == "pip"), "it is made anew if it has no pip either"
     assert package == "pip" or len(asked.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "command", [["bash", ROOT / "run_deepspeed.sh", "--dry-run"], in_a_process(["train", "--dry-run"])]
+)
+def test_no_module_of_the_working_folder_is_imported(tmp_path, command):
+    for name in ("calendar", "trainer"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('mine')")
+    around = os.environ | {"OCTET_PYTHON": sys.executable}
+    answer = ran(*command, "--preset", "nano", cwd=tmp_path, env=around)
+    assert (answer.returncode, answer.stdout[:6]) == (0, "model:"), answer.stderr
 
 
 @pytest.mark.parametrize("kind", ["VIRTUAL_ENV", "CONDA_PREFIX"])

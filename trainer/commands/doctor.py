@@ -30,7 +30,7 @@ from trainer.errors import Finding, OctetError, counted
 from trainer.machine import hardware
 from trainer.machine.console import Console
 from trainer.machine.disk import amount
-from trainer.machine.shipped import ROOT
+from trainer.machine.shipped import ROOT, in_a_process
 from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.plan import downloads, memory_check, preflight, search, start
@@ -98,7 +98,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def everything(config: Config) -> Iterator[Finding]:
-    command = [sys.executable, "-m", "trainer.plan.torch_probe"]
+    command = in_a_process(start="from trainer.plan.torch_probe import main; main()")
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as probe:
         machine = hardware.detect()

@@ -7,7 +7,6 @@ import json
 import shlex
 import signal
 import subprocess
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from trainer.errors import ConfigError, DataError, OctetError, counted
 from trainer.machine import disk
 from trainer.machine.console import Console, folded
 from trainer.machine.exits import listen
+from trainer.machine.shipped import in_a_process
 from trainer.machine.visible import print
 from trainer.problem.prompts import answer_style, must_have_solutions, taught
 from trainer.problem.task import make_task, training_problems
@@ -130,7 +130,7 @@ class Runner:
     def train(self, one: StudyRun) -> str:
         """Train a run, and return its name if it fails."""
         has_ended = (0, 3, 4)  # with 3 and 4, its own verdict is not "learned"
-        if failed := self._run(one, ["octet", "train", *_arguments(self.study, one)], has_ended):
+        if failed := self._run(one, ["train", *_arguments(self.study, one)], has_ended):
             return failed
         facts = facts_of(read_run(self.study.folder / one.name))
         took = f"{facts['steps']} steps, {clock(facts['training_s'])}"
@@ -144,13 +144,13 @@ class Runner:
         if ended(self.study, one) is None or (out / "eval.json").is_file():
             return ""
         arguments = ["task.name=gsm8k-renumbered", f"--problems={problems}", f"--out={out}"]
-        return self._run(one, ["octet", "eval", str(folder), *arguments], succeeds=(0,))
+        return self._run(one, ["eval", str(folder), *arguments], succeeds=(0,))
 
-    def _run(self, one: StudyRun, program: Sequence[str], succeeds: Collection[int]) -> str:
+    def _run(self, one: StudyRun, words: Sequence[str], succeeds: Collection[int]) -> str:
         log = self.study.folder / f"{one.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with disk.naming(log), open(log, "ab", opener=disk.not_a_link) as output:
-            command, merged = [sys.executable, "-m", *program], subprocess.STDOUT
+            command, merged = in_a_process(words), subprocess.STDOUT
             # if this process is killed, the run ends, too
             dies = partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             child = subprocess.Popen(command, stdout=output, stderr=merged, preexec_fn=dies)  # noqa: PLW1509

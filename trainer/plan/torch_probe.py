@@ -63,7 +63,3 @@ def _quantise(device: torch.device) -> None:
     bitsandbytes.optim.AdamW8bit([moved], lr=0.1).step()
     if not (moved < 0).all():
         raise RuntimeError("a step of the 8-bit optimizer moved nothing")
-
-
-if __name__ == "__main__":
-    main()

@@ -25,8 +25,8 @@ def check_context(context: int | None, prompts: Sequence[Prompt], new_tokens: in
     length, where = len(longest.tokens), longest.problem.where or longest.problem.id
     reason = f"with the {length} tokens of the prompt of {where} that is more than the context of this model, {context}"
     fewer = f"rollout.max_new_tokens={context - length} or less, or " if length < context else ""
-    shorter = f"prompt.max_tokens={max(1, context - new_tokens)} leaves it out of training"
-    remedy = f"Write {fewer}a shorter prompt; {shorter}"
+    without = f"; prompt.max_tokens={context - new_tokens} leaves it out of training" if context > new_tokens else ""
+    remedy = f"Write {fewer}a shorter prompt{without}"
     raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
 
 

@@ -11,10 +11,11 @@ from typing import Any
 from urllib.parse import quote
 
 from trainer.commands.page import views
-from trainer.commands.page.runs import Chat, Runs, command, held, shown
+from trainer.commands.page.runs import Chat, Runs, held, shown
 from trainer.config.command_line import flat, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware
+from trainer.machine.shipped import in_a_process
 from trainer.plan.preflight import card
 from trainer.reports.markup import Html, tag
 from trainer.reports.repeat import changes, joined
@@ -71,7 +72,7 @@ def output_of(words: Words, *more: str, typed: str = "", before: str = "") -> Ge
     yield f"{before}{shown(words)}"
     streams: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "input": typed}
     try:
-        ended = subprocess.run(command([*words, *more]), timeout=PATIENCE_S, check=False, **streams)
+        ended = subprocess.run(in_a_process([*words, *more]), timeout=PATIENCE_S, check=False, **streams)
     except subprocess.TimeoutExpired:
         yield views.error(f"It took more than {PATIENCE_S:g} s and was stopped. Run the command in a terminal.")
         return ""

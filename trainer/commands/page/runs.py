@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,15 +15,12 @@ import psutil
 from trainer.commands.list import runs_in
 from trainer.errors import ConfigError
 from trainer.machine import disk
+from trainer.machine.shipped import in_a_process
 from trainer.reports.repeat import joined
 
 LOCKS = Path("/proc/locks")
 TAIL = 6000  # bytes of a log
 WATCHED = ("config.yaml", "metrics.jsonl", "samples.jsonl", "eval.json", "verdict.json")
-
-
-def command(words: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "octet", *words]
 
 
 def shown(words: Sequence[str]) -> str:
@@ -62,7 +58,7 @@ class Runs:
             log.write(f"$ {shown(words)}\n".encode())
             log.flush()
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-            self.started[name] = subprocess.Popen(command(words), start_new_session=True, **streams)
+            self.started[name] = subprocess.Popen(in_a_process(words), start_new_session=True, **streams)
 
     def status(self, name: str) -> int | None:
         """Return the exit status of a command started here, or None if it still runs or was started elsewhere."""
@@ -117,7 +113,7 @@ class Chat:
         self.asked = 0
         self.out, self.errors = TemporaryFile(), TemporaryFile()  # noqa: SIM115  open during the conversation
         streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": self.out, "stderr": self.errors}
-        self.process = subprocess.Popen(command(["chat", str(place), "--json"]), **streams)
+        self.process = subprocess.Popen(in_a_process(["chat", str(place), "--json"]), **streams)
 
     def ask(self, question: str) -> None:
         assert self.process.stdin is not None, "it is a pipe"

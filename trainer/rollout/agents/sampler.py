@@ -9,7 +9,6 @@ this file         makes calls into prompts for the run's sampler, and answers in
 import json
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -22,6 +21,7 @@ from typing import Any
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError, TrainingError
 from trainer.machine import user_code
+from trainer.machine.shipped import in_a_process
 from trainer.machine.visible import visible
 from trainer.plan.planner import PREFILL_TOKENS
 from trainer.problem.environment import is_number
@@ -54,9 +54,8 @@ class Agents:
         self._started = 0
         self._said: set[str] = set()
         self._endpoint = Endpoint(self._keys.get, self.inbox.put, self._say_once)
-        start = "from trainer.rollout.agents.runner import serve"
-        start = f"import sys; sys.path[:] = {sys.path!r}; {start}; serve({setting!r})"
-        command = [sys.executable, "-c", start]  # in its own session, because Ctrl-C must not reach it
+        # in its own session, because Ctrl-C must not reach it
+        command = in_a_process(start=f"from trainer.rollout.agents.runner import serve; serve({setting!r})")
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
