@@ -21,10 +21,12 @@ from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.visible import print
 from trainer.plan import preflight, start
+from trainer.reports.study import totals
+from trainer.run_folder.reader import read_run
 
 GOAL = 0.9
 # Settings that an entry may change. All entries share the model, the problems and the evaluation.
-FREE = r"(algorithm|optim|rollout|lora)\.(?!vllm|start|engine)\w+|run\.(seed|steps|threads)|eval\.every"
+FREE = r"(algorithm|optim|rollout|lora)\.(?!vllm|start|engine)[\w.]+|run\.(seed|steps|threads)|eval\.every"
 COLUMNS = "| CPU seconds | wall seconds | answers | processor | threads | settings | date |"
 
 
@@ -52,21 +54,18 @@ def run(options: Namespace) -> None:
         if reached.value < GOAL:
             print(f"octet: {reached.value:.1%} after the last step, which is below {GOAL:.0%}", file=sys.stderr)
             sys.exit(1)
-        machine = json.loads((Path(scratch) / "machine.json").read_text())
-    answers = reached.step * config.rollout.problems * config.rollout.group_size
+        race = read_run(Path(scratch))
+        machine, answers = race.machine, int(totals(race)["samples"])
+    model = re.search(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    processor = model[1].strip() if model else platform.machine()
     result: dict[str, Any] = {"cpu_seconds": round(cpu, 2), "wall_seconds": round(wall, 2), "steps": reached.step}
     result |= {"answers": answers, "accuracy": round(reached.value, 4), "settings": options.overrides}
-    result |= {"processor": processor(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"}
+    result |= {"processor": processor, "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"}
     result |= {"date": str(date.today()), "made_with": machine}
     print(f"{COLUMNS}\n{row_of(result)}")
     with writing(options.out):
         options.out.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\n{options.out} is the file to send")
-
-
-def processor() -> str:
-    model = re.search(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return model[1].strip() if model else platform.machine()
 
 
 def row_of(result: Mapping[str, Any]) -> str:
