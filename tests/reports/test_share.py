@@ -4,7 +4,7 @@ import os
 from xml.etree import ElementTree
 
 import trainer
-from tests.conftest import octet, said_by
+from tests.conftest import octet, said_by, write_lines
 from tests.reports.conftest import configure
 from tests.ui.browser import found
 from trainer.run_folder.reader import read_run
@@ -36,6 +36,13 @@ def test_without_evaluations_the_verdict_stands_in_their_place(copied):
     assert octet("report", "--share", folder) == 0
     assert read_run(folder).verdict.kind in texts_of(folder)[1]
     assert f"6 steps of supervised training with octet {trainer.__version__}" in texts_of(folder)[1]
+
+
+def test_a_damaged_log_is_an_error(copied, capsys):
+    folder = copied("demo")
+    write_lines(folder / "metrics.jsonl", [{**line, "reward/mean": None} for line in read_run(folder).metrics])
+    status, _, error = said_by(capsys, "report", "--share", folder)
+    assert (status, f"{folder}: it is not as Octet writes it" in error) == (2, True)
 
 
 def test_the_names_of_others_are_text(copied):

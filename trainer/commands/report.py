@@ -13,7 +13,7 @@ from trainer.machine.visible import print
 from trainer.reports.report import report
 from trainer.reports.share import picture
 from trainer.reports.terminal import stopped
-from trainer.run_folder.reader import RunFiles, read_run, read_runs
+from trainer.run_folder.reader import RunFiles, as_written, read_run, read_runs
 
 SECONDS = 5.0  # between two updates of the page
 REST = 50.0  # an update that takes a second is followed by a pause of 50, so watching takes 2 % of a processor at most
@@ -62,7 +62,8 @@ def _are_live(runs: Sequence[RunFiles]) -> bool:
 
 
 def _share(run: RunFiles) -> None:
-    drawn = picture(run).encode()
+    with as_written(run.folder):
+        drawn = picture(run).encode()
     files = {"share.svg": drawn, "share.png": converted(drawn, "share", "png")}
     with writing(run.folder):
         for name, content in files.items():

@@ -36,9 +36,8 @@ def picture(run: RunFiles) -> Html:
         _text(made, HEIGHT - 18, 20, GREY),
     ]
     for chart in charts_of(groups_of([run]), "curves")[:1]:
-        place = f"translate({MARGIN - 8:g} 330) scale({SCALE:g})"
         wide = replace(chart, width=(WIDTH - 2 * MARGIN + 28) / SCALE, height=130.0)
-        lines.append(tag("g", *wide.marks(), transform=place))
+        lines.append(tag("g", *wide.marks(), transform=f"translate({MARGIN - 8:g} 330) scale({SCALE:g})"))
     return svg(lines, WIDTH, HEIGHT, f"{run.name}: {kind}", alone=True)
 
 
