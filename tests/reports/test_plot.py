@@ -123,12 +123,15 @@ def test_a_figure_of_one_metric_has_its_size_and_the_names_that_are_given(seeds,
     [
         ("--metric", "rewad/mean", "reward/mean"),
         ("--metric", "nonsense", "held_out, step, "),
+        ("--metric", "held_out", "Known: step, "),
         ("--names", "a,b", "demo"),
         ("--size", "3", "3.3x2.2"),
     ],
 )
-def test_a_figure_that_cannot_be_drawn_is_an_error(finished, capsys, option, value, word):
-    status, _, err = said_by(capsys, "plot", finished, option, value)
+def test_a_figure_that_cannot_be_drawn_is_an_error(copied, capsys, option, value, word):
+    log = (folder := copied("demo")) / "metrics.jsonl"
+    write_lines(log, [{name: one[name] for name in one if not name.startswith("eval/")} for one in lines_of(log)])
+    status, _, err = said_by(capsys, "plot", folder, option, value)
     assert (status, f"{option} {value}: " in err, word in err) == (2, True, True)
 
 

@@ -155,7 +155,8 @@ def of_metric(runs: Sequence[RunFiles], metric: str, names: Sequence[str], width
     looks = held_out(measure.is_reward) if is_held_out else metric
     drawn = chart(metric, groups, [Series(metric, looks, is_held_out)])
     if not drawn.curves:
-        known = [HELD_OUT, *dict.fromkeys(chain.from_iterable(line for run in runs for line in run.metrics))]
+        logged = chain.from_iterable(line for run in runs for line in run.metrics)
+        known = [one for one in dict.fromkeys([HELD_OUT, *logged]) if one != metric]
         named = ", ".join(one for one in known if not one.startswith(("time/", "memory/")))
         remedy = did_you_mean(metric, known).strip() or f"Known: {named}; time/* and memory/* of each phase"
         raise ConfigError(f"--metric {metric}", "no run has logged it", remedy)
