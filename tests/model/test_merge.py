@@ -12,7 +12,7 @@ from tests.conftest import NANO, refuses
 from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError
 from trainer.machine import manifest
-from trainer.model import lora, merge
+from trainer.model import hub, lora, merge
 from trainer.model.load import load_model
 from trainer.watch.progress import Progress
 
@@ -96,6 +96,20 @@ def test_files_of_a_limited_size_with_an_index_and_progress(tmp_path, monkeypatc
     (out / first).write_bytes(weights)
     with refuses(out, CheckpointError, names=first):
         manifest.must_be_whole(out)
+
+
+@pytest.mark.parametrize(
+    "other", ["model-00009-of-00009.safetensors", "consolidated.safetensors", "model_ema.safetensors"]
+)
+def test_weights_that_lie_beside_the_model_are_not_merged_nor_counted(tmp_path, other):
+    base, adapter = tmp_path / "base", save_adapter(NANO, ADAPTERS["lora"], tmp_path / "adapter")
+    AutoModelForCausalLM.from_pretrained(NANO).save_pretrained(base, max_shard_size="1MB")
+    AutoTokenizer.from_pretrained(NANO).save_pretrained(base)
+    alone = hub.find_model(Model(name=str(base))).weights
+    save_file({name: value + 1 for name, value in load_file(NANO / "model.safetensors").items()}, base / other)
+    assert hub.find_model(Model(name=str(base))).weights == alone
+    merge.write_merged(Model(name=str(base)), adapter, tmp_path / "merged", "fp32")
+    assert_merged(base, adapter, tmp_path / "merged")
 
 
 def test_what_cannot_be_read_weight_by_weight_is_merged_as_a_whole(tmp_path):

@@ -57,7 +57,8 @@ class Found:
 
     @property
     def weights(self) -> int:
-        return sum(size for name, size in self.sizes.items() if _is_weights(name))
+        read = [path.name for path in safetensors(self.folder)] if self.folder else []
+        return sum(self.sizes.get(name, 0) for name in read or wanted(self.sizes) if _is_weights(name))
 
     @property
     def download(self) -> int:
@@ -183,12 +184,19 @@ def _must_be_whole(name: str, folder: Path) -> None:
         reason = "there are no weights (*.safetensors) in this folder"
         remedy = OF_GGUF if any(file.endswith(".gguf") for file in sizes) else "Download it again"
         raise ModelError(f"model.name={name}", reason, remedy)
-    if (folder / "model.safetensors").is_file():  # then transformers reads no index
-        return
-    for index in sorted(folder.glob("*.safetensors.index.json")):
-        if missing := sorted(_shards(index) - sizes.keys()):
-            reason = f"{', '.join(missing)[:500]} is missing in this folder, and {index.name} names it"
-            raise ModelError(f"model.name={name}", reason, "Download the model again")
+    if missing := [path.name for path in safetensors(folder) if not path.is_file()]:
+        reason = f"{', '.join(missing)[:500]} is missing in this folder, and its index names it"
+        raise ModelError(f"model.name={name}", reason, "Download the model again")
+    if (folder / "generation_config.json").is_file():  # transformers would ignore one that it cannot read
+        read_json(f"model.name={name}", folder / "generation_config.json")
+
+
+def safetensors(folder: Path) -> list[Path]:
+    """Return the safetensors that transformers reads in a folder, in which those of an earlier save may lie, too."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file() or not index.is_file():
+        return [whole] if whole.is_file() else []
+    return [folder / shard for shard in sorted(_shards(index))]
 
 
 def fingerprint(model: Model) -> str:
@@ -215,14 +223,15 @@ def local_folder(name: str) -> Path | None:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         return None
-    if not (folder / "config.json").is_file():
-        folders = (folder, folder / "adapter")
-        if adapter := next((path for path in folders if (path / "adapter_config.json").is_file()), None):
-            config = read_json(f"model.name={name}", adapter / "adapter_config.json")
-            base, quoted = str(config.get("base_model_name_or_path"))[:200], shlex.quote(str(adapter))
-            reason = f"that is {'an adapter' if adapter == folder else 'a run folder'}, not a model. Its base is {base}"
-            remedy = f"Write octet eval --adapter {quoted}, or octet merge --adapter {quoted} --out FOLDER"
-            raise ModelError(f"model.name={name}", reason, remedy)
+    has_config = (folder / "config.json").is_file()
+    folders = (folder,) if has_config else (folder, folder / "adapter")
+    if adapter := next((path for path in folders if (path / "adapter_config.json").is_file()), None):
+        config = read_json(f"model.name={name}", adapter / "adapter_config.json")
+        base, quoted = str(config.get("base_model_name_or_path"))[:200], shlex.quote(str(adapter))
+        what = "there is an adapter in it" if adapter == folder else "that is a run folder, not a model"
+        remedy = f"Write octet eval --adapter {quoted}, or octet merge --adapter {quoted} --out FOLDER"
+        raise ModelError(f"model.name={name}", f"{what}. Its base is {base}", remedy)
+    if not has_config:
         reason = "there is no config.json in this folder, so it is not a model"
         remedy = "Name a folder that save_pretrained has written, or a model of the hub"
         raise ModelError(f"model.name={name}", reason, remedy)

@@ -241,12 +241,12 @@ def fits(folder: Path, device: torch.device) -> bool:
 def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
     """Return all tokens that end an answer, from the tokenizer, the generation config, and the chat template."""
     configured = model.generation_config.eos_token_id
-    stops = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
-    stops |= {tokenizer.get_vocab().get(END_OF_TEXT), end_of_turn(tokenizer)}
-    if not all(type(stop) is int for stop in stops - {None}):
+    stops = [tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])]
+    stops += [tokenizer.get_vocab().get(END_OF_TEXT), end_of_turn(tokenizer)]
+    if not all(stop is None or type(stop) is int for stop in stops):
         reason = f"eos_token_id is {configured!r} in its generation_config.json; expected one or several numbers"
         raise ModelError(f"model.name={model.name_or_path}", reason, "Correct it, or delete the file")
-    return sorted(stops - {None})
+    return sorted({*stops} - {None})
 
 
 def end_of_turn(tokenizer: Any) -> int | None:

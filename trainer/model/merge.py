@@ -5,7 +5,6 @@ model. Only a base whose files have other names or shapes than its layers is loa
 """
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -90,7 +89,7 @@ class Weights(Mapping[str, Tensor]):
     def find(self, folder: Path, was_tied: bool) -> bool:
         """Find the weights in the safetensors of a folder. Return False if one is missing or has another format."""
         stored = {}
-        for file in (folder / name for name in hub.wanted(os.listdir(folder)) if name.endswith(".safetensors")):
+        for file in hub.safetensors(folder):
             with safe_open(file, "pt") as weights:
                 for name in weights.keys():  # noqa: SIM118  it is no dictionary
                     part = weights.get_slice(name)
