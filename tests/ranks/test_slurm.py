@@ -57,6 +57,15 @@ def test_deepspeed_has_another_word_for_the_ranks_here(task):
     assert os.environ["LOCAL_WORLD_SIZE"] == "2"
 
 
+def test_mpirun_has_other_words_for_all_of_them(task):
+    words = {"RANK": "5", "LOCAL_RANK": "1", "SIZE": "8", "LOCAL_SIZE": "4"}
+    task(**{f"OMPI_COMM_WORLD_{word}": value for word, value in words.items()})
+    slurm.adopt_ranks()
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    assert [os.environ[name] for name in names] == ["5", "1", "8", "4", "127.0.0.1"]
+    assert int(os.environ["MASTER_PORT"]) in slurm.PORTS
+
+
 def test_what_a_launcher_says_goes_before(task):
     task(**STEP, RANK="0", WORLD_SIZE="1")
     slurm.adopt_ranks()

@@ -17,10 +17,15 @@ TIMEOUT_S = 30.0  # for a command of Slurm
 
 
 def adopt_ranks() -> None:
-    """Set the environment variables of torchrun from those of srun, so that the rest of the program reads only these.
+    """Set the variables of torchrun from those of srun or mpirun, so that the rest of the program reads only these.
     DeepSpeed's launcher sets them, too, except LOCAL_WORLD_SIZE, which it names LOCAL_SIZE."""
     if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:
         os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
+    elif "RANK" not in os.environ and "OMPI_COMM_WORLD_RANK" in os.environ:
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", str(PORTS[os.getppid() % len(PORTS)]))  # mpirun is the parent of all ranks
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{name.replace('WORLD_', '')}"]
     if "RANK" in os.environ or not is_one_of_several():
         return
     os.environ["RANK"] = str(_number("SLURM_PROCID"))
