@@ -268,7 +268,7 @@ SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
     [
         (["model.safetensors"], ["pytorch_model.bin", "tf_model.h5", "onnx/model.onnx"], []),
         (SHARDS, ["consolidated.safetensors"], ["model.safetensors.index.json"]),
-        (SHARDS, ["pytorch_model-1.bin", "pytorch_model.bin.index.json"], ["model.safetensors.index.json"]),
+        (SHARDS, ["pytorch_model-1.bin"], ["model.safetensors.index.json", "pytorch_model.bin.index.json"]),
         (["pytorch_model.bin"], ["flax_model.msgpack", "rust_model.ot"], []),
         (["model.safetensors"], ["original/params.json", "README.md", "modeling.py"], ["tokenizer.model", "vocab.txt"]),
     ],

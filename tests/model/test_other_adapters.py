@@ -16,7 +16,7 @@ from trainer.commands import eval as evaluation
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError, MergeError, ModelError
-from trainer.model import lora, merge
+from trainer.model import hub, lora, merge
 from trainer.plan import downloads
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9]])
@@ -138,6 +138,18 @@ def test_the_base_is_taken_in_the_revision_that_it_names(tmp_path, tiny_model, n
         assert (model.name, model.revision) == ("some/base", revision)
     lora.save_adapter(lora.add_adapter(base(tiny_model), Lora(), "v1"), tmp_path / "b")
     assert peft.PeftConfig.from_pretrained(tmp_path / "b").revision == "v1"
+
+
+def test_a_base_with_other_weights_than_in_the_run_is_refused_unless_it_is_named(tmp_path, tiny_model):
+    config, name = resolve("nano", None, [f"model.name={tiny_model}"]), f"model.name={tiny_model}"
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    for fingerprint in (hub.fingerprint(config.model)[:16], ""):
+        (tmp_path / "machine.json").write_text(json.dumps({"base weights": fingerprint}))
+        assert settings(tmp_path / "adapter", name=str(tiny_model)).model.name == str(tiny_model)
+    (tmp_path / "machine.json").write_text(json.dumps({"base weights": "0" * 16}))
+    with refuses("model.name", CheckpointError, names="began"):
+        settings(tmp_path / "adapter", name=str(tiny_model))
+    assert settings(tmp_path / "adapter", name, name=str(tiny_model)).model.name == str(tiny_model)
 
 
 @pytest.mark.parametrize("end", ["-unsloth-bnb-4bit", "-bnb-4bit"])

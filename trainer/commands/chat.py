@@ -31,6 +31,8 @@ def run(options: Namespace) -> None:
     question = " ".join(text for text in options.overrides if text not in settings)
     config = resolve(str(stored), None, [*servers, *settings])
     downloads.check(config, needs_data=False)
+    if not any(text.startswith("model.name=") for text in settings):
+        source.must_have_its_base(config.model)
     preflight.import_libraries(config)
     from trainer.run import chat
 

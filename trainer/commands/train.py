@@ -70,12 +70,11 @@ def alone(machine: hardware.Hardware) -> dict[str, str]:
     """Return the environment that DeepSpeed's launcher gives an only rank. Without the launcher, torch is imported
     once instead of three times."""
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(hardware.free_port())}
     if not machine.gpus:
-        return {**ranks, **meeting, "DS_ACCELERATOR": "cpu"}
+        return {**ranks, "DS_ACCELERATOR": "cpu"}
     (card,) = machine.gpus
     name = card.uuid if card.uuid.startswith("MIG-") else str(card.index)
-    return {**ranks, **meeting, "CUDA_VISIBLE_DEVICES": name}
+    return {**ranks, "CUDA_VISIBLE_DEVICES": name}
 
 
 def with_choices(request: Request, arguments: Sequence[str]) -> list[str]:

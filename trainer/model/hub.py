@@ -22,7 +22,7 @@ from huggingface_hub import constants
 
 from trainer.config.read_yaml import read_yaml
 from trainer.config.settings import RUNS, Model
-from trainer.errors import ModelError
+from trainer.errors import CheckpointError, ModelError
 from trainer.machine import manifest, threads
 
 CONNECT_S = 3.0
@@ -57,8 +57,8 @@ class Found:
 
     @property
     def weights(self) -> int:
-        read = [path.name for path in safetensors(self.folder)] if self.folder else []
-        return sum(self.sizes.get(name, 0) for name in read or wanted(self.sizes) if _is_weights(name))
+        names = [path.name for path in weights(self.folder)] if self.folder else filter(_is_weights, self.sizes)
+        return sum(self.sizes.get(name, 0) for name in names)
 
     @property
     def download(self) -> int:
@@ -139,12 +139,10 @@ def snapshot(model: Model) -> Path | None:
     if Path(commit).name != commit or not (cached / "config.json").is_file():
         return None
     try:
-        indices = [_shards(index) for index in cached.glob("*.index.json")]
+        files = weights(cached)
     except ModelError:
         return None
-    names = {file.name for file in cached.iterdir() if file.is_file()}
-    is_complete = any(shards <= names for shards in indices) if indices else any(map(_is_weights, names))
-    return cached if is_complete else None
+    return cached if files and all(path.is_file() for path in files) else None
 
 
 def wanted(names: Iterable[str], code: bool = False) -> list[str]:
@@ -153,10 +151,7 @@ def wanted(names: Iterable[str], code: bool = False) -> list[str]:
     weights = [name for name in top if name.startswith("model") and _is_weights(name)]
     weights = weights or [name for name in top if name.startswith("pytorch_model") and _is_weights(name)]
     endings = (".json", ".txt", ".model", ".jinja", *([".py"] if code else []))
-    # model-00001-of-00002.safetensors belongs to model.safetensors.index.json
-    read = {re.sub(r"-\d+-of-\d+", "", name) + ".index.json" for name in weights}
-    unread = {name for name in top if name.endswith(".index.json")} - read
-    return sorted({*weights, *(name for name in top if name.endswith(endings))} - unread)
+    return sorted({*weights, *(name for name in top if name.endswith(endings))})
 
 
 def _is_weights(name: str) -> bool:
@@ -180,29 +175,31 @@ def _must_be_whole(name: str, folder: Path) -> None:
     manifest."""
     manifest.must_be_whole(folder)
     sizes = _sizes(folder)
-    if not any(map(_is_weights, sizes)):
+    if not (files := weights(folder)):
         reason = "there are no weights (*.safetensors) in this folder"
         remedy = OF_GGUF if any(file.endswith(".gguf") for file in sizes) else "Download it again"
         raise ModelError(f"model.name={name}", reason, remedy)
-    if missing := [path.name for path in safetensors(folder) if not path.is_file()]:
+    if missing := [path.name for path in files if not path.is_file()]:
         reason = f"{', '.join(missing)[:500]} is missing in this folder, and its index names it"
         raise ModelError(f"model.name={name}", reason, "Download the model again")
     if (folder / "generation_config.json").is_file():  # transformers would ignore one that it cannot read
         read_json(f"model.name={name}", folder / "generation_config.json")
 
 
-def safetensors(folder: Path) -> list[Path]:
-    """Return the safetensors that transformers reads in a folder, in which those of an earlier save may lie, too."""
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.is_file() or not index.is_file():
-        return [whole] if whole.is_file() else []
-    return [folder / shard for shard in sorted(_shards(index))]
+def weights(folder: Path) -> list[Path]:
+    """Return the files of weights that transformers reads in a folder. Those of an earlier save may lie beside."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return [folder / name]
+        if (index := folder / f"{name}.index.json").is_file():
+            return [folder / shard for shard in sorted(_shards(index))]
+    return []
 
 
 def fingerprint(model: Model) -> str:
     """Return a hash of samples from each file of a model's weights; "" for weights that are not on this machine."""
     folder = NANO if model.name == "nano" else local_folder(model.name) or snapshot(model)
-    files = sorted(path for path in folder.iterdir() if _is_weights(path.name)) if folder else []
+    files = [path for path in weights(folder) if path.is_file()] if folder else []
     digest = hashlib.sha256()
     for path in files:
         size = path.stat().st_size
@@ -212,6 +209,14 @@ def fingerprint(model: Model) -> str:
                 file.seek(offset)
                 digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest() if files else ""
+
+
+def must_have(model: Model, before: str, remedy: str) -> None:
+    """Raise CheckpointError if the weights of a model have another fingerprint than `before`, or than its beginning."""
+    if (now := fingerprint(model)[: len(before)]) and now != before:
+        reason = "its weights are not those that this run began with"
+        remedy = f"Restore them, name their revision (model.revision), or {remedy}"
+        raise CheckpointError(f"model.name={model.name}", reason, remedy)
 
 
 def _sizes(folder: Path) -> dict[str, int]:

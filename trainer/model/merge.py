@@ -89,7 +89,7 @@ class Weights(Mapping[str, Tensor]):
     def find(self, folder: Path, was_tied: bool) -> bool:
         """Find the weights in the safetensors of a folder. Return False if one is missing or has another format."""
         stored = {}
-        for file in hub.safetensors(folder):
+        for file in (path for path in hub.weights(folder) if path.suffix == ".safetensors"):
             with safe_open(file, "pt") as weights:
                 for name in weights.keys():  # noqa: SIM118  it is no dictionary
                     part = weights.get_slice(name)

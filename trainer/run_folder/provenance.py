@@ -13,7 +13,7 @@ import trainer
 from trainer.config.command_line import flat
 from trainer.config.paths import PATHS, file_of, place, stored
 from trainer.config.settings import Config
-from trainer.errors import CheckpointError, ConfigError, DataError
+from trainer.errors import ConfigError, DataError
 from trainer.machine.shipped import CHECKOUT
 from trainer.machine.visible import visible
 from trainer.model import hub
@@ -52,10 +52,7 @@ class Provenance:
 
     def load(self, state: dict[str, Any]) -> None:
         """Refuse a checkpoint of other data, weights or files, and warn if other versions wrote it."""
-        if state["weights"] != self.weights and state["weights"] and self.weights:
-            reason = "its weights are not those that this run began with"
-            remedy = "Restore them, name their revision (model.revision), or choose another run.dir"
-            raise CheckpointError(f"model.name={self.config.model.name}", reason, remedy)
+        hub.must_have(self.config.model, state["weights"], "choose another run.dir")
         self._compare_data(state["data"])
         self._compare_files(state["files"])
         others = [f"{name} {had}" for name, had in state["versions"].items() if versions().get(name) != had]

@@ -1,6 +1,5 @@
 """What a path or a name on a command line stands for: an adapter or a model, of a run, of a folder or on the hub."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,16 +47,7 @@ class Source:
     @property
     def base(self) -> str:
         """Return the name of the model that the adapter was trained over, or "" if it is not recorded."""
-        assert self.folder is not None, "it is an adapter"
-        path = self.folder / "adapter_config.json"
-        try:
-            named = json.loads(path.read_text())["base_model_name_or_path"]
-            base = Path("" if named is None else named)
-            if len(str(base)) > LONGEST_NAME:
-                raise ValueError
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-            reason = f"it does not say what the adapter was trained over ({type(error).__name__})"
-            raise CheckpointError(path, reason, "Restore the file") from None
+        base = Path(self._recorded("base_model_name_or_path"))
         if base.parts[:1] == ("unsloth",):  # adapters of unsloth name a 4-bit copy of the 16-bit model
             return str(base).removesuffix("-bnb-4bit").removesuffix("-unsloth")
         return "nano" if base.parts[-3:] == ("trainer", "model", "nano") else str(base) if base.parts else ""
@@ -65,9 +55,13 @@ class Source:
     @property
     def revision(self) -> str | None:
         """Return the revision of the base that the adapter was trained over, if it names one."""
+        return self._recorded("revision") or None
+
+    def _recorded(self, name: str) -> str:
+        """Return a text in the configuration of the adapter, or "" if it is not there."""
         assert self.folder is not None, "it is an adapter"
-        named = hub.read_json(str(self.folder), self.folder / "adapter_config.json").get("revision")
-        return named if isinstance(named, str) and named else None
+        text = hub.read_json(str(self.folder), self.folder / "adapter_config.json").get(name)
+        return text if isinstance(text, str) and len(text) <= LONGEST_NAME else ""
 
     def is_over(self, model: Model) -> bool | None:
         """Return whether the adapter was trained over this model, or None if that cannot be known."""
@@ -83,6 +77,12 @@ class Source:
             stored = hub.read_json(f"model.name={model.name}", folder / "config.json")
             found = _on_the_hub(str(stored.get("_name_or_path")))
         return wanted == found if wanted and found else None
+
+    def must_have_its_base(self, model: Model) -> None:
+        """Raise CheckpointError if this is an adapter of a run, and the base has other weights than in that run."""
+        if self.adapter and self.run:
+            before = str(read_run(self.run).machine.get("base weights", ""))
+            hub.must_have(model, before, f"write model.name={model.name} to take them as they are")
 
     def described(self, out: Path) -> dict[str, Any]:
         """Return what an export in `out` records about the model that it was made from."""
