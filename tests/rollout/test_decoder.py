@@ -378,6 +378,7 @@ def test_sampling_leaves_the_model_as_it_was(kind, tokenizer):
     [
         (512, 8, "Write a shorter prompt; prompt.max_tokens=504"),
         (500, 13, "=12 or less, or a shorter prompt"),
+        (500, 512, "=12 or less, or a shorter prompt."),  # no prompt would leave room for such answers
     ],
 )
 def test_nothing_is_sampled_beyond_the_context_whose_last_place_is_used(kind, length, new_tokens, told, tokenizer):
