@@ -43,6 +43,13 @@ def test_a_row_is_counted_where_a_model_has_no_heads_or_some_of_two_sizes(kind):
     assert limits.row_bytes(config, places=768, item=2) >= 12 * config.vocab_size
 
 
+@pytest.mark.parametrize(("kind", "size"), [("jetmoe", 128), ("zamba2", 160)])  # which call the size by other names
+def test_a_row_is_counted_by_the_size_of_a_head_and_not_by_the_hidden_size(kind, size):
+    config = AutoConfig.for_model(kind)
+    keys = 2 * config.num_hidden_layers * config.num_key_value_heads * size * 2 * 768
+    assert limits.row_bytes(config, places=768, item=2) == keys + 12 * config.vocab_size
+
+
 def test_prompts_of_other_lengths_are_generated_apart_if_the_model_reads_padding(tokenizer):
     sizes = {"hidden_size": 32, "lru_width": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 480}
     torch.manual_seed(0)

@@ -61,8 +61,8 @@ def free_bytes(card: torch.device) -> int:
 
 def row_bytes(config: Any, places: int, item: int) -> int:
     """Return the memory of one completion: the keys and values of all layers, and logits and probabilities in fp32."""
-    known, heads = config.to_dict(), getattr(config, "num_attention_heads", 0)  # Mamba has none
-    head = known.get("head_dim") or config.hidden_size // max(1, heads)  # that of Gemma 4 depends on the layer
+    known, heads = config.to_dict(), getattr(config, "num_attention_heads", 0)  # Mamba has none, Gemma 4 has two sizes
+    head = known.get(config.attribute_map.get("head_dim", "head_dim")) or config.hidden_size // max(1, heads)
     keys = known.get("num_key_value_heads") or heads
     return 2 * config.num_hidden_layers * keys * head * item * places + 3 * 4 * config.vocab_size
 
