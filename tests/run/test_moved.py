@@ -65,6 +65,10 @@ def test_a_run_is_evaluated_and_resumed_from_another_working_folder(run, tmp_pat
     copy = tmp_path / "it"
     shutil.copytree(run, copy)
     elsewhere = run.parents[1] / "elsewhere"
+    (copy / "eval").symlink_to(elsewhere)
+    status, said = octet(elsewhere, "eval", copy)
+    assert (status, "/eval: it is a link" in said, [*elsewhere.iterdir()]) == (2, True, []), said
+    (copy / "eval").unlink()
     status, said = octet(elsewhere, "eval", copy)
     assert status == 0, said
     resume, named = ["train", "--resume", copy, "run.steps=2"], f"reward.custom={run.parent}/mine.py:brief"
