@@ -87,6 +87,8 @@ def test_equal_mathematics(shared: Symbolic, answer: str, gold: str) -> None:
         ("4:6", "2:3"), ("3:30", "1:10"), ("6\\colon 4", "3\\colon 2"), ("x:y", "\\frac{x}{y}"),
         ("2\\sqrt3\\text{ m}", "\\sqrt{12}\\text{ cm}"), ("9\\pi\\text{ cm}^3", "9\\pi\\text{ cm}^2"),
         ("\\frac{7}{2}\\text{ p.m.}", "3.5\\text{ a.m.}"), ("7 a.m.", "7 p.m."), ("on", "no"), ("n", "N"),
+        ("\\boxed{x} is wrong", "x"), ("not \\boxed{18}", "18"), ("\\text{not } 0", "0"), ("x+1 \\text{ maybe}", "x+1"),
+        ("\\sqrt2 \\text{ million}", "\\sqrt2"), ("y\\in[1,4/2]", "x\\in[1,2]"), ("\\sqrt8 \\approx 2.9", "2\\sqrt2"),
         ("\\frac{1}{0}", "0"), ("\\frac{", "\\frac{1}{2}x"), ("\\ud800^2", "x^2"), ("", "x^2"),
     ],
 )  # fmt: skip

@@ -9,15 +9,16 @@ import unicodedata
 from collections.abc import Hashable
 
 from trainer.answers.choice import choice_letter
-from trainer.answers.equation import exact, parted
+from trainer.answers.equation import parted
 from trainer.answers.notation import DECORATION, LONGEST_ANSWER, PICTURE, clean, normalise
-from trainer.answers.number import is_plain, is_rounded, number, same_quantity, with_words, worked_out
+from trainer.answers.number import exact, is_plain, is_rounded, number, same_quantity, with_words, worked_out
 from trainer.answers.words import PEOPLE, same_rank
 
 _SHELL = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}|\$(.+)\$|\s")  # markup around a symbol
 _LATIN_WORD = re.compile("[A-Za-z]{3,}")
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 _ROUGHLY = re.compile(r"((?:\\[A-Za-z]+|[^A-Za-z])+?)(?:\\approx(?![A-Za-z])|≈)(.*)", re.DOTALL)  # \frac13 \approx 0.33
+_RELATION = re.compile(r"[=≈∈]|\\(?:approx|in)(?![A-Za-z])")
 _UNION = re.compile(r"\\cup")
 _SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
 _AND = re.compile(r",?\s(?:and|&)\s|,\s?")
@@ -31,7 +32,7 @@ def equal(answer: str, gold: str) -> bool:
     is_long = max(len(answer), len(gold)) > LONGEST_ANSWER
     if answer.strip() == gold.strip() or (not is_long and same_rank(answer, gold)):
         return True
-    has_names = "=" in answer and "=" in gold
+    has_names = all(map(_RELATION.search, (answer, gold)))
     if is_long or (has_names and _are_named_apart(answer, gold)):
         return False
     bare = [_bare(text) for text in (answer, gold)]
@@ -124,7 +125,7 @@ def _key(text: str, named: bool, depth: int) -> Hashable:
 def pairs(answer: str, gold: str) -> list[tuple[str, str]]:
     """Return the pairs that all have to be equal: each side of `x = 2\\sqrt2 = \\sqrt8` with `\\sqrt8`. Two equations
     are one pair if one of them begins without a label. There are none if the labels differ: nothing is equal then."""
-    if not any(sign in answer + gold for sign in ("=", "approx", "≈")):
+    if not _RELATION.search(answer + gold):
         return [(answer, gold)]
     if _are_named_apart(answer, gold):
         return []

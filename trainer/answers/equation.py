@@ -27,8 +27,6 @@ FUNCTION = re.compile(
     r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc|log|ln|exp|mod|minus|plus|times|over|half|twice|squared|cubed?|factorial|"
     r"sqrt|frac)(?![A-Za-z])"
 )
-_DECIMALS = re.compile(r"~ ?-?[0-9]*\.[0-9]+(?:\.\.\.|\\l?dots)?")
-_ROUNDED = re.compile(r"[-+]?[$0-9., ]+")
 _WORD = re.compile(r"\\?([A-Za-z']+)")
 
 
@@ -46,13 +44,6 @@ def parted(text: str) -> tuple[list[str], list[str]]:
     while len(parts) > 1 and is_label(parts[0]):
         labels.append(parts.pop(0))
     return labels, [part.strip() for part in parts]
-
-
-def exact(sides: list[str]) -> list[str]:
-    """Drop the decimals that follow an exact side: 1.414 of `\\sqrt2 =~ 1.414`, but not the 18 of `17.9 =~ 18`."""
-    if len(sides) > 1 and _DECIMALS.fullmatch(sides[-1]) and not _ROUNDED.fullmatch(sides[-2]):
-        return sides[:-1]
-    return sides
 
 
 def is_label(text: str) -> bool:

@@ -4,10 +4,10 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 from itertools import takewhile
-from math import prod
+from math import pi, prod, sqrt
 
 from trainer.answers.arithmetic import UNCALCULATED, worth
-from trainer.answers.equation import GREEK, exact, parted
+from trainer.answers.equation import GREEK, parted
 from trainer.answers.notation import DECORATION, LONGEST_ANSWER, WRAPPERS, clean
 from trainer.answers.words import BEHIND, SCALES, UNITS, fits, unit, unit_kind
 
@@ -42,11 +42,11 @@ _REPEATING = re.compile(
     r"(?P<whole>[0-9]*)\.(?P<once>[0-9]*)\\(?:overline|bar)\s*\{?(?P<again>[0-9]+)\}?"
 )  # 0.\overline{3}
 _SIMPLE = re.compile(r"\s{0,9}(-?)\$?([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)\.?\s*", re.ASCII)  # nearly all answers of GSM8K
-_MONEY_SCALES = {"k": 3, "K": 3, "M": 6, "B": 9, "bn": 9}
+_MONEY_SCALES = {"k": 3, "K": 3, "grand": 3, "M": 6, "B": 9, "bn": 9}
 
 # Words that may follow a plain number. Other words make a difference: "7 Up" and "3 pm" are not plain numbers.
 _MEASURES = (UNITS.keys() - {"am", "pm"}) | SCALES.keys()
-_MEASURES |= {"rupee", "peso", "penny", "pence", "percent", "degree", "radian", "unit", "point", "per", "a"}
+_MEASURES |= {"rupee", "peso", "penny", "pence", "unit", "point", "per", "a"}
 _COUNTERS = re.compile(  # counting words, but not 万 (ten thousand) and 左右 (about)
     "(?:元|块|圆|円|원|个|個|只|人|天|岁|米|厘米|公里|公斤|小时|分钟)(?![半多以左])[\u4e00-\u9fff]{0,4}"
 )
@@ -77,7 +77,8 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] |
         return None
     if simple := _SIMPLE.fullmatch(text):
         return Fraction(int(simple[1] + simple[2].replace(",", ""))), (), ("dollar",) if "$" in text else ()
-    text = " ".join(clean("; ".join(DECORATION.sub(" ", text).strip().split("\n"))).split())
+    text = _DEGREES.sub(" degrees ", DECORATION.sub(" ", text))
+    text = " ".join(clean("; ".join(text.strip().split("\n"))).split())
     text = _CENTS.sub(lambda money: money[0].replace(",", "."), _NO_CENTS.sub("", text))
     text = _REPEATING.sub(_as_fraction, _NUMERIC_FRACTION.sub(r" \1/\2 ", text))
     text = _after_equals(text).strip(WRAPPERS)
@@ -96,8 +97,9 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] |
 
 
 _UNIT = re.compile(r"\^\s*\{?\s*([23])|([^\W\d_]+|[%$¢£€¥₹])")
-_SIGN_UNITS = {"$": "dollar", "¢": "cent", "£": "lb", "€": "euro", "¥": "yen", "₹": "rupee", "percent": "%", "%": "%"}
-_SPEEDS = {"mph": ("mi", "h"), "kph": ("km", "h")}
+_SIGN_UNITS = {"$": "dollar", "¢": "cent", "£": "lb", "€": "euro", "¥": "yen", "₹": "rupee", "%": "%"}
+_SEVERAL = {"mph": ("mi", "h"), "kph": ("km", "h"), "°c": ("degree", "°c"), "°f": ("degree", "°f")}
+_DEGREES = re.compile(r"°|\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])")
 
 
 def units_in(text: str) -> tuple[str, ...]:
@@ -107,8 +109,8 @@ def units_in(text: str) -> tuple[str, ...]:
         name = _SIGN_UNITS.get(word.lower()) or unit(word)
         if power:
             names[-1:] = ["sq" if power == "2" else "cubic", *names[-1:]]
-        elif name and name not in names:
-            names += _SPEEDS.get(name, (name,))
+        elif name:
+            names += [one for one in _SEVERAL.get(name, (name,)) if one not in names]
     return tuple(names)
 
 
@@ -133,8 +135,8 @@ _MONEY = {(name,) for name in ("dollar", "cent", "euro", "lb", "yen", "rupee")}
 def agree(units: tuple[str, ...], others: tuple[str, ...]) -> bool:
     """Return True if one side has no units, or both have the same, as 5 km and 5 km per day, $18 and $18 per hour."""
     lasting = [[unit for unit in of[1:] if unit not in ("day", "wk", "mo", "yr")] for of in (units, others)]
-    is_same = units[:1] == others[:1] and (units[:1] in _MONEY or lasting[0] == lasting[1])
-    return not units or not others or is_same
+    is_vague = units[:1] in _MONEY or ("degree",) in (units, others)  # 25 degrees are 25 °C
+    return not units or not others or (units[:1] == others[:1] and (is_vague or lasting[0] == lasting[1]))
 
 
 _OPERAND = re.compile(rf"{CURRENCY}?\s?({DECIMAL})%?")
@@ -161,16 +163,51 @@ def _after_equals(text: str) -> str:
     return result if all(_of_working(side) in (None, value) for side in working) else text
 
 
+_DECIMALS = re.compile(r"~ ?-?[0-9]*\.[0-9]+(?:\.\.\.|\\l?dots)?")
+_ROUNDED = re.compile(r"[-+]?[$0-9., ]+")
+
+
+def exact(sides: list[str]) -> list[str]:
+    """Drop the decimals that follow an exact side: 1.414 of `\\sqrt2 =~ 1.414`, but not the 18 of `17.9 =~ 18`."""
+    if len(sides) > 1 and _DECIMALS.fullmatch(sides[-1]) and not _ROUNDED.fullmatch(sides[-2]):
+        return sides[:-1] if is_rounded(sides[-2], sides[-1][1:]) else sides
+    return sides
+
+
 def is_rounded(side: str, rounded: str) -> bool:
     """Return True if the second is the first, rounded or cut off: for 2/3 and 0.67 or 0.66, 1234 and 1200, 17.2 and 18.
-    Also return True if the first is not a number."""
+    Also return True if the value of the first is not known."""
     rounded = rounded.partition("\\")[0].rstrip(". ")  # without \\ldots
     value, shown, decimals = number(side), number(rounded), rounded.partition(".")[2]
+    value = _about(side) if value is None else value
     if value is None or shown is None:
         return value is None
     digits = rounded.replace(",", "")
     off = (value - shown) * 10 ** len(decimals) / 10 ** (len(digits) - len(digits.rstrip("0")) if not decimals else 0)
     return (Fraction(-1, 2) if decimals else -1) <= (off if shown > 0 else -off) < 1
+
+
+_IRRATIONAL = re.compile(
+    r"\s*\\(?:pi(?![A-Za-z])|sqrt\s*(?:\{([^{}]+)\}|([0-9])))|(?<![0-9])\\frac\{([^{}]+)\}\{([^{}]+)\}"
+)
+
+
+def _about(side: str) -> Fraction | None:
+    """Return the value of a side with roots, fractions and pi in it as a float, or None if it is not known."""
+    before = ""
+    while before != side:  # from the inside out
+        before, side = side, _IRRATIONAL.sub(_in_decimals, side)
+    return worked_out(f"1*({side})")
+
+
+def _in_decimals(found: re.Match[str]) -> str:
+    braced, digit, top, bottom = found.groups()
+    if top:
+        return f"(({top})/({bottom}))"
+    if not (braced or digit):
+        return f"({pi})"
+    square = worked_out(f"1*({braced or digit})")
+    return f"({sqrt(square)})" if square is not None and square >= 0 else "?"
 
 
 def _is_variable(digit: str, backslash: str, word: str) -> bool:
@@ -244,7 +281,7 @@ def _scale(tail: str, money: bool) -> int | None:
     if not tail or _COUNTERS.fullmatch(shown):
         return 1
     head, _, currency = shown.partition(" ")
-    if head in _MONEY_SCALES and ((unit(currency),) in _MONEY if currency else money):
+    if head in _MONEY_SCALES and ((unit(currency),) in _MONEY if currency else money or head == "grand"):
         return int(10 ** _MONEY_SCALES[head])
     words = _unit_words(tail)
     if words is None:

@@ -19,7 +19,7 @@ _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
     (?:[0-9]*\\[dt]?frac\{{-?{DECIMAL}\}}\{{{DECIMAL}\}}
       |(?:{CURRENCY}\s?-?)?[0-9]+[ ][0-9]+/[0-9]+(?![0-9])
       |(?:{CURRENCY}\s?-?)?{DECIMAL}(?:\s?/\s?[0-9]+(?![0-9])|[eE][-+]?[0-9]+(?!\w)|\s?(?:\*|x|\\times|\\cdot)\s?10\^\{{?-?[0-9]+\}}?)?)
-    (?:\s?\\?%|(?:\s(?:hundred|thousand|[mb]illion)s?\b)+)?"""
+    (?:\s?\\?%|(?:\s(?:hundred|thousand|[mb]illion)s?\b)+|\sgrand\b(?!\s[a-z]))?"""
 _NUMERAL = re.compile(_NUMBER, re.VERBOSE)
 _OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
 _NO_OPERAND = re.compile("[a-z]{2,}|=.*")
@@ -220,7 +220,7 @@ _PARTS = re.compile(  # between two numbers neither of which is the answer: "17,
 TURNED = re.compile(  # before a number: "isn't 18", "at least 18", "half of 18", "x^18", "x > 18", "except 18"
     r"""(?xi)(?:(?<![a-z]{2})[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|(?:any|every)thing\sbut)\s
     |\b(?:(?:not|never|cannot|neither|nor|(?:doubt|unless)(?:\sthat)?|[a-z]+n't)(?:\s[a-z']+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
-    |half(?:\sof)?|twice|up\sto|nearly|almost|hardly|barely|scarcely|(?:may|might|could)\sbe|maybe|perhaps|possibly|probably
+    |half(?:\sof)?|twice|up\sto|nearly|almost|hardly|barely|scarcely|(?:may|might|could)\sbe|maybe|perhaps|possibly|probably|guess(?:,|:|\sis|\swould\sbe)?
     |(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?
     |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|[\^_]\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$"""
 )

@@ -17,13 +17,14 @@ from functools import lru_cache
 
 from trainer.answers import compare, notation, number
 from trainer.answers.children import Child, Died
+from trainer.answers.words import kind
 from trainer.errors import ConfigError
 
 DECIMALS = 12  # that have to agree with an irrational number: 1.414214 does not equal the square root of two
 
 _SIGNS = re.compile(r"[0-9\\^_=<>+*/|()\[\]{}√π-]")
-_COMMAND = re.compile(r"\\(?:begin|end)\{[A-Za-z*]+\}|\\[A-Za-z]+")
-_WORD = re.compile(r"[A-Za-z]{4,}")
+_COMMAND = re.compile(r"\\(?:begin|end|operatorname)\{[A-Za-z*]+\}|\\[A-Za-z]+")
+_WORD = re.compile(r"[A-Za-z]+")
 _SYMBOL = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 _CAPITAL = re.compile(r"[A-Z]|\\(?:Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)")
 _PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,4}")  # xy; letters without a vowel are not a word
@@ -105,8 +106,10 @@ def _looks_like_maths(text: str) -> bool:
     if not text.strip() or len(text) > notation.LONGEST_ANSWER:
         return False
     words = _WORD.findall(_COMMAND.sub(" ", text))
+    if "\\boxed" in text or any(kind(word) in "qQ" for word in words if word != "or"):  # denied, doubted or changed
+        return False
     is_short = len(text.strip()) == 1 or _PRODUCT.fullmatch(text.strip()) is not None
-    return len(words) < 2 and (is_short or _SIGNS.search(text) is not None)
+    return sum(len(word) > 3 for word in words) < 2 and (is_short or _SIGNS.search(text) is not None)
 
 
 # ------------------------------------------------------------------------------------------------------- in the child

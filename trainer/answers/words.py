@@ -12,7 +12,8 @@ from trainer.answers.equation import FUNCTION, GREEK
 
 # Words that take an answer back, doubt it, and add another one.
 CORRECTING = (
-    r"wait|actually|sorry|oops|correction|edit|hmm|scratch\s+that|on\s+second(?:\s+thought)?|i\s+mean|make\s+that"
+    r"wait|actually|sorry|oops|correction|edit|hmm|scratch\s+that|on\s+second(?:\s+thought)?|i\s+mean|make\s+that|"
+    r"(?:my\s+)?apologies|my\s+mistake|just\s+kidding|let\s+me\s+re-?(?:check|calculate|compute|consider|do|think)"
 )
 HEDGING = "maybe|perhaps|possibly|alternatively"
 ANOTHER = rf"or|no|if\s+not|{CORRECTING}|{HEDGING}"
@@ -42,8 +43,8 @@ _UNIT_NAMES = (
     "yd/yard mi/mile mg/milligram g/gram kg/kilogram/kilo lb/pound oz/ounce ml/milliliter/millilitre cl dl "
     "l/liter/litre kl ton/tonne s/sec/second min/minute h/hr/hour day wk/week mo/month yr/year °c/c/celsius "
     "°f/f/fahrenheit sq/square cubic/cu/cc dollar/usd cent/ct euro/eur gbp rupee/rs chf brl yen kr zł kč "
-    "kph/kmh mph am pm st nd rd th pt pc ea tsp tbs fl qt/quart pint gallon px pct pk pkg mcg nm kv mw hp dz pp gb mb "
-    "kb tb kwh kw hz khz mhz ghz rpm psi kj"
+    "kph/kmh mph am pm st nd rd th pt pc ea tsp tbs fl qt/quart pint gallon px %/pct/percent pk pkg mcg nm kv mw hp dz "
+    "pp gb mb kb tb kwh kw hz khz mhz ghz rpm psi kj degree/deg radian/rad"
 )
 UNITS = {name: group.partition("/")[0] for group in _UNIT_NAMES.split() for name in group.split("/")}
 _ONE_LETTER_UNITS = frozenset("mgshlLKVWNJCF")
@@ -114,7 +115,7 @@ _BEFORE = (
 _BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|r[wt])?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
 BEHIND = re.compile(_BEHIND)
 # "After checking:", "I checked it twice:", "No rounding was needed:"
-_LEAD = rf"(?:(?:[pP]|d?A{{1,3}}[ir])?{_NAME}(?:v+[sw]{{0,2}})?|sw[sd]w{{0,2}}Q?|q[tw]{{1,3}}[ir][vtw])[:=]"
+_LEAD = rf"(?:(?:[pP]|d?A{{1,3}}[ir])?{_NAME}(?:v+[sw]{{0,2}})?[ir]?|sw[sd]w{{0,2}}Q?|q[tw]{{1,3}}[ir][vtw])[:=]"
 _CLAUSE = re.compile(rf"c*(?:(?:{_BEFORE}|[^qQNY]*Y)N{_BEHIND}=?|{_LEAD}|pd|[iv]?{_MORE}=?)")  # Y: "in the year N"
 TEXT = re.compile(  # "The winner is N", "N is cheaper", "N, because it has more"
     rf"c*,*(?:(?!w[va]){_NAME}(?:v?[ir]v?P?|v{{1,2}}|:)|[ir]+)?(?:d?m*N|dMw)(?:[irv][^q]*|,*c[dswEn][^q]*)?,*"
@@ -179,7 +180,8 @@ _SPELLED = re.compile(
 )
 _HALF = re.compile(rf"(?i)(?<!and )\bhalf an? ({'|'.join(SCALES)})\b")  # half a dozen
 _FRACTION = re.compile(
-    rf"(?<![\w'.,/-])(?:([0-9]+)\sand\s)?(an?|one|[0-9]+)[\s-]({'|'.join(_PARTS)})s?(?![\w-])", re.IGNORECASE
+    rf"(?<![\w'.,/-])(?:([0-9]+)\sand\s)?(?:(an?|one|[0-9]+)[\s-]({'|'.join(_PARTS)})|(?:an?|one)\s([0-9]+)th)s?(?![\w-])",
+    re.IGNORECASE,
 )
 
 
@@ -202,7 +204,8 @@ def in_digits(text: str) -> str:
         return match[0] if value is None or (match[0].lower() == "one" and not is_bare) else str(value)
 
     def quotient(match: re.Match[str]) -> str:
-        top, part = match[2] if match[2].isdigit() else "1", _PARTS[match[3].lower()]
+        top = match[2] if match[2] and match[2].isdigit() else "1"
+        part = match[4] or _PARTS[match[3].lower()]
         return f"{match[1] or ''} {top}/{part}".strip()
 
     return _FRACTION.sub(quotient, _SPELLED.sub(digits, text))
