@@ -16,6 +16,7 @@ from trainer.config.command_line import resolve
 from trainer.config.paths import file_of
 from trainer.machine import disk, user_code
 from trainer.machine.http_client import read_key
+from trainer.model.load import load_tokenizer
 from trainer.rollout.agents.sampler import Agents
 from trainer.run_folder import lock
 
@@ -177,6 +178,14 @@ def test_no_agent_is_run_and_no_key_is_sent_as_only_a_run_folder_says(tmp_path, 
     assert not ran.exists()
     resolve(str(run / "config.yaml"), None, [f"{key}={value}", *MORE.get(key, ())])
     assert use() == "a-key-of-mine"
+
+
+def test_no_code_of_a_model_is_run_as_only_a_run_folder_says(tmp_path):
+    (tmp_path / "config.yaml").write_text("model: {trust_remote_code: true}")
+    asking = resolve(str(tmp_path / "config.yaml")).model
+    with refuses("model.trust_remote_code", names="somebody else"):
+        load_tokenizer(asking)
+    assert load_tokenizer(resolve(str(tmp_path / "config.yaml"), None, ["model.trust_remote_code=true"]).model)
 
 
 def test_a_run_that_was_made_here_is_trusted_and_its_copy_or_that_of_another_user_is_not(tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ WANTED |= {"string": "a text"}
 YAML_KINDS = {bool: "true or false", int: "a number", float: "a number", date: "a date", datetime: "a date"}
 # Settings that name code, a command, or a server that may get a key.
 OF_OTHERS = ["task.name", "task.mix", "task.agent", "reward.custom", "reward.judge.url", "teacher.url"]
-OF_OTHERS += ["rollout.vllm.urls", "rollout.vllm.python", "rollout.vllm.arguments"]
+OF_OTHERS += ["rollout.vllm.urls", "rollout.vllm.python", "rollout.vllm.arguments", "model.trust_remote_code"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,9 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
 def code_and_servers(config: Config, keys: Iterable[str] = OF_OTHERS) -> set[str]:
     """Return the code, commands and servers that may get a key, as far as these settings name them."""
     values = {key: attrgetter(key)(config) for key in keys}
-    options = {key: [written([*values[key]])] for key in ("rollout.vllm.arguments",) if values.get(key)}  # as one text
-    parts = {key: [value] if isinstance(value, str | Path) else value or () for key, value in values.items()} | options
+    whole = {key: written([*values[key]] if "arg" in key else True) for key in OF_OTHERS[-2:] if values.get(key)}
+    parts = {key: [value] if isinstance(value, str | Path) else value or () for key, value in values.items()}
+    parts |= {key: [text] for key, text in whole.items()}
     return {user_code.code_in(f"{key}={part}") for key, several in parts.items() for part in several}
 
 
@@ -272,7 +273,8 @@ def _explained(errors: Sequence[Any], typed: Mapping[str, str]) -> list[ConfigEr
     `typed` has the overrides as they were typed."""
     explained: dict[str, ConfigError] = {}
     for detail in errors:
-        key = ".".join(str(part) for part in detail["loc"] if str(part).isalnum() or str(part).isidentifier())
+        place = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]  # of a list that is too short
+        key = ".".join(str(part) for part in place if str(part).isalnum() or str(part).isidentifier())
         text = _shown(detail["input"])
         if detail["type"] == "value_error":
             error = detail["ctx"]["error"]

@@ -20,7 +20,7 @@ class BadYaml(ValueError):
 
 class _Loader(yaml.SafeLoader):
     """Refuses duplicate keys, of which YAML would keep the last, and aliases, with which a short text can have an
-    endless value. Reads 010 as ten, as YAML 1.2 does, not as 8."""
+    endless value. Reads 010 as ten and 1:30 as a text, as YAML 1.2 does, not as 8 and 90."""
 
     depth = 0
 
@@ -42,6 +42,10 @@ class _Loader(yaml.SafeLoader):
                 raise BadYaml(f"{name} is written twice, again in line {key.start_mark.line + 1}. Remove one")
             names.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
+        tag = super().resolve(kind, value, implicit)
+        return self.DEFAULT_SCALAR_TAG if tag.endswith((":int", ":float")) and ":" in value else tag
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         text = str(node.value).replace("_", "")

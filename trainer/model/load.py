@@ -27,7 +27,7 @@ from trainer.config.settings import Model
 from trainer.errors import ConfigError, ModelError
 from trainer.machine import disk
 from trainer.machine.out_of_memory import is_out_of_memory
-from trainer.machine.user_code import OF_A_TEMPLATE, TEMPLATE_S, deadline
+from trainer.machine.user_code import OF_A_TEMPLATE, TEMPLATE_S, deadline, must_be_named
 from trainer.model import contradictions, hub, quantised
 from trainer.model.ends import compact
 from trainer.ranks import distributed
@@ -285,6 +285,8 @@ class WithoutSympy(TorchFunctionMode):
 
 def _load(loader: Any, settings: Model, **options: Any) -> Any:
     options |= {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
+    if settings.trust_remote_code:
+        must_be_named("model.trust_remote_code=true")
     name = location(settings)
     try:
         with WithoutSympy():

@@ -43,9 +43,9 @@ class Run(Section):
     """The run folder; by default `runs/<preset>-<date>-<time>`. The same command in the same folder resumes."""
     seed: int = Field(0, ge=0, le=2**63)
     """Seed of the order of the problems, the initial adapter and every sampled token."""
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1, le=10**9)
     """Number of steps. Set this or `run.epochs`."""
-    epochs: float | None = Field(None, gt=0.0)
+    epochs: float | None = Field(None, gt=0.0, le=10**6)
     """Passes over the training problems. Set this or `run.steps`."""
     save_every: int = Field(50, ge=1)
     """Steps between checkpoints. The last step is always saved."""
