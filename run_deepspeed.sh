@@ -4,6 +4,7 @@
 #   ./run_deepspeed.sh                                      the hardware chooses
 #   ./run_deepspeed.sh --preset 8gb algorithm.lr=2e-5       your settings go through to octet train
 #   ./run_deepspeed.sh --dry-run                            print the settings and stop
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # `sh run_deepspeed.sh`
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/environment.sh"
