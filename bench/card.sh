@@ -15,6 +15,10 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 source "$root/scripts/environment.sh"
+if [ "${1:-}" != --dry-run ] && [ -z "${OCTET_PYTHON:-}" ] && [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
+    echo "octet: this machine has no NVIDIA card, so nothing was installed. --dry-run prints the parts." >&2
+    exit 2
+fi
 use_environment "$root" dev
 cd "$root"
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1
