@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from tests.conftest import ROOT, launch, refuses
+from tests.conftest import ROOT, is_running, launch, refuses, until
 from trainer.commands import train
 from trainer.commands.train import shell_status
 from trainer.config.command_line import resolve
@@ -124,6 +124,16 @@ def test_a_process_that_a_reward_has_forked_is_ended_with_the_run():
     train = "import sys; from trainer.commands import train; train.LEAVE_S = 1; sys.exit(train.run(sys.argv[1:]))"
     command = [sys.executable, "-c", train, sys.executable, "-c", FORKING]
     assert launch(*command).returncode == 0
+
+
+def test_a_run_ends_with_the_command_that_has_started_it():
+    started = "import sys; from trainer.commands import train; sys.exit(train.run(sys.argv[1:]))"
+    ends = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", started, sys.executable, "-c", ends]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        run = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    until(lambda: not is_running(run.pid))
 
 
 @pytest.mark.parametrize(("status", "said"), [(0, 0), (2, 2), (75, 75), (130, 130), (-15, 143), (247, 137), (250, 134)])

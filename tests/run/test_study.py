@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.conftest import ROOT, launch, said_by
+from trainer.machine import disk
 
 TEXT = """
 settings:
@@ -58,6 +60,15 @@ def test_a_dry_run_of_jobs_prints_the_array_and_its_settings_and_writes_nothing(
     settings = [line for line in said.splitlines() if line.startswith("#   ")]
     assert [line.rpartition("/")[2].split()[0] for line in settings] == ["grpo-0", "random-0", "grpo-1", "random-1"]
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_a_study_that_is_in_progress_is_not_started_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text("arms: {grpo: }")
+    with disk.claimed(Path("runs/tiny/study.json"), ""):
+        status, _, said = said_by(capsys, "study", "tiny.yaml")
+    assert (status, "runs/tiny/study.json: another command is writing it" in said) == (2, True)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

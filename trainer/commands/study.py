@@ -5,13 +5,11 @@ Runs that have ended are not repeated and interrupted ones are resumed, so the s
 
 import json
 import shlex
-import signal
 import subprocess
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,7 +30,7 @@ from trainer.reports import study_page
 from trainer.reports.markup import as_csv, as_latex, page
 from trainer.reports.study import RENUMBERED, collect, ended, summary, totals
 from trainer.run_folder.reader import facts_of, read_run
-from trainer.sandbox.kernel import PR_SET_PDEATHSIG, libc
+from trainer.sandbox.kernel import ended_with_parent
 from trainer.watch.progress import clock
 
 WIDTH = 160  # characters of a line if the output is not a terminal
@@ -107,8 +105,8 @@ def _train(study: Study, jobs: int) -> list[str]:
     ready = sum(ended(study, one) is not None for one in runs)
     print(f"octet: {study.name}: {counted(len(runs) - ready, 'run')} to make, {ready} ready", flush=True)
     runner = Runner(study)
-    listen()
-    with ThreadPoolExecutor(jobs) as pool:
+    with disk.claimed(study.folder / "study.json", "Wait for it"), ThreadPoolExecutor(jobs) as pool:
+        listen()
         try:
             failed = [*pool.map(runner.train, _pending(study, supervised=False))]
             failed += [*pool.map(runner.train, _pending(study, supervised=True))]
@@ -150,10 +148,8 @@ class Runner:
         log = self.study.folder / f"{one.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with disk.naming(log), open(log, "ab", opener=disk.not_a_link) as output:
-            command, merged = in_a_process(words), subprocess.STDOUT
-            # if this process is killed, the run ends, too
-            dies = partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            child = subprocess.Popen(command, stdout=output, stderr=merged, preexec_fn=dies)  # noqa: PLW1509
+            streams: dict[str, Any] = {"stdout": output, "stderr": subprocess.STDOUT}
+            child = subprocess.Popen(in_a_process(words), preexec_fn=ended_with_parent, **streams)  # noqa: PLW1509
             self.children.add(child)
             status = child.wait()
             self.children.remove(child)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 
@@ -29,6 +30,7 @@ from trainer.plan import preflight, start
 from trainer.plan.start import training_cards
 from trainer.ranks import slurm
 from trainer.run_folder import previous_run
+from trainer.sandbox.kernel import ended_with_parent
 
 TRAIN = ROOT / "train.py"
 RETRY_S = 1
@@ -118,7 +120,8 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     DeepSpeed's launcher, and Slurm sends it to every process of a step, so all processes started here block it, and
     each rank unblocks it. If there is no rank yet, the signal is sent again until there is one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    child = subprocess.Popen(launch, env=environment, start_new_session=True)
+    options: dict[str, Any] = {"env": environment, "start_new_session": True}
+    child = subprocess.Popen(launch, preexec_fn=ended_with_parent, **options)  # noqa: PLW1509
 
     received: list[int] = []
 

@@ -186,14 +186,21 @@ def named_when_checked(path: Path) -> Iterator[Path]:
     if the process ends meanwhile. It is then renamed to `path`, or to `*.refused` if the check raises MergeError. Raise
     CheckpointError if another process of this machine is writing to `path`, or has done so."""
     path = path.absolute()
-    with socket.socket(socket.AF_UNIX) as claim:  # its name is free again when the process ends
-        try:
-            claim.bind(f"\0octet-{sha256(bytes(path)).hexdigest()}")
-        except OSError:
-            raise CheckpointError(path, "another command is writing it", "Name another --out") from None
+    with claimed(path, "Name another --out"):
         if path.is_dir() and any(path.iterdir()):
             raise CheckpointError(path, "another command has written it meanwhile", "Name another --out")
         yield from _named_when_checked(path)
+
+
+@contextmanager
+def claimed(path: Path, remedy: str) -> Iterator[None]:
+    """Claim a path, until the block or the process ends. Raise CheckpointError if another process here has done so."""
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind(f"\0octet-{sha256(bytes(path.absolute())).hexdigest()}")
+        except OSError:
+            raise CheckpointError(path, "another command is writing it", remedy) from None
+        yield
 
 
 def _named_when_checked(path: Path) -> Iterator[Path]:
