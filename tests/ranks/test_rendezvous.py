@@ -275,6 +275,15 @@ def test_an_error_of_rank_0_is_heard_before_its_store_goes(address):
     assert (first.returncode, second.returncode) == (2, 2)
 
 
+SHARED = ERROR.replace("if distributed.rank() == 0:", "if True:").replace("print(error,", "print(error.is_of_all,")
+
+
+@PROCESSES
+def test_an_error_that_rank_0_has_too_is_one_of_all(address):
+    """It is printed once."""
+    assert [said_by(one) for one in start_two("-c", SHARED)] == ["True\n", "True\n"]
+
+
 STUCK = """
 import os, signal, sys, threading, time
 from pathlib import Path

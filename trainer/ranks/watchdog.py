@@ -32,7 +32,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer.errors import ClusterError, Interrupted, LostRank
+from trainer.errors import ClusterError, Interrupted, LostRank, OctetError
 from trainer.ranks import slurm, stores
 from trainer.ranks.stores import UNREACHABLE, absent
 
@@ -42,6 +42,7 @@ OF_THIS_CARD = re.compile("cuda (error|failure)", re.IGNORECASE)
 COLLECTIVE = "/torch/distributed/"  # in the path of a source file that waits for other ranks
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 INTERFACE_KEYS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
+SAME_S = 2.0  # how long a rank that has failed waits for rank 0 to fail in the same way
 ANSWER_S = 5.0  # how long a rank that has failed waits for the states of the others
 HEARTBEAT_S = 0.5
 SILENT_S = 30.0  # without heartbeats, after which a rank is named; srun ends the other ranks after a minute
@@ -142,8 +143,10 @@ class Ranks:
             slurm.report_failure(f"rank {self.mine} on {host()} ended with {short(error)}")
 
         def publish() -> None:
+            self._publish("state", state := f"it ended with {short(error)}")
+            if isinstance(error, OctetError) and not absent(self.store, ["state/0"], SAME_S):
+                error.is_of_all |= self.store.get("state/0").decode() == state
             self._publish("noticed", "yes")
-            self._publish("state", f"it ended with {short(error)}")
             self._keep_store_for([f"noticed/{rank}" for rank in self._all()])
 
         with suppress(*UNREACHABLE):  # the store is gone, so no rank can read it
