@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import learned, lines_of
+from tests.conftest import ROOT, learned, lines_of, refuses
 from tests.e2e.short_job import train
 from trainer.config.command_line import resolve
+from trainer.errors import CheckpointError
 from trainer.run.farewell import what_is_saved
+from trainer.run.teaching import leave_start
 
 FEW = ["--preset", "nano", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=2"]
 FEW += ["run.save_every=1", "run.merge=false", "eval.problems=8", "rollout.dead_groups=keep"]
@@ -110,6 +112,13 @@ def test_a_fresh_adapter_over_the_merged_warm_up(tmp_path):
     assert (settings.model.name, settings.lora.start) == (str(tmp_path / "it/warmup/merged"), None)
     best = json.loads((tmp_path / "it/warmup/best/best.json").read_text())
     assert learned(tmp_path / "it")[0]["eval/accuracy"] == best["accuracy"]
+
+
+def test_a_full_disk_at_its_merge_names_the_command_that_continues(small_disk):
+    warmup = small_disk(1_500_000) / "it/warmup"
+    shutil.copytree(ROOT / "gallery/default/adapter", warmup / "adapter")
+    with refuses(warmup, CheckpointError, names=f"`--resume {warmup.parent}`"):
+        leave_start(resolve("nano"), "merged", warmup)
 
 
 @pytest.mark.slow

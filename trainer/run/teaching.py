@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from trainer.answers import find
 from trainer.config.command_line import Request
 from trainer.config.settings import Config, Turns
-from trainer.errors import ConfigError, DataError
+from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.loop import Lessons, train, warm_up
 from trainer.model.load import resolve_dtype
 from trainer.model.merge import write_merged
@@ -136,7 +137,11 @@ def leave_start(config: Config, then: str, folder: Path) -> None:
         best = "best" if (folder / "best").is_dir() else config.lora.product
         if config.lora.enabled and then == "merged":
             dtype = resolve_dtype(config.model.dtype, distributed.device())
-            write_merged(config.model, folder / best, folder / "merged", dtype)
+            try:
+                write_merged(config.model, folder / best, folder / "merged", dtype)
+            except CheckpointError as error:
+                remedy = f"Make room; `--resume {shlex.quote(str(folder.parent))}` then continues after the warm-up"
+                raise CheckpointError(error.key, error.reason, remedy) from error
         partial_link = folder / f"{START}.partial"
         partial_link.unlink(missing_ok=True)
         partial_link.symlink_to(best)
