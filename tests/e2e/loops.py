@@ -80,7 +80,9 @@ def run(folder: Path, case: str) -> dict[str, Any]:
     loop.train(made.log.config, *made)
     with policy.gathered():
         learned = {name: value.flatten().tolist() for name, value in lora.trainable(policy.model).items()}
-    return {"learned": learned, "metrics": metrics(made.log.folder)}
+    lines = lines_of(made.log.folder / "metrics.jsonl") if distributed.is_main() else []
+    fullest = [line.get("memory/fullest_rank") for line in lines]
+    return {"learned": learned, "metrics": metrics(made.log.folder), "fullest": fullest}
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:

@@ -62,6 +62,11 @@ def test_every_engine_trains_the_same(results, case):
     assert (flat(same) - flat(results[1][case])).abs().max() <= 1e-6
 
 
+def test_the_rank_with_the_most_memory_is_logged(results):
+    (one, two) = (set(results[world]["zero2"]["fullest"]) for world in (1, 2))
+    assert (one, two <= {0, 1}) == ({None}, True)
+
+
 def test_what_is_trained_has_moved(results):
     """So that what is the same above is not the same because nothing happened."""
     started = {name: value for name, value in results[1]["zero2"]["learned"].items() if "lora_B" in name}

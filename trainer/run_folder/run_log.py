@@ -111,7 +111,12 @@ class Logs:
 def metrics_of(
     groups: Sequence[ScoredGroup], updates: Sequence[Update], tally: Tally, phases: Phases, measure: Measure
 ) -> dict[str, float]:
-    """Return the metrics of a step, which are the same on every rank except times, memory and energy."""
+    """Return the metrics of a step, which are the same on every rank except times and energy."""
     tally_groups(tally, groups, measure)
     tally.add("groups", len(groups) * distributed.world_size())  # more than rollout.problems after a refill
-    return tally.means(distributed.gather) | metrics_of_updates(updates) | phases.metrics()
+    ranks = distributed.gather(phases.metrics())
+    sizes = [{name: value for name, value in one.items() if name.startswith("memory/")} for one in ranks]
+    memory = {name: max(one[name] for one in sizes) for name in sizes[0]}
+    if len(ranks) > 1:
+        memory["memory/fullest_rank"] = max(range(len(ranks)), key=lambda rank: max(sizes[rank].values()))
+    return tally.means(distributed.gather) | metrics_of_updates(updates) | ranks[distributed.rank()] | memory
