@@ -25,7 +25,7 @@ from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Judge as JudgeSettings
 from trainer.config.settings import Section
 from trainer.errors import CheckpointError, ConfigError, RewardError
-from trainer.machine import disk, threads
+from trainer.machine import threads
 from trainer.machine.http_client import NoReply, exchange, read_key
 from trainer.machine.visible import without_keys
 from trainer.reward.built_in import Reading
@@ -303,7 +303,7 @@ class Cache:
         own = path.with_name(f"{uuid.uuid4().hex}.json")  # because another run may write the same reply
         with contextlib.suppress(OSError):  # a full disk does not end this run; the next one pays again
             path.parent.mkdir(exist_ok=True)
-            disk.replace(own, json.dumps(text).encode())
+            own.write_text(json.dumps(text), encoding="utf-8")
             own.replace(path)
 
     def _path(self, name: str) -> Path:
