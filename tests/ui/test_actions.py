@@ -34,6 +34,11 @@ def test_every_action_has_a_command_before_it_is_asked_for(asked, folder):
     assert said == ["run", "More settings"]
 
 
+def test_a_wrong_card_is_named_without_the_usage_of_the_command(asked):
+    said = does(asked, "models", **NANO, **{"--card": "1.2.3"}, into="models")
+    assert ("invalid float value" in said, "usage" in said) == (True, False)
+
+
 def test_a_table_in_parquet_is_read(asked):
     table = pyarrow.table({"question": [f"{one} + 0?" for one in range(18)], "answer": [*map(str, range(18))]})
     file = pyarrow.BufferOutputStream()

@@ -46,7 +46,7 @@ def grpo_clip(logprobs_BT: Tensor, batch: MeasuredBatch, settings: Algorithm) ->
 
 
 def gspo(logprobs_BT: Tensor, batch: MeasuredBatch, settings: Algorithm) -> Tensor:
-    """Return the loss of `grpo_clip` with one ratio per answer, the geometric mean of the ratios of its tokens."""
+    """Return the loss of `grpo_clip` with one ratio per row, the geometric mean of the ratios of its tokens."""
     ratio_B1 = mean_over_row(logprobs_BT - batch.old_logprobs_BT, batch.mask_BT).exp()
     return pessimistic(ratio_B1, batch.advantages_BT, settings).expand_as(logprobs_BT)
 

@@ -77,7 +77,7 @@ def output_of(words: Words, *more: str, typed: str = "", before: str = "") -> Ge
         yield views.error(f"It took more than {PATIENCE_S:g} s and was stopped. Run the command in a terminal.")
         return ""
     if ended.returncode and ended.stderr:
-        yield views.error(ended.stderr)
+        yield views.error(ended.stderr.rpartition(": error: ")[2])  # without argparse's usage
     return str(ended.stdout)
 
 
