@@ -187,27 +187,19 @@ def is_rounded(side: str, rounded: str) -> bool:
     return (Fraction(-1, 2) if decimals else -1) <= (off if shown > 0 else -off) < 1
 
 
-_IRRATIONAL = re.compile(
-    r"\s*\\(?:pi(?![A-Za-z])|sqrt\s*(?:\{([^{}]+)\}|([0-9])))|(?<![0-9])\\frac\{([^{}]+)\}\{([^{}]+)\}"
-)
+_ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]+)\}|([0-9]))")
 
 
 def _about(side: str) -> Fraction | None:
     """Return the value of a side with roots, fractions and pi in it as a float, or None if it is not known."""
-    before = ""
-    while before != side:  # from the inside out
-        before, side = side, _IRRATIONAL.sub(_in_decimals, side)
-    return worked_out(f"1*({side})")
 
+    def root(found: re.Match[str]) -> str:
+        square = worked_out(f"1*({found[1] or found[2]})")
+        return f"({sqrt(square)})" if square and square > 0 else "?"
 
-def _in_decimals(found: re.Match[str]) -> str:
-    braced, digit, top, bottom = found.groups()
-    if top:
-        return f"(({top})/({bottom}))"
-    if not (braced or digit):
-        return f"({pi})"
-    square = worked_out(f"1*({braced or digit})")
-    return f"({sqrt(square)})" if square is not None and square >= 0 else "?"
+    side = _ROOT.sub(root, side.replace(" \\", "\\").replace("\\pi", f"({pi})"))
+    without = re.sub(r"(?<![0-9])\\frac\{", "(", side).replace("}{", ")/(")  # 2\\frac12 is a sum
+    return worked_out(f"1*({without})")
 
 
 def _is_variable(digit: str, backslash: str, word: str) -> bool:

@@ -17,7 +17,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
 
@@ -120,8 +119,7 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     DeepSpeed's launcher, and Slurm sends it to every process of a step, so all processes started here block it, and
     each rank unblocks it. If there is no rank yet, the signal is sent again until there is one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    options: dict[str, Any] = {"env": environment, "start_new_session": True}
-    child = subprocess.Popen(launch, preexec_fn=ended_with_parent, **options)  # noqa: PLW1509
+    child = subprocess.Popen(launch, env=environment, start_new_session=True, preexec_fn=ended_with_parent)  # noqa: PLW1509
 
     received: list[int] = []
 

@@ -189,7 +189,17 @@ def named_when_checked(path: Path) -> Iterator[Path]:
     with claimed(path, "Name another --out"):
         if path.is_dir() and any(path.iterdir()):
             raise CheckpointError(path, "another command has written it meanwhile", "Name another --out")
-        yield from _named_when_checked(path)
+        unchecked, refused = (path.with_name(f"{path.name}.{ending}") for ending in ("unchecked", "refused"))
+        for earlier in filter(Path.is_dir, (unchecked, refused)):
+            shutil.rmtree(earlier)
+        try:
+            yield unchecked
+        except MergeError as error:
+            if unchecked.exists():
+                unchecked.rename(refused)
+                error.args = (f"{error} It is kept as {refused}.",)
+            raise
+        unchecked.rename(path)
 
 
 @contextmanager
@@ -201,20 +211,6 @@ def claimed(path: Path, remedy: str) -> Iterator[None]:
         except OSError:
             raise CheckpointError(path, "another command is writing it", remedy) from None
         yield
-
-
-def _named_when_checked(path: Path) -> Iterator[Path]:
-    unchecked, refused = (path.with_name(f"{path.name}.{ending}") for ending in ("unchecked", "refused"))
-    for earlier in filter(Path.is_dir, (unchecked, refused)):
-        shutil.rmtree(earlier)
-    try:
-        yield unchecked
-    except MergeError as error:
-        if unchecked.exists():
-            unchecked.rename(refused)
-            error.args = (f"{error} It is kept as {refused}.",)
-        raise
-    unchecked.rename(path)
 
 
 def size(folder: Path) -> int:

@@ -249,7 +249,7 @@ def phases(records: Sequence[Record], kind: str = "time") -> list[str]:
     """Return the phases of a step that have a time (or memory), without parts of a phase (`time/reward/answers`)."""
     logged = dict.fromkeys(chain.from_iterable(records))
     names = dict.fromkeys(name.removeprefix(f"{kind}/") for name in logged if name.startswith(kind))
-    return [name for name in names if not re.search("/|_reserved$", name) and name not in ("evaluation", "held", "fullest_rank")]
+    return [name for name in names if not re.search("/|_reserved$|_rank$", name) and name not in ("evaluation", "held")]
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
