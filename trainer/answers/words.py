@@ -180,8 +180,7 @@ _SPELLED = re.compile(
 )
 _HALF = re.compile(rf"(?i)(?<!and )\bhalf an? ({'|'.join(SCALES)})\b")  # half a dozen
 _FRACTION = re.compile(
-    rf"(?<![\w'.,/-])(?:([0-9]+)\sand\s)?(?:(an?|one|[0-9]+)[\s-]({'|'.join(_PARTS)})|(?:an?|one)\s([0-9]+)th)s?(?![\w-])",
-    re.IGNORECASE,
+    rf"(?<![\w'.,/-])(?:([0-9]+)\sand\s)?(an?|one|[0-9]+)[\s-]({'|'.join(_PARTS)})s?(?![\w-])", re.IGNORECASE
 )
 
 
@@ -204,8 +203,7 @@ def in_digits(text: str) -> str:
         return match[0] if value is None or (match[0].lower() == "one" and not is_bare) else str(value)
 
     def quotient(match: re.Match[str]) -> str:
-        top = match[2] if match[2] and match[2].isdigit() else "1"
-        part = match[4] or _PARTS[match[3].lower()]
+        top, part = match[2] if match[2].isdigit() else "1", _PARTS[match[3].lower()]
         return f"{match[1] or ''} {top}/{part}".strip()
 
     return _FRACTION.sub(quotient, _SPELLED.sub(digits, text))
