@@ -34,6 +34,14 @@ def test_results_and_gradients_are_those_of_peft(tiny_model, quantize):
         assert_close(found[name], value, rtol=1e-6, atol=1e-6 * float(value.abs().max()))
 
 
+def test_a_model_may_change_the_result_in_place(tiny_model):
+    model = lora.add_adapter(load_model(Model(name=str(tiny_model)), "fp32", torch.device("cpu")), Lora())
+    use_own(model)
+    _, layer = next(lora.layers(model))
+    layer(torch.ones(1, 2, layer.in_features)).mul_(2).sum().backward()
+    assert layer.lora_B["default"].weight.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("settings", [Lora(dora=True, targets="attention"), Lora(targets=("embed_tokens",))])
 def test_other_layers_are_left_to_peft(tiny_model, settings):
     model = lora.add_adapter(load_model(Model(name=str(tiny_model)), "fp32", torch.device("cpu")), settings)

@@ -67,7 +67,9 @@ class _Product(torch.autograd.Function):
         if result is None:
             weight, bias = base
             assert weight is not None
-            result = F.linear(x_NH.to(weight.dtype), weight, bias).to(x.dtype).view(*x.shape[:-1], -1)
+            result_NO = F.linear(x_NH.to(weight.dtype), weight, bias).to(x.dtype)
+            # no view, which models such as Gemma 3n could not change in place
+            result = torch.ops.aten._unsafe_view(result_NO, (*x.shape[:-1], len(weight)))
         else:
             context.mark_dirty(result)
         result.flatten(0, -2).addmm_(inner_NR, b_OR.t())

@@ -45,8 +45,15 @@ class VllmColocateSampler(Sampler):
         self.publisher = Publisher(context.folder / "published")
         self.adapter: Any = None
         self._loaded: int | None = None  # the version in the engine, which starts with the base model
-        with restoring_global_state(), explaining_failures():
-            self.llm = _engine(context)
+        try:
+            with restoring_global_state():
+                self.llm = _engine(context)
+        except Exception as error:  # vLLM raises errors of every class
+            cause = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            remedy = "If memory is short, write another rollout.vllm.memory or a smaller rollout.rows; to do without "
+            remedy += "vLLM, rollout.engine=decode"
+            reason = f"vLLM cannot start in this process ({cause})"
+            raise ConfigError("rollout.engine=vllm_colocate", reason, remedy) from error
         self._sleep()
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
@@ -163,19 +170,6 @@ def _share(context: SamplingContext) -> float:
         return UNPLANNED
     card = torch.cuda.get_device_properties(distributed.device()).total_memory
     return Planner(shape, config, distributed.world_size(), card).vllm / card
-
-
-@contextmanager
-def explaining_failures() -> Iterator[None]:
-    """Turn any exception that vLLM raises while it starts into a ConfigError."""
-    try:
-        yield
-    except Exception as error:
-        cause = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        remedy = "If memory is short, write another rollout.vllm.memory or a smaller rollout.rows; to do without "
-        remedy += "vLLM, rollout.engine=decode"
-        reason = f"vLLM cannot start in this process ({cause})"
-        raise ConfigError("rollout.engine=vllm_colocate", reason, remedy) from error
 
 
 @contextmanager
