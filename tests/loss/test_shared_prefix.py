@@ -56,6 +56,7 @@ def test_gradients_of_a_token_that_is_read_often_are_added_in_fp32():
 
 GEMMA2 = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
 GEMMA2 |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL_BOT = {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 2, "init_std": 0.001, "dropout": 0.0}
 GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
 
@@ -133,8 +134,9 @@ def test_sampling_is_not_disturbed():
     [
         lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", **GEMMA2)),
         lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **GPT2)),
+        lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model("blenderbot-small", **SMALL_BOT)),
     ],
-    ids=["gemma2", "a family that does not hand the layout on"],
+    ids=["gemma2", "a family that does not hand the layout on", "one that counts positions itself"],
 )
 def test_attention_that_knows_no_layout_stays_as_it_is(make):
     model = make()

@@ -30,12 +30,11 @@ class LogProbs(nn.Module):
         self, model: Any, temperature: float, train_entropy: bool = False, flat: bool = True, offload: bool = False
     ) -> None:
         super().__init__()
-        _refuse_noise(causal_lm_of(model))
+        _refuse_strange(causal_lm_of(model), head_of(causal_lm_of(model)))
         self.model = model
         self.offload = offload
         self.is_flat = flat and make_flat(causal_lm_of(model))
         self.output = Output(head_of(causal_lm_of(model)), temperature, train_entropy)
-        _refuse_unknown_head(self.backbone, self.output.head, causal_lm_of(model))
 
     @property
     def backbone(self) -> Any:
@@ -169,31 +168,26 @@ def _score_chunk(
 
 
 @torch.no_grad()
-def _refuse_noise(model: Any) -> None:
+def _refuse_strange(model: Any, head: Head) -> None:
     """Raise ModelError if the model computes different results in training mode and in eval mode, in which answers are
-    sampled. The random generators are left as they were."""
-    backbone, was_training = model.get_decoder(), model.training
-    tokens_1T = torch.arange(16, device=model.device)[None] % backbone.config.vocab_size
+    sampled, or if its logits differ from those of its backbone and `head`, in a family that transforms them in an
+    unknown way. The random generators are left as they were."""
+    backbone, was_training, named = model.get_decoder(), model.training, f"model.name={model.name_or_path}"
+    tokens_1T = torch.arange(16, device=model.device)[None] % head.layer.out_features
     rounding = 1e-4 if model.dtype == torch.float32 else 0.02  # bf16 rounds to 0.4 %
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-        hidden_1TH = backbone.eval()(tokens_1T, use_cache=False).last_hidden_state
         noisy_1TH = backbone.train()(tokens_1T, use_cache=False).last_hidden_state
+        hidden_1TH = backbone.eval()(tokens_1T, use_cache=False).last_hidden_state
         differs = (noisy_1TH - hidden_1TH).abs().max() > rounding * hidden_1TH.abs().max()
+        expected_NV = model(tokens_1T, use_cache=False).logits[0].float()
     backbone.train(was_training)
     if differs:
         reason = f"{model.config.model_type} computes something else while it is trained than while it is sampled "
         reason += "from: it has a dropout or other noise that cannot be switched off"
-        raise ModelError(f"model.name={model.name_or_path}", reason, "Choose another model family")
-
-
-@torch.no_grad()
-def _refuse_unknown_head(backbone: Any, head: Head, model: Any) -> None:
-    """Raise ModelError if the logits of the model differ from those of its backbone and `head`. This is so in a model
-    family that transforms its logits in an unknown way, whose log-probs would be wrong."""
-    tokens_1T = torch.arange(8, device=model.device)[None] % head.layer.out_features
-    logits_NV = head.logits_NV(backbone(tokens_1T, use_cache=False).last_hidden_state[0])
-    expected_NV = model(tokens_1T, use_cache=False).logits[0].float()
-    if (logits_NV - expected_NV).abs().max() > 0.02 * expected_NV.abs().max().clamp(min=1.0):  # bf16 rounds to 0.4 %
+        raise ModelError(named, reason, "Choose another model family")
+    logits_NV = head.logits_NV(hidden_1TH[0])
+    limit = 0.02 * expected_NV.abs().max().clamp(min=1.0)  # bf16 rounds to 0.4 %
+    if logits_NV.shape != expected_NV.shape or (logits_NV - expected_NV).abs().max() > limit:
         reason = f"{model.config.model_type} does more to its logits than Octet knows of, so their probabilities would "
         known = "Known are a factor (logit_scale, logits_scaling) and a soft cap (final_logit_softcapping)"
-        raise ModelError("model.name", f"{reason}be wrong", f"{known}. Choose another model family")
+        raise ModelError(named, f"{reason}be wrong", f"{known}. Choose another model family")

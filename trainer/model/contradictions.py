@@ -36,7 +36,8 @@ def _contradictions(model: Any, facts: Mapping[str, Any]) -> Iterator[str]:
     stacks = {match[1] for name in parameters if (match := OF_A_LAYER.match(name))}
     strange = {name for name in facts["unexpected_keys"] if (match := OF_A_LAYER.match(name)) and match[1] in stacks}
     stored = {int(match[2]) for name in parameters.keys() - missing | strange if (match := OF_A_LAYER.match(name))}
-    if len(stacks) == 1 and stored and max(stored) + 1 != config.num_hidden_layers:
+    layers = config.to_dict().get(config.attribute_map.get("num_hidden_layers", "num_hidden_layers"))
+    if layers and len(stacks) == 1 and stored and max(stored) + 1 != layers:
         yield _says(config, "num_hidden_layers", f"its files have the weights of {counted(max(stored) + 1, 'layer')}")
     for name in sorted(missing):
         layer = OF_A_LAYER.match(name)
@@ -61,7 +62,7 @@ def _contradictions(model: Any, facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"its files lack {min(missing)}, which its config.json implies; {len(missing)} are missing"
     if strange:
         yield f"its files have {min(strange)}, which is no weight of the model that its config.json describes"
-    if config.tie_word_embeddings and model._tied_weights_keys and head is not model.get_input_embeddings().weight:
+    if model._tied_weights_keys and config.tie_word_embeddings and head is not model.get_input_embeddings().weight:
         yield _says(config, "tie_word_embeddings", "its files have an output layer that is not the embedding")
 
 

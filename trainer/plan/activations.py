@@ -85,14 +85,6 @@ def _beside_sinks(shape: Shape, work: Work, item: int) -> float:
     return 5 * work.pairs * shape.heads * item if shape.family.mixture == "gpt_oss" else 0
 
 
-def _gate_of_experts(shape: Shape, block: Block, work: Work, item: int) -> float:
-    """Return the peak of the experts of gpt-oss, whose gate needs 1.5 times the saved bytes, in addition to scores."""
-    if shape.family.mixture != "gpt_oss":
-        return 0
-    width = 1.5 * block.mlp + (4 - block.chosen / 2) * shape.hidden  # inputs are gathered once
-    return (work.tokens * width + work.pairs * shape.heads) * item
-
-
 def kept_bytes(shape: Shape, work: Work, item: int) -> float:
     """Return the bytes kept after the last layer: its norm, hidden states of completion tokens, and their gradients."""
     return work.tokens * FLOAT * shape.hidden + work.edges * 2 * shape.hidden * item
@@ -105,7 +97,9 @@ def forward_bytes(shape: Shape, work: Work, item: int, targets: Collection[str])
         gates = [linear for linear in block.linears if linear.name in GATES]
         adapters = sum(gate.outputs for gate in gates) if any(gate.name in targets for gate in gates) else 0
         peaks.append(work.tokens * (block.mlp + (3 + block.chosen) * shape.hidden + adapters) * item)
-        peaks.append(_gate_of_experts(shape, block, work, item))
+        if shape.family.mixture == "gpt_oss":  # its gate needs 1.5 times the saved bytes, in addition to scores
+            width = 1.5 * block.mlp + (4 - block.chosen / 2) * shape.hidden  # inputs are gathered once
+            peaks.append((work.tokens * width + work.pairs * shape.heads) * item)
         attention = attention_saves(shape, block, work, item) + work.tokens * 2 * shape.hidden * item
         peaks.append(attention + _beside_sinks(shape, work, item))
     return max(peaks)
