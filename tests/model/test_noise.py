@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import refuses
+from tests.rollout.test_decoder import adapted
 from trainer.config.settings import Model
 from trainer.errors import ModelError
 from trainer.loss.logprobs import LogProbs
@@ -21,6 +23,7 @@ FAMILIES = {  # by where the probability stands
     "default": ("seed_oss", {"head_dim": 8}),
     "hidden": ("bloom", {"n_head": 4, "n_layer": 2, "hidden_dropout": 0.2}),
     "configuration": ("falcon", {"hidden_dropout": 0.2}),
+    "experts": ("phimoe", {"num_local_experts": 4, "router_jitter_noise": 0.5}),  # here a threshold, and no noise
     "router": ("mixtral", {"num_local_experts": 4, "router_jitter_noise": 0.1}),
 }
 TOKENS = torch.arange(3, 19)[None]
@@ -44,14 +47,19 @@ def test_training_mode_computes_what_eval_mode_does(tmp_path, kind, own):
 
 
 def test_noise_that_stays_is_refused_by_name_and_without_using_up_random_numbers(tmp_path):
-    """Phi-MoE draws experts in training mode, and no setting prevents it. The threshold of its router is no noise."""
-    folder = saved(tmp_path, "phimoe", {"num_local_experts": 4, "router_jitter_noise": 0.5})
+    folder = saved(tmp_path, *FAMILIES["modules"])
     model = load_model(Model(name=str(folder)), "fp32", torch.device("cpu")).eval()
-    own = AutoModelForCausalLM.from_pretrained(folder).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(model(TOKENS).logits, own(TOKENS).logits)
+    model.transformer.ln_f.register_forward_hook(lambda norm, _, hidden: F.dropout(hidden, 0.5, norm.training))
     state = torch.get_rng_state()
     with refuses("model.name", ModelError, names="something"):
         LogProbs(model, 1.0)
     assert torch.equal(torch.get_rng_state(), state)
     assert not model.training
+
+
+def test_rwkv_computes_in_training_mode_what_it_does_in_eval_mode_also_with_an_adapter(tmp_path):
+    """It divides weights in eval mode, and an adapter beside them would count twice as much."""
+    folder = saved(tmp_path, "rwkv", {"attention_hidden_size": 32, "rescale_every": 1})
+    model = adapted(load_model(Model(name=str(folder)), "fp32", torch.device("cpu")))
+    with torch.no_grad():
+        torch.testing.assert_close(model.train()(TOKENS).logits, model.eval()(TOKENS).logits)

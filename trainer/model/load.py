@@ -5,6 +5,7 @@ not a setting of the run; run folders record the model's original name.
 """
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -180,6 +181,8 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
         enable({"use_reentrant": False})
     if staged_copy(settings):  # saved files should name the model, not this node's copy
         model.name_or_path = model.config._name_or_path = settings.name
+    if not hasattr(model, model.base_model_prefix):  # Llama 4, whose decoder transformers would not find
+        model.base_model_prefix = "model"
     _disable_noise(model)
     compact(model, settings)
     if settings.quantize in ("nf4", "int8"):
@@ -218,12 +221,18 @@ def _checked_config(settings: Model) -> Any:
 
 
 def _disable_noise(model: Any) -> None:
-    """Set every dropout and jitter to 0, in modules and configurations, because with them the trained policy would not
-    be the policy that sampled."""
+    """Set every dropout and jitter to 0, in modules and configurations, and make everything else compute in training
+    mode what it computes in eval mode, because otherwise the trained policy would not be the policy that sampled."""
     modules = list(model.modules())
     for module in modules:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+        elif hasattr(module, "router_jitter_noise"):  # Phi-MoE draws experts at random in training mode
+            module.register_forward_pre_hook(lambda router, _: setattr(router, "training", False))
+        elif hasattr(module, "time_step_limit"):  # Mamba-2 has none while a token is sampled
+            module.time_step_limit = (0.0, math.inf)
+    if hasattr(model.config, "rescale_every"):  # RWKV divides weights in eval mode, but not their adapters
+        model.config.rescale_every = 0
     for owner in [*modules, *(module.config for module in modules if hasattr(module, "config"))]:
         for name, value in vars(owner).items():
             if isinstance(value, float) and NOISE.search(name):

@@ -37,6 +37,8 @@ class HfSampler(OwnSampler):
     def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
         # PEFT's wrapper does not pass our settings on to the model if an adapter was saved without a task type
         super().__init__(causal_lm_of(model), *arguments, **options)
+        if self.model.config.model_type == "rwkv":  # transformers mixes its rows when it reads single tokens
+            self.rows.limit = 1
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         limits.check_context(self.context_limit(), prompts, sampling.max_new_tokens)

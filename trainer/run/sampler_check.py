@@ -8,7 +8,7 @@ import torch
 from trainer.batch.pack import Packer
 from trainer.errors import ConfigError
 from trainer.ranks import distributed
-from trainer.records import Completion, Prompt, Sampling, Scores, TrainingBatch, TrainingRow
+from trainer.records import Prompt, Sampling, Scores, TrainingBatch, TrainingRow
 from trainer.rollout.collect import Sampler
 from trainer.rollout.limits import Say
 from trainer.run.assemble import Run
@@ -62,7 +62,8 @@ def _differences(
     groups = dict(sampler.sample(prompts, sampling))
     share = TOKENS // len(groups)  # only the beginning of each answer, so that one long answer does not use them all
     rows: list[TrainingRow] = []
-    for index, answer in _interleaved(groups):
+    in_turn = zip(*(groups[index] for index in sorted(groups)))  # the first answer of each group, then the second
+    for index, answer in (pair for of_each in in_turn for pair in zip(sorted(groups), of_each)):
         last = max(place for place, is_written in enumerate(answer.mask[:share], 1) if is_written)
         tokens, logprobs, written = answer.tokens[:last], answer.logprobs[:last], answer.mask[:last]
         rows.append(TrainingRow(prompts[index].tokens, tokens, logprobs, advantage=0.0, written=written))
@@ -72,9 +73,3 @@ def _differences(
     for batch in (batch.to(device) for batch in packer.pack(rows)):
         found += (measure(batch).logprobs_BT - batch.sampled_logprobs_BT)[batch.mask_BT].abs().tolist()
     return [difference for of_rank in distributed.gather(found[:TOKENS]) for difference in of_rank]
-
-
-def _interleaved(groups: Mapping[int, Sequence[Completion]]) -> list[tuple[int, Completion]]:
-    """Return the first answer of each group, then the second of each, and so on."""
-    indices = sorted(groups)
-    return [pair for of_each in zip(*(groups[index] for index in indices)) for pair in zip(indices, of_each)]

@@ -71,22 +71,18 @@ class Forward:
         """Compute cosines and sines. The first half of the sines is negated, so that `_rotate` needs two products."""
         rotary, hidden = self.decoder.rotary_emb, self.last_norm.norm.weight
         positions_1T = torch.arange(places, device=self.device)[None]
-        self._refuse_other_angles(places)
-        self.angles: Angles = {}
-        for kind in {attention.kind for attention in self.attentions if attention.rotates}:
-            cos, sin = rotary(hidden, positions_1T, *([kind] if kind else []))
-            half = cos.shape[-1] // 2
-            self.angles[kind] = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
-
-    def _refuse_other_angles(self, places: int) -> None:
-        """Raise ConfigError if sequences may exceed the original context of a model that computes differently beyond
-        it: longrope changes the angles of all tokens while an answer grows, and Ministral 3 scales its queries."""
         rope = self.config.rope_parameters
+        # longrope changes the angles of all tokens while an answer grows, and Ministral 3 scales its queries
         changes = rope.get("rope_type") == "longrope" or rope.get("llama_4_scaling_beta")
         if changes and places > (most := rope["original_max_position_embeddings"]):
             reason = f"prompt and answer may have {places} tokens, and this model attends in another way beyond {most}"
             remedy = "Write a smaller rollout.max_new_tokens or prompt.max_tokens, or rollout.engine=hf"
             raise ConfigError("rollout.max_new_tokens", reason, remedy)
+        self.angles: Angles = {}
+        for kind in {attention.kind for attention in self.attentions if attention.rotates}:
+            cos, sin = rotary(hidden, positions_1T, *([kind] if kind else []))
+            half = cos.shape[-1] // 2
+            self.angles[kind] = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
 
     def refresh(self) -> None:
         """Read the current weights, which may have been updated or swapped."""

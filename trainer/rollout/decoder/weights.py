@@ -125,7 +125,8 @@ class Projection:
         """Write the current weights into the copy, with the adapter unless it is disabled."""
         if self._factors is not None:
             self._refresh_factors(*self._factors)
-        if self._copy_OH is None or (self._copy_OH.is_mkldnn and self._is_constant):
+        is_trained = self.adapted or any(weight.requires_grad for one in self.layers for weight in one.parameters())
+        if self._copy_OH is None or (self._copy_OH.is_mkldnn and (self._is_bf16 or not is_trained)):
             return
         copy_OH = torch.empty(self._copy_OH.shape, dtype=self._copy_OH.dtype) if self.is_packed else self._copy_OH
         row = 0
@@ -139,11 +140,6 @@ class Projection:
                 self._bias_O[rows].copy_(base.bias)
         if self.is_packed:
             self._copy_OH = torch.ops.mkldnn._reorder_linear_weight(copy_OH, ROWS)
-
-    @property
-    def _is_constant(self) -> bool:
-        trained = any(weight.requires_grad for one in self.layers for weight in one.parameters())
-        return self._is_bf16 or not (self.adapted or trained)
 
     @property
     def live_adapters(self) -> list[str]:
