@@ -68,9 +68,14 @@ def test_a_teacher_beside_the_adapter_computes_only_where_it_is_asked(tiny_model
     assert all("mlp" not in name for name in peft.utils.load_peft_weights(str(tmp_path / "written")))
 
 
-def test_the_attention_of_phi_is_adapted_in_its_joined_projection():
-    names = lora.trainable(lora.add_adapter(family("phi3"), Lora(targets="attention")))
-    assert {name.partition(".lora_")[0].rpartition(".")[2] for name in names} == {"qkv_proj", "o_proj"}
+OTHERS = {"phi3": {"qkv_proj", "o_proj"}, "lfm2": {"q_proj", "k_proj", "v_proj", "out_proj"}}  # layers of attention
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_attention_of_other_families_is_adapted_and_nothing_else(name):
+    names = lora.trainable(lora.add_adapter(family(name), Lora(targets="attention")))
+    assert {one.partition(".lora_")[0].rpartition(".")[2] for one in names} == OTHERS[name]
+    assert all(".self_attn." in one for one in names)
 
 
 # ---------------------------------------------------------------- an adapter that is trained further

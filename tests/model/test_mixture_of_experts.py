@@ -39,6 +39,18 @@ FAMILIES = {
     "llama4_text": {"num_local_experts": 4, "head_dim": 8, "intermediate_size_mlp": 16},
 }
 MAMBA = {"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 8, "head_dim": 8}
+HYBRID = {"layers_block_type": ["hybrid"] * 2, "num_mem_blocks": 1, "n_mamba_heads": 2, "mamba_d_state": 8}
+MAMBAS = {
+    "falcon_h1": MAMBA,
+    "jamba": {"mamba_d_state": 8, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "pad_token_id": 0},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "attention"],
+        "mamba_num_heads": 2,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 8,
+    },
+    "zamba2": HYBRID | {"mamba_ngroups": 1, "adapter_rank": 2, "attention_hidden_size": 32, "attention_head_dim": 16},
+}
 CHOICES = ["all", "attention", ("experts",), ("gate",), ("o_proj",), ("gate_up_proj",), ("down_proj", "o_proj")]
 MORE = [{}, {"init": "pissa"}, {"dora": True}, {"rslora": True}]
 TOKENS = torch.arange(6)[None]
@@ -46,7 +58,7 @@ TOKENS = torch.arange(6)[None]
 
 def base(family: str, **changed):
     torch.manual_seed(0)
-    settings = SMALL | (MAMBA if family == "falcon_h1" else FAMILIES[family]) | changed
+    settings = SMALL | (MAMBAS[family] if family in MAMBAS else FAMILIES[family]) | changed
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings)).eval()
 
 
@@ -78,7 +90,7 @@ def test_experts_that_are_one_weight_are_refused_with_what_they_would_cost(famil
         lora.add_adapter(base(family), Lora(targets=targets, r=1))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "falcon_h1"])
+@pytest.mark.parametrize("family", [*FAMILIES, "falcon_h1", "jamba", "zamba2"])
 def test_an_adapter_of_all_layers_is_saved_and_merged(family, tmp_path):
     model = lora.add_adapter(base(family), Lora(targets="all", r=2))
     with torch.no_grad():
@@ -92,14 +104,36 @@ def test_an_adapter_of_all_layers_is_saved_and_merged(family, tmp_path):
     assert (trained - base(family)(input_ids=TOKENS).logits).abs().max() > 1e-3
 
 
+def test_a_mamba_samples_from_cached_states_what_it_is_trained_with(tmp_path):
+    model = base("nemotron_h", n_groups=1, head_dim=8)
+    torch.nn.init.constant_(model.model.layers[0].mixer.dt_bias, -8.0)  # steps below time_step_min
+    model.save_pretrained(tmp_path)
+    model, cache, found = load_model(Model(name=str(tmp_path)), "fp32", CPU).eval(), None, []
+    with torch.no_grad():
+        for token in TOKENS.split(1, dim=1):
+            step = model(token, past_key_values=cache, use_cache=True)
+            cache, found = step.past_key_values, [*found, step.logits]
+        torch.testing.assert_close(torch.cat(found, dim=1), model(TOKENS, use_cache=False).logits, rtol=0, atol=1e-6)
+
+
+def test_layers_that_are_read_without_a_call_keep_their_precision(tmp_path):
+    base("jamba").save_pretrained(tmp_path)
+    model = load_model(Model(name=str(tmp_path), quantize="bf16"), "fp32", CPU)
+    model(TOKENS)
+    read = {part.weight.dtype for name, part in model.named_modules() if name.endswith("dt_proj")}
+    assert read == {torch.float32}
+
+
 TODAY = ["qwen3_moe", "gpt_oss"]
 TEXT = {"vocab_size": 480, "max_position_embeddings": 512, "pad_token_id": 0, "eos_token_id": 2}
 
 
-@pytest.mark.parametrize("family", TODAY)
-def test_sampling_and_training_choose_the_same_experts(family, tokenizer):
+@pytest.mark.parametrize("family", [*TODAY, "phimoe", "llama4_text"])
+def test_sampling_and_training_choose_the_same_experts(family, tokenizer, tmp_path):
     """Another expert would change the log-prob by far more than rounding does."""
-    model, asked = lora.add_adapter(base(family, **TEXT), Lora(targets="all", r=4)), prompts(9, 3, 30, 4, 17)
+    base(family, **TEXT).save_pretrained(tmp_path)
+    model = lora.add_adapter(load_model(Model(name=str(tmp_path)), "fp32", CPU), Lora(targets="all", r=4))
+    asked = prompts(9, 3, 30, 4, 17)
     with torch.no_grad():
         for value in lora.trainable(model).values():
             value.add_(0.1 * torch.randn_like(value))
@@ -111,7 +145,7 @@ def test_sampling_and_training_choose_the_same_experts(family, tokenizer):
         logprobs_BT[batch.mask_BT].sum().backward()
         found.append(gradients(model))
         model.zero_grad()
-    assert module.is_flat == (family == "qwen3_moe")
+    assert module.is_flat == (family in ("qwen3_moe", "phimoe"))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 

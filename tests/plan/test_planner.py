@@ -138,6 +138,11 @@ def test_layers_of_every_kind_are_counted_to_the_last_number(tmp_path, kind, wri
     shape = shapes.shape_of(str(tmp_path))
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert planned_linears(shape) == linears_of(model)
+    for targets in ("attention", "all"):
+        planned = planner_of(str(tmp_path), f"lora.targets={targets}").trained
+        with init_empty_weights():
+            adapted = lora.add_adapter(without_weights(settings), Lora(targets=targets))
+        assert planned == sum(value.numel() for value in adapted.parameters() if value.requires_grad)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "experts" not in kind])

@@ -6,6 +6,7 @@ exports an adapter of the original base: the learned difference, B A - B0 A0 = [
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from peft.tuners.lora import LoraLayer, ParamWrapper
 from safetensors import SafetensorError
 from torch import Tensor
 
-from trainer.config.sections.model import ATTENTION
+from trainer.config.sections.model import OF_EXPERTS
 from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, MergeError, ModelError
 from trainer.machine import disk, manifest
@@ -27,12 +28,13 @@ from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.machine.visible import visible
 from trainer.model.hub import read_json
 from trainer.model.load import LONGEST_REASON, reason_of
+from trainer.model.quantised import READ
 
 ADAPTER = "default"  # PEFT's name for the first adapter
 TEACHER = "teacher"  # a second adapter over the same base, which is never trained
 SLOW = "PEFT would multiply out the adapters of all experts in each pass: sampling a token takes 5 to 11 times as long"
 KEEP_BASE = ("True", "False", "None", "gaussian", "eva", "orthogonal", "mica")  # values of init_lora_weights
-MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # they read the weights of some linear layers
+MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # they also read the weights of out_proj
 
 
 def experts_of(model: Any) -> list[str]:
@@ -51,9 +53,8 @@ def add_adapter(model: Any, settings: Lora, revision: str | None = None) -> Any:
         if any(isinstance(layer, ParamWrapper) for _, layer in layers(adapted)):
             raise ValueError(SLOW)
     except ValueError as error:
-        targets = settings.targets if isinstance(settings.targets, str) else ",".join(settings.targets)
-        remedy = f"Write lora.targets={'attention' if targets == 'all' else 'all or attention'}"
-        raise ConfigError(f"lora.targets={targets}", reason_of(error), remedy) from None
+        remedy = f"Write lora.targets={'attention' if settings.targets == 'all' else 'all or attention'}"
+        raise ConfigError(settings.named_targets, reason_of(error), remedy) from None
     if settings.init != "zero":
         _init_pissa(adapted, settings)
     if settings.start is not None:
@@ -65,23 +66,28 @@ def _targets(model: Any, settings: Lora) -> str | list[str]:
     """Return the target modules for PEFT. Raise ConfigError if a target names no layer of the model, which PEFT ignores
     silently if another target does, or experts that are one parameter."""
     experts, modules = experts_of(model), dict(model.named_modules())
-    linear = {name: part for name, part in modules.items() if isinstance(part, torch.nn.Linear)}
-    if settings.targets == "all":
-        reserved = {"out_proj", "dt_proj"} if model.config.model_type in MAMBAS else set()
-        if experts:  # PEFT takes all layers with these names for experts
-            reserved |= {"gate_proj", "up_proj", "down_proj"}
-        if not reserved:
-            return "all-linear"
-        head = model.get_output_embeddings()
-        routers = [part for part in linear.values() if type(part).__name__.endswith("Router")]  # return several values
-        others = (name for name, part in linear.items() if part not in [head, *routers])
-        return sorted(name for name in others if name.rpartition(".")[2] not in reserved)
-    targets = list(settings.targets) if isinstance(settings.targets, tuple) else [*ATTENTION]
+    whole = {name: part for name, part in modules.items() if isinstance(part, torch.nn.Linear)}
+    kinds = {type(part) for part in whole.values() if type(part).__module__.startswith("transformers.")}
+    strange = {kind for kind in kinds if kind.forward is not torch.nn.Linear.forward}  # such as routers
+    users = Counter(id(part.weight) for part in whole.values())  # one weight cannot take two adapters, as in Zamba2
+    reserved = (*READ, *(OF_EXPERTS if experts else ()), *(["out_proj"] if model.config.model_type in MAMBAS else ()))
+    plain = {name: part for name, part in whole.items() if type(part) not in strange and users[id(part.weight)] == 1}
+    linear = {name: part for name, part in plain.items() if name.rpartition(".")[2] not in reserved}
+    if settings.targets == "all" and linear == whole and not experts:
+        return "all-linear"
+    attentions = tuple(f"{name}." for name, part in modules.items() if type(part).__name__.endswith("Attention"))
+    targets = [*settings.targets]
+    if isinstance(settings.targets, str):
+        inside = [name for name in linear if name.startswith(attentions) or settings.targets == "all"]
+        targets = sorted(name for name in inside if linear[name] is not model.get_output_embeddings()) or ["q_proj"]
+        ends = {name.rpartition(".")[2] for name in targets}
+        if settings.targets == "attention" and len(targets) == sum(name.rpartition(".")[2] in ends for name in whole):
+            targets = sorted(ends)  # not in LFM2, whose convolutions have an out_proj, too
     parts = {f".{part}" for name in experts for part in (name, name.rpartition(".")[0])}
     if any(name.endswith(f".{target}") for name in parts for target in targets):
-        raise ConfigError(f"lora.targets={','.join(targets)}", SLOW, "Write lora.targets=all, which leaves them out")
-    missing = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in modules)]
-    if missing and (missing == targets or settings.targets != "attention"):
+        raise ConfigError(settings.named_targets, SLOW, "Write lora.targets=all, which leaves them out")
+    known = modules.keys() - (whole.keys() - linear.keys())
+    if missing := [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in known)]:
         raise ConfigError(settings.without_layer(missing, sorted({name.rpartition(".")[2] for name in linear})))
     return targets
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BitsAndBytesConfig
 
+READ = ("dt_proj", "correction_coefs")  # layers of Mamba and Gemma 3n whose weights are read without a call
+
 
 class Bf16Linear(nn.Linear):
     """A frozen layer that rounds its weight and input to bf16 and returns the type of its input. CPUs with AVX512-BF16
@@ -29,9 +31,11 @@ class Bf16Linear(nn.Linear):
 
 
 def round_to_bf16(model: Any) -> None:
-    """Round the linear layers of a model, except its output layer."""
+    """Round the linear layers of a model, except its output layer, and those whose weights are read without a call."""
     head = model.get_output_embeddings()
-    for layer in [part for part in model.modules() if type(part) is nn.Linear and part is not head]:
+    for name, layer in [*model.named_modules()]:
+        if type(layer) is not nn.Linear or layer is head or name.endswith(READ):
+            continue
         layer.__class__ = Bf16Linear
         layer.requires_grad_(False).bfloat16()
 

@@ -4,6 +4,7 @@ import os
 import sys
 from dataclasses import replace
 
+from trainer.config.sections.model import ENDS
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
@@ -65,9 +66,9 @@ def _placement(config: Config, machine: hardware.Hardware, shape: Shape) -> Plac
 
 def no_layer_to_adapt(config: Config, shape: Shape) -> str | None:
     """Return an error if a name of lora.targets is not that of a layer."""
-    names = [linear.name for linear in shape.linears]
-    missing = [name for name in Planner(shape, config, 1, 0).targets if name not in (*names, "lm_head", "embed_tokens")]
-    return config.lora.without_layer(missing, names) if missing else None
+    planner = Planner(shape, config, 1, 0)
+    missing = [name for name in planner.targets if name not in (*planner.adaptable, *ENDS)]
+    return config.lora.without_layer(missing, planner.adaptable) if missing else None
 
 
 def too_little_for_vllm(placement: Placement) -> str | None:

@@ -15,7 +15,7 @@ from functools import cached_property
 from math import ceil, inf, prod
 
 from trainer.config import ds_config
-from trainer.config.sections.model import ATTENTION, ENDS
+from trainer.config.sections.model import ENDS, OF_EXPERTS
 from trainer.config.settings import Config, Teacher
 from trainer.errors import ModelError
 from trainer.model.shapes import Block, Linear, Shape, adapter_shapes, shape_of
@@ -150,8 +150,16 @@ class Planner:
             return ()
         if isinstance(lora.targets, tuple):
             return tuple(name.rpartition(".")[2] for name in lora.targets)  # PEFT compares the end of a name
-        names = tuple(linear.name for linear in self.shape.linears)
-        return tuple(name for name in names if name in ATTENTION) if lora.targets == "attention" else names
+        if lora.targets == "attention":
+            return tuple(linear.name for part in self.shape.attention for linear in part)
+        return self.adaptable
+
+    @cached_property
+    def adaptable(self) -> tuple[str, ...]:
+        """Names of the linear layers that can get an adapter."""
+        has_experts = any(block.experts for block in self.shape.blocks)
+        names = (linear.name for linear in self.shape.linears)
+        return tuple(name for name in names if not (has_experts and name in OF_EXPERTS))
 
     @cached_property
     def adapted(self) -> list[Linear]:
@@ -166,7 +174,8 @@ class Planner:
             return self.shape.parameters
         sizes = {part: lora.r * (part.inputs + part.outputs) + part.outputs * lora.dora for part in self.adapted}
         of_ends = sum(size for part, size in sizes.items() if part.name in ENDS)
-        return round(of_ends + self.shape.total(lambda block: sum(sizes.get(part, 0) for part in block.linears)))
+        blocks = [block for block in self.shape.blocks if block.queries or lora.targets != "attention"]
+        return of_ends + sum(block.count * sum(sizes.get(part, 0) for part in block.linears) for block in blocks)
 
     @cached_property
     def weights(self) -> float:

@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.base import Section
 
+OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")  # PEFT takes all layers of these names for experts, if there are any
 ENDS = ("lm_head", "embed_tokens")  # vLLM serves their adapters for a few models only
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")  # the last one computes the first three of Phi
 _named_here = BeforeValidator(lambda targets: "all" if targets == "all-linear" else targets)  # PEFT's name for `all`
 
 
@@ -84,9 +84,13 @@ class Lora(Section):
         named = self.targets if isinstance(self.targets, tuple) else ()
         return [name for name in named if name.rpartition(".")[2] in ENDS]
 
+    @property
+    def named_targets(self) -> str:
+        """Return the setting of the targets, for errors."""
+        return f"lora.targets={self.targets if isinstance(self.targets, str) else ','.join(self.targets)}"
+
     def without_layer(self, missing: Sequence[str], layers: Sequence[str]) -> str:
         """Return an error message about targets that are no layers of the model, whose linear ones are `layers`."""
-        targets = self.targets if isinstance(self.targets, str) else ",".join(self.targets)
         which = "no such layers" if isinstance(self.targets, str) else f"no layer {', '.join(missing)}"
         which += f".{did_you_mean(missing[0], layers)} Its linear ones are {', '.join(layers)}"
-        return f"lora.targets={targets}: this model has {which}. Write lora.targets=all or name some of them."
+        return f"{self.named_targets}: this model has {which}. Write lora.targets=all or name some of them."
