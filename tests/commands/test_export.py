@@ -1,11 +1,12 @@
 """What `octet export` takes, and what it refuses before it begins."""
 
 import json
+import shutil
 from importlib.util import find_spec
 
 import pytest
 
-from tests.conftest import said_by
+from tests.conftest import NANO, said_by
 from trainer.commands.export import OF_LLAMA_CPP, best_of
 from trainer.config.command_line import resolve
 
@@ -31,3 +32,12 @@ def test_a_format_of_llama_cpp_is_refused_before_anything_is_read(fmt, tmp_path,
     status, _, complained = said_by(capsys, "export", tmp_path, "--to", "gguf", "--format", fmt)
     assert status == 2
     assert f"--format {fmt}: " in complained
+
+
+@pytest.mark.parametrize(("folder", "name"), [("日本 3", "3"), ("Modèle.", "Mod-le"), ("..日", "model")])
+def test_a_model_gets_a_name_that_ollama_takes(folder, name, tmp_path, capsys):
+    model, out = shutil.copytree(NANO, tmp_path / folder), tmp_path / "out"
+    options = ["--to", "ollama", "--format", "f32", "--no-check", "--out", out]
+    status, said, _ = said_by(capsys, "export", model, *options)
+    assert (status, f"ollama create {name.lower()} -f" in said) == (0, True)
+    assert (out / f"{name}-F32.gguf").is_file()

@@ -41,7 +41,8 @@ def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any
         remedy = "Write octet export --to safetensors first, and export that folder"
         raise ModelError(f"model.name={config.model.name}", reason, remedy)
     tokenizer = load_tokenizer(config.model)
-    name = re.sub(r"[^\w.-]+", "-", made_of["name"])  # a Modelfile names the file without quotes
+    # Ollama knows only these letters, and a Modelfile names the file without quotes
+    name = re.sub(r"[^\w.-]+", "-", made_of["name"], flags=re.ASCII).strip("-.") or "model"
     file = out / f"{name}-{options.format.upper()}.gguf"  # the naming scheme of the hub
     modelfile = ""
     if options.to == "ollama":
