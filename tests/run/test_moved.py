@@ -17,8 +17,10 @@ from trainer.config.paths import file_of
 from trainer.machine import disk, user_code
 from trainer.machine.http_client import read_key
 from trainer.model.load import load_tokenizer
+from trainer.reward.programs import refuse_unheld
 from trainer.rollout.agents.sampler import Agents
 from trainer.run_folder import lock
+from trainer.sandbox.kernel import Held
 
 FEW = ["rollout.problems=2", "rollout.group_size=2", "rollout.max_new_tokens=16", "eval.problems=4", "run.merge=false"]
 PIPES = {"capture_output": True, "text": True, "input": "2+3?\n\n"}
@@ -180,12 +182,18 @@ def test_no_agent_is_run_and_no_key_is_sent_as_only_a_run_folder_says(tmp_path, 
     assert use() == "a-key-of-mine"
 
 
-def test_no_code_of_a_model_is_run_as_only_a_run_folder_says(tmp_path):
-    (tmp_path / "config.yaml").write_text("model: {trust_remote_code: true}")
-    asking = resolve(str(tmp_path / "config.yaml")).model
-    with refuses("model.trust_remote_code", names="somebody else"):
-        load_tokenizer(asking)
-    assert load_tokenizer(resolve(str(tmp_path / "config.yaml"), None, ["model.trust_remote_code=true"]).model)
+LETS_IN = {"model.trust_remote_code": lambda config: load_tokenizer(config.model)}
+LETS_IN["reward.code.unsafe"] = lambda config: refuse_unheld(config.reward.code, Held(9, True, True, True))
+
+
+@pytest.mark.parametrize("setting", LETS_IN)
+def test_no_other_code_is_let_in_as_only_a_run_folder_says(tmp_path, monkeypatch, setting):
+    monkeypatch.setattr(user_code, "named", set())
+    stored, use = tmp_path / "config.yaml", LETS_IN[setting]
+    stored.write_text("model: {name: nano, trust_remote_code: true}\nreward: {code: {unsafe: true}}")
+    with refuses(setting, names="somebody else"):
+        use(resolve(str(stored)))
+    use(resolve(str(stored), None, [f"{setting}=true"]))
 
 
 def test_a_run_that_was_made_here_is_trusted_and_its_copy_or_that_of_another_user_is_not(tmp_path, monkeypatch):

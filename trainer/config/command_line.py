@@ -39,9 +39,10 @@ WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false",
 WANTED |= {"dict": "a mapping: {key: value}", "missing": "a list with all its values: [a, b]", "path": "a path"}
 WANTED |= {"string": "a text"}
 YAML_KINDS = {bool: "true or false", int: "a number", float: "a number", date: "a date", datetime: "a date"}
-# Settings that name code, a command, or a server that may get a key.
+# Settings that name code, a command, or a server that may get a key, and those that let other code run.
 OF_OTHERS = ["task.name", "task.mix", "task.agent", "reward.custom", "reward.judge.url", "teacher.url"]
 OF_OTHERS += ["rollout.vllm.urls", "rollout.vllm.python", "rollout.vllm.arguments", "model.trust_remote_code"]
+OF_OTHERS += ["reward.code.unsafe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
 def code_and_servers(config: Config, keys: Iterable[str] = OF_OTHERS) -> set[str]:
     """Return the code, commands and servers that may get a key, as far as these settings name them."""
     values = {key: attrgetter(key)(config) for key in keys}
-    whole = {key: written([*values[key]] if "arg" in key else True) for key in OF_OTHERS[-2:] if values.get(key)}
+    whole = {key: written([*values[key]] if "arg" in key else True) for key in OF_OTHERS[-3:] if values.get(key)}
     parts = {key: [value] if isinstance(value, str | Path) else value or () for key, value in values.items()}
     parts |= {key: [text] for key, text in whole.items()}
     return {user_code.code_in(f"{key}={part}") for key, several in parts.items() for part in several}

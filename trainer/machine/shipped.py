@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
-OCTET = "from octet.__main__ import main; main()"
 IS_INSTALLED = not (CHECKOUT / "run_deepspeed.sh").is_file()
 ROOT = CHECKOUT / "trainer" / "shipped" if IS_INSTALLED else CHECKOUT
 
@@ -24,7 +23,7 @@ def octet_here() -> str:
     return shlex.quote(os.path.relpath(own / "bin/octet")) if Path(sys.prefix).resolve() == own.resolve() else "octet"
 
 
-def in_a_process(words: Sequence[str] = (), start: str = OCTET) -> list[str]:
+def in_a_process(words: Sequence[str] = (), start: str = "from octet.__main__ import main; main()") -> list[str]:
     """Return the command that runs octet, or other code, in a process that finds the modules that this one finds. With
     `python -m`, those of the working folder would come first."""
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {start}", *words]

@@ -215,8 +215,7 @@ def _checked_config(settings: Model) -> Any:
         reason = f"it is a {kinds[0]}, and Octet trains only causal language models, such as Qwen2ForCausalLM"
         if hasattr(config, "text_config"):
             reason = f"it is a {kinds[0]}, whose text part ({config.text_config.model_type}) is no separate model"
-        remedy = "Name one, for example Qwen/Qwen2.5-0.5B-Instruct"
-        raise ModelError(f"model.name={settings.name}", reason, remedy)
+        raise ModelError(f"model.name={settings.name}", reason, "Name one, for example Qwen/Qwen2.5-0.5B-Instruct")
     return config
 
 

@@ -191,8 +191,7 @@ def measured(duration: Duration, records: Iterable[Mapping[str, float]]) -> Dura
     steps = [step for step in records if step.get("time/rollout") and step.get("time/step") and "length" in step][WARM:]
     if not steps:
         reason = f"that run has no step with a rollout to measure, the first {WARM} not counted"
-        remedy = f"Name one with {WARM + 1} steps or more, or leave --like out"
-        raise ConfigError("--like", reason, remedy)
+        raise ConfigError("--like", reason, f"Name one with {WARM + 1} steps or more, or leave --like out")
     drops = duration.planner.config.drops_dead_groups
     live = 1 - median(step.get("dead_groups", 0.0) for step in steps) if drops else 1.0
     computed = replace(duration, length=median(step["length"] for step in steps), live=live, ratio=AS_COMPUTED)

@@ -26,6 +26,7 @@ from trainer.answers.find import program
 from trainer.config.settings import Code
 from trainer.errors import ConfigError, DataError
 from trainer.machine import threads
+from trainer.machine.user_code import must_be_named
 from trainer.records import Problem
 from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Meter
@@ -104,7 +105,9 @@ def refuse_unheld(settings: Code, held: Held) -> None:
         reason = f"it needs a private folder and processes, which this machine cannot contain. It has {held}"
         remedy = "Allow user namespaces, or take another machine"
         raise ConfigError(f"reward.code.command={settings.command}", reason, remedy)
-    if not (held.is_enough or settings.unsafe):
+    if settings.unsafe:
+        must_be_named("reward.code.unsafe=true")
+    elif not held.is_enough:
         reason = f"this machine cannot contain a program. It has {held}, and needs Landlock and seccomp (Linux 5.13)"
         remedy = "Take another machine, or write reward.code.unsafe=true to allow anything that a model writes to run"
         raise ConfigError("reward.weights.code", reason, remedy)

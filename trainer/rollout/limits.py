@@ -26,8 +26,7 @@ def check_context(context: int | None, prompts: Sequence[Prompt], new_tokens: in
     reason = f"with the {length} tokens of the prompt of {where} that is more than the context of this model, {context}"
     fewer = f"rollout.max_new_tokens={context - length} or less, or " if length < context else ""
     without = f"; prompt.max_tokens={context - new_tokens} leaves it out of training" if context > new_tokens else ""
-    remedy = f"Write {fewer}a shorter prompt{without}"
-    raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
+    raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, f"Write {fewer}a shorter prompt{without}")
 
 
 def within_context(prompts: Sequence[Prompt], context: int | None, new_tokens: int) -> list[Prompt]:

@@ -89,8 +89,7 @@ def read(folder: Path, number: int) -> list[TrainingRow]:
         return [TrainingRow(**json.loads(line)) for line in path.read_text().splitlines()]
     except (OSError, ValueError, TypeError) as error:
         reason = f"the answers of this round cannot be read ({error}), and the policy that wrote them has moved on"
-        remedy = "Restore the file, or delete the checkpoints of the round"
-        raise CheckpointError(path, reason, remedy) from None
+        raise CheckpointError(path, reason, "Restore the file, or delete the checkpoints of the round") from None
 
 
 def _path(folder: Path, number: int) -> Path:

@@ -44,8 +44,7 @@ def _empty(part: Part, zero: Any, path: Path) -> Part:
         for key, value in saved.items():
             if torch.is_tensor(value) and value.dim() and value.numel() < part[MASTERS][group].numel():
                 reason = f"its optimizer keeps {key} for blocks of values, which cannot be split for other ranks"
-                remedy = "Start with the number of ranks that has written it"
-                raise CheckpointError(path, reason, remedy)
+                raise CheckpointError(path, reason, "Start with the number of ranks that has written it")
         is_cut = {key: torch.is_tensor(value) and value.dim() > 0 for key, value in saved.items()}
         state[group] = {
             key: torch.zeros_like(masters[group], dtype=value.dtype) if is_cut[key] else value

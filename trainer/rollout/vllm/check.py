@@ -34,8 +34,7 @@ def check_version(version: str, where: str, say: Say, tested: Sequence[str] = TE
     known = ", ".join(tested)
     if len(numbers) == 2 and tuple(numbers) < OLDEST:
         reason = f"vLLM {version} is too old: the oldest version that works is {'.'.join(map(str, OLDEST))}"
-        remedy = f"Install a version that was tested: {known}"
-        raise ConfigError(where, reason, remedy)
+        raise ConfigError(where, reason, f"Install a version that was tested: {known}")
     if release not in tested:
         say(f"rollout: vLLM {version} has not been tested (tested: {known}); its log-probs are compared below")
 
@@ -49,17 +48,14 @@ def check_server(server: Server, lora: Lora, say: Say) -> None:
     mode = settings.get("model_config", {}).get("logprobs_mode", MODE)
     if mode != MODE:
         reason = f"its log-probs are {mode}, without the temperature, so every ratio would be wrong"
-        remedy = f"Start it with --logprobs-mode {MODE}"
-        raise ConfigError(where, reason, remedy)
+        raise ConfigError(where, reason, f"Start it with --logprobs-mode {MODE}")
     if (replicas := settings.get("parallel_config", {}).get("data_parallel_size", 1)) > 1:
         reason = f"it has {replicas} replicas (--data-parallel-size), and a new adapter does not reach all of them"
-        remedy = "Start one server for each and name them all in rollout.vllm.urls"
-        raise ConfigError(where, reason, remedy)
+        raise ConfigError(where, reason, "Start one server for each and name them all in rollout.vllm.urls")
     slots = settings.get("lora_config") or {}
     if lora.enabled and slots and slots["max_loras"] < SLOTS:
         reason = f"it holds {slots['max_loras']} adapter, but a new one is loaded before the old one is removed"
-        remedy = f"Start it with --max-loras {SLOTS}"
-        raise ConfigError(where, reason, remedy)
+        raise ConfigError(where, reason, f"Start it with --max-loras {SLOTS}")
 
 
 def _optional(get: Callable[[str], Any], path: str) -> Any:

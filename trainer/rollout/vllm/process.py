@@ -71,8 +71,7 @@ def start(context: SamplingContext) -> list[ServerProcess]:
     """Start the servers, and do not wait until they are ready. Every rank calls it; only rank 0 gets the processes."""
     if len(set(distributed.gather(socket.gethostname()))) > 1:
         reason = "these servers listen on one machine only, and the run has ranks on other machines"
-        remedy = "Start them yourself and write rollout.vllm.urls"
-        raise ConfigError("rollout.vllm.start=true", reason, remedy).of_all()
+        raise ConfigError("rollout.vllm.start=true", reason, "Start them yourself and write rollout.vllm.urls").of_all()
     servers: list[ServerProcess] = []  # filled on rank 0, because a process cannot be sent to other ranks
     distributed.on_main(lambda: servers.extend(_start_all(context)))
     return servers
