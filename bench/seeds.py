@@ -24,7 +24,7 @@ def one_run(seed: int, folder: Path, more: list[str]) -> dict[str, Any]:
     began = time.perf_counter()
     settings = [*more, f"run.seed={seed}", f"run.dir={folder}"]
     subprocess.run(
-        [sys.executable, "-m", "trainer.commands.train", "--preset", "nano", *settings], check=True, cwd=ROOT
+        [sys.executable, "-m", "trainer.commands.main", "train", "--preset", "nano", *settings], check=True, cwd=ROOT
     )
     wall = time.perf_counter() - began
     base, trained, merged = (one["accuracy"] for one in json.loads((folder / "eval.json").read_text())["evaluations"])

@@ -212,7 +212,7 @@ def test_a_wheel_trains(installed, tmp_path):
     """In an empty folder; `octet doctor` says before that it will."""
     doctor = run(installed / "octet", "doctor", "--preset", "nano", folder=tmp_path, path=installed).stdout
     assert "No problem" in doctor
-    launch = [installed / "python", "-m", "trainer.commands.train", *RUN, "run.steps=2"]
+    launch = [installed / "python", "-m", "trainer.commands.main", "train", *RUN, "run.steps=2"]
     answer = run(*launch, folder=tmp_path, path=installed)
     assert "run_deepspeed.sh" not in answer.stdout
     assert "8 of 8 greedy answers identical" in answer.stdout
@@ -227,7 +227,7 @@ def test_a_checkout_trains_without_an_installation_and_without_git(uninstalled, 
     installed = "from importlib.metadata import version; version('octet-grpo')"
     with pytest.raises(AssertionError, match="PackageNotFoundError"):
         run(uninstalled / "python", "-c", installed, folder=tmp_path, path=uninstalled, **surroundings)
-    launch = [uninstalled / "python", "-m", "trainer.commands.train", *RUN, "run.steps=1", "run.merge=false"]
+    launch = [uninstalled / "python", "-m", "trainer.commands.main", "train", *RUN, "run.steps=1", "run.merge=false"]
     assert "  steps: 1\n" in run(*launch, "--dry-run", folder=tmp_path, path=uninstalled, **surroundings).stdout
     run(*launch, folder=tmp_path, path=uninstalled, **surroundings)
     (_, step) = map(json.loads, (tmp_path / "it/metrics.jsonl").read_text().splitlines())

@@ -22,7 +22,7 @@ import psutil
 
 from trainer.config.command_line import Request, parse_command_line
 from trainer.machine import hardware
-from trainer.machine.exits import END, STOPPING, answering_errors
+from trainer.machine.exits import END, STOPPING
 from trainer.machine.shipped import ROOT
 from trainer.machine.visible import print
 from trainer.plan import preflight, start
@@ -189,7 +189,3 @@ def shell_status(status: int) -> int:
     if status < 0:
         return 128 - status
     return 128 + 256 - status if status > 256 - signal.NSIG else status
-
-
-if __name__ == "__main__":
-    sys.exit(answering_errors(main, debug="--debug" in sys.argv))

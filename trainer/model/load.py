@@ -90,9 +90,7 @@ def staged_copy(settings: Model) -> Path | None:
 
 def _place(settings: Model) -> Path | None:
     """Return the path of the copy, which depends on the files of the model, so that each version gets its own."""
-    scratch = os.environ.get("OCTET_SCRATCH")
-    source = _source(settings) if scratch else None
-    if not scratch or source is None:
+    if not (scratch := os.environ.get("OCTET_SCRATCH")) or not (source := _source(settings)):
         return None
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.iterdir())
     key = hashlib.sha256(repr((str(source.resolve()), files)).encode()).hexdigest()[:12]

@@ -22,7 +22,6 @@ def adopt_ranks() -> None:
     if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:
         os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
     elif "RANK" not in os.environ and "OMPI_COMM_WORLD_RANK" in os.environ:
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", str(PORTS[os.getppid() % len(PORTS)]))  # mpirun is the parent of all ranks
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{name.replace('WORLD_', '')}"]
