@@ -160,7 +160,8 @@ def _after_equals(text: str) -> str:
             return text
         return result[1:] if exact(sides) == sides else working[-1]
     value = number(result) if working else None
-    return result if all(_of_working(side) in (None, value) for side in working) else text
+    known = [number(side) if found is None else found for side, found in zip(working, map(worked_out, working))]
+    return result if {*known} <= {None, value} else text  # roots and words have no value
 
 
 _DECIMALS = re.compile(r"~ ?-?[0-9]*\.[0-9]+(?:\.\.\.|\\l?dots)?")
@@ -210,12 +211,6 @@ def _is_variable(digit: str, backslash: str, word: str) -> bool:
     if backslash or unit(lower):
         return False
     return bool(digit) or (len(word) == 2 and ("x" in lower or not set(lower) & set("aeiouy")))
-
-
-def _of_working(side: str) -> Fraction | None:
-    """Return the value of one side of an equation, or None if it is not known, as for roots and words."""
-    value = worked_out(side)
-    return number(side) if value is None else value
 
 
 def worked_out(working: str) -> Fraction | None:

@@ -59,7 +59,9 @@ def minibatches(
     """Return the rows of this rank, split into the updates of one pass. All ranks must run the same number of
     micro-batches in an update, so a rank with fewer adds the idle row. An update has the same groups for any number of
     ranks, because the groups of all ranks are assigned to updates by their place."""
-    parts = _deal(rows, config.algorithm.minibatches)
+    places = sorted(distributed.dealt([*{row.place for row in rows}]))
+    turn = {place: index % config.algorithm.minibatches for index, place in enumerate(places)}
+    parts = [[row for row in rows if turn[row.place] == update] for update in range(config.algorithm.minibatches)]
     packed = [packer.pack(part) for part in parts]
     facts = [(len(batches), weight_of(part), tokens_in(part)) for part, batches in zip(parts, packed, strict=True)]
     updates = []
@@ -69,13 +71,6 @@ def minibatches(
         divisor = config.constant_divisor if config.algorithm.aggregation == "dr_grpo" else float(sum(weights))
         updates.append(MiniBatch([*batches, *fillers], divisor, float(sum(tokens))))
     return updates
-
-
-def _deal(rows: Sequence[TrainingRow], count: int) -> list[list[TrainingRow]]:
-    """Return the rows of this rank for each of `count` updates. The rows of a group stay together."""
-    places = sorted(distributed.dealt([*{row.place for row in rows}]))
-    turn = {place: index % count for index, place in enumerate(places)}
-    return [[row for row in rows if turn[row.place] == update] for update in range(count)]
 
 
 @dataclass(slots=True)

@@ -119,7 +119,8 @@ def write(
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if fmt == "f32" else f"MOSTLY_{fmt.upper()}"])
     _write_shape(writer, weights, family)
     vocabulary.write(writer, tokenizer, weights.shapes[weights.embedding][0], end_of_turn)
-    shapes = {name: _shape(weights.shapes[original]) for name, original in names.items()}
+    whole = {name: weights.shapes[original] for name, original in names.items()}
+    shapes = {name: shape[::2] if len(shape) == 3 else shape for name, shape in whole.items()}  # convolutions
     kinds = {name: _kind(name, shape, fmt) for name, shape in shapes.items()}
     factors = _rope_factors(config, _heads_of(weights, family)["full_attention"][0])
     for name, value in factors.items():
@@ -156,11 +157,6 @@ def _names(weights: Weights, arch: str) -> Iterator[tuple[str, str]]:
         if name is None:
             raise ModelError("--to gguf", f"llama.cpp has no weight {original} in the family {arch}")
         yield name, original
-
-
-def _shape(shape: torch.Size) -> torch.Size:
-    """Return the shape in the file, where a depthwise convolution is a matrix."""
-    return torch.Size((shape[0], shape[2])) if len(shape) == 3 else shape
 
 
 def _kind(name: str, shape: torch.Size, fmt: str) -> Kind:

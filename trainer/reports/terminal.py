@@ -161,20 +161,16 @@ def earlier_turns(sample: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
     return list(sample.get("turns", ()))[:-1]
 
 
-def _unsaved(run: RunFiles) -> str:
-    """Return a note if a run did not save its last step, which a run that is stopped properly does."""
-    saved = max(map(step_of, checkpoints(run.folder)), default=0)
-    then = f"continues after step {saved}" if saved else "starts again"
-    return f" without saving it, because it failed or was killed; it {then}" if saved < run.steps else ""
-
-
 def stopped(run: RunFiles) -> str | None:
     """Return how a run was stopped, or None if it is running or has ended. A running process holds the lock of its
     folder. Locks of other nodes are not visible here, so the time since the last record decides for their runs."""
     if run.has_ended or disk.is_locked(run.folder / ".lock"):
         return None
     if _is_local(run.folder):
-        return f"stopped after step {run.steps}{_unsaved(run)}"
+        saved = max(map(step_of, checkpoints(run.folder)), default=0)
+        then = f"continues after step {saved}" if saved else "starts again"
+        lost = f" without saving it, because it failed or was killed; it {then}" if saved < run.steps else ""
+        return f"stopped after step {run.steps}{lost}"
     written = [path.stat().st_mtime for path in map(run.folder.joinpath, WRITTEN) if path.exists()]
     silent = time.time() - max(written)
     names = [f"time/{name}" for name in (*phases(run.metrics), "evaluation")]

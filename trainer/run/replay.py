@@ -38,7 +38,10 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
         raise DataError(folder, "its metrics.jsonl has no step", "Name a run that has made some")
     steps = min(steps, max(recorded))
     problems = [problem.id for problem in _train(config, steps).rollouts.curriculum.problems]
-    causes = [*_settings(folder, config), *_data(folder, scratch, problems), *_surroundings(folder, scratch)]
+    own = ("run.dir", "run.track", *DATA)
+    changed = [one for one in previous_run.differences(folder, config) if one.key not in own]
+    causes = [f"the setting {one.key}={one.now}; the run has {one.before}" for one in changed]
+    causes += [*_data(folder, scratch, problems), *_surroundings(folder, scratch)]
     if first := next(_differences(folder, scratch, steps), None):
         print(f"differs: {first}")
         print("\n".join(f"likely cause: {cause}" for cause in causes or [UNKNOWN]))
@@ -114,12 +117,6 @@ def _tensors(before: Path, now: Path, step: int) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------- the cause
-
-
-def _settings(folder: Path, config: Config) -> Iterator[str]:
-    for one in previous_run.differences(folder, config):
-        if one.key not in ("run.dir", "run.track", *DATA):
-            yield f"the setting {one.key}={one.now}; the run has {one.before}"
 
 
 def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:

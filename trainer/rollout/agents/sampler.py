@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle, groupby, islice
+from operator import attrgetter
 from typing import Any
 
 from trainer.config.settings import Config
@@ -39,6 +40,7 @@ START_S = 60.0  # timeout for importing the file of an agent
 PATIENCE_S = 0.2  # how long to wait for the next calls of agents, so that rows have the same order in every run
 SLOW_S, SLOW_TIMES = 0.03, 8  # after this many waits of this length, the scheduler no longer waits for agents
 FIRST_CALL_S = 2.0  # how long to wait for the first call of an agent that has just started
+ALIKE = ("prompt.problem.id", "prompt.repeat", "prompt.most", "prompt.stop")  # of the calls of one prompt
 WATCH_S = 0.5  # interval of the checks for agents that take too long
 
 
@@ -173,9 +175,9 @@ class Calls(Scheduler):
     def schedule(self, free: int, usable: int) -> list[NewAnswers]:
         """Return the calls to start next, as many as fit one prefill pass. Equal prompts of a group are read once."""
         self._receive()
-        self._queued.sort(key=_order)
+        self._queued.sort(key=attrgetter("prompt.place", *ALIKE, "conversation.number"))
         starting: list[NewAnswers] = []
-        for _, alike in groupby([*self._queued], key=_prompt):
+        for _, alike in groupby([*self._queued], key=attrgetter(*ALIKE, "prompt.tokens")):
             calls = [*alike][: free - sum(len(new.numbers) for new in starting)]
             if not calls:
                 break
@@ -327,12 +329,3 @@ def _decoded(inner: Sampler, calls: Calls, rows: int, sampling: Sampling) -> Ite
         for at, [completion] in inner.sample(prompts, replace(sampling, group=1)) if prompts else ():
             new, number = starting[at]
             yield calls.finish(AnswerId(new.prompt_index, number), completion)
-
-
-def _order(call: Call) -> tuple[Any, ...]:
-    prompt = call.prompt
-    return (prompt.place, prompt.problem.id, prompt.repeat, prompt.most, prompt.stop, call.conversation.number)
-
-
-def _prompt(call: Call) -> tuple[Any, ...]:
-    return (call.prompt.problem.id, call.prompt.repeat, call.prompt.most, call.prompt.stop, call.prompt.tokens)
