@@ -70,7 +70,10 @@ def of_several(runs: Sequence[RunFiles]) -> Iterator[Html]:
     names = names_of(runs)
     yield tag("h1", f"{len(runs)} runs")
     yield from section("Results", *results(runs, names))
-    yield from section("Different settings", different_settings(runs, names))
+    keys = differing([run.settings for run in runs])
+    rows = [[tag("code", key), *(shown(run.settings[key]) for run in runs)] for key in keys]
+    head = ["setting", *(names[run.folder] for run in runs)]
+    yield from section("Different settings", table(head, rows) if rows else Html())
     yield from section("Curves", charts(groups_of(runs)))
     for run in runs:
         alarms = alarms_of(run.history)
@@ -294,12 +297,6 @@ def _result(run: RunFiles) -> list[object]:
     shares = [measure.text(model[measure.of_model], model[f"{measure.prefix}interval"]) for model in models[:2]]
     shares += ["none yet"] * (2 - len(shares))
     return [*shares, paid.get("gained", ""), paid.get("lost", ""), run.steps, f"{facts['training_s']:.0f} s"]
-
-
-def different_settings(runs: Sequence[RunFiles], names: Mapping[Path, str]) -> Html:
-    keys = differing([run.settings for run in runs])
-    rows = [[tag("code", key), *(shown(run.settings[key]) for run in runs)] for key in keys]
-    return table(["setting", *(names[run.folder] for run in runs)], rows) if rows else Html()
 
 
 # ---------------------------------------------------------------- each run tested against the best, problem by problem

@@ -166,7 +166,9 @@ def stopped(run: RunFiles) -> str | None:
     folder. Locks of other nodes are not visible here, so the time since the last record decides for their runs."""
     if run.has_ended or disk.is_locked(run.folder / ".lock"):
         return None
-    if _is_local(run.folder):
+    mounts = [line.split() for line in MOUNTS.read_text().splitlines()]
+    around = [(len(place), kind) for _, place, kind, *_ in mounts if run.folder.resolve().is_relative_to(place)]
+    if max(around, default=(0, ""))[1] in LOCAL:
         saved = max(map(step_of, checkpoints(run.folder)), default=0)
         then = f"continues after step {saved}" if saved else "starts again"
         lost = f" without saving it, because it failed or was killed; it {then}" if saved < run.steps else ""
@@ -178,9 +180,3 @@ def stopped(run: RunFiles) -> str | None:
     if silent < max(PATIENCE_S, PATIENCE_STEPS * longest):
         return None
     return f"nothing for {silent / 60:.0f} min"
-
-
-def _is_local(folder: Path) -> bool:
-    mounts = [line.split() for line in MOUNTS.read_text().splitlines()]
-    around = [(len(place), kind) for _, place, kind, *_ in mounts if folder.resolve().is_relative_to(place)]
-    return max(around, default=(0, ""))[1] in LOCAL
