@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import CheckpointError, MergeError
+from trainer.machine.shipped import CHECKOUT
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # The path cannot be used. It is often one from a setting, and the error names it.
@@ -128,11 +129,11 @@ def mark_as_made_here(folder: Path) -> None:
 
 
 def is_made_here(folder: Path) -> bool:
-    """Return True for a run folder that Octet has made for this user, and that is no copy."""
+    """Return True for a run folder that Octet has made for this user, and that is no copy, or that comes with Octet."""
     with suppress(OSError):
         status = folder.stat()
         return status.st_uid == os.geteuid() and os.getxattr(folder, MADE_HERE) == b"%d" % status.st_ino
-    return False
+    return folder.resolve().parent == CHECKOUT.resolve() / "gallery"
 
 
 def keep(path: Path) -> None:
