@@ -91,6 +91,6 @@ class Lora(Section):
 
     def without_layer(self, missing: Sequence[str], layers: Sequence[str]) -> str:
         """Return an error message about targets that are no layers of the model, whose linear ones are `layers`."""
-        which = "no such layers" if isinstance(self.targets, str) else f"no layer {', '.join(missing)}"
-        which += f".{did_you_mean(missing[0], layers)} Its linear ones are {', '.join(layers)}"
+        which = "such layers" if isinstance(self.targets, str) else f"layer {', '.join(missing)}"
+        which = f"no {which} to adapt.{did_you_mean(missing[0], layers)} Its linear ones are {', '.join(layers)}"
         return f"{self.named_targets}: this model has {which}. Write lora.targets=all or name some of them."
