@@ -160,21 +160,17 @@ def cards_of_the_driver() -> Iterator[str]:
 
 
 def _card(index: str, uuid: str, name: str, memory: str, *state: str) -> list[Gpu]:
-    if (not state or state[-1] == "Enabled") and (instances := _instances(int(index), uuid, name)):
-        return instances
+    if not state or state[-1] == "Enabled":
+        of_card = nvidia_smi("-L").partition(f"(UUID: {uuid})")[2].partition("\nGPU ")[0]
+        found = filter(None, map(MIG_DEVICE.match, of_card.splitlines()))  # a profile, such as 1g.10gb, has the memory
+        if instances := [Gpu(int(index), mig[3], f"{name} MIG {mig[1]}", float(mig[2])) for mig in found]:
+            return instances
     shares_ram = not _is_number(memory)  # [N/A] for a card with unified memory
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9 if shares_ram else _gigabytes(memory)
     use = None
     if state and all(map(_is_number, state[:3])):
         use = CardState(_gigabytes(state[0]), _gigabytes(state[1]), float(state[2]), state[3])
     return [Gpu(int(index), uuid, name, size, use, shares_ram)]
-
-
-def _instances(index: int, uuid: str, name: str) -> list[Gpu]:
-    """Return the MIG instances of a card. Their profile, such as 1g.10gb, contains their memory."""
-    of_card = nvidia_smi("-L").partition(f"(UUID: {uuid})")[2].partition("\nGPU ")[0]
-    matches = map(MIG_DEVICE.match, of_card.splitlines())
-    return [Gpu(index, match[3], f"{name} MIG {match[1]}", float(match[2])) for match in matches if match]
 
 
 def _is_number(text: str) -> bool:

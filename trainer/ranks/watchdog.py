@@ -42,7 +42,6 @@ OF_THIS_CARD = re.compile("cuda (error|failure)", re.IGNORECASE)
 COLLECTIVE = "/torch/distributed/"  # in the path of a source file that waits for other ranks
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 INTERFACE_KEYS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
-SAME_S = 2.0  # how long a rank that has failed waits for rank 0 to fail in the same way
 ANSWER_S = 5.0  # how long a rank that has failed waits for the states of the others
 HEARTBEAT_S = 0.5
 SILENT_S = 30.0  # without heartbeats, after which a rank is named; srun ends the other ranks after a minute
@@ -144,7 +143,7 @@ class Ranks:
 
         def publish() -> None:
             self._publish("state", state := f"it ended with {short(error)}")
-            if isinstance(error, OctetError) and not absent(self.store, ["state/0"], SAME_S):
+            if isinstance(error, OctetError) and not absent(self.store, ["state/0"], ANSWER_S / 2):
                 error.is_of_all |= self.store.get("state/0").decode() == state
             self._publish("noticed", "yes")
             self._keep_store_for([f"noticed/{rank}" for rank in self._all()])
