@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import NANO, ROOT, launch, write_lines
+from tests.conftest import NANO, ROOT, launch, lines_of, write_lines
 from tests.forks import forked
 from trainer.run import replay
 
@@ -63,6 +63,16 @@ def test_answers_that_are_missing_are_a_difference(recorded, again):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
     found = list(replay._differences(again / "it", recorded / "it", 2))
     assert found == ["step 1: samples.jsonl has 8 answers, and had 5", "step 2: samples.jsonl has 8 answers, and had 0"]
+
+
+def test_only_answers_that_both_runs_have_logged_are_compared(recorded, again):
+    """With another number of ranks, rank 0 logs the first group of the step and another one than before."""
+    samples = lines_of(again / "it/samples.jsonl")
+    other = [one | {"problem": "other"} if at % 8 > 3 else one for at, one in enumerate(samples)]
+    write_lines(again / "it/samples.jsonl", other)
+    assert list(replay._differences(again / "it", recorded / "it", 2)) == []
+    write_lines(again / "it/samples.jsonl", [one | {"completion": "1"} for one in other])
+    assert len(list(replay._differences(again / "it", recorded / "it", 2))) == 8
 
 
 def test_another_number_of_threads_is_the_cause(recorded):

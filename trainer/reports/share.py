@@ -42,5 +42,4 @@ def picture(run: RunFiles) -> Html:
 
 
 def _text(text: str, y: float, size: int, colour: str) -> Html:
-    weight = "bold" if size > 100 else None
-    return tag("text", text, x=MARGIN, y=y, font_size=size, fill=colour, font_weight=weight)
+    return tag("text", text, x=MARGIN, y=y, font_size=size, fill=colour, font_weight="bold" if size > 100 else None)

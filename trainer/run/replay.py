@@ -96,12 +96,14 @@ def _records(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def _answers(step: int, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for old, new in zip(before, now, strict=False):
+    # rank 0 logs its own groups only, so another number of ranks logs other problems
+    both = {one["problem"] for one in before} & {one["problem"] for one in now}
+    pairs = [[one for one in side if not both or one["problem"] in both] for side in (before, now)]
+    for old, new in zip(*pairs, strict=False):
         for name in ("problem", "prompt", "completion", "reward"):
             if old[name] != new[name]:
                 now_shown, before_shown = (visible(repr(one[name])[-80:]) for one in (new, old))
-                what = f"the {name} of an answer to {old['problem']}"
-                yield f"step {step}: {what} is {now_shown}, and was {before_shown}"
+                yield f"step {step}: the {name} of an answer to {old['problem']} is {now_shown}, and was {before_shown}"
     if len(before) != len(now):
         yield f"step {step}: samples.jsonl has {counted(len(now), 'answer')}, and had {len(before)}"
 
