@@ -40,7 +40,8 @@ FAMILIES = {
 }
 MAMBA = {"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 8, "head_dim": 8}
 HYBRID = {"layers_block_type": ["hybrid"] * 2, "num_mem_blocks": 1, "n_mamba_heads": 2, "mamba_d_state": 8}
-MAMBAS = {
+OTHERS = {
+    "falcon": {"new_decoder_architecture": True},
     "falcon_h1": MAMBA,
     "jamba": {"mamba_d_state": 8, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "pad_token_id": 0},
     "nemotron_h": {
@@ -58,7 +59,7 @@ TOKENS = torch.arange(6)[None]
 
 def base(family: str, **changed):
     torch.manual_seed(0)
-    settings = SMALL | (MAMBAS[family] if family in MAMBAS else FAMILIES[family]) | changed
+    settings = SMALL | (OTHERS[family] if family in OTHERS else FAMILIES[family]) | changed
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings)).eval()
 
 
@@ -90,7 +91,7 @@ def test_experts_that_are_one_weight_are_refused_with_what_they_would_cost(famil
         lora.add_adapter(base(family), Lora(targets=targets, r=1))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "falcon_h1", "jamba", "zamba2"])
+@pytest.mark.parametrize("family", [*FAMILIES, "falcon", "falcon_h1", "jamba", "zamba2"])
 def test_an_adapter_of_all_layers_is_saved_and_merged(family, tmp_path):
     model = lora.add_adapter(base(family), Lora(targets="all", r=2))
     with torch.no_grad():

@@ -34,6 +34,7 @@ ADAPTER = "default"  # PEFT's name for the first adapter
 TEACHER = "teacher"  # a second adapter over the same base, which is never trained
 SLOW = "PEFT would multiply out the adapters of all experts in each pass: sampling a token takes 5 to 11 times as long"
 KEEP_BASE = ("True", "False", "None", "gaussian", "eva", "orthogonal", "mica")  # values of init_lora_weights
+UNLIKE = ("Router", "GroupedLinear")  # linear layers that return several values, or have smaller inputs
 MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # they also read the weights of out_proj
 
 
@@ -67,12 +68,11 @@ def _targets(model: Any, settings: Lora) -> str | list[str]:
     silently if another target does, or experts that are one parameter."""
     experts, modules = experts_of(model), dict(model.named_modules())
     whole = {name: part for name, part in modules.items() if isinstance(part, torch.nn.Linear)}
-    kinds = {type(part) for part in whole.values() if type(part).__module__.startswith("transformers.")}
-    strange = {kind for kind in kinds if kind.forward is not torch.nn.Linear.forward}  # such as routers
     users = Counter(id(part.weight) for part in whole.values())  # one weight cannot take two adapters, as in Zamba2
     reserved = (*READ, *(OF_EXPERTS if experts else ()), *(["out_proj"] if model.config.model_type in MAMBAS else ()))
-    plain = {name: part for name, part in whole.items() if type(part) not in strange and users[id(part.weight)] == 1}
-    linear = {name: part for name, part in plain.items() if name.rpartition(".")[2] not in reserved}
+    plain = {name: part for name, part in whole.items() if not type(part).__name__.endswith(UNLIKE)}
+    apart = {name: part for name, part in plain.items() if users[id(part.weight)] == 1}
+    linear = {name: part for name, part in apart.items() if name.rpartition(".")[2] not in reserved}
     if settings.targets == "all" and linear == whole and not experts:
         return "all-linear"
     attentions = tuple(f"{name}." for name, part in modules.items() if type(part).__name__.endswith("Attention"))
