@@ -276,6 +276,7 @@ def test_an_error_of_rank_0_is_heard_before_its_store_goes(address):
 
 
 SHARED = ERROR.replace("if distributed.rank() == 0:", "if True:").replace("print(error,", "print(error.is_of_all,")
+SHARED = f"from trainer.ranks import watchdog\nwatchdog.ANSWER_S = 60\n{SHARED}"  # however busy the machine is
 
 
 @PROCESSES

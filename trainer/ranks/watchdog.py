@@ -141,15 +141,19 @@ class Ranks:
         if isinstance(error, Exception) and not isinstance(error, Interrupted | LostRank):
             slurm.report_failure(f"rank {self.mine} on {host()} ended with {short(error)}")
 
+        state = f"it ended with {short(error)}"
+
         def publish() -> None:
-            self._publish("state", state := f"it ended with {short(error)}")
-            if isinstance(error, OctetError) and not absent(self.store, ["state/0"], ANSWER_S / 2):
-                error.is_of_all |= self.store.get("state/0").decode() == state
+            self._publish("state", state)
+            if not absent(self.store, ["state/0"], ANSWER_S / 2):
+                self.state_of_main = self.store.get("state/0").decode()
             self._publish("noticed", "yes")
             self._keep_store_for([f"noticed/{rank}" for rank in self._all()])
 
         with suppress(*UNREACHABLE):  # the store is gone, so no rank can read it
             stores.within(3 * ANSWER_S, publish)
+        if isinstance(error, OctetError):
+            error.is_of_all |= self.state_of_main == state
 
     def _keep_store_for(self, keys: Sequence[str]) -> None:
         """Wait on rank 0, with which the store ends, until the other ranks have written these keys."""
