@@ -69,10 +69,11 @@ def _targets(model: Any, settings: Lora) -> str | list[str]:
     experts, modules = experts_of(model), dict(model.named_modules())
     whole = {name: part for name, part in modules.items() if isinstance(part, torch.nn.Linear)}
     users = Counter(id(part.weight) for part in whole.values())  # one weight cannot take two adapters, as in Zamba2
-    reserved = (*READ, *(OF_EXPERTS if experts else ()), *(["out_proj"] if model.config.model_type in MAMBAS else ()))
+    reserved = (*(OF_EXPERTS if experts else ()), *(["out_proj"] if model.config.model_type in MAMBAS else ()))
     plain = {name: part for name, part in whole.items() if not type(part).__name__.endswith(UNLIKE)}
     apart = {name: part for name, part in plain.items() if users[id(part.weight)] == 1}
-    linear = {name: part for name, part in apart.items() if name.rpartition(".")[2] not in reserved}
+    called = {name: part for name, part in apart.items() if not name.endswith(READ)}
+    linear = {name: part for name, part in called.items() if name.rpartition(".")[2] not in reserved}
     if settings.targets == "all" and linear == whole and not experts:
         return "all-linear"
     attentions = tuple(f"{name}." for name, part in modules.items() if type(part).__name__.endswith("Attention"))

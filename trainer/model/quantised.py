@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BitsAndBytesConfig
 
-READ = ("dt_proj", "correction_coefs")  # layers of Mamba and Gemma 3n whose weights are read without a call
+# Layers of Mamba, Jamba and Gemma 3n whose weights are read without a call.
+READ = ("mixer.dt_proj", "mamba.dt_proj", "altup.correction_coefs")
 
 
 class Bf16Linear(nn.Linear):
