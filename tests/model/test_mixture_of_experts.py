@@ -41,6 +41,7 @@ FAMILIES = {
 MAMBA = {"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 8, "head_dim": 8}
 HYBRID = {"layers_block_type": ["hybrid"] * 2, "num_mem_blocks": 1, "n_mamba_heads": 2, "mamba_d_state": 8}
 OTHERS = {
+    "doge": {},
     "falcon": {"new_decoder_architecture": True},
     "falcon_h1": MAMBA,
     "jamba": {"mamba_d_state": 8, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "pad_token_id": 0},
@@ -123,6 +124,8 @@ def test_layers_that_are_read_without_a_call_keep_their_precision(tmp_path):
     model(TOKENS)
     read = {part.weight.dtype for name, part in model.named_modules() if name.endswith("dt_proj")}
     assert read == {torch.float32}
+    adapted = lora.add_adapter(base("doge"), Lora(targets="all"))
+    assert any("dt_proj" in name for name, _ in lora.layers(adapted)), "Doge calls it"
 
 
 TODAY = ["qwen3_moe", "gpt_oss"]
