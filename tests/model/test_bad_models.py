@@ -301,7 +301,8 @@ def test_a_pickle_that_calls_a_function_is_refused_and_not_run(folder, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("targets", "told"), [(("q_prj",), "layer q_prj. Did you mean q_proj?"), (("q_proj", "w_down"), "layer w_down.")]
+    ("targets", "told"),
+    [(("q_prj",), "layer q_prj to adapt. Did you mean q_proj?"), (("q_proj", "w_down"), "layer w_down to adapt.")],
 )
 def test_targets_that_are_no_layers_are_named_with_the_nearest(tiny_model, targets, told):
     with refuses("lora.targets", names=told):

@@ -6,10 +6,11 @@ import io
 import json
 import random
 import shutil
+import sys
 
 import pytest
 
-from tests.conftest import refuses, said_by, write_lines
+from tests.conftest import launch, refuses, said_by, write_lines
 from tests.reports.test_plot import elements
 from trainer.commands import study as command
 from trainer.config.study import read_study
@@ -285,7 +286,8 @@ def test_the_results_are_printed_for_papers_and_for_other_programs(study, found,
     assert as_latex("", ["a_b", "50 %"], [["x&y", "{1}"]]).splitlines()[2:4] == rows
 
 
-def test_a_study_names_a_file_that_its_runs_would_take_for_the_program(study):
+def test_runs_of_a_study_import_no_module_of_the_working_folder(study):
     (study.path.parent / "trainer.py").write_text("")
-    failed = command.Runner(study).train(next(iter(study.runs())))
-    assert "trainer.py is called trainer" in (study.folder / f"{failed}.log").read_text()
+    assert not command.Runner(study).train(next(iter(study.runs())))
+    named = launch(sys.executable, "-c", "from octet import train", folder=study.path.parent)
+    assert "trainer.py is called trainer" in named.stderr
