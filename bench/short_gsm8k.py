@@ -34,6 +34,8 @@ def in_equations(line: str) -> str:
 
 
 def main() -> None:
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     source, folder = map(Path, sys.argv[1:3])
     most = int(sys.argv[3]) if sys.argv[3:] else STEPS
     equations = sys.argv[4:] == ["equations"]

@@ -13,6 +13,8 @@ from pathlib import Path
 
 
 def main() -> None:
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     problems, evaluation, kept = map(Path, sys.argv[1:4])
     outcomes: dict[str, set[bool]] = defaultdict(set)
     for line in (evaluation / "eval_answers.jsonl").read_text(encoding="utf-8").splitlines():

@@ -62,6 +62,8 @@ def held_out_records(clone: Path) -> Iterator[Record]:
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     clone, folder = map(Path, sys.argv[1:])
     folder.mkdir(parents=True, exist_ok=True)
     for split, records in (("train", training_records(clone)), ("test", held_out_records(clone))):
