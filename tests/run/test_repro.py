@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import NANO, ROOT, launch, lines_of, write_lines
 from tests.forks import forked
+from trainer.machine import disk
 from trainer.run import replay
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "run.steps=3", "run.save_every=2"]
@@ -38,7 +39,9 @@ def recorded(tmp_path_factory) -> Path:
 @pytest.fixture
 def again(recorded, tmp_path) -> Path:
     """A copy in which something may be changed."""
-    return shutil.copytree(recorded, tmp_path / "again")
+    folder = shutil.copytree(recorded, tmp_path / "again")
+    disk.mark_as_made_here(folder / "it")  # a copy may be of somebody else's run, whose code does not run
+    return folder
 
 
 def test_a_run_is_identical(recorded):
