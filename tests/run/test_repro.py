@@ -69,7 +69,7 @@ def test_answers_that_are_missing_are_a_difference(recorded, again):
 
 
 def test_only_answers_that_both_runs_have_logged_are_compared(recorded, again):
-    """With another number of ranks, rank 0 logs the first group of the step and another one than before."""
+    """Rank 0 logs other groups if the run is repeated on another number of ranks."""
     samples = lines_of(again / "it/samples.jsonl")
     other = [one | {"problem": "other"} if at % 8 > 3 else one for at, one in enumerate(samples)]
     write_lines(again / "it/samples.jsonl", other)

@@ -100,8 +100,10 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
 def code_and_servers(config: Config, keys: Iterable[str] = OF_OTHERS) -> set[str]:
     """Return the code, commands and servers that may get a key, as far as these settings name them."""
     values = {key: attrgetter(key)(config) for key in keys}
-    values |= {key: written([*values[key]] if "arg" in key else True) for key in OF_OTHERS[-3:] if values.get(key)}
-    parts = {key: [value] if isinstance(value, str | Path) else value or () for key, value in values.items()}
+    if arguments := values.get("rollout.vllm.arguments"):
+        values["rollout.vllm.arguments"] = written([*arguments])  # as one text
+    texts = {key: "true" if value is True else value for key, value in values.items()}
+    parts = {key: [value] if isinstance(value, str | Path) else value or () for key, value in texts.items()}
     return {user_code.code_in(f"{key}={part}") for key, several in parts.items() for part in several}
 
 
