@@ -50,9 +50,7 @@ class Agreement:
 
 def agreement(one: Evaluation, other: Evaluation) -> Agreement:
     pairs = [(a.completion, b.completion) for a, b in zip(one.outcomes, other.outcomes, strict=True)]
-    # an agent may have several conversations at once, which end in any order, and may ask differently the next time
-    split = [(_by_prompt(ours), _by_prompt(theirs)) for ours, theirs in pairs]
-    parts = [(part, other[prompt]) for part_of, other in split for prompt, part in part_of.items() if prompt in other]
+    parts = [both for pair in pairs for both in _of_one_prompt(*pair)]
     differences = [difference for a, b in parts for difference in _differences(a, b)]
     return Agreement(
         sum(a.tokens == b.tokens for a, b in pairs),
@@ -61,6 +59,13 @@ def agreement(one: Evaluation, other: Evaluation) -> Agreement:
         fmean(differences or [0.0]),
         tuple(_parting(a, b) for a, b in parts if a.tokens != b.tokens),
     )
+
+
+def _of_one_prompt(one: Completion, other: Completion) -> list[tuple[Part, Part]]:
+    """Return the pairs that answer the same prompt: two answers, or conversations in them that begin alike. An agent
+    may have several conversations at once, which end in any order, and may ask differently the next time."""
+    parts, others = _by_prompt(one), _by_prompt(other)
+    return [(part, others[prompt]) for prompt, part in parts.items() if prompt in others]
 
 
 def _by_prompt(answer: Completion) -> dict[tuple[tuple[int, ...], int], Part]:

@@ -12,6 +12,7 @@ from trainer.config.settings import Config
 from trainer.estimates import SIGNIFICANT, Share, mcnemar
 from trainer.evaluation.evaluate import Evaluation, Outcome
 from trainer.machine import disk
+from trainer.records import Completion
 from trainer.run_folder.reader import table_rows
 from trainer.watch.measure import STRICT, Measure, number
 from trainer.watch.verdict import evidence_of
@@ -34,10 +35,13 @@ class Flip:
         sides = {"before": self.before, "after": self.after}
         name, attribute = ("reward", "reward") if self.measure.is_reward else ("answer", "strict")
         answers = {f"{side}_{name}": getattr(outcome.score, attribute) for side, outcome in sides.items()}
-        found = {f"{side}_completion": outcome.completion for side, outcome in sides.items()}
-        turns = {name: ["> " * (role != "model") + text for role, text in one.turns] for name, one in found.items()}
-        texts = {name: "\n".join(turns[name]) or one.text for name, one in found.items()}
+        texts = {f"{side}_completion": _text(outcome.completion) for side, outcome in sides.items()}
         return {"direction": self.direction, **asked, **answers, **texts}
+
+
+def _text(answer: Completion) -> str:
+    """Return the text of an answer. If it has several turns, those of the environment begin with `>`."""
+    return "\n".join("> " * (role != "model") + text for role, text in answer.turns) or answer.text
 
 
 @dataclass(frozen=True, slots=True)
