@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -17,13 +16,13 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
-from tests.conftest import ROOT, launch, refuses
+from tests.conftest import ROOT, launch, refuses, said_by
 from tests.forks import forked
 from tests.hub_server import use_hub
 from tests.sandbox.lacking import python_without
 from trainer.commands import doctor
 from trainer.config.command_line import resolve
-from trainer.errors import CheckpointError, ConfigError, Finding, ModelError
+from trainer.errors import CheckpointError, ConfigError, DataError, Finding, ModelError
 from trainer.machine import disk, hardware
 from trainer.model import hub
 from trainer.plan import downloads, preflight
@@ -35,23 +34,13 @@ CARD = hardware.Gpu(0, "GPU-aa11", "NVIDIA GeForce RTX 2070", 8.6)
 ONE_CARD = hardware.Hardware(gpus=(CARD,), cores=2)
 
 
-def train(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return launch(sys.executable, ROOT / "train.py", "--preset", "nano", *arguments, folder=folder, **environment)
-
-
-def doctor_of(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, "-m", "trainer.commands.main", "doctor", *arguments)
-    return launch(*command, folder=folder, **environment)
-
-
 # ---------------------------------------------------------------- disk
 
 
-def test_a_disk_that_is_too_small_is_answered_before_the_run(small_disk, tmp_path):
+def test_a_disk_that_is_too_small_is_answered_before_the_run(small_disk, capsys):
     folder = small_disk(MEGABYTE)
-    answer = train(tmp_path, f"run.dir={folder}/run")
-    assert answer.returncode == 2
-    assert f"octet: run.dir={folder}/run: " in answer.stderr
+    status, _, told = said_by(capsys, "train", "--preset", "nano", f"run.dir={folder}/run")
+    assert (status, f"octet: run.dir={folder}/run: " in told) == (2, True)
     assert list(folder.iterdir()) == []
 
 
@@ -122,11 +111,9 @@ def test_whoever_writes_a_full_disk_is_one_error(small_disk, write):
 
 
 def test_another_error_stays_what_it_is(tmp_path):
-    folder = tmp_path / "new"
-    folder.mkdir()
-    with pytest.raises(RuntimeError, match="of another kind"), disk.writing(folder, "it", "Do that."):
+    with pytest.raises(RuntimeError, match="of another kind"), disk.writing(tmp_path, "it", "Do that."):
         raise RuntimeError("of another kind")
-    assert folder.exists()
+    assert tmp_path.exists()
 
 
 # ---------------------------------------------------------------- RAM
@@ -288,15 +275,11 @@ def test_what_learned_less_in_a_study_is_warned_of(setting, remedy):
     assert remedy in found.remedy
 
 
-def test_a_warm_up_is_warned_of_by_its_own_rate():
+def test_a_warm_up_is_warned_of_by_its_own_rate_and_usual_settings_are_not():
     warmup = ["lora.enabled=false", "warmup.only=true", "warmup.steps=5", "warmup.lr=0.01"]
     (found,) = preflight.adapter(resolve("nano", overrides=[*warmup, "algorithm.lr=1e-6"]))
     assert found.seen.startswith("warmup.lr=0.01 ")
-
-
-def test_a_usual_adapter_is_not_warned_of_nor_a_whole_model_at_its_own_rate():
-    assert [*preflight.adapter(NANO)] == []
-    assert [*preflight.adapter(resolve("nano", "full_finetune"))] == []
+    assert [*preflight.adapter(NANO), *preflight.adapter(resolve("nano", "full_finetune"))] == []
 
 
 # ---------------------------------------------------------------- the hub
@@ -317,17 +300,18 @@ def test_a_hub_that_is_silent_is_given_up(monkeypatch):
     monkeypatch.setattr(hub, "DEADLINE_S", 0.2)
     with refuses("model.name", ModelError, names="reached"):
         downloads.check(resolve("8gb"))
+    with refuses("task.name", DataError, names="cache"):
+        downloads.check(resolve("nano", None, ["task.name=gsm8k"]))
 
 
 def test_without_a_network_the_run_ends_before_it_imports(tmp_path):
     """Port 9 of this machine: nobody listens."""
     environment = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
-    answer = train(tmp_path, "model.name=Qwen/Qwen2.5-0.5B-Instruct", **environment)
+    command = (sys.executable, ROOT / "train.py", "--preset", "nano", "model.name=Qwen/Qwen2.5-0.5B-Instruct")
+    answer = launch(*command, folder=tmp_path, **environment)
     assert answer.returncode == 2
     assert "model.name=Qwen/Qwen2.5-0.5B-Instruct: " in answer.stderr
     assert "`octet fetch`" in answer.stderr
-    answer = train(tmp_path, "task.name=gsm8k", **environment)
-    assert "task.name=gsm8k: openai/gsm8k train is not in the cache" in answer.stderr
 
 
 # ---------------------------------------------------------------- the commands
@@ -340,10 +324,10 @@ def test_a_run_of_the_embedded_model_hears_nothing_and_nothing_is_asked_twice(ca
     preflight.check(resolve("8gb"), ONE_CARD)
 
 
-def test_octet_doctor_finds_nothing_wrong_with_the_embedded_model(tmp_path):
-    answer = doctor_of(tmp_path, "--preset", "nano", "--json")
-    assert answer.returncode == 0, answer.stderr
-    told = json.loads(answer.stdout)
+def test_octet_doctor_finds_nothing_wrong_with_the_embedded_model(capsys):
+    status, said, complained = said_by(capsys, "doctor", "--preset", "nano", "--json")
+    assert status == 0, complained
+    told = json.loads(said)
     assert (told["for"], told["end"]) == ("preset nano", 0)
     names = [finding["name"] for finding in told["findings"]]
     assert {"packages", "card", "model", "data", "disk", "RAM", "vLLM", "Slurm", "torch"} < set(names)
@@ -351,15 +335,19 @@ def test_octet_doctor_finds_nothing_wrong_with_the_embedded_model(tmp_path):
     assert [finding["remedy"] for finding in told["findings"] if finding["severity"] == "note"] == [""] * told["note"]
 
 
-def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path):
-    asked = ["--preset", "8gb", "optim.name=adamw_8bit"]
-    answer = doctor_of(tmp_path, *asked, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
-    assert answer.returncode == 1
-    assert answer.stdout.startswith("octet doctor: preset 8gb optim.name=adamw_8bit\n\n")
-    assert max(map(len, answer.stdout.replace(str(tmp_path), "here").splitlines())) <= 100
-    problems = re.findall(r"^✗ (\w+) .*\n(?: .*\n)*?\s+> ", answer.stdout, re.MULTILINE)
-    assert problems == ["model", "data", "settings"]
-    assert answer.stdout.splitlines()[-1].startswith("3 problems, ")
+def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path, monkeypatch, capsys):
+    """Nobody listens at port 9, and the process that tests torch finds one here that cannot be imported."""
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "torch.py").write_text("raise ImportError('no kernel')")
+    status, said, _ = said_by(capsys, "doctor", "--preset", "8gb", "optim.name=adamw_8bit")
+    assert status == 1
+    assert said.startswith("octet doctor: preset 8gb optim.name=adamw_8bit\n\n")
+    assert max(map(len, said.replace(str(tmp_path), "here").splitlines())) <= 100
+    problems = re.findall(r"^✗ (\w+) .*\n(?: .*\n)*?\s+> ", said, re.MULTILINE)
+    assert problems == ["model", "data", "settings", "torch"]
+    assert "ImportError: no kernel" in said
+    assert said.splitlines()[-1].startswith("4 problems, ")
 
 
 @pytest.mark.parametrize(
@@ -399,7 +387,12 @@ def test_octet_doctor_counts_the_cards_that_are_left_to_train_on(monkeypatch):
     assert found("rollout.vllm.devices=[0,1,2,3]")["settings"].severity == "end"
 
 
-def test_other_versions_than_those_that_were_tried_are_seen(tmp_path, monkeypatch):
+def test_other_versions_than_those_that_were_tried_and_missing_packages_are_named(tmp_path, monkeypatch):
+    def lacking(name: str) -> str:
+        if name in ("peft", "pydantic"):
+            raise doctor.PackageNotFoundError(name)
+        return "1.0"
+
     file = tmp_path / "constraints.txt"
     file.write_text("# why\ntorch==2.13.0\nrich==1.0; python_version < '3'\nrich==15.0.0; python_version >= '3'\n")
     assert doctor.pinned(file) == {"torch": "2.13.0", "rich": "15.0.0"}
@@ -408,17 +401,6 @@ def test_other_versions_than_those_that_were_tried_are_seen(tmp_path, monkeypatc
     assert doctor.python_and_packages().severity == "note"
     monkeypatch.setattr(doctor, "version", lambda name: "1.0" if name == "pydantic" else tried[name])
     assert f"pydantic 1.0 (tried: {tried['pydantic']})" in doctor.python_and_packages().seen
-
-
-def test_all_packages_that_are_missing_are_named(monkeypatch):
-    def version(name: str) -> str:
-        if name in ("peft", "pydantic"):
-            raise doctor.PackageNotFoundError(name)
-        return "1.0"
-
-    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "version", lacking)
     found = doctor.python_and_packages()
-    assert (found.severity, {"peft", "pydantic"} & {*found.seen.split(": ")[1].split(", ")}) == (
-        "end",
-        {"peft", "pydantic"},
-    )
+    assert (found.severity, found.seen) == ("end", "not installed: peft, pydantic")
