@@ -149,8 +149,8 @@ OUTVOTES = "found: in a group of 8 that is all right or all wrong, "
         ("length: 0.3", ["algorithm.advantage=dr_grpo"], "length can give one answer an advantage of 0.26"),
     ],
 )
-def test_shaping_that_outvotes_right_answers_is_found_before_a_run(capsys, weights, settings, told):
-    status, out, _ = octet(capsys, "-n", "4", f"reward.weights={{correct: 1, {weights}}}", *settings)
+def test_shaping_that_outvotes_right_answers_is_found_before_a_run(capsys, sums, weights, settings, told):
+    status, out, _ = octet(capsys, "-n", "4", *sums, f"reward.weights={{correct: 1, {weights}}}", *settings)
     assert status == bool(told), out
     assert (OUTVOTES + told in out) == bool(told)
 
