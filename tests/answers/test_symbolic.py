@@ -1,12 +1,12 @@
-"""Symbolic equality in a child that can be killed: real mathematics, real hangs, real kills."""
+"""Symbolic equality in a child that can be killed: real mathematics, and real hangs and kills of a smaller child."""
 
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, is_running, until
+from trainer.answers.children import Child, Died
 from trainer.answers.symbolic import Symbolic, is_worth_asking
 
-HANGS = "9^{9^{9^9}}"  # math-verify multiplies it out
+HANGS = None  # a request to `doubling` that is never answered
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra `math`")
 
@@ -28,22 +29,11 @@ def shared() -> Iterator[Symbolic]:
         yield symbolic
 
 
-@pytest.fixture
-def symbolic() -> Iterator[Symbolic]:
-    symbolic = Symbolic(deadline_s=8.0)
-    with closing(symbolic.child):
-        yield symbolic
-
-
 def process_of(symbolic: Symbolic) -> int:
     """The child, once it has answered."""
     assert symbolic.equal("x+1", "1+x")
     assert symbolic.child._process is not None
     return symbolic.child._process.pid
-
-
-def is_computing(process: int) -> bool:
-    return psutil.Process(process).status() == psutil.STATUS_RUNNING
 
 
 # -------------------------------------------------------------------------------------------------------- mathematics
@@ -119,61 +109,92 @@ def test_what_is_no_mathematics_or_already_decided_is_not_asked(answer: str, gol
     assert not is_worth_asking(answer, gold)
 
 
-def test_no_child_is_started_before_one_is_needed_and_the_running_one_is_used_again(symbolic) -> None:
-    assert symbolic.equal("0.5", "\\frac{1}{2}")
-    assert not symbolic.equal("18", "19")
-    assert symbolic.child._process is None
-    first = process_of(symbolic)
-    assert symbolic.equal("x+2", "2+x")
-    assert process_of(symbolic) == first
-    symbolic.child.close()
-    assert not is_running(first)
+def test_no_child_is_started_before_one_is_needed_and_the_running_one_is_used_again(shared) -> None:
+    lone = Symbolic()
+    assert lone.equal("0.5", "\\frac{1}{2}")
+    assert not lone.equal("18", "19")
+    assert lone.child._process is None
+    assert process_of(shared) == process_of(shared)
 
 
-# ------------------------------------------------------------------------------------------------ hangs and sudden ends
+def test_a_child_has_neither_torch_nor_a_gpu(shared) -> None:
+    child = process_of(shared)
+    libraries = Path(f"/proc/{child}/maps").read_text()
+    assert "math" in libraries  # the file was readable
+    assert not any(name in libraries for name in ("libtorch", "libcuda", "libc10"))
+    assert b"CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{child}/environ").read_bytes()
 
 
-def test_what_a_comparison_came_to_is_remembered_but_not_that_a_child_died(symbolic) -> None:
-    assert not any(symbolic.equal(HANGS, "1") for _ in range(4))
-    assert symbolic.child.hangs == 1
-    child = process_of(symbolic)
+def test_what_a_comparison_came_to_is_remembered_but_not_that_a_child_died(shared) -> None:
+    """`tests/reward/test_rewards.py` has one that hangs."""
+    child = process_of(shared)
     os.kill(child, signal.SIGKILL)
     until(lambda: not is_running(child))
-    assert symbolic.equal("x+1", "1+x")
-    assert [symbolic.equal("x+2", "2+x"), symbolic.equal("x+2", "2+x")] == [False, True]  # another child
-    assert (symbolic.child.hangs, symbolic.child.failures) == (1, 1)
+    assert shared.equal("x+1", "1+x")
+    assert shared.child.failures == 0
+    assert [shared.equal("x+3", "3+x"), shared.equal("x+3", "3+x")] == [False, True]  # another child
 
 
-def test_the_signal_of_a_cluster_is_not_for_children(symbolic) -> None:
+# -------------------------------------------------------------------------------- hangs and sudden ends of any child
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    with closing(Child("tests.answers.doubling:answerer", deadline_s=8.0)) as child:
+        assert child.ask(3) == 6
+        yield child
+
+
+def is_computing(process: int) -> bool:
+    return psutil.Process(process).status() == psutil.STATUS_RUNNING
+
+
+def test_a_child_that_hangs_is_killed_and_replaced(child) -> None:
+    first, child._deadline_s = child._process.pid, 0.2
+    assert child.ask(HANGS) is None
+    assert not is_running(first)
+    child._deadline_s = 8.0
+    assert (child.ask(4), child.hangs, child.failures) == (8, 1, 0)
+
+
+def test_a_request_that_raises_is_a_failure_and_its_child_goes_on(child) -> None:
+    first = child._process.pid
+    assert child.ask([]) == []
+    assert child.ask({}) is None
+    assert (child.ask(4), child.failures, child._process.pid) == (8, 1, first)
+
+
+def test_the_signal_of_a_cluster_is_not_for_children(child) -> None:
     """Slurm sends it to every process of a run. A child that died of it would call a right answer wrong."""
-    child = process_of(symbolic)
-    os.kill(child, signal.SIGUSR1)
-    assert symbolic.equal("x+2", "2+x")
-    assert (symbolic.child.failures, process_of(symbolic)) == (0, child)
+    first = child._process.pid
+    os.kill(first, signal.SIGUSR1)
+    assert (child.ask(4), child.failures, child._process.pid) == (8, 0, first)
 
 
-def test_a_child_killed_in_the_middle_of_a_call_is_counted_and_replaced(symbolic) -> None:
-    child, results = process_of(symbolic), []
-    asking = threading.Thread(target=lambda: results.append(symbolic.equal(HANGS, "1")))
-    asking.start()
-    until(lambda: is_computing(child))
-    os.kill(child, signal.SIGKILL)
-    asking.join(timeout=60)
-    assert results == [False]
-    assert (symbolic.child.hangs, symbolic.child.failures) == (0, 1)
-    assert symbolic.equal("x+2", "2+x")
+def test_a_child_killed_in_the_middle_of_a_call_is_counted_and_replaced(child) -> None:
+    first = child._process.pid
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(child.ask, HANGS)
+        until(lambda: is_computing(first))
+        os.kill(first, signal.SIGKILL)
+        assert isinstance(asked.exception(), Died)
+    assert (child.ask(4), child.hangs, child.failures) == (8, 0, 1)
 
 
-# --------------------------------------------------------------------------------------------------------- the parent
+def test_a_child_that_is_closed_ends(child) -> None:
+    process = child._process.pid
+    child.close()
+    assert not is_running(process)
+
 
 PARENT = """
 import sys, threading, time
-from trainer.answers.symbolic import Symbolic
-symbolic = Symbolic(deadline_s=10.0)
-symbolic.equal("x+1", "1+x")
-print(symbolic.child._process.pid, flush=True)
+from trainer.answers.children import Child
+child = Child("tests.answers.doubling:answerer", deadline_s=1.0)
+child.ask(3)
+print(child._process.pid, flush=True)
 if sys.argv[1] == "spinning":
-    threading.Thread(target=symbolic.child.ask, args=(({hangs!r}, "1"),), daemon=True).start()
+    threading.Thread(target=child.ask, args=(None,), daemon=True).start()
 if sys.argv[1] == "leaves":
     sys.exit()
 time.sleep(300)
@@ -182,7 +203,7 @@ time.sleep(300)
 
 @pytest.mark.parametrize("way", ["idle", "spinning", "leaves"])
 def test_no_child_outlives_its_parent(way: str) -> None:
-    command = [sys.executable, "-c", PARENT.format(hangs=HANGS), way]
+    command = [sys.executable, "-c", PARENT, way]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
@@ -191,11 +212,3 @@ def test_no_child_outlives_its_parent(way: str) -> None:
         if way != "leaves":
             parent.kill()
     until(lambda: not is_running(child))
-
-
-def test_a_child_has_neither_torch_nor_a_gpu(symbolic) -> None:
-    child = process_of(symbolic)
-    libraries = Path(f"/proc/{child}/maps").read_text()
-    assert "math" in libraries  # the file was readable
-    assert not any(name in libraries for name in ("libtorch", "libcuda", "libc10"))
-    assert b"CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{child}/environ").read_bytes()

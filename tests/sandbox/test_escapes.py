@@ -132,14 +132,13 @@ CASES += [pytest.param("of a command", name, marks=pytest.mark.slow) for name in
 @pytest.mark.parametrize(("sandbox", "name"), CASES, indirect=["sandbox"])
 def test_an_escape_is_held(name, sandbox, canaries):
     ran = sandbox.run(canaries.source(ESCAPES[name], FOLDER), b"", HANGS.get(name, SECONDS))
-    assert ran.output.startswith(b"TRIES")
+    assert ran.output.startswith(b"TRIES")  # so the program before has not disturbed this one
     assert (b"ESCAPED" in ran.output) is (sandbox.command is not None and name in MAY_START_PROGRAMS)
     assert ran.timed_out is (name in HANGS)
     if name == "outlive the program":
         time.sleep(0.6)
         assert not canaries.mark.exists()
     assert canaries.are_well()
-    assert sandbox.run("print(6 * 7)", b"").output == b"42\n"  # the next program is not disturbed
 
 
 @pytest.mark.parametrize("name", ESCAPES)
