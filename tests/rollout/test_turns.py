@@ -152,35 +152,36 @@ def test_an_answer_has_what_the_model_wrote_and_what_it_was_told_token_by_token(
 
 
 STRINGS = ("e", "ou", "\n")  # that end a turn, and stand in what the model was told as well
-ALIKE = [("llama", 0.0, (), 1), ("llama", 1.0, (), 1), ("llama", 1.0, STRINGS, 1)]
 # a state cannot be taken back to a string that ended a turn some steps ago
-ALIKE += [(name, 1.0, STRINGS, steps) for name in ("lfm2", "qwen3.5", "gemma4") for steps in (1, 8)]
+ALIKE = [("llama", ()), *((name, STRINGS) for name in ("llama", "lfm2", "qwen3.5", "gemma4"))]
 
 
-@pytest.mark.parametrize(("name", "temperature", "strings", "steps_per_check"), ALIKE)
-def test_both_samplers_write_the_same_over_turns(tokenizer, monkeypatch, name, temperature, strings, steps_per_check):
-    monkeypatch.setitem(STEPS_PER_CHECK, "cpu", steps_per_check)
+@pytest.mark.parametrize(("name", "strings"), ALIKE)
+def test_both_samplers_write_the_same_over_turns(tokenizer, monkeypatch, name, strings):
     model, turns = adapted(family(name)), turns_of(tokenizer, environments(lambda problem: Counts(4)))
-    drawn = {"temperature": temperature, "rows": 7, "strings": strings}
-    one, other = (answers_in(sample(kind, model, turns, **drawn)) for kind in (HfSampler, DecodeSampler))
-    assert [(of.tokens, of.written) for of in one] == [(of.tokens, of.written) for of in other]
-    assert sum(len(of.turns) > 1 for of in one) > 8
+    drawn = {"rows": 7, "strings": strings}
+    wanted = [(one.tokens, one.written) for one in answers_in(sample(HfSampler, model, turns, **drawn))]
+    for steps_per_check in (1, 8):
+        monkeypatch.setitem(STEPS_PER_CHECK, "cpu", steps_per_check)
+        found = answers_in(sample(DecodeSampler, model, turns, **drawn))
+        assert [(one.tokens, one.written) for one in found] == wanted
+    assert sum(len(one.turns) > 1 for one in found) > 8
 
 
-@pytest.mark.parametrize("flat", [True, False])
-def test_logprobs_of_sampler_and_trainer_agree_over_turns(kind, flat, tokenizer):
+def test_logprobs_of_sampler_and_trainer_agree_over_turns(kind, tokenizer):
     model = adapted(family(initializer_range=0.05))
     groups = sample(kind, model, turns_of(tokenizer, environments()), rows=6)
     asked = prompts(9, 3, 14, 5)
     rows = [rows_of_answer(asked_group(groups, at), one)[0] for at, _ in enumerate(asked) for one in groups[at]]
     batch = to_tensors(rows, 0)
-    with torch.no_grad():
-        trained = LogProbs(model, 1.0, flat=flat)(batch).logprobs_BT
-    torch.testing.assert_close(trained, batch.sampled_logprobs_BT, atol=1e-5, rtol=0)
+    for flat in (True, False):
+        with torch.no_grad():
+            trained = LogProbs(model, 1.0, flat=flat)(batch).logprobs_BT
+        torch.testing.assert_close(trained, batch.sampled_logprobs_BT, atol=1e-5, rtol=0)
     assert int(batch.mask_BT.sum()) == sum(one.length for one in answers_in(groups))
 
 
-@pytest.mark.parametrize("steps_per_check", [1, 8])
+@pytest.mark.parametrize(("kind", "steps_per_check"), [(HfSampler, 1), (DecodeSampler, 1), (DecodeSampler, 8)])
 def test_rows_that_wait_change_no_answer(kind, tokenizer, monkeypatch, steps_per_check):
     """Some environments are slow, and rows go on, are moved and make room for others meanwhile."""
     monkeypatch.setitem(STEPS_PER_CHECK, "cpu", steps_per_check)
@@ -313,21 +314,23 @@ def test_a_tool_takes_its_time_without_ending_the_run(kind, tokenizer):
 # ---------------------------------------------------------------- what is trained on
 
 
-def told_group(tokenizer, model):
-    """A group of answers that were told something, and the same group that was told something else."""
+@pytest.fixture(scope="module")
+def told(tokenizer):
+    """A model, a group of answers that were told something, and the same group that was told something else."""
+    model = adapted(family())
     group = asked_group(sample(DecodeSampler, model, turns_of(tokenizer, environments()), stops=EVEN))
     assert all(one.written for one in group.completions)
     other = []
     for one in group.completions:
         told = zip(one.tokens, one.written, strict=True)
         other.append(replace(one, tokens=tuple(token if mine else (token + 7) % 480 for token, mine in told)))
-    return group, replace(group, completions=tuple(other))
+    return model, group, replace(group, completions=tuple(other))
 
 
 @pytest.mark.parametrize("flat", [True, False])
-def test_a_reply_changes_no_log_prob_but_those_of_later_tokens(tokenizer, flat):
-    model = adapted(family())
-    batches = [batch_of(group)[0] for group in told_group(tokenizer, model)]
+def test_a_reply_changes_no_log_prob_but_those_of_later_tokens(told, flat):
+    model, *groups = told
+    batches = [batch_of(group)[0] for group in groups]
     assert torch.equal(batches[0].mask_BT, batches[1].mask_BT)
     with torch.no_grad():
         one, other = (LogProbs(model, 1.0, flat=flat)(batch).logprobs_BT for batch in batches)
@@ -341,10 +344,9 @@ def test_a_reply_changes_no_log_prob_but_those_of_later_tokens(tokenizer, flat):
 
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("aggregation", ["dapo", "grpo", "bnpo"])
-def test_the_gradient_is_that_of_the_tokens_that_the_model_wrote(tokenizer, flat, aggregation):
+def test_the_gradient_is_that_of_the_tokens_that_the_model_wrote(told, flat, aggregation):
     """Held against a plain forward pass over each answer, and a sum over its own tokens."""
-    model = adapted(family())
-    group, _ = told_group(tokenizer, model)
+    model, group, _ = told
     found = gradients(model, group, flat, aggregation=aggregation, loss="reinforce_baseline")
     lengths = [one.length for one in group.completions]
     weights = {"dapo": [1 / sum(lengths)] * 4, "bnpo": [1 / sum(lengths)] * 4}
@@ -360,9 +362,8 @@ def test_the_gradient_is_that_of_the_tokens_that_the_model_wrote(tokenizer, flat
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_no_objective_sees_what_stands_at_the_places_of_a_reply(tokenizer, loss, level):
-    model = adapted(family())
-    group, _ = told_group(tokenizer, model)
+def test_no_objective_sees_what_stands_at_the_places_of_a_reply(told, loss, level):
+    model, group, _ = told
     settings = Algorithm.model_validate(
         {"loss": loss, "correction": {"level": level}, "kl": {"coef": 0.1}, "entropy_bonus": 0.01, "clip_high": 5.0}
     )
