@@ -4,7 +4,6 @@ What a real vLLM does is in tests/vllm/.
 """
 
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from trainer.batch.pack import Packer
 from trainer.config.command_line import Request, resolve
 from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, TrainingError
-from trainer.machine import hardware
+from trainer.machine import hardware, http_client
 from trainer.records import Problem, Prompt, Sampling, Scores, TrainingBatch
 from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
@@ -428,29 +427,15 @@ def test_the_key_of_the_server_goes_with_every_request(double, monkeypatch, make
     assert {headers.get("Authorization") for headers in double.headers} == {"Bearer secret"}
 
 
-BEHIND_A_PROXY = """
-import os, sys
-from tests.rollout.test_vllm_server import *
-from trainer.machine import http_client as web
-
-with Double().serving() as double:
-    sampler = connect(around(Path(sys.argv[1]), Policy(), double.url, settings=("rollout.vllm.wait_s=0.3",)))
-    print(first_tokens(sample(sampler)))
-    sampler.close()
-    try:
-        web.exchange(double.url, None, 5, 1 << 20)
-    except web.NoReply as failure:
-        print(failure)
-"""
-
-
-def test_a_server_is_asked_without_the_proxies_that_others_are_asked_through(tmp_path):
+def test_a_server_is_asked_without_the_proxies_that_others_are_asked_through(double, make_sampler, monkeypatch):
     """The proxy of the environment is a closed port here; a judge still has to go through it."""
-    proxies = {"http_proxy": f"http://127.0.0.1:{hardware.free_port()}", "no_proxy": ""}
-    answer = ran(*forked(), "-c", BEHIND_A_PROXY, tmp_path, timeout=600, env=os.environ | proxies)
-    served, judged = answer.stdout.splitlines()
-    assert served == "{100}"
-    assert "refused" in judged
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{hardware.free_port()}")
+    monkeypatch.setenv("no_proxy", "")
+    sampler = make_sampler(double)
+    sampler.check()
+    assert first_tokens(sample(sampler)) == {100}
+    with pytest.raises(http_client.NoReply, match="refused"):
+        http_client.exchange(double.url, None, 5, 1 << 20)
 
 
 def test_each_server_is_looked_at_and_asked_by_its_own_name(policy, double, other, make_sampler):
