@@ -1,19 +1,18 @@
 """Parts of torch that Octet does not use are imported when somebody does."""
 
-import subprocess
 import sys
 
-from tests.conftest import ROOT
+import pytest
+
+from tests.conftest import ran
 
 LATE = ["torch._dynamo.utils", "torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp", "datasets"]
-BEGIN = f"""
+PROGRAM = f"""
 import sys
 sys.modules["bitsandbytes"] = None
 from trainer.model.imports import import_libraries
 import_libraries()
 import torch
-def late():
-    return [name for name in {LATE} if name in sys.modules]
 weight = torch.nn.Parameter(torch.ones(2))
 optimizer = torch.optim.AdamW([weight], lr=0.5)
 def step():
@@ -21,22 +20,13 @@ def step():
     weight.sum().backward()
     optimizer.step()
 step()
-print(late(), torch.distributed.is_available())
-"""
+print([name for name in {LATE} if name in sys.modules], torch.distributed.is_available())
 
+from trainer.config.settings import Model
+from trainer.model.load import load_model
+load_model(Model(name="nano"), "fp32", torch.device("cpu"))
+print("sympy" in sys.modules)
 
-def lines(code: str) -> list[str]:
-    command = [sys.executable, "-c", BEGIN + code]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout.splitlines()
-
-
-def test_a_step_of_training_needs_no_compiler():
-    assert lines("") == ["[] True"]
-
-
-def test_the_compiler_is_imported_once_and_learns_what_it_was_asked_to_leave_alone():
-    """`zero_grad` was called before there was a compiler. Torch keeps in an attribute what it was given then."""
-    code = """
 from transformers.integrations import deepgemm
 from torch._dynamo.utils import counters
 import torch._dynamo.utils as parts
@@ -48,14 +38,21 @@ print(hasattr(asked, "__dynamo_disable"), deepgemm.is_sm100._dynamo_marked_const
 step()
 print(asked.__dynamo_disable is asked, torch.compile(lambda number: number + 1, backend="eager")(torch.ones(1)).item())
 """
-    assert lines(code)[1:] == ["True True", "SourceFileLoader True", "module True", "False True", "False 2.0"]
 
 
-def test_a_model_is_loaded_without_sympy():
-    code = """
-from trainer.config.settings import Model
-from trainer.model.load import load_model
-load_model(Model(name="nano"), "fp32", torch.device("cpu"))
-print("sympy" in sys.modules)
-"""
-    assert lines(code)[1:] == ["False"]
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    return ran(sys.executable, "-c", PROGRAM, check=True).stdout.splitlines()
+
+
+def test_a_step_of_training_needs_no_compiler(said):
+    assert said[0] == "[] True"
+
+
+def test_a_model_is_loaded_without_sympy(said):
+    assert said[1] == "False"
+
+
+def test_the_compiler_is_imported_once_and_learns_what_it_was_asked_to_leave_alone(said):
+    """`zero_grad` was called before there was a compiler. Torch keeps in an attribute what it was given then."""
+    assert said[2:] == ["True True", "SourceFileLoader True", "module True", "False True", "False 2.0"]
