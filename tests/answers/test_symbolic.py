@@ -54,7 +54,7 @@ def process_of(symbolic: Symbolic) -> int:
         ("\\sqrt{2}\\text{ m}", "\\sqrt2"), ("\\sqrt8 cm", "2\\sqrt2\\text{ centimeters}"), ("3+2i", "2i+3"),
         ("\\angle CBA", "\\angle ABC"), ("5x-6=x^2", "x^2-5x+6=0"), ("y-2x=3", "y=2x+3"),
         ("\\theta=\\frac{2\\pi}{8}", "\\frac{\\pi}{4}"), ("\\sqrt8 \\approx 2.83", "2\\sqrt2"),
-        ("x=\\frac{\\sqrt2}{2}\\approx 0.707", "\\frac{1}{\\sqrt2}"),
+        ("x=\\frac{\\sqrt2}{2}\\approx 0.707", "\\frac{1}{\\sqrt2}"), ("sqrt(2)/2", "\\frac{1}{\\sqrt2}"),
     ],
 )  # fmt: skip
 def test_equal_mathematics(shared: Symbolic, answer: str, gold: str) -> None:

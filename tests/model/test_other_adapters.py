@@ -18,6 +18,7 @@ from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError, MergeError, ModelError
 from trainer.model import hub, lora, merge
 from trainer.plan import downloads
+from trainer.run_folder.source import Source
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9]])
 PATTERNS = {"rank_pattern": {"q_proj": 4, "layers.1.self_attn.v_proj": 2}, "alpha_pattern": {"q_proj": 32}}
@@ -150,6 +151,13 @@ def test_a_base_with_other_weights_than_in_the_run_is_refused_unless_it_is_named
     with refuses("model.name", CheckpointError, names="began"):
         settings(tmp_path / "adapter", name=str(tiny_model))
     assert settings(tmp_path / "adapter", name, name=str(tiny_model)).model.name == str(tiny_model)
+    parser = ArgumentParser()
+    evaluation.add_arguments(parser)
+    merged = ["--merged", str(model_in(tmp_path / "merged", tiny_model))]
+    with refuses("model.name", CheckpointError, names="began"):
+        evaluation.settings_for(parser.parse_args(merged), Source(tmp_path / "merged"))
+    named = parser.parse_args([*merged, name])
+    assert evaluation.settings_for(named, Source(tmp_path / "merged")).model.name == str(tiny_model)
 
 
 @pytest.mark.parametrize("end", ["-unsloth-bnb-4bit", "-bnb-4bit"])

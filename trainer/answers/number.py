@@ -37,12 +37,13 @@ _WRITTEN = re.compile(
       | (?P<decimal>{DECIMAL})(?:e(?P<e>[-+]?[0-9]+)|\s*[*x]\s*{_POWER.replace("NAME", "times")})?
     )"""
 )
+_MIXED = re.compile(r"(?<=[0-9]) and (?=[0-9]+/[0-9]+\Z)")  # 2 and 1/2, which is a list if the gold answer is one
 _NUMERIC_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?\s*{DECIMAL})\s*\}}\s*\{{\s*(-?\s*{DECIMAL})\s*\}}")
 _REPEATING = re.compile(
     r"(?P<whole>[0-9]*)\.(?P<once>[0-9]*)\\(?:overline|bar)\s*\{?(?P<again>[0-9]+)\}?"
 )  # 0.\overline{3}
 _SIMPLE = re.compile(r"\s{0,9}(-?)\$?([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)\.?\s*", re.ASCII)  # nearly all answers of GSM8K
-_MONEY_SCALES = {"k": 3, "K": 3, "grand": 3, "M": 6, "B": 9, "bn": 9}
+_MONEY_SCALES = {"k": 3, "K": 3, "grand": 3, "thou": 3, "M": 6, "B": 9, "bn": 9}
 
 # Words that may follow a plain number. Other words make a difference: "7 Up" and "3 pm" are not plain numbers.
 _MEASURES = (UNITS.keys() - {"am", "pm"}) | SCALES.keys()
@@ -116,7 +117,7 @@ def units_in(text: str) -> tuple[str, ...]:
 
 def same_quantity(answer: str, gold: str) -> bool:
     """Return True for equal numbers whose units agree: for 18 and 18 cm, but not for 18 m and 18 cm."""
-    ours, theirs = with_words(answer), with_words(gold)
+    ours, theirs = with_words(_MIXED.sub(" ", answer)), with_words(gold)
     if ours is None or theirs is None:
         return False
     (value, _, units), (wanted, _, gold_units) = ours, theirs
@@ -268,7 +269,7 @@ def _scale(tail: str, money: bool) -> int | None:
     if not tail or _COUNTERS.fullmatch(shown):
         return 1
     head, _, currency = shown.partition(" ")
-    if head in _MONEY_SCALES and ((unit(currency),) in _MONEY if currency else money or head == "grand"):
+    if head in _MONEY_SCALES and ((unit(currency),) in _MONEY if currency else money or head in ("grand", "thou")):
         return int(10 ** _MONEY_SCALES[head])
     words = _unit_words(tail)
     if words is None:

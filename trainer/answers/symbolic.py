@@ -23,7 +23,7 @@ from trainer.errors import ConfigError
 DECIMALS = 12  # that have to agree with an irrational number: 1.414214 does not equal the square root of two
 
 _SIGNS = re.compile(r"[0-9\\^_=<>+*/|()\[\]{}√π-]")
-_COMMAND = re.compile(r"\\(?:begin|end|operatorname)\{[A-Za-z*]+\}|\\[A-Za-z]+")
+_COMMAND = re.compile(r"\\(?:begin|end|operatorname)\{[A-Za-z*]+\}|\\[A-Za-z]+|sqrt")
 _WORD = re.compile(r"[A-Za-z]+")
 _SYMBOL = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 _CAPITAL = re.compile(r"[A-Z]|\\(?:Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)")

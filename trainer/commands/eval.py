@@ -120,7 +120,7 @@ def settings_for(options: Namespace, source: Source | None) -> Config:
     # with neither option, the base is that of the run
     if source and source.adapter and (options.preset or names_a_model(options)):
         _refuse_another_base(source, config.model, names_a_model(options))
-    elif source:
+    elif source and not names_a_model(options):
         source.must_have_its_base(config.model)
     quiet.quiet()
     return config

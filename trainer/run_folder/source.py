@@ -79,8 +79,8 @@ class Source:
         return wanted == found if wanted and found else None
 
     def must_have_its_base(self, model: Model) -> None:
-        """Raise CheckpointError if this is an adapter of a run, and the base has other weights than in that run."""
-        if self.adapter and self.run:
+        """Raise CheckpointError if this was made by a run, and the base has other weights than in that run."""
+        if self.run:
             before = str(read_run(self.run).machine.get("base weights", ""))
             hub.must_have(model, before, f"write model.name={model.name} to take them as they are")
 
