@@ -54,6 +54,8 @@ def of_curve(name: str) -> str:
 
 
 def main() -> None:
+    if "--help" in sys.argv:
+        sys.exit(__doc__)
     for name in PAPER:
         (DOCS / f"first_curve_{name}.svg").write_text(of_curve(name))
         if len(sys.argv) > 1:

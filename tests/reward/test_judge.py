@@ -335,6 +335,7 @@ def test_two_runs_may_cache_one_reply_at_a_time(tmp_path, monkeypatch):
         ("max_requests=3", [refusal(500), chat(GOOD)], 2),  # a retry is a request
         ("max_tokens=150", [chat(GOOD)], 2),
         *[("max_tokens=300", [chat(GOOD, tokens)], 1) for tokens in (None, "many", -1000, 0)],  # estimated
+        ("max_tokens=300", [(200, {**chat(GOOD)[1], "usage": [100]})], 1),
     ],
 )
 def test_a_budget_that_is_spent_leaves_grades_missing(server, limit, replies, given):

@@ -153,7 +153,7 @@ def _text(value: Any) -> str:
 def _report_missing(scorer: Scorer) -> None:
     measured = scorer.drain()
     if isinstance(graded := measured.get("judge/missing"), Mean) and graded.amount:
-        failures = "; ".join(failure for grader in scorer.graders if (failure := grader.last_failure))
+        failures = "; ".join(failure.rstrip(".") for grader in scorer.graders if (failure := grader.last_failure))
         ungraded = f"{graded.amount:.0f} of {graded.weight:.0f} completions"
         print(f"octet: the judge gave no grade for {ungraded}: {failures}.", file=sys.stderr)
     if hangs := measured.get("symbolic/hangs", (0, 0))[0]:

@@ -256,9 +256,8 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
             raise ConfigError(f"{section}={_shown(settings)}", f"{section} is a section", f"Write {section}.KEY=VALUE")
         for key in _keys(settings, f"{section}.", known):
             if key not in known:
-                raise ConfigError(
-                    _shown(key), "there is no such setting." + (setting_for(key) or did_you_mean(key, known))
-                )
+                nearest = setting_for(key) or did_you_mean(key, known)
+                raise ConfigError(_shown(key), f"there is no such setting.{nearest}")
 
 
 def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str] | None) -> Iterator[str]:

@@ -33,4 +33,5 @@ def pip_install(extra: str) -> str:
     """Return the command that installs an extra into this environment."""
     if IS_INSTALLED:
         return f"pip install 'octet-grpo[{extra}]'"
-    return f"{os.path.relpath(Path(sys.prefix) / 'bin/pip')} install -e '{os.path.relpath(CHECKOUT)}[{extra}]'"
+    pip, here = os.path.relpath(Path(sys.prefix) / "bin/pip"), os.path.relpath(CHECKOUT)
+    return shlex.join([pip, "install", "-e", f"{here}[{extra}]"])

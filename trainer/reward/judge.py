@@ -221,7 +221,7 @@ class Client:
         try:
             reply = json.loads(exchange(self.url, body, self.settings.timeout_s, LARGEST_REPLY, headers))
             text = reply["choices"][0]["message"]["content"]
-            tokens = (reply.get("usage") or {}).get("total_tokens")
+            tokens = usage.get("total_tokens") if isinstance(usage := reply.get("usage"), dict) else None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise NoReply("the reply is not a chat completion in JSON") from None
         if not isinstance(text, str):
