@@ -153,13 +153,14 @@ def test_an_answer_has_what_the_model_wrote_and_what_it_was_told_token_by_token(
 
 STRINGS = ("e", "ou", "\n")  # that end a turn, and stand in what the model was told as well
 # a state cannot be taken back to a string that ended a turn some steps ago
-ALIKE = [("llama", ()), *((name, STRINGS) for name in ("llama", "lfm2", "qwen3.5", "gemma4"))]
+ALIKE = [("llama", 0.0, ()), ("llama", 1.0, ())]
+ALIKE += [(name, 1.0, STRINGS) for name in ("llama", "lfm2", "qwen3.5", "gemma4")]
 
 
-@pytest.mark.parametrize(("name", "strings"), ALIKE)
-def test_both_samplers_write_the_same_over_turns(tokenizer, monkeypatch, name, strings):
+@pytest.mark.parametrize(("name", "temperature", "strings"), ALIKE)
+def test_both_samplers_write_the_same_over_turns(tokenizer, monkeypatch, name, temperature, strings):
     model, turns = adapted(family(name)), turns_of(tokenizer, environments(lambda problem: Counts(4)))
-    drawn = {"rows": 7, "strings": strings}
+    drawn = {"temperature": temperature, "rows": 7, "strings": strings}
     wanted = [(one.tokens, one.written) for one in answers_in(sample(HfSampler, model, turns, **drawn))]
     for steps_per_check in (1, 8):
         monkeypatch.setitem(STEPS_PER_CHECK, "cpu", steps_per_check)
