@@ -84,7 +84,7 @@ _LATEX = [
     )
 ]
 _HALF_OF_DAY = re.compile(r"(?<=[0-9])(?::00)?\s*([ap])(?:\.\s?m\b\.?|m\b)", re.IGNORECASE)  # 7 p.m., 7PM
-_TIE = re.compile(r"~~[^~]+~~|(?<=[^\s=])~")  # struck out, or a space in LaTeX; but "~18" means about 18
+_TIE = re.compile(r"(?<!\S)~~[^~]+~~(?!\S)|(?<=[^\s=])~")  # struck out, or a space in LaTeX; but "~18" means about 18
 WRAPPERS = '*_`" '
 _TAG = r"</?(?:b|i|u|p|em|strong|br)\s?/?>"
 _OUTER_TAGS = re.compile(rf"^(?:\s*{_TAG})+|(?:{_TAG}\s*)+$", re.IGNORECASE)

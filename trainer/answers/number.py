@@ -37,6 +37,7 @@ _WRITTEN = re.compile(
       | (?P<decimal>{DECIMAL})(?:e(?P<e>[-+]?[0-9]+)|\s*[*x]\s*{_POWER.replace("NAME", "times")})?
     )"""
 )
+_MIXED = re.compile(r"(?<=[0-9]) and (?=[0-9]+/[0-9]+\Z)")  # 2 and 1/2
 _NUMERIC_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?\s*{DECIMAL})\s*\}}\s*\{{\s*(-?\s*{DECIMAL})\s*\}}")
 _REPEATING = re.compile(
     r"(?P<whole>[0-9]*)\.(?P<once>[0-9]*)\\(?:overline|bar)\s*\{?(?P<again>[0-9]+)\}?"
@@ -116,8 +117,7 @@ def units_in(text: str) -> tuple[str, ...]:
 
 def same_quantity(answer: str, gold: str) -> bool:
     """Return True for equal numbers whose units agree: for 18 and 18 cm, but not for 18 m and 18 cm."""
-    mixed = re.sub(r"(?<=[0-9]) and (?=[0-9]+/[0-9]+\Z)", " ", answer)  # 2 and 1/2
-    ours, theirs = with_words(mixed), with_words(gold)
+    ours, theirs = with_words(_MIXED.sub(" ", answer)), with_words(gold)
     if ours is None or theirs is None:
         return False
     (value, _, units), (wanted, _, gold_units) = ours, theirs
