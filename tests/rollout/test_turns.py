@@ -152,8 +152,8 @@ def test_an_answer_has_what_the_model_wrote_and_what_it_was_told_token_by_token(
 
 
 STRINGS = ("e", "ou", "\n")  # that end a turn, and stand in what the model was told as well
-# a state cannot be taken back to a string that ended a turn some steps ago
 ALIKE = [("llama", 0.0, ()), ("llama", 1.0, ())]
+# a state cannot be taken back to a string that ended a turn some steps ago
 ALIKE += [(name, 1.0, STRINGS) for name in ("llama", "lfm2", "qwen3.5", "gemma4")]
 
 
