@@ -1,8 +1,10 @@
 """Import transformers and PEFT without two parts of torch that take longer to import than everything else: its
 compiler, and distributed tensors. Octet compiles nothing, and DeepSpeed splits its models."""
 
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module, util
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -25,10 +27,28 @@ def import_libraries() -> None:
     is_available = torch.distributed.is_available
     torch.distributed.is_available = lambda: False
     try:
+        with _larger_caches():
+            import_module("transformers.models")
         import_module("transformers.modeling_utils")
         import_module("peft")
     finally:
         torch.distributed.is_available = is_available
+
+
+@contextmanager
+def _larger_caches() -> Iterator[None]:
+    """Let lru_cache keep 1,024 results by default. transformers lists the classes of its 550 folders twice, and with
+    room for 128 it reads all files again."""
+    original = functools.lru_cache
+
+    def lru_cache(maxsize: Any = 128, typed: bool = False) -> Any:
+        return original(1024, typed)(maxsize) if callable(maxsize) else original(maxsize, typed)
+
+    functools.lru_cache = lru_cache
+    try:
+        yield
+    finally:
+        functools.lru_cache = original
 
 
 class Compiler:
