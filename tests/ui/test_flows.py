@@ -185,6 +185,29 @@ def test_hostile_answers_are_text_and_a_run_of_a_terminal_is_there(browser, addr
     page.close()
 
 
+INTERRUPTED = """
+window.whole = fetch;
+window.fetch = async (...asked) => {
+  const answer = await whole(...asked);
+  answer.text = () => Promise.reject(new TypeError("interrupted"));
+  return answer;
+};
+look();
+"""
+
+
+@pytest.mark.slow
+def test_a_page_whose_answer_is_interrupted_says_so_and_asks_again(browser, address):
+    page = browser.open(address)
+    page.until("#plan", "fit")
+    page.js(INTERRUPTED)
+    until(lambda: page.js("!lost.hidden"))
+    page.js("window.fetch = whole")
+    until(lambda: page.js("lost.hidden"))
+    assert page.complaints() == []
+    page.close()
+
+
 @pytest.mark.slow
 def test_a_report_is_written_again_until_its_run_ends_and_reloads_itself(folder, short, tmp_path):
     from tests.reports.conftest import going_on

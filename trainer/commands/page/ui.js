@@ -31,8 +31,9 @@ function become(old, fresh) {
 async function ask(path, options) {
   try {
     const answer = await fetch(path, options);
+    const text = await answer.text();  // which may be aborted or interrupted, too
     lost.hidden = true;
-    return answer;
+    return { text, ok: answer.ok, status: answer.status, headers: answer.headers };
   } catch (error) {
     if (error.name !== "AbortError") lost.hidden = false;
   }
@@ -45,7 +46,7 @@ function post(path, more, signal) {
 
 async function act(name, into, given, signal) {
   const answer = await post("do/" + name, { into, ...given }, signal);
-  if (answer) show(await answer.text());
+  if (answer) show(answer.text);
 }
 
 /* What a button sends: what it was given, and what is typed beside it. */
@@ -57,7 +58,7 @@ function given(button) {
 async function commands() {
   const buttons = [...form.querySelectorAll("[data-do]")];
   const answer = await post("commands", { rows: buttons.map(button => [button.dataset.do, given(button)]) });
-  if (answer?.ok) (await answer.json()).forEach((text, place) => { buttons[place].nextElementSibling.textContent = text; });
+  if (answer?.ok) JSON.parse(answer.text).forEach((text, place) => { buttons[place].nextElementSibling.textContent = text; });
 }
 
 /* What is chosen stands in the address, so that a reload has it, and another page has its own. */
@@ -102,7 +103,7 @@ async function look() {
   const answer = await ask("live?" + query, { headers: { "If-None-Match": seen } });
   if (answer?.status === 200) {
     seen = answer.headers.get("ETag");
-    show(await answer.text());
+    show(answer.text);
     const [one, none] = ["one", "none"].map(id => document.getElementById(id));
     const known = document.querySelectorAll("[data-pick]:checked").length === 1;
     if (one.hidden === known) commands();
@@ -147,7 +148,7 @@ form.addEventListener("click", async event => {
 async function send(file) {
   const answer = await ask("upload?name=" + encodeURIComponent(file.name), { method: "PUT", body: file });
   if (!answer) return;
-  show(await answer.text());
+  show(answer.text);
   const sent = document.querySelector("#sent [data-take]");
   if (!sent) return;
   take(JSON.parse(sent.dataset.take));
