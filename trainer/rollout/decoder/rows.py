@@ -117,8 +117,7 @@ class Batch:
         logits_PV = self.forward.prefill(tokens_PT, lengths_P - before, self.cache, rows, counts_P, before)
         places_B = lengths_P.repeat_interleave(counts_P)
         self.places_R[rows], self.counts_R[rows], self.running_R[rows] = places_B, 0, True
-        beyond_BT = torch.arange(self.size.places, device=device) >= places_B[:, None]
-        self.mask_RT[rows] = torch.zeros_like(self.mask_RT[rows]).masked_fill_(beyond_BT, float("-inf"))
+        self.mask_RT[rows] = self._masked(places_B)
         if self.temperature and not self.shares:
             numbers = [row[0].uniform_N for row in self.members[rows]]
             self.uniform_RN[rows, : self.limit] = torch.tensor(numbers, dtype=torch.double, device=device)
@@ -150,6 +149,11 @@ class Batch:
             )
             for number in new.numbers
         ]
+
+    def _masked(self, places_B: Tensor) -> Tensor:
+        """Return a mask that is 0 before these places, and -inf from there on."""
+        beyond_BT = torch.arange(self.size.places, device=places_B.device) >= places_B[:, None]
+        return self.mask_RT.new_zeros(beyond_BT.shape).masked_fill_(beyond_BT, float("-inf"))
 
     @torch.inference_mode()
     def decode(self) -> None:
@@ -265,19 +269,26 @@ class Batch:
         self.running_R[: self.active] &= ~torch.tensor(ended, device=counts_B.device)
 
     @torch.inference_mode()
-    def resume(self, dialogue: OpenAnswer) -> None:
-        """Let a row read the last token of its turn and then a reply, token by token, and write another turn."""
+    def resume(self, dialogues: Sequence[OpenAnswer]) -> None:
+        """Let the rows of some answers read the last token of their turn and then a reply, token by token, and write
+        another turn."""
         assert self.forced_RN is not None, "there is an environment"
-        row, end = self.dialogues.index(dialogue), len(dialogue.tokens)
-        turn_end = next(place for place in range(end, 0, -1) if dialogue.written[place - 1])
-        place, device = len(dialogue.prompt.tokens) + turn_end - 1, self.forward.device
-        self.tokens_R[row], self.places_R[row], self.counts_R[row] = dialogue.tokens[turn_end - 1], place, turn_end
-        self.forced_RN[row, turn_end:end] = torch.tensor(dialogue.tokens[turn_end:], dtype=torch.long, device=device)
-        # a row may have been decoded for some steps beyond a stop string
-        self.mask_RT[row] = torch.zeros_like(self.mask_RT[row]).masked_fill_(
-            torch.arange(self.size.places, device=device) >= place, float("-inf")
-        )
-        self.ends_R[row], self.running_R[row] = dialogue.end, True
+        if not dialogues:
+            return
+        row_of, device = {dialogue: row for row, dialogue in enumerate(self.dialogues)}, self.forward.device
+        states, forced = [], []
+        for dialogue in dialogues:
+            row, end = row_of[dialogue], len(dialogue.tokens)
+            turn_end = next(place for place in range(end, 0, -1) if dialogue.written[place - 1])
+            place = len(dialogue.prompt.tokens) + turn_end - 1
+            states.append((row, dialogue.tokens[turn_end - 1], place, turn_end, dialogue.end))
+            forced += [(row, at, dialogue.tokens[at]) for at in range(turn_end, end)]
+        rows_B, tokens_B, places_B, counts_B, ends_B = torch.tensor(states, device=device).T
+        self.tokens_R[rows_B], self.places_R[rows_B], self.counts_R[rows_B] = tokens_B, places_B, counts_B
+        self.ends_R[rows_B], self.running_R[rows_B] = ends_B, True
+        rows_F, at_F, tokens_F = torch.tensor(forced, dtype=torch.long, device=device).reshape(-1, 3).T
+        self.forced_RN[rows_F, at_F] = tokens_F
+        self.mask_RT[rows_B] = self._masked(places_B)  # a row may have been decoded beyond a stop string
 
     @torch.inference_mode()
     def take(self, finished: Container[OpenAnswer]) -> list[tuple[AnswerId, OpenAnswer]]:

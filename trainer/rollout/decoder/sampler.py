@@ -132,10 +132,9 @@ class DecodeSampler(OwnSampler):
         """Remove finished answers from the batch, and yield the groups that they complete."""
         done = {dialogue: self.turns.add(dialogue, *turn) for dialogue, turn in batch.ended()}
         if batch.waiting:
-            for dialogue in self.turns.answered(batch.waiting, batch.is_running):
-                done[dialogue] = self.turns.take_reply(dialogue)
-                if done[dialogue] is None:
-                    batch.resume(dialogue)
+            replied = self.turns.answered(batch.waiting, batch.is_running)
+            done |= {dialogue: self.turns.take_reply(dialogue) for dialogue in replied}
+            batch.resume([dialogue for dialogue in replied if done[dialogue] is None])
         finished = {dialogue: completion for dialogue, completion in done.items() if completion is not None}
         for answer, dialogue in batch.take(finished):
             if group := scheduler.finish(answer, finished[dialogue]):
