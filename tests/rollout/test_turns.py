@@ -307,7 +307,7 @@ def test_an_environment_begins_with_the_problem_of_the_data_and_has_to_ask_the_s
 
 
 def test_a_tool_takes_its_time_without_ending_the_run(kind, tokenizer):
-    turns = turns_of(tokenizer, environments(lambda problem: Counts(2, wait_s=0.2), ends_in_time=True), seconds=0.01)
+    turns = turns_of(tokenizer, environments(lambda problem: Counts(2, wait_s=0.2), is_built_in=True), seconds=0.01)
     groups = sample(kind, family(), turns, asked=prompts(9), group=2, stops=set(range(480)))
     assert {len(one.turns) for one in answers_in(groups)} == {3}
 

@@ -48,7 +48,7 @@ class Environments:
     seconds: float = SECONDS  # time limit of environment() and reset() while prompts are made
     may_ask: bool = False  # reset() may ask something other than the question of the problem
     role: str = "user"  # role of the replies in the chat template
-    ends_in_time: bool = False  # step() has its own time limit, so nothing that a model writes can block the run
+    is_built_in: bool = False  # these are Octet's tools, which have a time limit and need no containment
     is_inline: bool = False  # a reply continues the model's own turn
     stops: tuple[str, ...] = ()  # strings that end a turn
     schemas: tuple[Mapping[str, Any], ...] = ()  # tools that the chat template describes
@@ -94,6 +94,9 @@ class Environments:
             self._call("close", Problem("an answer", "", ""), close)
 
     def _call(self, method: str, problem: Problem, work: Callable[[], Any]) -> Any:
+        if self.is_built_in:
+            return work()
+
         def finished() -> Any:
             result = work()
             return asyncio.run_coroutine_threadsafe(result, _loop()).result() if inspect.iscoroutine(result) else result
@@ -154,7 +157,7 @@ def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environmen
         "fenced": {"request": ToolCalls(tools, calls).request},
     }
     name = f"task.tools={','.join(settings.tools)}"
-    return Environments(name, Path(__file__), lambda _: ToolCalls(tools, calls), ends_in_time=True, **options[calls])
+    return Environments(name, Path(__file__), lambda _: ToolCalls(tools, calls), is_built_in=True, **options[calls])
 
 
 def is_number(value: Any) -> bool:

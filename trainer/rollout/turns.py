@@ -142,7 +142,7 @@ class TurnTaking:
         dialogue.add_turn(turn)
         if turn.truncated:
             return self._ended(dialogue, truncated=True)
-        seconds = threading.TIMEOUT_MAX if self.environments.ends_in_time else self.limits.seconds
+        seconds = threading.TIMEOUT_MAX if self.environments.is_built_in else self.limits.seconds
         dialogue.deadline = time.monotonic() + seconds
         reply = partial(self._reply, dialogue, turn.text)
         dialogue.reply = at_once(reply) if self.environments.is_inline else threads.begin(reply)
@@ -222,6 +222,8 @@ class TurnTaking:
         """Return a reply without special tokens, cut to the maximum length, with a note if it was cut."""
         tokenizer: Any = self.stops.tokenizer
         text, most = without_special(tokenizer, text), self.limits.observation
+        if len(text.encode()) <= most:  # a token has at least one byte
+            return text
         beginning = text[: most * BYTES_PER_TOKEN]
         tokens = tokenizer(beginning, add_special_tokens=False)["input_ids"]
         if len(beginning) == len(text) and len(tokens) <= most:
