@@ -47,6 +47,16 @@ def test_the_command_for_a_card_has_the_settings_of_the_task_and_none_of_the_sma
     assert sorted([start, *settings] if start else []) == sorted(kept)
 
 
+def test_the_command_after_a_warm_up_has_its_settings_and_makes_no_second_one(tmp_path, capsys):
+    own = ["lora.r=8", "task.tools=[calculator]", "task.calls=inline", "model.name=smollm2"]
+    warmup = ["warmup.only=true", "warmup.lr=1e-3", "warmup.every=5", "warmup.problems=4"]
+    for preset, none in (("nano", []), ("smollm2-gsm8k", ["warmup.steps=0"])):
+        said = ending(tmp_path, capsys, "--preset", preset, *own, *warmup, "warmup.steps=9", f"run.dir={tmp_path}")
+        command = next(line for line in said if "lora.start=" in line)
+        settings = shlex.split(command.partition(f" --preset {preset} ")[2])
+        assert sorted(settings) == sorted([*own, *none, f"lora.start={tmp_path}/adapter"])
+
+
 def first_words(lines: list[str]) -> list[str]:
     return [line.split()[0] for line in lines if line.startswith("  ") or line is lines[-1]]
 

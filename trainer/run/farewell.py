@@ -41,6 +41,8 @@ from trainer.watch.verdict import LEARNED, Verdict, verdict_of
 # Settings that suit the embedded model only.
 OF_NANO = r"(model|teacher|warmup|optim|engine|lora|run|eval)\..*|algorithm\.lr"
 OF_NANO += r"|rollout\.(problems|group_size|temperature|max_new_tokens|rows|engine|ahead|vllm\..*)"
+# Settings that a warm-up has of its own.
+OF_WARMUP = r"(algorithm|eval|run|teacher|warmup)\..*|rollout\.(temperature|ahead)"
 SHOWN = 90  # characters of the first prompt that are shown
 
 
@@ -158,9 +160,12 @@ def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list
     commands = [f"{octet} {one}" for one in (f"report {where}", f"chat {where}", export)]
     yield "next", [one for one in commands if one != last]
     if config.is_warmup:
-        preset, _ = repeat.nearest_preset(flat(config.model_dump(mode="json")))
-        start = f"{'lora.start' if config.lora.enabled else 'model.name'}={folder}/{config.lora.product}"
-        yield "GRPO from here on; other settings as they were here", [_start(request, preset, [start])]
+        start = "lora.start" if config.lora.enabled else "model.name"
+        settings, of_warmup = flat(config.model_dump(mode="json")), re.compile(OF_WARMUP).fullmatch
+        same = {key: value for key, value in settings.items() if not of_warmup(key)}
+        further = {**same, "warmup.steps": 0, start: f"{folder}/{config.lora.product}"}
+        preset, differences = repeat.nearest_preset(further)
+        yield "GRPO from here on", [_start(request, preset, repeat.written(differences))]
     elif config.model.name == "nano":
         preset, _ = choose_preset(hardware.detect())
         preset, settings = "8gb" if preset == "nano" else preset, flat(config.model_dump(mode="json"))
