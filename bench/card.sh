@@ -6,9 +6,10 @@
 #   bash bench/card.sh --dry-run              prints the parts in their order, with the minutes that each may take
 #
 # It goes on where it stopped: a part that has succeeded is not run again, one that ran out of time resumes, and one that
-# has failed twice is left. The order is by what a part is worth. No part but `8gb`, `warmup` and `gsm8k` needs the
-# internet once there is an environment, and these none if OCTET_GSM8K names a folder with GSM8K and OCTET_SMOLLM2 one
-# with SmolLM2; docs/offline.md says how to make an environment without. Without nvidia-smi the energy is left out.
+# has failed twice is left. The order is by what a part is worth. No part but `8gb`, `equations`, `warmup` and
+# `gsm8k` needs the internet once there is an environment, and these none if OCTET_GSM8K names a folder with GSM8K and
+# OCTET_SMOLLM2 one with SmolLM2; docs/offline.md says how to make an environment without. Without nvidia-smi the energy
+# is left out.
 #
 # OCTET_CARDS is a folder in place of bench/results/cards, and OCTET_CARD_TRIAL, the file of a short study, takes sizes
 # that need no card, for tests/cuda/test_card.py.
@@ -64,8 +65,9 @@ fi
 
 # Runs of a study are in the folder where it starts. These commands may load from the hub.
 octet() { part "$1" "$2" env -u HF_HUB_OFFLINE -C "$parts" python -m octet "${@:3}"; }
-gsm8k=(${OCTET_GSM8K:+"task.data_dir=$(realpath -m "$OCTET_GSM8K")"})
-smollm2=("${gsm8k[@]}" ${OCTET_SMOLLM2:+"model.name=$(realpath -m "$OCTET_SMOLLM2")"})
+[ -z "${OCTET_GSM8K:-}" ] || OCTET_GSM8K="$(realpath -m "$OCTET_GSM8K")"
+gsm8k=(${OCTET_GSM8K:+"task.data_dir=$OCTET_GSM8K"})
+smollm2=(${OCTET_SMOLLM2:+"model.name=$(realpath -m "$OCTET_SMOLLM2")"})
 study="${OCTET_CARD_TRIAL:-$root/bench/studies/gsm8k_card.yaml}"
 if [ -n "${OCTET_CARD_TRIAL:-}" ]; then
     part doctor 1 python -m trainer.commands.main doctor --json --preset nano
@@ -82,8 +84,12 @@ else
     if [ "$gib" -lt 30 ]; then
         octet 8gb 25 train --preset 8gb "${gsm8k[@]}" run.dir="$parts/8gb"
     else
-        octet warmup 9 warmup --preset smollm2-gsm8k "${smollm2[@]}" "task.tools=[calculator]" task.calls=inline \
-            warmup.every=null warmup.patience=null engine.ds_config=zero2 run.dir="$parts/warm"
+        part equations 1 env -u HF_HUB_OFFLINE -C "$parts" \
+            python "$root/bench/short_gsm8k.py" "${OCTET_GSM8K:-hub}" equations 99 equations
+        octet warmup 9 warmup --preset smollm2-gsm8k "${smollm2[@]}" lora.r=8 lora.alpha=16 task.name=records \
+            task.path=equations/train.jsonl task.test_path=equations/valid.jsonl "task.tools=[calculator]" \
+            task.calls=inline prompt.style=chat prompt.answer=gsm8k rollout.max_new_tokens=96 warmup.steps=200 \
+            warmup.lr=2e-3 warmup.every=null warmup.patience=null engine.ds_config=zero2 run.dir="$parts/warm"
         octet gsm8k 18 study "$study" --jobs 6 "${smollm2[@]}" lora.start="$parts/warm/adapter"
     fi
     for weights in same int8 fp8; do # a process each: their copies do not fit a small card together
@@ -121,6 +127,12 @@ accuracy = {"learning": parts / "run/eval.json", "8gb": parts / "8gb/eval.json",
 for name, file in {**accuracy, "gsm8k": study}.items():
     if name in found and file.is_file():
         found[name]["result"] = json.loads(file.read_text())
+curves = {}  # of the runs of the study, also of those that have not ended
+for file in sorted(study.parent.glob("*/metrics.jsonl")):
+    rows = map(json.loads, file.read_text().splitlines())
+    curves[file.parent.name] = {row["step"]: row["eval/accuracy"] for row in rows if "eval/accuracy" in row}
+if "gsm8k" in found:
+    found["gsm8k"]["curves"] = curves
 watts = [float(line) for line in (parts / "watts").read_text().splitlines() if line.replace(".", "", 1).isdigit()]
 energy = {"seconds": len(watts), "kwh": sum(watts) / 3.6e6}
 result.write_text(json.dumps({"machine": describe(), "energy": energy, "parts": found}, indent=1) + "\n")

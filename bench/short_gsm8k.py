@@ -4,7 +4,7 @@ python bench/short_gsm8k.py GSM8K FOLDER         at most two steps: 1,937 proble
 python bench/short_gsm8k.py GSM8K FOLDER 3       at most three
 python bench/short_gsm8k.py GSM8K FOLDER 3 equations
 
-GSM8K is a folder with train.jsonl and test.jsonl. A step is a line of the solution with an annotation such as
+GSM8K is a folder with train.jsonl and test.jsonl, or `hub`. A step is a line of the solution with an annotation such as
 <<48/2=24>>; a solution with lines or annotations beyond the limit, or without any annotation, is left out. With
 `equations`, a solution becomes its annotations, a line each; the last 256 training problems go into valid.jsonl, to
 choose settings by, and all 1,319 test problems are held out.
@@ -33,16 +33,24 @@ def in_equations(line: str) -> str:
     return json.dumps({"question": record["question"], "answer": "\n".join([*steps, mark + result])})
 
 
+def lines_of(source: str, split: str) -> list[str]:
+    if source != "hub":
+        return (Path(source) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    from datasets import load_dataset
+
+    return [json.dumps(record) for record in load_dataset("openai/gsm8k", "main", split=split)]
+
+
 def main() -> None:
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    source, folder = map(Path, sys.argv[1:3])
+    source, folder = sys.argv[1], Path(sys.argv[2])
     most = int(sys.argv[3]) if sys.argv[3:] else STEPS
     equations = sys.argv[4:] == ["equations"]
     folder.mkdir(parents=True, exist_ok=True)
     parts: dict[str, list[str]] = {}
     for split in ("train", "test"):
-        lines = (source / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = lines_of(source, split)
         parts[split] = [line for line in lines if is_short(line, most) or (equations and split == "test")]
     if equations:
         parts = {split: [in_equations(line) for line in lines] for split, lines in parts.items()}

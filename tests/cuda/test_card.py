@@ -36,6 +36,7 @@ def test_the_parts_run_once_and_make_one_file(tmp_path):
     assert result["parts"]["decode"]["result"]["speedup"]
     assert result["parts"]["rehearsal"]["result"]["allocated"]
     assert result["parts"]["gsm8k"]["result"]["arms"]["right"]["strict"]
+    assert [*result["parts"]["gsm8k"]["curves"]["right-0"]] == ["0", "1"]
     again = card(tmp_path, 60, **trial)
     assert "octet: decode" not in again
     assert "is written" in again
@@ -45,5 +46,5 @@ def test_what_would_run_is_printed_and_a_small_card_begins_with_its_preset(tmp_p
     said = card(tmp_path, 30, "--dry-run").splitlines()
     assert [line.partition(",")[0] for line in said[1:5]] == ["doctor", "learning", "tests", "8gb"]
     large = [line.partition(",")[0] for line in card(tmp_path, 30, "--dry-run", CUDA_STUB_MEMORY_GIB="80").splitlines()]
-    assert large[4:7] == ["warmup", "gsm8k", "decode-same"]
+    assert large[4:8] == ["equations", "warmup", "gsm8k", "decode-same"]
     assert [*tmp_path.iterdir()] == []
