@@ -118,8 +118,8 @@ repeats the first steps of a run with an adapter.
 
 """
 RESULTS_TAIL = """
-[What a 135 M model learns here](small_model_learns.md) also lists generators that were not learned. GSM8K was
-learned from worked solutions only, with one seed; [experiments](../bench/experiments.md) list what else was tried.
+[What a 135 M model learns here](small_model_learns.md) also lists generators that were not learned. GSM8K by
+GRPO, 9.3 to 11.8 %, has one seed and no control yet; [experiments](../bench/experiments.md) list what was tried.
 """
 # results with a page in gallery/
 SHOWN = {"seeds": "default", "calculator": "calculator", "studies/maze": "maze", "studies/addition_cpu": "sums"}
