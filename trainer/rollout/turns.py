@@ -222,7 +222,7 @@ class TurnTaking:
         """Return a reply without special tokens, cut to the maximum length, with a note if it was cut."""
         tokenizer: Any = self.stops.tokenizer
         text, most = without_special(tokenizer, text), self.limits.observation
-        if len(text.encode()) <= most:  # a token has at least one byte
+        if text.isascii() and len(text) < most:  # at most a token for each character, and one for a beginning
             return text
         beginning = text[: most * BYTES_PER_TOKEN]
         tokens = tokenizer(beginning, add_special_tokens=False)["input_ids"]
