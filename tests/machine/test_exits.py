@@ -86,7 +86,7 @@ main([sys.argv[1].rpartition(".")[2], "--preset", "nano"])
 PRINTS = """
 from trainer.machine.exits import answering_errors
 from trainer.machine.visible import print
-raise SystemExit(answering_errors(lambda: print("\u2713")))
+raise SystemExit(answering_errors(lambda: print("\u2713\u2717\u2581\u6f22")))
 """
 DOCTOR = "from trainer.commands.main import main; main(['doctor', '--preset', 'nano'])"
 ENDS = {
@@ -116,9 +116,9 @@ def test_help_that_nobody_reads_ends_without_a_traceback():
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_character_that_the_locale_lacks_ends_nothing():
+def test_marks_that_the_locale_lacks_have_others_in_ascii():
     done = ran(sys.executable, "-c", PRINTS, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "?\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "+x_?\n", "")
 
 
 def test_processes_that_user_code_has_left_running_are_ended():

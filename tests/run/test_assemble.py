@@ -10,7 +10,7 @@ from trainer.config.command_line import resolve
 from trainer.model.load import load_model
 from trainer.problem.task import make_task
 from trainer.rollout.collect import StaticPolicy
-from trainer.run.assemble import make_samplers, sampling_context, stretched
+from trainer.run.assemble import make_samplers, sampling_context
 from trainer.run.data import prompter_of
 from trainer.run.python import train
 
@@ -52,9 +52,3 @@ def test_the_prompt_of_the_most_tokens_must_fit_although_other_questions_have_mo
     with refuses("rollout.max_new_tokens", names="sums.jsonl:101"):
         train(config)
     assert not (tmp_path / "run/metrics.jsonl").exists()  # no model has answered yet
-
-
-def test_a_longer_run_says_both_learning_rates():
-    config = resolve("nano", None, ["optim.schedule=linear", "optim.warmup=0", "algorithm.lr=1e-3"])
-    said = stretched(config, before=100, first_step=90, total_steps=200)
-    assert "from 0.00011 in step 90 to 0.00055 in step 91" in said

@@ -15,7 +15,6 @@ from math import inf
 from textwrap import wrap
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +22,7 @@ from trainer.commands.options import add_settings_of_a_run
 from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
-from trainer.machine.console import Console, spoken, table
+from trainer.machine.console import Console, folded, spoken, table
 from trainer.machine.shipped import train_here
 from trainer.machine.visible import print
 from trainer.model.shapes import shape_of
@@ -94,7 +93,7 @@ def run(options: Namespace) -> None:
     if options.json:
         print(json.dumps(document(question), indent=2))
     else:
-        for part in (title(question), phases(question.placement.plan), *answer(question)):
+        for part in (title(question), *phases(question.placement.plan, console.width), *answer(question)):
             console.print(part)
     if question.placement.plan.verdict == "too large" or not question.ram_fits:
         sys.exit(1)
@@ -259,20 +258,18 @@ def _count(number: float) -> str:
     return f"{number / GB:.2f} B" if number >= GB / 10 else f"{number / 10**6:.2f} M"
 
 
-def phases(plan: Plan) -> Table:
-    """Return a table of memory by phase and purpose. Purposes are in order of first use, overheads last."""
-    made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, show_footer=True)
-    made.add_column("GB", footer=Text("peak", "bold"), no_wrap=True)
-    for phase in plan.phases:
-        peak = Text(f"{plan.peak_of(phase) / GB:.2f}", "bold reverse" if phase == plan.peak_phase else "bold")
-        made.add_column(phase, footer=peak, justify="right", min_width=max(6, 48 // len(plan.phases) - 2), no_wrap=True)
-    last = ("allocator slack", "CUDA context")
+def phases(plan: Plan, width: int) -> Iterator[Table]:
+    """Yield a table of memory by phase and purpose, or several if it is wider. Purposes are in order of first use,
+    overheads last."""
     names = dict.fromkeys(name for terms in plan.phases.values() for name in terms)
-    for name in (*(name for name in names if name not in last), *last):
-        sizes = [terms.get(name, 0) for terms in plan.phases.values()]
-        texts = [f"{size / GB:.2f}" if size >= GB / 200 else "<0.01" if size else "-" for size in sizes]
-        made.add_row(name, *(Text(text, "" if text[0].isdigit() else "dim") for text in texts))
-    return made
+    ordered = sorted(names, key=lambda name: name in ("allocator slack", "CUDA context"))
+    rows = [(name, [terms.get(name, 0) for terms in plan.phases.values()]) for name in ordered]
+    rows.append(("peak", [plan.peak_of(phase) for phase in plan.phases]))
+    return folded(["GB", *plan.phases], [[name, *map(_size, sizes)] for name, sizes in rows], width)
+
+
+def _size(size: float) -> str:
+    return f"{size / GB:.2f}" if size >= GB / 200 else "<0.01" if size else "-"
 
 
 def answer(question: Question) -> Iterator[str | Text]:

@@ -30,9 +30,9 @@ from trainer.plan.planner import Planner
 SCRIPTS = ROOT / "slurm"
 TIMEOUT_S = 120.0  # of sbatch
 SITE_S = 60.0  # of site.env
-# Options of sbatch whose SBATCH_ variables have another name.
-OPTIONS = {"timelimit": "time", "mem-per-node": "mem"}
-FLAGS = {"no-requeue", "overcommit", "requeue", "spread-job", "use-min-nodes"}  # options without a value
+# Options of sbatch whose SBATCH_ variables have another name, and options without a value.
+OPTIONS = {"timelimit": "time", "mem-per-node": "mem", "req-switch": "switches", "cpu-freq-req": "cpu-freq"}
+FLAGS = {"ignore-pbs", "no-kill", "no-requeue", "overcommit", "requeue", "spread-job", "use-min-nodes"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,10 +144,22 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
         if not reaches_ranks(number):
             end(number, frame)
 
+    def pause(number: int, frame: FrameType | None) -> None:
+        """Pause the rank with this process, until a shell continues it. Several ranks would miss each other."""
+        ranks = _ranks_below(child.pid)
+        if len(ranks) == 1:
+            ranks[0].suspend()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)  # returns when this process continues
+        signal.signal(number, pause)
+        for rank in ranks:
+            rank.resume()
+
     for number in STOPPING:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # which `nohup` ignores
             signal.signal(number, end)
     signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTSTP, pause)
     for number in (signal.SIGUSR1, signal.SIGALRM):
         signal.signal(number, signal_ranks)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})

@@ -1,6 +1,7 @@
 """The end of every command: its message and its exit status."""
 
 import atexit
+import codecs
 import errno
 import io
 import os
@@ -18,6 +19,7 @@ from trainer.machine.visible import print, without_keys
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SOON_S = 0.05
+IN_ASCII = dict(zip("✓✗█░▁▂▃▄▅▆▇→", "+x#._.-:=*%>", strict=True))
 END = "OCTET_END"  # environment variable with the file that train.py creates if it succeeds
 
 
@@ -25,8 +27,10 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
     """Run a command and return its exit status. An error is printed as one message, or raised with `debug`."""
     for name in ("stdout", "stderr"):  # None if the shell has closed it
         setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() not in ("utf-8", "utf8"):
-        sys.stdout.reconfigure(errors="replace")  # such a locale lacks some characters
+    codecs.register_error("in ascii", _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="in ascii")  # such a locale lacks some characters
     try:
         return _status(command, debug)
     except BrokenPipeError:  # the reader has finished: `octet plan | head`
@@ -39,6 +43,12 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
         except BrokenPipeError:  # `2>&1 | head`
             os.dup2(nowhere, sys.stderr.fileno())
         return 128 + signal.SIGPIPE
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Replace the characters that the encoding of an output lacks, for `codecs.register_error`."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(IN_ASCII.get(one, "?") for one in error.object[error.start : error.end]), error.end
 
 
 def _status(command: Callable[[], None], debug: bool) -> int:

@@ -42,12 +42,11 @@ from trainer.rollout.make import make_sampler, make_vllm_sampler
 from trainer.rollout.turns import Stops
 from trainer.rollout.vllm.teacher import ServedTeacher
 from trainer.run.data import Prompts, make_prompts, prompter_of, report
-from trainer.run_folder import checkpoints, lock, previous_run
+from trainer.run_folder import checkpoints, lock
 from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.provenance import Provenance
 from trainer.run_folder.run_log import Logs, RunLog
-from trainer.step.optimizer import schedule
 from trainer.step.update import Updater
 from trainer.watch.alarms import Alarms
 from trainer.watch.history import History
@@ -269,8 +268,6 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     if first_step > total_steps:
         reason = f"the run in {folder} has made {first_step}"
         raise ConfigError(f"run.steps={total_steps}", reason, f"Write run.steps={first_step} or more").of_all()
-    stored = previous_run.settings_of(folder) if is_main else None
-    before = stored.run.steps if stored else None
     lock.write_config(folder, config)
     if not first_step:
         lock.write_machine(folder, config)
@@ -282,9 +279,6 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
     journal = Journal(folder, first_step, tracker) if is_main else None
     distributed.barrier()  # no rank reads the log before damaged lines have been moved away
-    is_stretched = before != total_steps and config.optim.schedule != "constant"
-    if before and is_stretched and 0 < first_step < total_steps:
-        screen.say(stretched(config, before, first_step, total_steps))
     records = [record for record in read_records(folder / "metrics.jsonl") if record["step"] <= first_step]
     history = History(config, records, len(prompts.problems), total_memory() / GB)
     alarms = Alarms(history, screen.warn, [rule for rule in RULES if is_main or rule.of_each_rank])
@@ -293,17 +287,6 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     # nothing can be sampled ahead of a save, so with rollout.ahead only save_every decides
     stopping = Stopping(inf if config.rollout.ahead else config.run.save_minutes)
     return RunLog(config, folder, learned, journal, alarms, screen, stopping, first_step, total_steps)
-
-
-def stretched(config: Config, before: int, first_step: int, total_steps: int) -> str:
-    """Return a message about how a new run.steps changes the learning rate of a resumed run."""
-    spans = (first_step - 1, before), (first_step, total_steps)
-    rates = [config.algorithm.lr * schedule(config.optim, step, total) for step, total in spans]
-    return (
-        f"run.steps={total_steps}, and it was {before}: the {config.optim.schedule} schedule is stretched, so the "
-        f"learning rate goes from {rates[0]:.2g} in step {first_step} to {rates[1]:.2g} in step {first_step + 1}. To "
-        "train further steps with a schedule of their own, start a new run from the result of this one."
-    )
 
 
 @contextmanager
