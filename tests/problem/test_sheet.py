@@ -159,8 +159,13 @@ def test_thousands_that_read_as_decimals_are_asked_about(tmp_path, golds, asks):
     assert ("task.decimal=comma" in " ".join(task.notes())) == asks
 
 
-def test_a_comma_in_the_name_of_a_column_separates_nothing_and_spaces_around_a_name_do_not_belong_to_it(tmp_path):
-    (tmp_path / "a.csv").write_text("Nr; question;answer, rounded \n1; Who?;4\n")
+COMMAS = ["Nr; question;answer, rounded \n1; Who?;4\n", 'question;"answer, rounded";a, b, c, d\nWho?;4;e\n']
+COMMAS.append('"question","answer, rounded","a; b; c; d; e"\n"Who\nis it?",4,"f"\n')
+
+
+@pytest.mark.parametrize("text", COMMAS)
+def test_a_comma_in_the_name_of_a_column_separates_nothing_and_spaces_around_a_name_do_not_belong_to_it(tmp_path, text):
+    (tmp_path / "a.csv").write_text(text)
     task, _ = sheet_of(path=f"{tmp_path}/a.csv", holdout=1.0, answer="answer, rounded")
     assert [one.gold for one in task.test()] == ["4"]
 

@@ -121,11 +121,13 @@ def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
     folder = copied("demo")
     configure(folder, task__name="gsm8k", task__data_dir="/home/somebody/data", prompt__system="/no_think")
     configure(folder, prompt__template={"image": "/home/somebody/picture"})
-    status, out, err = said_by(capsys, "push", folder, "--to", "me/demo")
-    assert status == 0, err
-    assert "somebody" not in out
-    assert "/no_think" in out
-    assert "The data: of the author" in out
+    for data in ({}, {"task__data_dir": None, "task__path": "given/train.jsonl"}):
+        configure(folder, **data)
+        status, out, err = said_by(capsys, "push", folder, "--to", "me/demo")
+        assert status == 0, err
+        assert "somebody" not in out
+        assert "/no_think" in out
+        assert "The data: of the author" in out
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_a_reward_needs_a_weight(tokenizer):
     weights = "reward.weights={correct: 0, environment: 1}"
     groups = sample(DecodeSampler, "worth", tokenizer, settings=[weights])
     assert {answer.reward for answer in answers_in(groups)} == {0.25}
-    for run in ("endless", "unlike"):
+    for run in ("endless", "unlike", "whole_message"):
         with refuses("task.agent", DataError):
             sample(DecodeSampler, run, tokenizer, count=1, group=1, settings=[weights])
 

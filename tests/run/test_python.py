@@ -180,6 +180,24 @@ def test_a_copy_has_functions_that_are_awaited_or_wrapped():
     assert (text.count("async def grade"), missing) == (2, [])
 
 
+WORD = "four"
+
+
+def test_a_copy_has_a_constant_whose_name_an_inner_function_uses_too_and_names_a_module_beside_the_script(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "beside.py").write_text("def beside(text):\n    return len(text)\n")
+    import beside
+
+    def graded(completions):
+        least = beside.beside(WORD)
+        return [min(least, *(WORD + 1 for WORD in [len(text)])) for text in completions]
+
+    text, missing = python.source_of(graded)
+    assert ("WORD = 'four'\n" in text, missing) == (True, ["beside"])
+
+
 def test_nothing_is_imported_before_it_is_used():
     code = "import sys, octet; print([name for name in sys.modules if name.startswith('trainer')])"
     code += "; print(dir(octet)); from octet import train; print('torch' in sys.modules)"
@@ -196,7 +214,7 @@ def test_what_cannot_be_used_is_named(tmp_path):
     good = {"question": "a", "answer": "1"}
     refused = [(ConfigError, "reward", {"reward": one}) for one in (lambda _: [0.0], 3, "rewards.py:score", [3])]
     refused += [(ConfigError, "reward.custom", {"reward": correct})]
-    refused += [(DataError, "data", {"data": one}) for one in ("mine.jsonl", tmp_path, good, 3)]
+    refused += [(DataError, "data", {"data": one}) for one in ("mine.jsonl", tmp_path, good, 3, [], ["question"])]
     refused += [(DataError, "data[1]", {"data": [good, {"question": "b", "answer": {1}}]})]
     refused += [(DataError, "test", {"data": [good], "test": "mine.jsonl"}), (DataError, "test", {"test": []})]
     refused += [(ConfigError, "config", {"config": one}) for one in ("nano", {})]

@@ -9,13 +9,15 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
+from itertools import islice
 from math import isfinite
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
@@ -205,6 +207,17 @@ def _encoding(path: Path) -> str:
     return "cp1252" if is_other and not is_utf8 else "utf-8-sig"
 
 
+def _columns(file: TextIO, separator: str) -> tuple[bool, int]:
+    """Return whether the first rows of a CSV file have an equal number of columns, more than one, and that number."""
+    file.seek(0)
+    counts = []
+    with suppress(csv.Error):
+        rows = (row for row in csv.reader(file, strict=True, delimiter=separator) if "".join(row).strip())
+        for row in islice(rows, 2):
+            counts.append(len(row))  # the first also counts if the second is broken
+    return len({*counts}) == 1 < counts[0], counts[0] if counts else 0
+
+
 def _csv(path: Path) -> Iterator[Record]:
     encoding = _encoding(path)
     note = "" if encoding == "utf-8-sig" else f"{path} is not UTF-8; it was read as {ENCODINGS[encoding]}"
@@ -212,8 +225,7 @@ def _csv(path: Path) -> Iterator[Record]:
     errors = "replace" if encoding == "utf-16" else "surrogateescape"
     with path.open(encoding=encoding, errors=errors, newline="") as file:
         csv.field_size_limit(LARGEST_FIELD)
-        first = next((line for line in file if line.strip()), "")
-        separator = max(",;\t|", key=first.count)
+        separator = max(",;\t|", key=partial(_columns, file))
         file.seek(0)
         rows = csv.reader(file, strict=True, delimiter=separator)
         header: list[str] = []

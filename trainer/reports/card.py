@@ -95,7 +95,7 @@ def _is_on_the_hub(name: str) -> bool:
 def _data_set(run: RunFiles) -> tuple[str | None, str]:
     """Return the name on the hub of the training data, and its licence."""
     path, folder = run.settings["task.path"], run.settings["task.data_dir"]
-    if path and path.count("/") == 1 and not Path(path).exists():
+    if path and path.count("/") == 1 and not Path(path).suffix[1:].isalpha() and not Path(path).exists():
         return path, dict(DATA_SETS.values()).get(path, "with the licence on its page")
     return (None, "") if path or folder else DATA_SETS.get(run.settings["task.name"], (None, ""))
 

@@ -4,7 +4,7 @@ import gc
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainer.config.command_line import Request
@@ -35,9 +35,9 @@ Evaluations = Mapping[str, Evaluation]  # by name: `base`, `trained`, `merged`
 class Result:
     """The result of a run, on rank 0."""
 
-    config: Config
+    config: Config = field(repr=False)
     folder: Path
-    evaluations: Evaluations
+    evaluations: Evaluations = field(repr=False)
     verdict: Verdict
 
     @property

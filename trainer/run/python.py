@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import symtable
 import sys
 import textwrap
 import threading
@@ -17,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,10 +135,12 @@ def _with_rows(
 
 
 def _rows(name: str, rows: Rows) -> list[Mapping[str, Any]]:
-    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-        remedy = "Pass a list of dictionaries; a file belongs to task.name=records, task.path and task.test_path"
-        raise DataError(name, f"it is a {type(rows).__name__}", remedy)
-    return list(rows)
+    found = [] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else list(rows)
+    if not found or not all(isinstance(row, Mapping) for row in found):
+        remedy = "Pass a list of dictionaries, such as frame.to_dict('records'); a file belongs to task.name=records, "
+        remedy += "task.path and task.test_path"
+        raise DataError(name, f"it is a {type(rows).__name__}, and no list of dictionaries", remedy)
+    return found
 
 
 def _line(name: str, index: int, row: Mapping[str, Any]) -> str:
@@ -208,7 +212,8 @@ def _define(name: str, value: Any, texts: dict[str, str | None]) -> None:
     text = None
     with suppress(OSError, TypeError, SyntaxError):
         source = textwrap.dedent(inspect.getsource(value))
-        text = source if name in _defined_in(source) else None  # that of a lambda is the statement around it
+        is_whole = name in _defined_in(source) and not inspect.ismodule(value)
+        text = source if is_whole else None  # that of a lambda is the statement around it
     for used, its_value in _names(inspect.unwrap(value), text or ""):
         if used in texts:
             continue
@@ -238,25 +243,33 @@ def _names(value: Any, text: str) -> Iterator[tuple[str, Any]]:
     for node in ast.walk(tree):  # annotations are not evaluated
         for part in {"annotation", "returns"} & {*node._fields}:
             setattr(node, part, None)
-    nodes = list(ast.walk(tree))
-    own = {node.arg for node in nodes if isinstance(node, ast.arg)}
-    own |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    for node in nodes:
-        if isinstance(node, ast.Name) and node.id not in own and node.id in scope:
-            yield node.id, scope[node.id]
+    tables = [symtable.symtable(ast.unparse(tree), "", "exec")]
+    for table in tables:
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            is_own = table is tables[0] and symbol.is_assigned()
+            if symbol.is_global() and not is_own and symbol.get_name() in scope:
+                yield symbol.get_name(), scope[symbol.get_name()]
 
 
 def _definition(name: str, value: Any, home: str) -> str | None:
     """Return the line that imports a module, imports an object of another module, or defines a constant; else None."""
     if inspect.ismodule(value):
-        return f"import {value.__name__} as {name}\n"
+        return None if _is_beside_the_script(value.__name__) else f"import {value.__name__} as {name}\n"
     if isinstance(value, re.Pattern):
         return f"{name} = __import__('re').compile({value.pattern!r}, {value.flags})\n"
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     for there in (name, getattr(value, "__name__", name)):
-        if module and module.__name__ not in ("__main__", home) and getattr(module, there, None) is value:
+        is_other = module and module.__name__ not in ("__main__", home) and not _is_beside_the_script(module.__name__)
+        if module and is_other and getattr(module, there, None) is value:
             return f"from {module.__name__} import {there} as {name}\n"
     try:
         return f"{name} = {value!r}\n" if ast.literal_eval(repr(value)) == value else None
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
+
+
+def _is_beside_the_script(module: str) -> bool:
+    """Return True if only this script finds a module, because it is in the script's folder."""
+    top, (here, *others) = module.partition(".")[0], sys.path
+    return PathFinder.find_spec(top, [here]) is not None and PathFinder.find_spec(top, others) is None
