@@ -42,6 +42,14 @@ def test_the_table_says_what_where_and_whether(capsys):
     assert "the most that fits" in words
 
 
+def test_a_narrow_terminal_has_all_phases_one_below_the_other(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    _, out, _ = octet_plan(capsys, "--preset", "8gb")
+    heads = [line.split() for line in out.splitlines() if line.startswith("GB ")]
+    assert [phase for head in heads for phase in head[1:]] == ["load", "rollout", "backward", "step"]
+    assert len(heads) == 2
+
+
 def test_the_options_are_settings(capsys):
     asked = ("--model", "Qwen/Qwen2.5-3B", "--vram", "12", "--group", "4", "--completion", "1024", "--prompt", "256")
     named = planned(capsys, *asked)

@@ -19,7 +19,9 @@ from trainer.plan.planner import Planner
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     path = tmp_path / "site.env"
-    renamed = "SBATCH_TIMELIMIT=01:00:00 SBATCH_REQ_SWITCH=1 SBATCH_NO_KILL=1"
+    renamed = (
+        "SBATCH_TIMELIMIT=01:00:00 SBATCH_REQ_SWITCH=1 SBATCH_NO_KILL=1 SBATCH_CPU_FREQ_REQ=high SBATCH_IGNORE_PBS=1"
+    )
     path.write_text(f'export SBATCH_PARTITION="h100,a100"\nexport SBATCH_ACCOUNT=\nexport {renamed}\n')
     monkeypatch.setenv("OCTET_SITE", str(path))
     return path
@@ -36,7 +38,7 @@ def made(folder, **options) -> tuple[list[str], str]:
 def test_the_script_has_what_was_asked_and_what_the_site_says(site, tmp_path):
     lines, body = made(tmp_path / "run", nodes=2, gpus=4)
     own = {"nodes=2", "gpus-per-node=4", "partition=h100,a100", "time=01:00:00", "signal=USR1@120", "requeue"}
-    own |= {"switches=1", "no-kill"}
+    own |= {"switches=1", "no-kill", "cpu-freq=high", "ignore-pbs"}
     assert {f"#SBATCH --{line}" for line in own} <= {*lines}
     assert not [line for line in lines if "account" in line]
     assert f"export OCTET_ROOT={ROOT} OCTET_SITE={site}" in body

@@ -127,14 +127,16 @@ def test_a_stopped_run_says_how_to_go_on_and_a_second_one_cannot_disturb_it(tmp_
     """Ctrl-Z and Ctrl-C to the launcher while a run goes on, and another run in its folder between them."""
     command = [str(ROOT / "run_deepspeed.sh"), *FEW, "run.steps=500", "run.dir=it", "eval.problems=0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    first = subprocess.Popen(command, cwd=tmp_path, env=os.environ | ACTIVE, process_group=0, **pipes)
+    first = subprocess.Popen(command, cwd=tmp_path, env=os.environ | ACTIVE, preexec_fn=os.setpgrp, **pipes)  # noqa: PLW1509
     for line in first.stdout:
         if line.startswith("  1/500"):
             break
     launcher = psutil.Process(first.pid)
     os.killpg(first.pid, signal.SIGTSTP)
-    until(lambda: all(one.status() == psutil.STATUS_STOPPED for one in (launcher, *launcher.children())))
-    os.killpg(first.pid, signal.SIGCONT)
+    try:
+        until(lambda: all(one.status() == psutil.STATUS_STOPPED for one in (launcher, *launcher.children())))
+    finally:
+        os.killpg(first.pid, signal.SIGCONT)
     second = train(tmp_path, "--preset", "nano", *FEW, "run.steps=500", "run.dir=it", "eval.problems=0")
     first.send_signal(signal.SIGINT)
     said, complained = first.communicate(timeout=240)

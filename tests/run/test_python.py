@@ -187,11 +187,12 @@ def test_a_copy_has_a_constant_whose_name_an_inner_function_uses_too_and_names_a
     tmp_path, monkeypatch
 ):
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "script.py"), raising=False)
     (tmp_path / "beside.py").write_text("def beside(text):\n    return len(text)\n")
     import beside
 
     def graded(completions):
-        least = beside.beside(WORD)
+        least: int = beside.beside(WORD)
         return [min(least, *(WORD + 1 for WORD in [len(text)])) for text in completions]
 
     text, missing = python.source_of(graded)

@@ -146,14 +146,14 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
 
     def pause(number: int, frame: FrameType | None) -> None:
         """Pause the rank with this process, until a shell continues it. Several ranks would miss each other."""
-        ranks = _ranks_below(child.pid)
-        if len(ranks) == 1:
-            ranks[0].suspend()
+        signal.signal(number, signal.SIG_IGN)  # once is enough
+        if is_alone := len(_ranks_below(child.pid)) == 1:
+            reaches_ranks(signal.SIGSTOP)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)  # returns when this process continues
         signal.signal(number, pause)
-        for rank in ranks:
-            rank.resume()
+        if is_alone:
+            reaches_ranks(signal.SIGCONT)
 
     for number in STOPPING:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # which `nohup` ignores

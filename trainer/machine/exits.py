@@ -48,7 +48,8 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     """Replace the characters that the encoding of an output lacks, for `codecs.register_error`."""
     assert isinstance(error, UnicodeEncodeError)
-    return "".join(IN_ASCII.get(one, "?") for one in error.object[error.start : error.end]), error.end
+    missing = error.object[error.start : error.end]
+    return "".join(IN_ASCII.get(one) or one.encode("ascii", "backslashreplace").decode() for one in missing), error.end
 
 
 def _status(command: Callable[[], None], debug: bool) -> int:

@@ -210,12 +210,11 @@ def _encoding(path: Path) -> str:
 def _columns(file: TextIO, separator: str) -> tuple[bool, int]:
     """Return whether the first rows of a CSV file have an equal number of columns, more than one, and that number."""
     file.seek(0)
-    counts = []
-    with suppress(csv.Error):
-        rows = (row for row in csv.reader(file, strict=True, delimiter=separator) if "".join(row).strip())
-        for row in islice(rows, 2):
-            counts.append(len(row))  # the first also counts if the second is broken
-    return len({*counts}) == 1 < counts[0], counts[0] if counts else 0
+    rows = (row for row in csv.reader(file, delimiter=separator) if "".join(row).strip())
+    counts = [0]
+    with suppress(csv.Error):  # a null byte
+        counts = [*map(len, islice(rows, 2))] or counts
+    return len({*counts}) == 1 < counts[0], counts[0]
 
 
 def _csv(path: Path) -> Iterator[Record]:

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from importlib.machinery import PathFinder
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +139,7 @@ def _rows(name: str, rows: Rows) -> list[Mapping[str, Any]]:
     if not found or not all(isinstance(row, Mapping) for row in found):
         remedy = "Pass a list of dictionaries, such as frame.to_dict('records'); a file belongs to task.name=records, "
         remedy += "task.path and task.test_path"
-        raise DataError(name, f"it is a {type(rows).__name__}, and no list of dictionaries", remedy)
+        raise DataError(name, f"it is a {type(rows).__name__} without dictionaries", remedy)
     return found
 
 
@@ -242,7 +242,7 @@ def _names(value: Any, text: str) -> Iterator[tuple[str, Any]]:
     tree = ast.parse(text)
     for node in ast.walk(tree):  # annotations are not evaluated
         for part in {"annotation", "returns"} & {*node._fields}:
-            setattr(node, part, None)
+            setattr(node, part, getattr(node, part) and ast.Constant(None))
     tables = [symtable.symtable(ast.unparse(tree), "", "exec")]
     for table in tables:
         tables += table.get_children()
@@ -270,6 +270,8 @@ def _definition(name: str, value: Any, home: str) -> str | None:
 
 
 def _is_beside_the_script(module: str) -> bool:
-    """Return True if only this script finds a module, because it is in the script's folder."""
-    top, (here, *others) = module.partition(".")[0], sys.path
-    return PathFinder.find_spec(top, [here]) is not None and PathFinder.find_spec(top, others) is None
+    """Return True if a module is in the folder of the script or notebook, and not installed."""
+    top, script = module.partition(".")[0], getattr(sys.modules["__main__"], "__file__", None)
+    here, file = Path(script).parent if script else Path(), getattr(sys.modules.get(top), "__file__", None) or ""
+    is_here = Path(file).resolve() in [place.resolve() for place in (here / f"{top}.py", here / top / "__init__.py")]
+    return is_here and top not in packages_distributions()

@@ -128,7 +128,7 @@ def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, 
         result = {"error": f"{type(error).__name__}: {error}"[:500]}
     finally:
         with suppress(BaseException):
-            text = json.dumps(result, default=lambda value: [repr(value)]).encode()  # which is refused
+            text = json.dumps(result, default=lambda value: {type(value).__name__: repr(value)}).encode()
             if len(text) > LARGEST:
                 reason = f"its result has {len(text)} bytes; at most {LARGEST} are allowed"
                 text = json.dumps({"error": reason}).encode()
