@@ -259,8 +259,8 @@ def _definition(name: str, value: Any, home: str) -> str | None:
     if isinstance(value, re.Pattern):
         return f"{name} = __import__('re').compile({value.pattern!r}, {value.flags})\n"
     module = sys.modules.get(getattr(value, "__module__", None) or "")
+    is_other = module and module.__name__ not in ("__main__", home) and not _is_beside_the_script(module.__name__)
     for there in (name, getattr(value, "__name__", name)):
-        is_other = module and module.__name__ not in ("__main__", home) and not _is_beside_the_script(module.__name__)
         if module and is_other and getattr(module, there, None) is value:
             return f"from {module.__name__} import {there} as {name}\n"
     try:
