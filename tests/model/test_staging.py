@@ -37,6 +37,14 @@ def test_it_is_copied_and_read_from_there(scratch, model):
     assert adapted.peft_config["default"].base_model_name_or_path == model.name, "and not the copy"
 
 
+def test_an_adapter_names_the_folder_of_its_base_so_that_it_is_found_from_everywhere(model, monkeypatch):
+    """PEFT would look for `./model` in another place, and for `models/mine` on the hub."""
+    folder = Path(model.name)
+    monkeypatch.chdir(folder.parent)
+    adapted = add_adapter(load_model(Model(name=folder.name), "fp32", torch.device("cpu")), Lora())
+    assert adapted.peft_config["default"].base_model_name_or_path == str(folder)
+
+
 def test_only_the_first_rank_of_a_node_copies_and_only_once(scratch, model, monkeypatch):
     monkeypatch.setattr(distributed._connection, "ranks", Ranks(None, mine=3, hosts=["a", "b", "a", "b"]))
     load.stage(model)

@@ -177,8 +177,9 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
         # the second name is that of transformers before 5.21
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-    if staged_copy(settings):  # saved files should name the model, not this node's copy
-        model.name_or_path = model.config._name_or_path = settings.name
+    if settings.name != "nano":  # saved files name the model, not this node's copy, and a folder from everywhere
+        folder = hub.local_folder(settings.name)
+        model.name_or_path = model.config._name_or_path = str(folder.absolute() if folder else settings.name)
     if not hasattr(model, model.base_model_prefix):  # Llama 4, whose decoder transformers would not find
         model.base_model_prefix = "model"
     _disable_noise(model)
