@@ -7,8 +7,10 @@ import pytest
 
 from tests.conftest import lines_of, octet, said_by, write_lines
 from tests.reports.conftest import HOSTILE, configure
+from trainer.config.command_line import resolve
 from trainer.reports.chart import COLOURS, MOST_POINTS, Chart, Curve, Value, smoothed, svg, thinned
 from trainer.reports.curves import charts_of, groups_of
+from trainer.reports.repeat import commands
 from trainer.run_folder.reader import read_run
 
 
@@ -53,6 +55,20 @@ def test_runs_with_the_same_seed_are_curves_of_their_own(finished, copied, name)
     again = copied(name)
     expected = ["demo", "again"] if name == "again" else [str(finished), str(again)]
     assert [group.name for group in groups_of([read_run(finished), read_run(again)])] == expected
+
+
+def test_runs_after_other_warm_ups_are_no_seeds_of_each_other(copied):
+    """Their config.yaml has what the warm-up has left in place of its settings."""
+    runs = []
+    for seed, steps in enumerate((3, 5)):
+        folder = copied(f"after-{steps}")
+        whole, warmup = resolve("nano", None, [f"warmup.steps={steps}", f"run.seed={seed}"]), folder / "warmup"
+        warmup.mkdir()
+        (warmup / "config.yaml").write_text(whole.warmed_up_in(warmup).to_yaml())
+        (folder / "config.yaml").write_text(whole.after_warmup(warmup).to_yaml())
+        runs.append(read_run(folder))
+    assert [group.name for group in groups_of(runs)] == ["after-3, warmup.steps=3", "after-5, warmup.steps=5"]
+    assert commands(runs[1].given, []) == ["octet train --preset nano run.seed=1 warmup.steps=5"]
 
 
 def elements(marks, tag: str) -> list[ElementTree.Element]:

@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     runs = read_runs(options.runs)
-    keys = differing([run.settings for run in runs])
+    keys = differing([run.given for run in runs])
     tasks = [[_row(run, ranking[0][0], pair, keys) for run, pair in ranking] for ranking in ranked(runs)]
     if options.json:
         print(json.dumps([row for rows in tasks for row in rows], indent=2))
@@ -50,7 +50,7 @@ def run(options: Namespace) -> None:
 
 def _row(run: RunFiles, best: RunFiles, pair: Pair | None, keys: Sequence[str]) -> dict[str, Any]:
     against = {"run": str(best.folder), **pair._asdict(), "said": str(pair)} if pair else None
-    settings, evaluates = {key: run.settings[key] for key in keys}, run.settings["eval.problems"] != 0
+    settings, evaluates = {key: run.given[key] for key in keys}, run.settings["eval.problems"] != 0
     return {"run": str(run.folder), "settings": settings, "evaluates": evaluates, **facts_of(run), "against": against}
 
 

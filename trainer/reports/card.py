@@ -13,7 +13,7 @@ from trainer.config.command_line import flat
 from trainer.estimates import wilson
 from trainer.machine.visible import visible
 from trainer.reports import repeat
-from trainer.run_folder.reader import RunFiles, facts_of, table_rows
+from trainer.run_folder.reader import OF_WARMUP, RunFiles, facts_of, table_rows
 from trainer.watch.alarms import alarms_of
 from trainer.watch.measure import percent
 
@@ -47,6 +47,7 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
     `octet export` recorded."""
     settings, base = run.settings, run.settings["model.name"]
     whole, is_warmup = flat(run.config.model_dump(mode="json")), settings["warmup.only"]
+    whole |= {key: run.given[key] for key in OF_WARMUP}
     preset, changes = repeat.nearest_preset(whole)
     template = Environment(finalize=_harmless, trim_blocks=True, lstrip_blocks=True)
     template.filters["code"] = Code

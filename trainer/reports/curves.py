@@ -90,8 +90,8 @@ def groups_of(runs: Sequence[RunFiles]) -> list[Group]:
     same: dict[str, list[RunFiles]] = defaultdict(list)
     compared = [key for key in fields() if key not in NO_EFFECT | {"run.seed"}]
     for run in runs:
-        same[str([run.settings[key] for key in compared])].append(run)
-    keys = [key for key in differing([run.settings for run in runs]) if key != "run.seed"]
+        same[str([run.given[key] for key in compared])].append(run)
+    keys = [key for key in differing([run.given for run in runs]) if key != "run.seed"]
     names = names_of(runs)
     groups = []
     for alike in same.values():
@@ -103,7 +103,7 @@ def groups_of(runs: Sequence[RunFiles]) -> list[Group]:
 def _name(names: Sequence[str], run: RunFiles, keys: Sequence[str]) -> str:
     """Return the names of the runs of a group, with as many of its distinguishing settings as fit."""
     seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
-    texts = [f"{key}={written(run.settings[key])}" for key in keys]
+    texts = [f"{key}={written(run.given[key])}" for key in keys]
     shown = [one for at, one in enumerate(texts) if not at or len(" ".join(texts[: at + 1])) <= LONGEST_NAME]
     more = [f"and {len(texts) - len(shown)} more"] if len(shown) < len(texts) else []
     settings = f", {' '.join([*shown, *more])}" if texts else ""

@@ -70,8 +70,8 @@ def of_several(runs: Sequence[RunFiles]) -> Iterator[Html]:
     names = names_of(runs)
     yield tag("h1", f"{len(runs)} runs")
     yield from section("Results", *results(runs, names))
-    keys = differing([run.settings for run in runs])
-    rows = [[tag("code", key), *(shown(run.settings[key]) for run in runs)] for key in keys]
+    keys = differing([run.given for run in runs])
+    rows = [[tag("code", key), *(shown(run.given[key]) for run in runs)] for key in keys]
     head = ["setting", *(names[run.folder] for run in runs)]
     yield from section("Different settings", table(head, rows) if rows else Html())
     yield from section("Curves", charts(groups_of(runs)))
@@ -218,7 +218,7 @@ def answer(text: str, read: str | None, reward: float | None = None) -> Html:
 
 def settings(run: RunFiles) -> Html:
     """Return the settings that differ from those of the nearest preset."""
-    preset, changes = repeat.nearest_preset(run.settings)
+    preset, changes = repeat.nearest_preset(run.given)
     note = f"Compared with preset {preset}, the nearest one. All other settings are those of the preset."
     rows = of_changes(changes)
     return joined(tag("p", note, class_="soft"), table(["setting", "preset", "this run"], rows) if rows else "")
@@ -269,7 +269,7 @@ def how_it_was_made(run: RunFiles) -> Iterator[Html]:
     """Yield the versions and the machine, and the command that repeats the run."""
     yield from (tag("p", line) for line in run.made_with)
     yield tag("p", "With the same packages, data and number of ranks, this repeats it:")
-    yield tag("pre", "\n".join(repeat.commands(run.settings, run.made_with)))
+    yield tag("pre", "\n".join(repeat.commands(run.given, run.made_with)))
     if own := repeat.own_files(run.settings):
         yield tag("p", f"It needs your own files, named as in the run folder: {', '.join(own)}.")
 

@@ -23,6 +23,8 @@ from trainer.watch.history import History
 from trainer.watch.measure import LENIENT, REWARD, STRICT, Measure, chosen, number, percent
 from trainer.watch.verdict import Verdict, verdict_of
 
+# Settings in whose place a run stores what its warm-up has left.
+OF_WARMUP = ("warmup.steps", "warmup.rounds", "lora.start", "model.name", "model.revision")
 TAIL = 2**18  # bytes at the end of samples.jsonl that are searched for the last answers
 
 Record = Mapping[str, Any]
@@ -125,6 +127,12 @@ class RunFiles:
         """The files with the answers of the untrained base: those of the warm-up, if there was one."""
         warmup = self.folder / "warmup"
         return read_run(warmup) if (warmup / "config.yaml").is_file() else self
+
+    @cached_property
+    def given(self) -> Mapping[str, Any]:
+        """The settings that the run was started with: those of its warm-up, if there was one, with its own."""
+        first = self.before_training.settings
+        return {**self.settings, **{key: first[key] for key in OF_WARMUP}}
 
     def answered(self, model: str, lenient: bool) -> dict[tuple[str, ...], bool]:
         """Return whether a model of the run solved each held-out problem with its greedy answer."""
