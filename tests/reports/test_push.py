@@ -11,6 +11,7 @@ from huggingface_hub import constants
 from tests.conftest import NANO, said_by
 from tests.hub_server import serving, use_hub
 from tests.reports.conftest import configure
+from trainer.config.command_line import resolve
 
 
 @pytest.fixture
@@ -284,3 +285,27 @@ def test_a_licence_that_is_no_name_is_not_shown(head, capsys, copied, tmp_path):
     configure(folder := copied("demo"), model__name=str(tmp_path / "base"))
     status, out, err = said_by(capsys, "push", folder, "--to", "me/demo")
     assert (status, "The base: see its page." in out) == (0, True), err
+
+
+@pytest.mark.parametrize("then", ["same", "merged"])
+def test_the_card_after_a_warm_up_names_its_base_and_the_command_that_began_with_it(then, capsys, copied):
+    folder = copied("demo")
+    whole, warmup = (
+        resolve(str(folder / "config.yaml"), None, ["warmup.steps=3", f"warmup.then={then}"]),
+        folder / "warmup",
+    )
+    warmup.mkdir()
+    (warmup / "config.yaml").write_text(whole.warmed_up_in(warmup).to_yaml(warmup))
+    (folder / "config.yaml").write_text(whole.after_warmup(warmup).to_yaml(folder))
+    status, said, err = said_by(capsys, "push", folder, "--to", "me/demo")
+    assert status == 0, err
+    assert "trained by GRPO after a warm-up" in said
+    assert f"A LoRA adapter of {'nano' if then == 'same' else 'merged'}," in said
+    assert "license: apache-2.0" in said
+    assert "base_model:" not in said, "no name of the hub"
+    (command,) = [line for line in said.splitlines() if "octet train" in line]
+    assert " warmup.steps=3" in command
+    assert not {"lora.start", "model.name", "warmup/"} & {*command.replace("=", " ").split()}
+    assert str(folder.parent) not in said
+    assert said_by(capsys, "report", folder)[0] == 0
+    assert " warmup.steps=3" in (folder / "report.html").read_text()

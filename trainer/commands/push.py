@@ -49,7 +49,7 @@ def run(options: Namespace) -> None:
     manifest.must_be_whole(folder)
     files, exported_as = _files(folder), _export_of(run, folder)
     curves = {CURVES: drawn.files([run])[CURVES]} if run.steps else {}
-    licence, picture = hub.licence(run.config.model), CURVES if curves else None
+    licence, picture = hub.licence(run.before_training.config.model), CURVES if curves else None
     text = card.card(run, options.to, _kind(folder), licence, picture, exported_as)
     contents: dict[str, Any] = {**files, "README.md": text.encode(), **curves}
     if ADAPTER in files:

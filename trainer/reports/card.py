@@ -45,15 +45,17 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
     """Return the card as Markdown with the hub's metadata. `kind` is adapter, gguf or model, `licence` that of the base
     if it is known, and `curves` the name of a picture beside the card. `made` has the step of the model, and what
     `octet export` recorded."""
-    settings, base = run.settings, run.settings["model.name"]
+    settings = run.settings
     whole, is_warmup = flat(run.config.model_dump(mode="json")), settings["warmup.only"]
     whole |= {key: run.given[key] for key in OF_WARMUP}
+    base = (settings if kind == "adapter" else whole)["model.name"]  # an adapter may need the model of a warm-up
     preset, changes = repeat.nearest_preset(whole)
     template = Environment(finalize=_harmless, trim_blocks=True, lstrip_blocks=True)
     template.filters["code"] = Code
     values = {"run": run, "settings": settings, "name": name, "kind": kind, "licence": licence, "made": made}
     values |= {"curves": curves, "base": base, "is_on_the_hub": _is_on_the_hub(base), "facts": facts_of(run)}
-    values |= {"metadata": _metadata(run, kind, licence), "title": name.rpartition("/")[2], "data": _data(run)}
+    values |= {"metadata": _metadata(run, base, kind, licence), "title": name.rpartition("/")[2], "data": _data(run)}
+    values["had_warmup"] = run.before_training is not run
     recipe = (OF_A_WARMUP if is_warmup else OF_GRPO) | (OF_LORA if settings["lora.enabled"] else {})
     values |= {"recipe": recipe, "preset": preset, "changes": repeat.written(changes)}
     alarms = [alarm.finding.name for alarm in alarms_of(run.history) if alarm.lasts]
@@ -62,7 +64,8 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
     values["base_in_code"] = json.dumps(base, ensure_ascii=False)
     text = template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(values)
     own = f"{run.folder}{os.sep}"  # a resumed run reads the copies in its folder
-    local = [value for value in _strings(settings.values()) if _is_path(value) or value.startswith(own)]
+    texts = _strings([*settings.values(), *run.given.values()])
+    local = [value for value in texts if _is_path(value) or value.startswith(own)]
     for value in sorted(local, key=len, reverse=True):
         text = text.replace(value, Path(value.rstrip("/")).name)  # local paths are not published
     return text
@@ -101,8 +104,8 @@ def _data_set(run: RunFiles) -> tuple[str | None, str]:
     return (None, "") if path or folder else DATA_SETS.get(run.settings["task.name"], (None, ""))
 
 
-def _metadata(run: RunFiles, kind: str, licence: str | None) -> str:
-    (data, _), base = _data_set(run), run.settings["model.name"]
+def _metadata(run: RunFiles, base: str, kind: str, licence: str | None) -> str:
+    data, _ = _data_set(run)
     facts = ModelCardData(
         base_model=base if _is_on_the_hub(base) else None,
         library_name={"adapter": "peft", "model": "transformers", "gguf": "llama.cpp"}[kind],
