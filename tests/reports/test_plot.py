@@ -1,6 +1,7 @@
 """Curves: what is drawn of runs and seeds, and the files that come of it."""
 
 import math
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -65,7 +66,7 @@ def test_runs_after_other_warm_ups_are_no_seeds_of_each_other(copied):
         whole, warmup = resolve("nano", None, [f"warmup.steps={steps}", f"run.seed={seed}"]), folder / "warmup"
         warmup.mkdir()
         (warmup / "config.yaml").write_text(whole.warmed_up_in(warmup).to_yaml())
-        (folder / "config.yaml").write_text(whole.after_warmup(warmup).to_yaml())
+        (folder / "config.yaml").write_text(whole.after_warmup(Path("warmup")).to_yaml())
         runs.append(read_run(folder))
     assert [group.name for group in groups_of(runs)] == ["after-3, warmup.steps=3", "after-5, warmup.steps=5"]
     assert commands(runs[1].given, []) == ["octet train --preset nano run.seed=1 warmup.steps=5"]
