@@ -141,6 +141,20 @@ def test_a_chain_that_is_refused_half_way_says_what_is_queued(site, sbatch, tmp_
         slurm.slurm(resolve("nano", None, [f"run.dir={tmp_path}/run"]), "nano", request, dry_run=False)
 
 
+@pytest.mark.parametrize("change", ["run.steps=9", "algorithm.lr=0.1"])
+def test_a_job_that_its_run_folder_would_refuse_is_not_submitted(site, sbatch, tmp_path, change):
+    sbatch("echo 1")
+    config = resolve("nano", None, [f"run.dir={tmp_path}/run"])
+    request = slurm.JobRequest(nodes=1, gpus=1)
+    slurm.slurm(config, "nano", request, dry_run=False)
+    (tmp_path / "run/config.yaml").write_text(config.to_yaml())
+    (tmp_path / "run/adapter").mkdir()
+    (tmp_path / "run/verdict.json").write_text("{}")
+    slurm.slurm(config, "nano", request, dry_run=False)  # it has nothing to do, and says so
+    with refuses("run.dir"):
+        slurm.slurm(resolve("nano", None, [f"run.dir={tmp_path}/run", change]), "nano", request, dry_run=False)
+
+
 def test_a_slurm_that_does_not_answer_is_a_clear_error(site, sbatch, tmp_path, monkeypatch):
     sbatch("exec sleep 60")
     monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)

@@ -26,6 +26,7 @@ from trainer.machine.visible import print, visible
 from trainer.model.shapes import shape_of
 from trainer.plan import hours
 from trainer.plan.planner import Planner
+from trainer.run_folder import previous_run
 
 SCRIPTS = ROOT / "slurm"
 TIMEOUT_S = 120.0  # of sbatch
@@ -101,6 +102,10 @@ def _limit(config: Config, request: JobRequest, options: Namespace) -> str:
 def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> None:
     _check(config, request)
     folder = config.run.dir or RUNS / f"{Path(preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    if not request.grid:  # on a node this would be said after the job has waited in the queue
+        chained = config.warmup.steps and not config.is_warmup
+        previous_run.refuse_other_settings(folder, config.after_warmup(folder / "warmup") if chained else config)
+        previous_run.refuse_to_lengthen(folder, config)
     if dry_run:
         print("\n".join(_script(folder.absolute(), request)), end="")
         print(f"\n# nothing is written or submitted; without --dry-run this is {folder}/job.sbatch")
@@ -261,5 +266,5 @@ def _next_commands(jobs: Sequence[str], folder: Path, request: JobRequest) -> It
     yield f"state   squeue --jobs={','.join(jobs)}"
     yield f"stop    scancel {ids}"
     yield f"resume  sbatch {shlex.quote(f'{folder}/job.sbatch')}"
-    if request.grid:
+    if request.grid and not request.tasks:  # the runs of a study have names of their own
         yield f"compare octet compare {shlex.quote(str(folder))}/0*"

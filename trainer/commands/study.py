@@ -199,6 +199,8 @@ def _submit(study: Study, options: Namespace) -> None:
     config = resolve(study.file.preset, study.file.recipe, overrides_of({"run.dir": str(study.folder)}))
     request = JobRequest(1, options.gpus, options.time, grid, tasks=len(ready))
     slurm(config, study.file.preset, request, options.dry_run)
+    if not options.dry_run:
+        print(f"judge   {shlex.join(['octet', 'study', str(options.file), *options.overrides, '--collect'])}")
     if len(ready) < sum(ended(study, one) is None for one in study.runs()):
         print("supervised  depends on the first arm: repeat this command after its runs have ended")
 

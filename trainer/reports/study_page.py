@@ -27,7 +27,8 @@ def tables(found: Found) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         costs = [SHOWN[kind].format(one[kind]) if kind in one else "" for kind in COSTS]
         name = f"{arm} (control)" if arm in found["controls"] else arm
         rows.append([name, str(len(one["strict"])), _spread(one["strict"]), _spread(one["lenient"]), *costs])
-    yield "Accuracy on held-out problems", ["arm", "seeds", "strict", "any format", *COSTS], rows
+    title = "Accuracy on held-out problems, with the lowest and the highest seed"
+    yield title, ["arm", "seeds", "strict", "any format", *COSTS], rows
     head = ["", "points", "95 % interval", "p", "p (Holm)", "verdict"]
     for against in (BASE, found["first"]):
         rows = [_comparison(one) for one in found["comparisons"] if one["against"] == against]

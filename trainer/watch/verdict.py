@@ -89,7 +89,8 @@ def _of_rewards(records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
         f"{reward.low:+.3g} to {reward.high:+.3g}) from the first {part} steps to the last."
     )
     if right.high < 0:
-        return Verdict(NOT_LEARNED, f"{evidence} The share of right answers changed by {right.value:+.0%}.")
+        change = f"{100 * right.value:+.1f} points"
+        return Verdict(NOT_LEARNED, f"{evidence} The share of right answers changed by {change}.")
     if reward.low > 0:
         return Verdict(LEARNED, evidence)
     spread = fmean(record.get("reward/std", 0.0) for record in steps)
