@@ -194,6 +194,12 @@ def test_a_table_is_read_in_the_encoding_of_its_spreadsheet(tmp_path, name, enco
     assert [name in note for note in task.notes()] == ([True] if name else [])
 
 
+def test_the_mark_of_utf_8_at_the_beginning_is_no_part_of_a_name(tmp_path):
+    """All that Excel's "CSV UTF-8" has beyond ASCII may be this mark."""
+    (tmp_path / "a.csv").write_bytes("question,answer\r\nHow many?,3\r\n".encode("utf-8-sig"))
+    assert [one.gold for one in sheet_of(path=f"{tmp_path}/a.csv", holdout=1.0)[0].test()] == ["3"]
+
+
 @pytest.mark.parametrize(
     ("rows", "holdout", "held_out"),
     [(10, None, 3), (100, None, 30), (200, None, 60), (300, None, 60), (900, None, 90), (300, 0.1, 30)],

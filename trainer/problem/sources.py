@@ -199,6 +199,7 @@ def _encoding(path: Path) -> str:
     with path.open("rb") as file:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16"
+        file.seek(0)
         for line in file:
             try:
                 is_utf8 |= len(line.decode()) < len(line)
