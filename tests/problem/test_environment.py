@@ -4,6 +4,7 @@ import asyncio
 import io
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -325,6 +326,7 @@ class Doubts:
         return state["turn"] == 2
 
     def env_response(self, messages, state, **kwargs):
+        assert [one.role for one in messages] == ["user", "assistant"]  # as in its own messages since 0.1.9
         said = [{"role": "user", "content": f"Sure about {messages[-1]['content']}?"}]
         return (said, state) if self.returns_state else said
 
@@ -337,9 +339,11 @@ class Doubts:
 @pytest.mark.parametrize("returns_state", [True, False])
 def test_an_environment_of_verifiers(returns_state):
     environment = Verifiers(Doubts(returns_state))
-    asyncio.run(environment.reset(PROBLEM))
+    asyncio.run(environment.reset(replace(PROBLEM, gold="", extra={"answer": "42"})))  # with task.answer=none
     assert asyncio.run(environment.step("41")) == ("Sure about 41?", False, 0.0)
     assert asyncio.run(environment.step("42")) == ("", True, 1.0)
+    with pytest.raises(TypeError, match="tools = env"):
+        Verifiers(SimpleNamespace(tool_defs=["search"]))
 
 
 TRL = """

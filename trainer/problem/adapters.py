@@ -38,22 +38,30 @@ class OpenEnv:
         self.client.close()
 
 
+class Message(dict[str, Any]):
+    """A message whose keys are also its attributes, as in verifiers from 0.1.9 on."""
+
+    __getattr__ = dict.get
+
+
 class Verifiers:
     """An environment of the library verifiers. Its rubric scores the answer once `is_completed` returns True; until
     then `env_response` replies to the model."""
 
     def __init__(self, env: Any) -> None:
+        if getattr(env, "tool_defs", None) or getattr(env, "oai_tools", None):
+            raise TypeError("the model would not see its tools. Write `tools = env.tools` in place of `environment`")
         self.env = env
         self.state: dict[str, Any] = {}
 
     async def reset(self, problem: Problem) -> None:
-        prompt = [dict(message) for message in problem.messages] or [{"role": "user", "content": problem.question}]
-        self.state = {"info": {}, "task": "default", **problem.extra, "prompt": prompt, "answer": problem.gold}
+        prompt = [*map(Message, problem.messages or [{"role": "user", "content": problem.question}])]
+        self.state = {"info": {}, "task": "default", "answer": problem.gold, **problem.extra, "prompt": prompt}
         self.state |= {"completion": [], "turn": 0, "responses": [], "trajectory": []}
         self.state = await self._call(self.env.setup_state) or self.state
 
     async def step(self, text: str) -> tuple[str, bool, float]:
-        message = {"role": "assistant", "content": text}
+        message = Message(role="assistant", content=text)
         prompt = [*self.state["prompt"], *self.state["completion"]]
         self.state["trajectory"].append({"prompt": prompt, "completion": [message]})
         self.state["completion"].append(message)
