@@ -196,6 +196,12 @@ def test_later_passes_have_other_problems(name):
     assert graded(config, problem, f"<answer>{problem.gold}</answer>")[0][0] == 1.0
 
 
+def test_a_small_size_makes_few_held_out_problems(monkeypatch):
+    """Slow generators need more than a second for each."""
+    monkeypatch.setattr(generators, "HELD_OUT", 1000)
+    assert 0 < len(task_of("task.name=reasoning_gym:gcd", "task.gym={size: 40}").test()) <= 40
+
+
 def test_levels_of_difficulty_are_for_a_curriculum():
     task = task_of("task.name=reasoning_gym:chain_sum", "task.gym={size: 40}", "task.curriculum=difficulty")
     lengths = {level: [] for level in range(4)}

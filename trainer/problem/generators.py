@@ -61,7 +61,7 @@ class GeneratorTask(Task):
         return [problem for problem in problems if normalised(problem.question) not in held_out]
 
     def test(self) -> list[Problem]:
-        return self._problems("test", HELD_OUT)
+        return self._problems("test", min(HELD_OUT, self.size))
 
     def later(self, passes: int) -> "GeneratorTask":
         task = copy(self)
