@@ -41,7 +41,10 @@ class OpenEnv:
 class Message(dict[str, Any]):
     """A message whose keys are also its attributes, as in verifiers from 0.1.9 on."""
 
-    __getattr__ = dict.get
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
 
 
 class Verifiers:
