@@ -34,7 +34,8 @@ SHOWN_PHASES = 4
 # File systems that only this machine uses, so that a lock that is free here is not held by any run.
 LOCAL = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
 MOUNTS = Path("/proc/mounts")
-WRITTEN = ("config.yaml", ".lock", "metrics.jsonl", "samples.jsonl")  # at the start of a run, and after each step
+# at the start of a run, and after each step
+WRITTEN = ("config.yaml", ".lock", "metrics.jsonl", "samples.jsonl", "warmup/metrics.jsonl")
 PATIENCE_S, PATIENCE_STEPS = 60.0, 3  # a run on another node counts as stopped after this time without a record
 
 
@@ -52,7 +53,9 @@ def of_folder(folder: Path, console: Console, height: int) -> Columns:
 
 
 def _panel(run: RunFiles, console: Console, width: int, height: int | None) -> Panel:
-    inside, room = width - 4, None if height is None else height - 2
+    inside, room, title = width - 4, None if height is None else height - 2, run.name
+    if not run.metrics and run.before_training is not run:
+        run, title = run.before_training, f"{title}, warm-up"
 
     def wrapped(texts: Iterator[Text]) -> list[Text]:
         return list(chain.from_iterable(text.wrap(console, inside) for text in texts))
@@ -67,7 +70,7 @@ def _panel(run: RunFiles, console: Console, width: int, height: int | None) -> P
         each = (room - len(lines) - len(alarms)) // max(1, len(answers))
         answers = [[*answer[:1], *answer[1:][-max(1, each - 1) :]] for answer in answers if each > 1]
     everything = Text("\n").join([*lines, *alarms, *chain.from_iterable(answers)][:room])
-    return Panel(everything, title=Text(visible(run.name)), width=width)
+    return Panel(everything, title=Text(visible(title)), width=width)
 
 
 def _progress(run: RunFiles, width: int) -> Iterator[Text]:
