@@ -28,7 +28,7 @@ HEAVY = ("torch", "numpy", "transformers", "deepspeed", "peft", "bitsandbytes", 
 HEAVY += ("tensorboard",)
 LIGHT = ["errors", "records", "machine", "answers", "sandbox", "config", "ranks", "problem", "reward", "plan"]
 LIGHT += ["advantage", "policy", "commands", "reports", "estimates", "model.hub", "model.shapes", "model.families"]
-NEEDS_TORCH = ["machine.out_of_memory", "plan.torch_probe", "ranks.distributed", "ranks.rendezvous", "ranks.stopping"]
+NEEDS_TORCH = ["machine.out_of_memory", "plan.torch_probe", "ranks.distributed", "ranks.stopping"]
 NEEDS_TORCH += ["ranks.stores", "ranks.watchdog"]
 ONLY_IN = {
     "deepspeed": ("trainer.step", "trainer.plan.torch_probe"),

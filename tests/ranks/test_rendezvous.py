@@ -18,7 +18,7 @@ from tests.conftest import ROOT, ran, refuses
 from tests.forks import forked
 from tests.run_on_ranks import on_two_ranks
 from trainer.errors import ClusterError, Interrupted, LostRank
-from trainer.ranks import distributed, rendezvous, stores, watchdog
+from trainer.ranks import distributed, stores, watchdog
 from trainer.ranks.watchdog import Ranks
 
 
@@ -70,27 +70,27 @@ def together(rank_does, ranks=(0, 1, 2)) -> list:
 
 def meet(rank: int) -> Ranks:
     """Meet with time enough for a busy machine: all three ranks come."""
-    return rendezvous.meet(rank, 3, seconds=60.0)
+    return distributed.meet(rank, 3, seconds=60.0)
 
 
 def test_every_rank_learns_where_all_are(address, monkeypatch):
     names = iter(["node1", "node1", "node2"])
-    monkeypatch.setattr(rendezvous, "host", lambda: next(names))
+    monkeypatch.setattr(distributed, "host", lambda: next(names))
     met = together(meet)
     assert {tuple(sorted(ranks.hosts)) for ranks in met} == {("node1", "node1", "node2")}
     assert sorted(ranks.here for ranks in met) == [1, 2, 2]
 
 
 def test_a_rank_that_does_not_come_is_named_to_all_the_others(address, quick):
-    for error in together(lambda rank: rendezvous.meet(rank, 3, seconds=3.0), ranks=(0, 2)):
+    for error in together(lambda rank: distributed.meet(rank, 3, seconds=3.0), ranks=(0, 2)):
         assert isinstance(error, ClusterError)
         assert "rank 1 of 3 did not answer within 3 s (engine.connect_s)" in str(error)
         assert "Those that did: rank 0 on " in str(error)
 
 
 def test_a_main_rank_that_does_not_come_is_named_with_its_address(address):
-    with refuses(f"rank 1 on {rendezvous.host()}", ClusterError, names=f"MASTER_PORT={address}"):
-        rendezvous.meet(1, 2, seconds=0.5)
+    with refuses(f"rank 1 on {watchdog.host()}", ClusterError, names=f"MASTER_PORT={address}"):
+        distributed.meet(1, 2, seconds=0.5)
 
 
 def fails_at(rank: int, silent: int | None = None, raises: Mapping[int, Exception] = MappingProxyType({})):
@@ -185,12 +185,12 @@ def test_the_job_is_told_of_a_rank_that_fails_by_itself(address, tmp_path, monke
     """Being told to stop is no failure, and losing another rank is none either."""
     failed = tmp_path / "run/failed"
     monkeypatch.setenv("OCTET_FAILED", str(failed))
-    alone = rendezvous.meet(0, 1, seconds=3.0)
+    alone = distributed.meet(0, 1, seconds=3.0)
     with pytest.raises(type(error)), alone.naming_the_missing("9 s"):
         raise error
     assert failed.exists() == told
     if told:
-        assert failed.read_text() == f"rank 0 on {rendezvous.host()} ended with ValueError: out of cheese\n"
+        assert failed.read_text() == f"rank 0 on {watchdog.host()} ended with ValueError: out of cheese\n"
 
 
 def test_in_a_container_without_slurm_the_missing_rank_is_named_all_the_same(address, quick, monkeypatch):
@@ -198,7 +198,7 @@ def test_in_a_container_without_slurm_the_missing_rank_is_named_all_the_same(add
     monkeypatch.setenv("SLURM_STEP_NODELIST", "node[1-2]")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ClusterError, match=r"^rank 1 of 2"):
-        rendezvous.meet(0, 2, seconds=0.5)
+        distributed.meet(0, 2, seconds=0.5)
 
 
 def start_two(*arguments: object, cwd: Path = ROOT) -> list[subprocess.Popen]:
@@ -288,7 +288,7 @@ def test_an_error_that_rank_0_has_too_is_one_of_all(address):
 STUCK = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from trainer.ranks import distributed, rendezvous, watchdog
+from trainer.ranks import distributed, watchdog
 from trainer import errors
 watchdog.ANSWER_S = 1.5
 distributed.connect(timeout_s=3, connect_s=60)
@@ -345,10 +345,10 @@ STOPPED_EARLY = """
 import os, signal, sys
 import torch.distributed as dist
 from trainer import errors
-from trainer.ranks import distributed, rendezvous, stores, watchdog
+from trainer.ranks import distributed, stores, watchdog
 watchdog.ANSWER_S = 1.5
 
-meet = rendezvous.meet
+meet = distributed.meet
 
 def stop(*of, **named):
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -359,7 +359,7 @@ def meet_all(*of):
     return ranks
 
 if distributed.is_main():
-    rendezvous.meet = meet_all
+    distributed.meet = meet_all
     if sys.argv[1] == "before it meets the others":
         stop()
     setattr(dist, {"while it connects": "init_process_group"}.get(sys.argv[1], "all_reduce"), stop)
@@ -437,29 +437,29 @@ def test_what_a_killed_start_has_left_is_not_read(one_machine):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     killed = subprocess.Popen([*forked(), "-c", KILLED], cwd=ROOT, **pipes)
     assert killed.stdout.readline() == "up\n"
-    with refuses(f"rank 0 on {rendezvous.host()}", ClusterError, names="MASTER_PORT"):
-        rendezvous.meet(0, 2, seconds=1.0)
+    with refuses(f"rank 0 on {watchdog.host()}", ClusterError, names="MASTER_PORT"):
+        distributed.meet(0, 2, seconds=1.0)
     killed.kill()
     killed.communicate()
-    with refuses(f"rank 1 on {rendezvous.host()}", ClusterError, names="29500"):
-        rendezvous.meet(1, 2, seconds=0.1)
-    met = together(lambda rank: rendezvous.meet(rank, 2, 60.0), (0, 1))
-    assert [ranks.hosts for ranks in met] == [[rendezvous.host()] * 2] * 2
+    with refuses(f"rank 1 on {watchdog.host()}", ClusterError, names="29500"):
+        distributed.meet(1, 2, seconds=0.1)
+    met = together(lambda rank: distributed.meet(rank, 2, 60.0), (0, 1))
+    assert [ranks.hosts for ranks in met] == [[watchdog.host()] * 2] * 2
 
 
 def test_what_killed_runs_have_left_is_deleted_and_what_is_in_use_stays(one_machine, monkeypatch):
-    used = rendezvous.meet(0, 1, seconds=60.0).store.folder
+    used = distributed.meet(0, 1, seconds=60.0).store.folder
     (one_machine / "29400-0").mkdir()
     (one_machine / "29400-0/lock").touch()
     (one_machine / "end").touch()
     monkeypatch.setenv("MASTER_PORT", "29501")
-    ranks = rendezvous.meet(0, 1, seconds=60.0)
+    ranks = distributed.meet(0, 1, seconds=60.0)
     assert {*one_machine.iterdir()} == {used, ranks.store.folder, one_machine / "end"}
     assert (used / "lock").stat().st_mode & 0o111 == 0
 
 
 def test_what_ranks_on_one_machine_say_is_for_this_user_alone(one_machine):
-    ranks = rendezvous.meet(0, 1, seconds=60.0)
+    ranks = distributed.meet(0, 1, seconds=60.0)
     assert ranks.store.folder.parent == one_machine
     assert {path.stat().st_mode & 0o077 for path in (one_machine, ranks.store.folder)} == {0}
     stores.close(ranks.store)
@@ -486,7 +486,7 @@ def test_a_folder_that_others_can_enter_is_refused(one_machine, what):
     OTHERS[what](one_machine)
     for rank in (0, 1):
         with refuses(one_machine, ClusterError, names="TMPDIR"):
-            rendezvous.meet(rank, 2, seconds=0.1)
+            distributed.meet(rank, 2, seconds=0.1)
 
 
 LISTENING = """
