@@ -12,7 +12,7 @@ import torch
 from tests.conftest import group, row
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Algorithm, Correction
-from trainer.loss.metrics import tally_batch
+from trainer.loss.objectives import tally_batch
 from trainer.records import Scores, Update
 from trainer.watch import phases
 from trainer.watch.measure import STRICT

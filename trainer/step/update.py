@@ -13,8 +13,7 @@ from trainer.batch.shrinker import Shrinker
 from trainer.config.settings import Algorithm, Config, GradReg
 from trainer.loss import before_update
 from trainer.loss.before_update import TeacherLogprobs
-from trainer.loss.metrics import tally_batch
-from trainer.loss.objectives import Coefficient, objective, total
+from trainer.loss.objectives import Coefficient, objective, tally_batch, total
 from trainer.machine.out_of_memory import until_it_fits
 from trainer.policy import Policy
 from trainer.ranks import distributed
