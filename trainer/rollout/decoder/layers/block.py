@@ -7,9 +7,8 @@ from torch.nn import functional as F
 
 from trainer.model.families import MIXERS, Family
 from trainer.rollout.decoder.layers.attention import Attention
-from trainer.rollout.decoder.layers.gated_delta import GatedDelta
 from trainer.rollout.decoder.layers.passes import Pass
-from trainer.rollout.decoder.layers.short_convolution import ShortConvolution
+from trainer.rollout.decoder.layers.recurrent import GatedDelta, ShortConvolution
 from trainer.rollout.decoder.weights import Norm, Projection, normed
 
 KINDS: dict[str, Any] = {"conv": ShortConvolution, "linear_attention": GatedDelta}  # all others are attention
