@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trainer.errors import MergeError, ModelError
-from trainer.export import delta_rule, vocabulary
+from trainer.export import vocabulary
 from trainer.model.families import BY_CLASS, Family
 from trainer.model.merge import Weights
 
@@ -68,7 +68,7 @@ def _reasons(config: Any, kind: str) -> Iterator[str]:
         yield f"query_pre_attn_scalar is {config.query_pre_attn_scalar}, not head_dim"
     yield from _reasons_of_layers(config, family)
     if family.arch == "qwen35":
-        yield from delta_rule.reasons(config)
+        yield from _reasons_of_delta_rule(config)
 
 
 def _reasons_of_layers(config: Any, family: Family) -> Iterator[str]:
@@ -175,7 +175,7 @@ def stored(value: Tensor, name: str, config: Any, back: bool = False) -> Tensor:
     if name.endswith("conv.conv.weight"):
         return value.unsqueeze(1) if back else value.squeeze(1)
     if ".linear_attn." in name:
-        return delta_rule.stored(value, name, config, back)
+        return _stored_delta_rule(value, name, config, back)
     if family.adds_one and name.endswith("norm.weight"):
         return value.float() + (-1 if back else 1)
     projection = re.search(r"\.([qk])_proj\.(weight|bias)$", name)
@@ -211,7 +211,7 @@ def _write_shape(writer: gguf.GGUFWriter, weights: Weights, family: Family) -> N
     else:
         writer.add_head_count_kv(config.num_key_value_heads)
     if family.arch == "qwen35":
-        delta_rule.write(writer, config)
+        _write_delta_rule(writer, config)
     writer.add_key_length(head)
     writer.add_value_length(head)
     writer.add_vocab_size(config.vocab_size)
@@ -294,3 +294,45 @@ def _rope_factors(config: Any, head: int) -> dict[str, np.ndarray[Any, Any]]:
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     share = np.clip((rope["original_max_position_embeddings"] / waves - low) / (high - low), 0, 1)
     return {"rope_freqs.weight": (1 / ((1 - share) / rope["factor"] + share)).astype(np.float32)}
+
+
+def _reasons_of_delta_rule(config: Any) -> Iterator[str]:
+    """Yield the reasons why llama.cpp would compute something else."""
+    if config.linear_key_head_dim != config.linear_value_head_dim:
+        sizes = f"{config.linear_key_head_dim} and {config.linear_value_head_dim}"
+        yield f"linear_key_head_dim and linear_value_head_dim are {sizes}, and llama.cpp has one size for both"
+
+
+def _write_delta_rule(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Write the sizes of the rule, and the layers that use it."""
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    kinds = [kind == "linear_attention" for kind in config.layer_types]
+    writer.add_array("qwen35.attention.recurrent_layers", kinds)  # the package has no method for this key
+    angles = int(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1)) // 2
+    writer.add_rope_dimension_sections([*((angles + rest) // 3 for rest in (2, 1, 0)), 0])  # the split for images
+
+
+def _stored_delta_rule(value: Tensor, name: str, config: Any, back: bool) -> Tensor:
+    """Convert a weight of the gated delta rule to the format of llama.cpp, or with `back` to that of the model. Value
+    heads that share a key head are adjacent in the model; llama.cpp interleaves them, with a distance equal to the
+    number of key heads."""
+    part, keys = name.rpartition(".linear_attn.")[2], config.linear_num_key_heads
+    if part == "norm.weight":
+        return value
+    if part == "A_log":
+        value = (-value).log() if back else -value.exp()
+    if part == "conv1d.weight" and not back:
+        value = value.squeeze(1)
+    rows = value.T if part == "out_proj.weight" else value
+    others = 2 * keys * config.linear_key_head_dim if part in ("in_proj_qkv.weight", "conv1d.weight") else 0
+    heads = (-1, keys) if back else (keys, -1)
+    value_heads = rows[others:].unflatten(0, (config.linear_num_value_heads, -1))
+    reordered = value_heads.unflatten(0, heads).transpose(0, 1).flatten(0, 2)
+    rows = torch.cat((rows[:others], reordered))
+    if part == "conv1d.weight" and back:
+        return rows.unsqueeze(1)
+    return rows.T.contiguous() if part == "out_proj.weight" else rows
