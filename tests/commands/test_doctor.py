@@ -258,10 +258,13 @@ def test_a_package_is_missed_only_by_settings_that_need_it(monkeypatch, override
         assert [doctor.bitsandbytes("no kernel", one).severity for one in (NANO, config)] == ["note", "end"]
 
 
-def test_a_card_does_not_take_what_makes_cpus_faster():
-    (finding,) = preflight.bf16_products(has_card=True)
-    assert (finding.severity, finding.remedy) == ("end", "Write model.dtype=bf16.")
-    assert {finding.severity for finding in preflight.bf16_products(has_card=False)} <= {"warn"}
+def test_octet_doctor_knows_that_a_card_does_not_take_what_makes_cpus_faster(one_card):
+    config = resolve("nano", None, ["model.quantize=bf16", "lora.r=1"])
+    assert {finding.severity for finding in preflight.bf16_products(config, hardware.detect())} <= {"warn"}
+    one_card(used=10, capability="8.6")
+    found = {one.name: one for one in doctor.settings(config, hardware.detect())}
+    assert (found["CPU"].severity, found["CPU"].remedy) == ("end", "Write model.dtype=bf16.")
+    assert found["adapter"].severity == "warn"
 
 
 WORSE = [("lora.init=pissa", "algorithm.lr=0.003"), ("lora.r=1", "lora.r=16"), ("lora.enabled=false", "full_finetune")]

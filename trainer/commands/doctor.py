@@ -187,6 +187,8 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         ours = start.training_cards(machine, config.rollout.vllm)
         ds_config.check(config, has_gpu=bool(ours.gpus))
         config.refuse_idle(max(1, len(ours.gpus)))
+        yield from preflight.bf16_products(config, ours)
+        yield from preflight.adapter(config)
         yield from plan(config, ours)
         yield from room(config, found, ours, teacher)
     for name, why in errors.items():

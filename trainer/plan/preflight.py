@@ -73,9 +73,7 @@ def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: 
     found_here = [*disk(wanted, config.run.dir or RUNS), ram(config, wanted, hardware.free_ram())]
     for gpu in machine.gpus:
         found_here += card(config.model.dtype, gpu)
-    if config.model.quantize == "bf16":
-        found_here += bf16_products(bool(machine.gpus))
-    return [*found_here, *adapter(config), *packages(config)]
+    return [*found_here, *bf16_products(config, machine), *adapter(config), *packages(config)]
 
 
 # ---------------------------------------------------------------- the checks
@@ -127,10 +125,12 @@ def card(dtype: str, gpu: hardware.Gpu) -> Iterator[Finding]:
         yield Finding("note", name, f"{gpu.name}, {free}")
 
 
-def bf16_products(has_card: bool) -> Iterator[Finding]:
+def bf16_products(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     """Check whether model.quantize=bf16 makes this machine faster."""
     setting = "model.quantize=bf16"
-    if has_card:
+    if config.model.quantize != "bf16":
+        return
+    if machine.gpus:
         yield Finding("end", "CPU", f"{setting}: it is for CPUs, and there is a card", "Write model.dtype=bf16.")
     elif not any(name in Path("/proc/cpuinfo").read_text() for name in ("avx512_bf16", "amx_bf16")):
         text = f"{setting}: this CPU has no bf16 instructions"
