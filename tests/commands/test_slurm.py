@@ -155,6 +155,15 @@ def test_a_job_that_its_run_folder_would_refuse_is_not_submitted(site, sbatch, t
         slurm.slurm(resolve("nano", None, [f"run.dir={tmp_path}/run", change]), "nano", request, dry_run=False)
 
 
+def test_a_job_that_its_warm_up_would_refuse_is_not_submitted(site, sbatch, tmp_path):
+    before, now = (resolve("nano", None, [f"run.dir={tmp_path}/run", f"warmup.steps={n}"]) for n in (3, 5))
+    warmup = tmp_path / "run/warmup"
+    (warmup / "adapter").mkdir(parents=True)
+    (warmup / "config.yaml").write_text(before.warmed_up_in(warmup).to_yaml())
+    with refuses("run.dir", names="warmup.steps: 3"):
+        slurm.slurm(now, "nano", slurm.JobRequest(nodes=1, gpus=1), dry_run=True)
+
+
 def test_a_slurm_that_does_not_answer_is_a_clear_error(site, sbatch, tmp_path, monkeypatch):
     sbatch("exec sleep 60")
     monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)

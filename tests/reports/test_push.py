@@ -290,12 +290,11 @@ def test_a_licence_that_is_no_name_is_not_shown(head, capsys, copied, tmp_path):
 @pytest.mark.parametrize("then", ["same", "merged"])
 def test_the_card_after_a_warm_up_names_its_base_and_the_command_that_began_with_it(then, capsys, copied):
     folder = copied("demo")
-    whole, warmup = (
-        resolve(str(folder / "config.yaml"), None, ["warmup.steps=3", f"warmup.then={then}"]),
-        folder / "warmup",
-    )
-    warmup.mkdir()
-    (warmup / "config.yaml").write_text(whole.warmed_up_in(warmup).to_yaml(warmup))
+    whole = resolve(str(folder / "config.yaml"), None, ["warmup.steps=3", f"warmup.then={then}"])
+    warmup = folder / "warmup"
+    (warmup / "merged").mkdir(parents=True)
+    older = whole.warmed_up_in(warmup).to_yaml(warmup).replace("  rounds: 1\n", "")  # a version without this setting
+    (warmup / "config.yaml").write_text(older)
     (folder / "config.yaml").write_text(whole.after_warmup(warmup).to_yaml(folder))
     status, said, err = said_by(capsys, "push", folder, "--to", "me/demo")
     assert status == 0, err
@@ -305,6 +304,7 @@ def test_the_card_after_a_warm_up_names_its_base_and_the_command_that_began_with
     assert "base_model:" not in said, "no name of the hub"
     (command,) = [line for line in said.splitlines() if "octet train" in line]
     assert " warmup.steps=3" in command
+    assert "=null" not in command
     assert not {"lora.start", "model.name", "warmup/"} & {*command.replace("=", " ").split()}
     assert str(folder.parent) not in said
     assert said_by(capsys, "report", folder)[0] == 0

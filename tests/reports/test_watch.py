@@ -21,7 +21,7 @@ from trainer.run_folder.reader import read_run
 def test_what_is_shown_of_a_run_that_has_ended_and_of_one_that_has_only_begun(finished, only_settings, capsys):
     with going_on(only_settings):
         assert "step 0 of 6, no step is logged yet" in said_by(capsys, "watch", only_settings)[1]
-        shutil.copytree(finished, only_settings / "warmup")
+        shutil.copytree(finished, only_settings / "warmup", ignore=shutil.ignore_patterns("verdict.json"))
         warming_up = said_by(capsys, "watch", only_settings)[1]
         assert "started, warm-up" in warming_up
         assert "step 6 of 6" in warming_up
@@ -67,15 +67,16 @@ def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
     (tmp_path / "mounts").write_text("server:/home / nfs4 rw 0 0\n")
     monkeypatch.setattr(terminal, "MOUNTS", tmp_path / "mounts")
     assert stopped(read_run(broken_off)) == "nothing for 5 min"
-    (broken_off / "warmup").mkdir()
-    (broken_off / "warmup/metrics.jsonl").touch()
-    assert stopped(read_run(broken_off)) is None  # its warm-up goes on
-    shutil.rmtree(broken_off / "warmup")
     records = lines_of(broken_off / "metrics.jsonl")
     write_lines(broken_off / "metrics.jsonl", [*records[:-1], records[-1] | {"time/evaluation": 600.0}])
     for path in broken_off.iterdir():
         os.utime(path, (time.time() - 300,) * 2)
     assert stopped(read_run(broken_off)) is None  # it may evaluate, on another node
+    shutil.copytree(broken_off, tmp_path / "run/warmup")
+    shutil.copy2(broken_off / "config.yaml", tmp_path / "run")
+    assert stopped(read_run(tmp_path / "run")) is None  # so may its warm-up
+    (tmp_path / "run/warmup/verdict.json").touch()
+    assert stopped(read_run(tmp_path / "run")) == "nothing for 5 min"
     with going_on(broken_off):
         assert stopped(read_run(broken_off)) is None
 

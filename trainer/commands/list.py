@@ -61,4 +61,4 @@ def row(place: Path, folder: Path) -> list[str]:
         result = ", ".join([run.verdict.kind, *change] if run.has_ended else change)
         state = "ended" if run.has_ended else "stopped" if stopped(run) else "running"
     task = run.settings["task.name"].rpartition("/")[2]
-    return [str(place.relative_to(folder)), state, run.settings["model.name"], task, steps, result]
+    return [str(place.relative_to(folder)), state, run.given["model.name"], task, steps, result]

@@ -1,5 +1,5 @@
-"""loss: the objectives, as pure functions of log-probs and advantages that return a loss for each token. And what is
-measured of them.
+"""loss: the objectives, as pure functions of log-probs and advantages that return a loss for each token, and what the
+log says about them.
 
 The divisor of their sum is an argument, because it belongs to the whole step, over all micro-batches and ranks
 (`batch/aggregation.py`). With a mean of means, the weight of a token would depend on the other tokens in its

@@ -75,7 +75,7 @@ class Verifiers:
         replies = await self._call(self.env.env_response)
         if isinstance(replies, tuple):  # in versions before 0.1.8
             replies, self.state = replies
-        self.state["completion"] += replies
+        self.state["completion"] += [Message(one) if isinstance(one, dict) else one for one in replies]
         return "\n\n".join(str(reply["content"]) for reply in replies), False, 0.0
 
     async def _call(self, method: Callable[..., Any]) -> Any:

@@ -47,8 +47,10 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
     `octet export` recorded."""
     settings = run.settings
     whole, is_warmup = flat(run.config.model_dump(mode="json")), settings["warmup.only"]
-    whole |= {key: run.given[key] for key in OF_WARMUP}
-    base = (settings if kind == "adapter" else whole)["model.name"]  # an adapter may need the model of a warm-up
+    first = flat(run.before_training.config.model_dump(mode="json"))
+    needs_warmup = kind == "adapter" and whole["model.name"] != first["model.name"]
+    base = "merged" if needs_warmup else first["model.name"]  # the folder of the model after the warm-up
+    whole |= {key: first[key] for key in OF_WARMUP}
     preset, changes = repeat.nearest_preset(whole)
     template = Environment(finalize=_harmless, trim_blocks=True, lstrip_blocks=True)
     template.filters["code"] = Code

@@ -43,7 +43,7 @@ def of_one(run: RunFiles) -> Iterator[Html]:
     alarms = alarms_of(run.history)
     yield tag("h1", run.name)
     ended = "ended" if run.has_ended else stopped(run) or "not ended"
-    model, task = run.settings["model.name"], run.settings["task.name"].rpartition("/")[2]
+    model, task = run.given["model.name"], run.settings["task.name"].rpartition("/")[2]
     trained = f"{model} on {task}, {run.steps} of {run.total_steps} steps"
     yield tag("p", f"{trained}, {ended}", class_="soft")
     first, *others = figures(groups_of([run])) or [Html()]

@@ -23,7 +23,7 @@ SCALE = 2.0  # of the chart, whose text is sized for a page
 def picture(run: RunFiles) -> Html:
     """Return the picture as SVG. Without evaluations, the verdict replaces the two results."""
     kind, evidence = run.verdict
-    model, task = (visible(run.settings[key]) for key in ("model.name", "task.name"))
+    model, task = (visible(run.given[key]) for key in ("model.name", "task.name"))
     model = "Octet's embedded model" if model == "nano" else model.rpartition("/")[2]
     task = "word problems" if task == "nano" else task.rpartition("/")[2].partition(".py:")[0]
     verdict = wrap(f"{kind}: {evidence}", LETTERS, max_lines=3, placeholder=" ...")

@@ -34,8 +34,7 @@ SHOWN_PHASES = 4
 # File systems that only this machine uses, so that a lock that is free here is not held by any run.
 LOCAL = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
 MOUNTS = Path("/proc/mounts")
-# at the start of a run, and after each step
-WRITTEN = ("config.yaml", ".lock", "metrics.jsonl", "samples.jsonl", "warmup/metrics.jsonl")
+WRITTEN = ("config.yaml", ".lock", "metrics.jsonl", "samples.jsonl")  # at the start of a run, and after each step
 PATIENCE_S, PATIENCE_STEPS = 60.0, 3  # a run on another node counts as stopped after this time without a record
 
 
@@ -53,9 +52,8 @@ def of_folder(folder: Path, console: Console, height: int) -> Columns:
 
 
 def _panel(run: RunFiles, console: Console, width: int, height: int | None) -> Panel:
-    inside, room, title = width - 4, None if height is None else height - 2, run.name
-    if not run.metrics and run.before_training is not run:
-        run, title = run.before_training, f"{title}, warm-up"
+    inside, room = width - 4, None if height is None else height - 2
+    title, run = f"{run.name}{', warm-up' * (run.current is not run)}", run.current
 
     def wrapped(texts: Iterator[Text]) -> list[Text]:
         return list(chain.from_iterable(text.wrap(console, inside) for text in texts))
@@ -169,6 +167,8 @@ def stopped(run: RunFiles) -> str | None:
     folder. Locks of other nodes are not visible here, so the time since the last record decides for their runs."""
     if run.has_ended or disk.is_locked(run.folder / ".lock"):
         return None
+    if run.current is not run:
+        return stopped(run.current)
     mounts = [line.split() for line in MOUNTS.read_text().splitlines()]
     around = [(len(place), kind) for _, place, kind, *_ in mounts if run.folder.resolve().is_relative_to(place)]
     if max(around, default=(0, ""))[1] in LOCAL:

@@ -128,6 +128,12 @@ class RunFiles:
         warmup = self.folder / "warmup"
         return read_run(warmup) if (warmup / "config.yaml").is_file() else self
 
+    @property
+    def current(self) -> "RunFiles":
+        """The files that grow: those of the warm-up until it has ended."""
+        first = self.before_training
+        return self if self.metrics or first.has_ended else first
+
     @cached_property
     def given(self) -> Mapping[str, Any]:
         """The settings that the run was started with: those of its warm-up, if there was one, with its own."""
