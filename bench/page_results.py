@@ -122,8 +122,8 @@ repeats the first steps of a run with an adapter.
 
 """
 RESULTS_TAIL = """
-[What a 135 M model learns here](small_model_learns.md) also lists generators that were not learned. GSM8K by
-GRPO has no controls yet ([what failed](../bench/experiments.md)).
+[What a 135 M model learns here](small_model_learns.md) also lists what was not learned. GSM8K by GRPO has no
+supervised control yet ([what failed](../bench/experiments.md)).
 """
 # results with a page in gallery/
 SHOWN = {
@@ -149,7 +149,7 @@ SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
     (GEMMA, "words in the opposite order", "studies/gym_word_order_gemma", "right", ("random",),
      "octet study bench/studies/gym_word_order_gemma.yaml"),
     (SMOL, "SVAMP, with a calculator", "studies/svamp", "right", ("random",), "octet study bench/studies/svamp.yaml"),
-    (SMOL, "GSM8K, equations and a calculator", "studies/gsm8k_cpu", "right", (),
+    (SMOL, "GSM8K, equations and a calculator", "studies/gsm8k_cpu", "right", ("random",),
      "octet study bench/studies/gsm8k_cpu.yaml"),
     (SMOL, "GSM8K, by worked solutions", "gsm8k", "warm_grpo", (), "octet warmup --preset smollm2-gsm8k"),
     (EMBEDDED, "word problems, with a teacher", "teaching", "teacher", ("grpo",),
