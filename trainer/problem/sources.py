@@ -195,11 +195,12 @@ def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
 def _encoding(path: Path) -> str:
     """Return UTF-16 if the file says so, Windows-1252 if no line is UTF-8 beyond ASCII and some line is invalid UTF-8,
     and UTF-8 otherwise."""
-    is_utf8 = is_other = False
+    is_other = False
     with path.open("rb") as file:
-        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        start = file.read(3)
+        if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16"
-        file.seek(0)
+        is_utf8 = start == codecs.BOM_UTF8
         for line in file:
             try:
                 is_utf8 |= len(line.decode()) < len(line)
