@@ -36,6 +36,7 @@ INSTEAD = {
     r"(task\.mix=.*) -n 0": r"\1 task.data_dir=gsm8k -n 0",
     r"--card NAME": "--card H100",
     r"(run\.steps=(?:100|200)\b)": r"\1 run.steps=3",
+    r"(octet slurm .*run\.dir=runs/)first": r"\1new",  # a run with other settings is in `first`
 }
 MORE = {
     "eval": ["--problems", "2"],
