@@ -326,6 +326,7 @@ class Doubts:
         return [one.role for one in messages] == ["user", "assistant"] * 2  # its own messages have it since 0.1.9
 
     def env_response(self, messages, state, **kwargs):
+        assert not hasattr(messages[0], "model_dump")
         said = [{"role": "user", "content": f"Sure about {messages[-1]['content']}?"}]
         return (said, state) if self.returns_state else said
 

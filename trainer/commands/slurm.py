@@ -103,9 +103,7 @@ def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> No
     _check(config, request)
     folder = config.run.dir or RUNS / f"{Path(preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     if not request.grid:  # on a node this would be said after the job has waited in the queue
-        if chained := config.warmup.steps and not config.is_warmup:
-            previous_run.refuse_other_settings(folder / "warmup", config.warmed_up_in(folder / "warmup"))
-        previous_run.refuse_other_settings(folder, config.after_warmup(folder / "warmup") if chained else config)
+        previous_run.refuse_other_settings(folder, config)
         previous_run.refuse_to_lengthen(folder, config)
     if dry_run:
         print("\n".join(_script(folder.absolute(), request)), end="")

@@ -49,8 +49,7 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     if folder := config.run.dir:
         if path := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
             raise ConfigError(f"run.dir={folder}", f"{path} is a file", "Name a folder")
-        chained = config.warmup.steps and not config.is_warmup
-        previous_run.refuse_other_settings(folder, config.after_warmup(folder / "warmup") if chained else config)
+        previous_run.refuse_other_settings(folder, config)
     found = downloads.check(config)  # on every rank, because it may switch the process to offline mode
     downloads.find_adapters(config)
     teacher = downloads.find_teacher(config.teacher_model)

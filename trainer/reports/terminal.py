@@ -53,7 +53,7 @@ def of_folder(folder: Path, console: Console, height: int) -> Columns:
 
 def _panel(run: RunFiles, console: Console, width: int, height: int | None) -> Panel:
     inside, room = width - 4, None if height is None else height - 2
-    title, run = f"{run.name}{', warm-up' * (run.current is not run)}", run.current
+    title, run = run.name if run.current is run else f"{run.name}, warm-up", run.current
 
     def wrapped(texts: Iterator[Text]) -> list[Text]:
         return list(chain.from_iterable(text.wrap(console, inside) for text in texts))

@@ -110,7 +110,11 @@ def meaning(changes: Sequence[Change]) -> list[str]:
 
 
 def refuse_other_settings(folder: Path, config: Config) -> None:
-    """Raise ConfigError if the folder holds a run with other settings on which its steps depend."""
+    """Raise ConfigError if the folder holds a run, or a warm-up, with other settings on which its steps depend."""
+    if config.warmup.steps and not config.is_warmup:
+        warmup = folder / "warmup"
+        refuse_other_settings(warmup, config.warmed_up_in(warmup))
+        config = config.after_warmup(warmup)
     changed = changes(folder, config)
     if refused := [one for one in changed if one.is_refused]:
         others = meaning(changed)
