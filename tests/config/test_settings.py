@@ -125,6 +125,8 @@ def test_resume_takes_the_settings_from_the_folder(tmp_path):
         parse_command_line(["--resume", str(tmp_path)])
     with refuses("--resume", names="--preset"):
         parse_command_line(["--resume", str(folder), "--preset", "nano"])
+    with refuses("run.dir", names=folder):
+        parse_command_line(["--resume", str(folder), "run.dir=elsewhere"])
 
 
 def test_resume_without_a_folder_takes_the_latest_run(tmp_path, monkeypatch):

@@ -70,6 +70,8 @@ def test_runs_after_other_warm_ups_are_no_seeds_of_each_other(copied):
         runs.append(read_run(folder))
     assert [group.name for group in groups_of(runs)] == ["after-3, warmup.steps=3", "after-5, warmup.steps=5"]
     assert commands(runs[1].given, []) == ["octet train --preset nano run.seed=1 warmup.steps=5"]
+    (runs[0].folder / "config.yaml").write_text(resolve("nano").to_yaml())  # trained again, without a warm-up
+    assert read_run(runs[0].folder).given["warmup.steps"] == 0
 
 
 def elements(marks, tag: str) -> list[ElementTree.Element]:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.conftest import ROOT, lines_of, said_by, write_lines
-from tests.reports.conftest import going_on
+from tests.reports.conftest import configure, going_on
 from tests.terminal import on_a_terminal, read
 from trainer.machine.console import Console
 from trainer.reports import terminal
@@ -22,6 +22,7 @@ def test_what_is_shown_of_a_run_that_has_ended_and_of_one_that_has_only_begun(fi
     with going_on(only_settings):
         assert "step 0 of 6, no step is logged yet" in said_by(capsys, "watch", only_settings)[1]
         shutil.copytree(finished, only_settings / "warmup", ignore=shutil.ignore_patterns("verdict.json"))
+        configure(only_settings, warmup__steps=6)
         warming_up = said_by(capsys, "watch", only_settings)[1]
         assert "started, warm-up" in warming_up
         assert "step 6 of 6" in warming_up
@@ -74,6 +75,7 @@ def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
     assert stopped(read_run(broken_off)) is None  # it may evaluate, on another node
     shutil.copytree(broken_off, tmp_path / "run/warmup")
     shutil.copy2(broken_off / "config.yaml", tmp_path / "run")
+    configure(tmp_path / "run", warmup__steps=6)
     assert stopped(read_run(tmp_path / "run")) is None  # so may its warm-up
     (tmp_path / "run/warmup/verdict.json").touch()
     assert stopped(read_run(tmp_path / "run")) == "nothing for 5 min"

@@ -159,7 +159,10 @@ def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:
         raise ConfigError(f"--resume {folder}", "there is no config.yaml in it, so it is not the folder of a run")
     if options.preset or options.recipe:
         raise ConfigError("--resume", "the run's own config.yaml is the preset", "Leave --preset and --recipe out")
-    return resolve(str(stored), None, [*options.overrides, *overrides_of({"run.dir": str(folder)})]), folder
+    config = resolve(str(stored), None, [*overrides_of({"run.dir": str(folder)}), *options.overrides])
+    if config.run.dir != folder:
+        raise ConfigError(f"run.dir={config.run.dir}", f"--resume continues in {folder}", "Leave one of the two out")
+    return config, folder
 
 
 def latest_run(option: str, written: str) -> Path:

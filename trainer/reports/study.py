@@ -209,9 +209,8 @@ def totals(run: RunFiles) -> dict[str, float]:
 
 def curve(run: RunFiles) -> Iterator[tuple[dict[str, float], Mapping[str, float]]]:
     """Yield the costs so far, including a warm-up, and the line of metrics.jsonl at each evaluation and at the end."""
-    spent = dict.fromkeys(COSTS, 0.0)
-    parts = [folder for folder in (run.folder / "warmup", run.folder) if (folder / "config.yaml").is_file()]
-    for files in map(read_run, parts):
+    spent, first = dict.fromkeys(COSTS, 0.0), run.before_training
+    for files in [run] if first is run else [first, run]:
         for line in files.metrics:
             if "groups" in line:
                 samples = line["groups"] * files.settings["rollout.group_size"]

@@ -130,7 +130,7 @@ def refuse_to_lengthen(folder: Path, config: Config) -> None:
     if longer and (folder / VERDICT).is_file():
         settings = " ".join(f"{one.key}={written(one.now)}" for one in longer if one.now is not None)
         reason = f"its run has ended, and its result would be replaced: {', '.join(map(str, longer))}"
-        remedy = f"Write --resume {folder} {settings} to continue it, or choose another folder"
+        remedy = f"`octet train --resume {folder} {settings}` continues it; or choose another folder"
         raise ConfigError(f"run.dir={folder}", reason, remedy)
 
 

@@ -125,8 +125,9 @@ class RunFiles:
     @cached_property
     def before_training(self) -> "RunFiles":
         """The files with the answers of the untrained base: those of the warm-up, if there was one."""
-        warmup = self.folder / "warmup"
-        return read_run(warmup) if (warmup / "config.yaml").is_file() else self
+        warmup, (steps, _, *starts) = self.folder / "warmup", [self.settings[key] for key in OF_WARMUP]
+        follows = steps or any(Path(str(start)).parent.name == "warmup" for start in starts)  # or it is left over
+        return read_run(warmup) if follows and (warmup / "config.yaml").is_file() else self
 
     @property
     def current(self) -> "RunFiles":
