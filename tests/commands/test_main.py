@@ -38,6 +38,9 @@ def test_merge_writes_a_model_that_answers_alike(adapter):
     again = started(adapter, "merge", "--adapter", str(adapter), "--out", str(out))
     assert again.returncode == 2
     assert "it exists and is not empty" in again.stderr
+    link = adapter.parent / "link"
+    link.symlink_to(adapter)
+    assert "it is a link" in started(adapter, "merge", "--adapter", str(adapter), "--out", str(link)).stderr
 
 
 @pytest.mark.slow

@@ -57,6 +57,23 @@ def test_a_disk_without_inodes_is_named(tmp_path, monkeypatch):
         raise error
 
 
+def test_a_file_of_numpy_that_is_cut_short_means_a_full_disk(tmp_path, monkeypatch):
+    """numpy's error has no number, so a file is written to find out."""
+    monkeypatch.setattr(disk, "PROBE_BYTES", 2000)
+    (soft, hard), folder = resource.getrlimit(resource.RLIMIT_FSIZE), tmp_path / "result"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with (
+            refuses(tmp_path, CheckpointError, names="the result"),
+            disk.writing(folder, "the result", "Make room."),
+        ):
+            folder.mkdir(exist_ok=True)
+            raise OSError("2000 requested and 1000 written")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not folder.exists()
+
+
 def test_two_commands_do_not_write_one_result(tmp_path):
     out = tmp_path / "out"
     with disk.named_when_checked(out) as unchecked:

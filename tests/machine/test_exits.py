@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 from tests.conftest import ROOT, ran
 from trainer.errors import RewardError
 from trainer.machine import user_code
-from trainer.machine.exits import answering_errors
+from trainer.machine.exits import answering_errors, finishing
 from trainer.machine.visible import without_keys
 from trainer.ranks import slurm
 
@@ -134,6 +135,27 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
     done = ran(sys.executable, "-c", code, "doctor")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert "the current folder has been deleted" in done.stderr
+
+
+def test_a_full_place_for_temporary_files_is_named(tmp_path):
+    code = "import tempfile; from trainer.machine.exits import answering_errors; tempfile.tempdir = None; "
+    code += "tempfile._candidate_tempdir_list = list; raise SystemExit(answering_errors(tempfile.gettempdir))"
+    done = ran(sys.executable, "-c", code)
+    assert (done.returncode, done.stderr.startswith("octet: no temporary file can be written")) == (2, True)
+
+
+def test_each_signal_that_came_in_the_meantime_counts():
+    """The first Ctrl-C asks for the end of the step, and the second one ends the run at once."""
+    received = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    try:
+        with finishing():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            assert not received
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(received) == 2
 
 
 def test_an_error_quotes_no_key(tmp_path, monkeypatch, capsys):

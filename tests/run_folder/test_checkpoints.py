@@ -64,9 +64,18 @@ def test_the_latest_whole_one_is_loaded_and_old_ones_are_deleted(tmp_path):
     assert names == ["latest", "step_1000000", "step_999999"]
 
 
+def test_a_file_system_without_links_holds_checkpoints(tmp_path, monkeypatch):
+    def symlink(*_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "symlink", symlink)
+    save(FilePolicy("after 5"), tmp_path, 5)
+    assert resume(FilePolicy("fresh"), tmp_path) == 5
+
+
 def test_a_failure_while_writing_leaves_the_one_before(tmp_path):
     save(FilePolicy("after 5"), tmp_path, 5, keep=2)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(CheckpointError, match="the disk is full"):
         save(FilePolicy("half", fails=True), tmp_path, 10, keep=2)
     policy = FilePolicy("fresh")
     assert resume(policy, tmp_path) == 5

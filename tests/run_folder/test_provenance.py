@@ -121,3 +121,6 @@ def test_a_run_is_known_by_what_its_steps_depend_on(tmp_path):
     )
     assert run == same
     assert run not in others
+    resumed = made_from(tmp_path, problems("1"))
+    resumed.load(resumed.state() | {"run": "of a version with other settings"})
+    assert resumed.run == "of a version with other settings"

@@ -48,7 +48,7 @@ def run(options: Namespace) -> None:
     # an export of a model that was named itself lies beside it, because `octet push` sends everything inside it
     beside = named.with_name(f"{named.name}-{kind}") if source.folder == options.run else None
     out = options.out or beside or options.run / f"export-{kind}"
-    must_be_empty(out)
+    must_be_empty(out, is_replaced=options.to == "safetensors")
     if not out.exists():
         with writing(out):  # fails now, rather than after the model is loaded
             out.mkdir(parents=True)

@@ -67,7 +67,10 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
         raise ConfigError(f"{option} {target}", reason, "Name another place") from None
 
 
-def must_be_empty(out: Path) -> None:
+def must_be_empty(out: Path, is_replaced: bool = True) -> None:
+    if is_replaced and (out.is_symlink() or out.is_mount()):
+        reason = "it is a link or a mount point, which a new folder cannot replace"
+        raise ConfigError(f"--out {out}", reason, "Name a folder in it")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out}", "it exists and is not empty", "Delete it, or name a new folder")
 

@@ -107,7 +107,7 @@ def run_to_its_end(launch: Sequence[str], environment: Mapping[str, str]) -> int
         status = run(launch, {**environment, END: str(end), slurm.FOLDER: folder})
         if status == KILLED:
             print(f"octet: {OF_A_KILL}", file=sys.stderr)
-        if status or end.exists():
+        if status or end.exists() or not end.parent.is_dir():  # programs that clean /tmp delete it after days
             return status
     print("octet: DeepSpeed's launcher was killed, which ended the run.", file=sys.stderr)
     return KILLED

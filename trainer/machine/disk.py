@@ -83,7 +83,7 @@ def full(folder: Path) -> str:
 def _error_of_disk(error: BaseException, folder: Path) -> int | None:
     """Return the errno of an error of the disk; None for other errors. safetensors quotes its text. torch says only
     that a file could not be written, so this tries to write one."""
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno:  # numpy raises one without
         return error.errno if failure(error) or not folder.is_dir() else None
     for number in (*FULL, *BROKEN, *OF_THE_PATH):
         if os.strerror(number) in str(error):

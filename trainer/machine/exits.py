@@ -83,6 +83,8 @@ def _explained(error: OSError | RuntimeError) -> str:
     if isinstance(error, RuntimeError):
         no_thread = "no thread can be started. Raise the limits of `ulimit -v` and `ulimit -u`."
         return no_thread if "can't start new thread" in str(error) else ""
+    if "No usable temporary directory" in str(error):
+        return "no temporary file can be written. Make room in /tmp, or set TMPDIR to another folder."
     if error.errno == errno.ENOENT and error.filename is None:
         return "the current folder has been deleted. Change to another one."
     what = disk.failure(error)
@@ -114,7 +116,7 @@ def _stop_soon(lost: "sys.UnraisableHookArgs") -> None:
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """Delay the signals that stop this process until the block has ended. Several of them count as one."""
+    """Delay the signals that stop this process until the block has ended."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
@@ -128,8 +130,8 @@ def finishing() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if held:
-            signal.raise_signal(held[0])
+        for number in held:  # the first Ctrl-C may only ask for the end of a step
+            signal.raise_signal(number)
 
 
 def leave(status: int) -> None:

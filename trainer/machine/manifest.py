@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainer.errors import CheckpointError
 from trainer.machine import disk
+from trainer.machine.exits import finishing
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -26,11 +27,12 @@ def replacing(folder: Path, what: str, remedy: str) -> Iterator[Path]:
     with disk.writing(partial, what, remedy):
         yield partial
         seal(partial)
-    folder.mkdir(exist_ok=True)
-    for path in sorted(partial.iterdir(), key=lambda path: path.name == NAME):
-        disk.remove(folder / path.name)
-        path.rename(folder / path.name)
-    partial.rmdir()
+    with finishing():
+        folder.mkdir(exist_ok=True)
+        for path in sorted(partial.iterdir(), key=lambda path: path.name == NAME):
+            disk.remove(folder / path.name)
+            path.rename(folder / path.name)
+        partial.rmdir()
 
 
 def seal(folder: Path) -> None:

@@ -33,6 +33,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainer.errors import ClusterError, Interrupted, LostRank, OctetError
+from trainer.machine import disk
 from trainer.ranks import slurm, stores
 from trainer.ranks.stores import UNREACHABLE, absent
 
@@ -167,7 +168,11 @@ class Ranks:
         try:
             store = stores.within(SILENT_S, partial(stores.another, self.store, SILENT_S))
             while True:
-                stores.within(SILENT_S, partial(self._exchange_heartbeat, store, last_beats))
+                try:
+                    stores.within(SILENT_S, partial(self._exchange_heartbeat, store, last_beats))
+                except OSError as error:
+                    if not disk.failure(error):  # a full disk says nothing about a rank
+                        raise
                 if over.wait(HEARTBEAT_S):
                     return
         except UNREACHABLE:  # rank 0 is gone, and has not written its state

@@ -161,7 +161,11 @@ def _changed(config: Config, folder: Path, section: str, **values: Any) -> Confi
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that was passed. Raise ConfigError if the run has saved something with another version of it."""
+    """Write a file that was passed. Raise ConfigError if the run is going on, or has saved something with another
+    version of it."""
+    if disk.is_locked(path.parents[1] / ".lock"):
+        remedy = "Wait for it, or choose another folder"
+        raise ConfigError(f"run.dir={path.parents[1]}", "another run is writing to it", remedy)
     if path.is_file() and path.read_text() != text and previous_run.has_saved(path.parents[1]):
         reason = f"it holds a run with another {path.name}"
         raise ConfigError(f"run.dir={path.parents[1]}", reason, "Pass what it had, or choose another folder")

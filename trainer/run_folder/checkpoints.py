@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -174,11 +175,12 @@ def _publish(partial: Path, final: Path) -> None:
     disk.remove(final)  # a checkpoint of the same step from an earlier attempt
     partial.rename(final)
     link, latest = (final.with_name(name) for name in ("latest.partial", "latest"))
-    link.unlink(missing_ok=True)
-    link.symlink_to(final.name)
-    if not latest.is_symlink():  # copying the run has replaced the link by a folder
-        disk.remove(latest)
-    os.replace(link, latest)
+    with suppress(OSError):  # a file system without links, such as exFAT: only people read it
+        link.unlink(missing_ok=True)
+        link.symlink_to(final.name)
+        if not latest.is_symlink():  # copying the run has replaced the link by a folder
+            disk.remove(latest)
+        os.replace(link, latest)
     disk.keep(final.parent)
 
 

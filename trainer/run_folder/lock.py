@@ -85,6 +85,15 @@ def is_ours(folder: Path) -> bool:
     return folder.resolve() in _held
 
 
+def must_still_be_ours(folder: Path) -> None:
+    """Raise ConfigError if the folder was deleted and made again by another run. Our lock file then has no name."""
+    if lock := _held.get(folder.resolve()):
+        with suppress(FileNotFoundError):
+            if os.fstat(lock.fileno()).st_nlink < (folder / ".lock").stat().st_nlink:
+                reason = "it was deleted during this run, and another run is writing to it"
+                raise ConfigError(f"run.dir={folder}", reason, "Give each run a folder of its own")
+
+
 def write_config(folder: Path, config: Config) -> None:
     """Write the configuration into the run folder. It is called after everything is loaded, so that an error leaves
     none behind."""

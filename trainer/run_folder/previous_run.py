@@ -4,6 +4,7 @@ import filecmp
 import json
 import os
 import re
+import shlex
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ FROM_HERE_ON = {
     "eval.every": "the best is chosen among other steps",
     "eval.metric": "the best is chosen by it",
     "eval.patience": "the run may end after another step",
+    "eval.samples": "the base is evaluated again",
     "reward.judge.timeout_s": BUDGET,
     "reward.judge.retries": BUDGET,
     "reward.judge.max_requests": BUDGET,
@@ -130,7 +132,7 @@ def refuse_to_lengthen(folder: Path, config: Config) -> None:
     if longer and (folder / VERDICT).is_file():
         settings = " ".join(f"{one.key}={written(one.now)}" for one in longer if one.now is not None)
         reason = f"its run has ended, and its result would be replaced: {', '.join(map(str, longer))}"
-        remedy = f"`octet train --resume {folder} {settings}` continues it; or choose another folder"
+        remedy = f"`octet train --resume {shlex.quote(str(folder))} {settings}` continues it; or choose another folder"
         raise ConfigError(f"run.dir={folder}", reason, remedy)
 
 
@@ -194,7 +196,8 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
         return []
     except OSError as error:
         reason = f"it cannot be read ({error.strerror}), so what the run has saved is not known"
-        raise CheckpointError(folder, reason, f"Give this user access: chmod u+rwx {folder}") from None
+        remedy = f"Give this user access: chmod u+rwx {shlex.quote(str(folder))}"
+        raise CheckpointError(folder, reason, remedy) from None
 
 
 def has_saved(folder: Path) -> bool:

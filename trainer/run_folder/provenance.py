@@ -37,10 +37,10 @@ class Provenance:
         self.weights = hub.fingerprint(config.model)
         self.data = {"training": _digest(checksums(training)), "held_out": _digest(checksums(held_out))}
         self.files = files_of(config, folder)
+        self.run = self._identifier()  # a resumed run keeps its first one, although later versions have more settings
 
-    @property
-    def run(self) -> str:
-        """An identifier of everything that the steps depend on. It stays the same if the run is moved."""
+    def _identifier(self) -> str:
+        """Return a digest of everything that the steps depend on. It stays the same if the run is moved."""
         settings = flat(stored(self.config.model_dump(mode="json"), self.folder))
         named = {key: Path(str(value)).name if key in PATHS else value for key, value in settings.items()}
         kept = {key: value for key, value in named.items() if previous_run.Change(key, None, None).is_refused}
@@ -48,10 +48,11 @@ class Provenance:
 
     def state(self) -> dict[str, Any]:
         made_from = {"weights": self.weights, "data": self.data, "files": self.files, "versions": versions()}
-        return {**made_from, "settings": stored(self.config.model_dump(mode="json"), self.folder)}
+        return {**made_from, "run": self.run, "settings": stored(self.config.model_dump(mode="json"), self.folder)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Refuse a checkpoint of other data, weights or files, and warn if other versions wrote it."""
+        self.run = state.get("run", self.run)
         hub.must_have(self.config.model, state["weights"], "choose another run.dir")
         self._compare_data(state["data"])
         self._compare_files(state["files"])

@@ -14,7 +14,7 @@ from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import ScoredGroup, Update
-from trainer.run_folder import checkpoints, journal
+from trainer.run_folder import checkpoints, journal, lock
 from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal
 from trainer.watch.alarms import Alarms
@@ -54,6 +54,7 @@ class RunLog:
     ) -> None:
         """Log a step and show it. Raise TrainingError if its metrics or the `measured` values must end the run."""
         if self.journal:
+            lock.must_still_be_ours(self.folder)
             self.journal.metrics(done, metrics)
             self.journal.samples(done, groups)
         self.screen.step(done, metrics)
@@ -65,6 +66,7 @@ class RunLog:
         with finishing():
             with phases("save"):
                 if self.journal:
+                    lock.must_still_be_ours(self.folder)
                     self.journal.sync()
                 checkpoints.save(policy, self.folder, done, self.config.run.keep, self.learned)
             self.stopping.last_save = monotonic()
