@@ -164,7 +164,7 @@ def is_number(value: Any) -> bool:
     """Return True for a finite number, including NumPy's."""
     try:
         return not isinstance(value, str | bytes) and math.isfinite(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one is that of a tensor of several numbers
         return False
 
 

@@ -57,6 +57,7 @@ class Exchange:
     tokens: tuple[int, ...]
     segment: OpenAnswer
     cut: str  # the text that was sampled after the message of the reply: the stop string of the call
+    tools: Sequence[Mapping[str, Any]]
 
     def is_continued_by(self, messages: Sequence[Message]) -> bool:
         """Return True if the messages of another call begin with those of this one, or extend its reply."""
@@ -121,7 +122,7 @@ class Conversation:
             characters = sum(len(one["content"]) for one in messages)
             if characters > self.limits.context * LONGEST_TOKEN:  # which would take seconds to tokenize
                 raise self._too_long(f"{characters} characters")
-            continued = self._continued(messages)
+            continued = self._continued(messages, tools)
             new_tokens = self._new_tokens(messages, tools, continued)
             context = (*continued.tokens, *new_tokens) if continued else new_tokens
             room = min(self.limits.context - len(context), self.limits.new_tokens)
@@ -180,9 +181,9 @@ class Conversation:
         reason = f"the conversation has {size}, and with an answer it may have {self.limits.context} tokens"
         return Refused(reason, code="context_length_exceeded", param="messages")
 
-    def _continued(self, messages: list[Message]) -> Exchange | None:
-        """Return the longest exchange that the messages continue, or None."""
-        candidates = [one for one in self._exchanges if one.is_continued_by(messages)]
+    def _continued(self, messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> Exchange | None:
+        """Return the longest exchange with these tools that the messages continue, or None."""
+        candidates = [one for one in self._exchanges if one.tools == tools and one.is_continued_by(messages)]
         if messages[-1]["role"] == "assistant":  # a turn that ends with a stop token cannot be extended
             candidates = [one for one in candidates if one.tokens[-1] not in self.stops.tokens]
         self.is_rewritten |= bool(self._exchanges) and not candidates
@@ -231,7 +232,7 @@ class Conversation:
             message = message | {"content": last["content"] + message["content"]}
         else:
             messages.append(last)
-        self._exchanges.append(Exchange([*messages, message], whole, segment, cut))
+        self._exchanges.append(Exchange([*messages, message], whole, segment, cut, call.tools))
         self.is_cut |= reply.truncated and not call.is_short
 
 
