@@ -32,7 +32,7 @@ read_site() {
     [ -f "$1" ] || { echo "octet: $1 does not exist, so the defaults of the cluster are used" && return; }
     # shellcheck source=slurm/site.env.example
     source "$1" || true # its last command may fail
-    if [ -n "${SBATCH_PARTITION:-}" ] && [ "$SBATCH_PARTITION" != "${SLURM_JOB_PARTITION:-}" ]; then
+    if [ -n "${SBATCH_PARTITION:-}" ] && [[ ",$SBATCH_PARTITION," != *",${SLURM_JOB_PARTITION:-},"* ]]; then
         echo "octet: $1 sets partition $SBATCH_PARTITION, but this job is in ${SLURM_JOB_PARTITION:-none}: sbatch does" \
             "not read the file, so run source $1 before sbatch"
     fi
@@ -82,10 +82,18 @@ places() {
     printf '%s\n' "$root" "${HF_HOME:-}" "${OCTET_SCRATCH:-}"
     for argument in "$@"; do
         place="${argument#*=}"
-        case "$place" in *.yaml | *.yml) [ ! -f "$place" ] || sed -n 's/^ *[a-z_]*: \(\/.*\)/\1/p' "$place" ;; esac
+        case "$place" in /*.py:*) place="$(dirname "$place")" ;; esac # code may import its neighbours
+        case "$place" in *.yaml | *.yml)
+            [ ! -f "$place" ] || one_per_line "$place" | sed -n "s/^ *\([a-z_]*: *\)\{0,1\}[\"']\{0,1\}\(\/[^\"']*\).*/\2/p" ;;
+        esac
         case "$argument" in run.dir=/*) until [ -d "$place" ]; do place="$(dirname "$place")"; done ;; esac
         case "$place" in /?*) echo "$place" ;; esac
     done
+}
+
+# one_per_line PRESET: print a file with each setting of `{a: 1, b: 2}` on a line of its own.
+one_per_line() {
+    sed 's/[][{},]/\n  /g' "$1"
 }
 
 gpus_of_node() {
@@ -151,7 +159,7 @@ folder_of() {
 # folder_in PRESET: print its run.dir. The python that could parse the YAML may be inside a container.
 folder_in() {
     local folder
-    folder="$(sed -n '/^run:/,/^[^ #]/s/^ \{1,\}dir: *//p' "$1" | sed 's/ *#.*//; s/ *$//' | tr -d "\"'")"
+    folder="$(one_per_line "$1" | sed -n '/^run:/,/^[^ #]/s/^ \{1,\}dir: *//p' | sed 's/ *#.*//; s/ *$//' | tr -d "\"'")"
     [ "$folder" = null ] || echo "$folder"
 }
 

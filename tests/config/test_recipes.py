@@ -82,6 +82,13 @@ def test_what_a_preset_says_of_dead_groups_gives_way_where_it_can_do_nothing(set
     assert resolve("8gb", None, tested).rollout.dead_by == "correct"  # tests say what is right
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "job.yaml"])
+def test_what_a_run_says_of_dead_groups_stays(tmp_path, name):
+    config = resolve("nano", None, ["reward.weights={correct: 0, format: 1}", "rollout.dead_by=correct"])
+    (tmp_path / name).write_text(config.to_yaml())
+    assert resolve(str(tmp_path / name)).rollout.dead_by == "correct"
+
+
 # commands/test_printed.py starts dapo, and model/test_variants.py trains a whole model.
 STARTED = [name if name == "star" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 

@@ -28,6 +28,16 @@ def test_a_mixture_replaces_that_of_a_run_whose_parts_have_absolute_paths(tmp_pa
     Path("run/config.yaml").write_text(before.to_yaml(Path("run")))
     settings = resolve("run/config.yaml", None, ["task.mix={mine.py:f: 2}", "task.mix.nano=1"])
     assert settings.task.mix == {"mine.py:f": 2.0, "nano": 1.0}
+    task = resolve("run/config.yaml", None, ["task.name=addition"]).task
+    assert (task.name, task.mix) == ("addition", {})
+
+
+def test_a_warm_up_has_no_rounded_weights_for_which_it_would_need_a_correction():
+    config = resolve("nano", None, ["warmup.steps=4", "rollout.weights=int8"])
+    assert (config.warmed_up_in(None).rollout.weights, config.after_warmup(Path("it")).rollout.weights) == (
+        "same",
+        "int8",
+    )
 
 
 def test_one_weight_can_be_changed_and_the_others_stay():

@@ -126,6 +126,14 @@ def test_a_decimal_comma(text, is_comma, pointed):
     assert (has_comma(text), with_points(text)) == (is_comma, pointed)
 
 
+def test_numbers_of_json_have_a_point_whatever_the_settings_say(tmp_path):
+    write_lines(tmp_path / "a.jsonl", [{"question": f"q{answer}", "answer": answer} for answer in (1.125, 1.5, "1,25")])
+    task = make_task(
+        resolve("nano", None, ["task.name=records", f"task.path={tmp_path}/a.jsonl", "task.decimal=comma"]).task
+    )
+    assert {problem.gold for problem in [*task.train(), *task.test()]} == {"1.125", "1.5", "1.25"}
+
+
 def test_answers_with_a_decimal_comma_are_numbers_if_the_settings_say_so(tmp_path):
     path, settings = messy_table(tmp_path), ("task.on_bad_record=skip", "task.name=records")
     config = resolve("nano", None, [*settings, f"task.path={path}", "task.decimal=comma"])

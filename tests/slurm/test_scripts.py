@@ -115,7 +115,11 @@ def test_a_chain_goes_on_with_a_run_that_is_made_longer(job):
 def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, taken):
     (tmp_path / "preset.yaml").write_text(f"model:\n  dir: no\nrun:\n  steps: 3\n  dir: {named}\neval:\n  dir: no\n")
     (tmp_path / "own.yaml").write_text("algorithm:\n  loss: gspo\n")
-    for arguments in (["--preset", "preset.yaml", "--recipe", "own.yaml"], ["--preset=preset.yaml"]):
+    (tmp_path / "flow.yaml").write_text(
+        f"model: {{dir: no}}\nrun: {{steps: 3, dir: {named.partition(' #')[0]}}}\neval: {{dir: no}}\n"
+    )
+    kinds = (["--preset", "preset.yaml", "--recipe", "own.yaml"], ["--preset=preset.yaml"], ["--preset=flow.yaml"])
+    for arguments in kinds:
         assert f"run.dir={taken}" in job("single_node.sbatch", *arguments).stdout.splitlines()
     assert "run.dir=other" in job("single_node.sbatch", *arguments, "run.dir=other").stdout.splitlines()
 
@@ -125,7 +129,9 @@ def test_ranks_in_a_container_know_the_first_node_and_see_what_is_named(job, tmp
     """There is no Slurm inside that they could ask."""
     for folder in ("model", "runs", "other"):
         (tmp_path / "data" / folder).mkdir(parents=True)
-    (tmp_path / "preset.yaml").write_text(f"model:\n  name: {tmp_path}/data/other\n")
+    of_a_mapping = f"model: {{name: '{tmp_path}/data/other', dtype: bf16}}\n"
+    of_lines = f"model:\n  name: {tmp_path}/data/other\n"
+    (tmp_path / "preset.yaml").write_text(of_lines if kind == "PYXIS" else of_a_mapping)
     data, image = tmp_path / "data", {f"OCTET_{kind}_IMAGE": "image"}
     settings = [f"model.name={data}/model", f"run.dir={data}/runs/new", "task.data_dir=/nowhere"]
     answer = job("single_node.sbatch", "--preset", "preset.yaml", *settings, **image)

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from tests.conftest import ROOT, Opens, logprobs_of, refuses
 from tests.e2e.updates import ROWS, UPDATES, Case, deterministic, make_model, settings
 from tests.run_on_ranks import start_ranks
+from trainer.config.command_line import resolve
 from trainer.errors import CheckpointError
 from trainer.step import engine
+from trainer.step.optimizer import parameter_groups
 
 GOLDEN = ROOT / "tests/golden/one_step.json"
 HOW_TO_DECIDE = (
@@ -223,6 +226,14 @@ def test_the_engine_equals_plain_pytorch(one_rank, tiny_model, case):
     for name, values in adapter.items():
         expected = torch.tensor(one_rank[f"{case} whole"]["adapter"][name])
         torch.testing.assert_close(torch.tensor(values), expected, atol=1e-4, rtol=0)
+
+
+def test_the_adapter_of_an_embedding_has_the_rates_of_lora_plus():
+    named = [
+        (f"lora_{kind}.default", torch.ones(1, requires_grad=True)) for kind in ("embedding_A", "embedding_B", "B")
+    ]
+    model, config = SimpleNamespace(named_parameters=lambda: named), resolve("nano", None, ["lora.plus_ratio=4"])
+    assert [len(group["params"]) for group in parameter_groups(model, config)] == [1, 2]
 
 
 def groups(model, config) -> list[dict]:

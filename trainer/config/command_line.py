@@ -80,12 +80,13 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later one of the two applies
             if layer.get("run", {}).get(key) is not None:
                 merged = _merge(merged, {"run": {rival: None}})
-        if layer.get("task", {}).get("mix") and "task" in merged:  # replaces one of a run, which has other paths
-            merged = _merge(merged, {"task": {"mix": None}})
+        if {"mix", "name"} & {*layer.get("task", {})}:  # another task, or other parts, replace a mix
+            merged.get("task", {}).pop("mix", None)
         merged = _merge(merged, placed(layer, folder) if folder and layer is layers[0] else layer)
     typed = dict(text.partition("=")[::2] for text in overrides)
-    after_preset = layers[1:] if preset else layers
-    if not any("dead_by" in layer.get("rollout", {}) for layer in after_preset):  # a preset's fits only its own rewards
+    is_preset = preset and Path(preset).name not in ("config.yaml", "job.yaml")  # and not the settings of a run
+    chosen = layers[1:] if is_preset else layers
+    if not any("dead_by" in layer.get("rollout", {}) for layer in chosen):  # a preset's fits only its own rewards
         plain = _merge(merged, {"rollout": {"dead_by": "reward"}})
         merged = merged if validated(plain, typed).can_drop_by_correct else plain
     config = validated(merged, typed)

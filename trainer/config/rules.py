@@ -56,8 +56,9 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "records are read from your own data", "Write task.path=FILE or task.data_dir=FOLDER"),
     ("task.path", lambda c: c.task.path is not None and c.task.data_dir is not None,
      "problems come from one source, and task.data_dir={c.task.data_dir} is another", "Write one of the two"),
-    ("task.path", lambda c: c.task.path is None and (c.task.test_path or c.task.subset or c.task.test_split),
-     "task.test_path, task.subset and task.test_split belong to it", "Write task.path as well"),
+    ("task.path", lambda c: c.task.path is None and (
+        c.task.test_path or c.task.subset or c.task.test_split or c.task.split != "train"),
+     "task.test_path, task.subset, task.split and task.test_split belong to it", "Write task.path as well"),
     ("prompt.template", lambda c: {*c.prompt.template} - {"enable_thinking"} and c.prompt.style == "r1_zero",
      "prompt.style=r1_zero uses no chat template", "Leave prompt.template out, or choose another style"),
     ("reward.weights", lambda c: not any(c.reward.all_weights.values()),

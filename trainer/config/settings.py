@@ -73,7 +73,7 @@ class Config(Section):
         return self._with(
             warmup={"only": True},
             teacher=Teacher().model_dump(),
-            rollout={"temperature": 1.0, "ahead": 0},
+            rollout={"temperature": 1.0, "ahead": 0, "weights": "same"},  # other weights need a correction
             algorithm={**Algorithm().model_dump(), **objective, "lr": warmup.lr},
             run={"dir": folder, "steps": warmup.steps, "epochs": None, "merge": self.run.merge and warmup.only},
             eval={"every": warmup.every, "metric": metric, "patience": warmup.patience},

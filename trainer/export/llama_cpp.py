@@ -193,7 +193,8 @@ def _must_be_within_a_step(file: Path, name: str, read: Tensor, wanted: Tensor, 
     block = gguf.GGML_QUANT_SIZES[kind][0]
     read, wanted = (value.float().reshape(-1, block) for value in (read, wanted))
     largest, error = wanted.abs().amax(-1, keepdim=True), (read - wanted).abs()
-    allowed = largest * (STEP[kind] + (OF_SCALES if block > 1 else 0)) + SMALLEST
+    # a scale, which is off by half of SMALLEST at most, is multiplied by up to 127
+    allowed = largest * (STEP[kind] + (OF_SCALES if block > 1 else 0)) + SMALLEST * (64 if block > 1 else 1)
     if not bool((error <= allowed).all()):
         reason = f"{name} differs from the merged weight by {float(error.max()):.1e}, more than {kind.name} explains"
         raise MergeError(file, reason, AGAIN)

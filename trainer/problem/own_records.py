@@ -91,7 +91,8 @@ class RecordsTask(DataTask):
         """Return the gold answer and the worked solution. The answer column may hold both, as in GSM8K and MATH."""
         text = record.answer(self.settings.answer or "answer", "task.answer")
         if "\\boxed" not in text and "####" not in text:
-            return (with_points(text) if self.decimal == "comma" else text), solution
+            is_written = isinstance(record.values.get(self.settings.answer or "answer"), str)  # a number has a point
+            return (with_points(text) if self.decimal == "comma" and is_written else text), solution
         gold = gold_of(text)
         if not gold:
             raise DataError(record.where, f"there is no answer after the mark in {text[-40:]!r}")

@@ -1,6 +1,7 @@
 """step: the optimizer, its parameter groups, and the learning rate over a run."""
 
 import math
+import re
 from typing import Any
 
 from trainer.config.settings import Config, Optim
@@ -25,8 +26,9 @@ def parameter_groups(model: Any, config: Config) -> list[dict[str, Any]]:
     named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     if ratio == 1.0:
         return [{"params": [value for _, value in named], "lr": lr}]
-    faster = [value for name, value in named if "lora_B" in name]
-    others = [value for name, value in named if "lora_B" not in name]
+    is_b = re.compile("lora_(embedding_)?B").search
+    faster = [value for name, value in named if is_b(name)]
+    others = [value for name, value in named if not is_b(name)]
     return [{"params": others, "lr": lr}, {"params": faster, "lr": lr * ratio}]
 
 

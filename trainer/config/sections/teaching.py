@@ -56,8 +56,8 @@ class Teacher(Section):
     `rollout.vllm.timeout_s` apply to it, too."""
     revision: str | None = None
     """Branch, tag or commit of the teacher on the hub."""
-    quantize: Literal["none", "nf4", "int8"] = "none"
-    """Store the teacher in 4 or 8 bits, as in `model.quantize`."""
+    quantize: Literal["none", "nf4", "int8", "bf16"] = "none"
+    """Store the teacher in fewer bits, as in `model.quantize`."""
     adapter: Path | None = None
     """Folder of an adapter of the teacher. Without `teacher.name`, its base is that of the trained adapter, which is
     loaded once."""
