@@ -321,8 +321,8 @@ def _renumbered() -> Iterator[str]:
     gained, lost, p = mcnemar(*solved["new"].values())
     yield "## GSM8K with new numbers\n"
     yield f"The warm-up of the study above and its first seed of GRPO, on the {len(solved['new']['warm'])} test"
-    yield f"problems that [can have other numbers]({DOCS}/evaluation.md#contamination); those with their own numbers are"
-    yield "from the study.\n"
+    yield f"problems that [can have other numbers]({DOCS}/evaluation.md#contamination); with their own numbers they"
+    yield "are from the study.\n"
     rows = [[f"{kind} numbers", *(f"{fmean(one):.1%}" for one in of_kind.values())] for kind, of_kind in solved.items()]
     yield from markdown(["", "warm-up", "GRPO"], rows)
     yield f"With new numbers {gained} problems were gained and {lost} lost (p = {p:.2g}). `{found['command']}`,"

@@ -130,8 +130,8 @@ def finishing() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in held:  # the first Ctrl-C may only ask for the end of a step
-            signal.raise_signal(number)
+        for received in held:  # the first Ctrl-C may only ask for the end of a step
+            signal.raise_signal(received)
 
 
 def leave(status: int) -> None:
