@@ -76,6 +76,7 @@ def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
     shutil.copytree(broken_off, tmp_path / "run/warmup")
     shutil.copy2(broken_off / "config.yaml", tmp_path / "run")
     configure(tmp_path / "run", warmup__steps=6)
+    os.utime(tmp_path / "run/config.yaml", (time.time() - 300,) * 2)
     assert stopped(read_run(tmp_path / "run")) is None  # so may its warm-up
     (tmp_path / "run/warmup/verdict.json").touch()
     assert stopped(read_run(tmp_path / "run")) == "nothing for 5 min"
