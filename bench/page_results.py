@@ -327,7 +327,13 @@ def _renumbered() -> Iterator[str]:
     rows = [[f"{kind} numbers", *(f"{fmean(one):.1%}" for one in of_kind.values())] for kind, of_kind in solved.items()]
     yield from markdown(["", "warm-up", "GRPO"], rows)
     yield f"With new numbers {gained} problems were gained and {lost} lost (p = {p:.2g}). `{found['command']}`,"
-    yield f"and the same with `gallery/gsm8k/warm`; {found['made_with']}; one core of an {found['machine']['cpu']}.\n"
+    yield "and the same with `gallery/gsm8k/warm`.\n"
+    sampled = found["sampled"]
+    before, after = (sampled["models"][name] for name in ("warm", "grpo"))
+    yield f"Eight answers to each of {sampled['problems']} test problems at temperature {sampled['temperature']}:"
+    yield ", ".join(f"{name} {before[name]:.1%} before GRPO and {after[name]:.1%} after it" for name in before)
+    yield f"(`{sampled['command']}`).\n"
+    yield f"{found['made_with']}; one core of an {found['machine']['cpu']}.\n"
 
 
 def _teaching() -> Iterator[str]:
