@@ -67,6 +67,10 @@ def test_mcnemar_by_hand(gained, lost, p):
         estimates.mcnemar(before, after[1:])
 
 
+def test_a_small_gain_that_thousands_of_problems_show_is_not_rounded_to_nothing():
+    assert estimates.what_shows(20_000) == "which show a gain of 0.5 points or more"
+
+
 @pytest.mark.parametrize("problems", [20, 60, 64, 200, 256, 1000])
 def test_the_interval_of_a_difference_agrees_with_the_exact_test(problems):
     """It leaves 0 out where p is below 0.05."""

@@ -72,14 +72,17 @@ def visible_gain(problems: int) -> float | None:
 
 
 def what_shows(problems: int) -> str:
-    gain = visible_gain(problems)
-    return f"which show a gain of {100 * gain:.0f} points or more" if gain else "too few to show any gain"
+    if not (gain := visible_gain(problems)):
+        return "too few to show any gain"
+    return f"which show a gain of {100 * gain:.{int(gain < 0.015)}f} points or more"
 
 
 @lru_cache(maxsize=1024)
 def _exact(gained: int, lost: int) -> float:
-    flipped = gained + lost
-    tail = sum(comb(flipped, k) for k in range(min(gained, lost) + 1))
+    flipped, ways, tail = gained + lost, 1, 1
+    for k in range(min(gained, lost)):
+        ways = ways * (flipped - k) // (k + 1)  # comb(flipped, k + 1), which takes seconds for thousands
+        tail += ways
     return min(1.0, 2 * tail / 2**flipped)
 
 

@@ -169,6 +169,12 @@ def test_a_long_run_says_how_many_steps_take_an_evening(card):
     assert at_start(resolve("8gb"), 0, steps, 1).startswith("about 4")
 
 
+def test_what_is_left_of_a_warm_up_is_said_and_its_length_is_not_that_of_grpo(card):
+    warmup = resolve("8gb", None, ["warmup.only=true", "warmup.steps=100000"])
+    assert "run.steps" not in at_start(warmup, 0, 100_000, 1)
+    assert " for 100 steps " in at_start(warmup, 99_900, 100_000, 1)
+
+
 def test_what_nobody_knows_is_not_said(card, monkeypatch):
     assert at_start(resolve("8gb", None, ["model.name=somebody/else"]), 0, 100, 1) is None
     monkeypatch.setattr(hardware, "detect", lambda: Hardware((), 8))

@@ -13,8 +13,9 @@ from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
 from trainer.reports import repeat
 from trainer.reports.curves import charts_of, groups_of
-from trainer.reports.report import MOST_WRONG, report
+from trainer.reports.report import MOST_WRONG, ranked, report
 from trainer.run_folder.reader import facts_of, read_run
+from trainer.watch.measure import STRICT
 
 SECTIONS = ["Curves", "Evaluation", "Alarms", "Answers won and lost", "First and last answers", "Settings"]
 SECTIONS[-1:] = ["Data", "Settings", "Time and memory", "How it was made"]
@@ -166,7 +167,7 @@ def test_runs_are_tested_on_the_problems_that_both_were_asked(finished, copied):
     for one in answers:
         one["correct_strict"] = False
     write_lines(other / "eval_answers.jsonl", answers)
-    solved = sum(read_run(finished).worth.values())
+    solved = sum(read_run(finished).worth(STRICT).values())
     seen = page_of(finished, other)
     assert "against demo, points" in seen.within("th")
     assert any(text.startswith(f"{-100 * solved / 32:+.1f} (") for text in seen.within("td"))
@@ -185,8 +186,8 @@ def test_problems_that_ask_the_same_are_all_compared(copied):
         answers = lines_of(one / "eval_answers.jsonl")
         write_lines(one / "eval_answers.jsonl", [answer | {"question": "Guess it.", "gold": ""} for answer in answers])
     run = read_run(folder)
-    assert len(run.worth) == len({one["problem"] for one in run.greedy["trained"].values()}) == 32
-    assert run.worth.keys() == read_run(other).worth.keys()
+    assert len(run.worth(STRICT)) == len({one["problem"] for one in run.greedy["trained"].values()}) == 32
+    assert run.worth(STRICT).keys() == read_run(other).worth(STRICT).keys()
 
 
 def test_the_answers_that_are_paid_decide(copied):
@@ -196,10 +197,17 @@ def test_the_answers_that_are_paid_decide(copied):
     paid_more = [one | {"eval/lenient": 1.0} if "eval/accuracy" in one else one for one in records]
     write_lines(folder / "metrics.jsonl", paid_more)
     strict = read_run(folder)
-    assert (all(strict.worth.values()), facts_of(strict)["accuracy"]) == (False, records[-1]["eval/accuracy"])
+    assert (all(strict.worth(strict.measure).values()), facts_of(strict)["accuracy"]) == (
+        False,
+        records[-1]["eval/accuracy"],
+    )
     configure(folder, reward__answer="lenient")
     paid = read_run(folder)
-    assert (all(paid.worth.values()), facts_of(paid)["accuracy"]) == (True, 1.0)
+    assert (all(paid.worth(paid.measure).values()), facts_of(paid)["accuracy"]) == (True, 1.0)
+    paid_in_the_format = copied("in the format")
+    write_lines(paid_in_the_format / "eval_answers.jsonl", lines_of(folder / "eval_answers.jsonl"))
+    ((_, (_, pair)),) = ranked([paid, read_run(paid_in_the_format)])
+    assert (pair.gained, pair.lost) == (0, 0)  # the same answers, of which one format is compared
     assert facts_of(paid)["interval"] == pytest.approx([0.893, 1.0], abs=1e-3)
     assert charts_of(groups_of([paid]), "curves")[0].curves[1].values[-1].middle == 1.0
 

@@ -103,6 +103,7 @@ NO_LEAKS = (
 )
 
 
+AHEAD = ("rollout.ahead=1", "rollout.vllm.urls=[http://127.0.0.1:8000]")
 PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
 
 
@@ -115,6 +116,8 @@ PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
         run(update_size=0.0005, lr=5e-6),  # in the warm-up
         run(truncated=lambda step: 0.9 if step == 10 else 0.05),  # one bad step
         run(evaluated=(0.5, 0.56, 0.54), **{"reward/mean": rising(0.4, 0.6)}),  # within the noise
+        run(evaluated=(0.6, 0.675, 0.6), **{"reward/mean": rising(0.4, 0.6), "eval/problems": 40}),  # three of 40
+        run(*AHEAD, steps=60, **{"time/rollout": lambda step: 10.0 if step < 30 else 60.0}),  # it waits while it trains
         run(steps=80, **{"reward/std": 0.5}),  # flat, and there were few steps before
         run("run.steps=120", steps=100, **{"reward/std": 0.5}),  # flat, and nearly done
         run(steps=100, evaluated=(0.5, *[0.0] * 97, 0.55), **{"reward/std": 0.5}),  # still better on held-out problems
@@ -151,6 +154,13 @@ def test_one_update_that_makes_the_adapter_another_one_is_enough():
 
     assert [finding.name for finding in diagnose(measured(0.8))] == ["learning rate too large"]
     assert diagnose(measured(0.2)) == []  # one update may be large by chance
+
+
+def test_an_alarm_of_a_warm_up_names_the_rate_of_the_warm_up():
+    history = run("warmup.only=true", "warmup.steps=20", steps=1)
+    large = {**history.records[0], "update_size": 0.8, "lr": history.config.algorithm.lr}
+    (finding,) = diagnose(History(history.config, [large]))
+    assert ("warmup.lr" in finding.remedy, "algorithm.lr" in finding.remedy) == (True, False)
 
 
 def falling(by: float) -> History:

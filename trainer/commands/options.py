@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def must_be_empty(out: Path, is_replaced: bool = True) -> None:
         raise ConfigError(f"--out {out}", "it exists and is not empty", "Delete it, or name a new folder")
 
 
-def converted(svg: bytes, name: str, kind: str) -> bytes | None:
+def converted(svg: bytes, place: Path, kind: str) -> bytes | None:
     """Return a picture as PDF or PNG. If no program here can convert it, print what to install and return None."""
     for converter in (["rsvg-convert", "-f", kind], ["cairosvg", "-f", kind, "-"]):  # from stdin to stdout
         if shutil.which(converter[0]):
@@ -85,7 +86,8 @@ def converted(svg: bytes, name: str, kind: str) -> bytes | None:
     if kind == "png" and (picture := _rendered_by_browser(svg)):
         return picture
     programs = "rsvg-convert, cairosvg or Chromium" if kind == "png" else "rsvg-convert or cairosvg"
-    remedy = f"`pip install cairosvg`, then `cairosvg {name}.svg -o {name}.{kind}`"
+    source, target = (shlex.quote(f"{place}.{end}") for end in ("svg", kind))
+    remedy = f"`pip install cairosvg`, then `cairosvg {source} -o {target}`"
     print(f"octet: only an SVG: a {kind.upper()} needs {programs}. Try {remedy}", file=sys.stderr)
     return None
 

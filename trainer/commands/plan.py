@@ -116,7 +116,9 @@ def show_models(options: Namespace, console: Console) -> None:
         console.print(f"\nOn {questions[0].size}, times on {options.card or questions[0].card}.")
     else:
         console.print("Nothing fits it.")
-    console.print("octet plan --model NAME has the whole plan and the command.")
+    card = ["--card", options.card] if options.card else []
+    card += ["--vram", f"{options.vram:g}"] if options.vram else []
+    console.print(f"octet plan --model NAME {shlex.join(card)} has the whole plan and the command.")
 
 
 def _fitting(options: Namespace) -> Iterator[Question]:

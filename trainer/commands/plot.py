@@ -35,7 +35,7 @@ def run(options: Namespace) -> None:
     folder = options.out or (options.runs[0] if len(options.runs) == 1 else Path("plots"))
     is_one = options.metric or options.pdf or options.size or options.names
     with as_written(*(run.folder for run in runs)):
-        files = _figure(runs, options) if is_one else curves.files(runs)
+        files = _figure(runs, options, folder) if is_one else curves.files(runs)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -43,13 +43,13 @@ def run(options: Namespace) -> None:
             print(folder / name)
 
 
-def _figure(runs: Sequence[RunFiles], options: Namespace) -> dict[str, bytes]:
+def _figure(runs: Sequence[RunFiles], options: Namespace, folder: Path) -> dict[str, bytes]:
     """Return the content of the figure under the name of its file."""
     metric, names = options.metric or curves.HELD_OUT, options.names.split(",") if options.names else ()
     chart = curves.of_metric(runs, metric, names, *_size(options.size or "4.4x2.5"))
     content = svg(chart.marks(), chart.width, chart.height, chart.title, alone=True).encode()
     name = metric.replace("/", "-")
-    if options.pdf and (pdf := converted(content, name, "pdf")):
+    if options.pdf and (pdf := converted(content, folder / name, "pdf")):
         return {f"{name}.pdf": pdf}
     return {f"{name}.svg": content}
 

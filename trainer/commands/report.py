@@ -64,7 +64,7 @@ def _are_live(runs: Sequence[RunFiles]) -> bool:
 def _share(run: RunFiles) -> None:
     with as_written(run.folder):
         drawn = picture(run).encode()
-    files = {"share.svg": drawn, "share.png": converted(drawn, "share", "png")}
+    files = {"share.svg": drawn, "share.png": converted(drawn, run.folder / "share", "png")}
     with writing(run.folder):
         for name, content in files.items():
             if content:

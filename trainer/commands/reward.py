@@ -44,8 +44,7 @@ def run(options: Namespace) -> None:
     task = make_task(config.task)
     rules = rules_of(config, task)
     if options.labelled:
-        needs_answer = config.task.answer != "none" and "code" not in config.reward.weights
-        samples = [*labelled(options.labelled, rules, needs_answer)]
+        samples = [*labelled(options.labelled, rules, score.has_answers(config))]
     else:
         problems = list(task.train())
         gold_check.check(config, task, problems)

@@ -78,8 +78,8 @@ def score_file(config: Config, path: str) -> None:
             shows_progress = path != "-" and not sys.stdout.isatty()
             total = os.fstat(lines.fileno()).st_size if shows_progress else 0
             progress = stack.enter_context(Progress(f"scoring {path}", total, patience=PATIENCE_S)) if total else None
-            name, has_tests = "standard input" if path == "-" else path, "code" in config.reward.weights
-            for record in scored(samples(lines, name, needs_answer=not has_tests), scorer):
+            name = "standard input" if path == "-" else path
+            for record in scored(samples(lines, name, has_answers(config)), scorer):
                 sys.stdout.write(json.dumps(record) + "\n")
                 if progress:
                     progress.advance(lines.tell() - progress.done)
@@ -87,6 +87,10 @@ def score_file(config: Config, path: str) -> None:
         except BrokenPipeError:  # `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     _report_missing(scorer)
+
+
+def has_answers(config: Config) -> bool:
+    return config.task.answer != "none" and "code" not in config.reward.weights
 
 
 def with_every_component(config: Config) -> Config:

@@ -6,6 +6,7 @@ of an earlier run.
 """
 
 from argparse import ArgumentParser, Namespace
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -211,6 +212,9 @@ class Estimate(NamedTuple):
     hours: tuple[float, float] | None
     seconds: dict[str, tuple[float, float]]  # of a rollout, an update and an evaluation
     basis: str
+    short: int = (
+        0  # the most steps of GRPO that take `EVENING` hours with all evaluations and the warm-up; 0 if none do
+    )
 
     @property
     def about(self) -> float:
@@ -276,7 +280,9 @@ def _rounds(config: Config) -> int:
 def _between(low: Duration, high: Duration, steps: int | None, basis: str) -> Estimate:
     seconds = {name: (getattr(low, name), getattr(high, name)) for name in ("rollout", "update", "evaluation")}
     hours = None if steps is None else (low.run(steps) / 3600, high.run(steps) / 3600)
-    return Estimate(steps, hours, seconds, basis)
+    counts = range(1, 1 if low.planner.config.is_warmup or steps is None else steps)
+    short = bisect_right(counts, EVENING * 3600, key=lambda count: sqrt(low.run(count) * high.run(count)))
+    return Estimate(steps, hours, seconds, basis, short)
 
 
 def at_start(config: Config, first_step: int, total_steps: int, world_size: int) -> str | None:
@@ -284,15 +290,16 @@ def at_start(config: Config, first_step: int, total_steps: int, world_size: int)
     gpus, shape = hardware.detect().gpus, planned_shape(config.model)
     if not gpus or shape is None or first_step >= total_steps:
         return None
-    left = config.model_copy(update={"run": config.run.model_copy(update={"steps": total_steps - first_step})})
+    section = "warmup" if config.is_warmup else "run"
+    steps = getattr(config, section).model_copy(update={"steps": total_steps - first_step})
+    left = config.model_copy(update={section: steps})
     time = on_card(gpus[0].name, Planner(shape, left, world_size, 0))
     return time and f"{time}{until(time.about)}. {shorter(time)}".removesuffix(". ")
 
 
 def shorter(time: Estimate) -> str:
     """Return a suggestion that makes a long run shorter; "" for a short run."""
-    steps = int((time.steps or 0) * EVENING / time.about) if time.about > LONG else 0
-    return f"run.steps={steps} would take about {EVENING:g} h" if steps else ""
+    return f"run.steps={time.short} would take about {EVENING:g} h" if time.about > LONG and time.short else ""
 
 
 def _like(like: RunFiles, planner: Planner, card: str | None) -> Duration:

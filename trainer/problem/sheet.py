@@ -1,6 +1,7 @@
 """Describe the answers of a data set: their kinds, and the odd ones that somebody should look at."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
@@ -114,8 +115,8 @@ def finding(settings: TaskSettings) -> Finding:
     if not left_out and not odd:
         return Finding("note", "data", seen)
     seen += f"; bad records: {left_out}, answers unlike the others: {odd}"
-    named = " ".join(f"task.{key}={getattr(settings, key)}" for key in settings.own_data)
-    remedy = f"See them: octet task show {settings.name} {named} -n 0"
+    named = [f"task.{key}={getattr(settings, key)}" for key in settings.own_data]
+    remedy = f"See them: {shlex.join(['octet', 'task', 'show', settings.name, *named, '-n', '0'])}"
     return Finding("end" if facts["bad"] and settings.on_bad_record == "error" else "warn", "data", seen, remedy)
 
 

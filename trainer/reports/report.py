@@ -15,7 +15,7 @@ from trainer.reports.markup import Html, joined, page, table, tag
 from trainer.reports.terminal import earlier_turns, earned, stopped
 from trainer.run_folder.reader import RunFiles, as_written, differing, facts_of, names_of, phases, table_rows
 from trainer.watch.alarms import Alarm, alarms_of, interval
-from trainer.watch.measure import Measure
+from trainer.watch.measure import STRICT, Measure
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
 
 SHORTER = {  # how to shorten the longest phase
@@ -335,7 +335,9 @@ def ranked(runs: Sequence[RunFiles]) -> list[list[tuple[RunFiles, Pair | None]]]
 
 
 def _paired(before: RunFiles, after: RunFiles) -> Pair | None:
-    one, other, measure = before.worth, after.worth, before.measure
+    # of runs that are paid in different formats, the answers in the one asked for are compared
+    measure = before.measure if before.measure == after.measure else STRICT
+    one, other = before.worth(measure), after.worth(measure)
     both = [problem for problem in one if problem in other]
     if not both:
         return None

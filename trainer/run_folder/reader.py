@@ -116,10 +116,9 @@ class RunFiles:
             return Share(right, *wilson(right * problems, problems))
         return Share(record[self.measure.logged], record["eval/low"], record["eval/high"])
 
-    @property
-    def worth(self) -> dict[tuple[str, ...], float]:
+    def worth(self, measure: Measure) -> dict[tuple[str, ...], float]:
         """Whether the trained model solved each held-out problem, or its reward, by question and gold answer."""
-        name, answers = self.measure.of_answer, self.greedy.get("trained", {})
+        name, answers = measure.of_answer, self.greedy.get("trained", {})
         return {key: answer[name] for key, answer in answers.items() if answer.get(name) is not None}
 
     @cached_property

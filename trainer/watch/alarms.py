@@ -17,8 +17,9 @@ def diagnose(history: History, rules: Iterable[Rule] = RULES) -> list[Finding]:
     """Return the findings of the rules after the last step."""
     if not history.steps:
         return []
-    results = ((rule, rule.looks(history)) for rule in rules)
-    return [Finding(rule.severity, rule.name, seen, rule.remedy, rule.why) for rule, seen in results if seen]
+    rate = "warmup.lr" if history.config.is_warmup else "algorithm.lr"  # which a warm-up replaces by its own
+    results = ((rule, rule.remedy.replace("algorithm.lr", rate), rule.looks(history)) for rule in rules)
+    return [Finding(rule.severity, rule.name, seen, remedy, rule.why) for rule, remedy, seen in results if seen]
 
 
 class Alarms:

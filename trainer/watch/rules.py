@@ -233,7 +233,7 @@ def constant_part(history: History) -> str | None:
     is_normalised = len(paid) == 1 and max(history.recent("reward/std"), default=0.0) > 1e-9
     for name in paid:
         values = history.of(f"reward/{name}")[-2 * RECENT :]
-        if name == "correct" or len(values) < 2 * RECENT or max(values) - min(values) >= 1e-9:
+        if name in ("correct", "code", "environment") or len(values) < 2 * RECENT or max(values) - min(values) >= 1e-9:
             continue
         if name not in map(function_name, reward.custom):
             return f"reward.weights.{name} gives every answer {values[-1]:g}"
@@ -284,11 +284,12 @@ def overfitted(history: History) -> str | None:
     if len(values) < 3 or history.grown("reward/mean") <= 0:
         return None
     best, last = max(values), values[-1]
+    at_best = [record for record in history.records if record.get(measure.logged) == best]
     if measure.is_reward:
-        at_best = [record for record in history.records if record.get(measure.logged) == best]
         noise = sqrt(2) * max(record["eval/high"] - best for record in at_best)
     else:
-        noise = max(2 * sqrt(2 * best * (1 - best) / max(1, history.config.eval.problems)), 0.02)
+        asked = at_best[0].get("eval/problems", history.config.eval.problems)
+        noise = max(2 * sqrt(2 * best * (1 - best) / asked), 0.02)
     if last < best - noise:
         fallen = f"from {measure.text(best)} to {measure.text(last)} while the reward rose"
         return f"the held-out {measure.name} has fallen {fallen}{' in training' * measure.is_reward}"
@@ -407,6 +408,8 @@ def sampler_apart(history: History) -> str | None:
 @rule("slower", "Look at nvidia-smi and top; memory/* and time/* are in metrics.jsonl.")
 def slower(history: History) -> str | None:
     """Something slows the machine down: other programs, heat, or swapped memory."""
+    if history.config.rollout.ahead:  # time/rollout is then what a step still waits for its answers
+        return None
     timed = (step for step in history.steps if step.get("time/rollout") and step.keys() >= {"length", "groups"})
     speeds = [step["length"] * step["groups"] / step["time/rollout"] for step in timed]
     if len(speeds) >= LONG and median(speeds[-2 * RECENT :]) < median(speeds[RECENT : 3 * RECENT]) / 3:

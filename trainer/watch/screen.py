@@ -52,6 +52,10 @@ class Screen:
         self._left.start()
         self._next_drawing = 0.0  # the first drawing is slower than later ones
 
+    def evaluated(self, seconds: float) -> None:
+        """Predict later evaluations by that of the base, which a resumed run does not repeat."""
+        self._left.evaluated(seconds)
+
     def say(self, content: RenderableType, is_command: bool = False) -> None:
         self.footer.print(content, is_command)
 
