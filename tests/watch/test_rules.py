@@ -103,6 +103,7 @@ NO_LEAKS = (
 )
 
 
+THREE_OF_40 = {"reward/mean": rising(0.4, 0.6), "eval/problems": 40}
 AHEAD = ("rollout.ahead=1", "rollout.vllm.urls=[http://127.0.0.1:8000]")
 PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
 
@@ -116,7 +117,7 @@ PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
         run(update_size=0.0005, lr=5e-6),  # in the warm-up
         run(truncated=lambda step: 0.9 if step == 10 else 0.05),  # one bad step
         run(evaluated=(0.5, 0.56, 0.54), **{"reward/mean": rising(0.4, 0.6)}),  # within the noise
-        run(evaluated=(0.6, 0.675, 0.6), **{"reward/mean": rising(0.4, 0.6), "eval/problems": 40}),  # three of 40
+        run("eval.problems=1000", evaluated=(0.6, 0.675, 0.6), **THREE_OF_40),
         run(*AHEAD, steps=60, **{"time/rollout": lambda step: 10.0 if step < 30 else 60.0}),  # it waits while it trains
         run(steps=80, **{"reward/std": 0.5}),  # flat, and there were few steps before
         run("run.steps=120", steps=100, **{"reward/std": 0.5}),  # flat, and nearly done
