@@ -118,7 +118,8 @@ def show_models(options: Namespace, console: Console) -> None:
         console.print("Nothing fits it.")
     card = ["--card", options.card] if options.card else []
     card += ["--vram", f"{options.vram:g}"] if options.vram else []
-    console.print(f"octet plan --model NAME {shlex.join(card)} has the whole plan and the command.")
+    command = shlex.join(["octet", "plan", "--model", "NAME", *card])
+    console.print(f"{command} has the whole plan and the command.")
 
 
 def _fitting(options: Namespace) -> Iterator[Question]:

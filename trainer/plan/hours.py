@@ -212,9 +212,7 @@ class Estimate(NamedTuple):
     hours: tuple[float, float] | None
     seconds: dict[str, tuple[float, float]]  # of a rollout, an update and an evaluation
     basis: str
-    short: int = (
-        0  # the most steps of GRPO that take `EVENING` hours with all evaluations and the warm-up; 0 if none do
-    )
+    short: int = 0  # the most steps of GRPO that take `EVENING` hours with evaluations and warm-up; 0 if none do
 
     @property
     def about(self) -> float:
