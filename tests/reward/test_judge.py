@@ -197,11 +197,17 @@ class Sampler:
     def sample(self, prompts, sampling):
         yield from ((index, [answer(f"{index} {one}") for one in "abc"]) for index in range(len(prompts)))
 
+def stop(number, frame):
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
 def serve():
     _ = silent.accept()
-    os.kill(os.getpid(), signal.SIGINT)
-    threading.Event().wait()
+    while True:  # a signal that comes just before a lock is waited for does not end the wait
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
 
+signal.signal(signal.SIGINT, stop)
 with socket.create_server(("127.0.0.1", 0)) as silent:
     threading.Thread(target=serve, daemon=True).start()
     grader = judge(f"http://127.0.0.1:{silent.getsockname()[1]}", "reward.judge.timeout_s=1e6")
