@@ -32,7 +32,7 @@ def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
             started += line
         train.send_signal(signal.SIGUSR1)
         train.send_signal(signal.SIGUSR1)
-        complained = train.communicate(timeout=60)[1]
+        complained = train.communicate(timeout=300)[1]
     assert "on 2 x cpu" in started
     assert train.returncode == 75, complained
     assert "which is saved: SIGUSR1 was received" in complained
@@ -57,7 +57,7 @@ def test_a_signal_that_comes_before_there_is_a_rank_is_not_lost():
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as train:
         assert train.stdout.readline() == "up\n"
         train.send_signal(signal.SIGUSR1)
-        assert train.wait(timeout=20) == 75
+        assert train.wait(timeout=300) == 75
 
 
 SAVING = """
@@ -94,7 +94,7 @@ def test_a_signal_lets_the_ranks_save_before_the_command_ends(before, number, sa
         assert process.stdout.readline() == b"up\n"
         for _ in range(2):
             process.send_signal(number)
-        process.wait(timeout=60)
+        process.wait(timeout=300)
         os.set_blocking(process.stdout.fileno(), False)
         assert process.stdout.read().decode() == said
     assert process.returncode == status
@@ -104,7 +104,7 @@ FORKING = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
-    time.sleep(100)
+    time.sleep(1000)
 """
 
 
@@ -114,7 +114,7 @@ def test_little_is_waited_for_after_a_run_that_has_ended_well():
     train = "import os, sys; from trainer.commands import train; train.LEAVE_S, train.LEFT_S = 600, 2; "
     train += "sys.exit(train.run_to_its_end(sys.argv[1:], os.environ))"
     well = f"{FORKING}else: open(os.environ['OCTET_END'], 'w').close()"
-    done = launch(sys.executable, "-c", train, sys.executable, "-c", well, timeout=60)
+    done = launch(sys.executable, "-c", train, sys.executable, "-c", well, timeout=300)
     assert done.returncode == 0
     assert done.stderr == "octet: waiting up to 2 s for processes that the run has started\n"
 
@@ -161,8 +161,8 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path):
         ranks = train._ranks_below(psutil.Process(started.pid).children()[0].pid)
         assert len(ranks) == 2
         ranks[0].parent().kill()
-        assert started.wait(timeout=60) == 137
-        psutil.wait_procs(ranks, timeout=60)
+        assert started.wait(timeout=300) == 137
+        psutil.wait_procs(ranks, timeout=300)
         assert not ranks[0].is_running()
 
 

@@ -123,7 +123,7 @@ def test_marks_that_the_locale_lacks_have_others_in_ascii():
 
 
 def test_processes_that_user_code_has_left_running_are_ended():
-    done = ran(sys.executable, "-c", LEFT, timeout=60)
+    done = ran(sys.executable, "-c", LEFT, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 2]\n", "")
 
 

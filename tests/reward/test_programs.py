@@ -17,7 +17,7 @@ from trainer.config.settings import Code
 from trainer.errors import ConfigError, DataError
 from trainer.problem.task import make_task
 from trainer.records import Problem, Prompt, Score
-from trainer.reward import gold_check, make
+from trainer.reward import exploits, gold_check, make
 from trainer.reward.programs import Programs, read_tests, same_text
 from trainer.reward.scorer import Scorer
 from trainer.sandbox.pool import Assertions
@@ -218,7 +218,8 @@ def test_octet_score_needs_tests_in_place_of_an_answer_and_two_of_one_name_have_
     assert [json.loads(line)["code"] for line in capsys.readouterr().out.splitlines()] == [0.0, 1.0]
 
 
-def test_octet_reward_test_takes_labelled_programs(tmp_path, capsys):
+def test_octet_reward_test_takes_labelled_programs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(exploits, "SLOW_S", 99)  # on a busy machine a program takes longer
     records = [{"completion": text, "right": text == RIGHT, "tests": MBPP} for text in (RIGHT, PARTLY)]
     write_lines(tmp_path / "a.jsonl", records)
     status = octet("reward", "test", "--labelled", tmp_path / "a.jsonl", "reward.weights={code: 1.0}")

@@ -132,7 +132,7 @@ def test_a_server_imports_the_packages_of_its_own_environment(tmp_path, monkeypa
     monkeypatch.delenv("PYTHONPATH", raising=False)
     python = stand_in('echo "$PYTHONPATH" "$@"')
     (server,) = process.start(outside(tmp_path, START, python, f"lora.enabled={not whole}", "algorithm.lr=0.0001"))
-    server.supervisor.wait(timeout=30)
+    server.supervisor.wait(timeout=300)
     first, *words = server.log.read_text().rstrip("\n").split(" ")
     modules = tmp_path / "vllm_modules"
     assert [Path(folder) for folder in first.split(os.pathsep) if folder] == [modules]
@@ -180,7 +180,7 @@ def test_a_run_makes_a_key_for_its_servers_which_only_their_environment_has(tmp_
         monkeypatch.setenv("VLLM_API_KEY", own)
         (tmp_path / "vllm-0.log").unlink(missing_ok=True)
         (started,) = server.connect(outside(tmp_path, *named)).servers
-        started.process.supervisor.wait(timeout=30)
+        started.process.supervisor.wait(timeout=300)
         key, words = started.process.log.read_text().splitlines()
         assert os.environ["VLLM_API_KEY"] == key
         assert "--host 127.0.0.1" in words
@@ -226,7 +226,7 @@ def test_no_server_is_started_as_only_the_folder_of_a_run_says(tmp_path, stand_i
 def test_a_server_that_ends_by_itself_is_an_error_with_its_error_lines(tmp_path):
     dying = [sys.executable, "-c", "raise SystemExit('no room on this card')"]
     started = process._start(dying, [], tmp_path / "log", tmp_path)
-    started.supervisor.wait(timeout=30)
+    started.supervisor.wait(timeout=300)
     with refuses("rollout.vllm.start", TrainingError, names="no room on this card"):
         started.check()
     started.stop()

@@ -72,7 +72,7 @@ def test_threads_run_where_they_can_be_counted(sandbox):
     source = "from concurrent import futures; futures.ThreadPoolExecutor().submit(print, 'in a thread')"
     assert (sandbox.run(source, b"").output == b"in a thread\n") is sandbox.held.counted
     program = f"from trainer.sandbox.inside import run_program; run_program({source!r})"
-    assert ran(sys.executable, "-c", program, timeout=60).stdout == "in a thread\n"
+    assert ran(sys.executable, "-c", program, timeout=300).stdout == "in a thread\n"
 
 
 def test_a_hang_costs_one_deadline_and_nothing_of_others(sandbox):

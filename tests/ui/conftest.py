@@ -54,7 +54,7 @@ def asking(address: str):
     where = urlsplit(address)
 
     def ask(method: str, path: str, body: bytes | str | None = None, key: str = where.path, **headers: str):
-        connection = HTTPConnection(where.hostname, where.port, timeout=60)
+        connection = HTTPConnection(where.hostname, where.port, timeout=300)
         connection.request(method, f"{key}{path}", body, {name.replace("_", "-"): one for name, one in headers.items()})
         answer = connection.getresponse()
         text = answer.read().decode()

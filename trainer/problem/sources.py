@@ -294,16 +294,15 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
         return next((File(file) for file in files if file.is_file()), None)
     if settings.path is None:
         return published.get(split)
-    if split == "train":
-        return _named("task.path", settings.path, settings.subset, settings.split)
-    if settings.test_path is not None:
+    if split == "test" and settings.test_path is not None:
         return _named("task.test_path", settings.test_path, settings.subset, settings.test_split or "test")
-    if settings.test_split is None:
+    key, named = ("split", settings.split) if split == "train" else ("test_split", settings.test_split)
+    if named is None:
         return None
-    source = _named("task.path", settings.path, settings.subset, settings.test_split)
-    if isinstance(source, File):
-        reason = f"{source} is a file and has no splits"
-        raise DataError(f"task.test_split={settings.test_split}", reason, "Write task.test_path=FILE")
+    source = _named("task.path", settings.path, settings.subset, named)
+    if isinstance(source, File) and (key, named) != ("split", "train"):
+        remedy = "Leave it out" if key == "split" else "Write task.test_path=FILE"
+        raise DataError(f"task.{key}={named}", f"{source} is a file and has no splits", remedy)
     return source
 
 
