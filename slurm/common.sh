@@ -69,6 +69,7 @@ run_step() {
 mounts() {
     local mounted="$PWD:$PWD" place
     while read -r place; do
+        case "$place" in *.py:*) place="$(dirname "$place")" ;; esac # code may import its neighbours
         case ",$mounted," in *",$place:$place,"*) continue ;; esac
         [ ! -e "$place" ] || mounted+=",$place:$place" # what does not exist here may be inside the image
     done < <(places "$@")
@@ -82,9 +83,9 @@ places() {
     printf '%s\n' "$root" "${HF_HOME:-}" "${OCTET_SCRATCH:-}"
     for argument in "$@"; do
         place="${argument#*=}"
-        case "$place" in /*.py:*) place="$(dirname "$place")" ;; esac # code may import its neighbours
+        place="${place#\[}"
         case "$place" in *.yaml | *.yml)
-            [ ! -f "$place" ] || one_per_line "$place" | sed -n "s/^ *\([a-z_]*: *\)\{0,1\}[\"']\{0,1\}\(\/[^\"']*\).*/\2/p" ;;
+            [ ! -f "$place" ] || one_per_line "$place" | sed -n "s/^[ -]*\([a-z_]*: *\)\{0,1\}[\"']\{0,1\}\(\/[^\"']*\).*/\2/p" ;;
         esac
         case "$argument" in run.dir=/*) until [ -d "$place" ]; do place="$(dirname "$place")"; done ;; esac
         case "$place" in /?*) echo "$place" ;; esac
@@ -93,7 +94,7 @@ places() {
 
 # one_per_line PRESET: print a file with each setting of `{a: 1, b: 2}` on a line of its own.
 one_per_line() {
-    sed 's/[][{},]/\n  /g' "$1"
+    sed '/[:,] *[[{]/s/[][{},]/\n  /g' "$1"
 }
 
 gpus_of_node() {
@@ -138,14 +139,17 @@ train_in() {
     exit_with "$status" "$folder"
 }
 
-# folder_of SETTING...: print the run folder: run.dir of the settings, else of their preset file, else a folder with the
-# job ID, which stays the same after a requeue.
+# folder_of SETTING...: print the run folder: run.dir of the settings or the folder of --resume, else run.dir of their
+# preset file, else a folder with the job ID, which stays the same after a requeue.
 folder_of() {
     local setting before="" preset="" folder=""
     for setting in "$@"; do
         case "$setting" in
         run.dir=*) folder="${setting#run.dir=}" ;;
+        --resume=?*) folder="${setting#--resume=}" ;;
         --preset=*) preset="${setting#--preset=}" ;;
+        *=*) ;;
+        *) [ "$before" != --resume ] || folder="$setting" ;;
         esac
         [ "$before" != --preset ] || preset="$setting"
         before="$setting"

@@ -70,7 +70,7 @@ def said_by(capsys, *arguments: object) -> tuple[int, str, str]:
     return status, said.out, said.err
 
 
-def launch(*command: object, folder: Path = ROOT, timeout: float = 590, **own: str) -> subprocess.CompletedProcess[str]:
+def launch(*command: object, folder: Path = ROOT, timeout: float = 999, **own: str) -> subprocess.CompletedProcess[str]:
     """Run a program with the checkout on its path, one thread and these variables, and return how it ended."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | own
     return ran(*command, cwd=folder, env=environment, timeout=timeout)

@@ -108,12 +108,13 @@ class Server:
                 if key.fileobj is self.listener:
                     client, _ = self.listener.accept()
                     request, files = _receive(client)
-                    if self.start(client, request):
+                    if request and self.start(client, request):
                         _become(request, files)
                         return
                     for file in files:
                         os.close(file)
-                elif key.fd in self.running:
+                    break  # what is known of the others may be of a number that a new file has got
+                if key.fd in self.running:
                     self.end(key.fd)
                 elif any(client is key.fileobj for _, client in self.running.values()):
                     self.pass_on(key.fileobj)
@@ -184,12 +185,12 @@ def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in NOT_READ}
 
 
-def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def _receive(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Return a request and its files, or None and its files if the client has ended before it was whole."""
     size, files, _, _ = socket.recv_fds(client, 8, 3)
-    message = b""
-    while len(message) < int.from_bytes(size, "big"):
-        message += client.recv(int.from_bytes(size, "big") - len(message))
-    return json.loads(message), files
+    length = int.from_bytes(size, "big")
+    message = client.recv(length, socket.MSG_WAITALL)
+    return json.loads(message) if size and len(message) == length else None, files
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:

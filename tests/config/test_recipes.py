@@ -86,7 +86,9 @@ def test_what_a_preset_says_of_dead_groups_gives_way_where_it_can_do_nothing(set
 def test_what_a_run_says_of_dead_groups_stays(tmp_path, name):
     config = resolve("nano", None, ["reward.weights={correct: 0, format: 1}", "rollout.dead_by=correct"])
     (tmp_path / name).write_text(config.to_yaml())
-    assert resolve(str(tmp_path / name)).rollout.dead_by == "correct"
+    stored = str(tmp_path / name)
+    assert resolve(stored, None, ["run.steps=9"]).rollout.dead_by == "correct"
+    assert resolve(stored, None, ["reward.weights={correct: 0, format: 2}"]).rollout.dead_by == "reward"
 
 
 # commands/test_printed.py starts dapo, and model/test_variants.py trains a whole model.

@@ -74,6 +74,11 @@ def test_a_file_of_numpy_that_is_cut_short_means_a_full_disk(tmp_path, monkeypat
     assert not folder.exists()
 
 
+def test_an_error_before_anything_is_written_is_none_of_the_disk(tmp_path):
+    with pytest.raises(OSError, match="no tokenizer"), disk.writing(tmp_path / "result", "it", "Make room."):
+        raise OSError("no tokenizer")
+
+
 def test_two_commands_do_not_write_one_result(tmp_path):
     out = tmp_path / "out"
     with disk.named_when_checked(out) as unchecked:

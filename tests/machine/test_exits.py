@@ -137,7 +137,7 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
     assert "the current folder has been deleted" in done.stderr
 
 
-def test_a_full_place_for_temporary_files_is_named(tmp_path):
+def test_a_full_place_for_temporary_files_is_named():
     code = "import tempfile; from trainer.machine.exits import answering_errors; tempfile.tempdir = None; "
     code += "tempfile._candidate_tempdir_list = list; raise SystemExit(answering_errors(tempfile.gettempdir))"
     done = ran(sys.executable, "-c", code)
@@ -146,16 +146,17 @@ def test_a_full_place_for_temporary_files_is_named(tmp_path):
 
 def test_each_signal_that_came_in_the_meantime_counts():
     """The first Ctrl-C asks for the end of the step, and the second one ends the run at once."""
-    received = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    sent, received = [signal.SIGINT, signal.SIGINT, signal.SIGUSR1], []
+    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in sent[1:]}
     try:
         with finishing():
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
+            for number in sent:
+                signal.raise_signal(number)
             assert not received
     finally:
-        signal.signal(signal.SIGINT, before)
-    assert len(received) == 2
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert received == sent
 
 
 def test_an_error_quotes_no_key(tmp_path, monkeypatch, capsys):

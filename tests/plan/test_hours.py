@@ -167,6 +167,7 @@ def test_a_long_run_says_how_many_steps_take_an_evening(card):
     said = at_start(resolve("8gb", None, ["run.epochs=3"]), 0, 2802, 1)
     steps = int(re.search(r"\. run\.steps=(\d+) would take about 4 h$", said)[1])
     assert at_start(resolve("8gb"), 0, steps, 1).startswith("about 4")
+    assert "run.steps" not in at_start(resolve("8gb", None, ["run.epochs=3"]), 100, 2802, 1)
 
 
 def test_what_is_left_of_a_warm_up_is_said_and_its_length_is_not_that_of_grpo(card):

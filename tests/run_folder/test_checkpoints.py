@@ -68,7 +68,7 @@ def test_a_file_system_without_links_holds_checkpoints(tmp_path, monkeypatch):
     def symlink(*_: object, **__: object) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
-    monkeypatch.setattr(os, "symlink", symlink)
+    monkeypatch.setattr(Path, "symlink_to", symlink)
     save(FilePolicy("after 5"), tmp_path, 5)
     assert resume(FilePolicy("fresh"), tmp_path) == 5
 

@@ -8,7 +8,6 @@ import signal
 import struct
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -174,10 +173,13 @@ def test_every_process_of_a_command_ends_with_the_process_that_starts_commands()
         running.start()
         started = psutil.Process(sandbox._process.pid)
         sleeps = []
-        while len(sleeps) < 4:
-            time.sleep(0.05)
+
+        def all_sleep() -> bool:
             with contextlib.suppress(psutil.NoSuchProcess):  # the shell that started them may just have ended
-                sleeps = [one for one in started.children(recursive=True) if one.name() == "sleep"]
+                sleeps[:] = [one for one in started.children(recursive=True) if one.name() == "sleep"]
+            return len(sleeps) >= 4
+
+        until(all_sleep)
         sandbox._starting.acquire()  # or it is started again, and runs the command once more
         started.kill()
         assert_ended([one.pid for one in sleeps])

@@ -110,7 +110,13 @@ def test_a_chain_goes_on_with_a_run_that_is_made_longer(job):
 
 @pytest.mark.parametrize(
     ("named", "taken"),
-    [("mine", "mine"), ("'my run' # here", "my run"), ("null", "runs/octet-5"), ("~/it", os.path.expanduser("~/it"))],
+    [
+        ("mine", "mine"),
+        ("'my run' # here", "my run"),
+        ("runs/a,b[1]", "runs/a,b[1]"),
+        ("null", "runs/octet-5"),
+        ("~/it", os.path.expanduser("~/it")),
+    ],
 )
 def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, taken):
     (tmp_path / "preset.yaml").write_text(f"model:\n  dir: no\nrun:\n  steps: 3\n  dir: {named}\neval:\n  dir: no\n")
@@ -119,27 +125,31 @@ def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, tak
         f"model: {{dir: no}}\nrun: {{steps: 3, dir: {named.partition(' #')[0]}}}\neval: {{dir: no}}\n"
     )
     kinds = (["--preset", "preset.yaml", "--recipe", "own.yaml"], ["--preset=preset.yaml"], ["--preset=flow.yaml"])
-    for arguments in kinds:
+    for arguments in kinds[: 2 if "," in named else 3]:
         assert f"run.dir={taken}" in job("single_node.sbatch", *arguments).stdout.splitlines()
     assert "run.dir=other" in job("single_node.sbatch", *arguments, "run.dir=other").stdout.splitlines()
+    for arguments in (["--resume", "runs/before", "run.steps=9"], ["--resume=runs/before"]):
+        assert "run.dir=runs/before" in job("single_node.sbatch", *arguments).stdout.splitlines()
 
 
 @pytest.mark.parametrize("kind", ["PYXIS", "APPTAINER"])
 def test_ranks_in_a_container_know_the_first_node_and_see_what_is_named(job, tmp_path, kind):
     """There is no Slurm inside that they could ask."""
-    for folder in ("model", "runs", "other"):
+    for folder in ("model", "runs", "other", "code", "more"):
         (tmp_path / "data" / folder).mkdir(parents=True)
-    of_a_mapping = f"model: {{name: '{tmp_path}/data/other', dtype: bf16}}\n"
-    of_lines = f"model:\n  name: {tmp_path}/data/other\n"
+    code = f"{tmp_path}/data/code/mine.py:score"
+    of_a_mapping = f"model: {{name: '{tmp_path}/data/other', dtype: bf16}}\nreward: {{custom: ['{code}']}}\n"
+    of_lines = f"model:\n  name: {tmp_path}/data/other\nreward:\n  custom:\n  - {code}\n"
     (tmp_path / "preset.yaml").write_text(of_lines if kind == "PYXIS" else of_a_mapping)
     data, image = tmp_path / "data", {f"OCTET_{kind}_IMAGE": "image"}
     settings = [f"model.name={data}/model", f"run.dir={data}/runs/new", "task.data_dir=/nowhere"]
+    settings += [f"reward.custom=[{data}/more/a.py:f]"]
     answer = job("single_node.sbatch", "--preset", "preset.yaml", *settings, **image)
     assert answer.returncode == 0, answer.stderr
     said = answer.stdout.splitlines()
     assert {"MASTER_ADDR=node1", "--export=ALL"} <= {*said}
     (mounts,) = [line.removeprefix("--container-mounts=") for line in said if f"{tmp_path}:{tmp_path}," in line]
-    places = [*(str(data / name) for name in ("other", "model", "runs")), str(ROOT)]
+    places = [*(str(data / name) for name in ("other", "code", "model", "more", "runs")), str(ROOT)]
     assert set(mounts.split(",")) == {f"{place}:{place}" for place in [*places, str(tmp_path)]}
 
 

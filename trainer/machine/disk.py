@@ -88,6 +88,8 @@ def _error_of_disk(error: BaseException, folder: Path) -> int | None:
     for number in (*FULL, *BROKEN, *OF_THE_PATH):
         if os.strerror(number) in str(error):
             return number
+    if not folder.is_dir():  # nothing was written yet
+        return None
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0" * PROBE_BYTES)

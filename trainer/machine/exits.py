@@ -121,7 +121,7 @@ def finishing() -> Iterator[None]:
         yield
         return
     held: list[int] = []
-    before = {number: signal.getsignal(number) for number in STOPPING}
+    before = {number: signal.getsignal(number) for number in (*STOPPING, signal.SIGUSR1)}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, lambda number, frame: held.append(number))

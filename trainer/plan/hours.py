@@ -292,7 +292,7 @@ def at_start(config: Config, first_step: int, total_steps: int, world_size: int)
     steps = getattr(config, section).model_copy(update={"steps": total_steps - first_step})
     left = config.model_copy(update={section: steps})
     time = on_card(gpus[0].name, Planner(shape, left, world_size, 0))
-    return time and f"{time}{until(time.about)}. {shorter(time)}".removesuffix(". ")
+    return time and f"{time}{until(time.about)}. {'' if first_step else shorter(time)}".removesuffix(". ")
 
 
 def shorter(time: Estimate) -> str:

@@ -134,7 +134,7 @@ def bf16_products(config: Config, machine: hardware.Hardware) -> Iterator[Findin
     if machine.gpus:
         yield Finding("end", "CPU", f"{setting}: it is for CPUs, and there is a card", "Write model.dtype=bf16.")
     elif "amx_bf16" not in cpu and not ("avx512_bf16" in cpu and "AuthenticAMD" in cpu):
-        text = f"{setting}: this CPU multiplies bf16 no faster than fp32"
+        text = f"{setting}: this CPU may multiply bf16 no faster than fp32"
         yield Finding("warn", "CPU", text, "model.quantize=none may be faster.")
 
 
