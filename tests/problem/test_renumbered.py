@@ -57,6 +57,7 @@ def test_training_problems_are_those_of_gsm8k(tasks):
     assert [problem.question for problem in tasks[1].train()] == [problem.question for problem in tasks[0].train()]
 
 
+@pytest.mark.slow
 def test_the_set_follows_from_the_seed_alone(tasks, gsm8k_folder):
     def asked(seed: int) -> list[str]:
         task = make_task(TaskSettings(name="gsm8k-renumbered", data_dir=gsm8k_folder, seed=seed))

@@ -190,6 +190,7 @@ def test_two_ranks_through_the_launcher(tmp_path):
     assert "line 1 is damaged and was moved" in answer.stderr
 
 
+@pytest.mark.slow
 def test_the_8gb_preset_on_real_gsm8k_text_with_a_tiny_model(tmp_path, tiny_model, gsm8k_folder):
     """Everything of the preset but the size of the model: checkpointing, T = 0.7, shaped reward, micro-batches."""
     settings = [f"model.name={tiny_model}", f"task.data_dir={gsm8k_folder}", "rollout.max_new_tokens=32", "run.steps=2"]

@@ -64,6 +64,7 @@ def test_small_data_are_in_the_run_and_its_paths_do_not_depend_on_where_it_was_s
     assert (run / "given/path/mine.csv").read_bytes() == (run.parent / "mine.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_and_resumed_from_another_working_folder(run, tmp_path):
     copy = tmp_path / "it"
     shutil.copytree(run, copy)
@@ -212,6 +213,7 @@ def test_a_run_that_was_made_here_is_trusted_and_its_copy_or_that_of_another_use
     assert not disk.is_made_here(run)
 
 
+@pytest.mark.slow
 def test_it_is_resumed_where_its_code_is_elsewhere_but_not_with_other_code(run, tmp_path):
     copy, code = shutil.copytree(run, tmp_path / "far/it"), run.parent / "mine.py"
     resume = ["train", "--resume", copy, "run.steps=2", f"reward.custom={tmp_path}/mine.py:brief"]

@@ -93,6 +93,7 @@ def test_the_same_command_again_makes_no_warm_up(job, tmp_path):
     assert "all 3 steps done\n" in train(tmp_path, "--resume", "it/warmup")
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_does(job, tmp_path):
     """Six solutions on two ranks, in micro-batches of one."""
     settings = ["run.dir=it", "warmup.only=true", "optim.tokens_per_micro_batch=1", "eval.problems=7"]
