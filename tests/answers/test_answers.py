@@ -257,6 +257,8 @@ HOSTILE = {
     "nested boxes": "\\boxed{" * 50 + "1" + "}" * 50,
     "open boxes": "\\boxed{" * (MB // 7),
     "box far away": "\\boxed" + " " * MB + "{18}",
+    "words in a bracket": "#### (" + "a" * 40 + " + 3) = 18",
+    "prepositions and pronouns": "#### 18 " + "for you " * 29 + "for",
     "nested brackets": "\\boxed{" + "(" * 150 + "," * 50 + ")" * 150 + "}",
     "brackets": "#### " + "(" * 195 + ")" * 195,
     "nested text": "\\boxed{" + "\\text{" * 60 + "}" * 60 + "}",

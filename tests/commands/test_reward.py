@@ -106,6 +106,12 @@ def test_the_shipped_rewards_come_out_clean(capsys, sums, style, answer):
     assert "format: 0 to 1; it does not tell right from wrong\n" in out
 
 
+def test_symbolic_comparison_comes_out_clean(capsys, sums):
+    pytest.importorskip("math_verify")
+    status, out, _ = octet(capsys, "-n", "4", *sums, "prompt.style=boxed", "reward.symbolic=true")
+    assert status == 0, out
+
+
 @pytest.mark.parametrize("answer", ["strict", "lenient"])
 def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_path, answer):
     choices = [
@@ -155,7 +161,7 @@ def test_shaping_that_outvotes_right_answers_is_found_before_a_run(capsys, sums,
     assert (OUTVOTES + told in out) == bool(told)
 
 
-def test_labelled_completions(capsys, tmp_path):
+def test_labelled_completions(capsys, tmp_path, monkeypatch):
     lines = [
         {"completion": "9 * 2 = 18\n#### 18", "answer": "18", "right": True},
         {"completion": "She makes $18 a day.", "answer": "18", "right": True},
@@ -171,6 +177,10 @@ def test_labelled_completions(capsys, tmp_path):
     assert (row["count"], row["paid"]["correct"]) == (2, 1)
     status, out, _ = octet(capsys, "--labelled", path, "reward.answer=lenient")
     assert status == 0, out
+    monkeypatch.setattr("sys.stdin", path.open())
+    hub = ["--task", "gsm8k"]  # whose problems are not needed
+    status, out, _ = octet(capsys, "--labelled", "-", "reward.answer=lenient", *hub)
+    assert (status, "2 of 2" in out) == (0, True), out
 
 
 def test_data_without_answers_has_nothing_to_try_but_labelled_completions(capsys, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import ROOT, ran, refuses, write_lines
 from trainer.config.command_line import resolve
+from trainer.errors import DataError
 from trainer.problem.task import make_task
 from trainer.reward import gold_check
 
@@ -40,6 +41,12 @@ TEXTS = ["Apollo 11", "World War 2", "the end of the cold war", "Summary judgmen
 @pytest.mark.parametrize("reward", [[], ["reward.answer=lenient"], ["reward.weights={correct: 1, format: 0.1}"]])
 def test_every_kind_of_gold_answer_can_be_earned(tmp_path, style, reward):
     check(tmp_path, TEXTS, f"prompt.style={style}", *reward)
+
+
+def test_the_remedy_works_where_the_settings_name_how_an_answer_is_marked(tmp_path):
+    with refuses("task.name", DataError, names="Write prompt.answer=gsm8k, under"):
+        check(tmp_path, ["Apollo 11", "18"], "prompt.answer=letter")
+    check(tmp_path, ["Apollo 11", "18"], "prompt.answer=gsm8k")
 
 
 def test_nothing_is_refused_where_nothing_is_compared(tmp_path):

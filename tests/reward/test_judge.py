@@ -22,7 +22,6 @@ from tests.hub_server import serving
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
 from trainer.errors import RewardError
-from trainer.machine import disk
 from trainer.machine.http_client import NoReply, exchange, seconds_of
 from trainer.reward import judge as judge_module
 from trainer.reward.built_in import read
@@ -313,7 +312,7 @@ def test_the_cache_outlives_the_process(server, tmp_path):
         entry.write_text(damage)
         assert grades(judge(server.url, cached), "a") == [pytest.approx(GOOD_REWARD)]
     assert len(server.requests) == 5
-    assert not list((tmp_path / "cache").rglob("*.part*"))
+    assert len(list((tmp_path / "cache").rglob("*.json"))) == 1
     grades(judge(server.url, cached, "reward.judge.model=other"), "a")
     assert len(server.requests) == 6
     with refuses("reward.judge.cache"):
@@ -321,15 +320,15 @@ def test_the_cache_outlives_the_process(server, tmp_path):
 
 
 def test_two_runs_may_cache_one_reply_at_a_time(tmp_path, monkeypatch):
-    cache, keep = judge_module.Cache(tmp_path), disk.keep
+    cache, replace = judge_module.Cache(tmp_path), Path.replace
 
-    def meanwhile(path):
-        monkeypatch.setattr(disk, "keep", keep)
+    def meanwhile(own, path):
+        monkeypatch.setattr(Path, "replace", replace)
         cache.put("ab", "the other run's")
-        assert path.exists()
-        keep(path)
+        assert own.exists()
+        return replace(own, path)
 
-    monkeypatch.setattr(disk, "keep", meanwhile)
+    monkeypatch.setattr(Path, "replace", meanwhile)
     cache.put("ab", "ours")
     assert cache.get("ab") == "ours"
     assert len([*tmp_path.rglob("*.*")]) == 1

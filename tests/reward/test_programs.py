@@ -1,5 +1,6 @@
 """The reward `code`: programs in answers are run against the tests of their problems."""
 
+import gc
 import json
 import sys
 import time
@@ -68,6 +69,7 @@ def score(scorer: Scorer, text: str, tests: Any, **columns: Any) -> Score:
         (RIGHT, ["assert double(math.pi) == math.tau"], {"test_imports": ["import math"]}),
         (RIGHT, [{"input": [3], "output": 6}, {"input": ["a"], "output": "aa"}], {"entry_point": "double"}),
         (RIGHT, {"fn_name": "double", "inputs": [[3], [4]], "outputs": [6, 8]}, {}),
+        (RIGHT, {"fn_name": "double", "inputs": [[3], [4]], "outputs": [[6], [8]]}, {}),
         (RIGHT, json.dumps(FUNCTIONAL), {"metadata": '{"func_name": "double"}'}),
         (RIGHT, FUNCTIONAL, {"metadata": {"func_name": "double"}}),
         (RIGHT, ["assert double(10**5000) == 2 * 10**5000", "assert double(-(10**5000)) < 0"], {}),
@@ -79,6 +81,13 @@ def score(scorer: Scorer, text: str, tests: Any, **columns: Any) -> Score:
 def test_tests_are_read_in_every_form(scorer, text, tests, columns):
     assert score(scorer, text, tests, **columns).reward == 1.0
     assert score(scorer, PARTLY, tests, **columns).reward == 0.0
+
+
+def test_a_stub_of_leetcode_needs_no_import_and_a_tuple_is_a_list(scorer):
+    stub = "```\nclass Solution:\n    def pair(self, one: int) -> List[int]:\n        return one, one\n```"
+    tests = [{"input": [3], "output": [3, 3]}, {"input": [4], "output": [4, 4]}]
+    assert score(scorer, stub, tests, entry_point="pair").reward == 1.0
+    assert score(scorer, stub, [{"input": [3], "output": [[3, 3]]}], entry_point="pair").reward == 0.0
 
 
 @pytest.mark.parametrize("text, tests, share", [(RIGHT, MBPP, 1.0), (PARTLY, MBPP, 1 / 3), (READS, PAIRS, 1.0)])
@@ -97,6 +106,14 @@ def test_the_share_of_the_tests_that_pass(sharing, text, tests, share):
 @pytest.mark.parametrize("tests", [MBPP, PAIRS])
 def test_an_answer_without_a_program_that_works_is_worth_nothing(sharing, text, tests):
     assert score(sharing, text, tests).reward == 0.0
+
+
+def test_the_processes_of_a_scorer_end_with_it():
+    one = scorer_of("reward.weights={code: 1.0}")
+    server = one.graders[0].sandbox._process
+    del one
+    gc.collect()
+    assert server.poll() is not None
 
 
 def test_tests_say_what_is_correct(scorer):
@@ -154,12 +171,17 @@ def test_a_command_runs_other_languages(tmp_path):
         ("<think>```\na\n```</think> a", None),
         ("<think>x</think>```py\na\n```", "a\n"),
         ("```\na", "a"),
+        ("Call ```f(3)``` first.\n```\na\n```", "a\n"),
         ("a", None),
     ],
 )
 def test_the_last_block_is_the_program(text, block):
     assert fenced(text) == block
     assert program("<think>hm</think>print(1)") == "print(1)"
+
+
+def test_backticks_without_end_are_read_in_time():
+    assert fenced("```" * 60_000) is None
 
 
 @pytest.mark.parametrize(

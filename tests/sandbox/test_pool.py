@@ -1,6 +1,7 @@
 """Programs run, end, and do not disturb each other; what holds them in is really there."""
 
 import contextlib
+import multiprocessing
 import os
 import platform
 import re
@@ -8,6 +9,7 @@ import signal
 import struct
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -205,6 +207,14 @@ def test_everything_ends_with_the_trainer():
     processes = [int(number) for number in done.stdout.split()]
     assert len(processes) == 2
     assert_ended(processes)
+
+
+def test_a_sandbox_ends_while_a_process_that_user_code_has_forked_lives():
+    with Sandbox(LIMITS) as sandbox:
+        left = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        left.start()
+    assert not is_running(sandbox._process.pid)
+    left.kill()
 
 
 def assert_ended(processes: list[int]) -> None:

@@ -14,7 +14,7 @@ _SEVERAL = re.compile(  # what separates two statements: after an equation, or s
 _NEXT_NAME = re.compile(r"\s*-?[0-9.,]+[\s\\]+[A-Za-z](?:_\w+)?\s*")  # in the middle of x = 18 x = 20
 _IN_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 _NAME = (
-    r"(?:\\?[A-Za-z](?:[A-Za-z']|-(?=[a-z]{3}))*[0-9]{0,2}|\\(?:overline|vec|hat|bar)\s?\{[A-Za-z']+\})"
+    r"(?:\\?[A-Za-z](?:[A-Za-z']|-(?=[a-z]{3}))*(?![A-Za-z'])[0-9]{0,2}|\\(?:overline|vec|hat|bar)\s?\{[A-Za-z']+\})"
     r"(?:_(?:\w|\{\w+\}))?'*"
 )
 _LABEL = re.compile(  # also (x, y), and the area [ABC]

@@ -341,12 +341,12 @@ def _settled(answer: str | None, wanted: str | None) -> str | None:
     return offered(parts[-1].lstrip(" ,.:;!")) if len(parts) > 1 else answer
 
 
-_FENCED = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_FENCED = re.compile(r"```[^\n`]*(?:```|\n(.*?)(?:```|\Z))", re.DOTALL)  # the first kind, ```f(3)```, is no block
 
 
 def fenced(text: str) -> str | None:
     """Return the last fenced block after the thinking, or None if there is none."""
-    blocks: list[str] = _FENCED.findall(after_thinking(text)[1])
+    blocks = [block[1] for block in _FENCED.finditer(after_thinking(text)[1]) if block[1] is not None]
     return blocks[-1] if blocks else None
 
 

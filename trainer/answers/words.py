@@ -101,7 +101,7 @@ _VOWEL = re.compile("[aeiouæœø\u0400-\uffff]")  # Greek letters do not count
 _NOUN = "[wAvtC]"  # many verbs are also nouns: the total cost
 # Every part begins with a letter that continues no other part, so that there is one way to read a string.
 # "left", "each day", "at the market", "to buy a house", but not "to be right"
-_MORE = r"(?:[tm]|(?!ovd?A)[pPodE]s?[wAvC]{0,4}s?(?:a[wAv]{1,2})?)*(?<![pPod])"
+_MORE = r"(?:[tm]|(?!ovd?A)[pPodE](?:s{0,2}|s?[wAvC]{1,4}s?)(?:a[wAv]{1,2})?)*(?<![pPod])"
 _UNIT = rf"t?V?{_NOUN}{{1,3}}(?:a[wAvt])?"
 _OF_WHICH = rf"(?:d?(?:s|{_NOUN}{{1,2}})v{{1,2}}{_MORE})?"  # "that she sells each day"
 _NAME = (

@@ -40,7 +40,7 @@ def run(options: Namespace) -> None:
     if options.n < 1:
         raise ConfigError(f"-n {options.n}", "at least one problem is needed to try a reward", "Leave it out for 16")
     config = score.settings_for(options, options.data_dir)
-    downloads.check(config)
+    downloads.check(config, needs_data=not options.labelled)
     task = make_task(config.task)
     rules = rules_of(config, task)
     if options.labelled:

@@ -73,7 +73,7 @@ def score_file(config: Config, path: str) -> None:
     config = with_every_component(config)
     scorer = make_scorer(config, make_task(config.task))
     with contextlib.ExitStack() as stack:
-        lines = sys.stdin.buffer if path == "-" else stack.enter_context(open_lines(path))
+        lines = stack.enter_context(open_lines(path))
         try:
             shows_progress = path != "-" and not sys.stdout.isatty()
             total = os.fstat(lines.fileno()).st_size if shows_progress else 0
@@ -115,7 +115,7 @@ def samples(lines: Iterable[bytes], name: str, needs_answer: bool = True) -> Ite
 
 def open_lines(path: str) -> IO[bytes]:
     try:
-        return Path(path).open("rb")
+        return sys.stdin.buffer if path == "-" else Path(path).open("rb")
     except OSError as error:
         remedy = "Name a file of JSON lines; - is standard input"
         raise DataError(path, f"it cannot be read: {error.strerror}", remedy) from None

@@ -17,7 +17,7 @@ from trainer.reward.programs import read_tests
 MOST = 20_000  # gold answers that can be checked in less than a second; of a larger set, only a sample is checked
 SAMPLE = 1_000
 SHOWN = 3  # gold answers in an error
-STYLES = {"gsm8k": "prompt.style=gsm8k", "boxed": "prompt.style=boxed", "tags": "prompt.answer=tags"}
+STYLES = {"gsm8k": "style", "boxed": "style", "tags": "answer"}  # which setting of `prompt` asks for it
 
 
 def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
@@ -43,7 +43,7 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
         shown = "; ".join(f"{one.where or one.id}: {gold!r}" for one, gold in zip(lost, golds))
         reason = f"{len(lost)} of {len(problems)} gold answers cannot be earned. Written as"
         reason += f" {MARKS[rules.style].format('...')!r}, they are not read as themselves: {shown}"
-        raise DataError(f"task.name={task.name}", reason, _remedy(lost, rules))
+        raise DataError(f"task.name={task.name}", reason, _remedy(lost, rules, config.prompt.answer != "auto"))
 
 
 def is_earned(problem: Problem, rules: Rules, stop: str = "") -> bool:
@@ -60,11 +60,11 @@ def written(problem: Problem, rules: Rules) -> Completion:
     return Completion((), (), text, truncated=False)
 
 
-def _remedy(lost: Sequence[Problem], rules: Rules) -> str:
+def _remedy(lost: Sequence[Problem], rules: Rules, has_answer: bool) -> str:
     for style, setting in STYLES.items():
         other = Rules(rules.settings, style, rules.max_new_tokens, task=rules.task)
         if all(is_earned(problem, other) for problem in lost):
-            return f"Write {setting}, under which they are."
+            return f"Write prompt.{'answer' if has_answer else setting}={style}, under which they are."
     return (
         "Write each on one line, in at most 400 characters. For texts that only a judge or a function of yours can "
         "grade: reward.weights.correct=0 and eval.problems=0, or task.answer=none."

@@ -1,6 +1,6 @@
 """Make scorers from the settings."""
 
-import atexit
+import weakref
 from pathlib import Path
 
 from trainer.answers.symbolic import Symbolic
@@ -50,12 +50,12 @@ def make_verifier(config: Config, task: Task) -> Scorer:
     graders: list[Grader] = []
     if "code" in config.reward.weights:
         runner = Programs(config.reward.code)
-        atexit.register(runner.sandbox.close)
+        weakref.finalize(runner, runner.sandbox.close)
         graders.append(runner)
     if not compares_as_mathematics(config.reward, task):
         return Scorer(rules, graders)
     symbolic = Symbolic(config.reward.symbolic_s)
-    atexit.register(symbolic.child.close)
+    weakref.finalize(symbolic, symbolic.child.close)
     return Scorer(rules, graders, symbolic)
 
 

@@ -62,7 +62,8 @@ class Programs:
         except ConfigError:
             self.sandbox.close()
             raise
-        self.at_once = len(os.sched_getaffinity(0)) + 1  # keeps all cores busy while a program is forked or read
+        cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.at_once = cores + 1  # keeps all cores busy while a program is forked or read
         self._grading = threading.Lock()  # the programs of several groups would use up each other's time limits
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
@@ -142,7 +143,7 @@ def _in_any_form(value: Any, columns: Mapping[str, Any]) -> Tests:
     if isinstance(value, Mapping):
         columns = {**columns, "entry_point": value.get("fn_name") or columns.get("entry_point")}
         pairs = zip(value["inputs"], value["outputs"], strict=True)
-        value = [{"input": given, "output": output} for given, output in pairs]
+        value = [{"input": given, "output": output, "wraps": 1} for given, output in pairs]  # TACO: [6] for 6
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not value:
@@ -167,7 +168,10 @@ def _calls(value: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Te
         given, output = one["input"], one["output"]
         if one.get("testtype") == "functional":
             given, output = [json.loads(line) for line in given.splitlines()], json.loads(output)
-        lines.append(f"assert {name}(*{list(given)!r}) == {output!r}")
+        right = [output]
+        if isinstance(output, list):
+            right += [tuple(output), *output[: len(output) == one.get("wraps")]]  # JSON has no tuples
+        lines.append(f"assert {name}(*{list(given)!r}) in {right!r}")
     return _python("\n".join(lines), {"entry_point": name})
 
 

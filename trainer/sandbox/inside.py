@@ -19,6 +19,7 @@ import os
 import random
 import sys
 import threading
+import typing
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
@@ -57,9 +58,10 @@ def run_program(source: str) -> int:
     return status
 
 
-def _run(source: str, name: str) -> dict[str, Any]:
-    """Run source code as a module, and return its names."""
+def _run(source: str, name: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Run source code as a module, which may use the names of `typing` in `known`, and return its names."""
     module = ModuleType(name)
+    module.__dict__.update((one, getattr(typing, one)) for one in known)
     module.__file__, sys.argv = "program.py", ["program.py"]
     sys.modules[name] = module
     exec(compile(source, "program.py", "exec"), module.__dict__)
@@ -71,7 +73,7 @@ def _run(source: str, name: str) -> dict[str, Any]:
 
 def serve_function(source: str, name: str, requests: int, results: int) -> None:
     """Run source code, and answer requests with its function, which may be a method of a class `Solution`."""
-    names = _run(source, "program")
+    names = _run(source, "program", tuple(typing.__all__))  # LeetCode's stubs use List without an import
     function = names[name] if name in names else getattr(names["Solution"](), name)
     with open(requests, "rb") as lines, open(results, "wb", buffering=0) as replies:
         for line in lines:

@@ -57,7 +57,7 @@ class Held:
     landlock: int
     seccomp: bool
     namespaces: bool  # for users, mounts and the network: a program has a private folder and no network
-    counted: bool  # processes and threads can be limited, so a program may start some
+    counted: bool  # its processes and threads are counted apart from those of others, so a program may start some
 
     @property
     def is_enough(self) -> bool:
@@ -85,7 +85,8 @@ class Walls:
         self.limits, self.is_command = limits, is_command
         self._granted = list(_opened(is_command))
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        is_other = os.getuid() == 0 and _become_nobody(needs_python=not is_command)
+        if os.getuid() == 0:
+            _become_nobody(needs_python=not is_command)
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # else /proc/self belongs to root, and namespaces cannot be set up
         with suppress(OSError):
             _write("/proc/self/oom_score_adj", "1000")  # if memory runs out, the kernel kills programs first
@@ -99,7 +100,7 @@ class Walls:
             landlock=max(0, libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)),
             seccomp=is_known and _tries(lambda: _filter(syscalls.assemble(platform.machine(), False, False))),
             namespaces=has_namespaces,
-            counted=os.getuid() != 0 and (has_namespaces or is_other),
+            counted=os.getuid() != 0 and has_namespaces,
         )
         if self.held.seccomp:
             self._filter = syscalls.assemble(platform.machine(), self.held.counted, self.is_command)
@@ -163,8 +164,8 @@ def _tries(step: Callable[[], object]) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def _become_nobody(needs_python: bool) -> bool:
-    """Become another user than root, unless that user cannot read this Python. Return whether it was done."""
+def _become_nobody(needs_python: bool) -> None:
+    """Become another user than root, unless that user cannot read this Python."""
     try:
         os.setgroups([])
         os.setegid(NOBODY)
@@ -174,11 +175,10 @@ def _become_nobody(needs_python: bool) -> bool:
     except OSError:
         os.seteuid(0)
         os.setegid(0)
-        return False
+        return
     os.seteuid(0)
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    return True
 
 
 def _own_users(others: int) -> None:

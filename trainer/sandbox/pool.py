@@ -70,6 +70,8 @@ class Sandbox:
 
     def close(self) -> None:
         """End everything that runs in the sandbox."""
+        with suppress(OSError):  # it has ended by itself
+            self._orders.shutdown(socket.SHUT_RDWR)  # a process that user code has forked may have the socket, too
         self._orders.close()
         self._process.wait()
 

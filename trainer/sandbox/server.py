@@ -45,6 +45,7 @@ class Child:
 
 def main(descriptor: str, settings: str) -> NoReturn:
     """Answer orders from a socket until it closes."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to every process, but only ranks act on it
     for name in COMMON:
         importlib.import_module(name)
     limits, command = json.loads(settings)
