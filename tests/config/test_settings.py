@@ -32,6 +32,12 @@ def test_a_mixture_replaces_that_of_a_run_whose_parts_have_absolute_paths(tmp_pa
     assert (task.name, task.mix) == ("addition", {})
 
 
+def test_a_warm_up_leaves_the_one_vllm_that_a_process_may_have_to_the_run_after_it():
+    config = resolve("8gb", None, ["warmup.steps=4", "rollout.engine=vllm_colocate"])
+    engines = [one.rollout.engine for one in (config.warmed_up_in(None), config.after_warmup(Path("it")))]
+    assert engines == ["auto", "vllm_colocate"]
+
+
 def test_a_warm_up_has_no_rounded_weights_for_which_it_would_need_a_correction():
     config = resolve("nano", None, ["warmup.steps=4", "rollout.weights=int8"])
     assert (config.warmed_up_in(None).rollout.weights, config.after_warmup(Path("it")).rollout.weights) == (

@@ -30,7 +30,7 @@ def train(folder, *arguments: str, ranks: int = 1) -> str:
         )
         for rank in range(ranks)
     ]
-    said = [process.communicate(timeout=580) for process in started]
+    said = [process.communicate(timeout=999) for process in started]
     assert [(process.returncode, complained) for process, (_, complained) in zip(started, said)] == [(0, "")] * ranks
     return said[0][0]
 

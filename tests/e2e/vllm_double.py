@@ -19,15 +19,16 @@ from trainer.model.hub import NANO
 
 
 class VllmDouble(Double):
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, context: int = 1024) -> None:
         super().__init__(port)
+        self.context = context
         self.models: dict[str, Any] = {"nano": AutoModelForCausalLM.from_pretrained(NANO)}
         self.tokenizer = AutoTokenizer.from_pretrained(NANO)
         self.one_at_a_time = threading.Lock()
 
     def get(self, path: str) -> Reply:
         adapters = [{"id": name, "parent": "nano"} for name in self.models if name != "nano"]
-        cards = [{"id": "nano", "parent": None, "max_model_len": 1024}, *adapters]
+        cards = [{"id": "nano", "parent": None, "max_model_len": self.context}, *adapters]
         settings = {"model_config": {"logprobs_mode": "processed_logprobs"}, "lora_config": {"max_loras": 2}}
         known = {"/v1/models": {"data": cards}, "/version": {"version": "0.32.0"}}
         settings |= {"parallel_config": {"data_parallel_size": 1}}

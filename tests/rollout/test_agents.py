@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
@@ -23,6 +24,7 @@ from trainer.config.command_line import resolve
 from trainer.errors import DataError
 from trainer.problem.prompts import Prompter
 from trainer.problem.word_problems import NanoTask
+from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Score, ScoredGroup
 from trainer.rollout.agents.conversation import Conversation, Limits, read_messages
 from trainer.rollout.agents.sampler import FIRST_CALL_S, PATIENCE_S, Agents, AgentSampler, Calls
@@ -302,6 +304,16 @@ def test_the_first_call_of_an_agent_is_waited_for_only_at_its_start(monkeypatch,
 def test_what_programs_print_while_the_file_is_imported_is_no_result(tmp_path):
     (tmp_path / "mine.py").write_text("import os\nos.system('echo hello')\ndef run(problem): ...")
     Agents(f"{tmp_path / 'mine.py'}:run", print).close()
+
+
+def test_the_process_of_agents_ends_with_the_run_although_this_one_goes_on(tmp_path):
+    (tmp_path / "mine.py").write_text("def run(problem): ...")
+    before = {*psutil.Process().children()}
+    Agents(f"{tmp_path / 'mine.py'}:run", print)
+    started = {*psutil.Process().children()} - before
+    assert started
+    distributed.disconnect()
+    assert not [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("text", ["raise ValueError('broken')", "other = 1"])

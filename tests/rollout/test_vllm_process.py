@@ -18,6 +18,7 @@ from tests.conftest import is_running, refuses, said_by, until
 from trainer.commands import eval as eval_command
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
+from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.machine.shipped import pip_install
 from trainer.model import shapes
@@ -104,11 +105,14 @@ def test_a_server_is_started_with_what_a_run_needs():
     assert "--enforce-eager" not in on_cards
 
 
-def test_a_server_is_not_told_of_our_ranks(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+def test_a_server_is_not_told_of_our_ranks_nor_of_how_we_allocate(monkeypatch):
+    ours = ("RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+    for name in ours:
         monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    hardware.prepare_cuda()
     around = process._environment([2, 3], Path())
-    assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & set(around)
+    assert not {*ours, "PYTORCH_ALLOC_CONF"} & set(around)
     assert around["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert around["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 

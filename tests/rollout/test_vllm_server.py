@@ -309,6 +309,18 @@ def test_a_server_that_forgot_the_adapter_gets_it_again(sampler, double):
     assert double.history == [double.history[0]] * 2, "the same version, so the same name and path"
 
 
+def test_a_long_wait_that_a_proxy_asks_for_is_no_longer_than_ours(sampler, double):
+    sampler.sync()
+    double.faults = [lambda body: (503, "busy", {"Retry-After": "300"})]
+    assert first_tokens(sample(sampler)) == {100}
+
+
+def test_a_server_that_is_not_there_before_the_run_begins_leaves_nothing_to_resume(policy, tmp_path):
+    run = around(tmp_path, policy, "http://127.0.0.1:1", settings=("rollout.vllm.wait_s=0.1",))
+    with refuses("rollout.engine", TrainingError, names="Start the server first"):
+        connect(run)
+
+
 def test_a_slow_server_is_left_at_the_timeout(double, make_sampler):
     sampler = make_sampler(double, settings=("rollout.vllm.timeout_s=0.2", "rollout.vllm.wait_s=0.5"))
     release = threading.Event()

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, launch, learned, lines_of, ran, until
+from tests.e2e.vllm_double import VllmDouble
 from tests.forks import forked
 from trainer.ranks import stop_signal
 
@@ -171,6 +172,16 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path):
     assert answer.stderr.count("cannot tell: ") == 1
     assert [one["name"] for one in result["evaluations"]] == ["base", "trained"]
     assert (tmp_path / result["run_folder"] / "adapter").is_dir()
+
+
+@pytest.mark.slow
+def test_the_merged_model_is_asked_no_more_than_its_server_has_room_for(tmp_path):
+    with VllmDouble(context=85).serving() as server:
+        url = f"rollout.vllm.urls=http://127.0.0.1:{server.server_port}"
+        few = ["--preset", "nano", *FEW, "run.steps=1", "prompt.max_tokens=40", "rollout.max_new_tokens=40"]
+        answer = train(tmp_path, *few, "eval.problems=64", url, "run.dir=it")
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads((tmp_path / "it/eval.json").read_text())["evaluations"][0]["left_out"]
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def settings_for(options: Namespace, source: Source | None) -> Config:
         preset = "nano" if base in (None, "nano") else None
     named = {"model.name": base or None, "model.revision": revision}
     named |= {"task.name": options.task, "eval.problems": options.problems}
-    local = NO_SERVERS if preset and resolve(preset).rollout.uses_servers else ()
+    local = NO_SERVERS if preset and resolve(preset).rollout.uses_vllm else ()
     config = resolve(preset, None, [*clean, *local, *overrides_of(named), *options.overrides])
     if not config.eval.problems and not getattr(options, "no_check", False):  # of octet export
         or_not = ", or --no-check" if "no_check" in options else ""

@@ -28,7 +28,7 @@ def _trains(lora: Lora, layer: str) -> bool:
 
 
 def _serves_adapters(c: Config) -> bool:
-    return c.lora.enabled and (c.rollout.uses_servers or c.rollout.engine == "vllm_colocate")
+    return c.lora.enabled and c.rollout.uses_vllm
 
 
 # Each row has the setting that the error names, a condition, the reason and the remedy, which may quote settings of c.
@@ -130,6 +130,10 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("warmup.then", lambda c: c.lora.enabled and c.lora.init != "zero" and c.warmup.goes_on,
      "with lora.init={c.lora.init} the adapter of the warm-up is exported with twice its rank",
      "Write warmup.then=merged"),
+    ("warmup.then", lambda c: c.warmup.then == "merged" and c.warmup.steps and not c.warmup.only
+     and c.rollout.uses_servers and c.rollout.vllm.urls,
+     "the servers at rollout.vllm.urls would go on to serve the base before the warm-up",
+     "Write warmup.then=same, or rollout.vllm.start=true"),
     ("lora.start", lambda c: c.lora.start is not None and _makes_another_base(c.lora),
      "an adapter is trained further, and {changed} does not allow that", "Leave one of the two out"),
 
@@ -181,7 +185,7 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "the answers come from the previous policy, and algorithm.correction.level=none does not correct for that",
      "Write algorithm.correction.level=token"),
     ("rollout.weights", lambda c: c.rollout.weights != "same"
-     and (c.rollout.uses_servers or c.rollout.engine in ("hf", "vllm_colocate")),
+     and (c.rollout.uses_vllm or c.rollout.engine == "hf"),
      "only Octet's decoder supports such weights", "Write rollout.engine=decode, or rollout.weights=same"),
     ("rollout.weights", lambda c: c.rollout.weights != "same" and not c.lora.enabled,
      "they are a copy of a frozen base, and with lora.enabled=false the base is trained",

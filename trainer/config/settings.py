@@ -70,10 +70,12 @@ class Config(Section):
         an advantage of 1 and no correction for a sampler, the loss is the cross-entropy of the solutions."""
         warmup, objective = self.warmup, {"loss": "reinforce_baseline", "correction": {"level": "none"}}
         metric = warmup.metric if warmup.every else "accuracy"
+        # vLLM allows one engine in a process, and that is for the run after the warm-up
+        engine = "auto" if self.rollout.engine == "vllm_colocate" else self.rollout.engine
         return self._with(
             warmup={"only": True},
             teacher=Teacher().model_dump(),
-            rollout={"temperature": 1.0, "ahead": 0, "weights": "same"},  # other weights need a correction
+            rollout={"engine": engine, "temperature": 1.0, "ahead": 0, "weights": "same"},  # which need a correction
             algorithm={**Algorithm().model_dump(), **objective, "lr": warmup.lr},
             run={"dir": folder, "steps": warmup.steps, "epochs": None, "merge": self.run.merge and warmup.only},
             eval={"every": warmup.every, "metric": metric, "patience": warmup.patience},

@@ -72,6 +72,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+GROWING = "expandable_segments:True"
+
+
 def prepare_cuda(engine: str = "auto") -> None:
     """Set environment variables of CUDA and torch. Call this before torch is imported."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of nvidia-smi
@@ -83,7 +86,7 @@ def prepare_cuda(engine: str = "auto") -> None:
     # in this process could not free its memory while it sleeps.
     is_set = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ)
     if not (is_set or engine == "vllm_colocate" or is_wsl()):
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        os.environ["PYTORCH_ALLOC_CONF"] = GROWING
 
 
 def is_wsl() -> bool:

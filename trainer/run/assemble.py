@@ -244,8 +244,10 @@ def evaluate_model(
     outside: Sampler | None = None,
     progress: ShowProgress | None = None,
     folder: Path | None = None,
+    like: Evaluation | None = None,
 ) -> Evaluation:
-    """Evaluate a model on the held-out problems, which `outside` samples if given. `folder` counts a judge's costs."""
+    """Evaluate a model on the held-out problems, or on those of `like`, which `outside` samples if given. `folder`
+    counts a judge's costs."""
     check_vocabulary(tokenizer, model)
     prompter = prompter_of(config, data.task, tokenizer)
     stops = stops_of(config.rollout.stop, prompter, model)
@@ -253,6 +255,9 @@ def evaluate_model(
     sampler = leader(config, prompter, stops)(own)
     held_out, new_tokens = [prompter.prompt(problem) for problem in data.held_out], config.rollout.max_new_tokens
     prompts = within_context(held_out, context_limit(sampler, model), new_tokens)
+    if like:  # it may have been asked fewer by a server with a shorter context
+        asked = {one.problem_id for one in like.outcomes}
+        prompts = [prompt for prompt in prompts if prompt.problem.id in asked]
     left_out, measure = len(held_out) - len(prompts), measure_of(config)
     scorer = make_scorer(config, data.task, folder) if measure.is_reward else make_verifier(config, data.task)
     return evaluate(name, sampler, scorer, prompts, new_tokens, draws, progress, left_out, measure)

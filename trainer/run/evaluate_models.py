@@ -63,7 +63,7 @@ def evaluate(
     if alike:
         lines.insert(0, f"{results.merged_against('adapter', config.model.quantize)}: {alike}")
     answer({**results.document(settings, evaluations), "out": str(out), "said": lines}, evaluations, as_json)
-    if alike and config.model.quantize == "none":
+    if alike and config.model.quantize == "none" and not config.rollout.uses_vllm:
         alike.must_be_rounding(resolve_dtype(config.model.dtype, distributed.device()))
 
 
@@ -77,7 +77,8 @@ def _evaluations(
     prompter = prompter_of(config, data.task, tokenizer)
     held_out = [prompter.prompt(problem) for problem in data.held_out]
     with _outside(config, model, prompter, held_out, out) as (sampler, served):
-        yield evaluate_model("base" if models else "model", model, tokenizer, config, data, draws, sampler)
+        first = evaluate_model("base" if models else "model", model, tokenizer, config, data, draws, sampler)
+        yield first
         if adapter:
             adapted, served.adapter = load_adapter(model, adapter), adapter
             if sampler:
@@ -87,7 +88,7 @@ def _evaluations(
     del model
     if "merged" in models:
         model, tokenizer = load(config.model, str(models["merged"]))
-        yield evaluate_model("merged", model, tokenizer, config, data, draws)
+        yield evaluate_model("merged", model, tokenizer, config, data, draws, like=first)
 
 
 @contextmanager

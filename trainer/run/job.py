@@ -66,10 +66,10 @@ def run(request: Request, data: Data | None = None) -> Result | None:
         with _saying_what_is_saved(log):
             if config.merges:
                 with log.stopping.merging():
-                    evaluations = {**evaluations, **_merge_and_evaluate(config, log, data)}
+                    evaluations = {**evaluations, **_merge_and_evaluate(config, log, data, evaluations.get("trained"))}
             if distributed.is_main():
                 verdict = farewell.conclude(request, log.folder, log.screen, evaluations)
-    if "merged" in evaluations and config.model.quantize == "none":  # otherwise the two have different bases
+    if "merged" in evaluations and config.model.quantize == "none" and not config.rollout.uses_vllm:
         dtype = resolve_dtype(config.model.dtype, distributed.device())
         agreement(evaluations["trained"], evaluations["merged"]).must_be_rounding(dtype)
     if not distributed.is_main():
@@ -184,7 +184,7 @@ def _rehearse_and_check(config: Config, run: Run) -> None:
         sampler_check.check(run)
 
 
-def _merge_and_evaluate(config: Config, log: RunLog, data: Data) -> Evaluations:
+def _merge_and_evaluate(config: Config, log: RunLog, data: Data, trained: Evaluation | None) -> Evaluations:
     """Merge the adapter into the clean base, which may be larger than the quantised one, and evaluate the result."""
     device, folder = distributed.device(), log.folder
     dtype = resolve_dtype(config.model.dtype, device)
@@ -198,4 +198,5 @@ def _merge_and_evaluate(config: Config, log: RunLog, data: Data) -> Evaluations:
         return {}
     merged = config.model.clean.model_copy(update={"name": str(folder / "merged"), "revision": None})
     model = load_model(merged, dtype, device)
-    return {"merged": assemble.evaluate_model("merged", model, load_tokenizer(merged), config, data, folder=folder)}
+    tokenizer = load_tokenizer(merged)
+    return {"merged": assemble.evaluate_model("merged", model, tokenizer, config, data, folder=folder, like=trained)}

@@ -109,8 +109,8 @@ class Rollout(Section):
     refills: int = Field(3, ge=1)
     """Most rounds of new problems that `refill` samples in a step."""
     rows: int = Field(128, ge=1)
-    """Completions that are decoded at once; halved if they do not fit into memory. A vLLM server that the run did not
-    start decides by itself."""
+    """Completions that are decoded at once; halved if they do not fit into memory. A vLLM server decides by itself,
+    unless the run has started it on a CPU."""
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -136,3 +136,7 @@ class Rollout(Section):
     @property
     def uses_servers(self) -> bool:
         return self.engine == "vllm_server" or (self.engine == "auto" and self.names_servers)
+
+    @property
+    def uses_vllm(self) -> bool:
+        return self.uses_servers or self.engine == "vllm_colocate"

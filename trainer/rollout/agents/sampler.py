@@ -27,6 +27,7 @@ from trainer.machine.visible import visible
 from trainer.plan.planner import PREFILL_TOKENS
 from trainer.problem.environment import is_number
 from trainer.problem.prompts import Prompter
+from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.agents.conversation import Call, Conversation, Limits
 from trainer.rollout.agents.endpoint import Endpoint
@@ -68,6 +69,7 @@ class Agents:
         if isinstance(first, Mapping) and first:
             self.close()
             raise ConfigError(f"task.agent={setting}", visible(first["error"])[:300], "Correct the file or its name")
+        distributed.before_disconnect(self.close)  # from Python this process goes on
 
     def start(self, conversation: Conversation) -> None:
         self._started += 1

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from trainer.config.settings import Vllm
 from trainer.errors import ConfigError, OctetError, TrainingError
-from trainer.machine.http_client import NoReply, exchange, read_key
+from trainer.machine.http_client import LONGEST_WAIT_S, NoReply, exchange, read_key
 from trainer.rollout.limits import Say
 from trainer.rollout.vllm.process import ServerProcess
 from trainer.rollout.vllm.publish import Published
@@ -114,7 +114,8 @@ class Server:
                 self.process.check()
             remedy = f" (set {KEY} to the key of this server)" if failure.status in (401, 403) else ""
             reason = f"{self.url}: {failure}{remedy}"
-            raise NoReply(reason, failure.again, failure.wait_s, failure.status) from None
+            again = failure.again or failure.wait_s > LONGEST_WAIT_S  # `Retry` has its own limit
+            raise NoReply(reason, again, status=failure.status) from None
 
 
 def _explained(failure: NoReply, url: str, adapter: Published) -> Exception:

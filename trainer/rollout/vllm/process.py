@@ -27,7 +27,7 @@ OF_A_SERVER = ("key_check", "worker")  # modules that a server imports
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # Variables that describe our ranks. vLLM would read them as a description of its own ranks.
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"}
-RANK_VARIABLES |= {"MASTER_ADDR", "MASTER_PORT"}
+RANK_VARIABLES |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}
 PYTHON_S = 60.0  # timeout for the start of an interpreter
 LAST_LINES = 300  # lines of a log to search; earlier ones may belong to an earlier start
 COLOURS = re.compile("\x1b\\[[0-9;]*m")
@@ -169,6 +169,8 @@ def _start(command: Sequence[str], devices: Sequence[int], log: Path, modules: P
 
 def _environment(devices: Sequence[int], modules: Path) -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    if variables.get("PYTORCH_ALLOC_CONF") == hardware.GROWING:
+        del variables["PYTORCH_ALLOC_CONF"]  # the cards of a server cannot share such memory
     # enables the routes that load adapters, and in development mode those that report settings and load weights
     variables |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), variables.get("PYTHONPATH")]))

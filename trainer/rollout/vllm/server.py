@@ -54,7 +54,8 @@ class VllmServerSampler(Sampler):
         self._say = rate_limited(context.say)
         self._stop = threading.Event()
         for server in servers:
-            server.base, server.max_model_len = distributed.on_main(partial(self._retry, server.describe, server))
+            first = partial(self._retry, server.describe, server, begins=server.process is None)
+            server.base, server.max_model_len = distributed.on_main(first)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         return self.frozen().sample(prompts, sampling)
@@ -109,8 +110,8 @@ class VllmServerSampler(Sampler):
                 with suppress(NoReply):  # the server may have ended
                     server.unload_adapter(self.published, UNLOAD_S)
 
-    def _retry(self, request: Callable[[], T], server: Server) -> T:
-        return Retry(self.settings.vllm, self._say, self._stop).call(request, server.url)
+    def _retry(self, request: Callable[[], T], server: Server, begins: bool = False) -> T:
+        return Retry(self.settings.vllm, self._say, self._stop, begins=begins).call(request, server.url)
 
     def group(
         self, adapter: Published | None, servers: Sequence[Server], sampling: Sampling, index: int, prompt: Prompt
@@ -194,7 +195,7 @@ class FrozenSampler(Sampler):
         if error := _too_long(self.servers, prompts, sampling.max_new_tokens):
             raise error
         ask = partial(self.sampler.group, self.adapter, self.servers, sampling)
-        requests = [partial(ask, *numbered) for numbered in enumerate(prompts)]
+        requests = [partial(ask, *numbered) for numbered in enumerate(prompts, distributed.rank())]
         return threads.each(requests, OPEN_REQUESTS * len(self.servers))
 
     def context_limit(self) -> int | None:
@@ -207,6 +208,8 @@ def connect(context: SamplingContext) -> VllmServerSampler:
     if settings.start:  # servers and ranks read the key from the environment, so no file, log or command line has it
         os.environ[KEY] = distributed.gather(read_key(KEY) or secrets.token_urlsafe(32))[0]
     started = process.start(context) if settings.start else []
+    for server in started:  # also if the run cannot be built; from Python the trainer's process goes on
+        distributed.before_disconnect(server.stop)
     try:
         urls = settings.urls or distributed.gather([server.url for server in started])[0]
         processes: Sequence[ServerProcess | None] = started or [None] * len(urls)
