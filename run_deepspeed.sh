@@ -6,7 +6,7 @@
 #   ./run_deepspeed.sh --dry-run                            print the settings and stop
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # `sh run_deepspeed.sh`
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+root="$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")"
 source "$root/scripts/environment.sh"
 use_environment "$root"
 exec "${OCTET_PYTHON:-python}" -c "$octet" train "$@"

@@ -14,7 +14,7 @@ octet='import sys; sys.path[:] = filter(None, sys.path); from octet.__main__ imp
 use_environment() {
     local root="$1" extra="${2:-}"
     if [ -n "${OCTET_PYTHON:-}" ]; then
-        PATH="$(dirname "$OCTET_PYTHON"):$PATH"
+        case "$OCTET_PYTHON" in */*) PATH="$(dirname "$OCTET_PYTHON"):$PATH" ;; esac # others are on the PATH already
         export PATH PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
         return
     fi
@@ -103,7 +103,7 @@ _show_progress() {
 }
 
 # uv installs in a fraction of the time. It does not read pip's settings: where they name an index or a folder of
-# wheels, pip is the one that finds the packages there.
+# wheels, pip is the one that finds the packages there. (Not `pip | grep -q`: grep ends early, and pip fails at its pipe.)
 _has_uv() {
-    command -v uv >/dev/null && ! python -m pip config list | grep -qE '(index-url|find-links|no-index)='
+    command -v uv >/dev/null && ! grep -qE '(index-url|find-links|no-index|proxy|cert)=' <<<"$(python -m pip config list)"
 }

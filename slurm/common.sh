@@ -5,10 +5,11 @@
 # prepare ROOT: read the values of the site, and activate the environment with Octet. The job stays in the folder in which
 # it was submitted, so that relative paths in settings mean the same as on a command line there.
 prepare() {
+    local module
     root="$1"
     set +u # the files of a cluster may use variables that are not set
     read_site "${OCTET_SITE:-$root/slurm/site.env}"
-    load_modules
+    for module in ${OCTET_MODULES:-}; do module load "$module"; done
     set -u
     export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
     # shellcheck source=scripts/environment.sh
@@ -36,13 +37,6 @@ read_site() {
         echo "octet: $1 sets partition $SBATCH_PARTITION, but this job is in ${SLURM_JOB_PARTITION:-none}: sbatch does" \
             "not read the file, so run source $1 before sbatch"
     fi
-}
-
-load_modules() {
-    local module
-    for module in ${OCTET_MODULES:-}; do
-        module load "$module"
-    done
 }
 
 # run_step SRUN_OPTION... -- COMMAND...: run a command with srun, in the container if there is one. After a rank has ended
@@ -148,7 +142,7 @@ folder_of() {
         run.dir=*) folder="${setting#run.dir=}" ;;
         --resume=?*) folder="${setting#--resume=}" ;;
         --preset=*) preset="${setting#--preset=}" ;;
-        *=*) ;;
+        *=*) [ "$before" != --resume ] || [ ! -d "$setting" ] || folder="$setting" ;;
         *) [ "$before" != --resume ] || folder="$setting" ;;
         esac
         [ "$before" != --preset ] || preset="$setting"

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT, launch
+from trainer.problem.prompts import STYLES
 
 PAGES = ["own_data.md", "windows.md", "troubleshooting.md"]
 
@@ -55,3 +56,8 @@ def test_what_is_not_run_says_what_it_needs(page):
     assert needs <= {"# needs a card", "# needs a cluster", "# needs a clone", "# needs root", "# needs vLLM"}
     others = re.findall(r"^```\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     assert not [block for block in others if re.match(r"(octet|sbatch|python) ", block)]
+
+
+def test_the_page_has_the_request_of_the_style_gsm8k():
+    request = STYLES["gsm8k"].request.replace("{question}", "{{question}}").replace("\n", "\\n")
+    assert f'`"{request}"`' in (ROOT / "docs/use.md").read_text()

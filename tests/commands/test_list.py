@@ -34,6 +34,8 @@ def test_runs_are_listed_in_the_order_of_their_start(runs, capsys):
     assert [row[1:7] for row in rows] == [["stopped", *steps], ["stopped", *steps], ["ended", *steps]]
     assert rows[0][7:] == ["90.0%", "->", "50.0%"]
     assert rows[2][7:] == ["cannot", "tell,", "90.0%", "->", "50.0%"]
+    (runs / "gone").mkdir()
+    (runs / "gone/config.yaml").symlink_to("nowhere")
     (runs / "sweep/config.yaml").write_text("model:\n  name: nano\n")  # settings that somebody has written, not a run
     assert [line.split()[0] for line in said_by(capsys, "list", "runs/sweep")[1].splitlines()[2:]] == ["other"]
     for name in ("warmup", "warmup/warmup"):  # a run of this name, and the warm-up inside it
@@ -68,13 +70,24 @@ def test_the_latest_run_is_taken_and_named_where_none_is(runs, capsys, command):
 
 
 def test_a_setting_in_the_place_of_a_run_is_a_setting(runs):
-    for words in (["rollout.max_new_tokens=5", "run.seed=1"], ["How many legs?"], [" ".join(["How many legs?"] * 40)]):
+    for words in (
+        ["rollout.max_new_tokens=5", "run.seed=1"],
+        ["What is 10 // 3?"],
+        [" ".join(["How many legs?"] * 40)],
+    ):
         options = parser_of("chat").parse_intermixed_args(words)
         fill_in_run(options)
         assert (str(options.run), options.overrides) == ("runs/old", words)
     options = parser_of("push").parse_intermixed_args(["a=b", "--to", "you/model"])
     fill_in_run(options)
     assert str(options.run) == "a=b"
+
+
+def test_a_folder_of_the_user_is_found_behind_an_equals_sign(runs):
+    """Where the shell leaves `~` as it is."""
+    options = parser_of("merge").parse_intermixed_args(["--out=~/best"])
+    fill_in_run(options)
+    assert options.out == Path.home() / "best"
 
 
 def test_octet_eval_in_the_folder_of_a_run_evaluates_what_is_named(runs, monkeypatch):

@@ -131,8 +131,9 @@ def test_options_and_settings_may_be_mixed_and_what_the_user_names_needs_no_reas
     assert (request.config.run.seed, request.config.run.steps, request.dry_run) == (3, 2, True)
 
 
-def test_resume_takes_the_settings_from_the_folder(tmp_path):
-    folder = tmp_path / "run"
+@pytest.mark.parametrize("name", ["run", "lr=1e-3"])
+def test_resume_takes_the_settings_from_the_folder(tmp_path, name):
+    folder = tmp_path / name
     folder.mkdir()
     (folder / "config.yaml").write_text(resolve("nano", None, ["algorithm.lr=0.5", "run.steps=9"]).to_yaml())
     request = parse_command_line(["--resume", str(folder), "run.steps=12"])

@@ -14,7 +14,6 @@ from tests.conftest import ROOT, launch, lines_of, octet
 from tests.forks import forked
 from tests.llama.families import FAMILIES, make
 from tests.test_pages import blocks
-from trainer.problem.prompts import STYLES
 
 pytestmark = pytest.mark.llama
 RUN = ["--preset", "nano", "run.dir=runs/demo", "run.steps=6", "eval.problems=64"]
@@ -76,8 +75,3 @@ def test_tiny_models_of_all_families_answer_alike(name, folder, tmp_path):
     assert len({one["completion"] for one in asked}) > 1
     accuracy = json.loads((tmp_path / "eval.json").read_text())["evaluations"][0]["accuracy"]
     assert measured["results"]["held_out"]["exact_match,strict"] == accuracy
-
-
-def test_the_page_has_the_request_of_the_style_gsm8k():
-    request = STYLES["gsm8k"].request.replace("{question}", "{{question}}").replace("\n", "\\n")
-    assert f'`"{request}"`' in (ROOT / "docs/use.md").read_text()

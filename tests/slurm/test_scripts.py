@@ -128,8 +128,9 @@ def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, tak
     for arguments in kinds[: 2 if "," in named else 3]:
         assert f"run.dir={taken}" in job("single_node.sbatch", *arguments).stdout.splitlines()
     assert "run.dir=other" in job("single_node.sbatch", *arguments, "run.dir=other").stdout.splitlines()
-    for arguments in (["--resume", "runs/before", "run.steps=9"], ["--resume=runs/before"]):
-        assert "run.dir=runs/before" in job("single_node.sbatch", *arguments).stdout.splitlines()
+    (tmp_path / "runs/lr=1").mkdir(parents=True)
+    for arguments in (["--resume", "runs/lr=1", "run.steps=9"], ["--resume=runs/lr=1"]):
+        assert "run.dir=runs/lr=1" in job("single_node.sbatch", *arguments).stdout.splitlines()
 
 
 @pytest.mark.parametrize("kind", ["PYXIS", "APPTAINER"])
@@ -270,6 +271,17 @@ def test_no_module_of_the_working_folder_is_imported(tmp_path, command):
     assert (answer.returncode, answer.stdout[:6]) == (0, "model:"), answer.stderr
 
 
+def test_the_start_script_may_be_a_link_and_its_python_a_name(tmp_path):
+    """The folder of a name is no place in which to look for programs."""
+    (tmp_path / "link.sh").symlink_to(ROOT / "run_deepspeed.sh")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    around = os.environ | {"OCTET_PYTHON": "python", "CDPATH": ".:/", "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
+    answer = ran("./link.sh", "--dry-run", cwd=tmp_path, env=around)
+    assert (answer.returncode, answer.stdout[:6]) == (0, "model:"), answer.stderr
+    assert not (tmp_path / "asked").exists()
+
+
 @pytest.mark.parametrize("kind", ["VIRTUAL_ENV", "CONDA_PREFIX"])
 def test_the_active_environment_comes_before_the_python_of_a_module(tmp_path, kind):
     """A job loads its modules after `source .venv/bin/activate`. Octet was installed into the module's python."""
@@ -293,7 +305,8 @@ def test_jobs_that_start_together_install_once(tmp_path, setting, installer):
         pytest.skip("there is no flock(1)")
     python = tmp_path / ".venv/bin/python"
     python.parent.mkdir(parents=True)
-    said = f'case $* in *config*) echo "{setting}" ;; *find_spec*) ;; *) echo pip $* >> {tmp_path}/asked ;; esac'
+    config = f'echo "{setting}"; sleep 0.1; echo more'
+    said = f"case $* in *config*) {config} ;; *find_spec*) ;; *) echo pip $* >> {tmp_path}/asked ;; esac"
     python.write_text(f"#!/bin/sh\n{said}\nsleep 0.2\n")
     (tmp_path / "uv").write_text(f"#!/bin/sh\necho uv $* >> {tmp_path}/asked\n")
     for program in (python, tmp_path / "uv"):

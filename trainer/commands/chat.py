@@ -29,6 +29,7 @@ def run(options: Namespace) -> None:
     servers = NO_SERVERS if resolve(str(stored)).rollout.uses_servers else ()
     settings = [text for text in options.overrides if re.match(r"[a-z]\w*\.[\w.]+=", text)]
     question = " ".join(text for text in options.overrides if text not in settings)
+    question = question.encode(errors="replace").decode()  # as in the conversation, for bytes that are not UTF-8
     config = resolve(str(stored), None, [*servers, *settings])
     downloads.check(config, needs_data=False)
     if not any(text.startswith("model.name=") for text in settings):

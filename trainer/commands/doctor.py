@@ -6,8 +6,10 @@ torch. Exit status: 0 if such a run can start, 1 if a problem prevents it.
 
 import importlib.util
 import json
+import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,7 +32,7 @@ from trainer.errors import Finding, OctetError, counted
 from trainer.machine import hardware
 from trainer.machine.console import Console
 from trainer.machine.disk import amount
-from trainer.machine.shipped import ROOT, in_a_process
+from trainer.machine.shipped import CHECKOUT, IS_INSTALLED, ROOT, in_a_process
 from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.plan import downloads, memory_check, preflight, search, start
@@ -115,15 +117,20 @@ def python_and_packages() -> Finding:
     """Compare the installed versions with those of constraints.txt, which were tested together."""
     installed = {name: _version(name) for name in REQUIRED}
     if missing := [name for name, found in installed.items() if found is None]:
-        remedy = "./run_deepspeed.sh --dry-run installs them, or pip install -c constraints.txt -e ."
+        remedy = f"./run_deepspeed.sh --dry-run installs them, or {_reinstall()}"
         return Finding("end", "packages", f"not installed: {', '.join(missing)}", remedy)
     tried, python = pinned(CONSTRAINTS), f"Python {platform.python_version()}"
     # 2.13.0+cpu is a build of 2.13.0
     others = [name for name, found in installed.items() if str(found).partition("+")[0] != tried[name]]
     if others := [f"{name} {installed[name]} (tried: {tried[name]})" for name in others]:
         text = f"{python}; versions other than those that were tried together: {', '.join(others)}"
-        return Finding("warn", "packages", text, "If something fails: pip install -c constraints.txt -e .")
+        return Finding("warn", "packages", text, f"If something fails: {_reinstall()}")
     return Finding("note", "packages", f"{python}, and {len(REQUIRED)} packages in the versions of constraints.txt")
+
+
+def _reinstall() -> str:
+    what = ["octet-grpo"] if IS_INSTALLED else ["-e", os.path.relpath(CHECKOUT)]
+    return shlex.join(["pip", "install", "-c", os.path.relpath(CONSTRAINTS), *what])
 
 
 def _version(name: str) -> str | None:
@@ -264,7 +271,8 @@ def of_torch(config: Config, probe: subprocess.Popen[str], machine: hardware.Har
             yield bitsandbytes(facts["trouble"], config)
     if probe.returncode != 0:
         last = "".join(errors.strip().splitlines()[-1:])
-        remedy = "pip install --force-reinstall -c constraints.txt torch bitsandbytes"
+        constraints = shlex.quote(os.path.relpath(CONSTRAINTS))
+        remedy = f"pip install --force-reinstall -c {constraints} torch bitsandbytes"
         yield Finding("end", "torch", f"it ended with status {probe.returncode}: {last}", remedy)
 
 

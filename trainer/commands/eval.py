@@ -56,6 +56,8 @@ def run(options: Namespace) -> None:
         out = Path(f"eval-{((source and source.folder) or Path(config.model.name)).resolve().name}")
     if out.exists() and (not out.is_dir() or (out.is_symlink() and not options.out)):  # somebody else may have made it
         raise ConfigError(f"--out {out}", "it is a link" if out.is_dir() else "it is a file", "Name a folder")
+    if out.exists() and not os.access(out, os.W_OK):  # fails now, rather than after the evaluation
+        raise ConfigError(f"--out {out}", "it cannot be written", "Name another place")
     preflight.import_libraries(config)
     from trainer.run import evaluate_models
 

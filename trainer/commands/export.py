@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainer.commands.eval import add_model_arguments, names_a_model, settings_for
-from trainer.commands.options import add_run, must_be_empty, writing
+from trainer.commands.options import add_run, must_be_empty
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine.shipped import pip_install
 from trainer.machine.visible import print
@@ -49,10 +49,6 @@ def run(options: Namespace) -> None:
     beside = named.with_name(f"{named.name}-{kind}") if source.folder == options.run else None
     out = options.out or beside or options.run / f"export-{kind}"
     must_be_empty(out, is_replaced=options.to == "safetensors")
-    if not out.exists():
-        with writing(out):  # fails now, rather than after the model is loaded
-            out.mkdir(parents=True)
-            out.rmdir()
     config, made_of = settings_for(options, source), source.described(out)
     preflight.import_libraries(config)
     if options.to == "safetensors":

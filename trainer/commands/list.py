@@ -34,7 +34,11 @@ def run(options: Namespace) -> None:
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the run folders below a folder, without the warm-ups inside runs, the most recently started last."""
-    configs = sorted(folder.rglob("config.yaml"), key=lambda path: path.stat().st_mtime)
+    written = dict[Path, float]()
+    for path in folder.rglob("config.yaml"):
+        with suppress(OSError):  # a dangling link, or a folder that may not be entered
+            written[path] = path.stat().st_mtime
+    configs = sorted(written, key=written.__getitem__)
     runs = {path.parent for path in configs}
     return [path.parent for path in configs if path.parent.name != "warmup" or path.parents[1] not in runs]
 

@@ -32,7 +32,8 @@ def add_settings_of_a_run(parser: ArgumentParser) -> None:
 
 
 def add_run(parser: ArgumentParser, what: str = "a run folder") -> None:
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help=f"{what} (default: the latest run)")
+    # a text: a Path would turn the // of a question or an address into /
+    parser.add_argument("run", nargs="?", metavar="RUN", help=f"{what} (default: the latest run)")
 
 
 def add_runs(parser: ArgumentParser, what: str = "run folders") -> None:
@@ -47,12 +48,17 @@ def latest() -> Path:
 
 
 def fill_in_run(options: Namespace) -> None:
-    """Use the latest run if none is named. A setting or a question in place of RUN is moved to the overrides."""
-    if "overrides" in options and {*"= "} & {*str(getattr(options, "run", ""))} and not os.path.exists(options.run):
-        options.overrides.insert(0, str(options.run))
+    """Use the latest run if none is named, and expand `~`. A setting or a question in place of RUN is moved to the
+    overrides."""
+    for name, value in vars(options).items():
+        if isinstance(value, Path):
+            setattr(options, name, Path(os.path.expanduser(value)))  # the shell leaves `~` after an equals sign
+    named = getattr(options, "run", None) or ""
+    if "overrides" in options and {*"= "} & {*named} and not os.path.exists(named):
+        options.overrides.insert(0, named)
         options.run = None
-    if getattr(options, "run", "") is None:
-        options.run = latest()
+    if "run" in options:
+        options.run = latest() if options.run is None else Path(options.run)
     if getattr(options, "runs", "") == []:
         options.runs = [latest()]
 
@@ -74,6 +80,10 @@ def must_be_empty(out: Path, is_replaced: bool = True) -> None:
         raise ConfigError(f"--out {out}", reason, "Name a folder in it")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out}", "it exists and is not empty", "Delete it, or name a new folder")
+    if not out.exists():
+        with writing(out):  # fails now, rather than after the model is loaded
+            out.mkdir(parents=True)
+            out.rmdir()
 
 
 def converted(svg: bytes, place: Path, kind: str) -> bytes | None:

@@ -117,7 +117,8 @@ def _send(to: str, contents: dict[str, Any], private: bool) -> str:
     except errors.LocalTokenNotFoundError:
         remedy = "`hf auth login`, or set HF_TOKEN"
         raise ConfigError(f"--to {to}", "there is no login on this machine", remedy) from None
-    except (httpx2.HTTPError, OSError, RuntimeError) as error:  # uploads of large files raise RuntimeError
+    # uploads of large files raise RuntimeError; a proxy that is not supported raises one of the last two
+    except (httpx2.HTTPError, OSError, RuntimeError, ImportError, ValueError) as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         remedy = "Check that the login may write there"
         raise ConfigError(f"--to {to}", f"the upload failed ({reason})", remedy) from None

@@ -17,6 +17,7 @@ from trainer.commands.options import TASKS, add_overrides
 from trainer.commands.score import with_every_component
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
+from trainer.errors import ConfigError
 from trainer.machine.visible import print
 from trainer.plan import downloads
 from trainer.problem import sheet
@@ -45,6 +46,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
+    if options.n < 0:
+        raise ConfigError(f"-n {options.n}", "it is below 0", "Leave it out for 3")
     named = {"model.name": options.model, "task.name": options.task.removeprefix("task.name=")}
     named |= {"prompt.style": options.style, "task.data_dir": options.data_dir}
     config = resolve(options.preset, None, [*overrides_of(named), *options.overrides])

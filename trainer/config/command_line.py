@@ -137,7 +137,7 @@ def preset_for(memory_gb: float) -> str | None:
 def parse_command_line(arguments: Sequence[str]) -> Request:
     followers = [*arguments[1:], ""]
     separate = [  # `--resume run.steps=9` means the latest run with a setting, not a folder of that name
-        "--resume=" if argument == "--resume" and "=" in follower else argument
+        "--resume=" if argument == "--resume" and "=" in follower and not os.path.isdir(follower) else argument
         for argument, follower in zip(arguments, followers)
     ]
     options = argument_parser().parse_intermixed_args(separate)
@@ -155,7 +155,7 @@ def parse_command_line(arguments: Sequence[str]) -> Request:
 
 def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:
     """Return the settings of an earlier run with the overrides of this command line, and its folder."""
-    folder = Path(options.resume) if options.resume else latest_run("--resume", "--resume DIR")
+    folder = Path(os.path.expanduser(options.resume)) if options.resume else latest_run("--resume", "--resume DIR")
     stored = folder / "config.yaml"
     if not os.path.isfile(stored):
         raise ConfigError(f"--resume {folder}", "there is no config.yaml in it, so it is not the folder of a run")

@@ -20,8 +20,8 @@ class Console(console.Console):
 
     def __init__(self, wide: int | None = None, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
-        if wide and not self.is_terminal:
-            self.width = wide
+        if (wide and not self.is_terminal) or not self.width:  # COLUMNS=0, with which rich prints nothing
+            self.width = wide or 80
 
     def render(
         self, renderable: console.RenderableType, options: console.ConsoleOptions | None = None

@@ -70,6 +70,8 @@ def exchange(
         failure = NoReply(f"TimeoutError: the reply did not end within {timeout_s:g} s")
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         failure = NoReply(_reason(error))
+    except (ImportError, ValueError) as error:  # a proxy of the environment that httpx does not support
+        failure = NoReply(without_keys(str(error), LONGEST_REASON), again=False)
     if refused:
         raise _refusal(refused[0].status_code, refused[0].headers.get("Retry-After"), bytes(reply))
     if failure is not None:

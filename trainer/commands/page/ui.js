@@ -85,13 +85,15 @@ function plan() {
   act("plan", "plan", {}, planning.signal);
 }
 
+const quoted = word => /^[\w.,:=\/@%+-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`;
+
 /* Put words of a command line into the fields that stand for them. */
 function take(words) {
   for (let place = 0; place < words.length; place++) {
     const [key, ...value] = words[place].startsWith("--") ? [words[place], words[++place]] : words[place].split("=");
     const field = form.querySelector(`[name="${CSS.escape(key)}"]`);
     if (field) field.value = value.join("=");
-    else form.elements.more.value = [...form.elements.more.value.split(" ").filter(word => word && !word.startsWith(key + "=")), words[place]].join(" ");
+    else form.elements.more.value = `${form.elements.more.value} ${quoted(words[place])}`.trim();
   }
   changed();
 }

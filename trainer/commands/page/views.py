@@ -108,7 +108,7 @@ def plan(found: Record) -> Iterator[Html]:
     else:
         yield tag("p", "How long it takes is not known for this machine; name a card.")
     if proposal := found["proposal"]:
-        yield tag("p", "Proposed: ", tag("code", " ".join(proposal)), " ", take("Take it", planned(found)))
+        yield tag("p", "Proposed: ", tag("code", " ".join(proposal)), " ", take("Take it", ["more=", *planned(found)]))
 
 
 def hours(time: Record | None) -> str:
