@@ -83,6 +83,8 @@ def assert_merged(base, adapter, out):
 def test_files_of_a_limited_size_with_an_index_and_progress(tmp_path, monkeypatch):
     monkeypatch.setattr(merge, "SHARD_BYTES", 1_000_000)
     adapter, out, bars = save_adapter(NANO, ADAPTERS["lora"], tmp_path / "adapter"), tmp_path / "merged", []
+    out.mkdir()
+    (out / "model.safetensors").write_bytes(b"of an earlier result, which transformers would prefer")
     merge.write_merged(Model(), adapter, out, "fp32", lambda *task: bars.append(Progress(*task)) or bars[0])
     assert (bars[0].task, bars[0].done) == ("merging", len(merge.stored_weights(Model(), adapter, None)))
     index = json.loads((out / "model.safetensors.index.json").read_text())

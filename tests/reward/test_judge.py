@@ -258,7 +258,7 @@ def test_a_grader_that_drips_is_left_at_the_timeout(drip):
 @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:9", "socks4://127.0.0.1:9"])
 def test_a_proxy_that_is_not_supported_is_named(monkeypatch, proxy):
     monkeypatch.setenv("ALL_PROXY", proxy)
-    with pytest.raises(NoReply, match="(?i)socks") as refused:
+    with pytest.raises(NoReply, match="socks") as refused:
         exchange("http://a.example/", {}, timeout_s=30, largest=100)
     assert not refused.value.again
 

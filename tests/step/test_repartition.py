@@ -76,6 +76,18 @@ def test_dealt_to_two_ranks_then_three_and_back_nothing_is_lost(trained, tmp_pat
     torch.testing.assert_close(load_file(before / adapter), load_file(trained / adapter), atol=0, rtol=0)
 
 
+def test_in_another_precision_and_back_nothing_is_lost(trained, tmp_path):
+    """As `model.dtype=auto` is on another machine. DeepSpeed names the files of bf16 differently."""
+    before = trained
+    for dtype in ("fp32", "bf16"):
+        after = tmp_path / dtype
+        after.mkdir()
+        settings = (f"model.dtype={dtype}", f"run.dir={tmp_path}/run-{dtype}")
+        on_ranks(1, PROGRAM, str(before), str(after), *SETTINGS, *settings)
+        before = after
+    torch.testing.assert_close(parts(before), parts(trained), atol=0, rtol=0)
+
+
 def test_a_run_that_goes_on_with_other_ranks_learns_the_same(tmp_path):
     train(1, tmp_path / "undisturbed", "run.steps=4", "algorithm.lr=1e-4")
     for steps, count in ((2, 2), (3, 1), (4, 3)):

@@ -24,6 +24,11 @@ def seen(footer: Footer) -> list[str]:
     return Terminal(40).feed(footer.console.file.getvalue()).text.splitlines()
 
 
+def test_a_width_of_nothing_is_not_taken(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    assert Console(file=io.StringIO()).width == 80
+
+
 def test_what_is_printed_stands_above(monkeypatch):
     footer = footer_on(monkeypatch)
     footer.print("before")

@@ -163,7 +163,7 @@ class Evaluation:
             summary |= {"lenient_accuracy": self.lenient.value, "lenient_interval": list(self.lenient[1:])}
         summary |= {} if self.loss is None else {"loss": self.loss}
         summary |= {"parts": {name: _as_json(share) for name, share in self.parts.items()}} if self.parts else {}
-        sampled = {"sampled": self.sampled.summary(measure)} if self.sampled else {}
+        sampled = {"sampled": self.sampled.summary(measure.reported)} if self.sampled else {}
         return summary | describe(self.outcomes, measure) | sampled
 
     def records(self) -> list[dict[str, Any]]:

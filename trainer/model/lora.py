@@ -276,7 +276,7 @@ def replaces_weights(folder: Path) -> bool:
 def _tied_weight(model: Any) -> Any:
     """Return the weight that the embedding shares with the output layer; None if each has its own."""
     weight = model.get_input_embeddings().weight
-    return weight if model.get_output_embeddings().weight is weight else None
+    return weight if getattr(model.get_output_embeddings(), "weight", None) is weight else None  # 8 bits: no weight
 
 
 CARD = """---

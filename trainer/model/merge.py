@@ -37,8 +37,9 @@ def write_merged(
     command = ["merge", "--adapter", str(adapter)] if adapter else ["export", settings.name, "--to", "safetensors"]
     remedy = f"Make room, or {shlex.join(['octet', *command])} --out FOLDER, on another disk."
     weights = stored_weights(settings.clean, adapter, DTYPES[dtype] if dtype else None)
-    for link in filter(Path.is_symlink, out.rglob("*")):  # writing through a link would change another file
-        link.unlink()
+    for path in out.rglob("*"):  # writing through a link would change another file, and earlier weights might be read
+        if path.is_symlink() or ".safetensors" in path.name:
+            path.unlink()
     if weights is None:
         model = load_model(settings.clean, dtype or load.stored_dtype(settings), torch.device("cpu"))
         model = lora.merged(model, adapter) if adapter else model

@@ -186,7 +186,7 @@ def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
         yield "optim.name=adamw_8bit", "optim.name=adamw"
     if config.model.quantize in ("nf4", "int8"):
         yield f"model.quantize={config.model.quantize}", "model.quantize=none"
-    if config.teacher.quantize != "none":
+    if config.teacher.quantize in ("nf4", "int8"):
         yield f"teacher.quantize={config.teacher.quantize}", "teacher.quantize=none"
 
 
@@ -208,7 +208,7 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
     numbers = _numbers(found)
     width = 4 if dtype == "fp32" or (dtype == "auto" and not machine.gpus) else 2
     loaded = [numbers * (width if config.model.quantize in ("none", "bf16") else 1)]
-    loaded.append(_numbers(teacher) * (width if config.teacher.quantize == "none" else 1))
+    loaded.append(_numbers(teacher) * (width if config.teacher.quantize in ("none", "bf16") else 1))
     trained = numbers
     if is_adapter:
         try:
@@ -232,7 +232,8 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
 def _numbers(found: Found) -> int:
     """Return the parameters of a model from the size of its files and the dtype in its config.json, if that exists."""
     stored = json.loads((found.folder / "config.json").read_text()) if found.folder else {}
-    return found.weights // (4 if (stored.get("dtype") or stored.get("torch_dtype")) == "float32" else 2)
+    named = stored.get("dtype") or stored.get("torch_dtype") or "float32"  # unknown: the fewest parameters
+    return found.weights // (4 if named == "float32" else 2)
 
 
 def free_disk(folder: Path) -> int:

@@ -61,9 +61,9 @@ def evaluate(
     lines = [*results.verdicts(evaluations), *flips, f"written to {out}: {results.FILES}"]
     alike = agreement(evaluations[1], evaluations[2]) if len(models) == 2 else None
     if alike:
-        lines.insert(0, f"{results.merged_against('adapter', config.model.quantize)}: {alike}")
+        lines.insert(0, f"{results.merged_against('adapter', config.model.rounded)}: {alike}")
     answer({**results.document(settings, evaluations), "out": str(out), "said": lines}, evaluations, as_json)
-    if alike and config.model.quantize == "none" and not config.rollout.uses_vllm:
+    if alike and config.model.rounded == "none" and not config.rollout.uses_vllm:
         alike.must_be_rounding(resolve_dtype(config.model.dtype, distributed.device()))
 
 
@@ -145,13 +145,13 @@ def merge_and_compare(
         model, tokenizer = load(config.model, str(unchecked))
         merged = evaluate_model("merged", model, tokenizer, config, data)
         alike = agreement(adapted, merged)
-        if config.model.quantize == "none":  # otherwise the two have different bases
+        if config.model.rounded == "none":  # otherwise the two have different bases
             files = stored_dtype(Model(name=str(unchecked)))
             here = resolve_dtype(config.model.dtype, distributed.device())
             alike.must_be_rounding(max(files, here, key=["fp32", "fp16", "bf16"].index))  # the coarser of the two
         facts = checked(alike, [adapted, merged])
         record(unchecked, made_of, facts)
-    lines = [f"{results.merged_against('adapter', config.model.quantize)}: {alike}", f"written to {out}"]
+    lines = [f"{results.merged_against('adapter', config.model.rounded)}: {alike}", f"written to {out}"]
     answer({**facts, "out": str(out), "said": lines}, [adapted, merged], as_json)
 
 

@@ -148,7 +148,7 @@ def summarise(
     lines = [f"verdict: {verdict.text}"]
     if "merged" in evaluations:
         alike = agreement(evaluations["trained"], evaluations["merged"])
-        lines.append(f"{results.merged_against('trained', config.model.quantize)}: {alike}")
+        lines.append(f"{results.merged_against('trained', config.model.rounded)}: {alike}")
         screen.say(lines[-1])
     return verdict, {**document, "verdict": verdict.kind, "said": lines}
 

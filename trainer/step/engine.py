@@ -74,6 +74,7 @@ class DeepSpeedPolicy:
         self.engine.checkpoint_engine.load = _load_without_code  # DeepSpeed's own function executes pickles
         self.engine.optimizer.update_offload_overflow_tracker_for_param_grad = lambda _: None  # see `_read_norms`
         self.engine.module.register_state_dict_post_hook(_keep_trained)
+        self.engine.optimizer.loss_scaler.raise_error_at_min_scale = False  # `bad_updates_allowed` ends the run
         with self._whole(self.trainable):  # after the engine has rounded the weights
             self.trained = make_trained(model, config, dtype)
             # the base of an adapter is in memory; the original weights of a whole model would be read in every step
@@ -266,15 +267,22 @@ class DeepSpeedPolicy:
         """Load a checkpoint that was saved by this or another number of ranks."""
         files = (folder / "engine").glob("*zero_pp_rank_*_optim_states.pt")
         parts = sorted(files, key=lambda path: int(path.name.partition("zero_pp_rank_")[2].partition("_")[0]))
-        has_same_ranks = len(parts) == distributed.world_size()
-        if not has_same_ranks and self.splits_weights:
-            reason = f"it was written by {len(parts)} ranks, this run has {distributed.world_size()}, and split "
+        # DeepSpeed finds only files of this number of ranks, and names those of bf16 differently
+        is_alike = len(parts) == distributed.world_size() and all(
+            path.name.startswith("bf16_") == (self.dtype == "bf16") for path in parts
+        )
+        if not is_alike and self.splits_weights:
+            written = f"{len(parts)} ranks in {'bf16' if parts[0].name.startswith('bf16_') else 'another precision'}"
+            reason = f"it was written by {written}, this run has {distributed.world_size()} in {self.dtype}, and split "
             reason += "weights (ZeRO-3) cannot be redistributed"
-            raise CheckpointError(folder, reason, f"Start with {len(parts)}")
-        options = {"load_module_strict": False, "load_optimizer_states": has_same_ranks}
+            raise CheckpointError(folder, reason, "Start as the run began")
+        scaler = self.engine.optimizer.loss_scaler
+        options = {"load_module_strict": False, "load_optimizer_states": is_alike}
         _, state = self.engine.load_checkpoint(str(folder), tag="engine", **options)
-        if not has_same_ranks:
+        if not is_alike:
             repartition.load(self.engine.optimizer, parts, _load_without_code)
+        if self.engine.optimizer.loss_scaler.dynamic != scaler.dynamic:  # fp16 has another one than fp32 and bf16
+            self.engine.optimizer.loss_scaler = scaler
         if state["start"]:
             with self._whole(self.model.parameters(), writes=True):
                 self.trained.restart(state["start"])

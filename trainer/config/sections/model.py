@@ -41,6 +41,11 @@ class Model(Section):
     """Run Python code that comes with the model. Only for authors you trust."""
 
     @property
+    def rounded(self) -> str:
+        """Return how the base, or its output layer, is quantised; "none" if an adapter is merged into the same base."""
+        return self.quantize_head if self.quantize == "none" else self.quantize
+
+    @property
     def clean(self) -> "Model":
         """Return the original model, into which an adapter is merged."""
         return self.model_copy(update={"quantize": "none", "quantize_head": "none", "embeddings": "device"})
