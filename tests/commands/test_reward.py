@@ -56,6 +56,11 @@ FOUND = {
 }
 
 
+@pytest.fixture(autouse=True)
+def on_a_busy_machine(monkeypatch):
+    monkeypatch.setattr(exploits, "SLOW_S", 99)
+
+
 def octet(capsys, *options: str) -> tuple[int, str, str]:
     return said_by(capsys, "reward", "test", *options)
 

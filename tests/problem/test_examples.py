@@ -46,7 +46,8 @@ def test_a_walk_ends_at_the_chest_or_at_a_wall():
 
 
 @pytest.mark.parametrize("name", ["database", "files", "maze"])
-def test_no_wrong_answer_is_paid(name, capsys):
+def test_no_wrong_answer_is_paid(name, capsys, monkeypatch):
+    monkeypatch.setattr("trainer.reward.exploits.SLOW_S", 99)  # on a busy machine it takes longer
     code, said, _ = said_by(capsys, "reward", "test", f"task.name={ROOT}/examples/{name}.py:build")
     assert code == 0
     assert "nothing found: every right text is paid and no wrong one" in said
