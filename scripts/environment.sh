@@ -103,7 +103,8 @@ _show_progress() {
 }
 
 # uv installs in a fraction of the time. It does not read pip's settings: where they name an index or a folder of
-# wheels, pip is the one that finds the packages there. (Not `pip | grep -q`: grep ends early, and pip fails at its pipe.)
+# wheels, pip is the one that finds the packages there. A pipe to `grep -q` would not do: grep ends at its first match, and
+# pip then fails to write.
 _has_uv() {
     command -v uv >/dev/null && ! grep -qE '(index-url|find-links|no-index|proxy|cert)=' <<<"$(python -m pip config list)"
 }

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -405,5 +407,9 @@ def test_other_versions_than_those_that_were_tried_and_missing_packages_are_name
     monkeypatch.setattr(doctor, "version", lambda name: "1.0" if name == "pydantic" else tried[name])
     assert f"pydantic 1.0 (tried: {tried['pydantic']})" in doctor.python_and_packages().seen
     monkeypatch.setattr(doctor, "version", lacking)
+    monkeypatch.chdir(tmp_path)
     found = doctor.python_and_packages()
     assert (found.severity, found.seen) == ("end", "not installed: peft, pydantic")
+    named = shlex.split(found.remedy)
+    assert Path(named[named.index("-c") + 1]).samefile(ROOT / "constraints.txt")
+    assert Path(named[-1]).samefile(ROOT)

@@ -84,7 +84,7 @@ def test_a_setting_in_the_place_of_a_run_is_a_setting(runs):
 
 
 def test_a_folder_of_the_user_is_found_behind_an_equals_sign(runs):
-    """Where the shell leaves `~` as it is."""
+    """The shell leaves `~` as it is there."""
     options = parser_of("merge").parse_intermixed_args(["--out=~/best"])
     fill_in_run(options)
     assert options.out == Path.home() / "best"

@@ -18,6 +18,15 @@ FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"
 FEW += ["run.steps=500", "eval.problems=0", "run.merge=false"]
 
 
+def test_a_process_of_mpi_is_a_rank_and_starts_none(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    became = []
+    monkeypatch.setattr(os, "execv", lambda program, words: became.extend(words) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        train.main(["--preset", "nano"])
+    assert became[1:] == [str(train.TRAIN), "--preset", "nano"]
+
+
 @pytest.mark.slow
 def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
     """Slurm sends it to a task that has started the launcher; a second one arrives while the ranks stop."""

@@ -22,6 +22,7 @@ from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
 from trainer.run.assemble import evaluate_model
 from trainer.run.farewell import of_samples
+from trainer.watch.measure import LENIENT
 from trainer.watch.progress import Progress
 
 
@@ -103,6 +104,15 @@ def test_the_majority_is_of_equal_answers(answers, winner):
 def sampled(*trials: list[str], samples: int) -> Sampled:
     groups = [tuple(evaluation("", answers).outcomes for answers in trial) for trial in trials]
     return Sampled(Draws(samples, 0.7, len(trials), seed=0), tuple(groups))
+
+
+def test_the_mean_of_trials_is_of_the_measure_that_avg_is_of():
+    """Also where the reward reads answers leniently, and one is right in the wrong place."""
+    right = outcome("18")
+    elsewhere = replace(right, score=replace(right.score, correct_strict=False, strict=None))
+    trials = Sampled(Draws(2, 0.7, 1, seed=0), (((right, elsewhere),),))
+    summary = Evaluation("model", (right,), sampled=trials, measure=LENIENT).summary()["sampled"]
+    assert (summary["mean"], summary["trial_accuracies"]) == (0.5, [0.5])
 
 
 def test_avg_maj_and_pass_of_one_trial():

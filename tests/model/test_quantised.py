@@ -246,6 +246,13 @@ def test_an_embedding_in_cpu_memory_changes_nothing_and_does_not_move(untied):
     assert moved.weight.device.type == "cpu"
 
 
+def test_the_directions_of_pissa_are_those_without_an_8_bit_output_layer(untied):
+    settings, kinds = Lora(r=2, init="pissa"), ("none", "int8")
+    wanted, found = (lora.add_adapter(compacted(untied, quantize_head=kind), settings) for kind in kinds)
+    for one, other in zip(lora.trainable(wanted).values(), lora.trainable(found).values(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_each_row_of_an_8_bit_output_layer_is_within_half_a_code(untied):
     clean, head = read(untied).lm_head.weight.detach(), compacted(untied, quantize_head="int8").lm_head
     largest = clean.abs().amax(dim=1)

@@ -75,13 +75,14 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
 
 
 def must_be_empty(out: Path, is_replaced: bool = True) -> None:
+    """Raise ConfigError, before any work, if no result can be written there."""
     if is_replaced and (out.is_symlink() or out.is_mount()):
         reason = "it is a link or a mount point, which a new folder cannot replace"
         raise ConfigError(f"--out {out}", reason, "Name a folder in it")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out}", "it exists and is not empty", "Delete it, or name a new folder")
     if not out.exists():
-        with writing(out):  # fails now, rather than after the model is loaded
+        with writing(out):
             out.mkdir(parents=True)
             out.rmdir()
 

@@ -63,7 +63,7 @@ def evaluate(
     if alike:
         lines.insert(0, f"{results.merged_against('adapter', config.model.rounded)}: {alike}")
     answer({**results.document(settings, evaluations), "out": str(out), "said": lines}, evaluations, as_json)
-    if alike and config.model.rounded == "none" and not config.rollout.uses_vllm:
+    if alike and config.merged_differs_by_rounding:
         alike.must_be_rounding(resolve_dtype(config.model.dtype, distributed.device()))
 
 

@@ -69,7 +69,7 @@ def run(request: Request, data: Data | None = None) -> Result | None:
                     evaluations = {**evaluations, **_merge_and_evaluate(config, log, data, evaluations.get("trained"))}
             if distributed.is_main():
                 verdict = farewell.conclude(request, log.folder, log.screen, evaluations)
-    if "merged" in evaluations and config.model.rounded == "none" and not config.rollout.uses_vllm:
+    if "merged" in evaluations and config.merged_differs_by_rounding:
         dtype = resolve_dtype(config.model.dtype, distributed.device())
         agreement(evaluations["trained"], evaluations["merged"]).must_be_rounding(dtype)
     if not distributed.is_main():

@@ -131,7 +131,7 @@ def train(chosen: Choices) -> Iterator[str]:
         raise ConfigError("Name of the run", "it consists of letters, digits, dots and dashes", "Write run-1")
     words = ["train", *chosen.option("--preset", "--recipe"), *chosen.settings(), f"run.dir={runs.folder / name}"]
     yield shown(words)
-    if name in runs.named() or (name in runs.started and runs.status(name) is None):
+    if name in runs.named() or runs.process(name):
         raise ConfigError(f"run {name}", "there is a run of this name", "Resume it below, or write another name")
     yield from start(chosen, "train", name, words)
 
