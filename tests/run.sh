@@ -33,7 +33,8 @@ fi
 cd "$root"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # the test models are too small to share between threads
 workers=$(($(env -u OMP_NUM_THREADS nproc) + 1)) # nproc counts OMP_NUM_THREADS; some tests wait, for a server or a timeout
-side_by_side=(-n "$workers" --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder) # in the order of tests/conftest.py
+side_by_side=(-n "$workers" --maxprocesses 4 --dist loadfile --no-loadscope-reorder) # in the order of tests/conftest.py
+side_by_side+=(--max-worker-restart 0) # a worker that a hanging test has ended would run that test again
 with_cuda_tests=(tests/cuda tests/test_gpu.py tests/test_bench.py)
 # To collect the tests of all files takes longer than many tiers' own work, so their files are named.
 mapfile -t of_tier < <(grep -rl "mark\.${1:-none}\b" tests --include="test_*.py")
