@@ -63,6 +63,8 @@ def test_presets_and_recipes_are_listed_with_what_they_are_for(tmp_path, monkeyp
 @pytest.mark.parametrize("command", ["chat", "compare", "export --to gguf", "plot", "push --to a/b", "repro", "watch"])
 def test_the_latest_run_is_taken_and_named_where_none_is(runs, capsys, command):
     name, *more = command.split()
+    (runs / "gone").mkdir()
+    (runs / "gone/config.yaml").symlink_to("nowhere")
     options = parser_of(name).parse_intermixed_args(more)
     fill_in_run(options)
     assert [str(one) for one in getattr(options, "runs", None) or [options.run]] == ["runs/old"]

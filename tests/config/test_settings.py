@@ -49,6 +49,8 @@ def test_a_warm_up_has_no_rounded_weights_for_which_it_would_need_a_correction()
 def test_one_weight_can_be_changed_and_the_others_stay():
     weights = resolve("8gb", None, ["reward.weights.format=0.3"]).reward.weights
     assert weights == {"correct": 1.0, "format": 0.3, "length": 0.05}
+    weights = resolve("8gb", "dapo", ["reward.weights={environment: 1.0}", "reward.weights.code=2"]).reward.weights
+    assert weights == {"environment": 1.0, "code": 2.0}, "a preset's and a recipe's are replaced"
     weights = resolve("nano", None, ["reward.weights.format=0.3"]).reward.weights  # the preset names no weights
     assert weights == {"correct": 1.0, "format": 0.3}
     assert resolve("nano", None, ["reward.weights={format: 1.0}"]).reward.weights == {"format": 1.0}
@@ -95,9 +97,10 @@ def test_a_number_with_a_zero_in_front_is_decimal(tmp_path):
         assert config.run.seed == 10
 
 
-def test_the_folder_of_the_user_is_found_in_a_file_too(tmp_path):
+def test_the_folder_of_the_user_is_found_in_a_file_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.yaml").write_text("run: {dir: ~/runs/it}\n")
-    assert resolve(str(tmp_path / "mine.yaml"), None, ["lora.start=~/a"]).run.dir == Path.home() / "runs/it"
+    assert resolve("~/mine.yaml", None, ["lora.start=~/a"]).run.dir == tmp_path / "runs/it"
 
 
 def test_a_resolved_configuration_is_frozen_and_its_yaml_plain():

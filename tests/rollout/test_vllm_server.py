@@ -287,6 +287,7 @@ def test_a_fault_is_asked_again_and_nothing_is_counted_twice(sampler, double, na
 ENDING = {
     "another version": (lambda body: good({**body, "model": "octet-12345678-v9"}), "octet-12345678-v9"),
     "refused": (lambda body: (400, b"maximum context length"), "HTTP 400 maximum context length"),
+    "forbidden": (lambda body: (401, b"", {"Retry-After": "300"}), "VLLM_API_KEY"),
     "adapter unknown": (lambda body: (404, b"The model does not exist"), "3 invalid"),
     **{name: (FAULTS[name], "3 invalid") for name in ("truncated", "too few", "cut off")},
 }

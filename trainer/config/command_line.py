@@ -69,8 +69,11 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         text = repr(_shown(overrides))
         raise ConfigError("overrides", f"{text} is one text", f"Write a list of them: [{text}]")
     overrides = ["".join(map(str.strip, text.partition("="))) for text in overrides]
-    has_weights = any("weights" in layer.get("reward", {}) for layer in layers)
-    if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
+    weighted = [layer["reward"] for layer in layers if "weights" in layer.get("reward", {})]
+    if any(text.startswith("reward.weights=") for text in overrides):  # all of them: a preset's fit its own task
+        for rewards in weighted:
+            del rewards["weights"]
+    elif not weighted and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
         layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
     folder = Path(preset).parent if preset and Path(preset).name == "config.yaml" else None  # of a run
     merged: dict[str, Any] = {"run": {"steps": Config.model_fields["run"].default.steps}}  # unless a layer has others
@@ -168,14 +171,14 @@ def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:
 
 
 def latest_run(option: str, written: str) -> Path:
-    runs = sorted(RUNS.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
+    runs = sorted(filter(os.path.isfile, RUNS.glob("*/config.yaml")), key=os.path.getmtime)
     if not runs:
         raise ConfigError(option, f"there is no run in {RUNS}/", f"Name the folder: {written}")
     return runs[-1].parent
 
 
 def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
-    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    path = Path(os.path.expanduser(name)) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not os.path.isfile(path):  # unlike Path.is_file, this accepts a name that is too long
         known = names_in(folder)
         reason = f"there is no such file or name.{did_you_mean(name, known)}"

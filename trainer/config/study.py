@@ -124,7 +124,7 @@ class Study:
             gone = dict.fromkeys(name for name in ("judge", *map(function_name, paid.custom)) if name in paid.weights)
             alone = {key: value for key, value in controls[FORMAT].items() if not key.startswith("reward.weights.")}
             alone["reward.weights"] = {**gone, "format": 1.0}
-            left = self.config(StudyRun(FORMAT, 0, self._overrides(alone))).reward.weights  # with the preset's
+            left = self.config(StudyRun(FORMAT, 0, self._overrides(alone))).reward.weights  # and of one setting each
             controls[FORMAT] = alone | {"reward.weights": {**dict.fromkeys(left, 0.0), **alone["reward.weights"]}}
         return arms | controls
 

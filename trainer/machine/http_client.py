@@ -92,7 +92,7 @@ def _reason(error: BaseException) -> str:
 def _refusal(status: int, retry_after: str | None, body: bytes) -> NoReply:
     text = without_keys(" ".join(body[:LONGEST_BODY].decode("utf-8", "replace").split()), 1000)
     again = status in WORTH_RETRYING or status >= 500
-    return NoReply(f"HTTP {status} {text}".strip(), again, seconds_of(retry_after), status)
+    return NoReply(f"HTTP {status} {text}".strip(), again, seconds_of(retry_after) if again else 0.0, status)
 
 
 def seconds_of(retry_after: str | None) -> float:

@@ -48,15 +48,9 @@ def own_files(settings: Mapping[str, Any]) -> list[str]:
 
 
 def written(changes: Sequence[Override]) -> list[str]:
-    """Return settings as they are written on a command line."""
-    return [f"{change.key}={yaml_of(_value(change))}" for change in changes]
-
-
-def _value(change: Override) -> Any:
-    """Return the value to write: `null` takes away a weight that only the preset has."""
-    if change.key == "reward.custom" and len(change.run) == 1:
-        return change.run[0]
-    return dict.fromkeys(change.preset) | change.run if isinstance(change.run, dict) else change.run
+    """Return settings as they are written on a command line, a list of one function without brackets."""
+    values = {key: run[0] if key == "reward.custom" and len(run) == 1 else run for key, _, run in changes}
+    return [f"{key}={yaml_of(value)}" for key, value in values.items()]
 
 
 @cache
