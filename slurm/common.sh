@@ -79,16 +79,16 @@ places() {
         place="${argument#*=}"
         place="${place#\[}"
         case "$place" in *.yaml | *.yml)
-            [ ! -f "$place" ] || one_per_line "$place" | sed -n "s/^[ -]*\([a-z_]*: *\)\{0,1\}[\"']\{0,1\}\(\/[^\"']*\).*/\2/p" ;;
+            [ ! -f "$place" ] || one_per_line "$place" | sed -n "s/^[ -]*\([a-z_]*: *\)\{0,1\}[\"']\{0,1\}\(\/[^\"'#]*[^\"'# ]\).*/\2/p" ;;
         esac
         case "$argument" in run.dir=/*) until [ -d "$place" ]; do place="$(dirname "$place")"; done ;; esac
         case "$place" in /?*) echo "$place" ;; esac
     done
 }
 
-# one_per_line PRESET: print a file with each setting of `{a: 1, b: 2}` on a line of its own.
+# one_per_line PRESET: print a file with each setting of `{a: 1, b: 2}`, which may be several lines, on its own.
 one_per_line() {
-    sed '/[:,] *[[{]/s/[][{},]/\n  /g' "$1"
+    sed '/[:,] *[[{][^]}]*$/,/[]}]/s/[][{},]/\n  /g; /[:,] *[[{]/s/[][{},]/\n  /g' "$1"
 }
 
 gpus_of_node() {
@@ -142,6 +142,7 @@ folder_of() {
         run.dir=*) folder="${setting#run.dir=}" ;;
         --resume=?*) folder="${setting#--resume=}" ;;
         --preset=*) preset="${setting#--preset=}" ;;
+        -*) ;;
         *=*) [ "$before" != --resume ] || [ ! -d "$setting" ] || folder="$setting" ;;
         *) [ "$before" != --resume ] || folder="$setting" ;;
         esac

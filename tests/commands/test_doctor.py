@@ -151,6 +151,8 @@ def test_the_whole_model_with_its_optimizer_in_ram_needs_seven_times_the_weights
     assert wanted.ram - preflight.PROCESS_BYTES == pytest.approx(14 * numbers, rel=0.02)
     assert wanted.run == pytest.approx((3 * 14 + 2) * numbers, rel=0.02)
     assert preflight.needs(adapter, found, ONE_CARD).ram < wanted.ram
+    there = hub.Found(None, {"model.safetensors": 2 * 10**9})  # to be downloaded, so its type is not known
+    assert preflight.needs(whole, there, ONE_CARD).run == pytest.approx((3 * 14 + 2) * 10**9, rel=0.02)
 
 
 def test_every_rank_of_this_machine_needs_its_share(monkeypatch):

@@ -63,8 +63,9 @@ def test_what_all_racers_have_in_common_cannot_be_changed(capsys, setting):
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_race(capsys, tmp_path):
-    status, _, err = said_by(capsys, "speedrun", "--out", tmp_path / "no/such.json")
-    assert (status, "there is no folder of this name" in err) == (2, True)
+    for out in (tmp_path / "no/such.json", tmp_path):
+        status, _, err = said_by(capsys, "speedrun", "--out", out)
+        assert (status, "no file of this name can be written" in err) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["algorithm.lr", "algorithm.kl.coef", "optim.warmup", "lora.r", "run.threads"])

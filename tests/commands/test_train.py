@@ -19,7 +19,7 @@ FEW += ["run.steps=500", "eval.problems=0", "run.merge=false"]
 
 
 def test_a_process_of_mpi_is_a_rank_and_starts_none(monkeypatch):
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     became = []
     monkeypatch.setattr(os, "execv", lambda program, words: became.extend(words) or sys.exit(0))
     with pytest.raises(SystemExit):

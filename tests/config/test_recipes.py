@@ -87,7 +87,7 @@ def test_what_a_run_says_of_dead_groups_stays(tmp_path, name):
     config = resolve("nano", None, ["reward.weights={correct: 0, format: 1}", "rollout.dead_by=correct"])
     (tmp_path / name).write_text(config.to_yaml())
     stored = str(tmp_path / name)
-    assert resolve(stored, None, ["run.steps=9"]).rollout.dead_by == "correct"
+    assert resolve(stored, None, ["run.steps=9", "task.decimal=comma"]).rollout.dead_by == "correct"
     assert resolve(stored, None, ["reward.weights={correct: 0, format: 2}"]).rollout.dead_by == "reward"
 
 

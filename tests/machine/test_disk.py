@@ -79,6 +79,12 @@ def test_an_error_before_anything_is_written_is_none_of_the_disk(tmp_path):
         raise OSError("no tokenizer")
 
 
+def test_a_folder_that_disappears_while_torch_writes_is_named(tmp_path):
+    folder = tmp_path / "checkpoint"
+    with refuses(tmp_path, CheckpointError, names="No such file"), disk.writing(folder, "it", "Make room."):
+        torch.save({}, folder / "engine/state.pt")
+
+
 def test_two_commands_do_not_write_one_result(tmp_path):
     out = tmp_path / "out"
     with disk.named_when_checked(out) as unchecked:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -87,6 +88,8 @@ def test_a_stub_of_leetcode_needs_no_import_and_a_tuple_is_a_list(scorer):
     stub = "```\nclass Solution:\n    def pair(self, one: int) -> List[int]:\n        return one, one\n```"
     tests = [{"input": [3], "output": [3, 3]}, {"input": [4], "output": [4, 4]}]
     assert score(scorer, stub, tests, entry_point="pair").reward == 1.0
+    wrapped = {"fn_name": "pair", "inputs": [[3]], "outputs": [[[3, 3]]]}
+    assert score(scorer, stub, wrapped).reward == 1.0
     assert score(scorer, stub, [{"input": [3], "output": [[3, 3]]}], entry_point="pair").reward == 0.0
 
 
@@ -152,6 +155,17 @@ def test_the_programs_of_two_groups_do_not_run_at_once(scorer, monkeypatch):
     assert max(most) <= programs.at_once
 
 
+@pytest.mark.parametrize("of_job, at_once", [(None, 3), ("4", 3), ("8", 5)], ids=["no Slurm", "shared", "bound"])
+def test_ranks_that_share_cores_run_fewer_programs_at_once(monkeypatch, of_job, at_once):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    if of_job:
+        monkeypatch.setenv("SLURM_CPUS_ON_NODE", of_job)
+    scorer = scorer_of("reward.weights={code: 1.0}")
+    assert scorer.graders[0].at_once == at_once
+    close(scorer)
+
+
 def test_a_command_runs_other_languages(tmp_path):
     try:
         scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.command=sh program")
@@ -172,6 +186,7 @@ def test_a_command_runs_other_languages(tmp_path):
         ("<think>x</think>```py\na\n```", "a\n"),
         ("```\na", "a"),
         ("Call ```f(3)``` first.\n```\na\n```", "a\n"),
+        ("``````\na\n``````", "a\n"),
         ("a", None),
     ],
 )

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import queue
+import signal
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -304,6 +305,14 @@ def test_the_first_call_of_an_agent_is_waited_for_only_at_its_start(monkeypatch,
 def test_what_programs_print_while_the_file_is_imported_is_no_result(tmp_path):
     (tmp_path / "mine.py").write_text("import os\nos.system('echo hello')\ndef run(problem): ...")
     Agents(f"{tmp_path / 'mine.py'}:run", print).close()
+
+
+def test_the_signal_of_slurm_before_the_time_is_up_ends_no_agents(tokenizer):
+    def use(sampler, asked):
+        sampler.agents._process.send_signal(signal.SIGUSR1)
+        return dict(sampler.sample(asked, sampling(group=3, max_new_tokens=60)))
+
+    assert len(sample(DecodeSampler, "three_turns", tokenizer, use=use)) == 3
 
 
 def test_the_process_of_agents_ends_with_the_run_although_this_one_goes_on(tmp_path):

@@ -217,6 +217,16 @@ def test_a_sandbox_ends_while_a_process_that_user_code_has_forked_lives():
     left.kill()
 
 
+def test_a_forked_process_that_ends_leaves_the_sandbox_to_its_owner():
+    with Sandbox(LIMITS) as sandbox:
+        left = multiprocessing.get_context("fork").Process(target=sandbox.close)
+        left.start()
+        left.join()
+        process = sandbox._process
+        assert sandbox.run("print(1)", b"").output == b"1\n"
+        assert sandbox._process is process
+
+
 def assert_ended(processes: list[int]) -> None:
     until(lambda: not any(map(is_running, processes)))
 

@@ -124,13 +124,20 @@ def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, tak
     (tmp_path / "flow.yaml").write_text(
         f"model: {{dir: no}}\nrun: {{steps: 3, dir: {named.partition(' #')[0]}}}\neval: {{dir: no}}\n"
     )
-    kinds = (["--preset", "preset.yaml", "--recipe", "own.yaml"], ["--preset=preset.yaml"], ["--preset=flow.yaml"])
-    for arguments in kinds[: 2 if "," in named else 3]:
+    (tmp_path / "lines.yaml").write_text((tmp_path / "flow.yaml").read_text().replace(", ", ",\n  "))
+    kinds = [["--preset", "preset.yaml", "--recipe", "own.yaml"], ["--preset=preset.yaml"]]
+    kinds += [["--preset=flow.yaml"], ["--preset=lines.yaml"]] if "," not in named else []
+    for arguments in kinds:
         assert f"run.dir={taken}" in job("single_node.sbatch", *arguments).stdout.splitlines()
     assert "run.dir=other" in job("single_node.sbatch", *arguments, "run.dir=other").stdout.splitlines()
     (tmp_path / "runs/lr=1").mkdir(parents=True)
-    for arguments in (["--resume", "runs/lr=1", "run.steps=9"], ["--resume=runs/lr=1"]):
-        assert "run.dir=runs/lr=1" in job("single_node.sbatch", *arguments).stdout.splitlines()
+    for arguments in (["--resume", "runs/lr=1", "run.steps=9"], ["--resume=runs/lr=1", "--accept-changes"]):
+        for script in ("single_node.sbatch", "multi_node.sbatch"):
+            words = job(script, *arguments).stdout.splitlines()
+            assert "run.dir=runs/lr=1" in words
+            assert "--preset" not in words
+    latest = job("single_node.sbatch", "--resume", "--accept-changes").stdout.splitlines()
+    assert "run.dir=runs/octet-5" in latest
 
 
 @pytest.mark.parametrize("kind", ["PYXIS", "APPTAINER"])

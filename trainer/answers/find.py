@@ -341,7 +341,7 @@ def _settled(answer: str | None, wanted: str | None) -> str | None:
     return offered(parts[-1].lstrip(" ,.:;!")) if len(parts) > 1 else answer
 
 
-_FENCED = re.compile(r"```[^\n`]*(?:```|\n(.*?)(?:```|\Z))", re.DOTALL)  # the first kind, ```f(3)```, is no block
+_FENCED = re.compile(r"```(?:[^\n`]+```|[^\n`]*\n(.*?)(?:```|\Z))", re.DOTALL)  # the first, ```f(3)```, is no block
 
 
 def fenced(text: str) -> str | None:

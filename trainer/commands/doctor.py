@@ -117,7 +117,8 @@ def python_and_packages() -> Finding:
     """Compare the installed versions with those of constraints.txt, which were tested together."""
     installed = {name: _version(name) for name in REQUIRED}
     if missing := [name for name, found in installed.items() if found is None]:
-        remedy = f"./run_deepspeed.sh --dry-run installs them, or {_reinstall()}"
+        script = os.path.relpath(CHECKOUT / "run_deepspeed.sh")
+        remedy = f"{'' if IS_INSTALLED else f'bash {script} --dry-run installs them, or '}{_reinstall()}"
         return Finding("end", "packages", f"not installed: {', '.join(missing)}", remedy)
     tried, python = pinned(CONSTRAINTS), f"Python {platform.python_version()}"
     # 2.13.0+cpu is a build of 2.13.0

@@ -115,7 +115,7 @@ def samples(lines: Iterable[bytes], name: str, needs_answer: bool = True) -> Ite
 
 def open_lines(path: str) -> IO[bytes]:
     try:
-        return sys.stdin.buffer if path == "-" else Path(path).open("rb")
+        return sys.stdin.buffer if path == "-" else Path(os.path.expanduser(path)).open("rb")
     except OSError as error:
         remedy = "Name a file of JSON lines; - is standard input"
         raise DataError(path, f"it cannot be read: {error.strerror}", remedy) from None

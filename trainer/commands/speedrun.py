@@ -42,8 +42,8 @@ def run(options: Namespace) -> None:
         if not re.fullmatch(FREE, key):
             remedy = "Set algorithm, optim, rollout, lora, run.seed, run.steps, run.threads or eval.every"
             raise ConfigError(key, "every speedrun has the same model, problems and evaluation", remedy)
-    if not os.access(options.out.parent, os.W_OK):
-        raise ConfigError(f"--out {options.out}", "there is no folder of this name to write to", "Name another place")
+    if options.out.is_dir() or not (options.out.parent.is_dir() and os.access(options.out.parent, os.W_OK)):
+        raise ConfigError(f"--out {options.out}", "no file of this name can be written", "Name another place")
     with TemporaryDirectory(prefix="octet-speedrun-") as scratch:
         fixed = ["run.merge=false", "run.track=null", *overrides_of({"run.dir": scratch})]
         config = resolve("nano", None, ["eval.every=2", *options.overrides, *fixed])

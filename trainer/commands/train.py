@@ -45,7 +45,7 @@ LEFT_S = 5.0  # grace period of processes that outlive a train.py which has ende
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     machine = hardware.detect()
-    is_of_mpi = "OMPI_COMM_WORLD_RANK" in os.environ
+    is_of_mpi = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > 1
     if is_of_mpi or slurm.is_one_of_several() or (slurm.is_step() and len(machine.gpus) <= 1):
         os.execv(sys.executable, [sys.executable, str(TRAIN), *arguments])  # the same process, so signals reach it
     request = parse_command_line(arguments)

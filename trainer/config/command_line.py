@@ -88,7 +88,8 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         merged = _merge(merged, placed(layer, folder) if folder and layer is layers[0] else layer)
     typed = dict(text.partition("=")[::2] for text in overrides)
     is_run = preset and Path(preset).name in ("config.yaml", "job.yaml")
-    is_paid_otherwise = any("task" in one or {"weights", "custom"} & {*one.get("reward", {})} for one in layers[1:])
+    pays = {"task": {"name", "mix", "answer"}, "reward": {"weights", "custom"}}
+    is_paid_otherwise = any(keys & {*one.get(section, {})} for one in layers[1:] for section, keys in pays.items())
     chosen = layers if not preset or (is_run and not is_paid_otherwise) else layers[1:]
     if not any("dead_by" in layer.get("rollout", {}) for layer in chosen):  # a preset's fits only its own rewards
         plain = _merge(merged, {"rollout": {"dead_by": "reward"}})

@@ -133,7 +133,7 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("warmup.then", lambda c: c.warmup.then == "merged" and c.warmup.steps and not c.warmup.only
      and c.rollout.uses_servers and c.rollout.vllm.urls,
      "the servers at rollout.vllm.urls would go on to serve the base before the warm-up",
-     "Write warmup.then=same, or rollout.vllm.start=true"),
+     "Write rollout.vllm.start=true without rollout.vllm.urls, or warmup.then=same with lora.init=zero"),
     ("lora.start", lambda c: c.lora.start is not None and _makes_another_base(c.lora),
      "an adapter is trained further, and {changed} does not allow that", "Leave one of the two out"),
 

@@ -84,12 +84,12 @@ def _error_of_disk(error: BaseException, folder: Path) -> int | None:
     """Return the errno of an error of the disk; None for other errors. safetensors quotes its text. torch says only
     that a file could not be written, so this tries to write one."""
     if isinstance(error, OSError) and error.errno:  # numpy raises one without
-        return error.errno if failure(error) or not folder.is_dir() else None
+        return error.errno if failure(error) or not os.path.isdir(folder) else None
     for number in (*FULL, *BROKEN, *OF_THE_PATH):
         if os.strerror(number) in str(error):
             return number
-    if not folder.is_dir():  # nothing was written yet
-        return None
+    if not os.path.isdir(folder):  # nothing was written yet, or the folder has disappeared, as torch.save says
+        return errno.ENOENT if "Parent directory" in str(error) else None
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0" * PROBE_BYTES)

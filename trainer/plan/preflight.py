@@ -232,7 +232,8 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
 def _numbers(found: Found) -> int:
     """Return the parameters of a model from the size of its files and the dtype in its config.json, if that exists."""
     stored = json.loads((found.folder / "config.json").read_text()) if found.folder else {}
-    named = stored.get("dtype") or stored.get("torch_dtype") or "float32"  # unknown: the fewest parameters
+    # models without a named type are in fp32; those that are not here yet are nearly all in 16 bits
+    named = stored.get("dtype") or stored.get("torch_dtype") or ("float32" if found.folder else "bfloat16")
     return found.weights // (4 if named == "float32" else 2)
 
 

@@ -62,8 +62,9 @@ class Programs:
         except ConfigError:
             self.sandbox.close()
             raise
-        cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.at_once = cores + 1  # keeps all cores busy while a program is forked or read
+        cores, ranks = len(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        is_bound = cores * ranks <= int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)  # srun gave each rank its own cores
+        self.at_once = (cores if is_bound else cores // ranks) + 1  # one more keeps all busy during a fork or a read
         self._grading = threading.Lock()  # the programs of several groups would use up each other's time limits
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
@@ -168,11 +169,9 @@ def _calls(value: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Te
         given, output = one["input"], one["output"]
         if one.get("testtype") == "functional":
             given, output = [json.loads(line) for line in given.splitlines()], json.loads(output)
-        accepted = [output]
-        if isinstance(output, list):
-            accepted.append(tuple(output))  # JSON has no tuples
-            if len(output) == 1 and one.get("may_be_wrapped"):
-                accepted.append(output[0])
+        is_wrapped = isinstance(output, list) and len(output) == 1 and one.get("may_be_wrapped")
+        accepted = [output, *(output if is_wrapped else [])]
+        accepted += [tuple(value) for value in accepted if isinstance(value, list)]  # JSON has no tuples
         lines.append(f"assert {name}(*{list(given)!r}) in {accepted!r}")
     return _python("\n".join(lines), {"entry_point": name})
 

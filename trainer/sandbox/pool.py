@@ -60,6 +60,7 @@ class Sandbox:
         self.limits = limits
         self.command = command
         self._starting = threading.Lock()
+        self._owner = os.getpid()
         self._start()
 
     def __enter__(self) -> "Sandbox":
@@ -70,8 +71,9 @@ class Sandbox:
 
     def close(self) -> None:
         """End everything that runs in the sandbox."""
-        with suppress(OSError):  # it has ended by itself
-            self._orders.shutdown(socket.SHUT_RDWR)  # a process that user code has forked may have the socket, too
+        if os.getpid() == self._owner:  # and not in a process that user code has forked, which has the socket, too
+            with suppress(OSError):  # it has ended by itself
+                self._orders.shutdown(socket.SHUT_RDWR)
         self._orders.close()
         self._process.wait()
 

@@ -56,6 +56,7 @@ def _command(command: list[str], problem: Any) -> str:
 
 def serve(setting: str) -> None:
     """Start and end agents as the lines on standard input request, until it is closed."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to every process, but only ranks act on it
     results, sys.stdout = sys.stdout, sys.stderr
     try:
         with _output_on_stderr():
