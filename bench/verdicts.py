@@ -56,8 +56,9 @@ def main() -> None:
         "studies": len(choices),
         "seeds": SEEDS,
         "verdicts": counts(found, every, choices),
-        "with_random_alone": counts(found, [found["first"], "random"], choices),
     }
+    if "random" in every:
+        result["with_random_alone"] = counts(found, [found["first"], "random"], choices)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
 

@@ -72,7 +72,7 @@ class Clock:
     def seconds(self, of_kind: int) -> list[float]:
         """Return the seconds of each step except the first two."""
         times = [tick[of_kind] for tick in self.ticks]
-        return [after - before for before, after in zip(times[WARM_UP:-1], times[WARM_UP + 1 :])]
+        return [after - before for before, after in zip(times[WARM_UP - 1 : -1], times[WARM_UP:])]
 
 
 def adapted_layers(folder: Path) -> int:

@@ -104,6 +104,7 @@ def answered(folder, right: str, start: int = 0) -> None:
         for at, mark in enumerate(right if model == "trained" else "n" * len(right))
     ]
     write_lines(folder / "eval_answers.jsonl", records)
+    (folder / "verdict.json").write_text("{}")  # the run has ended
 
 
 def test_runs_on_the_same_problems_are_tested_problem_by_problem(runs, capsys):
@@ -150,8 +151,13 @@ def test_runs_on_other_problems_or_tasks_are_not_compared(runs, tmp_path, capsys
 BROKEN = [("config.yaml", "model: ["), ("config.yaml", "name: a dataset card\n"), ("config.yaml", "- a list\n")]
 
 
-@pytest.mark.parametrize(("file", "text"), [*BROKEN, ("metrics.jsonl", '{"step": 0}\n[1]\n')])
+NO_NUMBER = '{"step": 4, "eval/accuracy": 0.5, "eval/problems": 64, "eval/low": null, "eval/high": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "text"), [*BROKEN, ("metrics.jsonl", '{"step": 0}\n[1]\n'), ("metrics.jsonl", NO_NUMBER)]
+)
 def test_a_broken_file_is_named(runs, capsys, file, text):
     (runs[0] / file).write_text(text)
     assert octet("compare", *runs) == 2
-    assert capsys.readouterr().err.startswith(f"octet: {runs[0] / file}")
+    assert capsys.readouterr().err.startswith(f"octet: {runs[0]}")

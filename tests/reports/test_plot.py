@@ -47,6 +47,9 @@ def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(seeds):
     reward = seeds[0].metrics[1]["reward/mean"]
     assert first.values[0] == pytest.approx((1, reward + 0.5, reward, reward + 1))
     assert other.values[0].low == other.values[0].high
+    write_lines(seeds[1].folder / "metrics.jsonl", seeds[1].metrics[:4])  # it has made three steps so far
+    (shorter,) = groups_of([seeds[0], read_run(seeds[1].folder)])
+    assert charts_of([shorter], "curves")[1].curves[0].values[-1].step == 3, "a mean over one seed would be a jump"
     configure(seeds[2].folder, lora__rslora=True)
     assert groups_of([seeds[0], read_run(seeds[2].folder)])[0].name == "demo, lora.rslora=false algorithm.lr=0.003"
 

@@ -212,6 +212,22 @@ def test_the_answers_that_are_paid_decide(copied):
     assert charts_of(groups_of([paid]), "curves")[0].curves[1].values[-1].middle == 1.0
 
 
+def test_a_resumed_run_shows_nothing_of_its_earlier_end(copied):
+    folder = copied("resumed")
+    (folder / "verdict.json").unlink()
+    run = read_run(folder)
+    assert (run.evaluation, run.worth(run.measure), run.flips()) == ({}, {}, [])
+
+
+def test_results_on_other_problems_are_no_part_of_a_curve_or_of_the_best(copied):
+    """The run was resumed with another `eval.problems`."""
+    folder = copied("resumed")
+    base, *others = lines_of(folder / "metrics.jsonl")
+    write_lines(folder / "metrics.jsonl", [base | {"eval/problems": 9, "eval/accuracy": 1.0}, *others])
+    run = read_run(folder)
+    assert [line["step"] for _, line in run.evaluated] == [3, 6]
+
+
 def test_a_page_has_one_verdict(copied):
     folder = copied("paid")
     evaluation = json.loads((folder / "eval.json").read_text())

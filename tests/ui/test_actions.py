@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pyarrow
 from pyarrow import parquet
@@ -75,7 +76,7 @@ def test_a_log_that_cannot_be_written_is_said(asked, folder, tmp_path):
 def test_what_has_ended_a_run_is_shown_whoever_serves_the_page(asked, folder):
     place = folder / "runs/failed"
     place.mkdir()
-    (place / "config.yaml").write_text(resolve("nano").to_yaml())
+    (place / "config.yaml").write_text(resolve("nano", None, ["warmup.steps=30"]).to_yaml())
     (folder / "runs/failed.log").write_text(
         "$ octet train\noctet: warning: another program holds 7.7 GB\noctet: loading nano\noctet: out of memory (<b>)\n"
     )
@@ -85,7 +86,13 @@ def test_what_has_ended_a_run_is_shown_whoever_serves_the_page(asked, folder):
     assert "octet train --resume runs/failed" in live
     with going_on(place):
         assert 'class="error"' not in asked("GET", "live?run=failed")[2]
-    (place / "samples.jsonl").write_text('{"reward": 1}\n')  # of another version, or a stranger
+    (place / "warmup").mkdir()
+    shutil.copy(place / "config.yaml", place / "warmup")
+    (place / "warmup/metrics.jsonl").write_text('{"step": 7, "loss": 0.5}\n')
+    live = asked("GET", "live?run=failed")[2]
+    assert "failed, warm-up" in live
+    assert "Step 7 of " in live
+    (place / "warmup/samples.jsonl").write_text('{"reward": 1}\n')  # of another version, or a stranger
     assert "failed: it is not as Octet writes it (KeyError: " in asked("GET", "live?run=failed")[2]
     (place / "config.yaml").unlink()
     (place / "config.yaml").symlink_to("/proc/self/mem")  # no user can read its beginning

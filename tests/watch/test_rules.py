@@ -118,6 +118,13 @@ PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
         run(truncated=lambda step: 0.9 if step == 10 else 0.05),  # one bad step
         run(evaluated=(0.5, 0.56, 0.54), **{"reward/mean": rising(0.4, 0.6)}),  # within the noise
         run("eval.problems=1000", evaluated=(0.6, 0.675, 0.6), **THREE_OF_40),
+        run(steps=60, length=lambda step: 200.0 if step < 30 else 50.0, **{"accuracy/lenient": rising(0.2, 0.7)}),
+        run("task.curriculum=difficulty", **{"accuracy/lenient": rising(0.6, 0.05)}),
+        run("task.curriculum=difficulty", length=rising(100, 400)),
+        run("task.curriculum=solve_rate", "run.steps=400", steps=100, **{"reward/std": 0.5}),
+        run("task.name=reasoning_gym:chain_sum", problems=8),  # each pass has new ones
+        run(**{"reward/format": lambda step: 0.9 if step < 5 else 1.0}),  # learned
+        run("eval.problems=64", evaluated=(1.0, 1.0, 62 / 64), **{"reward/mean": rising(0.4, 0.6)}),
         run(*AHEAD, steps=60, **{"time/rollout": lambda step: 10.0 if step < 30 else 60.0}),  # it waits while it trains
         run(steps=80, **{"reward/std": 0.5}),  # flat, and there were few steps before
         run("run.steps=120", steps=100, **{"reward/std": 0.5}),  # flat, and nearly done

@@ -12,7 +12,7 @@ from trainer.machine.console import Console, folded
 from trainer.machine.visible import print
 from trainer.reports.markup import as_csv
 from trainer.reports.report import Pair, ranked, shown
-from trainer.run_folder.reader import RunFiles, differing, facts_of, names_of, read_runs
+from trainer.run_folder.reader import RunFiles, as_written, differing, facts_of, names_of, read_runs
 from trainer.watch.measure import REWARD, STRICT
 from trainer.watch.progress import clock
 
@@ -31,6 +31,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     runs = read_runs(options.runs)
+    with as_written(*(run.folder for run in runs)):
+        show(runs, options)
+
+
+def show(runs: Sequence[RunFiles], options: Namespace) -> None:
     keys = differing([run.given for run in runs])
     tasks = [[_row(run, ranking[0][0], pair, keys) for run, pair in ranking] for ranking in ranked(runs)]
     if options.json:

@@ -11,6 +11,7 @@ from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.settings import RUNS
 from trainer.errors import ConfigError, DataError
 from trainer.machine.console import Console, table
+from trainer.reports.report import ends_of
 from trainer.reports.terminal import stopped
 from trainer.run_folder.reader import as_written, read_run
 
@@ -60,8 +61,9 @@ def row(place: Path, folder: Path) -> list[str]:
     state, steps, result = "damaged", "", ""
     with suppress(DataError, OSError), as_written(place):  # its files are unreadable, or of another version
         steps = f"{run.steps} of {run.total_steps}"
-        shares = [share.value for line in run.metrics if (share := run.held_out(line))]
-        change = [" -> ".join(run.measure.text(value) for value in (shares[0], shares[-1]))] if len(shares) > 1 else []
+        shares = [share.value for share, _ in run.evaluated]
+        ends = ends_of(run) or [run.measure.text(value) for value in (*shares[:1], *shares[-1:])]
+        change = [" -> ".join(ends)] if ends and (run.has_ended or len(shares) > 1) else []
         result = ", ".join([run.verdict.kind, *change] if run.has_ended else change)
         state = "ended" if run.has_ended else "stopped" if stopped(run) else "running"
     task = run.settings["task.name"].rpartition("/")[2]

@@ -69,7 +69,7 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        target = error.filename2 or error.filename or path  # of a rename, the final name and not the temporary one
+        target = str(error.filename2 or error.filename or path).removesuffix(".partial")  # not the temporary name
         reason = f"it cannot be written ({error.strerror})"
         raise ConfigError(f"{option} {target}", reason, "Name another place") from None
 

@@ -19,7 +19,7 @@ from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.reports import card
 from trainer.reports import curves as drawn
-from trainer.run_folder.reader import RunFiles, exported, read_run
+from trainer.run_folder.reader import RunFiles, as_written, exported, read_run
 
 ADAPTER, CURVES, EXPORT = "adapter_config.json", "curves.svg", "export.json"
 SENT = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "model*.safetensors", "*.gguf"]
@@ -48,9 +48,11 @@ def run(options: Namespace) -> None:
     folder = options.run / (options.what or run.config.lora.product)
     manifest.must_be_whole(folder)
     files, exported_as = _files(folder), _export_of(run, folder)
-    curves = {CURVES: drawn.files([run])[CURVES]} if run.steps else {}
+    with as_written(run.folder, remedy="Repair it"):
+        curves = {CURVES: drawn.files([run])[CURVES]} if run.steps else {}
     licence, picture = hub.licence(run.before_training.config.model), CURVES if curves else None
-    text = card.card(run, options.to, _kind(folder), licence, picture, exported_as)
+    with as_written(run.folder, remedy="Repair it"):
+        text = card.card(run, options.to, _kind(folder), licence, picture, exported_as)
     contents: dict[str, Any] = {**files, "README.md": text.encode(), **curves}
     if ADAPTER in files:
         stored = json.loads(files[ADAPTER].read_text())

@@ -3,7 +3,7 @@
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from trainer.commands.options import add_runs, converted, writing
@@ -37,21 +37,23 @@ def run(options: Namespace) -> None:
             _share(run)
         return
     path = options.out or (options.runs[0] / "report.html" if len(options.runs) == 1 else Path("report.html"))
-    is_live = options.watch and _are_live(runs)
+    is_live, pause = options.watch and _are_live(runs), SECONDS
     _write(path, report(runs, reloads=is_live), is_named=options.out is not None)
     print(path, flush=True)
     while is_live:
+        time.sleep(pause)
         began = time.perf_counter()
-        with suppress(DataError):  # a file is just being written, and is complete at the next update
-            runs = [read_run(run.folder) for run in runs]
-            is_live = _are_live(runs)
+        runs = [read_run(run.folder) for run in runs]
+        is_live = _are_live(runs)
+        # a file that is just being written is complete at the next update
+        with suppress(DataError) if is_live else nullcontext():
             _write(path, report(runs, reloads=is_live), is_named=options.out is not None)
-        time.sleep(max(SECONDS, REST * (time.perf_counter() - began)) if is_live else 0)
+        pause = max(SECONDS, REST * (time.perf_counter() - began))
 
 
 def _write(path: Path, text: str, is_named: bool) -> None:
     with writing(path):
-        if is_named:  # may be a device, such as /dev/stdout
+        if is_named and (path.is_symlink() or (path.exists() and not path.is_file())):  # such as /dev/stdout
             path.write_text(text, encoding="utf-8")
         else:
             disk.replace(path, text.encode())

@@ -137,11 +137,12 @@ class Runner:
 
     def evaluate_renumbered(self, one: StudyRun) -> str:
         """Evaluate a run's model on the held-out problems with new numbers; return the run's name if that fails."""
-        folder, problems = self.study.folder / one.name, self.study.config(one).eval.problems
+        folder, config = self.study.folder / one.name, self.study.config(one)
         out = folder / RENUMBERED
         if ended(self.study, one) is None or (out / "eval.json").is_file():
             return ""
-        arguments = ["task.name=gsm8k-renumbered", f"--problems={problems}", f"--out={out}"]
+        arguments = ["task.name=gsm8k-renumbered", f"--problems={config.eval.problems}", f"--out={out}"]
+        arguments += [f"model.{key}={getattr(config.model, key)}" for key in ("quantize", "quantize_head")]
         return self._run(one, ["eval", str(folder), *arguments], succeeds=(0,))
 
     def _run(self, one: StudyRun, words: Sequence[str], succeeds: Collection[int]) -> str:

@@ -130,12 +130,13 @@ def chart(title: str, groups: Sequence[Group], series: Sequence[Series]) -> Char
 
 
 def _values(group: Group, one: Series) -> list[Value]:
-    """Return the mean over the runs of a group at each step, and the range that includes all of them."""
+    """Return the mean over the runs of a group at each step that all have made, and the range that includes them."""
     ranges: dict[int, list[Range]] = defaultdict(list)
+    last = min((run.steps for run in group.runs if run.steps), default=0)
     for run in group.runs:
         look = plain(one.looks) if isinstance(one.looks, str) else one.looks(run)
         for record in run.metrics:
-            if (seen := look(record)) is not None:
+            if record["step"] <= last and (seen := look(record)) is not None:
                 ranges[record["step"]].append(seen)
     values = []
     for step, of_runs in sorted(ranges.items()):

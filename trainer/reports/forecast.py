@@ -28,9 +28,9 @@ def outlook(run: RunFiles) -> str:
     measure, step = run.measure, run.steps
     if measure.is_reward:
         return ""
-    points: list[Point] = [(line["step"], share.value) for line in run.metrics if (share := run.held_out(line))]
+    points: list[Point] = [(line["step"], share.value) for share, line in run.evaluated]
     what, answers = "held-out accuracy", max((line.get("eval/problems", 1) for line in run.metrics), default=1)
-    if len(points) < LEAST:
+    if len(points) < LEAST and not run.history.chooses_problems:
         points = [(line["step"], line[measure.of_training]) for line in run.metrics if measure.of_training in line]
         rollout, what = run.config.rollout, "accuracy in training"
         answers = rollout.problems * rollout.group_size

@@ -106,7 +106,7 @@ def ends_of(run: RunFiles) -> list[str]:
 
 def still_wrong(run: RunFiles) -> Iterator[Html]:
     """Yield the wrong answers, with what was read and the gold answer, or those with the lowest rewards."""
-    measure, answers = run.measure, [*run.greedy.get("trained", {}).values()]
+    measure, answers = run.measure, [*run.trained.values()]
     if measure.is_reward:
         found = sorted((one for one in answers if one.get("reward") is not None), key=lambda one: one["reward"])
         title, head = "Lowest rewards", ["question", "reward"]

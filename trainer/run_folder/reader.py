@@ -84,8 +84,9 @@ class RunFiles:
 
     @cached_property
     def evaluation(self) -> dict[str, Any]:
-        """The content of eval.json. Raise DataError if values that the reports read are missing or of another type."""
-        content = _object(self.folder / "eval.json")
+        """The content of eval.json, once the run has ended: a resumed run still has that of its earlier end. Raise
+        DataError if values that the reports read are missing or of another type."""
+        content = _object(self.folder / "eval.json") if self.has_ended else {}
         if not (models := content.get("evaluations")):
             return {}
         with as_written(self.folder / "eval.json", remedy="Delete it, or write it again with `octet eval`"):
@@ -116,9 +117,16 @@ class RunFiles:
             return Share(right, *wilson(right * problems, problems))
         return Share(record[self.measure.logged], record["eval/low"], record["eval/high"])
 
+    @property
+    def evaluated(self) -> list[tuple[Share, Record]]:
+        """The held-out results with their lines of metrics, on the problems of the last one: a resumed run may ask
+        others."""
+        found = [(share, line) for line in self.metrics if (share := self.held_out(line))]
+        return [one for one in found if one[1].get("eval/problems") == found[-1][1].get("eval/problems")]
+
     def worth(self, measure: Measure) -> dict[tuple[str, ...], float]:
         """Whether the trained model solved each held-out problem, or its reward, by question and gold answer."""
-        name, answers = measure.of_answer, self.greedy.get("trained", {})
+        name, answers = measure.of_answer, self.trained
         return {key: answer[name] for key, answer in answers.items() if answer.get(name) is not None}
 
     @cached_property
@@ -157,6 +165,11 @@ class RunFiles:
         return answers
 
     @property
+    def trained(self) -> dict[tuple[str, ...], Record]:
+        """The greedy answers of the trained model, once the run has ended."""
+        return self.greedy.get("trained", {}) if self.has_ended else {}
+
+    @property
     def verdict(self) -> Verdict:
         return verdict_of(self.evaluation, self.metrics, self.config)
 
@@ -186,6 +199,8 @@ class RunFiles:
 
     def flips(self) -> list[dict[str, Any]]:
         """Return the problems that only one of the first two models solved."""
+        if not self.has_ended:
+            return []
         first = (self.evaluation.get("comparisons") or [{"before": "base", "after": "trained"}])[0]
         names = f"{first['before']} -> {first['after']}"
         return [flip for flip in _lines(self.folder / "eval_flips.jsonl") if flip.get("models") == names]
@@ -252,7 +267,7 @@ def names_of(runs: Sequence[RunFiles]) -> dict[Path, str]:
 def facts_of(run: RunFiles) -> dict[str, Any]:
     """Return the last and the best result, the number of steps and the seconds of training of a run."""
     lines, names = run.metrics, phases(run.metrics)
-    results = [(share, line) for line in lines if line["step"] and (share := run.held_out(line))]
+    results = [(share, line) for share, line in run.evaluated if line["step"]]
     (value, *interval), last = results[-1] if results else ((None, None), {})
     facts = {"steps": run.steps, run.measure.name: value, "interval": interval if results else None}
     facts |= {"best": max((share.value for share, _ in results), default=None), "problems": last.get("eval/problems")}

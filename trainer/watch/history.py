@@ -53,6 +53,11 @@ class History:
             return self.grown("accuracy/lenient")
         return self.grown("reward/mean") / max(1e-9, self.now("reward/std")) * GAIN / RISE
 
+    @property
+    def chooses_problems(self) -> bool:
+        """True if the problems of later steps are harder, or about as hard for the model as before."""
+        return self.config.task.curriculum != "none"
+
     def of(self, name: str) -> list[float]:
         """Return the values of a metric in all steps that have it."""
         return [record[name] for record in self.steps if name in record]

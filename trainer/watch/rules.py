@@ -103,7 +103,7 @@ def empty(history: History) -> str | None:
 def longer(history: History) -> str | None:
     """Longer answers that are not better cost time, and are eventually cut off."""
     first, now = history.first("length"), history.now("length")
-    if first and now > 2 * first and history.improved < 0.1:
+    if first and now > 2 * first and history.improved < 0.1 and not history.chooses_problems:
         return f"answers have {now:.0f} tokens, {first:.0f} in the first steps, and {history.measure.no_better}"
     return None
 
@@ -161,6 +161,8 @@ def mixed_share(rate: float, size: int) -> float:
 def few_problems(history: History) -> str | None:
     """Problems repeated this often are memorized."""
     config, problems = history.config, history.problems
+    if config.task.name.startswith("reasoning_gym:") and not (config.task.limit or config.is_warmup):
+        return None  # each pass has new ones
     each = config.warmup.problems if config.is_warmup else config.rollout.problems
     passes = history.steps[-1]["step"] * each / problems if problems else 0.0
     return f"the {problems} training problems have been used {passes:.0f} times each" if passes > 10 else None
@@ -232,8 +234,11 @@ def constant_part(history: History) -> str | None:
     # then the answers differ in the only reward, so it is normalised within each group if its mean stays the same
     is_normalised = len(paid) == 1 and max(history.recent("reward/std"), default=0.0) > 1e-9
     for name in paid:
-        values = history.of(f"reward/{name}")[-2 * RECENT :]
+        every = history.of(f"reward/{name}")
+        values = every[-2 * RECENT :]
         if name in ("correct", "code", "environment") or len(values) < 2 * RECENT or max(values) - min(values) >= 1e-9:
+            continue
+        if min(every) < values[-1] - 1e-9:  # it has risen to this value: it has been learned
             continue
         if name not in map(function_name, reward.custom):
             return f"reward.weights.{name} gives every answer {values[-1]:g}"
@@ -272,7 +277,7 @@ def worse(history: History) -> str | None:
     """The model forgets what it could do."""
     right = history.grown("accuracy/lenient")
     first = history.first("accuracy/lenient") or 0.0
-    if right < -max(0.1, 0.5 * first) and not reward_against_accuracy(history):
+    if right < -max(0.1, 0.5 * first) and not (history.chooses_problems or reward_against_accuracy(history)):
         return f"the share of right answers has fallen from {first:.0%} to {first + right:.0%}"
     return None
 
@@ -289,7 +294,8 @@ def overfitted(history: History) -> str | None:
         noise = sqrt(2) * max(record["eval/high"] - best for record in at_best)
     else:
         asked = at_best[0].get("eval/problems", history.config.eval.problems)
-        noise = max(2 * sqrt(2 * best * (1 - best) / asked), 0.02)
+        variance = max(value * (1 - value) for value in (best, last))  # at 100 % there would be none
+        noise = max(2 * sqrt(2 * variance / asked), 0.02)
     if last < best - noise:
         fallen = f"from {measure.text(best)} to {measure.text(last)} while the reward rose"
         return f"the held-out {measure.name} has fallen {fallen}{' in training' * measure.is_reward}"
@@ -306,7 +312,7 @@ def plateau(history: History) -> str | None:
     steps = [step for step in history.steps[-LATE:] if step.keys() >= {"reward/mean", "reward/std"}]
     run, done = history.config.run, history.records[-1]["step"]
     total = history.config.total_steps(history.problems) if run.steps or history.problems else 0
-    if len(steps) < LATE or done <= EARLY + LATE or total - done < LATE:
+    if len(steps) < LATE or done <= EARLY + LATE or total - done < LATE or history.chooses_problems:
         return None
     risen = rise([step["reward/mean"] for step in steps], LATE // 2)
     deviation = fmean(step["reward/std"] for step in steps)
@@ -410,9 +416,14 @@ def slower(history: History) -> str | None:
     """Something slows the machine down: other programs, heat, or swapped memory."""
     if history.config.rollout.ahead:  # time/rollout is then what a step still waits for its answers
         return None
-    timed = (step for step in history.steps if step.get("time/rollout") and step.keys() >= {"length", "groups"})
+    timed = [step for step in history.steps if step.get("time/rollout") and step.keys() >= {"length", "groups"}]
+    if len(timed) < LONG:
+        return None
+    seconds = [step["time/rollout"] for step in timed]
     speeds = [step["length"] * step["groups"] / step["time/rollout"] for step in timed]
-    if len(speeds) >= LONG and median(speeds[-2 * RECENT :]) < median(speeds[RECENT : 3 * RECENT]) / 3:
+    early, late = slice(RECENT, 3 * RECENT), slice(-2 * RECENT, None)
+    is_slower = median(speeds[late]) < median(speeds[early]) / 3
+    if is_slower and median(seconds[late]) > median(seconds[early]):  # answers that are shorter may take as long
         return "sampling is three times slower than at the start"
     return None
 

@@ -121,7 +121,8 @@ def search(chosen: Choices) -> Iterator[str]:
 
 def models(chosen: Choices) -> Iterator[str]:
     here = ["--vram", f"{hardware.detect().memory_gb or SMALLEST_CARD:.3g}"]
-    yield views.models((yield from as_json(["plan", *(chosen.card or here)])) or [])
+    if (found := (yield from as_json(["plan", *(chosen.card or here)]))) is not None:
+        yield views.models(found)
 
 
 def train(chosen: Choices) -> Iterator[str]:
@@ -179,7 +180,8 @@ def export(chosen: Choices) -> Iterator[str]:
 
 def share(chosen: Choices) -> Iterator[str]:
     name, place = chosen.run()
-    yield from output_of(["report", str(place), "--share"])
+    if not (yield from output_of(["report", str(place), "--share"])):
+        return
     kind = "png" if (place / "share.png").is_file() else "svg"
     picture = {"src": f"made/share.{kind}?run={quote(name)}", "alt": f"The result of {name}", "class_": "picture"}
     yield tag("a", tag("img", **picture), href=picture["src"], download=f"{place.name}.{kind}")
@@ -187,7 +189,8 @@ def share(chosen: Choices) -> Iterator[str]:
 
 def report(chosen: Choices) -> Iterator[str]:
     name, place = chosen.run()
-    yield from output_of(["report", str(place)])
+    if not (yield from output_of(["report", str(place)])):
+        return
     where = f"made/report.html?run={quote(name)}"
     yield tag("p", tag("a", "Open the report", href=where, target="_blank", rel="noopener"))
 

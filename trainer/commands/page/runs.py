@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from trainer.reports.repeat import joined
 LOCKS = Path("/proc/locks")
 TAIL = 6000  # bytes of a log
 WATCHED = ("config.yaml", "metrics.jsonl", "samples.jsonl", "eval.json", "verdict.json")
+WATCHED += ("warmup/config.yaml", "warmup/metrics.jsonl", "warmup/samples.jsonl")
 
 
 def shown(words: Sequence[str]) -> str:
@@ -48,7 +50,9 @@ class Runs:
         """Return a value that changes whenever there is something new about a run, without reading its files."""
         files = [*(self.folder / name / file for file in WATCHED), self.log(name)]
         states: list[object] = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
-        states.append(disk.is_locked(self.folder / name / ".lock"))
+        is_held = disk.is_locked(self.folder / name / ".lock")
+        # a run on another machine has stopped when it has not written for some time
+        states += [is_held, is_held or (self.folder / name / "verdict.json").is_file() or time.time() // 60]
         chat = self.chats.get(name)
         talk = (chat.asked, len(chat.answers()), chat.failure()) if chat else ()
         return (name, *states, self.status(name), talk)
@@ -99,7 +103,7 @@ def held() -> dict[Path, int]:
     """Return the folders of this user's runs that are in progress on this machine, with their processes."""
     rows = [row.split() for row in LOCKS.read_text().splitlines()] if LOCKS.is_file() else []
     holders: dict[Path, int] = {}
-    for process in (int(row[4]) for row in rows if row[1] == "FLOCK"):
+    for process in (int(row[4]) for row in rows if row[1] == "FLOCK" and row[3] == "WRITE"):
         with suppress(psutil.Error):
             files = [Path(file.path) for file in psutil.Process(process).open_files()]
             holders |= {file.parent: process for file in files if file.name == ".lock"}

@@ -177,19 +177,20 @@ def of_runs(runs: Runs, rows: Sequence[Sequence[str]], selected: Sequence[str]) 
 
 def progress(runs: Runs, run: RunFiles, name: str) -> Iterator[Html]:
     """Yield the state of a run: its step, its alarms, its curves and its last answers."""
-    process, output, total = runs.process(name), runs.output(name), max(1, run.total_steps)
-    yield tag("h3", name)
-    yield tag("progress", value=min(run.steps, total), max=total, aria_label=f"Step {run.steps} of {total}")
-    yield tag("p", f"Step {run.steps} of {total}, {state(run)}.")
+    process, output, now = runs.process(name), runs.output(name), run.current
+    total = max(1, now.total_steps)
+    yield tag("h3", name if now is run else f"{name}, warm-up")
+    yield tag("progress", value=min(now.steps, total), max=total, aria_label=f"Step {now.steps} of {total}")
+    yield tag("p", f"Step {now.steps} of {total}, {state(now)}.")
     if process is not None and not run.has_ended:
         yield button("Save and stop", "stop", "said", f"kill -USR1 {process}", run=name)
     elif stopped(run):
         yield button("Resume", "resume", "said", shown(["train", "--resume", str(run.folder)]), run=name)
         yield from (error(last) for last in re.findall(FAILED, output.strip()))
     yield from (tag("p", warning, class_="soft") for warning in re.findall(WARNING, output))
-    yield from (tag("div", tag("p", alarm), class_="alarm") for alarm in lasting(run.history))
-    yield tag("div", *report.figures(groups_of([run]), ["curves"]), class_="charts")
-    yield tag("div", *report.samples(run.last_samples(), run.measure), class_="pair")
+    yield from (tag("div", tag("p", alarm), class_="alarm") for alarm in lasting(now.history))
+    yield tag("div", *report.figures(groups_of([now]), ["curves"]), class_="charts")
+    yield tag("div", *report.samples(now.last_samples(), now.measure), class_="pair")
     yield tag("details", tag("summary", "What it has printed"), tag("pre", output)) if output else Html()
 
 
