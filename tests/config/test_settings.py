@@ -15,6 +15,7 @@ from trainer.config import command_line, ds_config
 from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.command_line import choose_preset, parse_command_line, resolve
 from trainer.config.nearest_name import OTHER_NAMES
+from trainer.config.read_yaml import written
 from trainer.config.settings import Algorithm, fields, is_section
 from trainer.errors import ConfigError
 from trainer.machine.hardware import Gpu, Hardware
@@ -95,6 +96,18 @@ def test_a_number_with_a_zero_in_front_is_decimal(tmp_path):
     (tmp_path / "mine.yaml").write_text("run: {seed: 010}")
     for config in (resolve("nano", None, ["run.seed=010"]), resolve(str(tmp_path / "mine.yaml"))):
         assert config.run.seed == 10
+
+
+def test_a_mixture_is_written_in_its_order_which_the_order_of_problems_follows():
+    assert written({"nano": 1.0, "addition": 2.0}) == "{nano: 1.0, addition: 2.0}"
+
+
+def test_the_folder_of_a_model_needs_no_slash_to_be_found_from_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mymodel").mkdir()
+    assert yaml.safe_load(resolve("nano", None, ["model.name=mymodel"]).to_yaml(tmp_path / "run"))["model"]["name"] == (
+        str(tmp_path / "mymodel")
+    )
 
 
 def test_the_folder_of_the_user_is_found_in_a_file_too(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from types import MappingProxyType
 
+import numpy
 import pytest
 
 from tests.conftest import refuses, write_lines
@@ -11,7 +12,9 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
 from trainer.problem.environment import environments_of
+from trainer.problem.own_records import conversation
 from trainer.problem.prompts import Prompter, must_have_solutions, taught
+from trainer.problem.sources import Record
 from trainer.problem.task import make_task
 from trainer.records import Problem
 from trainer.reward.make import make_verifier
@@ -147,6 +150,14 @@ def records(tmp_path, *rows, **settings):
     return task.test()
 
 
+def test_a_record_without_a_solution_is_read_and_half_a_character_is_not(tmp_path):
+    rows = [{"question": f"{text}?", "answer": "7", "sol": text} for text in ("", "It is 7.")]
+    assert [one.solution for one in records(tmp_path, *rows, solution="sol")] == ["", "It is 7."]
+    with refuses(f"{tmp_path / 'data.jsonl'}:1", DataError, names="half a character"):
+        records(tmp_path, {"messages": [ASKS, {"role": "assistant", "content": "\ud800"}]},
+                question="messages", solution="messages", answer="none")  # fmt: skip
+
+
 ASKS, SAYS = {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": " Good morning! "}
 
 
@@ -154,5 +165,7 @@ def test_the_last_message_of_a_conversation_or_a_column_of_messages_can_be_the_s
     in_one = {"question": "messages", "solution": "messages", "answer": "none"}
     (problem,) = records(tmp_path, {"messages": [ASKS, SAYS]}, **in_one)
     assert (problem.messages, problem.solution, problem.gold) == ((ASKS,), "Good morning!", "")
+    for prompt in ([ASKS], (ASKS,)):
+        assert conversation(Record("", {"prompt": numpy.array(prompt)}), "prompt") == (ASKS,)  # as pandas makes it
     (problem,) = records(tmp_path, {"prompt": [ASKS], "completion": [SAYS], "answer": "7"}, solution="completion")
     assert (problem.messages, problem.solution, problem.gold) == ((ASKS,), "Good morning!", "7")

@@ -7,14 +7,14 @@ from statistics import fmean
 
 import pytest
 
-from tests.conftest import ROOT, ran, refuses
+from tests.conftest import ROOT, ran, refuses, write_lines
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, DataError
 from trainer.problem import generators
 from trainer.problem.environment import environments_of
 from trainer.problem.prompts import MARKS, answer_style
 from trainer.problem.task import evaluation_problems, make_task, normalised, training_problems
-from trainer.records import Completion, Prompt
+from trainer.records import Completion, Problem, Prompt
 from trainer.reward.make import make_verifier
 from trainer.watch.step_metrics import tally_groups
 from trainer.watch.tally import Tally
@@ -235,6 +235,22 @@ def test_without_reasoning_gym_the_error_says_what_to_install():
 
 
 # --- mixtures
+
+
+def test_a_mixture_asks_for_the_answer_where_it_is_looked_for():
+    """Both parts have the prompt style chat, and their answers stand elsewhere."""
+    mixed = task_of("task.mix={nano: 1, addition: 1}")
+    assert (mixed.prompt_style, mixed.answer_style) == ("tags", "tags")
+    assert mixed.part(Problem("asked", "1 + 1?", "")) is mixed, "what a person asks is of no part"
+
+
+@pytest.mark.parametrize("settings", ["", "task.path={0} task.test_path={0}"])
+def test_a_part_without_training_problems_is_named(tmp_path, settings):
+    rows = write_lines(tmp_path / "rows.jsonl", [{"question": "a?", "answer": "1"}])
+    named, reason = ("task.mix", "problem of records is left") if settings else ("task.name", "task.path=FILE")
+    with refuses(named, DataError, names=reason):
+        task_of("task.mix={records: 1, nano: 1}", *settings.format(rows).split()).train()
+
 
 MIX = "task.mix={nano: 1, reasoning_gym:gcd: 3}"
 

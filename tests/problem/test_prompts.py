@@ -145,6 +145,7 @@ def test_an_example_ends_with_a_strict_answer(style):
         assert compare.equal(find.strict(shown, style), "C")
     already = MARKS[style].format("C")
     assert solved(Problem("p", "q", "C", already), style) == already
+    assert solved(Problem("p", "q", "", "It is so."), style) == "It is so."
 
 
 def test_too_few_examples_are_answered(tokenizer):

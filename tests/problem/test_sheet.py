@@ -101,6 +101,9 @@ def test_a_run_and_the_doctor_say_in_a_line_that_there_are_odd_answers(tmp_path)
     notes = json.loads((tmp_path / "data.json").read_text())["notes"]
     odd = sum(one["count"] for one in facts["odd"])
     assert notes == [*task.notes(), f"answers unlike the others: {odd}, such as 'n/a'; `octet task show` lists them"]
+    remedy = sheet.finding(TaskSettings(name="records", path=path, holdout=0.5, decimal="comma")).remedy
+    assert "task.holdout=0.5" in remedy
+    assert "task.decimal=comma" in remedy
     (tmp_path / "good.csv").write_text("question,answer\nWho?,4\nWhy?,5\n")
     assert sheet.finding(TaskSettings(name="records", path=f"{tmp_path}/good.csv")).severity == "note"
 

@@ -135,6 +135,10 @@ def test_the_same_records_come_out_of_every_format(tmp_path):
     import pyarrow
     import pyarrow.parquet
 
+    rows = [{"question": "a?", "answer": 0.4}, {"question": "b?", "answer": None}]
+    schema = pyarrow.schema([("question", pyarrow.string()), ("answer", pyarrow.float32())])
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema), tmp_path / "short.parquet")
+    assert [one.gold for one in read(tmp_path / "short.parquet", on_bad_record="skip")] == ["0.4"]  # not 0.4000000059
     rows = [{"vraag": "Één?", "antwoord": "1", "n": "x"}, {"vraag": 'two,\n"twee"?', "antwoord": "2", "n": ""}]
     write(tmp_path / "a.jsonl", *rows)
     quoted = '\ufeffvraag,antwoord,n\r\nÉén?,1,x\r\n"two,\n""twee""?",2,\r\n'

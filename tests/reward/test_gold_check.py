@@ -49,6 +49,20 @@ def test_the_remedy_works_where_the_settings_name_how_an_answer_is_marked(tmp_pa
     check(tmp_path, ["Apollo 11", "18"], "prompt.answer=gsm8k")
 
 
+@pytest.mark.parametrize("task", ["task.name=reasoning_gym:gcd", "task.mix={nano: 1, reasoning_gym:gcd: 1}"])
+def test_a_style_in_which_no_answer_of_reasoning_gym_is_read_is_refused(task):
+    def checked(*settings: str) -> None:
+        config = resolve("nano", None, [task, "task.gym={size: 20}", *settings])
+        made = make_task(config.task)
+        gold_check.check(config, made, made.train())
+
+    checked()
+    checked("prompt.style=few_shot")
+    for setting in ("prompt.style=boxed", "prompt.answer=gsm8k"):
+        with refuses(setting.partition("=")[0], names="between <answer> and </answer>"):
+            checked(setting)
+
+
 def test_nothing_is_refused_where_nothing_is_compared(tmp_path):
     check(tmp_path, [PARAGRAPH, PARAGRAPH + "."], "reward.weights={length: 1}", "eval.problems=0")
     check(tmp_path, [PARAGRAPH, PARAGRAPH + "."], "task.answer=none")

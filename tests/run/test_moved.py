@@ -149,6 +149,17 @@ def test_code_that_only_a_run_folder_names_is_not_run(tmp_path, setting, named, 
     assert ran.exists()
 
 
+def test_the_remedy_for_code_of_a_stranger_has_the_whole_setting(tmp_path):
+    (tmp_path / "given/code").mkdir(parents=True)
+    codes = [f"given/code/{name}.py:{name}" for name in "ab"]
+    for name in "ab":
+        (tmp_path / f"given/code/{name}.py").write_text(f"def {name}(completions): ...\n")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"reward": {"custom": codes}}))
+    found = resolve(str(tmp_path / "config.yaml")).reward.custom
+    with refuses("reward.custom", names=f'={[*found]}"'):
+        user_code.load("reward.custom", found[0])
+
+
 SERVERS = {"reward.judge.url": "http://a.example/v1", "teacher.url": "http://b.example"}
 SERVERS |= {"rollout.vllm.urls": "http://c.example"}
 MORE = {"reward.judge.url": ["reward.judge.model=m", "reward.weights={judge: 1}"], "teacher.url": ["teacher.name=m"]}

@@ -217,6 +217,7 @@ def test_what_cannot_be_used_is_named(tmp_path):
     refused += [(ConfigError, "reward.custom", {"reward": correct})]
     refused += [(DataError, "data", {"data": one}) for one in ("mine.jsonl", tmp_path, good, 3, [], ["question"])]
     refused += [(DataError, "data[1]", {"data": [good, {"question": "b", "answer": {1}}]})]
+    refused += [(DataError, "data[1]", {"data": [good, {"question": "\ud800", "answer": "1"}]})]
     refused += [(DataError, "test", {"data": [good], "test": "mine.jsonl"}), (DataError, "test", {"test": []})]
     refused += [(ConfigError, "config", {"config": one}) for one in ("nano", {})]
     for error, key, given in refused:

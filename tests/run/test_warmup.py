@@ -1,8 +1,10 @@
 """A warm-up and the run that goes on with it, through the real engine: one command, one folder inside the other."""
 
+import errno
 import json
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -120,6 +122,16 @@ def test_a_full_disk_at_its_merge_names_the_command_that_continues(small_disk):
     shutil.copytree(ROOT / "gallery/default/adapter", warmup / "adapter")
     with refuses(warmup, CheckpointError, names=f"`--resume {warmup.parent}`"):
         leave_start(resolve("nano"), "merged", warmup)
+
+
+def test_a_warm_up_ends_on_a_file_system_without_links(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    shutil.copytree(ROOT / "gallery/default/adapter", tmp_path / "adapter")
+    leave_start(resolve("nano"), "same", tmp_path)
+    assert (tmp_path / "start/adapter_config.json").is_file()
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def asked(folder, *overrides: str) -> Request:
 
 
 RESUMED = ["", "run.save_every=3", "run.steps=9", "eval.every=7", "reward.judge.max_requests=3"]
-RESUMED += ["rollout.vllm.timeout_s=3.0"]
+RESUMED += ["rollout.vllm.timeout_s=3.0", "rollout.turns.seconds=9.0", "optim.tokens_per_micro_batch=512"]
 REFUSED = ["algorithm.lr=0.5", "lora.r=3", "run.seed=8", "task.limit=50", "rollout.problems=3", "prompt.system=x"]
 REFUSED += ["reward.judge.model=n"]
 

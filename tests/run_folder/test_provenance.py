@@ -13,7 +13,7 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Config, Model
 from trainer.errors import CheckpointError, DataError
 from trainer.records import Problem
-from trainer.run_folder.provenance import Provenance, checksums
+from trainer.run_folder.provenance import Provenance, checksums, code_of
 
 
 def origin(model: Model) -> Provenance:
@@ -99,6 +99,34 @@ def test_each_file_of_the_user_that_a_run_depends_on_is_compared(tmp_path, monke
         assert f"{name}: changed since this run began, which --accept-changes accepts" in capsys.readouterr().err
         Path(name).write_text(before)
     made_from(tmp_path, [], files=files).load(saved)
+
+
+def test_a_long_or_odd_text_among_the_settings_is_no_file(tmp_path):
+    files = [("prompt.system", "the of and " * 30), ("rollout.stop", "~~~")]
+    assert made_from(tmp_path, [], files=files).state()["files"] == {}
+
+
+def test_a_value_that_is_not_json_has_one_checksum_in_every_process():
+    class Grid:
+        pass
+
+    one, other = ({"at": {(0, 1): Grid()}, "allowed": allowed, "it": Grid()} for allowed in ({"a", "b"}, {"b", "a"}))
+    assert checksums([Problem("p", "q", "1", "", one)]) == checksums([Problem("p", "q", "1", "", other)])
+    assert checksums([Problem("p", "q", "1", "", one)]) != checksums([Problem("p", "q", "1", "", one | {"it": 1})])
+
+
+def test_files_of_the_user_are_copied_and_installed_packages_are_not(tmp_path, monkeypatch):
+    (tmp_path / ".local/site-packages").mkdir(parents=True)
+    (tmp_path / ".local/site-packages/odd_package_of_mine.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / ".local/site-packages")
+    importlib.import_module("odd_package_of_mine")
+    for name in ("reward.py", "asked.txt"):
+        (tmp_path / name).write_text("{question}")
+    files = [("reward.custom", f"{tmp_path}/reward.py:f"), ("prompt.style", f"{tmp_path}/asked.txt")]
+    config = resolve("nano", None, [f"{key}={value}" for key, value in files])
+    assert {folder: {*map(str, names)} for folder, names in code_of(config).items()} == {
+        tmp_path: {"reward.py", "asked.txt"}
+    }
 
 
 def test_a_file_that_is_gone_is_a_change_and_one_that_is_not_imported_yet_is_none(tmp_path):

@@ -48,10 +48,10 @@ def run(options: Namespace) -> None:
     folder = options.run / (options.what or run.config.lora.product)
     manifest.must_be_whole(folder)
     files, exported_as = _files(folder), _export_of(run, folder)
+    licence = hub.licence(run.before_training.config.model)
     with as_written(run.folder, remedy="Repair it"):
         curves = {CURVES: drawn.files([run])[CURVES]} if run.steps else {}
-    licence, picture = hub.licence(run.before_training.config.model), CURVES if curves else None
-    with as_written(run.folder, remedy="Repair it"):
+        picture = CURVES if curves else None
         text = card.card(run, options.to, _kind(folder), licence, picture, exported_as)
     contents: dict[str, Any] = {**files, "README.md": text.encode(), **curves}
     if ADAPTER in files:

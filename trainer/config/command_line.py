@@ -99,18 +99,25 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     above = flat(reduce(_merge, layers[1:], {})) if folder and not disk.is_made_here(folder) else {}
     stored = code_and_servers(config, [key for key in OF_OTHERS if above and above[key] is None])
     user_code.of_runs |= stored
-    user_code.named |= code_and_servers(config) - stored
+    user_code.named |= code_and_servers(config).keys() - stored.keys()
     return config.warmed_up_in(config.run.dir) if config.is_warmup else config
 
 
-def code_and_servers(config: Config, keys: Iterable[str] = OF_OTHERS) -> set[str]:
-    """Return the code, commands and servers that may get a key, as far as these settings name them."""
+def code_and_servers(config: Config, keys: Iterable[str] = OF_OTHERS) -> dict[str, str]:
+    """Return the code, commands and servers that may get a key, as far as these settings name them, each with the
+    whole setting as it is written on a command line."""
     values = {key: attrgetter(key)(config) for key in keys}
     if arguments := values.get("rollout.vllm.arguments"):
         values["rollout.vllm.arguments"] = written([*arguments])  # as one text
-    texts = {key: "true" if value is True else value for key, value in values.items()}
-    parts = {key: [value] if isinstance(value, str | Path) else value or () for key, value in texts.items()}
-    return {user_code.code_in(f"{key}={part}") for key, several in parts.items() for part in several}
+    found: dict[str, str] = {}
+    for key, stored in values.items():
+        value = "true" if stored is True else stored
+        parts = [value] if isinstance(value, str | Path) else value or ()
+        whole = dict(value) if isinstance(value, Mapping) else [*parts]
+        is_text = len(parts) == 1 and not isinstance(value, Mapping)
+        for one in (f"{key}={part}" for part in parts):
+            found[user_code.code_in(one)] = one if is_text else f"{key}={written(whole)}"
+    return found
 
 
 def validated(values: Mapping[str, Any], typed: Mapping[str, str] | None = None) -> Config:

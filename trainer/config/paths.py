@@ -12,6 +12,7 @@ GIVEN = "given"  # the subfolder of a run folder with copies of small files, and
 CODE = Path(GIVEN, "code")
 DATA = ("task.path", "task.test_path", "task.data_dir")
 FOLDERS = ("task.data_dir", "lora.start", "teacher.adapter")
+MODELS = ("model.name", "teacher.name")  # the folder of a model may have any name
 NAMES = ("model.name", "teacher.name", "prompt.style", "reward.judge.rubric", "engine.ds_config")  # may be paths
 PATHS = (*DATA, *FOLDERS[1:], *NAMES, "task.name", "task.mix", "task.agent", "reward.custom")
 
@@ -46,7 +47,7 @@ def placed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         return str((own if (folder / own).exists() else CODE) / os.path.basename(text))
 
     def is_copied(text: str) -> bool:
-        return text.endswith(".py") and not os.path.exists(text) and os.path.exists(folder / copy(text))
+        return not os.path.exists(text) and os.path.exists(folder / copy(text))
 
     values = _with_paths(settings, lambda text: str(folder / text), lambda text: os.path.exists(folder / text))
     return _with_paths(values, lambda text: str(folder / copy(text)), is_copied)
@@ -60,7 +61,8 @@ def _with_paths(
 
     def replaced(text: Any, key: str) -> Any:
         file = file_of(text) if isinstance(text, str) else ""
-        is_path = (key in FOLDERS or "." in file or os.sep in file) and exists(file)
+        is_named = key in FOLDERS or "." in file or os.sep in file or (key in MODELS and file != "nano")
+        is_path = is_named and exists(file)
         return f"{path(file)}{text[len(file) :]}" if is_path else text
 
     for key in PATHS:

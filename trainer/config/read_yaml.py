@@ -96,5 +96,5 @@ class _OneLine(yaml.SafeDumper):
 
 def written(value: Any) -> str:
     """Return a value as it is written on a command line."""
-    text = yaml.dump(value, None, _OneLine, default_flow_style=True, width=inf, allow_unicode=True)
+    text = yaml.dump(value, None, _OneLine, default_flow_style=True, width=inf, allow_unicode=True, sort_keys=False)
     return str(text).removesuffix("...\n").strip()

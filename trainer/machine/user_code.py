@@ -7,7 +7,6 @@ import inspect
 import io
 import os
 import resource
-import shlex
 import signal
 import sys
 import threading
@@ -23,7 +22,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from trainer.errors import ConfigError, OctetError
-from trainer.machine.visible import without_keys
+from trainer.machine.visible import as_command, without_keys
 
 GRACE_S = 5.0
 TEMPLATE_S = 10.0  # time limit of a chat template
@@ -43,8 +42,8 @@ MODULE = "octet_custom_"  # prefix of the names of user modules
 
 given: dict[str, Callable[..., Any]] = {}  # functions of a Python session, by the setting that names their copy
 # Paths of code, and settings such as `reward.judge.url=...`: those of the current command, and those that only the
-# folders of runs name, which may be somebody else's.
-named, of_runs = set[str](), set[str]()
+# folders of runs name, which may be somebody else's, each with the whole setting that names it.
+named, of_runs = set[str](), dict[str, str]()
 
 
 class Call(threading.Thread):
@@ -189,9 +188,9 @@ def code_in(setting: str) -> str:
 
 def must_be_named(setting: str) -> None:
     """Raise ConfigError for code, a command or a server that only the folder of a run names."""
-    if code_in(setting) in of_runs - named:
+    if (code := code_in(setting)) in of_runs and code not in named:
         reason = "it is from the folder of a run, which somebody else may have made"
-        raise ConfigError(setting, reason, f"Read it; the command uses it if it has {shlex.quote(setting)}")
+        raise ConfigError(setting, reason, f"Read it; the command uses it if it has {as_command([of_runs[code]])}")
 
 
 def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callable[..., Any]:

@@ -4,7 +4,9 @@ import builtins
 import json
 import os
 import re
+import shlex
 import unicodedata
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -23,6 +25,11 @@ HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")  # control, format (right-to-left 
 def visible(text: str) -> str:
     """Return the text with control and invisible characters replaced by a symbol or their code."""
     return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def as_command(words: Sequence[str]) -> str:
+    """Return a command line with readable quotes: shlex would write `'"'"'` for each single quote in a list."""
+    return " ".join(f'"{one}"' if "'" in one and not set(one) & {*'"$`\\!'} else shlex.quote(one) for one in words)
 
 
 def print(*texts: object, **options: Any) -> None:

@@ -145,6 +145,7 @@ def solve_rates(seen: Sequence[Outcomes], scales: bool) -> Rates:
     return [(problem_id, (fmean(ours) - low) / (high - low or 1.0)) for problem_id, ours in seen if ours]
 
 
+NUMBER = re.compile(r"(?:(?<!\w)-)?\d+(\.\d+)?(e[+-]?\d+)?")  # the 1 of level-1 is not negative
 MEASURES = ("difficulty", "level", "steps")  # columns that may hold the difficulty; the first that any problem has
 
 
@@ -152,7 +153,7 @@ def difficulties(problems: Sequence[Problem]) -> list[float]:
     """Return difficulties: numbers of a column, or else lengths of the worked solutions in lines; inf if unknown."""
     column = next((name for name in MEASURES if any(problem.extra.get(name) is not None for problem in problems)), None)
     if column:
-        numbers = (re.search(r"-?\d+(\.\d+)?", str(problem.extra.get(column))) for problem in problems)
+        numbers = (NUMBER.search(str(problem.extra.get(column))) for problem in problems)
         measured = [float(number[0]) if number else inf for number in numbers]
     else:
         measured = [float(problem.solution.count("\n")) if problem.solution else inf for problem in problems]

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import replace
 
 from trainer.config.settings import TaskSettings
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DataError
 from trainer.problem.own_records import OwnTask
 from trainer.problem.sources import HubSet
 from trainer.problem.task import DataTask, Task, make_task
@@ -31,8 +31,8 @@ class MixedTask(Task):
         if (settings.path or settings.data_dir) and len(readers) != 1:
             reason = f"task.path and task.data_dir are the data of one part, and {len(readers)} parts read data"
             raise ConfigError("task.mix", reason, "Leave them out, or put your data into one file")
-        self.prompt_style = _agreed([part.prompt_style for part in self.parts])
-        self.answer_style = _agreed([part.answer_style for part in self.parts])
+        styles = {(part.prompt_style, part.answer_style) for part in self.parts}
+        self.prompt_style, self.answer_style = styles.pop() if len(styles) == 1 else ("tags", "tags")
         self.symbolic = any(part.symbolic for part in self.parts)
 
     def train(self) -> list[Problem]:
@@ -48,7 +48,7 @@ class MixedTask(Task):
         return task
 
     def part(self, problem: Problem) -> Task:
-        return self.parts[[*self.shares].index(problem.part)]
+        return self.parts[[*self.shares].index(problem.part)] if problem.part else self  # what a person asks in a chat
 
     def notes(self) -> list[str]:
         return [note for part in self.parts for note in part.notes()]
@@ -59,6 +59,10 @@ class MixedTask(Task):
     def _mixed(self, of_parts: Sequence[Sequence[Problem]], passes: int) -> list[Problem]:
         """Return as many problems as possible with the parts in proportion. Each pass samples them anew."""
         shares = list(self.shares.values())
+        for name, problems in zip(self.shares, of_parts, strict=True):
+            if not problems:
+                reason = f"no training problem of {name} is left: the held-out set has all their questions"
+                raise DataError("task.mix", reason, "Add training problems")
         unit = min(len(problems) / share for problems, share in zip(of_parts, shares, strict=True))
         counts = [max(1, round(unit * share)) for share in shares]
         return [
@@ -66,7 +70,3 @@ class MixedTask(Task):
             for name, part, problems, count in zip(self.shares, self.parts, of_parts, counts, strict=True)
             for problem in random.Random(passes).sample(problems, count)
         ]
-
-
-def _agreed(styles: Sequence[str]) -> str:
-    return styles[0] if len(set(styles)) == 1 else "tags"

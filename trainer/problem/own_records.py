@@ -52,7 +52,7 @@ class RecordsTask(DataTask):
     def problem(self, name: str, record: Record) -> Problem:
         # data sets for TRL often have both columns; a conversation in `prompt` then has precedence
         only_prompt = "prompt" in record.values and "question" not in record.values
-        reads_prompt = only_prompt or isinstance(record.values.get("prompt"), list)
+        reads_prompt = only_prompt or isinstance(_listed(record.values.get("prompt")), list)
         column = self.settings.question or ("prompt" if reads_prompt else "question")
         answer = self.settings.answer or "answer"
         has_answer = answer != NO_ANSWER and (self.needs_answers or answer in record.values)
@@ -79,7 +79,10 @@ class RecordsTask(DataTask):
         column = self.settings.solution
         if column is None:
             return ""
-        messages = record.values.get(column)
+        record.must_have({column: "task.solution"})
+        messages = record.values[column]
+        if messages is None or (isinstance(messages, str) and not messages.strip()):
+            return ""  # a warm-up leaves it out
         if not isinstance(messages, list):
             return record.text(column, "task.solution")
         if not messages or not all(map(_is_message, messages)) or messages[-1]["role"] != "assistant":
@@ -197,7 +200,7 @@ def gold_of(answer: str) -> str:
 
 def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:
     """Return the messages of a column that holds a conversation, or no messages if it holds text."""
-    value = record.values.get(column)
+    value = _listed(record.values.get(column))
     if value is None or isinstance(value, str):
         return ()
     if not isinstance(value, list) or not value or not all(map(_is_message, value)):
@@ -208,6 +211,11 @@ def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:
         raise DataError(record.where, f"nobody asks in `{column}`; expected a message of the role `user`")
     # in a Parquet file, every message has the keys of all messages, filled with None
     return tuple({key: part for key, part in message.items() if part is not None} for message in value)
+
+
+def _listed(value: Any) -> Any:
+    """Return a list in place of a tuple, or of an array, which pandas makes of a list in Parquet."""
+    return list(value) if isinstance(value, tuple) or type(value).__name__ == "ndarray" else value
 
 
 def _is_message(value: Any) -> bool:

@@ -342,6 +342,8 @@ def examples(task: Task, shots: int) -> list[Problem]:
 def solved(problem: Problem, answer_style: str) -> str:
     """Return the worked solution, with the answer where a strict answer has to stand. The solution is left out if it
     leads to another answer, or if the style wants the answer alone."""
+    if not problem.gold:
+        return problem.solution
     if answer_style == "alone":
         return problem.gold
     found = find.strict(problem.solution, answer_style, problem.gold) if problem.solution else None

@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from trainer.answers.number import has_comma, number
+from trainer.config.command_line import overrides_of
 from trainer.config.settings import TaskSettings
 from trainer.errors import Finding
 from trainer.estimates import visible_gain, what_shows
@@ -115,7 +116,8 @@ def finding(settings: TaskSettings) -> Finding:
     if not left_out and not odd:
         return Finding("note", "data", seen)
     seen += f"; bad records: {left_out}, answers unlike the others: {odd}"
-    named = [f"task.{key}={getattr(settings, key)}" for key in settings.own_data]
+    changed = settings.model_dump(mode="json", exclude_defaults=True, exclude={"name", "on_bad_record"})
+    named = overrides_of({f"task.{key}": value for key, value in changed.items()})
     remedy = f"See them: {shlex.join(['octet', 'task', 'show', settings.name, *named, '-n', '0'])}"
     return Finding("end" if facts["bad"] and settings.on_bad_record == "error" else "warn", "data", seen, remedy)
 

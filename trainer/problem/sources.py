@@ -142,17 +142,26 @@ class HubSet:
             logging.getLogger(f"datasets.{name}").setLevel(logging.ERROR)
         try:
             rows = datasets.load_dataset(self.name, self.subset, split=self.split)
-        # OSError: no connection; ValueError: no such split, or offline and not in the cache
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        # OSError: no connection; ValueError: no such split, or offline and not in the cache; RuntimeError: a script
+        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
             first_line = str(error).strip().partition("\n")[0]
             reason = f"it cannot be loaded from the hub ({type(error).__name__}: {first_line})"
             remedy = "Connect to the internet once, `hf auth login` if it is gated, or write task.data_dir=FOLDER"
             raise DataError(self, reason, remedy) from None
+        kinds = getattr(rows, "features", {})
+        short = [name for name, kind in kinds.items() if getattr(kind, "dtype", "") == "float32"]
         for index, row in enumerate(rows):
-            yield Record(f"{self}[{index}]", dict(row))
+            yield Record(f"{self}[{index}]", {**row, **{name: _shortest(row[name]) for name in short}})
 
 
 Source = File | HubSet
+
+
+def _shortest(value: float | None) -> float | None:
+    """Return the shortest decimal that 32 bits round to this value: 0.4, not 0.4000000059604645."""
+    import numpy
+
+    return None if value is None else float(str(numpy.float32(value)))
 
 
 def _jsonl(path: Path) -> Iterator[Record]:
@@ -261,6 +270,7 @@ def _csv(path: Path) -> Iterator[Record]:
 def _parquet(path: Path) -> Iterator[Record]:
     import pyarrow.lib
     import pyarrow.parquet
+    import pyarrow.types
 
     index = 0
     try:
@@ -269,7 +279,8 @@ def _parquet(path: Path) -> Iterator[Record]:
                 values, flaw = {}, ""
                 for name, column in zip(batch.schema.names, batch.columns):
                     try:
-                        values[name] = column[place].as_py()
+                        value = column[place].as_py()
+                        values[name] = _shortest(value) if pyarrow.types.is_float32(column.type) else value
                     except (ValueError, OverflowError) as error:  # not UTF-8, or a date out of Python's range
                         flaw = flaw or f"column {name}: {error}"
                 yield Record(f"{path}: row {index}", values, flaw)

@@ -15,7 +15,7 @@ from trainer.config.sections.task import BUILT_IN
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError, counted
 from trainer.estimates import what_shows
-from trainer.problem.sources import ENDINGS, HubSet, MissingColumn, Record, Source, locate
+from trainer.problem.sources import ENDINGS, HubSet, MissingColumn, Record, Source, is_unicode, locate
 from trainer.records import Problem
 
 T = TypeVar("T")
@@ -140,6 +140,11 @@ class DataTask(Task):
     def _problems(self, split: str) -> list[Problem]:
         if split not in self._read:
             source = self.sources[split]
+            if source is None and self.settings.data_dir is None:
+                reason = "it reads your own data, and none are named"
+                raise DataError(
+                    f"task.name={self.settings.name}", reason, "Write task.path=FILE or task.data_dir=FOLDER"
+                )
             if source is None:
                 raise DataError(f"task.data_dir={self.settings.data_dir}", f"no {split} file in it ({ENDINGS})")
             self._read[split] = self._read_all(split, source)
@@ -156,6 +161,8 @@ class DataTask(Task):
                 if record.flaw:
                     raise DataError(record.where, record.flaw)
                 problem = replace(self.problem(f"{self.name}/{split}/{index}", record), where=record.where)
+                if not is_unicode(problem.solution):
+                    raise DataError(record.where, "its solution holds half a character; expected UTF-8 text")
                 first = seen.setdefault(normalised(problem.question), problem)
                 other = "" if problem.gold == first.gold else " with another answer"
                 repeated = f"{record.where}: the question of {first.where} again{other}; expected each one once."
@@ -202,7 +209,8 @@ def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Pro
     random.Random(seed).shuffle(problems)
     if not problems:
         reason = "no training problem is left: the held-out set has all their questions"
-        raise DataError(f"task.name={task.name}", reason, "Add training problems")
+        left_out = [note for note in task.notes() if note.startswith(LEFT_OUT)]
+        raise DataError(f"task.name={task.name}", "; ".join([reason, *left_out]), "Add training problems")
     return problems[: settings.limit]
 
 

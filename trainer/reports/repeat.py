@@ -1,7 +1,6 @@
 """The preset that is nearest to a run, the settings that differ from it, and the command that repeats the run."""
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 from trainer.config.arguments import PRESETS, names_in
 from trainer.config.command_line import flat, resolve
 from trainer.config.read_yaml import written as yaml_of
+from trainer.machine.visible import as_command
 
 REVISION = r"[0-9A-Za-z][0-9A-Za-z._/-]*"  # as `git describe` writes it; no character is special in a shell
 FILES = ("task.path", "task.test_path", "task.data_dir", "prompt.template", "reward.custom", "reward.judge.rubric")
@@ -32,13 +32,8 @@ def commands(settings: Mapping[str, Any], made_with: Sequence[str]) -> list[str]
     changed = ", and changes that were not committed" if revision.endswith("-dirty") else ""
     checkout = f"git checkout {revision.removesuffix('-dirty')}   # in a clone of Octet{changed}"
     preset, changes = nearest_preset(settings)
-    command = joined(["octet", "train", "--preset", preset, *written(changes)])
+    command = as_command(["octet", "train", "--preset", preset, *written(changes)])
     return [*([checkout] if re.fullmatch(REVISION, revision) else []), command]
-
-
-def joined(words: Sequence[str]) -> str:
-    """Return a command line with readable quotes: shlex would write `'"'"'` for each single quote in a list."""
-    return " ".join(f'"{one}"' if "'" in one and not set(one) & {*'"$`\\!'} else shlex.quote(one) for one in words)
 
 
 def own_files(settings: Mapping[str, Any]) -> list[str]:

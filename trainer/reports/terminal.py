@@ -169,9 +169,9 @@ def stopped(run: RunFiles) -> str | None:
         return None
     if run.current is not run:
         return stopped(run.current)
-    mounts = [line.split() for line in MOUNTS.read_text().splitlines()]
-    mounts = [(name, place.replace("\\040", " "), *rest) for name, place, *rest in mounts]
-    around = [(len(place), kind) for _, place, kind, *_ in mounts if run.folder.resolve().is_relative_to(place)]
+    rows = [line.split() for line in MOUNTS.read_text().splitlines()]
+    mounts = [(Path(place.replace("\\040", " ")), kind) for _, place, kind, *_ in rows]  # a space is written so
+    around = [(len(str(place)), kind) for place, kind in mounts if run.folder.resolve().is_relative_to(place)]
     if max(around, default=(0, ""))[1] in LOCAL:
         saved = max(map(step_of, checkpoints(run.folder)), default=0)
         then = f"continues after step {saved}" if saved else "starts again"

@@ -31,6 +31,10 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
     if len(problems) > MOST:
         problems = random.Random(config.run.seed).sample(problems, SAMPLE)
     rules = rules_of(config, task)
+    if rules.style != "tags" and any(task.part(one).name.startswith("reasoning_gym:") for one in problems):
+        key = "answer" if config.prompt.answer != "auto" else "style"
+        reason = "answers of reasoning_gym are read between <answer> and </answer> only"
+        raise ConfigError(f"prompt.{key}={getattr(config.prompt, key)}", reason, "Write prompt.style=tags, or few_shot")
     # a task that finds or scores answers itself may have gold answers in any form
     compared = [one for one in problems if one.gold and not (rules.own("read", one) or rules.own("score", one))]
     lost = [problem for problem in compared if not is_earned(problem, rules)]

@@ -49,6 +49,7 @@ def chat(source: Source, config: Config, temperature: float, question: str = "",
     task = task_of(config.task, source.run)
     prompter = prompter_of(config, task, load_tokenizer(config.model))
     models, scorer, console = list(_models(source, config, prompter)), make_verifier(config, task), Console()
+    reader = Scorer(replace(scorer.rules, task=None))  # a person's question has no columns for tests or a task's score
     sampling = Sampling(1, temperature, config.rollout.max_new_tokens, config.run.seed)
     held_out = partial(evaluation_problems, task, max(1, config.eval.problems))
     if not question:
@@ -64,7 +65,8 @@ def chat(source: Source, config: Config, temperature: float, question: str = "",
             prompt = prompter.prompt(problem)
             check_context(models[0].sampler.context_limit(), [prompt], sampling.max_new_tokens)
             if as_json:
-                print(json.dumps(_record(prompt, models, reseeded, scorer)), flush=True)
+                by = reader if problem.id == ASKED else scorer
+                print(json.dumps(_record(prompt, models, reseeded, by)), flush=True)
             else:
                 _answer(prompt, models, reseeded, scorer, console)
         except (ConfigError, DataError) as error:  # a question is too long for the model or for the memory

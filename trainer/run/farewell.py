@@ -20,7 +20,7 @@ from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.merge_check import agreement
 from trainer.machine import disk, hardware
 from trainer.machine.shipped import octet_here, train_here
-from trainer.machine.visible import print
+from trainer.machine.visible import as_command, print
 from trainer.model.shapes import known_shape
 from trainer.plan import hours
 from trainer.ranks import distributed, slurm
@@ -131,7 +131,7 @@ def three_lines(verdict: Verdict, folder: Path) -> tuple[Text, str, str]:
     models = [f"{name}/" for name in ("adapter", "model", "best", "merged") if (folder / name).is_dir()]
     command = "chat" if verdict.kind == LEARNED else "report"
     where = f"run folder {folder}, with {', '.join(models) or 'no model'}"
-    return verdict.shown, where, f"{octet_here()} {command} {repeat.joined([str(folder)])}"
+    return verdict.shown, where, f"{octet_here()} {command} {as_command([str(folder)])}"
 
 
 def summarise(
@@ -155,7 +155,7 @@ def summarise(
 
 def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list[str]]]:
     """Yield a title and the commands that may come next, as they can be typed in this folder."""
-    config, where, octet = request.config, repeat.joined([str(folder)]), octet_here()
+    config, where, octet = request.config, as_command([str(folder)]), octet_here()
     export = f"export {where} --to {'ollama' if _llama_cpp_knows(config) else 'safetensors'}"
     commands = [f"{octet} {one}" for one in (f"report {where}", f"chat {where}", export)]
     yield "next", [one for one in commands if one != last]
@@ -188,7 +188,7 @@ def _start(request: Request, preset: str, settings: list[str]) -> str:
     """Return the Python call or the command that starts another run, whichever started this one."""
     if request.is_python:
         return f"train(resolve({json.dumps(preset)}, None, {json.dumps(settings, ensure_ascii=False)}))"
-    return f"{train_here()} {repeat.joined(['--preset', preset, *settings])}"
+    return f"{train_here()} {as_command(['--preset', preset, *settings])}"
 
 
 def what_is_saved(log: RunLog) -> str:

@@ -65,7 +65,7 @@ def train(
     if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         remedy = "Start it without a launcher, or use octet train for several"
         raise ConfigError(f"WORLD_SIZE={ranks}", "train() runs in one process", remedy)
-    user_code.named.update(code_and_servers(config) - user_code.of_runs)
+    user_code.named.update(code_and_servers(config).keys() - user_code.of_runs.keys())
     machine = hardware.detect()
     machine = replace(machine, gpus=machine.gpus[:1])
     with _process_restored(config.rollout.engine):
@@ -145,7 +145,9 @@ def _rows(name: str, rows: Rows) -> list[Mapping[str, Any]]:
 
 def _line(name: str, index: int, row: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(dict(row), ensure_ascii=False) + "\n"
+        text = json.dumps(dict(row), ensure_ascii=False) + "\n"
+        text.encode()  # refuses half a character
+        return text
     except (TypeError, ValueError) as error:
         where = f"{'data' if name == 'train' else name}[{index}]"
         remedy = "Use dictionaries of text, numbers, lists and dictionaries"

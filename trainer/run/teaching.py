@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from trainer.config.command_line import Request
 from trainer.config.settings import Config, Turns
 from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.loop import Lessons, train, warm_up
+from trainer.machine import disk
 from trainer.model.load import resolve_dtype
 from trainer.model.merge import write_merged
 from trainer.plan.read_data import Data
@@ -143,7 +145,10 @@ def leave_start(config: Config, then: str, folder: Path) -> None:
                 remedy = f"Make room; `--resume {shlex.quote(str(folder.parent))}` then continues after the warm-up"
                 raise CheckpointError(error.key, error.reason, remedy) from error
         partial_link = folder / f"{START}.partial"
-        partial_link.unlink(missing_ok=True)
-        partial_link.symlink_to(best)
+        disk.remove(partial_link)
+        try:
+            partial_link.symlink_to(best)
+        except OSError:  # a file system without links, such as exFAT or a mounted Google Drive
+            shutil.copytree(folder / best, partial_link)
         os.replace(partial_link, folder / START)
     distributed.barrier()

@@ -42,6 +42,8 @@ FROM_HERE_ON = {
     "eval.metric": "the best is chosen by it",
     "eval.patience": "the run may end after another step",
     "eval.samples": "the base is evaluated again",
+    "rollout.turns.seconds": "environments and agents have more or less time",
+    "optim.tokens_per_micro_batch": "sums are rounded in another way",
     "reward.judge.timeout_s": BUDGET,
     "reward.judge.retries": BUDGET,
     "reward.judge.max_requests": BUDGET,
@@ -88,7 +90,8 @@ def between(folder: Path, *configs: Config) -> list[Change]:
 
 def data_files(source: Path) -> list[Path]:
     """Return the local file, or the data files of a folder, that a setting names."""
-    return sorted(file for end in ("train.*", "test.*") for file in source.glob(end)) or [source] * source.is_file()
+    found = (file for end in ("train.*", "test.*") for file in source.glob(end) if file.is_file())
+    return sorted(found) or [source] * source.is_file()
 
 
 def _is_copied(change: Change, folder: Path) -> bool:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +25,7 @@ from trainer.run_folder import previous_run
 
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
 DIGITS = 8  # of the checksum of a problem
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object, in its text
 ACCEPT = "--accept-changes"
 TEACHER = "teacher.name="  # prefix of the one entry among the checksums of files that is not a file
 
@@ -99,7 +102,19 @@ def _checksum(path: Path) -> int | None:
 def checksums(problems: Sequence[Problem]) -> str:
     """Return eight hexadecimal digits for each problem, in the order of the run."""
     parts = ([one.question, one.gold, one.solution, dict(one.extra)] for one in problems)
-    return "".join(f"{zlib.crc32(json.dumps(part, default=str).encode()):08x}" for part in parts)
+    return "".join(f"{zlib.crc32(_text(part).encode()):08x}" for part in parts)
+
+
+def _text(value: Any) -> str:
+    """Return a value of a record as text that is the same in every process, also if it is not JSON."""
+    try:
+        return json.dumps(value, default=_plain)
+    except TypeError:  # a key is no text, such as (0, 1)
+        return ADDRESS.sub("", repr(value))
+
+
+def _plain(value: Any) -> Any:
+    return sorted(map(_text, value)) if isinstance(value, set | frozenset) else ADDRESS.sub("", str(value))
 
 
 def recorded(folder: Path) -> str:
@@ -134,15 +149,17 @@ def _named(config: Config) -> list[Path]:
     """Return the files that settings name, except data."""
     settings = flat(config.model_dump(mode="json", exclude={"run", "model"}))
     texts = [text for key, value in settings.items() for text in _texts(value) if key[:5] != "task." or ".py:" in text]
-    return [path for text in texts if (path := Path(file_of(text)).expanduser()).is_file()]
+    files = (os.path.expanduser(file_of(text)) for text in texts)
+    return [Path(file) for file in files if os.path.isfile(file)]  # unlike Path.is_file, for a text of any length
 
 
 def code_of(config: Config) -> dict[Path, list[Path]]:
-    """Return the folders of the user's code with their files, relative to them, that are named or imported."""
+    """Return the folders of the user's files, except data, with their files, relative to them, that are named, or
+    imported by code."""
     code: dict[Path, list[Path]] = {}
     for path in _named(config):
-        if path.suffix == ".py":
-            code.setdefault(path.parent, [*_imported(path.parent.resolve())]).append(Path(path.name))
+        imported = _imported(path.parent.resolve()) if path.suffix == ".py" else ()
+        code.setdefault(path.parent, []).extend([*imported, Path(path.name)])
     return code
 
 
@@ -159,7 +176,9 @@ def _imported(folder: Path) -> Iterator[Path]:
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "/")
         if path.is_relative_to(folder) and path.is_file() and not any(map(path.is_relative_to, outside)):
-            yield path.relative_to(folder)
+            inner = path.relative_to(folder)
+            if not any(part[0] == "." or part.endswith("-packages") for part in inner.parts):  # ~/.local, ~/.cache
+                yield inner
 
 
 def versions() -> dict[str, str]:

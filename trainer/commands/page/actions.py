@@ -16,9 +16,10 @@ from trainer.config.command_line import flat, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.shipped import in_a_process
+from trainer.machine.visible import as_command
 from trainer.plan.preflight import card
 from trainer.reports.markup import Html, tag
-from trainer.reports.repeat import changes, joined
+from trainer.reports.repeat import changes
 
 NAME = r"\w[\w.-]{0,63}"
 SETTING = r"[a-z]\w*\.[\w.]+"
@@ -97,7 +98,7 @@ def worth(chosen: Choices) -> Iterator[str]:
     record = json.dumps({name: chosen.of(name) for name in ("prompt", "completion", "answer")})
     settings = chosen.settings("model.name")
     words = ["score", "-", *chosen.option("--preset"), *settings]
-    if scored := (yield from output_of(words, typed=record, before=f"{joined(['printf', '%s', record])} | ")):
+    if scored := (yield from output_of(words, typed=record, before=f"{as_command(['printf', '%s', record])} | ")):
         yield views.worth(json.loads(scored), resolve(chosen.of("--preset"), None, settings).reward.weights)
 
 

@@ -17,16 +17,16 @@ from trainer.commands.list import runs_in
 from trainer.errors import ConfigError
 from trainer.machine import disk
 from trainer.machine.shipped import in_a_process
-from trainer.reports.repeat import joined
+from trainer.machine.visible import as_command
 
 LOCKS = Path("/proc/locks")
 TAIL = 6000  # bytes of a log
-WATCHED = ("config.yaml", "metrics.jsonl", "samples.jsonl", "eval.json", "verdict.json")
-WATCHED += ("warmup/config.yaml", "warmup/metrics.jsonl", "warmup/samples.jsonl")
+LIVE = ["config.yaml", "metrics.jsonl", "samples.jsonl"]
+WATCHED = [*LIVE, *(f"warmup/{name}" for name in LIVE), "eval.json", "verdict.json"]
 
 
 def shown(words: Sequence[str]) -> str:
-    return joined(["octet", *words])
+    return as_command(["octet", *words])
 
 
 class Runs:
