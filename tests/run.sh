@@ -11,7 +11,7 @@
 #   bash tests/run.sh llama           a real llama.cpp, which is built here (2 minutes on two cores, once), and
 #                                     lm-evaluation-harness; or both from the folder OCTET_LLAMA
 #   bash tests/run.sh slurm           jobs in a Slurm that the tests start (Debian, root); installs it
-#   bash tests/run.sh all             everything that this machine can run
+#   bash tests/run.sh all             all but vllm, cuda and llama
 #   bash tests/run.sh -k losses -x    anything else goes to pytest
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

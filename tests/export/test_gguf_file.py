@@ -5,12 +5,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.conftest import NANO, refuses
+from tests.conftest import NANO, ROOT, refuses
 from tests.llama.families import FAMILIES, GEMMA4, LLAMA3, QWEN3_5, SHAPE, YARN, make
+from trainer.config.command_line import resolve
 from trainer.config.settings import Model
 from trainer.errors import MergeError, ModelError
 from trainer.export import gguf_file, llama_cpp, vocabulary
 from trainer.model import merge
+from trainer.run.export import _may_have_turns
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +145,9 @@ def test_models_that_llama_cpp_would_compute_otherwise_are_refused(reason, tmp_p
     AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SHAPE, **more})).save_pretrained(tmp_path)
     with refuses("--to", ModelError, names=reason):
         gguf_file.family_of(AutoConfig.from_pretrained(tmp_path))
+
+
+def test_answers_that_may_have_several_turns_are_not_compared():
+    maze = f"task.name={ROOT / 'examples/maze.py'}:build"
+    for setting, may in (("task.name=nano", False), ("task.tools=calculator", True), (maze, True)):
+        assert _may_have_turns(resolve("nano", None, [setting]).task, None) is may

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from trainer.config.settings import Config
+from trainer.config.settings import Config, TaskSettings
 from trainer.errors import MergeError, ModelError
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.merge_check import agreement
@@ -22,6 +22,7 @@ from trainer.model import hub, merge
 from trainer.model.load import end_of_turn, load_tokenizer, location
 from trainer.model.lora import load_adapter
 from trainer.plan.read_data import read_held_out
+from trainer.problem.environment import environments_of
 from trainer.problem.prompts import begun
 from trainer.rollout.limits import within_context
 from trainer.run import assemble, evaluate_models
@@ -53,8 +54,8 @@ def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any
     why_not = "--no-check was given" if options.no_check else ""
     if not why_not and find_spec("llama_cpp") is None:
         why_not = "llama-cpp-python is not installed, so nothing has read this file. `pip install llama-cpp-python`"
-    elif not why_not and config.task.tools:
-        why_not = "with task.tools an answer has several turns, which this check does not support"
+    elif not why_not and _may_have_turns(config.task, source.run):
+        why_not = "an answer may have several turns, which this check does not support"
     base, licence = config.model.name if adapter else "", hub.licence(config.model)
     about = {"name": made_of["name"], "base": base, "licence": licence}
     facts: dict[str, Any] = {"not_checked": why_not}
@@ -89,6 +90,10 @@ def _write(
             names = gguf_file.write(exact, weights, tokenizer, "f32", end_of_turn(tokenizer), about)
             llama_cpp.quantise(exact, file, fmt)
         return names
+
+
+def _may_have_turns(settings: TaskSettings, run: Path | None) -> bool:
+    return bool(settings.tools or settings.agent or environments_of(task_of(settings, run), settings))
 
 
 def _checked(
