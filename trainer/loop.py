@@ -58,8 +58,10 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
         with phases("advantage"):
             policy.refresh_reference(step)
             live = advantage.live_groups(groups, config.drops_dead_groups)
+            dead = [group for group in groups if config.drops_dead_groups and group.is_dead]
             live = updater.penalise(live, tally)
-            spread = advantage.step_deviation(groups, config, distributed.gather)
+            # with the KL, because without it all rewards of a step may be equal
+            spread = advantage.step_deviation([*live, *dead], config, distributed.gather)
             advantages = [advantage.of_group(group, config, spread) for group in live]
             if config.shaping:
                 tally.add("advantage/shaping", *advantage.decided_by_shaping(live, advantages, config, spread))

@@ -141,6 +141,11 @@ def test_a_run_folder_stands_for_its_adapter(run_folder, tmp_path, capsys):
     assert (status, str(tmp_path) in error) == (2, True)
 
 
+def test_a_run_beside_a_model_is_named(run_folder, capsys):
+    status, _, err = said_by(capsys, "eval", run_folder, "--model", "nano")
+    assert (status, f"the run {run_folder} names a model as well" in err) == (2, True)
+
+
 def test_trials_alone_take_one_sample_each(tmp_path, capsys):
     arguments = ("--model", "nano", "--problems", 8, "--trials", 3, "--json", "--out", tmp_path)
     _, first, _ = said_by(capsys, "eval", *arguments)

@@ -36,6 +36,7 @@ SETTINGS += ["algorithm.lr=1e-4", "optim.warmup=0", "optim.tokens_per_micro_batc
 SETTINGS += ["rollout.vllm.max_difference=100"]  # the log-probs that come with the answers are made up
 TOKENS_AT_ONCE = 32
 SETTINGS_OF = {"": [], "whole": ["lora.enabled=false"], "sampled": []}
+SETTINGS_OF["penalised"] = ["lora.enabled=false", "algorithm.kl.coef=0.1", "algorithm.kl.where=reward"]
 
 
 class Told(Scripted):

@@ -6,7 +6,7 @@ from tests.conftest import refuses
 from trainer.config.command_line import resolve
 from trainer.errors import CheckpointError
 from trainer.loop import Lessons
-from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow
+from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow, Turn
 from trainer.rollout import self_training
 
 CONFIG = resolve("nano", None, ["warmup.only=true", "warmup.from=samples", "warmup.steps=5", "warmup.rounds=2"])
@@ -25,6 +25,15 @@ def test_the_shortest_right_answers_that_differ_are_kept():
     found = [*self_training.distinct(group, PAYS)]
     assert [len(row.completion) for row in self_training.kept(found, 2)] == [3, 4]
     assert [len(row.completion) for row in self_training.kept(found * 2, 4)] == [3, 4, 5]
+
+
+def test_conversations_that_end_alike_are_different_answers():
+    group = answers(("18", 5, True), ("18", 4, True), ("18", 3, True))
+    said = ([Turn("model", text), Turn("model", "18")] for text in ("a", "b", "b"))
+    group = replace(
+        group, completions=tuple(replace(one, turns=tuple(turns)) for one, turns in zip(group.completions, said))
+    )
+    assert [len(row.completion) for row in kept(group)] == [4, 5]
 
 
 def kept(group: ScoredGroup) -> list[TrainingRow]:

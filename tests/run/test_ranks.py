@@ -17,9 +17,9 @@ from trainer.model.load import load_model
 
 SOME = ("zero2", "zero2_offload", "zero3", "zero3 whole")
 REST = ("zero1", "zero3_offload", "zero2 whole")
-SAMPLED = "zero2 sampled"
-NEEDED = {"quick": (*SOME, SAMPLED), "slow": ("zero2", "zero3 whole", *REST)}  # by the tests of a tier
-CASES = (*SOME, SAMPLED, *(pytest.param(case, marks=pytest.mark.slow) for case in REST))
+SAMPLED, PENALISED = "zero2 sampled", "zero3 penalised"
+NEEDED = {"quick": (*SOME, SAMPLED), "slow": ("zero2", "zero3 whole", *REST, PENALISED)}  # by the tests of a tier
+CASES = (*SOME, SAMPLED, *(pytest.param(case, marks=pytest.mark.slow) for case in (*REST, PENALISED)))
 
 
 @pytest.fixture(scope="module")

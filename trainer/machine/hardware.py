@@ -7,7 +7,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from ctypes import CDLL, byref, c_int, c_size_t, c_ubyte, create_string_buffer
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from uuid import UUID
 
 from trainer.errors import ConfigError
+from trainer.machine.shipped import in_a_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _cards() -> list[Gpu]:
         if rows:
             return [gpu for row in rows for gpu in _card(*row)]
     if any(Path(file).exists() for file in CARD_FILES):  # there is a card, but no nvidia-smi
-        lines = _answer_of([sys.executable, "-m", "trainer.machine.hardware"]).splitlines()
+        lines = _answer_of(in_a_process(start="from trainer.machine.hardware import main; main()")).splitlines()
         return [gpu for line in lines for gpu in _card(*(part.strip() for part in line.split(",")))]
     return []
 
@@ -226,6 +226,6 @@ def _limits(groups: Path) -> list[int]:
     return limits
 
 
-if __name__ == "__main__":
+def main() -> None:
     for card in cards_of_the_driver():
         print(card)

@@ -151,7 +151,7 @@ def wanted(names: Iterable[str], code: bool = False) -> list[str]:
     top = [name for name in names if "/" not in name]
     weights = [name for name in top if name.startswith("model") and _is_weights(name)]
     weights = weights or [name for name in top if name.startswith("pytorch_model") and _is_weights(name)]
-    endings = (".json", ".txt", ".model", ".jinja", *([".py"] if code else []))
+    endings = (".json", ".txt", ".model", ".jinja", *([".py", ".tiktoken"] if code else []))
     return sorted({*weights, *(name for name in top if name.endswith(endings))})
 
 

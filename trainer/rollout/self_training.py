@@ -54,7 +54,8 @@ def sample(rollouts: Rollouts, step: int, number: int) -> tuple[list[TrainingRow
 def distinct(group: ScoredGroup, verdict: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield (problem, text, row) for each different correct answer that was not truncated."""
     right = [completion for completion in _right(group, verdict) if not completion.truncated]
-    for text, answer in {answer.text.strip(): answer for answer in reversed(right)}.items():
+    texts = ["\n".join(turn.text for turn in answer.turns) or answer.text for answer in right]
+    for text, answer in {text.strip(): answer for text, answer in reversed([*zip(texts, right)])}.items():
         zeros = (0.0,) * len(answer.tokens)
         row = TrainingRow(group.prompt.tokens, answer.tokens, zeros, advantage=1.0, reward=1.0, written=answer.written)
         yield group.prompt.problem.id, text, asdict(row)

@@ -106,7 +106,8 @@ class DeepSpeedPolicy:
     def score(self, batch: TrainingBatch) -> Scores:
         # the engine's forward would attach its hooks to the result, or gather weights that are already gathered
         bypasses_engine = self._collected is not None or self.is_gathered
-        return cast("Scores", self.engine.module(batch) if bypasses_engine else self.engine(batch))
+        # nor call the hook of ZeRO-3 on the whole module, in which ranks with other numbers of rows would wait
+        return cast("Scores", self.engine.module.forward(batch) if bypasses_engine else self.engine(batch))
 
     @torch.no_grad()
     def measure(self, batch: TrainingBatch) -> Scores:
