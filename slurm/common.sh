@@ -79,7 +79,8 @@ places() {
         place="${argument#*=}"
         place="${place#\[}"
         case "$place" in *.yaml | *.yml)
-            [ ! -f "$place" ] || one_per_line "$place" | sed -n "s/^[ -]*\([a-z_]*: *\)\{0,1\}[\"']\{0,1\}\(\/[^\"'#]*[^\"'# ]\).*/\2/p" ;;
+            [ ! -f "$place" ] || one_per_line "$place" | sed 's/ #.*//; s/ *$//' |
+                sed -n "s/^[ -]*\([a-z_]*: *\)\{0,1\}[\"']\{0,1\}\(\/[^\"']*\).*/\2/p" ;;
         esac
         case "$argument" in run.dir=/*) until [ -d "$place" ]; do place="$(dirname "$place")"; done ;; esac
         case "$place" in /?*) echo "$place" ;; esac

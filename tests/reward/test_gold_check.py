@@ -56,8 +56,8 @@ def test_a_style_in_which_no_answer_of_reasoning_gym_is_read_is_refused(task):
         made = make_task(config.task)
         gold_check.check(config, made, made.train())
 
-    checked()
-    checked("prompt.style=few_shot")
+    for setting in ("prompt.style=auto", "prompt.style=few_shot", "prompt.style=tags", "prompt.answer=tags"):
+        checked(setting)
     for setting in ("prompt.style=boxed", "prompt.answer=gsm8k"):
         with refuses(setting.partition("=")[0], names="between <answer> and </answer>"):
             checked(setting)

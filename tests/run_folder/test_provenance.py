@@ -120,13 +120,15 @@ def test_files_of_the_user_are_copied_and_installed_packages_are_not(tmp_path, m
     (tmp_path / ".local/site-packages/odd_package_of_mine.py").touch()
     monkeypatch.syspath_prepend(tmp_path / ".local/site-packages")
     importlib.import_module("odd_package_of_mine")
-    for name in ("reward.py", "asked.txt"):
+    for name in ("reward.py", "other.py", "asked.txt"):
         (tmp_path / name).write_text("{question}")
-    files = [("reward.custom", f"{tmp_path}/reward.py:f"), ("prompt.style", f"{tmp_path}/asked.txt")]
+    files = [
+        ("reward.custom", f"[{tmp_path}/reward.py:f,{tmp_path}/other.py:g]"),
+        ("prompt.style", f"{tmp_path}/asked.txt"),
+    ]
     config = resolve("nano", None, [f"{key}={value}" for key, value in files])
-    assert {folder: {*map(str, names)} for folder, names in code_of(config).items()} == {
-        tmp_path: {"reward.py", "asked.txt"}
-    }
+    ((folder, names),) = code_of(config).items()
+    assert (folder, sorted(map(str, names))) == (tmp_path, ["asked.txt", "other.py", "reward.py"])
 
 
 def test_a_file_that_is_gone_is_a_change_and_one_that_is_not_imported_yet_is_none(tmp_path):

@@ -61,8 +61,8 @@ class MixedTask(Task):
         shares = list(self.shares.values())
         for name, problems in zip(self.shares, of_parts, strict=True):
             if not problems:
-                reason = f"no training problem of {name} is left: the held-out set has all their questions"
-                raise DataError("task.mix", reason, "Add training problems")
+                reason = f"no problem of {name} is left, or all its questions are held out"
+                raise DataError("task.mix", reason, "Add problems, or leave it out")
         unit = min(len(problems) / share for problems, share in zip(of_parts, shares, strict=True))
         counts = [max(1, round(unit * share)) for share in shares]
         return [

@@ -192,7 +192,7 @@ def _pairs(run: RunFiles, arm: str, lenient: bool) -> Mapping[str, tuple[bool, b
     """Return whether a model solved the old and the new version of a problem, by the number of the problem."""
     kind = "correct_lenient" if lenient else "correct_strict"
     renumbered = RunFiles(run.folder / RENUMBERED, run.settings)
-    before = run.before_training.greedy.get("base", {}) if arm == BASE else run.greedy.get("trained", {})
+    before = run.before_training.greedy.get("base", {}) if arm == BASE else run.trained
     after = renumbered.greedy.get("base" if arm == BASE else "adapter", {})
     old, new = ({one["problem"].split("/")[-1]: one[kind] for one in of.values()} for of in (before, after))
     return {number: (old[number], solved) for number, solved in new.items() if number in old}

@@ -34,7 +34,7 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
     if rules.style != "tags" and any(task.part(one).name.startswith("reasoning_gym:") for one in problems):
         key = "answer" if config.prompt.answer != "auto" else "style"
         reason = "answers of reasoning_gym are read between <answer> and </answer> only"
-        raise ConfigError(f"prompt.{key}={getattr(config.prompt, key)}", reason, "Write prompt.style=tags, or few_shot")
+        raise ConfigError(f"prompt.{key}={getattr(config.prompt, key)}", reason, f"Write prompt.{key}=tags")
     # a task that finds or scores answers itself may have gold answers in any form
     compared = [one for one in problems if one.gold and not (rules.own("read", one) or rules.own("score", one))]
     lost = [problem for problem in compared if not is_earned(problem, rules)]

@@ -160,7 +160,7 @@ def code_of(config: Config) -> dict[Path, list[Path]]:
     for path in _named(config):
         imported = _imported(path.parent.resolve()) if path.suffix == ".py" else ()
         code.setdefault(path.parent, []).extend([*imported, Path(path.name)])
-    return code
+    return {folder: [*dict.fromkeys(names)] for folder, names in code.items()}
 
 
 def _texts(value: Any) -> Iterator[str]:
