@@ -52,6 +52,9 @@ def test_one_weight_can_be_changed_and_the_others_stay():
     assert weights == {"correct": 1.0, "format": 0.3, "length": 0.05}
     weights = resolve("8gb", "dapo", ["reward.weights={environment: 1.0}", "reward.weights.code=2"]).reward.weights
     assert weights == {"environment": 1.0, "code": 2.0}, "a preset's and a recipe's are replaced"
+    earlier = ["reward.weights={format: 0.1}", "reward.weights.length=0.3", "reward.gate=false"]
+    later = resolve("8gb", None, [*earlier, "reward.weights={correct: 2.0}"]).reward
+    assert (later.weights, later.gate) == ({"correct": 2.0}, False)
     weights = resolve("nano", None, ["reward.weights.format=0.3"]).reward.weights  # the preset names no weights
     assert weights == {"correct": 1.0, "format": 0.3}
     assert resolve("nano", None, ["reward.weights={format: 1.0}"]).reward.weights == {"format": 1.0}

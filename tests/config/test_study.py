@@ -54,3 +54,6 @@ def test_the_control_of_the_format_pays_for_nothing_else(tmp_path):
         paid = {one.arm: study.config(one).reward.all_weights for one in study.runs()}
         assert {name for name, weight in paid["format"].items() if weight} == {"format"}
         assert paid["a"]["correct"] == 1
+    coded = "preset: nano\nsettings: {reward.weights: {code: 1}, task: {name: records, path: x, answer: none}}"
+    study = study_of(tmp_path, f"{coded}\narms: {{a: }}\ncontrols: [format]")
+    assert {one.arm: study.config(one).reward.weights for one in study.runs()}["format"] == {"code": 0, "format": 1}

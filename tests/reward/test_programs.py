@@ -159,8 +159,7 @@ def test_the_programs_of_two_groups_do_not_run_at_once(scorer, monkeypatch):
 def test_ranks_that_share_cores_run_fewer_programs_at_once(monkeypatch, of_job, at_once):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    if of_job:
-        monkeypatch.setenv("SLURM_CPUS_ON_NODE", of_job)
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", of_job or "")
     scorer = scorer_of("reward.weights={code: 1.0}")
     assert scorer.graders[0].at_once == at_once
     close(scorer)

@@ -70,9 +70,12 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         raise ConfigError("overrides", f"{text} is one text", f"Write a list of them: [{text}]")
     overrides = ["".join(map(str.strip, text.partition("="))) for text in overrides]
     weighted = [layer["reward"] for layer in layers if "weights" in layer.get("reward", {})]
-    if any(text.startswith("reward.weights=") for text in overrides):  # all of them: a preset's fit its own task
+    whole = [place for place, text in enumerate(overrides) if text.startswith("reward.weights=")]
+    if whole:  # replaces all weights before it: those of a preset fit its own task
         for rewards in weighted:
             del rewards["weights"]
+        before, after = overrides[: whole[-1]], overrides[whole[-1] :]
+        overrides = [*(text for text in before if not re.match(r"reward\.weights[.=]", text)), *after]
     elif not weighted and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
         layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
     folder = Path(preset).parent if preset and Path(preset).name == "config.yaml" else None  # of a run

@@ -121,11 +121,11 @@ class Study:
         if FORMAT in controls:
             # null takes away the weights of a judge and of functions that this control does not call; others become 0
             paid = self.config(StudyRun(self.first, 0, self._overrides(arms[self.first]))).reward
-            gone = dict.fromkeys(name for name in ("judge", *map(function_name, paid.custom)) if name in paid.weights)
+            own = {"judge", *map(function_name, paid.custom)}
+            named = paid.weights if "weights" in paid.model_fields_set else {}
+            weights = {name: None if name in own else 0.0 for name in named} | {"format": 1.0}
             alone = {key: value for key, value in controls[FORMAT].items() if not key.startswith("reward.weights.")}
-            alone["reward.weights"] = {**gone, "format": 1.0}
-            left = self.config(StudyRun(FORMAT, 0, self._overrides(alone))).reward.weights  # and of one setting each
-            controls[FORMAT] = alone | {"reward.weights": {**dict.fromkeys(left, 0.0), **alone["reward.weights"]}}
+            controls[FORMAT] = alone | {"reward.weights": weights}
         return arms | controls
 
     def _overrides(self, settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class RecordsTask(DataTask):
         if column is None:
             return ""
         record.must_have({column: "task.solution"})
-        messages = record.values[column]
+        messages = _listed(record.values[column])
         if messages is None or (isinstance(messages, str) and not messages.strip()):
             return ""  # a warm-up leaves it out
         if not isinstance(messages, list):

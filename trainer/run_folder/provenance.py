@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,13 @@ def _text(value: Any) -> str:
     try:
         return json.dumps(value, default=_plain)
     except TypeError:  # a key is no text, such as (0, 1)
-        return ADDRESS.sub("", repr(value))
+        return json.dumps(_with_text_keys(value), default=_plain)
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {ADDRESS.sub("", str(key)): _with_text_keys(part) for key, part in value.items()}
+    return [*map(_with_text_keys, value)] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: Any) -> Any:
@@ -145,19 +151,20 @@ def files_of(config: Config, folder: Path) -> dict[str, Any]:
     return {place(folder, str(path)): _checksum(path) for path in paths} | teacher
 
 
-def _named(config: Config) -> list[Path]:
-    """Return the files that settings name, except data."""
+def _named(config: Config, keys: Container[str] | None = None) -> list[Path]:
+    """Return the files that settings, or some of them, name, except data."""
     settings = flat(config.model_dump(mode="json", exclude={"run", "model"}))
-    texts = [text for key, value in settings.items() for text in _texts(value) if key[:5] != "task." or ".py:" in text]
+    wanted = {key: value for key, value in settings.items() if keys is None or key in keys}
+    texts = [text for key, value in wanted.items() for text in _texts(value) if key[:5] != "task." or ".py:" in text]
     files = (os.path.expanduser(file_of(text)) for text in texts)
     return [Path(file) for file in files if os.path.isfile(file)]  # unlike Path.is_file, for a text of any length
 
 
 def code_of(config: Config) -> dict[Path, list[Path]]:
-    """Return the folders of the user's files, except data, with their files, relative to them, that are named, or
-    imported by code."""
+    """Return the folders of the user's code, templates and the like with their files, relative to them, that are named,
+    or imported by code."""
     code: dict[Path, list[Path]] = {}
-    for path in _named(config):
+    for path in _named(config, PATHS):
         imported = _imported(path.parent.resolve()) if path.suffix == ".py" else ()
         code.setdefault(path.parent, []).extend([*imported, Path(path.name)])
     return {folder: [*dict.fromkeys(names)] for folder, names in code.items()}
