@@ -124,8 +124,7 @@ repeats the first steps of a run with an adapter.
 
 """
 RESULTS_TAIL = """
-[What a 135 M model learns here](small_model_learns.md) also lists what was not learned. On GSM8K two seeds of more
-worked solutions ended above GRPO ([experiments](../bench/experiments.md)).
+[What a 135 M model learns here](small_model_learns.md) also lists what was not learned.
 """
 # results with a page in gallery/
 SHOWN = {
