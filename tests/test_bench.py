@@ -1,6 +1,7 @@
 """The measurements in bench/: every script runs, none hides a package, and the pages of numbers are up to date."""
 
 import configparser
+import importlib
 import json
 import re
 import sys
@@ -154,3 +155,10 @@ def test_intervals_contain_the_truth_as_often_as_they_say():
     designs = json.loads((ROOT / "bench/results/coverage.json").read_text())["coverage"]
     assert min(one["coverage"] for one in designs) >= 0.93
     assert {one["of_seed"] for one in designs} == {0.0, 0.1, 0.2, 0.5}
+
+
+def test_the_seconds_of_a_comparison_leave_out_the_first_two_steps(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    clock = importlib.import_module("versus").Clock()
+    clock.ticks = [(0.0, float(end)) for end in (10, 16, 20, 23, 25)]
+    assert clock.seconds(1) == [4, 3, 2]

@@ -306,16 +306,26 @@ def test_a_published_set_may_ask_twice(monkeypatch):
     assert task.notes()[0].startswith("bad records left out: 1; the first: owner/name train[1]: ")
 
 
-def test_a_hub_that_cannot_be_reached_is_answered(tmp_path, monkeypatch):
+def test_a_short_decimal_of_the_hub_is_that_decimal(monkeypatch):
+    import datasets
+
+    kinds = datasets.Features({"question": datasets.Value("string"), "answer": datasets.Value("float32")})
+    rows = datasets.Dataset.from_dict({"question": ["a?"], "answer": [0.4]}, kinds)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *named, **split: rows)
+    assert [one.gold for one in task_of("records", path="owner/name", holdout=1.0).test()] == ["0.4"]
+
+
+@pytest.mark.parametrize("kind", [ConnectionError, RuntimeError])
+def test_a_hub_that_cannot_be_reached_is_answered(tmp_path, monkeypatch, kind):
     import datasets
 
     def unreachable(*named, **split):
         assert (named, split) == (("owner/name", "main"), {"split": "train"})
-        raise ConnectionError("Couldn't reach 'owner/name' on the Hub\nlong story")
+        raise kind("Couldn't reach 'owner/name' on the Hub\nlong story")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     task = task_of("records", path="owner/name", subset="main", test_split="test")
-    with refuses("owner/name train", DataError, names="ConnectionError: Couldn't reach 'owner/name' on the Hub)"):
+    with refuses("owner/name train", DataError, names=f"{kind.__name__}: Couldn't reach 'owner/name' on the Hub)"):
         task.train()
 
 

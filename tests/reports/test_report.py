@@ -3,12 +3,13 @@
 import json
 import re
 import shlex
+import shutil
 from html.parser import HTMLParser
 
 import pytest
 
 from tests.conftest import lines_of, refuses, said_by, write_lines
-from tests.reports.conftest import configure
+from tests.reports.conftest import configure, going_on
 from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
 from trainer.reports import repeat
@@ -226,6 +227,15 @@ def test_results_on_other_problems_are_no_part_of_a_curve_or_of_the_best(copied)
     write_lines(folder / "metrics.jsonl", [base | {"eval/problems": 9, "eval/accuracy": 1.0}, *others])
     run = read_run(folder)
     assert [line["step"] for _, line in run.evaluated] == [3, 6]
+
+
+def test_watching_ends_when_the_run_is_deleted(copied, tmp_path, capsys, monkeypatch):
+    folder, page = copied("live"), tmp_path / "page.html"
+    (folder / "verdict.json").unlink()
+    monkeypatch.setattr("trainer.commands.report.time.sleep", lambda _: shutil.rmtree(folder))
+    with going_on(folder):
+        status, _, err = said_by(capsys, "report", folder, "--watch", "--out", page)
+    assert (status, str(folder) in err, 'http-equiv="refresh"' in page.read_text()) == (2, True, True)
 
 
 def test_a_page_has_one_verdict(copied):

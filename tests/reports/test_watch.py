@@ -68,6 +68,11 @@ def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
     (tmp_path / "mounts").write_text("server:/home / nfs4 rw 0 0\n")
     monkeypatch.setattr(terminal, "MOUNTS", tmp_path / "mounts")
     assert stopped(read_run(broken_off)) == "nothing for 5 min"
+    spaced = shutil.copytree(broken_off, tmp_path / "a b" / "run")
+    os.utime(spaced / "config.yaml")
+    (tmp_path / "mounts").write_text(f"disk / ext4 rw 0 0\nserver:/home {tmp_path}/a\\040b nfs4 rw 0 0\n")
+    assert stopped(read_run(spaced)) is None, "it is on the server, and has just written"
+    (tmp_path / "mounts").write_text("server:/home / nfs4 rw 0 0\n")
     records = lines_of(broken_off / "metrics.jsonl")
     write_lines(broken_off / "metrics.jsonl", [*records[:-1], records[-1] | {"time/evaluation": 600.0}])
     for path in broken_off.iterdir():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import lines_of
 from tests.samplers import Altered
 from trainer import loop
 from trainer.config.command_line import Request, resolve
@@ -79,3 +80,18 @@ def test_what_is_not_finite_is_never_trained_on(name, tmp_path: Path, alone):
         lock._release(tmp_path / "run")
     assert len(list((tmp_path / "run").glob("bad_update_*.json"))) == skipped
     assert not message or not (tmp_path / "run/checkpoints").exists()
+
+
+def test_equal_rewards_with_a_kl_are_not_divided_by_nothing(tmp_path: Path, alone):
+    """Only the KL, which is small, tells the answers of a step apart."""
+    kl = ["algorithm.advantage=batch_std", "algorithm.kl.coef=0.1", "algorithm.kl.where=reward"]
+    config = resolve("nano", None, [*FEW, *kl, "algorithm.entropy_bonus=0.1", f"run.dir={tmp_path}/run"])
+    run = assemble.build(Request(config, "nano", ""))
+    try:
+        loop.train(config, *run)
+    finally:
+        run.log.close()
+        run.rollouts.close()
+        lock._release(tmp_path / "run")
+    spreads = [line["advantage/std"] for line in lines_of(tmp_path / "run/metrics.jsonl") if "advantage/std" in line]
+    assert 0.5 < max(spreads) < 2

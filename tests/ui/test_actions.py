@@ -1,5 +1,6 @@
 """The actions of the page without a browser: their commands, what they ask before, and what they show of failures."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from tests.conftest import ROOT
 from tests.reports.conftest import going_on
 from tests.ui.conftest import asking, does, serving
 from trainer.commands.page.actions import ACTIONS
+from trainer.commands.page.runs import held
 from trainer.config.command_line import resolve
 
 NANO = {"--preset": "nano", "task.name": "nano"}
@@ -71,6 +73,14 @@ def test_a_log_that_cannot_be_written_is_said(asked, folder, tmp_path):
     (folder / "runs/linked.log").symlink_to(tmp_path / "other")
     assert "linked.log" in does(asked, "train", **NANO, name="linked", beside="yes", into="said")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_lock_that_is_shared_is_no_run_in_progress(tmp_path):
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        assert tmp_path not in held()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert held()[tmp_path] == os.getpid()
 
 
 def test_what_has_ended_a_run_is_shown_whoever_serves_the_page(asked, folder):

@@ -227,5 +227,6 @@ def _limits(groups: Path) -> list[int]:
 
 
 def main() -> None:
+    """Print the cards that the driver names. `_cards` runs this in a process, because the driver may crash or hang."""
     for card in cards_of_the_driver():
         print(card)

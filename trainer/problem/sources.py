@@ -279,8 +279,9 @@ def _parquet(path: Path) -> Iterator[Record]:
                 values, flaw = {}, ""
                 for name, column in zip(batch.schema.names, batch.columns):
                     try:
-                        value = column[place].as_py()
-                        values[name] = _shortest(value) if pyarrow.types.is_float32(column.type) else value
+                        values[name] = column[place].as_py()
+                        if pyarrow.types.is_float32(column.type):
+                            values[name] = _shortest(values[name])
                     except (ValueError, OverflowError) as error:  # not UTF-8, or a date out of Python's range
                         flaw = flaw or f"column {name}: {error}"
                 yield Record(f"{path}: row {index}", values, flaw)
