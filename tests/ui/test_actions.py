@@ -76,7 +76,8 @@ def test_a_log_that_cannot_be_written_is_said(asked, folder, tmp_path):
 
 
 def test_a_lock_that_is_shared_is_no_run_in_progress(tmp_path):
-    with (tmp_path / ".lock").open("w") as lock:
+    with (tmp_path / ".lock").open("w") as lock, (tmp_path / "other").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
         fcntl.flock(lock, fcntl.LOCK_SH)
         assert tmp_path not in held()
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import compress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -103,10 +104,12 @@ def held() -> dict[Path, int]:
     """Return the folders of this user's runs that are in progress on this machine, with their processes."""
     rows = [row.split() for row in LOCKS.read_text().splitlines()] if LOCKS.is_file() else []
     holders: dict[Path, int] = {}
-    for process in (int(row[4]) for row in rows if row[1] == "FLOCK" and row[3] == "WRITE"):
-        with suppress(psutil.Error):
-            files = [Path(file.path) for file in psutil.Process(process).open_files()]
-            holders |= {file.parent: process for file in files if file.name == ".lock"}
+    for process in {int(row[4]) for row in rows if row[1] == "FLOCK" and row[3] == "WRITE"}:
+        with suppress(psutil.Error, OSError):
+            locks = [file for file in psutil.Process(process).open_files() if Path(file.path).name == ".lock"]
+            # a process may look at the lock of one run while it holds that of another
+            is_held = [" WRITE " in Path(f"/proc/{process}/fdinfo/{lock.fd}").read_text() for lock in locks]
+            holders |= {Path(lock.path).parent: process for lock in compress(locks, is_held)}
     return holders
 
 
