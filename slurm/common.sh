@@ -77,14 +77,18 @@ places() {
     printf '%s\n' "$root" "${HF_HOME:-}" "${OCTET_SCRATCH:-}"
     for argument in "$@"; do
         place="${argument#*=}"
-        place="${place#\[}"
-        case "$place" in *.yaml | *.yml)
-            [ ! -f "$place" ] || one_per_line "$place" | sed 's/ #.*//; s/ *$//' |
-                sed -n "s/^[ -]*\([a-z_]*: *\)\{0,1\}[\"']\{0,1\}\(\/[^\"']*\).*/\2/p" ;;
+        case "$place" in
+            *.yaml | *.yml) [ ! -f "$place" ] || one_per_line "$place" | sed 's/ #.*//; s/ *$//' | absolute ;;
+            [[{]*) sed 's/[][{},]/\n/g' <<<"$place" | absolute ;;
         esac
         case "$argument" in run.dir=/*) until [ -d "$place" ]; do place="$(dirname "$place")"; done ;; esac
         case "$place" in /?*) echo "$place" ;; esac
     done
+}
+
+# absolute: print the absolute paths among the settings of the standard input, one per line.
+absolute() {
+    sed -n "s/^[ -]*\([a-z_]*: *\)\{0,1\}[\"']\{0,1\}\(\/[^\"']*\).*/\2/p"
 }
 
 # one_per_line PRESET: print a file with each setting of `{a: 1, b: 2}`, which may be several lines, on its own.

@@ -143,7 +143,7 @@ def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, tak
 @pytest.mark.parametrize("kind", ["PYXIS", "APPTAINER"])
 def test_ranks_in_a_container_know_the_first_node_and_see_what_is_named(job, tmp_path, kind):
     """There is no Slurm inside that they could ask."""
-    for folder in ("model", "runs", "other", "code", "more"):
+    for folder in ("model", "runs", "other", "code", "more", "third"):
         (tmp_path / "data" / folder).mkdir(parents=True)
     code = f"{tmp_path}/data/code/mine.py:score"
     of_a_mapping = f"model: {{name: '{tmp_path}/data/other', dtype: bf16}}\nreward: {{custom: ['{code}']}}\n"
@@ -151,14 +151,14 @@ def test_ranks_in_a_container_know_the_first_node_and_see_what_is_named(job, tmp
     (tmp_path / "preset.yaml").write_text(of_lines if kind == "PYXIS" else of_a_mapping)
     data, image = tmp_path / "data", {f"OCTET_{kind}_IMAGE": "image"}
     settings = [f"model.name={data}/model", f"run.dir={data}/runs/new", "task.data_dir=/nowhere"]
-    settings += [f"reward.custom=[{data}/more/a.py:f]"]
+    settings += [f"reward.custom=[{data}/more/a.py:f, {data}/third/b.py:g]"]
     answer = job("single_node.sbatch", "--preset", "preset.yaml", *settings, **image)
     assert answer.returncode == 0, answer.stderr
     said = answer.stdout.splitlines()
     assert {"MASTER_ADDR=node1", "--export=ALL"} <= {*said}
     (mounts,) = [line.removeprefix("--container-mounts=") for line in said if f"{tmp_path}:{tmp_path}," in line]
-    places = [*(str(data / name) for name in ("other", "code", "model", "more", "runs")), str(ROOT)]
-    assert set(mounts.split(",")) == {f"{place}:{place}" for place in [*places, str(tmp_path)]}
+    places = [*(str(data / name) for name in ("other", "code", "model", "more", "third", "runs"))]
+    assert set(mounts.split(",")) == {f"{place}:{place}" for place in [*places, str(ROOT), str(tmp_path)]}
 
 
 @pytest.mark.parametrize("kind", ["PYXIS", "APPTAINER"])
