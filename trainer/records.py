@@ -105,8 +105,9 @@ class Completion:
     `logprobs` belong to the distribution that was sampled, which includes the temperature.
     `version` is the number of updates of the policy that sampled, as an external program reports it.
 
-    With an environment, an answer has several turns. Then `text` is the last one, and `tokens` includes the replies of
-    the environment, with a log-prob of 0. The first and the last token are always the model's.
+    With an environment, an answer has several turns. Then `text` is the last one (all of them if the replies continue
+    the model's own turn), and `tokens` includes the replies of the environment, with a log-prob of 0. The first and the
+    last token are always the model's.
 
     An agent writes its own prompts, and may have several conversations in one answer. `segments` has them, and `tokens`
     is their concatenation. It is empty if the agent never called the model.

@@ -20,15 +20,15 @@ from trainer.answers.strip_thinking import after_thinking
 from trainer.batch.aggregation import weight_of
 from trainer.batch.pack import rows_of, rows_of_answer, to_tensors
 from trainer.config.command_line import resolve
-from trainer.config.settings import Algorithm, PromptSettings, Turns
+from trainer.config.settings import Algorithm, PromptSettings, TaskSettings, Turns
 from trainer.errors import DataError, TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import LOSSES, objective, total
 from trainer.machine import threads
-from trainer.problem.environment import Environments
+from trainer.problem.environment import Environments, environments_of
 from trainer.problem.prompts import Prompter
 from trainer.problem.word_problems import NanoTask
-from trainer.records import Completion, Score, ScoredGroup, Turn
+from trainer.records import Completion, Problem, Score, ScoredGroup, Turn
 from trainer.reward.built_in import Rules, read
 from trainer.reward.custom import Custom
 from trainer.reward.scorer import Meter
@@ -407,6 +407,21 @@ def test_a_server_goes_on_behind_a_reply(served, tokenizer):
     assert all(len(one.turns) == 5 for one in answers_in(found))
     sampled = answers_in(dict(served(environments()).sample(asked, sampling(max_new_tokens=150))))
     assert len({one.tokens for one in sampled}) > 6
+
+
+@pytest.mark.parametrize(
+    ("written", "is_right"), [(["#### 3*14=", ""], True), (["<think>3*14=", " so\n#### 42"], False)]
+)
+def test_what_an_inline_calculator_writes_is_part_of_the_answer_that_is_scored(tokenizer, written, is_right):
+    found = environments_of(NanoTask(), TaskSettings(tools=("calculator",), calls="inline"))
+    turns = turns_of(tokenizer, found)(Stops(tokenizer, [2], found.stops))
+    dialogue, answer = turns.begin(prompts(9)[0], 0, sampling(max_new_tokens=60)), None
+    for text in written:
+        tokens = [*tokenizer(text)["input_ids"], *([] if text.endswith("=") else [2])]
+        answer = turns.add(dialogue, tokens, [0.0] * len(tokens)) or turns.take_reply(dialogue)
+    assert answer.text == "".join(turn.text for turn in answer.turns)
+    prompt = replace(dialogue.prompt, problem=Problem("p", "How much is 3 * 14?", "42"))
+    assert read(prompt, answer, Rules(resolve("nano").reward, "gsm8k", max_new_tokens=9)).correct_strict == is_right
 
 
 def test_rewards_of_a_user_and_metrics_see_what_the_model_wrote(tokenizer, tmp_path):

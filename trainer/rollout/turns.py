@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -203,7 +204,10 @@ class TurnTaking:
 
     def _ended(self, dialogue: OpenAnswer, truncated: bool) -> Completion:
         self._close(dialogue)
-        return dialogue.completion(truncated)
+        answer = dialogue.completion(truncated)
+        if self.environments is not None and self.environments.is_inline:  # the replies are parts of what it wrote
+            return replace(answer, text="".join(turn.text for turn in answer.turns))
+        return answer
 
     def abandon(self, dialogues: Sequence[OpenAnswer]) -> None:
         """Close the environments of answers that will be restarted, each after the reply that it is working on."""
