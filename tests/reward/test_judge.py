@@ -151,14 +151,19 @@ def test_after_a_bad_reply_it_asks_again(server, name):
     assert len(server.requests) == 2
 
 
+@pytest.mark.parametrize("seconds", ["3600", "1e300"])
+def test_an_endpoint_that_asks_for_a_long_wait_is_left_alone(server, seconds):
+    server.replies = [refusal(503, Retry_After=seconds)]
+    assert grades(judge(server.url, "reward.judge.concurrency=1"), "a", "b") == [None, None]
+    assert len(server.requests) == 1
+
+
 @pytest.mark.parametrize(
     "reply, asked",
     [
         *[(BAD_REPLIES[name], 2) for name in ("broken json", "a grade of 1.01", "busy", "broken", "not json at all")],
         (refusal(400), 1),  # asking again cannot help
         (refusal(302, Location="/v1"), 1),  # it would be sent back to itself, by GET and with the key
-        (refusal(503, Retry_After="3600"), 1),
-        (refusal(503, Retry_After="1e300"), 1),
     ],
 )
 def test_a_grade_that_does_not_come_is_none_and_nothing_waits_for_it(server, tmp_path, reply, asked):
@@ -349,6 +354,7 @@ def test_two_runs_may_cache_one_reply_at_a_time(tmp_path, monkeypatch):
         ("max_tokens=150", [chat(GOOD)], 2),
         *[("max_tokens=300", [chat(GOOD, tokens)], 1) for tokens in (None, "many", -1000, 0)],  # estimated
         ("max_tokens=300", [(200, {**chat(GOOD)[1], "usage": [100]})], 1),
+        ("max_tokens=300", [chat(GOOD, 10**400)], 1),
     ],
 )
 def test_a_budget_that_is_spent_leaves_grades_missing(server, limit, replies, given):
@@ -356,6 +362,24 @@ def test_a_budget_that_is_spent_leaves_grades_missing(server, limit, replies, gi
     scorer = judge(server.url, f"reward.judge.{limit}", "reward.judge.concurrency=1")
     assert [grade is None for grade in grades(scorer, *"abcde")] == [False] * given + [True] * (5 - given)
     assert scorer.drain()["judge/missing"] == (5 - given, 5)
+
+
+def test_a_reply_without_text_costs_what_the_grader_has_thought(server):
+    server.replies = [(200, {"choices": [{"message": {"content": None}}], "usage": {"total_tokens": 1500}})]
+    scorer = judge(server.url, "reward.judge.max_tokens=3000", "reward.judge.concurrency=1")
+    assert grades(scorer, "a", "b") == [None, None]
+    assert len(server.requests) == 2
+    assert "is spent" in scorer.graders[0].last_failure
+
+
+def test_missing_grades_are_reported_with_their_reason_and_again_when_there_are_twice_as_many(server, capsys):
+    server.replies = [chat(GOOD), chat(GOOD), chat(GOOD), refusal(401)]
+    scorer = judge(server.url, "reward.judge.concurrency=1")
+    for answers, said in (("abc", ""), ("d", "1 of 1 completions: HTTP 401"), ("ef", "")):
+        grades(scorer, *answers)
+        scorer.report_missing(scorer.drain())
+        err = capsys.readouterr().err
+        assert said in err and bool(said) == bool(err)
 
 
 def test_ranks_share_the_budget_and_a_resumed_run_goes_on_with_it(server, tmp_path):

@@ -43,3 +43,7 @@ def left(tmp_path_factory):
 @pytest.mark.parametrize("name", KEYS)
 def test_a_key_is_nowhere(left, name):
     assert [where for where, content in left.items() if CANARIES[name].encode() in content] == []
+
+
+def test_a_run_says_why_grades_are_missing(left):
+    assert b"octet: the judge gave no grade for 4 of 4 completions: HTTP 500 who is Bearer " in left["train"]

@@ -345,6 +345,12 @@ def test_a_method_of_a_class_called_solution_is_found(sandbox):
     assert sandbox.judge("class Solution:\n    def f(self, x): return x", "assert f(1) == 1", "f") == Assertions(1, 1)
 
 
+def test_an_error_before_the_first_call_is_a_fault_of_the_tests(sandbox):
+    for tests in ("import not_there\nassert f(1) == 1", "def check(one): assert one(1) == 1\ncheck(Solution().f)"):
+        assert sandbox.judge("def f(x): return x", tests, "f").fault.startswith("they end before they call `f`: ")
+    assert sandbox.judge("def f(x): raise NameError", "r = f(1)\nassert r == 1", "f").fault == ""
+
+
 def test_an_argument_that_is_no_plain_value_is_a_fault_of_the_tests(sandbox):
     verdict = sandbox.judge("def f(x): return x(1)", "assert f(lambda x: x) == 1", "f")
     assert verdict.fault == "a call has an argument that is not a plain value: function"

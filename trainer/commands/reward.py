@@ -23,7 +23,8 @@ from trainer.problem.task import make_task
 from trainer.reward import gold_check
 from trainer.reward.built_in import Rules
 from trainer.reward.exploits import Report, Sample, examine, possible_answers, samples_of, start_of
-from trainer.reward.make import make_scorer, rules_of
+from trainer.reward.judge import Judge
+from trainer.reward.make import make_scorer, rules_of, worked
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -50,7 +51,12 @@ def run(options: Namespace) -> None:
         gold_check.check(config, task, problems)
         random.Random(config.run.seed).shuffle(problems)
         samples = samples_of(problems[: options.n], rules.style, rules.opened)
-    report = examine(make_scorer(config, task), samples)
+    scorer = make_scorer(config, task)
+    for judge in (grader for grader in scorer.graders if isinstance(grader, Judge) and samples):
+        # if it cannot grade, all rewards are missing, and the findings would be wrong
+        judge.rehearse(scorer.read(samples[0].prompt, worked(samples[0].prompt.problem)))
+    report = examine(scorer, samples)
+    scorer.report_missing(scorer.drain())
     report.findings.extend(outvoting(config, report.among_equals))
     print(json.dumps(asdict(report), indent=2) if options.json else "\n".join(as_text(report)))
     if report.findings:

@@ -34,7 +34,6 @@ from trainer.reward.built_in import COMPONENTS
 from trainer.reward.make import make_scorer
 from trainer.reward.scorer import Scorer
 from trainer.watch.progress import PATIENCE_S, Progress
-from trainer.watch.tally import Mean
 
 LINES_AT_ONCE = 64  # for graders, which score lines in parallel
 
@@ -86,7 +85,10 @@ def score_file(config: Config, path: str) -> None:
             sys.stdout.flush()
         except BrokenPipeError:  # `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    _report_missing(scorer)
+    measured = scorer.drain()
+    scorer.report_missing(measured)
+    if hangs := measured.get("symbolic/hangs", (0, 0))[0]:
+        print(f"octet: {hangs:.0f} symbolic comparisons took too long and count as different.", file=sys.stderr)
 
 
 def has_answers(config: Config) -> bool:
@@ -152,13 +154,3 @@ def _prompt(record: dict[str, Any], problem: Problem) -> Prompt:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _report_missing(scorer: Scorer) -> None:
-    measured = scorer.drain()
-    if isinstance(graded := measured.get("judge/missing"), Mean) and graded.amount:
-        failures = "; ".join(failure.rstrip(".") for grader in scorer.graders if (failure := grader.last_failure))
-        ungraded = f"{graded.amount:.0f} of {graded.weight:.0f} completions"
-        print(f"octet: the judge gave no grade for {ungraded}: {failures}.", file=sys.stderr)
-    if hangs := measured.get("symbolic/hangs", (0, 0))[0]:
-        print(f"octet: {hangs:.0f} symbolic comparisons took too long and count as different.", file=sys.stderr)

@@ -66,6 +66,13 @@ def ranks(machine: Hardware) -> tuple[int, int]:
     return world_size, int(os.environ.get("LOCAL_WORLD_SIZE", min(world_size, max(1, len(machine.gpus)))))
 
 
+def cores_of_rank() -> int:
+    """Return how many cores a rank can keep busy; 0 if there are more ranks than cores."""
+    cores, ranks = len(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    is_bound = cores * ranks <= int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)  # srun gave each rank its own cores
+    return cores if is_bound else cores // ranks
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

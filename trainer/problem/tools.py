@@ -13,7 +13,6 @@ A turn without a call ends the answer.
 import ast
 import atexit
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 from trainer.answers.arithmetic import UNCALCULATED, worth
 from trainer.answers.strip_thinking import after_thinking
 from trainer.errors import ConfigError
+from trainer.machine.hardware import cores_of_rank
 from trainer.records import Problem
 from trainer.sandbox.kernel import Limits
 from trainer.sandbox.pool import Sandbox
@@ -187,13 +187,15 @@ def _plain(text: str) -> str:
     return _THOUSANDS.sub("", _TIMES.sub("*", text)).translate(_SIGNS)
 
 
-# Run one program per processor: more would use up each other's time limit.
-_AT_ONCE = threading.Semaphore(len(os.sched_getaffinity(0)))
+@cache
+def _at_once() -> threading.Semaphore:
+    """Run one program per processor: more would use up each other's time limit."""
+    return threading.Semaphore(max(1, cores_of_rank()))
 
 
 def ran(source: str) -> str:
     """Run a Python program in the sandbox, and return what it printed and how it failed."""
-    with _AT_ONCE:
+    with _at_once():
         result = _sandbox().run(_REPORTING.format(source=source), b"")
     reply = result.output.decode(errors="replace").rstrip()
     if result.timed_out:

@@ -26,7 +26,7 @@ from trainer.config.settings import Judge as JudgeSettings
 from trainer.config.settings import Section
 from trainer.errors import CheckpointError, ConfigError, RewardError
 from trainer.machine import threads
-from trainer.machine.http_client import NoReply, exchange, read_key
+from trainer.machine.http_client import LONGEST_WAIT_S, NoReply, exchange, read_key
 from trainer.machine.visible import without_keys
 from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Meter
@@ -37,6 +37,7 @@ RUBRICS = Path(__file__).parent / "rubrics"
 LONGEST_BACKOFF_S = 60.0
 CHARACTERS_A_TOKEN = 4
 LARGEST_REPLY = 4 << 20  # bytes
+MOST_TOKENS = 10**9  # of a reply; a server that counts more is not believed
 REPLY_TOKENS = 1024  # including the grader's thinking; reward.judge.extra may set another number
 SPENT = "the budget (reward.judge.max_requests, max_tokens) is spent"
 
@@ -196,6 +197,8 @@ class Client:
         for attempt in range(self.settings.retries + 1):
             backoff = min(LONGEST_BACKOFF_S, self.settings.backoff_s * 2 ** (attempt - 1)) if attempt else 0.0
             jitter = random.uniform(0.5, 1.5)  # threads must not all retry at the same time
+            if self._not_before - time.monotonic() > LONGEST_WAIT_S:  # the endpoint asked to be left alone
+                return None
             time.sleep(max(backoff * jitter, self._not_before - time.monotonic(), 0.0))
             if not self.budget.take():
                 self.last_failure = f"{self.last_failure}, and then {SPENT}" if attempt else SPENT
@@ -206,9 +209,9 @@ class Client:
                     raise NoReply(f"the reply is not what was asked for: {without_keys(text, 200)!r}")
             except NoReply as failure:
                 self.last_failure = without_keys(str(failure))
+                self._not_before = max(self._not_before, time.monotonic() + failure.wait_s)
                 if not failure.again:
                     return None
-                self._not_before = max(self._not_before, time.monotonic() + failure.wait_s)
             else:
                 if self.cache:
                     self.cache.put(name, text)
@@ -220,16 +223,16 @@ class Client:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
             reply = json.loads(exchange(self.url, body, self.settings.timeout_s, LARGEST_REPLY, headers))
-            text = reply["choices"][0]["message"]["content"]
             tokens = usage.get("total_tokens") if isinstance(usage := reply.get("usage"), dict) else None
+            text = reply["choices"][0]["message"]["content"]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise NoReply("the reply is not a chat completion in JSON") from None
+        if not isinstance(tokens, int) or not 0 < tokens <= MOST_TOKENS:  # some endpoints do not count tokens
+            tokens = (len(json.dumps(body)) + len(str(text))) // CHARACTERS_A_TOKEN
+        self.budget.spend(tokens)  # also if the grader has only thought, until its limit
+        meter.add("judge/tokens", tokens)
         if not isinstance(text, str):
             raise NoReply("the reply has no text")
-        if not isinstance(tokens, int) or tokens <= 0:  # some endpoints do not count tokens
-            tokens = (len(json.dumps(body)) + len(text)) // CHARACTERS_A_TOKEN
-        self.budget.spend(tokens)
-        meter.add("judge/tokens", tokens)
         return text
 
 

@@ -14,7 +14,6 @@ in the sandbox, in a different process than the program; see `trainer/sandbox/in
 import ast
 import builtins
 import json
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from trainer.answers.find import program
 from trainer.config.settings import Code
 from trainer.errors import ConfigError, DataError
 from trainer.machine import threads
+from trainer.machine.hardware import cores_of_rank
 from trainer.machine.user_code import must_be_named
 from trainer.records import Problem
 from trainer.reward.built_in import Reading
@@ -62,9 +62,7 @@ class Programs:
         except ConfigError:
             self.sandbox.close()
             raise
-        cores, ranks = len(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        is_bound = cores * ranks <= int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)  # srun gave each rank its own cores
-        self.at_once = (cores if is_bound else cores // ranks) + 1  # one more keeps all busy during a fork or a read
+        self.at_once = cores_of_rank() + 1  # one more keeps all busy during a fork or a read
         self._grading = threading.Lock()  # the programs of several groups would use up each other's time limits
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
@@ -182,7 +180,10 @@ def _python(source: str, columns: Mapping[str, Any]) -> Tests:
         raise DataError("there is no assertion in it")
     bound = _bound(tree)
     missing = sorted(_loaded(tree) - bound - set(dir(builtins)))
-    name = columns.get("entry_point") or (missing[0] if len(missing) == 1 else "")
+    named = str(columns.get("entry_point") or "").rpartition(".")[2]  # `Solution().f` in LeetCodeDataset
+    name = named or (missing[0] if len(missing) == 1 else "")
+    if name and not name.isidentifier():
+        raise DataError(f"the column `entry_point` is {name!r:.60}, and no function has such a name")
     if name in bound:
         raise DataError(f"the tests define `{name}` themselves, so no answer would be tested")
     if not name or set(missing) - {name}:

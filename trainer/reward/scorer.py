@@ -1,5 +1,6 @@
 """Score completions, turning each group into a scored group."""
 
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from trainer.answers.find import fenced
 from trainer.answers.symbolic import Symbolic
 from trainer.config.settings import RIGHT
 from trainer.errors import RewardError
+from trainer.machine.visible import print
 from trainer.records import Completion, Prompt, Score, ScoredGroup
 from trainer.reward.built_in import COMPONENTS, Reading, Rules, read
 from trainer.watch.tally import Mean, Tally, Total
@@ -76,6 +78,7 @@ class Scorer:
         self.weights = rules.settings.all_weights
         self.built_in = [name for name in self.weights if name in COMPONENTS]
         self._hangs = 0
+        self._missing = 0.0  # the share of missing grades that was reported last
 
     @property
     def parallel(self) -> int:
@@ -124,6 +127,15 @@ class Scorer:
             self.meter.add("symbolic/hangs", hangs)
         return self.meter.drain()
 
+    def report_missing(self, measured: Mapping[str, object]) -> None:
+        """Say how many grades are missing and why, and later again when their share has doubled."""
+        graded = measured.get("judge/missing")
+        if isinstance(graded, Mean) and graded.amount / graded.weight > 2 * self._missing:
+            self._missing = graded.amount / graded.weight
+            failures = "; ".join(failure.rstrip(".") for grader in self.graders if (failure := grader.last_failure))
+            ungraded = f"{graded.amount:.0f} of {graded.weight:.0f} completions"
+            print(f"octet: the judge gave no grade for {ungraded}: {failures}.", file=sys.stderr, flush=True)
+
     def _score(self, reading: Reading, values: Mapping[str, float | None]) -> Score:
         answers = (reading.strict, reading.lenient, reading.correct_strict, reading.correct_lenient)
         if TESTS in values:  # the tests decide whether the program in an answer is right
@@ -138,7 +150,7 @@ def total(values: Mapping[str, float | None], weights: Mapping[str, float]) -> f
     summed: float | None = 0.0
     for name, value in values.items():
         weight = weights.get(name, 0.0)
-        if value is not None and abs(value) * max(1.0, abs(weight)) > LARGEST:
+        if value is not None and not abs(value) * max(1.0, abs(weight)) <= LARGEST:  # nan is refused, too
             times = f" times its weight of {weight:g}" if abs(weight) > 1.0 else ""
             reason = f"it is {value:g}{times}, and a reward is at most {LARGEST:g}, because it is squared"
             raise RewardError(f"`{name}`", reason)

@@ -137,6 +137,7 @@ class Rollouts:
         begun = self.under_way.pop(step, None)
         assert not self.under_way, "only the next step is sampled ahead"
         groups, measured = begun.result() if begun else self._sampled(self.sampler, prompts, step)
+        self.scorer.report_missing(measured)
         tally.merge(measured)
         self._observe(groups)
         if samples_ahead:

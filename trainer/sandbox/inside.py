@@ -134,15 +134,18 @@ class AssertionCount:
 def judge(source: str, name: str, results: int, requests: int, first: bool) -> AssertionCount:
     """Run tests and count assertions. An error outside of an assertion counts as if none of them held."""
     tally = AssertionCount(first)
-    names = {"__name__": "tests", CHECK: tally.check, name: StandIn(requests, results)}
+    stand_in = StandIn(requests, results)
+    names = {"__name__": "tests", CHECK: tally.check, name: stand_in}
     try:
         exec(compile(ast.fix_missing_locations(Asserts().visit(ast.parse(source))), "tests.py", "exec"), names)
     except Enough:
         pass
     except NotPlain as error:
         tally.held, tally.fault = NONE, f"a call has an argument that is not a plain value: {error}"
-    except Exception:
+    except Exception as error:
         tally.held = NONE
+        if not stand_in.was_called:
+            tally.fault = f"they end before they call `{name}`: {type(error).__name__}: {str(error)[:200]}"
     return tally
 
 
@@ -161,8 +164,10 @@ class StandIn:
     def __init__(self, requests: int, results: int) -> None:
         self._requests = os.fdopen(requests, "wb", buffering=0)
         self._results = os.fdopen(results, "rb")
+        self.was_called = False
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        self.was_called = True
         self._requests.write(f"({literal(arguments)}, {literal(keywords)})\n".encode())
         line = self._results.readline(LONGEST_LINE).decode()
         if not line.endswith("\n"):

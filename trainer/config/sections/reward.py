@@ -1,5 +1,6 @@
 """The section `reward`: how answers are rewarded."""
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +13,7 @@ from trainer.config.sections.base import RUNS, Seconds, Section, is_address, may
 # The rewards of reward/built_in.py, the language model that grades (reward/judge.py), and tests (reward/programs.py).
 REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "environment", "judge", "code")
 NULL_OR_NUMBER = {"anyOf": [{"type": "number"}, {"type": "null"}]}  # `null` takes away a weight of a preset
+KEY_IN_JSON = re.compile(r'"[^"]*(api[-_ ]?key|authorization|secret|password)[^"]*": *"', re.IGNORECASE)
 RIGHT = ("correct", "code")  # the rewards for being right; if one of them has a weight, the others are shaping
 # `octet score` writes these names, so a custom reward function cannot have them.
 RESERVED = (*REWARDS, "strict", "lenient", "correct_strict", "correct_lenient", "reward", "mean", "std", "min", "max")
@@ -54,6 +56,12 @@ class Judge(Section):
             raise ValueError("key_env is the name of a variable, in capitals, not the key. Write OCTET_JUDGE_KEY")
         if self.url and not is_address(self.url):
             raise ValueError("the url does not begin with http:// or https://. Write one like http://localhost:8000/v1")
+        try:
+            extra = json.dumps(self.extra, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError("extra has a value that JSON does not know, such as a date. Write it in quotes") from None
+        if KEY_IN_JSON.search(extra):
+            raise ValueError("extra has a key in it. Put it into the environment; see key_env")
         return self
 
 
