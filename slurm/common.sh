@@ -77,9 +77,10 @@ places() {
     printf '%s\n' "$root" "${HF_HOME:-}" "${OCTET_SCRATCH:-}"
     for argument in "$@"; do
         place="${argument#*=}"
+        case "$place" in \~/*) place=~/"${place#\~/}" ;; esac # bash leaves it after an equals sign
         case "$place" in
             *.yaml | *.yml) [ ! -f "$place" ] || one_per_line "$place" | sed 's/ #.*//; s/ *$//' | absolute ;;
-            [[{]*) sed 's/[][{},]/\n/g' <<<"$place" | absolute ;;
+            \[* | \{*) echo "$place" | tr '[]{},' '\n' | absolute ;;
         esac
         case "$argument" in run.dir=/*) until [ -d "$place" ]; do place="$(dirname "$place")"; done ;; esac
         case "$place" in /?*) echo "$place" ;; esac
@@ -93,7 +94,7 @@ absolute() {
 
 # one_per_line PRESET: print a file with each setting of `{a: 1, b: 2}`, which may be several lines, on its own.
 one_per_line() {
-    sed '/[:,] *[[{][^]}]*$/,/[]}]/s/[][{},]/\n  /g; /[:,] *[[{]/s/[][{},]/\n  /g' "$1"
+    tr -d '\r' <"$1" | sed '/[:,] *[[{][^]}]*$/,/[]}]/s/[][{},]/\n  /g; /[:,] *[[{]/s/[][{},]/\n  /g'
 }
 
 gpus_of_node() {
@@ -154,6 +155,7 @@ folder_of() {
         [ "$before" != --preset ] || preset="$setting"
         before="$setting"
     done
+    case "$preset" in \~/*) preset=~/"${preset#\~/}" ;; esac # as below
     [ -n "$folder" ] || [ ! -f "$preset" ] || folder="$(folder_in "$preset")"
     folder="${folder:-runs/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}"
     case "$folder" in \~/*) folder=~/"${folder#\~/}" ;; esac # bash leaves it after an equals sign

@@ -117,6 +117,9 @@ def test_the_folder_of_the_user_is_found_in_a_file_too(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.yaml").write_text("run: {dir: ~/runs/it}\n")
     assert resolve("~/mine.yaml", None, ["lora.start=~/a"]).run.dir == tmp_path / "runs/it"
+    (tmp_path / "data.jsonl").touch()
+    (tmp_path / "config.yaml").write_text("task: {name: records, path: data.jsonl}")  # of a run, with paths from here
+    assert resolve("~/config.yaml").task.path == str(tmp_path / "data.jsonl")
 
 
 def test_a_resolved_configuration_is_frozen_and_its_yaml_plain():

@@ -309,8 +309,9 @@ def test_a_published_set_may_ask_twice(monkeypatch):
 def test_a_short_decimal_of_the_hub_is_that_decimal(monkeypatch):
     import datasets
 
-    kinds = datasets.Features({"question": datasets.Value("string"), "answer": datasets.Value("float32")})
-    rows = datasets.Dataset.from_dict({"question": ["a?"], "answer": [0.4]}, kinds)
+    grid = datasets.Array2D((1, 2), "float32")
+    kinds = datasets.Features({"question": datasets.Value("string"), "answer": datasets.Value("float32"), "grid": grid})
+    rows = datasets.Dataset.from_dict({"question": ["a?"], "answer": [0.4], "grid": [[[1.0, 2.0]]]}, kinds)
     monkeypatch.setattr(datasets, "load_dataset", lambda *named, **split: rows)
     assert [one.gold for one in task_of("records", path="owner/name", holdout=1.0).test()] == ["0.4"]
 

@@ -227,6 +227,8 @@ def test_results_on_other_problems_are_no_part_of_a_curve_or_of_the_best(copied)
     write_lines(folder / "metrics.jsonl", [base | {"eval/problems": 9, "eval/accuracy": 1.0}, *others])
     run = read_run(folder)
     assert [line["step"] for _, line in run.evaluated] == [3, 6]
+    dots = [curve.values for curve in charts_of(groups_of([run]), "curves")[0].curves if curve.dots]
+    assert [[value.step for value in values] for values in dots] == [[3, 6]]
 
 
 def test_watching_ends_when_the_run_is_deleted(copied, tmp_path, capsys, monkeypatch):

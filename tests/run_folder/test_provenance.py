@@ -112,7 +112,8 @@ ODD = """
 class Grid: ...
 from trainer.records import Problem
 from trainer.run_folder.provenance import checksums
-extra = {"at": {(0, 1): Grid(), "allowed": {"a", "b", "c", "d"}}, "it": Grid(), "set": {"a", "b", "c", "d"}}
+at = {(0, 1): Grid(), frozenset("abcd"): 1, "allowed": {"a", "b", "c", "d"}}
+extra = {"at": at, "it": Grid(), "set": {"a", "b", "c", "d"}}
 print(checksums([Problem("p", "q", "1", "", extra), Problem("p", "q", "1", "", {"set": {"e"}})]))
 """
 

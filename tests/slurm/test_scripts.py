@@ -140,6 +140,12 @@ def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, tak
     assert "run.dir=runs/octet-5" in latest
 
 
+def test_a_preset_in_the_folder_of_the_user_is_read(job, tmp_path):
+    (tmp_path / "mine.yaml").write_text("run:\r\n  dir: /data/mine\r\n")  # with Windows line ends
+    answer = job("single_node.sbatch", "--preset=~/mine.yaml", HOME=str(tmp_path))
+    assert "run.dir=/data/mine" in answer.stdout.splitlines()
+
+
 @pytest.mark.parametrize("kind", ["PYXIS", "APPTAINER"])
 def test_ranks_in_a_container_know_the_first_node_and_see_what_is_named(job, tmp_path, kind):
     """There is no Slurm inside that they could ask."""

@@ -62,9 +62,10 @@ class Request:
 
 def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:
     """Return the frozen configuration of a preset, a recipe and `key=value` overrides."""
+    preset = preset and os.path.expanduser(preset)
     layers = [_load_layer(preset, PRESETS, "--preset")] if preset else []
     if recipe:
-        layers.append(_load_layer(recipe, RECIPES, "--recipe"))
+        layers.append(_load_layer(os.path.expanduser(recipe), RECIPES, "--recipe"))
     if isinstance(overrides, str):
         text = repr(_shown(overrides))
         raise ConfigError("overrides", f"{text} is one text", f"Write a list of them: [{text}]")
@@ -189,7 +190,7 @@ def latest_run(option: str, written: str) -> Path:
 
 
 def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
-    path = Path(os.path.expanduser(name)) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not os.path.isfile(path):  # unlike Path.is_file, this accepts a name that is too long
         known = names_in(folder)
         reason = f"there is no such file or name.{did_you_mean(name, known)}"

@@ -119,17 +119,18 @@ class Study:
         arms = {name: settings_of(settings or {}) for name, settings in self.file.arms.items()}
         controls = {name: {**arms[self.first], **CONTROLS[name]} for name in self.file.controls}
         if FORMAT in controls:
-            # null takes away the weights of a judge and of functions that this control does not call; others become 0
+            # without those of a judge and of functions that this control does not call; others become 0
             paid = self.config(StudyRun(self.first, 0, self._overrides(arms[self.first]))).reward
             own = {"judge", *map(function_name, paid.custom)}
             named = paid.weights if "weights" in paid.model_fields_set else {}
-            weights = {name: None if name in own else 0.0 for name in named} | {"format": 1.0}
+            weights = {name: 0.0 for name in named if name not in own} | {"format": 1.0}
             alone = {key: value for key, value in controls[FORMAT].items() if not key.startswith("reward.weights.")}
             controls[FORMAT] = alone | {"reward.weights": weights}
         return arms | controls
 
     def _overrides(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        values = {**settings_of(self.file.settings), **settings}
+        every = settings_of(self.file.settings)
+        values = {**{key: value for key, value in every.items() if key not in settings}, **settings}  # theirs come last
         return (*(f"{key}={written(value)}" for key, value in values.items()), *self.overrides)
 
     def runs(self) -> Iterator[StudyRun]:
@@ -182,6 +183,8 @@ def _refused(study: Study, run: StudyRun, config: Config) -> Iterator[tuple[str,
     if study.file.renumbered and (config.task.name != "gsm8k" or not config.lora.enabled or is_merged):
         remedy = "Write task.name=gsm8k, lora.enabled=true and warmup.then=same, or renumbered: false"
         yield "renumbered: only GSM8K can be asked with new numbers, of an adapter and its base", remedy
+    if run.arm == FORMAT and {name for name, weight in config.reward.all_weights.items() if weight} != {"format"}:
+        yield f"a setting of this command pays for more than {FORMAT}", "Write it under `settings:` in the file"
     if study.file.controls and run.arm == study.first and config.reward.control != "none":
         reason = f"reward.control={config.reward.control}: controls belong to the first arm, which is a control itself"
         yield reason, "Put another arm first, or remove controls"

@@ -4,9 +4,11 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from ctypes import CDLL, byref, c_int, c_size_t, c_ubyte, create_string_buffer
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from pathlib import Path
 from uuid import UUID
 
 from trainer.errors import ConfigError
-from trainer.machine.shipped import in_a_process
+from trainer.machine.shipped import CHECKOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def nvidia_smi(*arguments: str) -> str:
 
 def _answer_of(command: Sequence[str]) -> str:
     """Return the output of a command; "" if it fails. The launcher passes the answers to the ranks."""
-    query = " ".join(command)
+    query = shlex.join(command)
     if query not in answers:
         every_card = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         try:
@@ -149,7 +151,9 @@ def _cards() -> list[Gpu]:
         if rows:
             return [gpu for row in rows for gpu in _card(*row)]
     if any(Path(file).exists() for file in CARD_FILES):  # there is a card, but no nvidia-smi
-        lines = _answer_of(in_a_process(start="from trainer.machine.hardware import main; main()")).splitlines()
+        # the same command in every process, which finds these modules and none of the working folder
+        start = f"import sys; sys.path[0] = {str(CHECKOUT)!r}; from trainer.machine.hardware import main; main()"
+        lines = _answer_of([sys.executable, "-c", start]).splitlines()
         return [gpu for line in lines for gpu in _card(*(part.strip() for part in line.split(",")))]
     return []
 

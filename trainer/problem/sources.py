@@ -149,7 +149,7 @@ class HubSet:
             remedy = "Connect to the internet once, `hf auth login` if it is gated, or write task.data_dir=FOLDER"
             raise DataError(self, reason, remedy) from None
         kinds = getattr(rows, "features", {})
-        short = [name for name, kind in kinds.items() if getattr(kind, "dtype", "") == "float32"]
+        short = [name for name, kind in kinds.items() if kind == datasets.Value("float32")]  # and no array of it
         for index, row in enumerate(rows):
             yield Record(f"{self}[{index}]", {**row, **{name: _shortest(row[name]) for name in short}})
 

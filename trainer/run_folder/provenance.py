@@ -115,7 +115,7 @@ def _text(value: Any) -> str:
 
 def _with_text_keys(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {ADDRESS.sub("", str(key)): _with_text_keys(part) for key, part in value.items()}
+        return {_text(key): _with_text_keys(part) for key, part in value.items()}
     return [*map(_with_text_keys, value)] if isinstance(value, list | tuple) else value
 
 

@@ -109,8 +109,9 @@ class RunFiles:
         return self.measure == LENIENT
 
     def held_out(self, record: Record) -> Share | None:
-        """Return the held-out result in a line of metrics, in the format that is paid."""
-        if self.measure.logged not in record:
+        """Return the held-out result in a line of metrics, in the format that is paid. It is None if the line is about
+        other problems than the last result: a resumed run may ask others."""
+        if self.measure.logged not in record or record.get("eval/problems") != self._asked:
             return None
         if self.pays_lenient:
             right, problems = record["eval/lenient"], record["eval/problems"]
@@ -119,10 +120,14 @@ class RunFiles:
 
     @property
     def evaluated(self) -> list[tuple[Share, Record]]:
-        """The held-out results with their lines of metrics, on the problems of the last one: a resumed run may ask
-        others."""
-        found = [(share, line) for line in self.metrics if (share := self.held_out(line))]
-        return [one for one in found if one[1].get("eval/problems") == found[-1][1].get("eval/problems")]
+        """The held-out results with their lines of metrics."""
+        return [(share, line) for line in self.metrics if (share := self.held_out(line))]
+
+    @cached_property
+    def _asked(self) -> int | None:
+        """The number of problems of the last held-out result."""
+        asked = [line.get("eval/problems") for line in self.metrics if self.measure.logged in line]
+        return asked[-1] if asked else None
 
     def worth(self, measure: Measure) -> dict[tuple[str, ...], float]:
         """Whether the trained model solved each held-out problem, or its reward, by question and gold answer."""
