@@ -103,6 +103,7 @@ INLINE = ["task.tools=calculator", "task.calls=inline"]
         ("6 / 4 = 1.5 * 2 =3", INLINE, ["6 / 4 =", " * 2 =", "\n#### 3" + IM_END], [" 1.5", " 3"]),
         ("It is x = 3.", INLINE, ["It is x = 3.\n#### 3" + IM_END], []),
         ("2 + 1 = 3", [*INLINE, "prompt.style=boxed"], ["2 + 1 =", "\n\\boxed{3}" + IM_END], [" 3"]),
+        ("It is \\boxed{2 + 1 = 3}", [*INLINE, "prompt.style=boxed"], ["It is \\boxed{2 + 1 =", "}" + IM_END], [" 3"]),
         ("So \\boxed{3}\nas 2 + 1 = 3.", ["prompt.style=boxed", 'rollout.stop=["\\n"]'], ["So \\boxed{3}\n"], []),
     ],
 )  # fmt: skip
@@ -128,7 +129,6 @@ def test_an_inline_calculator_replies_in_a_lesson(monkeypatch, tokenizer, soluti
         ("1 / 3 = 0.33\n#### 3", "3", INLINE),
         ("2 + 1 = three\n#### 3", "3", INLINE),
         ("2 + 1 = 4\n#### 4", "3", INLINE),
-        ("It is \\boxed{2 + 1 = 3}", "3", [*INLINE, "prompt.style=boxed"]),
         ("1 + 1 = 2\n2 + 1 = 3\n#### 3", "3", [*INLINE, "rollout.turns.most=2"]),
     ],
 )

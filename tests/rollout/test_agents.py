@@ -246,6 +246,79 @@ def test_a_reply_may_be_streamed(tokenizer):
     assert answer.text == answer.turns[-1].text
 
 
+def talk_of(tokenizer):
+    prompter = Prompter(tokenizer, resolve("nano").prompt, NanoTask())
+    limits, asked = Limits(8, 60, 300, 9.0), prompter.prompt(Problem("p", "q", "4"))
+    return Conversation(prompter, Stops(tokenizer, [tokenizer.eos_token_id]), asked, 0, limits)
+
+
+def reply(talk, messages, text, tools=(), stop=(), ends=True):
+    call, tokenizer = talk.call(read_messages(messages), tools, None, stop), talk.stops.tokenizer
+    tokens = (*tokenizer(text, add_special_tokens=False)["input_ids"], *([tokenizer.eos_token_id] if ends else []))
+    return call, talk.answer(call, Completion(tokens, (-1.0,) * len(tokens), "", truncated=not ends))[0]
+
+
+def test_json_that_calls_no_tool_is_an_answer(tokenizer):
+    text, tools = '{"name": "Bob", "age": 3}', [{"type": "function", "function": {"name": "look"}}]
+    for offered in ((), tools):
+        _, message = reply(talk_of(tokenizer), [user("Who?")], text, offered)
+        assert message == {"role": "assistant", "content": text}
+    _, message = reply(talk_of(tokenizer), [user("Who?")], '{"name": "look"}', tools)
+    assert message["tool_calls"][0]["function"] == {"name": "look", "arguments": "{}"}
+
+
+def test_a_call_that_was_cut_off_is_none(tokenizer):
+    text, tools = "<tool_call><function=f><parameter=x>5</parameter><par", [{"function": {"name": "f"}}]
+    _, message = reply(talk_of(tokenizer), [user("Call.")], text, tools, ends=False)
+    assert message == {"role": "assistant", "content": text}
+
+
+def test_a_reply_that_was_cut_off_goes_on(tokenizer):
+    talk, messages = talk_of(tokenizer), [user("Count.")]
+    _, begun = reply(talk, messages, "1 2 3", ends=False)
+    call, _ = reply(talk, [*messages, begun], " 4 5")
+    assert call.continued
+    [segment] = talk.completion(None, failed=False).segments
+    assert tokenizer.decode(segment.tokens) == "1 2 3 4 5<|im_end|>"
+    assert all(segment.written)
+
+
+@pytest.mark.parametrize("stop", ["Seen:", "\nSeen:"])
+def test_a_stop_string_that_the_agent_writes_again_stands_in_the_conversation_once(tokenizer, stop):
+    talk, messages = talk_of(tokenizer), [user("Look.")]
+    _, begun = reply(talk, messages, "I look.\nSeen:", stop=[stop], ends=False)
+    more = {"role": "assistant", "content": begun["content"] + f"{stop} 3"}
+    call, _ = reply(talk, [*messages, more], " so 3", stop=[stop])
+    assert call.continued
+    assert tokenizer.decode(call.prompt.tokens).endswith("assistant\nI look.\nSeen: 3")
+
+
+def test_a_proxy_is_not_asked_for_this_machine(tokenizer, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert answers_in(sample(DecodeSampler, "twice", tokenizer, count=1, group=1))[0].tokens
+
+
+def test_a_client_made_on_import_calls_nobody_else(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "of the user")
+    (tmp_path / "made.py").write_text(
+        "import os\nmade = os.environ['OPENAI_BASE_URL'], os.environ['OPENAI_API_KEY']\n"
+        "def run(problem):\n    return ' '.join(made)\n"
+    )
+    said = []
+    [answer] = answers_in(sample(DecodeSampler, f"{tmp_path}/made.py:run", tokenizer, count=1, group=1, said=said))
+    assert answer.text.startswith("http://127.0.0.1:")
+    assert "of the user" not in answer.text
+    assert "without a call" in said[0]
+
+
+def test_what_an_agent_raises_is_shown_without_keys(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("SEARCH_API_KEY", "sk-1234567890")
+    (tmp_path / "told.py").write_text("import os\ndef run(problem):\n    raise OSError(os.environ['SEARCH_API_KEY'])\n")
+    said = []
+    sample(DecodeSampler, f"{tmp_path}/told.py:run", tokenizer, count=1, group=1, said=said)
+    assert "OSError: $SEARCH_API_KEY" in said[0]
+
+
 def test_calls_are_limited(tokenizer):
     said = []
     [[answer]] = sample(

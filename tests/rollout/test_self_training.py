@@ -1,10 +1,13 @@
 """Which of its own answers a model is taught."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
 
 from tests.conftest import refuses
 from trainer.config.command_line import resolve
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, DataError
 from trainer.loop import Lessons
 from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow, Turn
 from trainer.rollout import self_training
@@ -52,6 +55,16 @@ def test_what_an_environment_said_is_not_taught():
     (row,) = kept(replace(group, completions=(replace(group.completions[0], written=written),)))
     assert row.mask == written
     assert {sum(one.mask) for one in Lessons(CONFIG, [row]).of(0)} == {2}  # what the loss is divided by
+
+
+@pytest.mark.parametrize(("right", "remedy"), [(True, "rollout.max_new_tokens"), (False, "easier problems")])
+def test_a_round_without_rows_says_why(monkeypatch, right, remedy):
+    monkeypatch.setattr(self_training, "collect", lambda *_: [answers(("a", 10, right), ("b", 3, False))])
+    asked = SimpleNamespace(problems=[Problem("p", "q", "1")])
+    rollouts = SimpleNamespace(config=CONFIG, curriculum=asked, sampler=None, scorer=None)
+    rollouts.prompts = rollouts.sampling_of = lambda *_: []
+    with refuses("warmup.from", DataError, names=remedy):
+        self_training.sample(rollouts, 0, 0)
 
 
 def test_the_steps_are_divided_among_the_rounds():

@@ -117,13 +117,13 @@ class ToolCalls:
 
 def calls_in(text: str, names: Container[str]) -> tuple[str, list[tuple[str, Mapping[str, Any]]]]:
     """Return a text without its calls, and the name and arguments of each call. If a call is malformed, or if there are
-    none, return the text unchanged."""
+    none, return the text unchanged. JSON that is a call of none of the tools is an answer."""
     _, rest, is_thinking = after_thinking(text)
     try:
-        calls = [] if is_thinking else [_read(written) for written in _written(rest, names)]
+        calls = [] if is_thinking or not names else [_read(written) for written in _written(rest, names)]
     except UNREADABLE:
         calls = []
-    if not calls:
+    if not calls or ("<tool_call>" not in text and any(name not in names for name, _ in calls)):
         return text, []
     return (_CALL.sub("", text).strip() if "<tool_call>" in text else ""), calls
 

@@ -42,6 +42,9 @@ def sample(rollouts: Rollouts, step: int, number: int) -> tuple[list[TrainingRow
     if not rows:
         none = f"none of {answers} answers to {len(counts)} problems is right in round {number + 1}"
         remedy = "Write warmup.from=solutions, or take easier problems"
+        if right:
+            none = f"all {right} right answers of round {number + 1} are truncated"
+            remedy = "Write a larger rollout.max_new_tokens, or warmup.from=solutions, which teach to end an answer"
         raise DataError("warmup.from=samples", f"{none}, so there is nothing to learn from", remedy).of_all()
     return rows, {
         "samples/right": right / answers,

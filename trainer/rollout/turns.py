@@ -48,7 +48,7 @@ class Stops:
 
     def is_in(self, tokens: Sequence[int]) -> bool:
         """Return True if the text of the tokens contains a stop string."""
-        text = self._text(tokens) if self.strings else ""
+        text = self.text(tokens) if self.strings else ""
         return any(string in text for string in self.strings)
 
     def completion(self, tokens: Sequence[int], logprobs: Sequence[float], version: int | None = None) -> Completion:
@@ -56,7 +56,7 @@ class Stops:
         text includes the stop string, unless that starts with a line break, because then it opens the next section."""
         stop = next((at for at, token in enumerate(tokens, 1) if token in self.tokens), None)
         tokens, truncated = tokens[:stop], stop is None
-        text = self._text(tokens)
+        text = self.text(tokens)
         if ends := [(text.index(string) + len(string), string) for string in self.strings if string in text]:
             end, string = min(ends)
             kept = bisect_left(range(len(tokens)), True, key=lambda count: self.is_in(tokens[:count]))
@@ -64,7 +64,7 @@ class Stops:
             text = text[: end - len(string) if string.startswith("\n") else end]
         return Completion(tuple(tokens), tuple(logprobs[: len(tokens)]), text, truncated, version)
 
-    def _text(self, tokens: Sequence[int]) -> str:
+    def text(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode([token for token in tokens if token not in self._left_out])
 
 

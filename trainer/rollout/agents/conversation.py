@@ -64,16 +64,20 @@ class Exchange:
         *before, reply = self.messages
         if not same(before, messages[: len(before)]) or len(messages) < len(self.messages):
             return False
-        return same([reply], messages[len(before) :]) if messages[len(self.messages) :] else self.added(messages) != ""
+        if messages[len(self.messages) :]:
+            return same([reply], messages[len(before) :])
+        return self.added(messages) is not None
 
-    def added(self, messages: Sequence[Message]) -> str:
-        """Return the text that the last message adds to the reply, or "" if the messages do not end with it."""
+    def added(self, messages: Sequence[Message]) -> str | None:
+        """Return the text that the last message adds to the reply, or None if the messages do not end with it. Without
+        an addition, the model writes on, unless it has already written a stop string."""
         *_, reply = self.messages
         last = messages[-1]
         adds = len(messages) == len(self.messages) and last["role"] == "assistant" and "tool_calls" not in reply
         if not (adds and last["content"].startswith(reply["content"])):
-            return ""
-        return str(last["content"].removeprefix(reply["content"]).removeprefix(self.cut))
+            return None
+        text = str(last["content"].removeprefix(reply["content"]).removeprefix(self.cut))
+        return text if text or not self.cut else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,15 +148,17 @@ class Conversation:
         strings = call.prompt.stop  # which the message leaves out
         reply = self.stops.also(strings).completion(sampled.tokens, sampled.logprobs, sampled.version)
         shown = min((reply.text.partition(string)[0] for string in strings), key=len, default=reply.text)
-        text, calls = calls_in(shown, [tool["function"]["name"] for tool in call.tools])
+        names = [tool["function"]["name"] for tool in call.tools]
+        text, calls = calls_in(shown, [] if reply.truncated else names)  # a call that was cut off may lack arguments
         message: Message = {"role": "assistant", "content": text}
         if calls:
-            functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in calls]
+            functions = [{"name": name, "arguments": json.dumps(arguments or {})} for name, arguments in calls]
             message["tool_calls"] = [
                 {"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": one} for one in functions
             ]
         with self._lock:
-            self._record(call, reply, message, reply.text[len(shown) :])
+            rest = self.stops.text(reply.tokens)[len(shown) :]  # a text leaves out strings that begin with a line break
+            self._record(call, reply, message, next((one for one in strings if rest.startswith(one)), ""))
         if calls:
             return message | {"content": text or None}, "tool_calls", len(reply.tokens)
         return message, "length" if reply.truncated else "stop", len(reply.tokens)
@@ -201,7 +207,7 @@ class Conversation:
         try:
             if continued is None:
                 return self.prompter.tokens(self.prompter.conversation(safe, tools), bool(tokenizer.chat_template))
-            if added := continued.added(messages):
+            if (added := continued.added(messages)) is not None:
                 return tuple(tokenizer(without_special(tokenizer, added), add_special_tokens=False)["input_ids"])
             turn = TURN
             while any(turn in one["content"] for one in safe):
@@ -216,7 +222,7 @@ class Conversation:
         before, texts = call.continued, [one["content"] for one in call.messages]
         if before is not None:
             added = before.added(call.messages)
-            texts = [added] if added else texts[len(before.messages) :]
+            texts = texts[len(before.messages) :] if added is None else [added]
         if before is not None and before.segment.context == before.tokens:
             segment = before.segment
             segment.add_reply(call.new_tokens, "\n\n".join(texts))

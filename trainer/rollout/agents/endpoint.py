@@ -72,7 +72,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             conversation = self.server.find(key.strip()) if kind == "Bearer" else None
             if conversation is None:
-                raise Refused("this API key belongs to no answer in progress", 401, "invalid_api_key")
+                reason = "this API key belongs to no answer in progress; make the client inside the agent's function"
+                raise Refused(reason, 401, "invalid_api_key")
             if path not in paths:
                 raise Refused(f"there is no {path[:80]}; agents use {PATH}", 404)
             self._send(paths[path](conversation))

@@ -27,6 +27,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from trainer.machine.visible import without_keys
+
 LARGEST = 1_000_000  # bytes of a result
 PART = 65_536  # bytes per read, which is the capacity of a pipe
 
@@ -62,7 +64,7 @@ def serve(setting: str) -> None:
         with _output_on_stderr():
             agent = agent_of(setting)
     except BaseException as error:  # noqa: BLE001  the user's file may raise anything
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=results, flush=True)
+        print(json.dumps({"error": without_keys(f"{type(error).__name__}: {error}")}), file=results, flush=True)
         return
     if openai := sys.modules.get("openai"):
         with suppress(Exception):  # the first client loads certificates and modules, which all forks inherit
@@ -122,11 +124,14 @@ def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, 
         os.dup2(null, 0)
         os.dup2(2, 1)
         os.environ.update(OPENAI_BASE_URL=order["url"], OPENAI_API_KEY=order["key"])
+        known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+        if known != "*":  # a proxy cannot reach this machine
+            os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{known},127.0.0.1".lstrip(",")
         value = agent(SimpleNamespace(**order["problem"]))
         value = asyncio.run(value) if inspect.iscoroutine(value) else value
         result = {"value": getattr(value, "item", lambda: value)()}  # numbers of NumPy
     except BaseException as error:  # noqa: BLE001  the user's code may raise anything
-        result = {"error": f"{type(error).__name__}: {error}"[:500]}
+        result = {"error": without_keys(f"{type(error).__name__}: {error}", 500)}
     finally:
         with suppress(BaseException):
             text = json.dumps(result, default=lambda value: {type(value).__name__: repr(value)}).encode()

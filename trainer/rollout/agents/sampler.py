@@ -7,6 +7,7 @@ this file         makes calls into prompts for the run's sampler, and answers in
 """
 
 import json
+import os
 import queue
 import subprocess
 import threading
@@ -59,7 +60,11 @@ class Agents:
         self._endpoint = Endpoint(self._keys.get, self.inbox.put, self._say_once)
         # in its own session, because Ctrl-C must not reach it
         command = in_a_process(start=f"from trainer.rollout.agents.runner import serve; serve({setting!r})")
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        # a client that the file makes on import must not call OpenAI with the user's own key
+        own = {"OPENAI_BASE_URL": self._endpoint.url, "OPENAI_API_KEY": "of-no-answer"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, **own}
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
@@ -89,8 +94,10 @@ class Agents:
             return None
         del self._keys[conversation.key]
         if error := result.get("error"):
-            text = f"an agent failed, so its answer gets reward 0: {visible(error)[:200]}"
+            text = f"an agent failed, so its answer is empty: {visible(error)[:200]}"
             self._say_once(text, error.partition(":")[0])
+        elif not conversation.calls:
+            self._say_once("an agent has ended without a call to the model, so its answer trains nothing", "no call")
         if conversation.is_rewritten:
             text = "a call does not continue an earlier one, so its answer is trained on in several parts"
             self._say_once(text, "rewritten")
@@ -220,6 +227,7 @@ class Calls(Scheduler):
             with suppress(queue.Empty):
                 while True:
                     self._take(self.agents.inbox.get_nowait())
+            self.agents.end_late()
             thinking = [one for one in self.agents.at_work.values() if not one.pending]
             waited, is_idle = time.monotonic() - began, not (self._queued or self._decoding)
             is_new = any(not one.calls and one.deadline > deadline for one in thinking)
@@ -228,7 +236,6 @@ class Calls(Scheduler):
                 break
             with suppress(queue.Empty):
                 self._take(self.agents.inbox.get(timeout=WATCH_S if is_idle else patience_s - waited))
-            self.agents.end_late()
         else:
             return
         if waited > SLOW_S and patience_s == self._patience_s:
