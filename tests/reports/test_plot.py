@@ -96,12 +96,14 @@ def test_what_is_measured_now_and_then_has_an_interval_and_no_band():
 
 def test_a_noisy_curve_is_drawn_with_its_mean():
     noisy = [(float(x), float(x % 2)) for x in range(100)]
-    even = smoothed(noisy)
+    even = smoothed(noisy, 5)
     assert (even[0], even[-1]) == (noisy[0], noisy[-1])
     assert all(abs(y - 0.5) < 0.1 for _, y in even[5:-5])
-    assert smoothed(noisy[:19]) == noisy[:19]
-    chart = Chart("", [Curve("", [Value(x, y, y, y) for x, y in noisy])])
-    assert any(one.get("stroke-opacity") == "0.35" for one in elements(chart.marks(), "polyline"))
+    assert smoothed(noisy, 0) == noisy
+    curve, short = (Curve("", [Value(x, y, y, y) for x, y in some]) for some in (noisy, noisy[:19]))
+    for curves, is_smooth in (([curve], True), ([curve, short], False)):  # one window for all curves of a chart
+        marks = elements(Chart("", curves).marks(), "polyline")
+        assert any(one.get("stroke-opacity") == "0.35" for one in marks) == is_smooth
 
 
 @pytest.mark.parametrize("values", [[0.0], [3.0], [-2.0, -2.0], [1e-9, 2e-9], [-1e6, 1e6]])

@@ -33,7 +33,7 @@ def test_a_run_with_turns_resumes_to_the_same_bits_and_says_who_wrote_what(tmp_p
     assert told, "some answers call the calculator"
     for one in told:
         assert [turn["role"] for turn in one["turns"]][:2] == ["model", "environment"]
-        assert one["turns"][-1] == {"role": "model", "text": one["completion"]}
+        assert one["completion"] == "".join(turn["text"] for turn in one["turns"])
     assert all(record["turns"] >= 1 for record in learned(tmp_path / "it"))
 
 

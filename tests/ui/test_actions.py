@@ -21,7 +21,7 @@ NANO = {"--preset": "nano", "task.name": "nano"}
 def test_every_action_has_a_command_before_it_is_asked_for(asked, folder):
     (folder / "runs/known").mkdir()
     (folder / "runs/known/config.yaml").write_text(resolve("nano").to_yaml())
-    given = NANO | {"name": "new", "--card": "8", "--to": "gguf", "asked": "Is it 4?", "runs": ["known"]}
+    given = NANO | {"name": "new", "--card": "8 GB", "--to": "gguf", "asked": "Is it 4?", "runs": ["known", "unborn"]}
     rows = [[name, {"process": 7}] for name in ACTIONS]
     texts = json.loads(asked("POST", "commands", json.dumps(given | {"rows": rows}))[2])
     found = dict(zip(ACTIONS, texts, strict=True))
@@ -32,9 +32,25 @@ def test_every_action_has_a_command_before_it_is_asked_for(asked, folder):
     assert found["worth"].startswith("printf %s '{")
     assert all(text.startswith(("octet ", "printf ", "kill ")) for text in found.values())
     assert not (folder / "runs/new").exists()
+    untold = json.dumps({"--preset": "nano", "rows": [["look", {}]]})
+    assert json.loads(asked("POST", "commands", untold)[2]) == ["octet task show nano --model nano --preset nano"]
     wrong = json.dumps(given | {"runs": [], "more": "'", "rows": [["export", {}], ["train", {}]]})
     said = [text.partition(":")[0] for text in json.loads(asked("POST", "commands", wrong)[2])]
     assert said == ["run", "More settings"]
+
+
+def test_only_a_column_that_is_known_is_offered(asked):
+    assert asked("PUT", "upload?name=final.csv", "Question,Final Answer\n1 + 1?,2\n")[0] == 200
+    given = {"--preset": "nano", "task.name": "records", "task.path": "runs/uploads/final.csv", "into": "sheet"}
+    assert 'data-take="[&quot;task.question=Question&quot;]"' in does(asked, "look", **given)
+
+
+def test_what_is_left_out_is_said_once(asked):
+    rows = "".join(f"{one} + 0?,{one}\n" for one in range(40))
+    assert asked("PUT", "upload?name=left.csv", f"question,answer\n{rows}1 + 0?,1\n")[0] == 200
+    given = {"--preset": "nano", "task.name": "records", "task.path": "runs/uploads/left.csv", "into": "sheet"}
+    said = does(asked, "look", **given)
+    assert (said.count("left.csv:42"), ".." in said) == (1, False)
 
 
 def test_a_wrong_card_is_named_without_the_usage_of_the_command(asked):

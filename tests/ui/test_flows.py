@@ -185,6 +185,48 @@ def test_hostile_answers_are_text_and_a_run_of_a_terminal_is_there(browser, addr
     page.close()
 
 
+TAKE = "[...document.querySelectorAll('#models tr')].find(row => row.innerText.includes('{}')).querySelector('button')"
+
+
+@pytest.mark.slow
+def test_what_is_taken_replaces_what_was_taken_before(browser, address):
+    page = browser.open(f"{address}?--preset=8gb&task.name=gsm8k&--card=RTX+4060")
+    page.click("[data-do=models]")
+    page.until("#models", "Qwen3-1.7B")
+    typed = """prompt.system='it'"'"'s' eval.problems=8"""
+    page.write(more=typed)
+    page.js(f"{TAKE.format('Qwen/Qwen3-8B')}.click()")
+    assert "model.quantize=nf4" in page.js("form.elements.more.value")
+    page.js(f"{TAKE.format('Qwen/Qwen3-1.7B')}.click()")
+    assert page.js("form.elements.more.value") == typed
+    page.js("take(['task.on_bad_record=skip']); take(['task.on_bad_record=skip'])")
+    assert page.js("form.elements.more.value") == f"{typed} task.on_bad_record=skip"
+    page.close()
+
+
+OVERTAKEN = """
+window.whole = fetch;
+window.fetch = async (...asked) => {
+  const answer = await whole(...asked);
+  if (String(asked[0]).includes("run=terminal")) await new Promise(done => setTimeout(done, 500));
+  return answer;
+};
+seen = "";
+Promise.all([look(), (runs.clear(), look())]);
+"""
+
+
+@pytest.mark.slow
+def test_a_page_shows_what_was_chosen_last_and_says_that_a_new_server_is_another(browser, address, short):
+    page = browser.open(f"{address}?run=terminal")
+    page.until("#live", "Step 3 of 3")
+    page.js(OVERTAKEN)
+    assert page.text("#live") == ""
+    page.js("ask('../another-key/live')")
+    assert page.js("!lost.hidden")
+    page.close()
+
+
 INTERRUPTED = """
 window.whole = fetch;
 window.fetch = async (...asked) => {

@@ -130,10 +130,11 @@ class Chart:
             elif any(low != high for _, low, high in ends):
                 outline = [(x, low) for x, low, _ in ends] + [(x, high) for x, _, high in reversed(ends)]
                 yield tag("polygon", points=_joined(outline), fill=colour_of(curve.colour), fill_opacity=0.18)
+        around = min((len(curve.values) for curve in self.curves if not curve.dots), default=0) // 20
         for curve in self.curves:
             points = [(frame.across(one.step), frame.down(one.middle)) for one in curve.values]
             has_range = any(one.low != one.high for one in curve.values)
-            even = points if has_range or curve.dots else smoothed(points)
+            even = points if has_range or curve.dots else smoothed(points, around)
             if even != points:
                 yield line(points, colour_of(curve.colour), width=1, opacity=0.35)
             yield line(even, colour_of(curve.colour), *((1, 0.5) if curve.dots else ()))
@@ -179,9 +180,9 @@ def ticks(low: float, high: float) -> list[float]:
     return [float(f"{place * width:.6g}") for place in range(first, floor(high / width) + 1)]
 
 
-def smoothed(points: Sequence[Point]) -> list[Point]:
-    """Return the moving average of a curve over a tenth of its points, and over fewer at its ends."""
-    means, most = [], len(points) // 20
+def smoothed(points: Sequence[Point], most: int) -> list[Point]:
+    """Return the moving average of a curve over `most` points before and after each, and over fewer at its ends."""
+    means = []
     for place, (x, _) in enumerate(points):
         around = min(most, place, len(points) - 1 - place)
         means.append((x, fmean(y for _, y in points[place - around : place + around + 1])))

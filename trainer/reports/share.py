@@ -16,7 +16,7 @@ from trainer.watch.verdict import LEARNED, NOT_LEARNED
 WIDTH, HEIGHT, MARGIN = 1200.0, 630.0, 60.0  # the size of previews of links
 COLOURS = {LEARNED: "#1a7f37", NOT_LEARNED: "#cf222e"}
 UNDECIDED = "#9a6700"
-LETTERS = 92  # per line of the verdict
+LETTERS = 84  # per line of the verdict; of DejaVu Sans, which is wide, 86 fit
 SCALE = 2.0  # of the chart, whose text is sized for a page
 
 
@@ -30,7 +30,7 @@ def picture(run: RunFiles) -> Html:
     method = "supervised training" if run.settings["warmup.only"] else "GRPO"
     made = f"{counted(run.steps, 'step')} of {method} with octet {trainer.__version__}"
     lines = [
-        _text(f"{model} on {task}"[:60], 78, 34, GREY),
+        _text(f"{model} on {task}"[:56], 78, 34, GREY),
         _text(" → ".join(ends_of(run)) or kind, 190, 104, COLOURS.get(kind, UNDECIDED)),
         *(_text(line, 246 + 32 * row, 24, INK) for row, line in enumerate(verdict)),
         _text(made, HEIGHT - 18, 20, GREY),

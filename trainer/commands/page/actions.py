@@ -18,13 +18,13 @@ from trainer.machine import hardware
 from trainer.machine.shipped import in_a_process
 from trainer.machine.visible import as_command
 from trainer.plan.preflight import card
+from trainer.plan.search import WITHOUT_A_CARD
 from trainer.reports.markup import Html, tag
 from trainer.reports.repeat import changes
 
 NAME = r"\w[\w.-]{0,63}"
 SETTING = r"[a-z]\w*\.[\w.]+"
 PATIENCE_S = 300.0  # time limit of a command that a person waits for
-SMALLEST_CARD = 8  # GB, if no card is found and none is named
 
 Words = list[str]
 
@@ -57,12 +57,15 @@ class Choices:
     @property
     def card(self) -> Words:
         """Return the option for the chosen card, which is a name or a number of GB."""
-        named = self.of("--card")
-        return ["--vram" if re.fullmatch("[0-9.]+", named) else "--card", named] if named else []
+        if size := re.fullmatch(r"(?i)([0-9.]+)\s*(?:gb)?", self.of("--card")):
+            return ["--vram", size[1]]
+        return self.option("--card")
 
     def run(self) -> tuple[str, Path]:
         """Return the name and the folder of the button's run, or of the chosen run."""
-        names = [self.given["run"]] if "run" in self.given else list(self.given.get("runs") or [])
+        known = self.runs.named()  # a run that could not start may be chosen on the page, too, but is none
+        chosen = [name for name in self.given.get("runs") or () if name in known]
+        names = [self.given["run"]] if "run" in self.given else chosen
         if len(names) != 1:
             raise ConfigError("run", f"{len(names)} are chosen", "Choose one under Train")
         return str(names[0]), self.runs.place(names[0])
@@ -88,8 +91,9 @@ def as_json(words: Words) -> Generator[str, None, Any]:
 
 
 def look(chosen: Choices) -> Iterator[str]:
-    model = chosen.of("model.name") or resolve(chosen.of("--preset")).model.name
-    words = ["task", "show", chosen.of("task.name"), "--model", model, *chosen.option("--preset")]
+    preset = resolve(chosen.of("--preset"))
+    task, model = chosen.of("task.name") or preset.task.name, chosen.of("model.name") or preset.model.name
+    words = ["task", "show", task, "--model", model, *chosen.option("--preset")]
     if facts := (yield from as_json([*words, *chosen.settings("task.name", "model.name")])):
         yield from views.sheet(facts)
 
@@ -110,6 +114,9 @@ def doctor(chosen: Choices) -> Iterator[str]:
 def plan(chosen: Choices, *search: str) -> Iterator[str]:
     words = ["plan", *chosen.option("--preset", "--recipe"), *chosen.card, *search, *chosen.settings()]
     if found := (yield from as_json(words)):
+        if not chosen.card and not hardware.detect().gpus:
+            assumed = f"{found['vram_bytes'] / views.GB:.3g} GB"
+            yield tag("p", f"No GPU was found here, so a card of {assumed} is assumed. Name yours.", class_="soft")
         yield from views.plan(found)
         preset = chosen.of("--preset")
         config = resolve(preset, chosen.of("--recipe") or None, chosen.settings())
@@ -121,7 +128,7 @@ def search(chosen: Choices) -> Iterator[str]:
 
 
 def models(chosen: Choices) -> Iterator[str]:
-    here = ["--vram", f"{hardware.detect().memory_gb or SMALLEST_CARD:.3g}"]
+    here = ["--vram", f"{hardware.detect().memory_gb or WITHOUT_A_CARD:.3g}"]
     if (found := (yield from as_json(["plan", *(chosen.card or here)]))) is not None:
         yield views.models(found)
 
@@ -130,7 +137,8 @@ def train(chosen: Choices) -> Iterator[str]:
     """Start a new run. Raise ConfigError if its name is invalid or taken."""
     name, runs = chosen.of("name"), chosen.runs
     if not re.fullmatch(NAME, name) or (runs.folder / name).is_symlink():
-        raise ConfigError("Name of the run", "it consists of letters, digits, dots and dashes", "Write run-1")
+        form = "it consists of at most 64 letters, digits, dots and dashes, and begins with a letter or a digit"
+        raise ConfigError("Name of the run", form, "Write run-1")
     words = ["train", *chosen.option("--preset", "--recipe"), *chosen.settings(), f"run.dir={runs.folder / name}"]
     yield shown(words)
     if name in runs.named() or runs.process(name):
@@ -168,7 +176,9 @@ def in_progress(runs: Runs) -> Iterator[str]:
 
 
 def stop(chosen: Choices) -> Iterator[str]:
-    name, _ = chosen.run()
+    name = chosen.of("run")
+    if name not in chosen.runs.started:
+        name, _ = chosen.run()
     yield f"kill -USR1 {chosen.runs.process(name)}"
     chosen.runs.stop(name)
     yield tag("p", f"{name} saves after its step, and stops.")

@@ -32,7 +32,7 @@ async function ask(path, options) {
   try {
     const answer = await fetch(path, options);
     const text = await answer.text();  // which may be aborted or interrupted, too
-    lost.hidden = true;
+    lost.hidden = answer.status !== 403;  // which a new server answers, whose key is another
     return { text, ok: answer.ok, status: answer.status, headers: answer.headers };
   } catch (error) {
     if (error.name !== "AbortError") lost.hidden = false;
@@ -46,7 +46,8 @@ function post(path, more, signal) {
 
 async function act(name, into, given, signal) {
   const answer = await post("do/" + name, { into, ...given }, signal);
-  if (answer) show(answer.text);
+  if (answer?.ok) show(answer.text);
+  else if (answer) document.getElementById(into).textContent = answer.text;
 }
 
 /* What a button sends: what it was given, and what is typed beside it. */
@@ -87,22 +88,31 @@ function plan() {
 
 const quoted = word => /^[\w.,:=\/@%+-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`;
 
-/* Put words of a command line into the fields that stand for them. */
+/* Put words of a command line into the fields that stand for them. Other settings take the place of earlier ones with
+   the same key under "More settings"; without a value, they only remove these. */
 function take(words) {
+  const { more } = form.elements;
   for (let place = 0; place < words.length; place++) {
     const [key, ...value] = words[place].startsWith("--") ? [words[place], words[++place]] : words[place].split("=");
     const field = form.querySelector(`[name="${CSS.escape(key)}"]`);
-    if (field) field.value = value.join("=");
-    else form.elements.more.value = `${form.elements.more.value} ${quoted(words[place])}`.trim();
+    if (field) {
+      field.value = value.join("=");
+    } else {
+      const typed = more.value.match(/(?:'[^']*'|"[^"]*"|[^\s'"]|['"].*$)+/g) ?? [];
+      const others = typed.filter(word => !word.replace(/^['"]/, "").startsWith(`${key}=`));
+      more.value = [...others, ...(value.join("=") ? [quoted(words[place])] : [])].join(" ");
+    }
   }
   changed();
 }
 
-let seen = "", next;
+let seen = "", next, looks = 0;
 async function look() {
   clearTimeout(next);
+  const mine = ++looks;
   const query = new URLSearchParams([...runs].map(run => ["run", run]));
   const answer = await ask("live?" + query, { headers: { "If-None-Match": seen } });
+  if (mine !== looks) return;  // a later look, perhaps for other runs, has overtaken this one
   if (answer?.status === 200) {
     seen = answer.headers.get("ETag");
     show(answer.text);
@@ -112,14 +122,17 @@ async function look() {
     [one.hidden, none.hidden] = [!known, known];
   }
   const seconds = Number(answer?.headers.get("X-Seconds") ?? 0);  // that the server has computed
-  next = setTimeout(look, document.hidden ? 10000 : Math.max(4000, 300000 * seconds));
+  next = setTimeout(look, document.hidden ? 10000 : Math.min(30000, Math.max(4000, 300000 * seconds)));
 }
 
 form.addEventListener("submit", event => event.preventDefault());
 form.addEventListener("input", event => { if (fields.includes(event.target)) changed(); else later(commands); });
 form.addEventListener("change", event => {
   const { files, dataset, checked } = event.target;
-  if (files?.[0]) send(files[0]);
+  if (files?.[0]) {
+    send(files[0]);
+    event.target.value = "";  // so that the same file, corrected, can be chosen again
+  }
   if (!dataset.pick) return;
   if (checked) runs.add(dataset.pick); else runs.delete(dataset.pick);
   keep();
@@ -133,6 +146,7 @@ form.addEventListener("click", async event => {
   if ("copy" in data) {
     await navigator.clipboard.writeText(button.previousElementSibling.textContent);
     button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);  // the command beside it changes
   } else if (data.take) {
     take(JSON.parse(data.take));
   } else if (data.do) {
@@ -148,12 +162,15 @@ form.addEventListener("click", async event => {
 });
 
 async function send(file) {
+  const sent = document.getElementById("sent");
+  sent.textContent = `Sending ${file.name} ...`;
   const answer = await ask("upload?name=" + encodeURIComponent(file.name), { method: "PUT", body: file });
+  sent.textContent = "";
   if (!answer) return;
   show(answer.text);
-  const sent = document.querySelector("#sent [data-take]");
-  if (!sent) return;
-  take(JSON.parse(sent.dataset.take));
+  const taken = sent.querySelector("[data-take]");
+  if (!taken) return;
+  take(JSON.parse(taken.dataset.take));
   act("look", "sheet");
 }
 
@@ -164,7 +181,8 @@ for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(
   if (kind === "drop" && event.dataTransfer.files[0]) send(event.dataTransfer.files[0]);
 });
 
-const first = { ...JSON.parse(form.dataset.first), ...Object.fromEntries(new URLSearchParams(location.search)) };
+const kept = new URLSearchParams(location.search);  // after a reload all that is not empty, so a preset
+const first = { ...(kept.has("--preset") ? {} : JSON.parse(form.dataset.first)), ...Object.fromEntries(kept) };
 for (const field of fields) if (field.name in first) field.value = first[field.name];
 document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
 keep();

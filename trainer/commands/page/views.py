@@ -10,6 +10,8 @@ from typing import Any
 from trainer.commands.page.runs import Chat, Runs, shown
 from trainer.errors import DataError
 from trainer.machine.console import spoken
+from trainer.plan.search import LEVERS
+from trainer.problem.task import LEFT_OUT
 from trainer.reports import report
 from trainer.reports.curves import groups_of
 from trainer.reports.markup import Html, joined, table, tag
@@ -22,7 +24,7 @@ GB = 10**9
 VERDICTS = {"fits": "It fits", "tight": "It may not fit", "too large": "It does not fit"}
 RIGHT = {True: "right", False: "wrong"}
 WARNING, FAILED = r"(?m)^octet: (warning: .*)", r"\noctet: (?!stopped after)(.*)$"  # in the output of a run
-PROPOSED = r"task\.(?:question|answer|on_bad_record)=\w+"  # settings that an error proposes as its remedy
+PROPOSED = r"task\.(?:question|answer|on_bad_record)=(?!COLUMN)\w+"  # settings that an error proposes as its remedy
 
 Record = Mapping[str, Any]
 
@@ -47,7 +49,7 @@ def take(name: str, words: Sequence[str]) -> Html:
 
 def error(text: str) -> Html:
     """Return the error of a command, with a button for its remedy if that is a setting."""
-    settings = re.findall(PROPOSED, text.rpartition(". ")[2])
+    settings = re.findall(PROPOSED, text.rpartition(". ")[2].partition(", or ")[0])
     name = "Leave them out" if "bad_record" in text else "Take these columns"
     message = tag("p", text.removeprefix("octet: ").strip(), class_="error")
     return joined(message, take(name, settings) if settings else "")
@@ -60,13 +62,19 @@ def sheet(facts: Record) -> Iterator[Html]:
     """Yield facts about a table, and the exact texts that a model will see."""
     data, counts = facts["data"], {"training": facts.get("train"), "held-out": facts["test"]}
     yield tag("p", ", ".join(f"{count:,} {what} questions" for what, count in counts.items() if count is not None), ".")
-    yield from (tag("p", f"{note[:1].upper()}{note[1:]}.", class_="soft") for note in facts["notes"])
+    notes = [note for note in facts["notes"] if not note.startswith(LEFT_OUT)]  # which have a table
+    yield from (tag("p", f"{note[:1].upper()}{note[1:].rstrip('.')}.", class_="soft") for note in notes)
     answers = [[kind, f"{one['count']:,}", "; ".join(one["such_as"])] for kind, one in data["answers"].items()]
     left_out = [[f"{one['count']:,}", one["first"]] for one in data["left_out"]]
-    odd = [[one["where"].rpartition("/")[2], one["gold"], one["kind"]] for one in data["odd"][: report.MOST_WRONG]]
-    yield table(["answers", "number", "such as"], answers) if answers else Html()
+    odd = [
+        [one["where"].rpartition("/")[2], one["gold"], f"{one['count']:,}", one["kind"]]
+        for one in data["odd"][: report.MOST_WRONG]
+    ]
+    yield table(["answers", "number", "such as"], answers, "texts") if answers else Html()
     yield table(["left out", "the first of them"], left_out) if left_out else Html()
-    yield table(["unlike the others", "answer", "are they right?"], odd) if odd else Html()
+    yield table(["unlike the others", "answer", "number", "are they right?"], odd, "texts") if odd else Html()
+    if (more := len(data["odd"]) - len(odd)) > 0:
+        yield tag("p", f"And {more:,} more; the command with --json has them all.", class_="soft")
     problems = facts.get("problems", [])
     yield tag("h3", "What the model will see") if problems else Html()
     for number, one in enumerate(problems):
@@ -116,8 +124,8 @@ def hours(time: Record | None) -> str:
 
 
 def planned(found: Record) -> list[str]:
-    """Return the preset and settings of the command that a plan proposes, after clearing the model and sizes."""
-    empty = [f"{key}=" for key in ("model.name", "rollout.group_size", "rollout.max_new_tokens")]
+    """Return the preset and settings of the command that a plan proposes, after clearing what it may change."""
+    empty = [f"{key}=" for key in ("model.name", "rollout.group_size", "rollout.max_new_tokens", *LEVERS)]
     words = shlex.split(found["command"])
     return [*empty, *words[words.index("--preset") :]]
 
@@ -127,7 +135,7 @@ def memory(phases: Mapping[str, Mapping[str, int]], peaks: Mapping[str, int], ca
     most, rows = max(card, *peaks.values()), []
     for phase, terms in phases.items():
         meter = tag("meter", value=peaks[phase], high=card, max=most, optimum=0, aria_label=phase)
-        holds = ", ".join(f"{name} {size / GB:.2f}" for name, size in terms.items())
+        holds = ", ".join(f"{name} {size / GB:.2f}" for name, size in terms.items() if size >= GB / 200)
         rows.append([phase, meter, f"{peaks[phase] / GB:.1f}", tag("span", holds, class_="soft")])
     return table(["", "of the card", "GB", "what it holds, in GB"], rows)
 
@@ -169,7 +177,7 @@ def of_runs(runs: Runs, rows: Sequence[Sequence[str]], selected: Sequence[str]) 
         live.append(error(str(failed)))
     for name in selected:
         if name in runs.started and name not in named:
-            live += waiting(name, runs.status(name), runs.output(name))
+            live += waiting(runs, name)
     yield target("live", *live)
     yield target("outcome", *outcome)
     yield target("chat", *(talk(runs.chats[name]) for name in selected[:1] if name in runs.chats))
@@ -194,11 +202,17 @@ def progress(runs: Runs, run: RunFiles, name: str) -> Iterator[Html]:
     yield tag("details", tag("summary", "What it has printed"), tag("pre", output)) if output else Html()
 
 
-def waiting(name: str, status: int | None, output: str) -> Iterator[Html]:
+def waiting(runs: Runs, name: str) -> Iterator[Html]:
     """Yield a run that has not started yet, or has failed to start."""
+    status, output = runs.status(name), runs.output(name)
     about = "It loads libraries, the model and the data." if status is None else f"It has ended with status {status}."
     yield joined(tag("h3", name), tag("p", about))
-    yield tag("pre", output) if status is None else error(output.partition("\n")[2])
+    printed = output.partition("\n")[2].strip()
+    if status is None:
+        yield button("Stop", "stop", "said", f"kill -USR1 {runs.process(name)}", run=name)
+        yield tag("pre", output)
+    elif printed:
+        yield error(printed)
 
 
 def result(run: RunFiles) -> Iterator[Html]:
