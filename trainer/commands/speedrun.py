@@ -58,10 +58,9 @@ def run(options: Namespace) -> None:
             sys.exit(1)
         race = read_run(Path(scratch))
         machine, answers = race.machine, int(totals(race)["samples"])
-    model = re.search(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     result: dict[str, Any] = {"cpu_seconds": round(cpu, 2), "wall_seconds": round(wall, 2), "steps": reached.step}
     result |= {"answers": answers, "accuracy": round(reached.value, 4), "settings": options.overrides}
-    result |= {"processor": model[1].strip() if model else platform.machine(), "cores": os.cpu_count()}
+    result |= {"processor": hardware.processor(), "cores": os.cpu_count()}
     result |= {"system": f"{platform.system()} {platform.machine()}", "date": str(date.today()), "made_with": machine}
     print(f"{COLUMNS}\n{row_of(result)}")
     with writing(options.out):

@@ -75,6 +75,12 @@ def cores_of_rank() -> int:
     return cores if is_bound else cores // ranks
 
 
+def processor() -> str:
+    """Return the name of the CPU, on which rounding depends."""
+    found = re.search(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

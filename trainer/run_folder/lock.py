@@ -143,7 +143,7 @@ def write_machine(folder: Path, config: Config) -> None:
     if not distributed.is_main():
         return
     device = torch.cuda.get_device_name() if distributed.on_gpu() else ""
-    device = device or f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+    device = device or f"CPU with {torch.backends.cpu.get_cpu_capability()} ({hardware.processor()})"
     facts: dict[str, Any] = {"base weights": hub.fingerprint(config.model)[:16], **versions()}
     facts |= {"python": platform.python_version(), "git revision": revision() or "none"}
     facts |= {"ranks": distributed.world_size(), "threads": torch.get_num_threads(), "device": device}
