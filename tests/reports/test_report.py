@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tests.conftest import lines_of, refuses, said_by, write_lines
+from tests.conftest import ROOT, lines_of, refuses, said_by, write_lines
 from tests.reports.conftest import configure, going_on
 from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
@@ -218,6 +218,12 @@ def test_a_resumed_run_shows_nothing_of_its_earlier_end(copied):
     (folder / "verdict.json").unlink()
     run = read_run(folder)
     assert (run.evaluation, run.worth(run.measure), run.flips()) == ({}, {}, [])
+
+
+def test_what_an_inline_calculator_writes_is_shown_once():
+    text = report([read_run(ROOT / "gallery/calculator")])
+    assert "<pre>8 * 6 =</pre>" not in text
+    assert "8 * 6 = 48\n#### <mark>48</mark>" in text
 
 
 def test_results_on_other_problems_are_no_part_of_a_curve_or_of_the_best(copied):

@@ -159,8 +159,10 @@ def earned(sample: Mapping[str, Any]) -> str:
 
 
 def earlier_turns(sample: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
-    """Return the turns before the last one of an answer."""
-    return list(sample.get("turns", ()))[:-1]
+    """Return the turns before the last one of an answer. Those of an inline calculator are within its text."""
+    turns = list(sample.get("turns", ()))
+    is_whole = "".join(turn["text"] for turn in turns) == sample["completion"]
+    return [] if is_whole else turns[:-1]
 
 
 def stopped(run: RunFiles) -> str | None:
