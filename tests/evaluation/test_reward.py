@@ -213,6 +213,19 @@ def test_an_evaluation_without_a_single_reward_is_an_error(graded):
         evaluate("base", Echo(), scorer, prompts(3), 9, Draws(2, 1.0, 1, 0), measure=REWARD)
 
 
+def test_an_evaluation_says_how_many_grades_are_missing(capsys):
+    def grade(readings, meter):
+        grades = [0.5 if one.problem.id == "id0" else None for one in readings]
+        meter.add("judge/missing", grades.count(None), len(grades))
+        return grades
+
+    judge = SimpleNamespace(name="judge", parallel=1, grade=grade, last_failure="HTTP 503 busy.")
+    scorer = Scorer(Rules(Reward(weights={"judge": 1.0}), "gsm8k", 9), [judge])
+    for _ in range(2):  # each time, although their share has not doubled
+        evaluate("base", Echo(), scorer, prompts(3), 9, measure=REWARD)
+        assert "octet: the judge gave no grade for 2 of 3 completions: HTTP 503 busy." in capsys.readouterr().err
+
+
 def test_the_interval_of_rewards_that_are_0_or_1_is_that_of_a_share():
     assert REWARD.mean([1.0] * 24) == Share(1.0, *wilson(24, 24))
     assert REWARD.mean([0.0, 0.0, 1.0, 0.0]).low > 0

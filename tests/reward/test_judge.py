@@ -377,10 +377,21 @@ def test_missing_grades_are_reported_with_their_reason_and_again_when_there_are_
     scorer = judge(server.url, "reward.judge.concurrency=1")
     for answers, said in (("abc", ""), ("d", "1 of 1 completions: HTTP 401"), ("ef", "")):
         grades(scorer, *answers)
-        scorer.report_missing(scorer.drain())
+        scorer.report_missing([scorer.missing(scorer.drain())])
         err = capsys.readouterr().err
         assert said in err
         assert bool(said) == bool(err)
+
+
+def test_missing_grades_of_all_ranks_are_reported_together(server, capsys):
+    server.replies = [chat(GOOD), refusal(401)]
+    ranks = [judge(server.url, "reward.judge.concurrency=1") for _ in range(3)]
+    for rank in ranks:
+        grades(rank, "a")
+    ranks[0].report_missing([rank.missing(rank.drain()) for rank in ranks])
+    err = capsys.readouterr().err
+    assert "no grade for 2 of 3 completions: HTTP 401" in err
+    assert err.count("HTTP 401") == 1
 
 
 def test_ranks_share_the_budget_and_a_resumed_run_goes_on_with_it(server, tmp_path):

@@ -93,6 +93,7 @@ def test_a_stub_of_leetcode_needs_no_import_and_a_tuple_is_a_list(scorer):
     assert score(scorer, stub, [{"input": [3], "output": [[3, 3]]}], entry_point="pair").reward == 0.0
     checked = "def check(candidate):\n    assert candidate(one=3) == (3, 3)"
     assert score(scorer, stub, checked, entry_point="Solution().pair").reward == 1.0
+    assert score(scorer, stub, [{"input": [3], "output": [3, 3]}], entry_point="Solution().pair").reward == 1.0
     with refuses("p/1", DataError, names="entry_point"):
         score(scorer, stub, checked, entry_point="5 pairs")
 

@@ -56,7 +56,7 @@ def run(options: Namespace) -> None:
         # if it cannot grade, all rewards are missing, and the findings would be wrong
         judge.rehearse(scorer.read(samples[0].prompt, worked(samples[0].prompt.problem)))
     report = examine(scorer, samples)
-    scorer.report_missing(scorer.drain())
+    scorer.report_missing([scorer.missing(scorer.drain())])
     report.findings.extend(outvoting(config, report.among_equals))
     print(json.dumps(asdict(report), indent=2) if options.json else "\n".join(as_text(report)))
     if report.findings:

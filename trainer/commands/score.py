@@ -86,7 +86,7 @@ def score_file(config: Config, path: str) -> None:
         except BrokenPipeError:  # `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     measured = scorer.drain()
-    scorer.report_missing(measured)
+    scorer.report_missing([scorer.missing(measured)])
     if hangs := measured.get("symbolic/hangs", (0, 0))[0]:
         print(f"octet: {hangs:.0f} symbolic comparisons took too long and count as different.", file=sys.stderr)
 

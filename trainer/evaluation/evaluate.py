@@ -21,7 +21,7 @@ from trainer.machine import disk
 from trainer.ranks import distributed
 from trainer.records import Completion, Draws, Prompt, Sampling, Score, ScoredGroup
 from trainer.reward.scorer import Scorer
-from trainer.rollout.collect import Sampler, collect
+from trainer.rollout.collect import Sampler, collect, report_missing
 from trainer.watch.measure import STRICT, Measure
 from trainer.watch.progress import Progress
 
@@ -226,6 +226,7 @@ def evaluate(
         with progress(f"{name}, {what} {len(prompts)} problems", len(mine)) if progress else nullcontext() as shown:
             report = [shown.advance] if shown else []
             groups = gathered(prompts, collect(sampler, scorer, mine, sampling, *report))
+        report_missing(scorer, scorer.drain(), always=True)
         if not measure.reported.values(outcome.score for group in groups for outcome in group):
             remedy = "Repair the judge or the function, or write eval.problems=0"
             raise RewardError(f"evaluation of {name}", "no held-out answer has a reward", remedy).of_all()

@@ -159,8 +159,8 @@ def _calls(value: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Te
     """Write calls with arguments and results as assertions. In LiveCodeBench both are text, one argument per line."""
     metadata = columns.get("metadata") or {}
     metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
-    name = columns.get("entry_point") or metadata.get("func_name")
-    if not isinstance(name, str) or not name.isidentifier():
+    name = _function(columns.get("entry_point") or metadata.get("func_name"))
+    if not name.isidentifier():
         raise DataError("calls need the name of the function, in a column `entry_point`")
     lines = []
     for one in value:
@@ -180,8 +180,7 @@ def _python(source: str, columns: Mapping[str, Any]) -> Tests:
         raise DataError("there is no assertion in it")
     bound = _bound(tree)
     missing = sorted(_loaded(tree) - bound - set(dir(builtins)))
-    named = str(columns.get("entry_point") or "").rpartition(".")[2]  # `Solution().f` in LeetCodeDataset
-    name = named or (missing[0] if len(missing) == 1 else "")
+    name = _function(columns.get("entry_point")) or (missing[0] if len(missing) == 1 else "")
     if name and not name.isidentifier():
         raise DataError(f"the column `entry_point` is {name!r:.60}, and no function has such a name")
     if name in bound:
@@ -193,6 +192,11 @@ def _python(source: str, columns: Mapping[str, Any]) -> Tests:
     if "check" in bound - _loaded(tree):  # defined and never called: HumanEval leaves that to its harness
         source = f"{source}\ncheck({name})\n"
     return Tests(source=source, name=name)
+
+
+def _function(entry_point: Any) -> str:
+    """Return the name of a function: `f` for `Solution().f`, which LeetCodeDataset writes."""
+    return str(entry_point or "").rpartition(".")[2]
 
 
 def _loaded(tree: ast.Module) -> set[str]:

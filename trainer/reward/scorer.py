@@ -19,6 +19,7 @@ from trainer.watch.tally import Mean, Tally, Total
 
 LARGEST = 1e15  # the largest reward; its square fits into a 32-bit float
 TESTS = "code"  # the reward that runs tests
+Missing = tuple[float, float, str]  # how many grades are missing, of how many, and why
 
 
 class Meter:
@@ -127,14 +128,24 @@ class Scorer:
             self.meter.add("symbolic/hangs", hangs)
         return self.meter.drain()
 
-    def report_missing(self, measured: Mapping[str, object]) -> None:
-        """Say how many grades are missing and why, and later again when their share has doubled."""
+    def missing(self, measured: Mapping[str, object]) -> Missing:
+        """Return how many of the measured grades are missing, of how many, and why."""
         graded = measured.get("judge/missing")
-        if isinstance(graded, Mean) and graded.amount / graded.weight > 2 * self._missing:
-            self._missing = graded.amount / graded.weight
-            failures = "; ".join(failure.rstrip(".") for grader in self.graders if (failure := grader.last_failure))
-            ungraded = f"{graded.amount:.0f} of {graded.weight:.0f} completions"
-            print(f"octet: the judge gave no grade for {ungraded}: {failures}.", file=sys.stderr, flush=True)
+        if not isinstance(graded, Mean):
+            return 0.0, 0.0, ""
+        failures = [grader.last_failure.rstrip(".") for grader in self.graders if graded.amount]
+        return graded.amount, graded.weight, "; ".join(filter(None, failures))
+
+    def report_missing(self, of_ranks: Sequence[Missing], always: bool = False) -> None:
+        """Say how many grades are missing on all ranks and why, and later again when their share has doubled, or
+        `always`."""
+        missing, asked, failures = zip(*of_ranks, strict=True)
+        share = sum(missing) / (sum(asked) or 1.0)
+        if share > (0.0 if always else 2 * self._missing):
+            self._missing = self._missing if always else share
+            reasons = "; ".join(dict.fromkeys(filter(None, failures)))  # of several ranks, each once
+            ungraded = f"{sum(missing):.0f} of {sum(asked):.0f} completions"
+            print(f"octet: the judge gave no grade for {ungraded}: {reasons}.", file=sys.stderr, flush=True)
 
     def _score(self, reading: Reading, values: Mapping[str, float | None]) -> Score:
         answers = (reading.strict, reading.lenient, reading.correct_strict, reading.correct_lenient)

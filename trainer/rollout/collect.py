@@ -137,7 +137,7 @@ class Rollouts:
         begun = self.under_way.pop(step, None)
         assert not self.under_way, "only the next step is sampled ahead"
         groups, measured = begun.result() if begun else self._sampled(self.sampler, prompts, step)
-        self.scorer.report_missing(measured)
+        report_missing(self.scorer, measured)
         tally.merge(measured)
         self._observe(groups)
         if samples_ahead:
@@ -227,6 +227,14 @@ def collect(
     finally:
         workers.drop()  # only a failure leaves groups that have not been scored
     return [scored[index].result() for index in range(len(prompts))]
+
+
+def report_missing(scorer: Scorer, measured: Sums, always: bool = False) -> None:
+    """Report the missing grades of all ranks once. Every rank calls it."""
+    if "judge" in scorer.weights:
+        of_ranks = distributed.gather(scorer.missing(measured))
+        if distributed.is_main():
+            scorer.report_missing(of_ranks, always)
 
 
 def refill(

@@ -61,7 +61,7 @@ class Judge(Section):
         except (TypeError, ValueError):
             raise ValueError("extra has a value that JSON does not know, such as a date. Write it in quotes") from None
         if KEY_IN_JSON.search(extra):
-            raise ValueError("extra has a key in it. Put it into the environment; see key_env")
+            raise ValueError("extra has an API key or a password in it. Put it into the environment; see key_env")
         return self
 
 
