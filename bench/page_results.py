@@ -105,6 +105,11 @@ STUDIES = {
         " The third seed with random rewards and `supervised` had `model.quantize=none`, on a CPU that multiplies bf16"
         " no faster.",
     ),
+    "calculator": (
+        "A model that learns to call a calculator",
+        "The embedded model, 80 steps on problems whose results are above 99, which it cannot compute by itself; `base`"
+        " is the untrained model with the calculator.",
+    ),
     "maze": ("A maze", "The embedded model in `examples/maze.py`, where each new room is worth a tenth."),
     "parallel_agent": (
         "An agent that asks twice in parallel",
@@ -129,7 +134,7 @@ RESULTS_TAIL = """
 # results with a page in gallery/
 SHOWN = {
     "seeds": "default",
-    "calculator": "calculator",
+    "studies/calculator": "calculator",
     "studies/maze": "maze",
     "studies/addition_cpu": "sums",
     "studies/gsm8k_cpu": "gsm8k",
@@ -155,7 +160,7 @@ SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
     (SMOL, "GSM8K, by worked solutions", "gsm8k", "warm_grpo", (), "octet warmup --preset smollm2-gsm8k"),
     (EMBEDDED, "word problems, with a teacher", "teaching", "teacher", ("grpo",),
      "octet study bench/studies/teaching.yaml"),
-    (EMBEDDED, "results above 99, with a calculator", "calculator", "calculator", ("control",),
+    (EMBEDDED, "results above 99, with a calculator", "studies/calculator", "calculator", ("without",),
      "octet study bench/studies/calculator.yaml"),
 )  # fmt: skip
 
@@ -206,9 +211,7 @@ def _ends(run: Mapping[str, Any]) -> tuple[float, float]:
 
 def page() -> str:
     studies = [line for name, text in STUDIES.items() for line in _study(name, *text)]
-    return "\n".join(
-        [HEAD, *studies, *_addition(), *_gsm8k(), *_renumbered(), *_teaching(), *_calculator(), *_coverage()]
-    )
+    return "\n".join([HEAD, *studies, *_addition(), *_gsm8k(), *_renumbered(), *_teaching(), *_coverage()])
 
 
 def read(name: str) -> Any:
@@ -351,19 +354,6 @@ def _by_arm(name: str) -> Iterator[str]:
         rows.append([arm, str(len(curves)), f"{fmean(before):.1%}", ", ".join(f"{one:.1%}" for one in after)])
     yield from markdown(["arm", "seeds", "before", "after, each seed"], rows)
     yield earlier(found["machine"], name)
-
-
-def _calculator() -> Iterator[str]:
-    found = read("calculator")
-    yield "## A model that learns to call a calculator\n"
-    yield f"The embedded model, 80 steps ([environments]({DOCS}/environments.md)).\n"
-    arms = {"control": "without"}  # as the study calls it
-    rows = [
-        [arms.get(one["arm"], one["arm"]), str(one["seed"]), f"{one['base']:.1%}", f"{one['trained']:.1%}"]
-        for one in found["runs"]
-    ]
-    yield from markdown(["arm", "seed", "before", "after"], rows)
-    yield earlier(found["machine"], "calculator")
 
 
 def _coverage() -> Iterator[str]:

@@ -21,7 +21,6 @@ NOT_HERE = {
     "make_table.py": "the page writes it",
     "ask.py": "the page writes it",
     "bench/arms.py": "an earlier program, which results were made with",
-    "bench/calculator.py": "an earlier program, which results were made with",
     "llama_cpp/server.py": "another project's",
     "vllm/entrypoints/openai/api_server.py": "another project's",
     "venv.py": "Python's",
