@@ -90,6 +90,10 @@ STUDIES = {
         "SmolLM2-135M on the order of words",
         "`word_sequence_reversal` of reasoning-gym, two or three words; 12 steps of 8 x 8 answers.",
     ),
+    "gym_number_filter": (
+        "SmolLM2-135M on numbers above and below a bound",
+        "`number_filtering` of reasoning-gym, three numbers below 100; 16 steps of 8 x 8 answers.",
+    ),
     "gym_word_order_gemma": (
         "Gemma 3 270M on the order of words",
         "As above, with the weights of the package that `scripts/gemma3.py` reads.",
@@ -154,6 +158,8 @@ SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
      "octet study bench/studies/gym_word_order.yaml"),
     (GEMMA, "words in the opposite order", "studies/gym_word_order_gemma", "right", ("random",),
      "octet study bench/studies/gym_word_order_gemma.yaml"),
+    (SMOL, "numbers and a bound, undecided", "studies/gym_number_filter", "right",
+     ("random",), "octet study bench/studies/gym_number_filter.yaml"),
     (SMOL, "SVAMP, with a calculator", "studies/svamp", "right", ("random",), "octet study bench/studies/svamp.yaml"),
     (SMOL, "GSM8K, equations and a calculator", "studies/gsm8k_cpu", "right", ("random", "supervised"),
      "octet study bench/studies/gsm8k_cpu.yaml"),
