@@ -152,7 +152,10 @@ def records(tmp_path, *rows, **settings):
 
 def test_a_record_without_a_solution_is_read_and_half_a_character_is_not(tmp_path):
     rows = [{"question": f"{text}?", "answer": "7", "sol": text} for text in ("", "It is 7.")]
-    assert [one.solution for one in records(tmp_path, *rows, solution="sol")] == ["", "It is 7."]
+    rows.append({"question": "none?", "answer": "7"})  # JSON lines may omit a column
+    assert [one.solution for one in records(tmp_path, *rows, solution="sol")] == ["", "It is 7.", ""]
+    with refuses(f"{tmp_path / 'data.jsonl'}:1", DataError, names="no column `sols`"):
+        records(tmp_path, *rows, solution="sols")
     with refuses(f"{tmp_path / 'data.jsonl'}:1", DataError, names="half a character"):
         records(tmp_path, {"messages": [ASKS, {"role": "assistant", "content": "\ud800"}]},
                 question="messages", solution="messages", answer="none")  # fmt: skip

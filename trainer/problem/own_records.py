@@ -41,6 +41,7 @@ class RecordsTask(DataTask):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.decimal = settings.decimal
+        self._has_solutions = False  # whether a record has had the column `task.solution`
         if settings.answer == NO_ANSWER:
             self.prompt_style = "chat"  # the other styles ask for a marked answer
 
@@ -77,9 +78,10 @@ class RecordsTask(DataTask):
     def _solution(self, record: Record) -> str:
         """Return the worked solution: a text, or the last message of a conversation, which must be the assistant's."""
         column = self.settings.solution
-        if column is None:
-            return ""
+        if column is None or (self._has_solutions and column not in record.values):
+            return ""  # JSON lines may omit the column where there is no solution
         record.must_have({column: "task.solution"})
+        self._has_solutions = True
         messages = _listed(record.values[column])
         if messages is None or (isinstance(messages, str) and not messages.strip()):
             return ""  # a warm-up leaves it out
