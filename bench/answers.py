@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from trainer.answers import compare, find  # noqa: E402  the checkout, installed or not
+from trainer.machine.hardware import processor  # noqa: E402
 
 RESULTS = ROOT / "bench/results/answers.json"
 SHAPES: dict[str, Callable[[str, str], str]] = {
@@ -54,14 +55,6 @@ def measure(texts: list[tuple[str, str]], repetitions: int) -> dict[str, float]:
         "slowest": round(min(rates)),
         "fastest": round(max(rates)),
     }
-
-
-def processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
 
 
 def main() -> None:
