@@ -1,6 +1,8 @@
 """Forecasts of runs that have ended, from the first half of each, against their ends."""
 
 import json
+import re
+from math import exp
 from pathlib import Path
 from statistics import fmean
 
@@ -38,6 +40,14 @@ def test_the_first_half_of_a_run_says_where_it_ends():
     assert fmean(inside) >= 0.9
 
 
+def test_the_interval_of_a_gain_contains_that_of_the_true_curve():
+    def right(step):
+        return 0.9 - 0.6 * exp(-step / 20)
+
+    gain = forecast([(step, right(step)) for step in range(1, 41)], 100, 80, since=40)
+    assert gain.low < right(80) - right(40) < gain.high < gain.low + 0.08
+
+
 @pytest.mark.parametrize("points", [[], [(1, 0.2), (2, 0.3), (3, 0.4)]])
 def test_too_few_points_forecast_nothing(points):
     assert forecast(points, 128, 10) is None
@@ -46,6 +56,8 @@ def test_too_few_points_forecast_nothing(points):
 def test_a_report_says_what_more_steps_are_worth(copied):
     folder = copied("result")
     run = read_run(folder)
-    assert f"after step {2 * run.steps}; {run.steps} more steps" in outlook(run)
+    sentence = outlook(run)
+    assert f"after step {2 * run.steps}; {run.steps} more steps" in sentence
+    assert re.search(r"worth about [+-][0-9.]+ points \([+-][0-9.]+ to [+-][0-9.]+\)\.$", sentence)
     write_lines(folder / "metrics.jsonl", run.metrics[:3])
     assert outlook(read_run(folder)) == ""

@@ -35,27 +35,26 @@ def outlook(run: RunFiles) -> str:
         rollout, what = run.config.rollout, "accuracy in training"
         answers = rollout.problems * rollout.group_size
     later = FURTHER * step if run.has_ended else min(AHEAD * step, run.total_steps)
-    then, now = forecast(points, answers, later), forecast(points, answers, step)
-    if then is None or now is None or later <= step:
+    then, gain = forecast(points, answers, later), forecast(points, answers, later, since=step)
+    if then is None or gain is None or later <= step:
         return ""
     value, low, high = (round(100 * share) for share in then)
-    worth = 100 * (then.value - now.value)
     return (
         f"Forecast: {what} near {value} % (90 % interval {low} to {high}) after step {later}; {later - step} more "
-        f"steps are worth about {worth:+.1f} points."
+        f"steps are worth about {100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})."
     )
 
 
-def forecast(points: Sequence[Point], answers: int, step: float) -> Share | None:
-    """Return the share of right answers at a later step, or None if there are too few points. Each point is a share of
-    `answers` answers."""
+def forecast(points: Sequence[Point], answers: int, step: float, since: float | None = None) -> Share | None:
+    """Return the share of right answers at a later step, or how much it rises from the step `since` to that one. Return
+    None if there are too few points. Each point is a share of `answers` answers."""
     points = [(x, y) for x, y in points if 0 <= y <= 1]  # the values come from a file
     if len(points) < LEAST:
         return None
     size = -(-len(points) // MOST)
     parts = [points[index : index + size] for index in range(0, len(points), size)]
     means = [(fmean(x for x, _ in part), fmean(y for _, y in part)) for part in parts]
-    if not (curves := sorted(_curves(means, step), key=lambda curve: curve[1])):
+    if not (curves := sorted(_curves(means, step, since), key=lambda curve: curve[1])):
         return None
     least, level = min(error for error, _ in curves), fmean(y for _, y in means[len(means) // 2 :])
     noise = max(level * (1 - level), 0.05) / (answers * size)
@@ -65,8 +64,8 @@ def forecast(points: Sequence[Point], answers: int, step: float) -> Share | None
     return Share(middle, low, high)
 
 
-def _curves(points: Sequence[Point], step: float) -> Iterator[Point]:
-    """Yield for each curve its sum of squared errors, and its value at a later step."""
+def _curves(points: Sequence[Point], step: float, since: float | None) -> Iterator[Point]:
+    """Yield for each curve its sum of squared errors, and its value at a later step, or how much it rises to it."""
     for scale in (points[-1][0] * share for share in SCALES):
         decays = [exp(-x / scale) for x, _ in points]
         size = sum(decay * decay for decay in decays)
@@ -74,4 +73,4 @@ def _curves(points: Sequence[Point], step: float) -> Iterator[Point]:
             gap = sum(decay * (end - y) for decay, (_, y) in zip(decays, points, strict=True)) / size
             if 0 <= end - gap <= 1:
                 error = sum((end - gap * decay - y) ** 2 for decay, (_, y) in zip(decays, points, strict=True))
-                yield error, end - gap * exp(-step / scale)
+                yield error, (end if since is None else gap * exp(-since / scale)) - gap * exp(-step / scale)
