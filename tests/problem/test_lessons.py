@@ -152,13 +152,24 @@ def records(tmp_path, *rows, **settings):
 
 def test_a_record_without_a_solution_is_read_and_half_a_character_is_not(tmp_path):
     rows = [{"question": f"{text}?", "answer": "7", "sol": text} for text in ("", "It is 7.")]
-    rows.append({"question": "none?", "answer": "7"})  # JSON lines may omit a column
-    assert [one.solution for one in records(tmp_path, *rows, solution="sol")] == ["", "It is 7.", ""]
-    with refuses(f"{tmp_path / 'data.jsonl'}:1", DataError, names="no column `sols`"):
-        records(tmp_path, *rows, solution="sols")
+    rows.insert(0, {"question": "none?", "answer": "7"})  # JSON lines may omit a column
+    assert [one.solution for one in records(tmp_path, *rows, solution="sol")] == ["", "", "It is 7."]
     with refuses(f"{tmp_path / 'data.jsonl'}:1", DataError, names="half a character"):
         records(tmp_path, {"messages": [ASKS, {"role": "assistant", "content": "\ud800"}]},
                 question="messages", solution="messages", answer="none")  # fmt: skip
+
+
+def test_held_out_problems_need_no_column_of_solutions_and_training_problems_do(tmp_path):
+    train, test = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    write_lines(train, [{"question": "a?", "answer": "7"}, {"question": "b?", "answer": "7", "sol": "It is 7."}])
+    write_lines(test, [{"question": "c?", "answer": "7"}])
+    own = TaskSettings(name="records", path=str(train), test_path=str(test), solution="sol")
+    for order in (["train", "test"], ["test", "train"]):
+        task = make_task(own)
+        read = {split: [one.solution for one in getattr(task, split)()] for split in order}
+        assert read == {"train": ["", "It is 7."], "test": [""]}
+    with refuses(str(train), DataError, names="no record has a column `sols`"):
+        make_task(own.model_copy(update={"solution": "sols"})).train()
 
 
 ASKS, SAYS = {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": " Good morning! "}

@@ -21,7 +21,7 @@ from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError, counted
 from trainer.machine import user_code
 from trainer.problem.adapters import Functions
-from trainer.problem.sources import Record, is_unicode
+from trainer.problem.sources import Record, Source, is_unicode
 from trainer.problem.task import DataTask, Task
 from trainer.records import Problem
 
@@ -41,7 +41,6 @@ class RecordsTask(DataTask):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.decimal = settings.decimal
-        self._has_solutions = False  # whether a record has had the column `task.solution`
         if settings.answer == NO_ANSWER:
             self.prompt_style = "chat"  # the other styles ask for a marked answer
 
@@ -75,13 +74,18 @@ class RecordsTask(DataTask):
         note = f"decimal commas in {counted(len(odd), 'answer')}, such as {odd[0]!r}? Then write task.decimal=comma"
         return [*super().notes(), f"{note}; without it 3,5 is a text, and 1.234 is less than 2"]
 
+    def _read_all(self, split: str, source: Source) -> list[Problem]:
+        problems, column = super()._read_all(split, source), self.settings.solution
+        asked = self.settings.question or "prompt"  # which may also end with the solution
+        if column and split == "train" and not any(column in (asked, *one.extra) for one in problems):
+            raise DataError(source, f"no record has a column `{column}`", "Write task.solution=COLUMN")
+        return problems
+
     def _solution(self, record: Record) -> str:
         """Return the worked solution: a text, or the last message of a conversation, which must be the assistant's."""
         column = self.settings.solution
-        if column is None or (self._has_solutions and column not in record.values):
+        if column is None or column not in record.values:
             return ""  # JSON lines may omit the column where there is no solution
-        record.must_have({column: "task.solution"})
-        self._has_solutions = True
         messages = _listed(record.values[column])
         if messages is None or (isinstance(messages, str) and not messages.strip()):
             return ""  # a warm-up leaves it out
