@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -224,3 +225,11 @@ def test_a_card_that_torch_cannot_use_is_not_passed_over(nvidia_smi, monkeypatch
     monkeypatch.delenv("DS_ACCELERATOR")
     with refuses("NVIDIA GeForce RTX 3070"):
         distributed.refuse_an_idle_card()
+
+
+@pytest.mark.parametrize("facts", [None, "processor\t: 0\nBogoMIPS\t: 50.00\n", "model name\t: AMD EPYC\n"])
+def test_a_processor_without_a_name_is_named_after_its_kind(tmp_path, monkeypatch, facts):
+    if facts:
+        (tmp_path / "cpuinfo").write_text(facts)
+    monkeypatch.setattr(hardware, "Path", lambda _: tmp_path / "cpuinfo")
+    assert hardware.processor() == ("AMD EPYC" if "model name" in (facts or "") else platform.machine())

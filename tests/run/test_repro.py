@@ -6,11 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import NANO, ROOT, launch, lines_of, write_lines
 from tests.forks import forked
-from trainer.machine import disk
+from trainer.config.command_line import resolve
+from trainer.machine import disk, hardware
 from trainer.run import replay
+from trainer.run_folder import lock
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "run.steps=3", "run.save_every=2"]
 FEW += ["task.name=records", "task.path=data.jsonl", "eval.problems=0", "run.merge=false", "rollout.dead_groups=keep"]
@@ -83,6 +86,15 @@ def test_another_number_of_threads_is_the_cause(recorded):
     assert status == 1
     assert said[0].startswith("differs: step 1: ")
     assert "likely cause: threads: 2; the run had 1" in said
+
+
+def test_an_earlier_record_without_the_processor_has_the_same_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it/machine.json").write_text(json.dumps({"device": "CPU with AVX2"}))
+    lock.write_machine(tmp_path, resolve("nano"))
+    assert json.loads((tmp_path / "machine.json").read_text())["processor"] == hardware.processor()
+    assert [*replay._surroundings(tmp_path / "it", tmp_path)] == []
 
 
 def test_a_file_in_the_run_folder_is_the_same_from_the_scratch_folder(tmp_path):

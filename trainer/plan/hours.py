@@ -303,7 +303,7 @@ def shorter(time: Estimate) -> str:
 def _like(like: RunFiles, planner: Planner, card: str | None) -> Duration:
     """Return the time by an earlier run, with its length and share of live groups if task and model are the same."""
     before, config, device = like.config, planner.config, like.machine.get("device", "")
-    measured_on, other = card_of("" if device.startswith("CPU") else device), card_of(card or "")
+    measured_on, other = card_of(device), card_of(card or "")
     if other and not measured_on:
         reason = f"the run of --like was made on {device or 'an unknown machine'}, which predicts nothing for a card"
         raise ConfigError(f"--card {card}", reason, "Leave one of the two out")

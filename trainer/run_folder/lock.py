@@ -143,10 +143,11 @@ def write_machine(folder: Path, config: Config) -> None:
     if not distributed.is_main():
         return
     device = torch.cuda.get_device_name() if distributed.on_gpu() else ""
-    device = device or f"CPU with {torch.backends.cpu.get_cpu_capability()} ({hardware.processor()})"
+    device = device or f"CPU with {torch.backends.cpu.get_cpu_capability()}"
     facts: dict[str, Any] = {"base weights": hub.fingerprint(config.model)[:16], **versions()}
     facts |= {"python": platform.python_version(), "git revision": revision() or "none"}
     facts |= {"ranks": distributed.world_size(), "threads": torch.get_num_threads(), "device": device}
+    facts["processor"] = hardware.processor()
     facts |= {f"checksum of {name}": checksum for name, checksum in files_of(config, folder).items()}
     disk.replace(folder / MACHINE, (json.dumps(facts, indent=2) + "\n").encode())
 
