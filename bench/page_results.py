@@ -1,6 +1,7 @@
 """bench/results/learning.md: what was learned, and how certain that is where a study says it."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
@@ -182,8 +183,8 @@ def _summary_row(row: tuple[str, str, str, str, tuple[str, ...], str]) -> list[s
     beside = ", ".join(f"{other.replace('_', ' ')} {fmean(_before_and_after(name, other)[1]):.1%}" for other in others)
     seeds = ", ".join(f"{one:.1%}" for one in after)
     found = read(name)
-    machine = found.get("machine") or {"card": "2 CPU cores" if "no GPU" in found["made_with"][1] else "card"}
-    hardware = machine.get("card") or f"{machine['cores']} CPU cores"
+    machine = found.get("machine") or {"card": found["made_with"][1].partition("; ")[2].removeprefix("no GPU found, ")}
+    hardware = re.sub(r"\b1 CPU cores", "1 CPU core", machine.get("card") or f"{machine['cores']} CPU cores")
     said = [model, task, f"{before:.1%}", seeds, beside, hardware, f"`{command}`"]
     return [*said, ", ".join(f"[{what}](../{file})" for what, file in _files(name, command))]
 

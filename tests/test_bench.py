@@ -142,6 +142,14 @@ def printed(code: str) -> str:
     return launch(sys.executable, "-c", code).stdout
 
 
+def test_the_hardware_of_a_study_is_that_of_its_file():
+    rows = [line.split(" | ") for line in (ROOT / "docs/results.md").read_text().splitlines() if "/studies/" in line]
+    files = [ROOT / "docs" / row[-1].partition("(")[2].partition(")")[0] for row in rows]
+    studies = [(row, json.loads(file.read_text())) for row, file in zip(rows, files) if file.parent.name == "studies"]
+    assert len(studies) > 8
+    assert [row[1] for row, found in studies if row[5].removesuffix("s") not in found["made_with"][1]] == []
+
+
 def test_the_numbers_of_the_pages_are_those_of_the_results():
     claims = json.loads(printed("print(report.json.dumps(report.claims()))"))
     assert len(claims) == 8

@@ -153,7 +153,9 @@ def visible_cards(model: Model, machine: hardware.Hardware) -> Iterator[Finding]
     if not machine.gpus:
         slow = model.name != "nano"
         remedy = "That takes days for a model of a billion parameters; --preset nano takes a minute." if slow else ""
-        yield Finding("warn" if slow else "note", "card", f"no GPU: training on {machine.cores} CPU cores", remedy)
+        yield Finding(
+            "warn" if slow else "note", "card", f"no GPU: training on {counted(machine.cores, 'CPU core')}", remedy
+        )
         return
     for gpu in machine.gpus:
         yield from preflight.card(model.dtype, gpu)

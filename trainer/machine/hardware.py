@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, counted
 from trainer.machine.shipped import CHECKOUT
 
 
@@ -51,7 +51,7 @@ class Hardware:
 
     def __str__(self) -> str:
         if not self.gpus:
-            return f"no GPU found, {self.cores} CPU cores"
+            return f"no GPU found, {counted(self.cores, 'CPU core')}"
         shared = " of RAM, shared with the CPU" if any(gpu.shares_ram for gpu in self.gpus) else ""
         size = self.memory_gb * 1e9 / 2**30  # the size on the box, which says GB for GiB
         return f"{len(self.gpus)} x {self.gpus[0].name}, {size:.0f} GB{shared}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from trainer.config.sections.model import ENDS
 from trainer.config.settings import Config
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, counted
 from trainer.machine import hardware
 from trainer.machine.visible import print
 from trainer.model.shapes import Shape
@@ -122,8 +122,8 @@ def _too_large_for_a_cpu(config: Config, machine: hardware.Hardware, shape: Shap
         )
     if size > LARGEST_ON_A_CPU and config.model.dtype == "auto":
         return (
-            f"model.name={name}: no GPU was found, and with {size / GB:.1f} B parameters on {machine.cores} CPU cores "
-            "a step takes many minutes. Write --preset nano, a model.name of at most 0.5 B, or model.dtype=fp32 if "
-            "that is what you want."
+            f"model.name={name}: no GPU was found, and with {size / GB:.1f} B parameters on "
+            f"{counted(machine.cores, 'CPU core')} a step takes many minutes. Write --preset nano, a model.name of at "
+            "most 0.5 B, or model.dtype=fp32 if that is what you want."
         )
     return None
