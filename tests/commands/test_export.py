@@ -6,9 +6,14 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.conftest import NANO, said_by
+from tests.conftest import NANO, refuses, said_by
+from trainer.commands import push
 from trainer.commands.export import OF_LLAMA_CPP, best_of
 from trainer.config.command_line import resolve
+from trainer.errors import DataError
+from trainer.model.merge import write_merged
+from trainer.run_folder.reader import read_run
+from trainer.run_folder.source import Source
 
 
 @pytest.mark.parametrize(
@@ -17,6 +22,7 @@ from trainer.config.command_line import resolve
 )
 def test_the_best_is_exported_where_it_is_better_than_the_last(best, last, is_taken, tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
+    (tmp_path / "adapter").mkdir()
     evaluated = {"eval/accuracy": last, "eval/low": 0.4, "eval/high": 0.6, "eval/problems": 64} if last else {}
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 9, **evaluated}) + "\n")
     if best is not None:
@@ -41,3 +47,72 @@ def test_a_model_gets_a_name_that_ollama_takes(folder, name, tmp_path, capsys):
     status, said, _ = said_by(capsys, "export", model, *options)
     assert (status, f"ollama create {name.lower()} -f" in said) == (0, True)
     assert (out / f"{name}-F32.gguf").is_file()
+
+
+def test_the_best_is_exported_from_a_run_that_was_interrupted(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best/best.json").write_text(json.dumps({"step": 3, "accuracy": 0.5, "problems": 64}))
+    assert best_of(tmp_path) == tmp_path / "best"
+    assert f"exporting best/, of step 3: there is no {tmp_path / 'adapter'} yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", ["", "/adapter"])
+def test_the_export_of_a_checkpoint_outlives_it(named, tmp_path, capsys):
+    """A run deletes its old checkpoints, with everything in them."""
+    checkpoint = tmp_path / "run/checkpoints/step_000003"
+    shutil.copytree(NANO, checkpoint / "adapter")
+    (tmp_path / "run/config.yaml").write_text(resolve("nano").to_yaml())
+    options = ["--to", "safetensors", "--no-check"]
+    status, _, _ = said_by(capsys, "export", f"{checkpoint}{named}", *options)
+    assert (status, [path.name for path in checkpoint.iterdir()]) == (0, ["adapter"])
+    assert (tmp_path / "run/step_000003-safetensors/model.safetensors").is_file()
+    made = push._export_of(read_run(tmp_path / "run"), tmp_path / "run/step_000003-safetensors")
+    assert made["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("made", "merge", "step"),
+    [({}, "true", 9), ({}, "false", None), ({"step": 3}, "true", 3), ({"step": 3}, "false", 3)],
+)
+def test_the_merged_model_is_of_the_last_step_only_if_the_run_wrote_it(made, merge, step, tmp_path):
+    """Its card would give it the evaluation of another model."""
+    (tmp_path / "config.yaml").write_text(resolve("nano", None, [f"run.merge={merge}"]).to_yaml())
+    (tmp_path / "metrics.jsonl").write_text('{"step": 9}\n')
+    (tmp_path / "verdict.json").write_text("{}")
+    (tmp_path / "merged").mkdir()
+    if made:
+        (tmp_path / "merged/export.json").write_text(json.dumps(made))
+    assert read_run(tmp_path).step_of(tmp_path / "merged") == step
+
+
+def test_the_run_of_an_adapter_is_known_in_its_folder_and_through_a_link(tmp_path, monkeypatch):
+    """Otherwise it would be evaluated on another task."""
+    run = tmp_path / "run"
+    (run / "adapter").mkdir(parents=True)
+    (run / "adapter/adapter_config.json").write_text("{}")
+    (run / "config.yaml").write_text("")
+    (tmp_path / "link").symlink_to(run / "adapter")
+    monkeypatch.chdir(run / "adapter")
+    for named in (".", tmp_path / "link", "../adapter", run):
+        found = Source.of(named).run
+        assert found is not None
+        assert found.resolve() == run
+
+
+def test_a_run_that_merges_over_an_export_forgets_where_that_was_from(tmp_path):
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged/export.json").write_text('{"step": 3}')
+    write_merged(resolve("nano").model, None, tmp_path / "merged", None)
+    assert not (tmp_path / "merged/export.json").exists()
+
+
+def test_a_best_that_is_not_as_octet_writes_it_is_refused(tmp_path):
+    (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
+    for name in ("adapter", "best"):
+        (tmp_path / name).mkdir()
+    evaluated = {"eval/accuracy": 0.5, "eval/low": 0.4, "eval/high": 0.6, "eval/problems": 64}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 9, **evaluated}) + "\n")
+    (tmp_path / "best/best.json").write_text('{"step": "x", "accuracy": "hi"}')
+    with refuses(f"{tmp_path}/best/best.json", DataError, names=f"Name {tmp_path}/adapter"):
+        best_of(tmp_path)

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path
 
-from trainer.commands.options import TASKS, add_overrides, latest
+from trainer.commands.options import TASKS, add_overrides, latest, must_be_writable
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import RUNS, Config, Model
 from trainer.errors import CheckpointError, ConfigError
@@ -56,8 +56,7 @@ def run(options: Namespace) -> None:
         out = Path(f"eval-{((source and source.folder) or Path(config.model.name)).resolve().name}")
     if out.exists() and (not out.is_dir() or (out.is_symlink() and not options.out)):  # somebody else may have made it
         raise ConfigError(f"--out {out}", "it is a link" if out.is_dir() else "it is a file", "Name a folder")
-    if out.exists() and not os.access(out, os.W_OK):  # fails now, rather than after the evaluation
-        raise ConfigError(f"--out {out}", "it cannot be written", "Name another place")
+    must_be_writable(out)
     preflight.import_libraries(config)
     from trainer.run import evaluate_models
 
@@ -94,7 +93,8 @@ def _source(options: Namespace) -> Source | None:
 
 def adapter_of(options: Namespace) -> Source:
     if not (options.adapter / "adapter_config.json").is_file():
-        remedy = "Name the `adapter` folder of a run, or a whole model with --model"
+        other = ", or a whole model with --model" if "merged" in options else ""  # octet merge knows no other
+        remedy = f"Name the `adapter` folder of a run{other}"
         raise CheckpointError(f"--adapter {options.adapter}", "there is no adapter_config.json in it", remedy)
     return Source(options.adapter, is_adapter=True)
 

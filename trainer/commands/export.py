@@ -11,7 +11,7 @@ from trainer.errors import CheckpointError, ConfigError
 from trainer.machine.shipped import pip_install
 from trainer.machine.visible import print
 from trainer.plan import preflight
-from trainer.run_folder.reader import facts_of, read_run
+from trainer.run_folder.reader import as_written, facts_of, read_run
 from trainer.run_folder.source import Source
 
 FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # written by Octet itself
@@ -47,6 +47,9 @@ def run(options: Namespace) -> None:
     named = options.run.resolve()
     # an export of a model that was named itself lies beside it, because `octet push` sends everything inside it
     beside = named.with_name(f"{named.name}-{kind}") if source.folder == options.run else None
+    checkpoint = source.folder.resolve().parent
+    if source.run and checkpoint.parent.name == "checkpoints":  # not in there, because the run deletes old checkpoints
+        beside = source.run / f"{checkpoint.name}-{kind}"
     out = options.out or beside or options.run / f"export-{kind}"
     must_be_empty(out, is_replaced=options.to == "safetensors")
     config, made_of = settings_for(options, source), source.described(out)
@@ -62,18 +65,23 @@ def run(options: Namespace) -> None:
 
 
 def best_of(run: Path) -> Path:
-    """Return best/ of a run, with a message, if it is better than the model of the last step; else the run."""
+    """Return best/ of a run, with a message, if it is better than the model of the last step, or if the run was
+    interrupted before it wrote that model; else the run."""
     if not (run / "config.yaml").is_file() or not (run / "best/best.json").is_file():
         return run
     files = read_run(run)
     facts, value = facts_of(files), files.best.get(files.measure.logged.removeprefix("eval/"))
-    last = facts[files.measure.name]
-    if last is None or value is None or value <= last or files.best["problems"] != facts["problems"]:
-        return run
+    last, product = facts[files.measure.name], run / files.config.lora.product
+    if not product.exists():
+        print(f"octet: exporting best/, of step {files.best.get('step')}: there is no {product} yet", file=sys.stderr)
+        return run / "best"
+    with as_written(run / "best/best.json", remedy=f"Name {product}"):
+        if last is None or value is None or value <= last or files.best["problems"] != facts["problems"]:
+            return run
     text = files.measure.text
     print(
         f"octet: exporting best/, of step {files.best['step']}, with {text(value)}. The last step, {files.steps}, has "
-        f"{text(last)}; to export that one, name {run / files.config.lora.product}",
+        f"{text(last)}; to export that one, name {product}",
         file=sys.stderr,
     )
     return run / "best"

@@ -18,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     must_be_empty(options.out)
-    options.adapter = options.adapter or latest() / "adapter"
+    options.adapter = options.adapter or latest("--adapter FOLDER") / "adapter"
     source = adapter_of(options)
     config = settings_for(options, source)
     preflight.import_libraries(config)

@@ -40,9 +40,9 @@ def add_runs(parser: ArgumentParser, what: str = "run folders") -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help=f"{what} (default: the latest run)")
 
 
-def latest() -> Path:
-    """Return the latest run, and print its folder."""
-    run = latest_run("RUN", "RUN")
+def latest(option: str = "RUN") -> Path:
+    """Return the latest run, and print its folder. `option` can name another."""
+    run = latest_run(option, option)
     print(f"octet: the latest run: {run}", file=sys.stderr)
     return run
 
@@ -81,10 +81,17 @@ def must_be_empty(out: Path, is_replaced: bool = True) -> None:
         raise ConfigError(f"--out {out}", reason, "Name a folder in it")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out}", "it exists and is not empty", "Delete it, or name a new folder")
+    must_be_writable(out)
+
+
+def must_be_writable(out: Path) -> None:
+    """Raise an error, before any work, if nothing can be written into this folder."""
     if not out.exists():
         with writing(out):
             out.mkdir(parents=True)
             out.rmdir()
+    elif not os.access(out, os.W_OK):
+        raise ConfigError(f"--out {out}", "it cannot be written", "Name another place")
 
 
 def converted(svg: bytes, place: Path, kind: str) -> bytes | None:

@@ -38,7 +38,7 @@ def write_merged(
     remedy = f"Make room, or {shlex.join(['octet', *command])} --out FOLDER, on another disk."
     weights = stored_weights(settings.clean, adapter, DTYPES[dtype] if dtype else None)
     for path in out.rglob("*"):  # writing through a link would change another file, and earlier weights might be read
-        if path.is_symlink() or ".safetensors" in path.name:
+        if path.is_symlink() or ".safetensors" in path.name or path.name == "export.json":  # of an earlier model
             path.unlink()
     if weights is None:
         model = load_model(settings.clean, dtype or load.stored_dtype(settings), torch.device("cpu"))

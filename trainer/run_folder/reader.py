@@ -187,6 +187,8 @@ class RunFiles:
         own, place = self.folder.resolve(), folder.resolve()
         if place == own / "best":
             return self.best.get("step")
+        if place == own / "merged" and ((made := exported(place)) or not self.config.merges):
+            return made.get("step")  # `octet merge` wrote it, or an end of the run before run.merge=false
         if place.parent == own and place.name in ("adapter", "model", "merged"):
             return self.steps if self.has_ended else None  # a resumed run still has the result of its earlier end
         if saved := re.fullmatch(r"step_(\d+)", place.parent.name):  # place is the adapter of a checkpoint

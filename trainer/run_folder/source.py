@@ -41,8 +41,9 @@ class Source:
         if self.folder is None:
             return None
         place = self.folder.resolve()
-        run = place.parents[2] if place.parent.parent.name == "checkpoints" else self.folder.parent
-        return run if (run / "config.yaml").is_file() else None
+        is_of_checkpoint = place.parent.parent.name == "checkpoints"
+        runs = [place.parents[2]] if is_of_checkpoint else [self.folder.parent, place.parent]  # the last for `.`, links
+        return next((run for run in runs if (run / "config.yaml").is_file()), None)
 
     @property
     def base(self) -> str:
