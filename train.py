@@ -3,6 +3,7 @@
 It checks the configuration first, so a typo is answered before torch is imported.
 """
 
+import faulthandler
 import os
 import sys
 
@@ -17,6 +18,7 @@ with naming_missing_packages():
 
 
 def main() -> None:
+    faulthandler.enable(all_threads=False)  # a crash in compiled code names the line that called it
     listen()
     stop_signal.listen()
     slurm.adopt_ranks()

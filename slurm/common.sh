@@ -15,7 +15,8 @@ prepare() {
     # shellcheck source=scripts/environment.sh
     source "$root/scripts/environment.sh"
     if [ -z "${OCTET_APPTAINER_IMAGE:-}${OCTET_PYXIS_IMAGE:-}" ]; then
-        use_environment "$root" # here, and not in every rank at the same time
+        use_environment "$root" # here, and not in every rank: each would wait for the lock of the one before
+        export OCTET_PYTHON="${OCTET_PYTHON:-$(command -v python)}"
     elif [ -z "${OCTET_PYTHON:-}" ]; then
         echo "octet: a container image is set, but OCTET_PYTHON is not, so each rank would create an environment of its" \
             "own in the container. Set OCTET_PYTHON in site.env to the path of the python in the image." >&2

@@ -153,9 +153,10 @@ for rank in sys.argv[1:]:
 
 
 def test_success_is_what_the_program_says_and_not_the_launcher():
-    done = launch(sys.executable, "-c", RUN, 'touch "$OCTET_END"', "exit 2", "exit 0", "exit 247")
-    well, wrong, killed, status, memory, last = done.stderr.splitlines()
-    assert (well, wrong, status, last) == ("0", "2", "137", "137")
+    done = launch(sys.executable, "-c", RUN, 'touch "$OCTET_END"', "exit 2", "exit 0", "exit 247", "kill -SEGV $$")
+    well, wrong, killed, status, memory, last, crashed, end = done.stderr.splitlines()
+    assert (well, wrong, status, last, end) == ("0", "2", "137", "137", "139")
+    assert "has crashed (Segmentation fault)" in crashed
     assert "DeepSpeed's launcher was killed" in killed
     assert "the machine or its job ran out of memory" in memory
 

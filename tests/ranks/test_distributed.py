@@ -96,6 +96,18 @@ def test_every_rank_gets_the_items_and_errors_of_all_ranks():
     assert on_ranks(3, GATHER) == [f"{items} 7\nno such record True"] * 3
 
 
+GROUP = """
+import torch, torch.distributed as dist
+from trainer.ranks import distributed
+distributed.connect(timeout_s=7)
+print(dist.new_group()._get_backend(torch.device("cpu")).options._timeout)
+"""
+
+
+def test_the_groups_that_deepspeed_makes_wait_as_long_as_the_settings_say():
+    assert on_ranks(1, GROUP) == ["0:00:07"]
+
+
 ATTACK = """
 import os, sys
 import torch.distributed as dist

@@ -42,6 +42,7 @@ case "$*" in *--dry-run*) while [[ "$1" = --* ]]; do shift; done && exec "$PYTHO
 for _ in $(seq 600); do [ -z "${VLLM_API_KEY:-}" ] || [ -s "$0.key" ] && break; sleep 0.1; done # servers start later
 [ "${VLLM_API_KEY:-}" != "$(cat "$0.key" 2>/dev/null)" ] || echo "the ranks have the key of the servers"
 echo "MASTER_ADDR=${MASTER_ADDR:-}"
+echo "OCTET_PYTHON=${OCTET_PYTHON:-}"
 for argument in "$@"; do
     echo "$argument"
     case "$argument" in run.dir=*) folder="${argument#run.dir=}"; mkdir -p "$folder" ;; esac
@@ -183,6 +184,23 @@ def test_vllm_servers_of_neighbouring_jobs_have_ports_of_their_own(job):
         (line,) = [line for line in answer.stdout.splitlines() if line.startswith("rollout.vllm.urls=")]
         urls += line.removeprefix("rollout.vllm.urls=").split(",")
     assert len(set(urls)) == 4, urls
+
+
+def test_servers_and_ranks_share_the_memory_of_the_job(job):
+    """Otherwise the step of the servers takes what `sbatch --mem=64G` has asked for, and that of the ranks waits."""
+    answer = job("vllm.sbatch", "--preset", "nano", "run.dir=it", SLURM_GPUS_ON_NODE="2")
+    assert "--mem=0" in answer.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [({"OCTET_VLLM_GPUS": "0"}, "sample"), ({"OCTET_VLLM_GPUS": "2"}, "train"), ({"OCTET_VLLM_NODES": "0"}, "sample")],
+)
+def test_gpus_have_to_be_left_for_both(job, tmp_path, variables, told):
+    if "OCTET_VLLM_NODES" in variables:
+        (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf 'node1\\nnode2\\n'\n")
+    answer = job("vllm.sbatch", "--preset", "nano", "run.dir=it", SLURM_GPUS_ON_NODE="2", **variables)
+    assert (answer.returncode, answer.stderr) == (2, f"octet: no GPU is left to {told} on\n")
 
 
 def test_no_vllm_server_is_started_with_wrong_settings(job):
@@ -332,6 +350,17 @@ def test_jobs_that_start_together_install_once(tmp_path, setting, installer):
     assert [job.wait(timeout=240) for job in jobs] == [0, 0, 0]
     asked = (tmp_path / "asked").read_text().splitlines()
     assert [line.split()[0] for line in asked] == [installer] * 3, "as often as one job needs"
+
+
+def test_ranks_take_the_python_that_the_job_has_found(job, tmp_path):
+    """Each would look for it under the lock of the checkout, one after the other."""
+    python = tmp_path / "active/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/true")
+    stamp = ran("bash", "-c", "cat setup.cfg constraints.txt | cksum").stdout
+    (tmp_path / "active/.octet-installed").write_text(stamp)
+    answer = job("single_node.sbatch", "run.dir=it", OCTET_SITE="none", VIRTUAL_ENV=str(tmp_path / "active"))
+    assert f"OCTET_PYTHON={python}" in answer.stdout.splitlines(), answer.stderr
 
 
 @pytest.mark.slurm

@@ -110,6 +110,7 @@ def connect(timeout_s: float, connect_s: float = 60.0) -> None:
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # no other machine can connect
     # Python objects and barriers use gloo even with NCCL, because its errors can be caught, and name the problem
     backend, timeout = "cpu:gloo,cuda:nccl" if on_gpu() else "gloo", timedelta(seconds=timeout_s)
+    dist.distributed_c10d.default_pg_timeout = timeout  # of the groups that DeepSpeed makes
     if world_size() == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return
