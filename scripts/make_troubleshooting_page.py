@@ -21,7 +21,7 @@ HEAD = f"""# Troubleshooting
 A run checks its metrics after each step. If something is wrong, an alarm says what, why it matters and what to change:
 
     step 5: cut off: 62% of the answers reach rollout.max_new_tokens=256. A cut-off answer seldom has a result, and
-    earns little. Raise rollout.max_new_tokens.
+    earns little. Raise rollout.max_new_tokens, or with several turns rollout.turns.most.
 
 An alarm that lasts is printed once, and again if it returns. Most rules look at the means of the last {RECENT}
 steps; those that compare with the beginning wait for {2 * RECENT} steps. With `--strict-health`

@@ -7,6 +7,7 @@ import shutil
 from html.parser import HTMLParser
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT, lines_of, refuses, said_by, write_lines
 from tests.reports.conftest import configure, going_on
@@ -218,6 +219,33 @@ def test_a_resumed_run_shows_nothing_of_its_earlier_end(copied):
     (folder / "verdict.json").unlink()
     run = read_run(folder)
     assert (run.evaluation, run.worth(run.measure), run.flips()) == ({}, {}, [])
+
+
+def test_a_page_does_not_forget_the_warm_up(copied, finished):
+    folder = copied("taught")
+    alone = facts_of(read_run(folder))["training_s"]
+    shutil.copytree(finished, folder / "warmup", ignore=shutil.ignore_patterns("verdict.json"))
+    configure(folder, warmup__steps=6)
+    lines = lines_of(folder / "warmup/metrics.jsonl")
+    write_lines(folder / "warmup/metrics.jsonl", [line | {"empty": 0.9} for line in lines])
+    seen = "".join(page_of(folder).within("p"))
+    assert "Its warm-up has made 6 of 6 steps; `base` is the model after it. Alarms of the warm-up: empty ans" in seen
+    assert f"octet report {folder}/warmup" in page_of(folder).within("code")
+    assert facts_of(read_run(folder))["training_s"] == pytest.approx(2 * alone)
+    (folder / "metrics.jsonl").unlink()
+    (folder / "verdict.json").unlink()
+    assert "0 of 6 steps, in its warm-up stopped after step 6" in "".join(page_of(folder).within("p"))
+
+
+def test_a_setting_that_is_newer_than_a_run_has_its_default(copied):
+    folder = copied("older")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    del config["rollout"]["weights"]
+    config["reward"]["judge"]["cache"] = None
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    run = read_run(folder)
+    assert (run.settings["rollout.weights"], run.settings["reward.judge.cache"]) == ("same", None)
+    assert "rollout.weights" not in repeat.commands(run.given, [])[0]
 
 
 def test_what_an_inline_calculator_writes_is_shown_once():

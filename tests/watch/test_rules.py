@@ -105,6 +105,12 @@ NO_LEAKS = (
 
 THREE_OF_40 = {"reward/mean": rising(0.4, 0.6), "eval/problems": 40}
 AHEAD = ("rollout.ahead=1", "rollout.vllm.urls=[http://127.0.0.1:8000]")
+TAUGHT = ("teacher.adapter=a", "algorithm.loss=reinforce_baseline", "rollout.group_size=2")
+ALONE = ("algorithm.loss=reinforce", "reward.weights={correct: 1, format: null, length: null}")
+JUDGED = ("task.name=records", "task.path=a.jsonl", "task.answer=none", "reward.custom=a.py:z")
+BAD = ("reward.custom=a.py:bad", "reward.weights.bad=-0.5")
+GENERATED = "task.mix={reasoning_gym:chain_sum: 1, reasoning_gym:gcd: 1}"
+OTHERS = {"reward/mean": rising(0.4, 0.6), "eval/problems": lambda step: 64 if step < STEPS else 1000}
 PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
 
 
@@ -140,6 +146,16 @@ PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
         ),
         *(run(steps=60, **{"memory/held": held}) for held in NO_LEAKS),
         run("reward.answer=lenient", evaluated=(0.5, 0.6, 0.4), **PAID_MORE),
+        run("reward.weights.overlong=0.5", **{"reward/overlong": 0.0}),  # no answer is too long
+        run(*BAD, **{"reward/bad": lambda step: 0.5 if step < 5 else 0.0}),  # a penalty that is avoided now
+        run(*TAUGHT, dead_groups=0.9, **{"dead_groups/wrong": 0.9, "accuracy/strict": 0.2}),  # a teacher grades tokens
+        run(*TAUGHT, dead_groups=0.98, **{"dead_groups/right": 0.98}),
+        run(*ALONE, dead_groups=0.98, **{"dead_groups/right": 0.98}),
+        run("algorithm.loss=cispo", **{"clipped/high": 0.4}),  # its clipped tokens have a gradient
+        run("rollout.weights=int8", sampler_difference=0.2),  # as docs/training.md expects
+        run(*JUDGED, **{"reward/format": rising(0.1, 0.9), "reward/std": 0.5}),  # no answer is right or wrong
+        run(GENERATED, problems=8),
+        run(evaluated=(0.8, 0.8, 0.62), **OTHERS),  # resumed with other problems
         run("warmup.only=true", "warmup.problems=2", "warmup.steps=20", problems=8),
         History(SILENT.config, []),
         History(SILENT.config, [{"step": 0, "eval/accuracy": 0.5}]),
@@ -153,6 +169,16 @@ def test_a_healthy_run_is_left_alone(history):
 def test_a_function_counts_without_a_weight():
     (finding,) = diagnose(run("reward.custom=a.py:z", **{"reward/z": 0.0}))
     assert (finding.name, "reward.weights.z pays 0" in finding.seen) == ("constant reward", True)
+
+
+def test_a_function_without_a_weight_can_dominate():
+    (finding,) = diagnose(run("reward.custom=a.py:z", **{"reward/z": rising(3, 5)}))
+    assert (finding.name, "reward.weights.z pays" in finding.seen) == ("a part dominates", True)
+
+
+def test_answers_of_several_turns_have_more_limits():
+    (finding,) = diagnose(run("rollout.turns.most=3", truncated=0.6, turns=3.0))
+    assert "rollout.max_new_tokens=256 or another limit, such as rollout.turns.most=3" in finding.seen
 
 
 def test_one_update_that_makes_the_adapter_another_one_is_enough():

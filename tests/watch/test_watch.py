@@ -102,6 +102,17 @@ def test_groups_become_reward_accuracy_and_length():
     assert means["dead_groups"] == 0.5
 
 
+def test_an_answer_that_has_to_repeat_itself_is_no_loop():
+    def share(gold: str) -> float:
+        one, tally = group([0], lengths=[99]), Tally()
+        looped = tuple(replace(answer, tokens=(1, 2, 3) * 33) for answer in one.completions)
+        prompt = replace(one.prompt, problem=replace(one.prompt.problem, gold=gold))
+        tally_groups(tally, [replace(one, prompt=prompt, completions=looped)])
+        return tally.means(lambda sums: [sums])["repetitive"]
+
+    assert (share("7"), share("[[0,0,0,0,0,0,0,0,0,0],[0,0,0,0,0,0,1,0,0,0],[0,0,0,0,0,0,0,0,0,0]]")) == (1.0, 0.0)
+
+
 def updated(norm: float = 1.0, skipped: bool = False, lr: float = 1e-3) -> Update:
     return Update(norm, lr, skipped, {"gradreg/first_norm": norm})
 

@@ -331,10 +331,10 @@ def _remedy(detail: Any) -> str:
     return f"Write {WANTED[kind]}" if kind in WANTED else detail["msg"].replace("Input should", "It should")
 
 
-def flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return every setting as `section.key`. A setting that is missing, as in an older version, is None."""
+def flat(settings: dict[str, Any], missing: Any = None) -> dict[str, Any]:
+    """Return every setting as `section.key`. A setting that is not there, as in an older version, is `missing`."""
 
     def inside(part: Any, name: str) -> Any:
-        return part.get(name) if part else None
+        return part.get(name, missing) if part and part is not missing else missing
 
     return {key: reduce(inside, key.split("."), settings) for key in fields()}

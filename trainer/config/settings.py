@@ -125,10 +125,14 @@ class Config(Section):
         return self
 
     @property
+    def learns_from_dead_groups(self) -> bool:
+        """Return True with `reinforce` or a teacher, which learn from groups of equal rewards too."""
+        return self.algorithm.loss == "reinforce" or self.teacher.is_there
+
+    @property
     def drops_dead_groups(self) -> bool:
-        """Return True if dead groups are left out. `reinforce` and a teacher learn from groups of equal rewards too."""
-        learns = self.algorithm.loss == "reinforce" or self.teacher.is_there
-        return self.rollout.dead_groups != "keep" and not learns
+        """Return True if dead groups are left out."""
+        return self.rollout.dead_groups != "keep" and not self.learns_from_dead_groups
 
     @property
     def pay_of_right(self) -> float:

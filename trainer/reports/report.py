@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from trainer.estimates import Share, corrected
-from trainer.machine.visible import around, shortened
+from trainer.machine.visible import around, as_command, shortened
 from trainer.reports import repeat
 from trainer.reports.chart import HEIGHT, WIDTH, colour_of, line, svg
 from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
@@ -45,7 +45,8 @@ def of_one(run: RunFiles) -> Iterator[Html]:
     ended = "ended" if run.has_ended else stopped(run) or "not ended"
     model, task = run.given["model.name"], run.settings["task.name"].rpartition("/")[2]
     trained = f"{model} on {task}, {run.steps} of {run.total_steps} steps"
-    yield tag("p", f"{trained}, {ended}", class_="soft")
+    yield tag("p", f"{trained}, {'in its warm-up ' if run.current is not run else ''}{ended}", class_="soft")
+    yield from warmup(run)
     first, *others = figures(groups_of([run])) or [Html()]
     yield tag("div", verdict(run, alarms), first, class_="charts")
     flipped, titles = run.flips(), [one.capitalize() for one in run.measure.flipped]
@@ -78,6 +79,16 @@ def of_several(runs: Sequence[RunFiles]) -> Iterator[Html]:
     for run in runs:
         alarms = alarms_of(run.history)
         yield from section(names[run.folder], verdict(run, alarms), *map(alarm, alarms))
+
+
+def warmup(run: RunFiles) -> Iterator[Html]:
+    """Yield what the page leaves out about a warm-up."""
+    if (first := run.before_training) is not run:
+        names = [alarm.finding.name for alarm in alarms_of(first.history)]
+        begun = f"Its warm-up has made {first.steps} of {first.total_steps} steps; `base` is the model after it."
+        alarmed = f"Alarms of the warm-up: {', '.join(names) or 'none'}."
+        command = tag("code", as_command(["octet", "report", str(first.folder)]))
+        yield tag("p", f"{begun} {alarmed} Its page: ", command, class_="soft")
 
 
 def section(title: str, *parts: Html) -> Iterator[Html]:

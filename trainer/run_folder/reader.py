@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -272,8 +272,9 @@ def names_of(runs: Sequence[RunFiles]) -> dict[Path, str]:
 
 
 def facts_of(run: RunFiles) -> dict[str, Any]:
-    """Return the last and the best result, the number of steps and the seconds of training of a run."""
-    lines, names = run.metrics, phases(run.metrics)
+    """Return the last and the best result, the number of steps and the seconds of training of a run and its warm-up."""
+    lines = [*run.before_training.metrics, *run.metrics] if run.before_training is not run else run.metrics
+    names = phases(lines)
     results = [(share, line) for share, line in run.evaluated if line["step"]]
     (value, *interval), last = results[-1] if results else ((None, None), {})
     facts = {"steps": run.steps, run.measure.name: value, "interval": interval if results else None}
@@ -303,6 +304,11 @@ def _config(path: Path, changed_ns: int) -> Config:
         raise DataError(path, f"{reason} Read it with the version that wrote it") from None
 
 
+@cache
+def _usual() -> Mapping[str, Any]:
+    return flat(Config().model_dump(mode="json"))
+
+
 @lru_cache(1000)
 def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
     if not path.is_file():
@@ -310,14 +316,15 @@ def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
         reason = is_there if path.parent.is_dir() else "there is no such folder"
         raise DataError(path.parent, reason, "Name the folder of a run")
     try:
-        settings = flat(read_yaml(path.read_bytes()))
+        settings = flat(read_yaml(path.read_bytes()), missing=...)
     except (BadYaml, AttributeError) as error:
         remedy = "Leave this run out"
         raise DataError(path, f"it contains no settings ({' '.join(str(error).split())})", remedy) from None
     for key in ("model.name", "task.name"):
-        if settings[key] is None:
+        if settings[key] in (None, ...):
             raise DataError(path, f"it does not belong to a run: it has no {key}", "Leave this folder out")
-    return settings
+    # a setting that the run's version did not have acted as its default does
+    return {key: _usual()[key] if value is ... else value for key, value in settings.items()}
 
 
 def _lines(path: Path, at_most: int | None = None) -> Iterator[dict[str, Any]]:

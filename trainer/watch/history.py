@@ -42,9 +42,15 @@ class History:
         return [*records[:EARLY], *between, *records[late:]]
 
     @property
+    def evaluations(self) -> list[Metrics]:
+        """The records with a held-out result, on the problems of the last one: a resumed run may ask others."""
+        found = [record for record in self.records if self.measure.logged in record]
+        return [one for one in found if one.get("eval/problems") == found[-1].get("eval/problems")]
+
+    @property
     def evaluated(self) -> list[float]:
         """The held-out results by which the run is judged, beginning with that of the base."""
-        return [record[self.measure.logged] for record in self.records if self.measure.logged in record]
+        return [record[self.measure.logged] for record in self.evaluations]
 
     @property
     def improved(self) -> float:

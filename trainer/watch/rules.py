@@ -22,6 +22,7 @@ LONG = 30  # steps before times are compared
 LARGE_DIFFERENCE = 0.1  # mean difference of a token's log-prob between sampler and trainer
 DEAD_STEPS = 50  # steps in a row
 LEAK_STEPS = 50  # steps over which memory must rise
+PENALTIES = ("overlong", "repetition")  # built-in rewards that are 0 at best
 CREEP = 0.01  # share of all memory leaked in these steps: enough to fill the card or machine in one night
 
 
@@ -54,12 +55,14 @@ def rule(
 # answers
 
 
-@rule("cut off", "Raise rollout.max_new_tokens.")
+@rule("cut off", "Raise rollout.max_new_tokens, or with several turns rollout.turns.most.")
 def cut_off(history: History) -> str | None:
     """A cut-off answer seldom has a result, and earns little."""
     share = history.now("truncated")
     if share > 0.3 and not thinking_too_long(history):
-        return f"{share:.0%} of the answers reach rollout.max_new_tokens={history.config.rollout.max_new_tokens}"
+        rollout, has_turns = history.config.rollout, bool(history.recent("turns"))
+        others = f" or another limit, such as rollout.turns.most={rollout.turns.most}" if has_turns else ""
+        return f"{share:.0%} of the answers reach rollout.max_new_tokens={rollout.max_new_tokens}{others}"
     return None
 
 
@@ -77,6 +80,8 @@ def thinking_too_long(history: History) -> str | None:
 def answers_alike(history: History) -> str | None:
     """Equal answers earn equal rewards, so they teach nothing."""
     share, heat = history.now("distinct", 1.0), history.config.rollout.temperature
+    if history.config.learns_from_dead_groups:
+        return None
     if share < 0.3 and heat < 0.9 and history.now("dead_groups") > 0.6 and history.solve_rate < 0.9:
         return f"only {share:.0%} of the answers to a problem differ at rollout.temperature={heat:g}"
     return None
@@ -127,7 +132,7 @@ def shorter(history: History) -> str | None:
 def all_wrong(history: History) -> str | None:
     """A problem that is never solved gives no gradient."""
     share = history.now("dead_groups/wrong")
-    if share > 0.8 and not wrong_form(history):
+    if share > 0.8 and not wrong_form(history) and not history.config.teacher.is_there:
         return f"in {share:.0%} of the groups every answer is wrong"
     return None
 
@@ -136,7 +141,8 @@ def all_wrong(history: History) -> str | None:
 def all_right(history: History) -> str | None:
     """A problem that is always solved gives no gradient."""
     share = history.now("dead_groups/right")
-    return f"in {share:.0%} of the groups every answer is right" if share > 0.95 else None
+    is_dead = share > 0.95 and not history.config.learns_from_dead_groups
+    return f"in {share:.0%} of the groups every answer is right" if is_dead else None
 
 
 @rule("small groups", "Raise rollout.group_size, and lower rollout.problems for the same time.")
@@ -144,6 +150,8 @@ def small_groups(history: History) -> str | None:
     """A group whose answers are all right or all wrong gives no gradient."""
     rate, size, dead = history.solve_rate, history.config.rollout.group_size, history.now("dead_groups")
     mixed = mixed_share(rate, size)
+    if history.config.learns_from_dead_groups:
+        return None
     if dead > 0.5 and mixed < 0.5 and mixed_share(rate, 4 * size) > 2 * mixed and 0.02 < rate < 0.8:
         return (
             f"{dead:.0%} of the groups are dead: with a solve rate of {rate:.0%}, at most {mixed:.0%} of the groups of "
@@ -161,7 +169,9 @@ def mixed_share(rate: float, size: int) -> float:
 def few_problems(history: History) -> str | None:
     """Problems repeated this often are memorized."""
     config, problems = history.config, history.problems
-    if config.task.name.startswith("reasoning_gym:") and not (config.task.limit or config.is_warmup):
+    parts = config.task.mix or [config.task.name]
+    is_generated = all(name.startswith("reasoning_gym:") for name in parts)
+    if is_generated and not (config.task.limit or config.is_warmup):
         return None  # each pass has new ones
     each = config.warmup.problems if config.is_warmup else config.rollout.problems
     passes = history.steps[-1]["step"] * each / problems if problems else 0.0
@@ -171,7 +181,7 @@ def few_problems(history: History) -> str | None:
 # the reward
 
 
-@rule("form never seen", "Write reward.answer=lenient, another prompt.style, or prompt.shots=2.")
+@rule("form never seen", "Write reward.answer=lenient, or another prompt.style, such as few_shot.")
 def wrong_form(history: History) -> str | None:
     """Right answers earn nothing unless they have the form that is asked for."""
     strict, lenient = history.now("accuracy/strict"), history.now("accuracy/lenient")
@@ -184,8 +194,10 @@ def wrong_form(history: History) -> str | None:
 def only_the_form(history: History) -> str | None:
     """The model learns the form of an answer and nothing else."""
     form, right = history.grown("reward/format"), history.grown("accuracy/lenient")
+    if history.measure.is_reward:  # no answer is right or wrong
+        return None
     if form > 0.3 and right < 0.02 and history.grown("accuracy/strict") < 0.1:
-        return f"reward.weights.format has risen by {form:.2f}, and the share of right answers by {right:.2f}"
+        return f"reward/format has risen by {form:.2f}, and the share of right answers by {right:.2f}"
     return None
 
 
@@ -238,7 +250,10 @@ def constant_part(history: History) -> str | None:
         values = every[-2 * RECENT :]
         if name in ("correct", "code", "environment") or len(values) < 2 * RECENT or max(values) - min(values) >= 1e-9:
             continue
-        if min(every) < values[-1] - 1e-9:  # it has risen to this value: it has been learned
+        if name in PENALTIES and not values[-1]:  # no answer of this time deserves it
+            continue
+        earned = [reward.all_weights[name] * value for value in every]
+        if min(earned) < earned[-1] - 1e-9:  # it has risen to this value: it has been learned
             continue
         if name not in map(function_name, reward.custom):
             return f"reward.weights.{name} gives every answer {values[-1]:g}"
@@ -251,12 +266,11 @@ def constant_part(history: History) -> str | None:
 @rule("a part dominates", "Lower its weight in reward.weights.")
 def dominant_part(history: History) -> str | None:
     """The model learns first what earns most."""
-    weights = history.config.reward.weights
+    weights, pay = history.config.shaping, history.config.pay_of_right
     earned = {name: abs(weight * history.now(f"reward/{name}")) for name, weight in weights.items()}
-    name = max(earned, key=lambda name: earned[name], default="correct")
-    can_differ = 0.02 < history.solve_rate < 0.98
-    if weights.get("correct") and name != "correct" and earned[name] > 2 * weights["correct"] and can_differ:
-        return f"reward.weights.{name} pays {earned[name]:.2f} on average, and a right answer {weights['correct']:g}"
+    name = max(earned, key=lambda name: earned[name], default="")
+    if name and earned[name] > 2 * pay and 0.02 < history.solve_rate < 0.98:
+        return f"reward.weights.{name} pays {earned[name]:.2f} on average, and a right answer {pay:g}"
     return None
 
 
@@ -289,7 +303,7 @@ def overfitted(history: History) -> str | None:
     if len(values) < 3 or history.grown("reward/mean") <= 0:
         return None
     best, last = max(values), values[-1]
-    at_best = [record for record in history.records if record.get(measure.logged) == best]
+    at_best = [record for record in history.evaluations if record[measure.logged] == best]
     if measure.is_reward:
         noise = sqrt(2) * max(record["eval/high"] - best for record in at_best)
     else:
@@ -318,7 +332,7 @@ def plateau(history: History) -> str | None:
     deviation = fmean(step["reward/std"] for step in steps)
     if not (-RISE * deviation < risen.low and 0 <= risen.high < RISE * deviation):
         return None
-    late = [step[history.measure.logged] for step in steps if history.measure.logged in step]
+    late = [one[history.measure.logged] for one in history.evaluations if one["step"] >= steps[0]["step"]]
     earlier = history.evaluated[: len(history.evaluated) - len(late)]
     if late and earlier and max(late) > max(earlier):
         return None
@@ -332,7 +346,10 @@ def plateau(history: History) -> str | None:
 # the update
 
 
-@rule("entropy collapse", "Raise algorithm.clip_high or rollout.temperature, or lower algorithm.lr.")
+@rule(
+    "entropy collapse",
+    "Raise rollout.temperature, or with several updates a step algorithm.clip_high, or lower algorithm.lr.",
+)
 def entropy_gone(history: History) -> str | None:
     """The model always writes the same text, so it explores nothing."""
     if history.config.is_warmup:  # which should make the model certain of the solutions
@@ -357,11 +374,12 @@ def far_from_reference(history: History) -> str | None:
     return f"the KL to the reference is {now:.2f} a token" if now > 0.5 else None
 
 
-@rule("clipping", "Lower algorithm.lr or algorithm.epochs.")
+@rule("clipping", "Lower algorithm.lr, algorithm.epochs or algorithm.minibatches.")
 def clipped(history: History) -> str | None:
     """Clipped tokens give no gradient: together, the updates of a step are too large."""
     share = history.now("clipped/low") + history.now("clipped/high")
-    if share > 0.2 and history.config.algorithm.loss != "gspo":  # whose narrow bounds clip many tokens on purpose
+    # the narrow bounds of gspo clip many tokens on purpose, and the other losses give every token a gradient
+    if share > 0.2 and history.config.algorithm.loss == "grpo_clip":
         return f"{share:.0%} of the tokens are clipped"
     return None
 
@@ -403,6 +421,8 @@ def rate_too_small(history: History) -> str | None:
 def sampler_apart(history: History) -> str | None:
     """The answers do not come from the policy that is being trained."""
     values = history.of("sampler_difference")[-3:]
+    if history.config.rollout.weights != "same":  # rounded weights differ by more, which algorithm.correction is for
+        return None
     if len(values) == 3 and min(values) > LARGE_DIFFERENCE:
         return f"the log-probs of sampler and trainer differ by {fmean(values):.2f} a token"
     return None
@@ -492,8 +512,8 @@ def unchanged(history: History) -> str | None:
     "another policy samples",
     "Likely reasons with vLLM: its log-probs ignore the temperature (--logprobs-mode raw_logprobs), it has an adapter "
     "of an earlier step, or another base, precision or quantisation; with rollout.ahead=1 one update is part of the "
-    "difference, so lower algorithm.lr. Without vLLM only rounding should differ: try model.dtype=fp32 and "
-    "rollout.engine=hf.",
+    "difference, so lower algorithm.lr. Without vLLM only rounding should differ: try model.dtype=fp32, "
+    "rollout.weights=same and rollout.engine=hf.",
     severity="end",
 )
 def sampler_elsewhere(history: History) -> str | None:

@@ -11,7 +11,7 @@ from trainer.answers.strip_thinking import after_thinking
 from trainer.machine import disk
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.records import Completion, ScoredGroup, TrainingRow, Update
+from trainer.records import ScoredGroup, TrainingRow, Update
 from trainer.watch.measure import STRICT, Measure
 from trainer.watch.tally import Correlation, Max, Min, Std, Tally
 
@@ -24,6 +24,7 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure =
         tally.add("dead_groups", group.is_dead)
         if not measure.is_reward:
             _tally_right(tally, group)
+        gold_repeats = repeats(group.prompt.problem.gold)  # such as a grid of zeros and ones
         distinct = {completion.turns or completion.text for completion in group.completions}
         tally.add("distinct", len(distinct), len(group.completions))
         _tally_length(tally, group)
@@ -36,7 +37,8 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure =
             tally.add("truncated", completion.truncated)
             tally.add("unfinished_thinking", completion.truncated and is_thinking)
             tally.add("empty", not completion.text.strip())
-            tally.add("repetitive", is_repetitive(completion))
+            tokens = [*compress(completion.tokens, completion.mask)]
+            tally.add("repetitive", repeats(tokens) and not gold_repeats)
             if (reward := score.reward) is not None:
                 tally.merge({"reward": Std(reward, reward**2, 1.0)})
                 tally.merge({"reward/min": Min(reward), "reward/max": Max(reward)})
@@ -77,9 +79,8 @@ def _tally_length(tally: Tally, group: ScoredGroup) -> None:
         tally.merge({"reward_length": Correlation(0.0, 0.0, 0.0, differences, 0.0)})
 
 
-def is_repetitive(completion: Completion) -> bool:
-    """Return True for a long answer in which over 70 % of the runs of four tokens repeat earlier ones."""
-    tokens = list(compress(completion.tokens, completion.mask))
+def repeats(tokens: Sequence[object]) -> bool:
+    """Return True for a long answer in which over 70 % of the runs of four tokens (or letters) repeat earlier ones."""
     if len(tokens) < SHORTEST_LOOP:
         return False
     runs = [tuple(tokens[start : start + NGRAM]) for start in range(len(tokens) - NGRAM + 1)]
