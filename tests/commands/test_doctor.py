@@ -415,3 +415,34 @@ def test_other_versions_than_those_that_were_tried_and_missing_packages_are_name
     named = shlex.split(found.remedy)
     assert Path(named[named.index("-c") + 1]).samefile(ROOT / "constraints.txt")
     assert Path(named[-1]).samefile(ROOT)
+
+
+@pytest.mark.parametrize("quantize", ["nf4", "int8"])
+def test_layers_that_are_quantised_on_a_card_need_no_ram(quantize):
+    """A machine of 8 GB, such as half of 16 under WSL, starts what `octet plan` proposes for a card of 8 GB."""
+    config = resolve("8gb", None, ["model.name=Qwen/Qwen3-8B", f"model.quantize={quantize}"])
+    there = hub.Found(None, {"model.safetensors": 16_400_000_000})
+    assert preflight.needs(config, there, ONE_CARD).ram < 2 * 10**9
+    assert preflight.needs(config, there, NO_CARDS).ram > 4 * 10**9
+
+
+def test_each_machine_holds_the_optimizer_state_of_its_ranks(monkeypatch):
+    config, there = resolve("8gb", None, ["lora.enabled=false"]), hub.Found(None, {"model.safetensors": 2 * 10**9})
+    alone = preflight.needs(config, there, ONE_CARD).ram
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert alone - preflight.needs(config, there, ONE_CARD).ram == 3 / 4 * 12 * 10**9
+
+
+def test_octet_doctor_refuses_a_run_folder_that_a_run_refuses(tmp_path):
+    (tmp_path / "file").touch()
+    config = resolve("nano", None, [f"run.dir={tmp_path}/file/run"])
+    (finding,) = [one for one in doctor.settings(config, NO_CARDS) if one.severity == "end"]
+    assert f"{tmp_path}/file is a file" in finding.seen
+
+
+@pytest.mark.parametrize("setting", ["rollout.engine=vllm_colocate", "rollout.vllm.start=true"])
+def test_vllm_is_missed_by_settings_that_need_it_here(monkeypatch, setting):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (finding,) = preflight.packages(resolve("nano", None, [setting]))
+    assert (finding.severity, finding.seen.startswith(f"{setting}: it needs vllm")) == ("end", True)

@@ -308,3 +308,68 @@ def test_a_plan_for_several_machines_counts_the_memory_of_one(capsys):
     assert four["ram_bytes"] < 1.1 * one["ram_bytes"]
     assert four["ram_fits"]
     assert four["command"].startswith("octet slurm --nodes=4 --gpus=4 --preset cluster")
+
+
+def test_the_search_keeps_the_settings_of_a_file_of_ones_own(capsys, tmp_path):
+    """The preset that is made for this model has another task."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: {name: Qwen/Qwen3-4B-Instruct-2507}\ntask: {name: addition}\nrun: {steps: 500}\n")
+    found = planned(capsys, "--preset", str(file), "--vram", "8", "--search")
+    assert (found["verdict"], found["time"]["steps"]) == ("fits", 500)
+    assert shlex.split(found["command"])[1:3] == ["--preset", str(file)]
+
+
+EIGHT_BITS = "rollout.weights=int8"  # which no quantised model may have, and a preset is quantised
+
+
+@pytest.mark.parametrize("settings", [[EIGHT_BITS], ["--recipe", "full_finetune"]])
+def test_settings_that_a_preset_excludes_have_a_list_of_models_too(capsys, settings):
+    status, out, err = octet_plan(capsys, "--vram", "8", *settings, "--json")
+    assert status == 0, err
+    for one in json.loads(out):
+        preset, *others = shlex.split(one["command"])[2:]
+        recipe = others[1] if others[0] == "--recipe" else None
+        resolve(preset, recipe, others[2:] if recipe else others)
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "Qwen/Qwen3-4B-Instruct-2507"])
+def test_the_search_proposes_nothing_that_a_run_refuses(capsys, model):
+    found = planned(capsys, "--model", model, "--vram", "8", EIGHT_BITS, "--search")
+    config = resolve("8gb", None, shlex.split(found["command"])[3:])
+    assert (config.model.quantize, config.rollout.weights) == ("nf4", "same")
+
+
+def test_the_cards_of_servers_train_nothing(capsys):
+    cards = ("--preset", "8gb", "--card", "RTX 4060", "--gpus", "2")
+    served = (*cards, "rollout.vllm.start=true")
+    assert [planned(capsys, *one)["gpus"] for one in (cards, (*served, "rollout.vllm.devices=1"))] == [2, 1]
+    for setting in ("rollout.vllm.devices=[]", "rollout.vllm.devices=[0,1]"):
+        status, _, err = octet_plan(capsys, *served, setting)
+        assert (status, "rollout.vllm." in err) == (2, True)
+
+
+def test_what_is_for_a_cpu_is_not_planned_for_a_card(capsys):
+    status, _, err = octet_plan(capsys, "--preset", "8gb", "--card", "RTX 4060", "model.quantize=bf16")
+    assert (status, err.startswith("octet: model.quantize=bf16: ")) == (2, True)
+
+
+def test_a_teacher_goes_through_the_ram_as_well(capsys):
+    models = ("model.name=Qwen/Qwen3-1.7B", "teacher.name=Qwen/Qwen3-14B")
+    found = planned(capsys, "--preset", "80gb", "--vram", "80", *models)
+    assert found["ram_bytes"] > 2 * 14.7e9
+
+
+NO_CARDS = ["RTX 4060 0GB", f"RTX 4060 {'9' * 400}GB", "A100 MIG 5g.40gb", "A100 MIG 0c.3g.20gb"]
+
+
+@pytest.mark.parametrize("card", NO_CARDS, ids=["nothing", "infinite", "a profile", "a slice"])
+def test_a_card_that_does_not_exist_is_refused(capsys, card):
+    status, _, err = octet_plan(capsys, "--preset", "8gb", "--card", card)
+    assert (status, err.startswith(f"octet: --card {card}: ")) == (2, True)
+
+
+def test_only_a_run_that_would_fit_is_told_to_shorten_its_texts(capsys):
+    too_large = ("--preset", "8gb", "--search", "lora.init=pissa")
+    assert "Shorten them" not in octet_plan(capsys, *too_large, "--model", "Qwen/Qwen3-14B", "--vram", "8")[2]
+    long = ("--completion", "30000", "--vram", "6")
+    assert "Shorten them" in octet_plan(capsys, *too_large, *long)[2]

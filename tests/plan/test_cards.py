@@ -69,6 +69,8 @@ def test_a_card_has_the_memory_of_its_name_or_else_of_the_smallest(name, gigabyt
         ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", "H100", 1 / 7, 1 / 2, 40),
         ("NVIDIA H100 80GB HBM3 MIG 4g.40gb", "H100", 4 / 7, 1 / 2, 40),
         ("NVIDIA H200 MIG 7g.141gb", "H200", 1, 1, 141),
+        ("NVIDIA A30 MIG 1g.6gb", "A30", 1 / 4, 1 / 4, 6),
+        ("NVIDIA A30 MIG 4g.24gb", "A30", 1, 1, 24),
         ("NVIDIA H100 PCIe MIG 2g.20gb", "H100 PCIe", 2 / 7, 2 / 8, 20),
     ],
 )

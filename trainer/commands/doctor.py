@@ -193,6 +193,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         # of_torch() tests the packages that are installed
         yield from (finding for finding in preflight.packages(config) if finding.severity == "end")
     with noting("settings"):
+        preflight.must_be_usable(config)
         make.check(config.reward)
         ours = start.training_cards(machine, config.rollout.vllm)
         ds_config.check(config, has_gpu=bool(ours.gpus))

@@ -26,7 +26,7 @@ from trainer.machine.console import Console, folded, spoken, table
 from trainer.machine.shipped import train_here
 from trainer.machine.visible import print
 from trainer.model.shapes import shape_of
-from trainer.plan import hours, memory_check, search
+from trainer.plan import hours, memory_check, preflight, search
 from trainer.plan.cards import card_of, common
 from trainer.plan.planner import GB, ROOMY, Plan
 from trainer.plan.search import Placement
@@ -37,7 +37,7 @@ VERDICTS = {
     "too large": ("it does not fit", "bold red"),
     "no ram": ("it fits the card, but not the RAM of this machine", "bold red"),
 }
-LARGEST = {"rows": "rows", "group_size": "answers in a group", "max_new_tokens": "new tokens"}
+LARGEST = {"rows": "rows", "group_size": "of a group at once", "max_new_tokens": "new tokens"}
 LARGEST |= {"tokens_per_micro_batch": "tokens a micro-batch"}
 BELOW: dict[str, Any] = {"width": 56, "initial_indent": "  ", "subsequent_indent": "  ", "break_on_hyphens": False}
 WORTH = 0.95  # the search changes a run that fits only if it then takes less than this share of its time
@@ -139,12 +139,21 @@ def ask(options: Namespace) -> Question:
     overrides = command_line.overrides_of(named | {"rollout.max_new_tokens": options.completion}) + options.overrides
     config = command_line.resolve(preset, options.recipe, overrides)
     elsewhere = options.vram is not None or options.card is not None  # the named card may be in another machine
+    is_here = not elsewhere and options.gpus is None
     ranks, local = (1, 1) if elsewhere else hardware.ranks(machine)
     if options.gpus is not None:
         ranks = local = options.gpus
     for option, number in {"--gpus": ranks, "--nodes": options.nodes}.items():
         if number < 1:
             raise ConfigError(f"{option} {number}", "at least one is needed", f"Write {option} 1")
+    if not is_here or machine.gpus:
+        there = tuple(hardware.Gpu(index, "", card, vram) for index in range(local))
+        cards = machine if is_here else hardware.Hardware(there, machine.cores)
+        preflight.complain([*preflight.bf16_products(config, cards)])
+        if config.rollout.vllm.start:  # whose servers have cards of their own
+            from trainer.plan.start import training_cards  # imports the rewards
+
+            ranks = local = len(training_cards(cards, config.rollout.vllm).gpus)
     if options.nodes > 1:
         elsewhere, ranks = True, options.nodes * local
     free, shape = hardware.free_ram(), shape_of(config.model.name, config.model.revision)
@@ -207,7 +216,9 @@ def searched(question: Question) -> Question:
         texts = f"prompts of {config.prompt.max_tokens} and answers of {config.rollout.max_new_tokens} tokens"
         tried = f"with {texts}, it is too large even with one answer at a time and every other setting tried"
         reason = f"nothing makes {config.model.name} fit {on}: {tried}"
-        raise ConfigError("--search", reason, f"Shorten them. {placement.nearest()}")
+        least = search.changed(config, {"prompt.max_tokens": 1, "rollout.max_new_tokens": 1})
+        shorten = "Shorten them. " if replace(placement, config=least).search() else ""
+        raise ConfigError("--search", reason, f"{shorten}{placement.nearest()}")
     fuller = replace(placement, config=placement.grown(found))
     now, then = question.time, replace(question, placement=fuller).time
     if found != placement.config or not now or not then or then.about < WORTH * now.about:
@@ -220,14 +231,20 @@ def searched(question: Question) -> Question:
 
 
 def _shipped(question: Question) -> Question | None:
-    """Return the question for the preset that is made for this model, if it fits the card."""
+    """Return the question for the preset that is made for this model, if it fits the card. It would drop the settings
+    of any other preset, such as the task in a file of the user's own."""
     options, placement = question.options, question.placement
+    if options.preset not in (None, *command_line.GPU_PRESETS):
+        return None
     others = [text for text in question.command if "=" in text and not text.startswith("model.name=")]
     for name, size in command_line.GPU_PRESETS.items():
-        model = command_line.resolve(name, options.recipe).model.name
-        if model.lower() != placement.config.model.name.lower() or name in question.command:
+        try:
+            config = command_line.resolve(name, options.recipe, others)
+        except ConfigError:  # this preset excludes some of these settings
             continue
-        found = replace(placement, config=command_line.resolve(name, options.recipe, others))
+        if config.model.name.lower() != placement.config.model.name.lower() or name in question.command:
+            continue
+        found = replace(placement, config=config)
         if size * GB <= 1.07 * placement.vram and found.fits(found.config):
             command = _command(options, name, others)
             return replace(question, placement=found, command=command, proposal=["--preset", name])

@@ -9,6 +9,7 @@ LATENCY = 1.1e-4  # seconds for each layer: an H100 decodes 256 tokens for 32 ro
 COMMON = {8: "RTX 4060", 12: "RTX 3060", 16: "RTX 5060 Ti", 24: "RTX 3090", 80: "H100"}  # widespread cards by GB
 OTHERS = {"TI", "SUPER", "LAPTOP", "ADA", "MAX", "D"}  # words that make a name that of another card
 SLICES = 7  # of the processors of a card in MIG mode
+QUARTERED = ("A30", "RTX PRO 6000")  # these have four slices, each with a quarter of the memory
 EIGHTHS = {"1": 1, "2": 2, "3": 4, "4": 4, "7": 8}  # of the memory in a MIG profile, by the number before its `g`
 
 
@@ -55,9 +56,12 @@ def card_of(name: str) -> Card | None:
     if card is None:
         return None
     gigabytes = re.findall(r"(\d+) ?GB", name.upper())  # RTX 4060 Ti 16GB; the last one in A100 80GB MIG 3g.40gb
-    part = re.search(r"\bMIG (?:(\d)C\.)?(\d)G", name.upper())  # 1c.3g.40gb computes on one of its three slices
-    share = int(part[1] or part[2]) / SLICES if part else 1.0
-    memory_share = EIGHTHS[part[2]] / 8 if part else 1.0
+    part = re.search(r"\bMIG (?:([1-7])C\.)?([12347])G", name.upper())  # 1c.3g.40gb computes on one of its three slices
+    if "MIG" in words and part is None:
+        return None
+    is_quartered = card.name in QUARTERED
+    share = int(part[1] or part[2]) / (4 if is_quartered else SLICES) if part else 1.0
+    memory_share = (int(part[2]) / 4 if is_quartered else EIGHTHS[part[2]] / 8) if part else 1.0
     speed = Speed(share * card.speed.flops, memory_share * card.speed.bandwidth, LATENCY)
     memory_gb, larger = (float(gigabytes[-1]), "") if gigabytes else (card.memory_gb, card.larger)
     return Card(name, speed, memory_gb, "" if known else card.name, larger)

@@ -34,6 +34,7 @@ WARM = 1  # the first steps of a measured run, which are ignored
 SAFE = 1.5  # factor between the longest estimate and the time limit of a job
 LONG = 8.0  # hours above which a run suggests a shorter one
 EVENING = 4.0  # hours of the suggested run
+LARGEST_GB = 10_000  # of a card
 
 
 class PassCost(NamedTuple):
@@ -252,8 +253,11 @@ def estimate(options: Namespace, planner: Planner, here: str) -> Estimate | None
 
 
 def must_know(card: str) -> None:
-    """Raise ConfigError for a card that is neither known nor similar to a known one."""
-    if card_of(card) is None:
+    """Raise ConfigError for a card that is neither known nor similar to a known one, or has an impossible memory."""
+    known = card_of(card)
+    if known and not 0 < known.memory_gb < LARGEST_GB:
+        raise ConfigError(f"--card {card}", "no card has such a memory", "Write its GB, such as RTX 3060 12GB")
+    if known is None:
         reason = f"its speed is unknown (some known cards: {', '.join([*CARDS][::6])})"
         raise ConfigError(f"--card {card or repr('')}", reason, "Name a similar card, or a run with --like")
 

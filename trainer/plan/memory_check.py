@@ -11,7 +11,7 @@ from trainer.machine import hardware
 from trainer.machine.visible import print
 from trainer.model.shapes import Shape
 from trainer.plan import preflight
-from trainer.plan.planner import GB, PROCESS, SLEEPING, TIGHT, Planner
+from trainer.plan.planner import GB, PROCESS, SLEEPING, TAUGHT, TIGHT, Planner
 from trainer.plan.search import Placement, changed, difference, planned_shape, value_of
 
 LARGEST_ON_A_CPU = GB // 2  # parameters; with more, a step takes many minutes
@@ -21,6 +21,7 @@ TAKES_RAM = {
     "weights": "engine.ds_config",
     "activations": "model.activation_offload",
     SLEEPING: "rollout.vllm.sleep",
+    TAUGHT: "teacher.name",
 }
 
 

@@ -25,7 +25,7 @@ GB = 10**9
 CONTEXT = GB // 2  # the CUDA context of each process, with the kernels of torch and cuBLAS; not measured
 AT_WORK = 2 * GB  # vLLM's activations, kernels and graphs, in addition to weights and cache; not measured
 ASLEEP = GB // 2  # what vLLM keeps while it sleeps; a user of vLLM 0.13 saw 1.1 GB, the CUDA context included
-SLEEPING = "sleeping weights of vLLM"
+SLEEPING, TAUGHT = "sleeping weights of vLLM", "teacher being loaded"  # terms of the RAM
 ADAPTERS = 2  # slots in vLLM: the new adapter is loaded while the old one is still registered
 SLACK = 0.05  # share of the allocated memory lost to rounding and fragmentation; not measured
 PROCESS = 3 * GB // 2  # CPU memory of a rank for Python, torch and DeepSpeed
@@ -540,10 +540,17 @@ class Planner:
 
     # the RAM of the machine
 
+    @property
+    def _through_ram(self) -> float:
+        """Bytes of the RAM while the model is loaded. Layers that are quantised reach the card one by one."""
+        shape = self.shape
+        return (shape.parameters if self.config.model.quantize == "none" else shape.embedding) * self.item
+
     def _ram(self) -> dict[str, Terms]:
         model, shape = self.config.model, self.shape
-        loaded = self.weights if model.quantize == "none" else shape.embedding * self.item
-        phases: dict[str, Sizes] = {"load": {"weights being loaded": loaded}, "run": {}}
+        phases: dict[str, Sizes] = {"load": {"weights being loaded": self._through_ram}, "run": {}}
+        if self.teacher:  # which is loaded before the model
+            phases["teacher"] = {TAUGHT: self.teacher._through_ram}
         if self.offloads:
             # weights and gradient in fp32, the copy sent to the card (usually all page-locked), and the moments
             sizes = (4 * self.shard, 4 * self.shard, self.item * self.shard)

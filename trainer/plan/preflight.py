@@ -46,15 +46,20 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     """Make the checks once on each machine. Raise one ConfigError for all problems; print each warning."""
     if os.environ.get(CHECKED):
         return
-    if folder := config.run.dir:
-        if path := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
-            raise ConfigError(f"run.dir={folder}", f"{path} is a file", "Name a folder")
-        previous_run.refuse_other_settings(folder, config)
+    must_be_usable(config)
     found = downloads.check(config)  # on every rank, because it may switch the process to offline mode
     downloads.find_adapters(config)
     teacher = downloads.find_teacher(config.teacher_model)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         complain(findings(config, found, machine, teacher))
+
+
+def must_be_usable(config: Config) -> None:
+    """Raise ConfigError if run.dir is a file, or holds a run with other settings."""
+    if folder := config.run.dir:
+        if path := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
+            raise ConfigError(f"run.dir={folder}", f"{path} is a file", "Name a folder")
+        previous_run.refuse_other_settings(folder, config)
 
 
 def complain(found: Sequence[Finding]) -> None:
@@ -160,6 +165,11 @@ def packages(config: Config) -> Iterator[Finding]:
     if compares_as_mathematics(config.reward, make_task(config.task)):
         setting = "reward.symbolic=true" if config.reward.symbolic else f"task.name={config.task.name}"
         wanted.append((setting, "math-verify", pip_install("math"), "reward.symbolic=false"))
+    if config.rollout.engine == "vllm_colocate":
+        wanted.append(("rollout.engine=vllm_colocate", "vllm", pip_install("vllm"), "rollout.engine=decode"))
+    if config.rollout.vllm.start and config.rollout.vllm.python is None:
+        other = "rollout.vllm.python=PYTHON, of an environment that has it"
+        wanted.append(("rollout.vllm.start=true", "vllm", pip_install("vllm"), other))
     for setting, package, installs, other in wanted:
         if importlib.util.find_spec(package.replace("-", "_")) is None:
             remedy = f"Run: {installs}, or write {other}."
@@ -207,8 +217,9 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
     is_adapter, dtype = config.lora.enabled, config.model.dtype
     numbers = _numbers(found)
     width = 4 if dtype == "fp32" or (dtype == "auto" and not machine.gpus) else 2
-    loaded = [numbers * (width if config.model.quantize in ("none", "bf16") else 1)]
-    loaded.append(_numbers(teacher) * (width if config.teacher.quantize in ("none", "bf16") else 1))
+    # layers that bitsandbytes quantises reach a card one by one
+    widths = {"none": width, "bf16": width, "int8": 0 if machine.gpus else 1, "nf4": 0 if machine.gpus else 1 / 2}
+    loaded = [numbers * widths[config.model.quantize], _numbers(teacher) * widths[config.teacher.quantize]]
     trained = numbers
     if is_adapter:
         try:
@@ -220,12 +231,13 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
     checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is also saved in PEFT's format
     is_offloaded = ds_config.is_offloaded(ds_config.zero_settings(config.engine), "optimizer")
     results = config.merges or not is_adapter
+    ranks, local = hardware.ranks(machine)
     return Needs(
         download=found.download + (teacher.download if config.teacher.name != config.model.name else 0),
         run=(config.run.keep + 1) * checkpoint + numbers * width * results,
         # with a card, the first model has left the RAM before the second one is loaded
-        ram=hardware.ranks(machine)[1] * (PROCESS_BYTES + (max(loaded) if machine.gpus else sum(loaded)))
-        + trained * state * is_offloaded,
+        ram=local * (PROCESS_BYTES + int(max(loaded) if machine.gpus else sum(loaded)))
+        + trained * state * is_offloaded * local // ranks,  # each rank has its part
     )
 
 

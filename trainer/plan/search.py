@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from trainer.config import ds_config
+from trainer.config import ds_config, rules
 from trainer.config.settings import Config, Model
 from trainer.errors import ConfigError
 from trainer.model import hub
@@ -15,9 +15,11 @@ from trainer.plan.planner import Planner
 
 # Settings that the search may change, in the order in which it reverts needless changes: activation offload
 # needs checkpointing, and optimizer offload needs 32-bit states.
-LEVERS: tuple[str, ...] = ("lora.enabled", "model.quantize_head", "model.quantize", "model.embeddings")
-LEVERS += ("model.activation_offload", "model.gradient_checkpointing", "engine.ds_config", "optim.name", "rollout.rows")
-LEVERS += ("optim.tokens_per_micro_batch",)
+LEVERS = (
+    *("lora.enabled", "model.quantize_head", "model.quantize", "rollout.weights", "model.embeddings"),
+    *("model.activation_offload", "model.gradient_checkpointing", "engine.ds_config", "optim.name", "rollout.rows"),
+    "optim.tokens_per_micro_batch",
+)
 WITHOUT_A_CARD = 8  # GB of the card that is assumed on a machine without one
 # Recent models that Octet's decoder samples, from large to small, which usually means from best to worst; see
 # docs/training.md.
@@ -81,9 +83,8 @@ class Placement(Planner):
         return config
 
     def _runs(self, config: Config) -> bool:
-        if config.model.activation_offload and not config.model.gradient_checkpointing:
-            return False
         try:
+            rules.check(config)
             ds_config.check(config, has_gpu=True)
         except ConfigError:
             return False
@@ -112,6 +113,8 @@ class Placement(Planner):
             precisions += [("nf4", precisions[0][1]), *([("nf4", "int8")] if self._has_frozen_ends else [])]
         for quantize, head in dict.fromkeys(precisions):
             rung = changed(self.config, {"model.quantize": quantize, "model.quantize_head": head})
+            if quantize != "none":  # of which the decoder makes no copy in 8 bits
+                rung = changed(rung, {"rollout.weights": "same"})
             yield rung
             for key, value in ((key, value) for key, values in steps for value in values):
                 rung = changed(rung, {key: value})
