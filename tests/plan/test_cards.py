@@ -23,6 +23,7 @@ NAMES = {
     "NVIDIA GeForce RTX 4060 Laptop GPU": "RTX 4060 Laptop",
     "NVIDIA GeForce RTX 4090 D": "RTX 4090 D",
     "NVIDIA GeForce RTX 2050": "RTX 2050",
+    "Quadro RTX 4000": "Quadro RTX 4000",
     "RTX 3050 Ti Laptop GPU": "RTX 3050 Ti Laptop",
 }
 

@@ -132,6 +132,9 @@ def test_a_page_without_one_of_the_files_or_with_a_part_of_it(copied, only_setti
     assert (seen.within("h2"), seen.tags.count("svg")) == (SECTIONS, 0)
     assert "cannot tell" in seen.within("strong")
     assert page_of(only_settings, only_settings).within("td").count("none yet") == 4
+    config = only_settings / "config.yaml"
+    config.write_text(re.sub(r"(?<=eval:\n  problems: )\d+", "0", config.read_text()))
+    assert page_of(only_settings, only_settings).within("td").count("-") == 4
 
 
 def test_alarms_plans_and_values_that_are_not_numbers(copied):

@@ -306,7 +306,7 @@ def _result(run: RunFiles) -> list[object]:
     pairs, measure = run.evaluation.get("comparisons"), run.measure
     paid: Mapping[str, Any] = measure.pair(pairs[0], models[0]["problems"])[0] if pairs else {}
     shares = [measure.text(model[measure.of_model], model[f"{measure.prefix}interval"]) for model in models[:2]]
-    shares += ["none yet"] * (2 - len(shares))
+    shares += ["none yet" if run.settings["eval.problems"] else "-"] * (2 - len(shares))
     return [*shares, paid.get("gained", ""), paid.get("lost", ""), run.steps, f"{facts['training_s']:.0f} s"]
 
 
