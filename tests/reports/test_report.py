@@ -232,7 +232,8 @@ def test_a_page_does_not_forget_the_warm_up(copied, finished):
     lines = lines_of(folder / "warmup/metrics.jsonl")
     write_lines(folder / "warmup/metrics.jsonl", [line | {"empty": 0.9} for line in lines])
     seen = "".join(page_of(folder).within("p"))
-    assert "Its warm-up has made 6 of 6 steps; `base` is the model after it. Alarms of the warm-up: empty ans" in seen
+    assert "Its warm-up has made 6 of 6 steps; `base` is the model after it." in seen
+    assert "Alarms of the warm-up: empty answers" in seen
     assert f"octet report {folder}/warmup" in page_of(folder).within("code")
     assert facts_of(read_run(folder))["training_s"] == pytest.approx(2 * alone)
     (folder / "metrics.jsonl").unlink()
