@@ -37,8 +37,7 @@ VERDICTS = {
     "too large": ("it does not fit", "bold red"),
     "no ram": ("it fits the card, but not the RAM of this machine", "bold red"),
 }
-LARGEST = {"rows": "rows", "group_size": "of a group at once", "max_new_tokens": "new tokens"}
-LARGEST |= {"tokens_per_micro_batch": "tokens a micro-batch"}
+LARGEST = {"rows": "rows", "max_new_tokens": "new tokens", "tokens_per_micro_batch": "tokens a micro-batch"}
 BELOW: dict[str, Any] = {"width": 56, "initial_indent": "  ", "subsequent_indent": "  ", "break_on_hyphens": False}
 WORTH = 0.95  # the search changes a run that fits only if it then takes less than this share of its time
 

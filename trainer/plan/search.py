@@ -30,7 +30,6 @@ CHOICES = (
     *("meta-llama/Llama-3.2-1B-Instruct", "LiquidAI/LFM2-1.2B"),
     *("google/gemma-3-1b-it", "Qwen/Qwen3.5-0.8B", "Qwen/Qwen3-0.6B", "LiquidAI/LFM2-350M", "google/gemma-3-270m-it"),
 )
-MOST_IN_A_GROUP = 1024  # the largest group size that is tried
 
 
 class Placement(Planner):
@@ -46,7 +45,6 @@ class Placement(Planner):
         """Return the largest value of each setting that fits with the others as they are; 0 if none does."""
         return {
             "rows": self._largest(self.all_rows, "rollout.rows"),
-            "group_size": self._largest(MOST_IN_A_GROUP, "rollout.group_size", "rollout.rows"),
             "max_new_tokens": self._largest(self.longest_answer, "rollout.max_new_tokens"),
             "tokens_per_micro_batch": self._largest(self.most_tokens, "optim.tokens_per_micro_batch"),
         }
@@ -61,12 +59,12 @@ class Placement(Planner):
         context = self.shape.context
         return context - min(self.config.prompt.max_tokens, context // 2)
 
-    def _largest(self, limit: int, *keys: str) -> int:
+    def _largest(self, limit: int, key: str) -> int:
         def fits(less: int) -> bool:
-            return self.fits(changed(self.config, dict.fromkeys(keys, high - less)))
+            return self.fits(changed(self.config, {key: high - less}))
 
         high = max(limit, 0)
-        spare = max(high - value_of(self.config, keys[0]), 0)
+        spare = max(high - value_of(self.config, key), 0)
         # a slightly smaller value than that of the settings may not fit, because rows fill a micro-batch
         return high - bisect_left(range(spare if fits(spare) else high), True, key=fits)
 
