@@ -110,6 +110,10 @@ STUDIES = {
         " The third seed with random rewards and `supervised` had `model.quantize=none`, on a CPU that multiplies bf16"
         " no faster.",
     ),
+    "gsm8k_longer": (
+        "SmolLM2-135M on GSM8K, after a longer warm-up",
+        "As above, from the first seed of `supervised`, whose accuracy is that of `base`.",
+    ),
     "calculator": (
         "A model that learns to call a calculator",
         "The embedded model, 80 steps on problems whose results are above 99, which it cannot compute by itself; `base`"
