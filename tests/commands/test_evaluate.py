@@ -11,6 +11,7 @@ import torch
 
 from tests.conftest import NANO, launch, lines_of, said_by
 from tests.forks import forked
+from trainer.commands.options import must_be_writable
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
 from trainer.model import merge
@@ -198,3 +199,14 @@ def test_an_adapter_of_other_layers_is_refused_before_the_evaluation(run_folder,
     assert f"{tmp_path}/adapter: it does not fit {foreign_model} (" in error
     assert "It was trained over some/model: name that base," in error
     assert not (tmp_path / "o").exists()
+
+
+def test_ranks_that_start_together_do_not_refuse_each_others_folder(tmp_path, monkeypatch):
+    """slurm/eval.sbatch runs the command once for each card."""
+
+    def mkdir(folder: Path, *arguments, **named):
+        raise FileExistsError(17, "File exists", str(folder))  # another rank was faster
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    must_be_writable(tmp_path / "run/eval")
+    assert not [*tmp_path.iterdir()]

@@ -346,6 +346,8 @@ def test_the_cards_of_servers_train_nothing(capsys):
     for setting in ("rollout.vllm.devices=[]", "rollout.vllm.devices=[0,1]"):
         status, _, err = octet_plan(capsys, *served, setting)
         assert (status, "rollout.vllm." in err) == (2, True)
+    alone = ("--preset", "8gb", "--card", "RTX 4060", "rollout.vllm.start=true", "rollout.vllm.devices=0")
+    assert planned(capsys, *alone)["gpus"] == 1  # the one that trains, of a machine with more
 
 
 def test_what_is_for_a_cpu_is_not_planned_for_a_card(capsys):

@@ -238,7 +238,7 @@ def test_a_page_does_not_forget_the_warm_up(copied, finished):
     assert facts_of(read_run(folder))["training_s"] == pytest.approx(2 * alone)
     (folder / "metrics.jsonl").unlink()
     (folder / "verdict.json").unlink()
-    assert "0 of 6 steps, in its warm-up stopped after step 6" in "".join(page_of(folder).within("p"))
+    assert "0 of 6 steps, stopped after step 6, in its warm-up" in "".join(page_of(folder).within("p"))
 
 
 def test_a_setting_that_is_newer_than_a_run_has_its_default(copied):

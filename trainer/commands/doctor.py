@@ -107,7 +107,8 @@ def everything(config: Config) -> Iterator[Finding]:
         yield python_and_packages()
         yield from visible_cards(config.model, machine)
         yield from settings(config, machine)
-        yield Finding("note", "vLLM", "installed" if importlib.util.find_spec("vllm") else "not installed; optional")
+        vllm = "installed" if importlib.util.find_spec("vllm") else "not installed; only some settings need it"
+        yield Finding("note", "vLLM", vllm)
         yield Finding("note", "Slurm", shutil.which("sbatch") or "not on this machine; optional")
         yield sandbox()
         yield from of_torch(config, probe, machine)

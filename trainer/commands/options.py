@@ -86,12 +86,12 @@ def must_be_empty(out: Path, is_replaced: bool = True) -> None:
 
 def must_be_writable(out: Path) -> None:
     """Raise an error, before any work, if nothing can be written into this folder."""
-    if not out.exists():
-        with writing(out):
-            out.mkdir(parents=True)
-            out.rmdir()
-    elif not os.access(out, os.W_OK):
-        raise ConfigError(f"--out {out}", "it cannot be written", "Name another place")
+    nearest = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
+    try:
+        with TemporaryDirectory(dir=nearest):  # each rank of `octet eval` looks, so it has a name of its own
+            pass
+    except OSError as error:
+        raise ConfigError(f"--out {out}", f"it cannot be written ({error.strerror})", "Name another place") from None
 
 
 def converted(svg: bytes, place: Path, kind: str) -> bytes | None:

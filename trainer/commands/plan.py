@@ -149,11 +149,14 @@ def ask(options: Namespace) -> Question:
         there = tuple(hardware.Gpu(index, "", card, vram) for index in range(local))
         cards = machine if is_here else hardware.Hardware(there, machine.cores)
         preflight.complain([*preflight.bf16_products(config, cards)])
-        if config.rollout.vllm.start:  # whose servers have cards of their own
+        if config.rollout.vllm.start and (is_here or options.gpus):  # whose servers have cards of their own
             from trainer.plan.start import training_cards  # imports the rewards
 
             ranks = local = len(training_cards(cards, config.rollout.vllm).gpus)
     if options.nodes > 1:
+        if config.rollout.vllm.start:
+            remedy = "Start them yourself, and write rollout.vllm.urls"
+            raise ConfigError("rollout.vllm.start=true", "its servers listen on one machine only", remedy)
         elsewhere, ranks = True, options.nodes * local
     free, shape = hardware.free_ram(), shape_of(config.model.name, config.model.revision)
     placement = Placement(shape, config, ranks, round(vram * GB), inf if elsewhere else free, local)
@@ -233,7 +236,7 @@ def _shipped(question: Question) -> Question | None:
     """Return the question for the preset that is made for this model, if it fits the card. It would drop the settings
     of any other preset, such as the task in a file of the user's own."""
     options, placement = question.options, question.placement
-    if options.preset not in (None, *command_line.GPU_PRESETS):
+    if options.nodes > 1 or options.preset not in (None, *command_line.GPU_PRESETS):
         return None
     others = [text for text in question.command if "=" in text and not text.startswith("model.name=")]
     for name, size in command_line.GPU_PRESETS.items():

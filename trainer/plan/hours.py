@@ -256,7 +256,7 @@ def must_know(card: str) -> None:
     """Raise ConfigError for a card that is neither known nor similar to a known one, or has an impossible memory."""
     known = card_of(card)
     if known and not 0 < known.memory_gb < LARGEST_GB:
-        raise ConfigError(f"--card {card}", "no card has such a memory", "Write its GB, such as RTX 3060 12GB")
+        raise ConfigError(f"--card {card}", "that is not the size of a card", "Write its GB, such as RTX 3060 12GB")
     if known is None:
         reason = f"its speed is unknown (some known cards: {', '.join([*CARDS][::6])})"
         raise ConfigError(f"--card {card or repr('')}", reason, "Name a similar card, or a run with --like")

@@ -45,7 +45,7 @@ def of_one(run: RunFiles) -> Iterator[Html]:
     ended = "ended" if run.has_ended else stopped(run) or "not ended"
     model, task = run.given["model.name"], run.settings["task.name"].rpartition("/")[2]
     trained = f"{model} on {task}, {run.steps} of {run.total_steps} steps"
-    yield tag("p", f"{trained}, {'in its warm-up ' if run.current is not run else ''}{ended}", class_="soft")
+    yield tag("p", f"{trained}, {ended}{', in its warm-up' if run.current is not run else ''}", class_="soft")
     yield from warmup(run)
     first, *others = figures(groups_of([run])) or [Html()]
     yield tag("div", verdict(run, alarms), first, class_="charts")

@@ -49,7 +49,7 @@ class History:
 
     @property
     def evaluated(self) -> list[float]:
-        """The held-out results by which the run is judged, beginning with that of the base."""
+        """The held-out results by which the run is judged. The first is of the base, if its problems were the same."""
         return [record[self.measure.logged] for record in self.evaluations]
 
     @property
