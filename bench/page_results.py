@@ -89,7 +89,8 @@ STUDIES = {
     ),
     "gym_word_order": (
         "SmolLM2-135M on the order of words",
-        "`word_sequence_reversal` of reasoning-gym, two or three words; 12 steps of 8 x 8 answers.",
+        "`word_sequence_reversal` of reasoning-gym, two or three words; 12 steps of 8 x 8 answers. The runs that are"
+        " paid for the format were made later, on another processor.",
     ),
     "gym_number_filter": (
         "SmolLM2-135M on numbers above and below a bound",
@@ -159,12 +160,12 @@ SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
     (SMOL, "sums, 60 steps", "addition", "right", ("random",), "octet study bench/studies/addition.yaml"),
     (SMOL, "products, with a calculator", "studies/gym_products", "right", ("random",),
      "octet study bench/studies/gym_products.yaml"),
-    (SMOL, "words in the opposite order", "studies/gym_word_order", "right", ("random",),
+    (SMOL, "words in the opposite order", "studies/gym_word_order", "right", ("random", "format"),
      "octet study bench/studies/gym_word_order.yaml"),
     (GEMMA, "words in the opposite order", "studies/gym_word_order_gemma", "right", ("random",),
      "octet study bench/studies/gym_word_order_gemma.yaml"),
     (SMOL, "numbers and a bound, undecided", "studies/gym_number_filter", "right",
-     ("random",), "octet study bench/studies/gym_number_filter.yaml"),
+     ("random", "format"), "octet study bench/studies/gym_number_filter.yaml"),
     (SMOL, "SVAMP, with a calculator", "studies/svamp", "right", ("random",), "octet study bench/studies/svamp.yaml"),
     (SMOL, "GSM8K, equations and a calculator", "studies/gsm8k_cpu", "right", ("random", "supervised"),
      "octet study bench/studies/gsm8k_cpu.yaml"),
