@@ -238,6 +238,11 @@ def test_the_models_that_fit_a_card_are_listed_the_best_first(capsys):
     assert len(json.loads(octet_plan(capsys, "--vram", "80", "--json")[1])) > len(found)
 
 
+def test_the_command_below_the_list_has_what_was_asked(capsys):
+    asked = "--vram 16 --recipe dapo --completion 64 run.steps=5"
+    assert f"octet plan --model NAME {asked} has" in octet_plan(capsys, *asked.split())[1]
+
+
 SHIPPED = [name for name in GPU_PRESETS if name not in ("cluster", "smollm2-gsm8k")]
 
 

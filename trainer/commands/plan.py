@@ -115,9 +115,11 @@ def show_models(options: Namespace, console: Console) -> None:
         console.print(f"\nOn {questions[0].size}, times on {options.card or questions[0].card}.")
     else:
         console.print("Nothing fits it.")
-    card = ["--card", options.card] if options.card else []
-    card += ["--vram", f"{options.vram:g}"] if options.vram else []
-    command = shlex.join(["octet", "plan", "--model", "NAME", *card])
+    vram = f"{options.vram:g}" if options.vram else None
+    named = {"--card": options.card, "--vram": vram, "--recipe": options.recipe, "--group": options.group}
+    named |= {"--prompt": options.prompt, "--completion": options.completion}
+    given = [str(part) for pair in named.items() if pair[1] is not None for part in pair]
+    command = shlex.join(["octet", "plan", "--model", "NAME", *given, *options.overrides])
     console.print(f"{command} has the whole plan and the command.")
 
 
