@@ -60,7 +60,7 @@ def run(options: Namespace) -> None:
         machine, answers = race.machine, int(totals(race)["samples"])
     result: dict[str, Any] = {"cpu_seconds": round(cpu, 2), "wall_seconds": round(wall, 2), "steps": reached.step}
     result |= {"answers": answers, "accuracy": round(reached.value, 4), "settings": options.overrides}
-    result |= {"processor": hardware.processor(), "cores": os.cpu_count()}
+    result |= {"processor": machine.pop("processor"), "cores": os.cpu_count()}
     result |= {"system": f"{platform.system()} {platform.machine()}", "date": str(date.today()), "made_with": machine}
     print(f"{COLUMNS}\n{row_of(result)}")
     with writing(options.out):
