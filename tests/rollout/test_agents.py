@@ -142,7 +142,7 @@ def test_answers_do_not_depend_on_what_is_decoded_beside_them(tokenizer):
 def test_agents_that_fail_earn_nothing_and_end_nothing(tokenizer):
     said = []
     groups = sample(
-        DecodeSampler, "failing", tokenizer, count=6, group=2, said=said, settings=["rollout.turns.seconds=1"]
+        DecodeSampler, "failing", tokenizer, count=6, group=2, said=said, settings=["rollout.turns.seconds=4"]
     )
     for index in range(5):
         for answer in groups[index]:
@@ -151,7 +151,7 @@ def test_agents_that_fail_earn_nothing_and_end_nothing(tokenizer):
     assert [answer.reward for answer in groups[5]] == [None, None]
     assert len(said) == 4
     assert any("ValueError: no idea" in line for line in said)
-    assert any("rollout.turns.seconds=1" in line for line in said)
+    assert any("rollout.turns.seconds=4" in line for line in said)
 
 
 def test_a_long_or_half_written_result_stops_no_other_agent(tokenizer):
