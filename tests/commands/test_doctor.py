@@ -141,6 +141,16 @@ def test_the_limit_of_a_container_or_a_job_counts(tmp_path):
     assert hardware.free_ram(tmp_path) > 1_000_000
 
 
+def test_the_limit_of_a_job_counts_with_control_groups_of_version_1(tmp_path):
+    own, job = tmp_path / "own", tmp_path / "memory" / "slurm" / "job_7"
+    own.write_text("5:cpu,cpuacct:/\n4:memory:/slurm/job_7/step_0\n0::/system.slice\n")
+    job.mkdir(parents=True)
+    (job / "memory.limit_in_bytes").write_text("1000000\n")
+    (job / "memory.usage_in_bytes").write_text("700000\n")
+    (job / "memory.stat").write_text("inactive_file 0\ntotal_inactive_file 150000\ntotal_active_file 50000\n")
+    assert hardware.free_ram(tmp_path, own) == 1_000_000 - 500_000
+
+
 def test_the_whole_model_with_its_optimizer_in_ram_needs_seven_times_the_weights():
     """bf16 weights of 2 bytes, and 12 for each number in CPU memory; an adapter has next to nothing there."""
     base = ["model.name=nano", "model.dtype=bf16"]

@@ -222,25 +222,29 @@ def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
 # --- RAM
 
 
-def free_ram(groups: Path = Path("/sys/fs/cgroup")) -> int:
+def free_ram(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
     """Return the bytes that programs can still allocate, swap included, within the limit of a container or a job."""
     import psutil
 
-    return min([psutil.virtual_memory().available + psutil.swap_memory().free, *_limits(groups)])
+    return min([psutil.virtual_memory().available + psutil.swap_memory().free, *_limits(groups, own)])
 
 
-def _limits(groups: Path) -> list[int]:
-    """Return the free bytes under each memory limit of this process's control group (version 2) and its parents."""
-    lines = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")]
-    folder, limits = groups / lines[0][len("0::/") :] if lines else groups, []
-    for group in (folder, *folder.parents):
-        limit = group / "memory.max"
-        if groups in (group, *group.parents) and limit.is_file() and limit.read_text().strip().isdigit():
-            rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            # the kernel evicts cached files when memory is needed
-            cached = int(rows.get("inactive_file", 0)) + int(rows.get("active_file", 0))
-            used = int((group / "memory.current").read_text()) - cached
-            limits.append(max(0, int(limit.read_text()) - used))
+def _limits(groups: Path, own: Path) -> list[int]:
+    """Return the free bytes under each memory limit of this process's control group and its parents."""
+    limits = []
+    for line in own.read_text().splitlines():
+        _, controllers, path = line.split(":", maxsplit=2)
+        root, names, cache = groups, ("memory.max", "memory.current"), ""
+        if "memory" in controllers.split(","):  # version 1, with a tree of its own for each controller
+            root, names, cache = groups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"
+        folder = root / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            limit, current = (group / name for name in names)
+            if root in (group, *group.parents) and limit.is_file() and limit.read_text().strip().isdigit():
+                rows = dict(row.split() for row in (group / "memory.stat").read_text().splitlines())
+                # the kernel evicts cached files when memory is needed
+                cached = sum(int(rows.get(f"{cache}{kind}_file", 0)) for kind in ("inactive", "active"))
+                limits.append(max(0, int(limit.read_text()) - int(current.read_text()) + cached))
     return limits
 
 
