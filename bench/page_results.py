@@ -169,6 +169,8 @@ SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
     (SMOL, "SVAMP, with a calculator", "studies/svamp", "right", ("random",), "octet study bench/studies/svamp.yaml"),
     (SMOL, "GSM8K, equations and a calculator", "studies/gsm8k_cpu", "right", ("random", "supervised"),
      "octet study bench/studies/gsm8k_cpu.yaml"),
+    (SMOL, "GSM8K, after a longer warm-up", "studies/gsm8k_longer", "right", (),
+     "octet study bench/studies/gsm8k_longer.yaml"),
     (SMOL, "GSM8K, by worked solutions", "gsm8k", "warm_grpo", (), "octet warmup --preset smollm2-gsm8k"),
     (EMBEDDED, "word problems, with a teacher", "teaching", "teacher", ("grpo",),
      "octet study bench/studies/teaching.yaml"),
