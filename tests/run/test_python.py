@@ -13,6 +13,7 @@ from tests.conftest import ROOT, launch, learned, refuses
 from tests.forks import forked
 from trainer.errors import ConfigError, DataError
 from trainer.machine import user_code
+from trainer.problem.task import make_task
 from trainer.run import python
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.problems=8", "run.steps=2"]
@@ -143,6 +144,27 @@ def test_another_run_in_the_same_process_has_data_without_answers(scripted):
     assert function(["x" * 20, "12"]) == [2, 2]  # the copy has the modules, the function and the constants that it uses
 
 
+@pytest.mark.parametrize(
+    ("preset", "answer", "task"),
+    [
+        ("8gb", "7", "records"),
+        ("12gb", "Paris", "records"),
+        ("smollm2", 7, "records"),
+        ("8gb", "3 + 4\n#### 7", "gsm8k"),
+    ],
+)
+def test_data_take_the_place_of_the_task_of_a_preset(tmp_path, preset, answer, task):
+    data = [{"question": f"{number} + {number}?", "answer": answer} for number in range(9)]
+    config = python._with_rows(resolve(preset), tmp_path, [], data, None)
+    assert config.task.name == task
+    assert {problem.gold for problem in make_task(config.task).train()} == {str(answer).rpartition("#### ")[2]}
+
+
+def test_data_without_answers_go_with_the_preset_of_a_card(tmp_path):
+    config = python._with_rows(resolve("8gb"), tmp_path, [len], [{"question": "a"}], None)
+    assert (config.task.name, config.task.answer, config.rollout.dead_by) == ("records", "none", "reward")
+
+
 def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):
     lock = threading.Lock()
 
@@ -225,6 +247,8 @@ def test_what_cannot_be_used_is_named(tmp_path):
             train(**{"config": config, **given})
     with refuses("overrides"):
         resolve("nano", None, "run.steps=1")
+    with refuses("recipe", names="resolve(preset, None, [...])"):
+        resolve("nano", ["run.steps=1"])
     assert not list(tmp_path.rglob("*.yaml"))
 
 

@@ -64,6 +64,8 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     """Return the frozen configuration of a preset, a recipe and `key=value` overrides."""
     preset = preset and os.path.expanduser(preset)
     layers = [_load_layer(preset, PRESETS, "--preset")] if preset else []
+    if isinstance(recipe, list | tuple):
+        raise ConfigError("recipe", f"it is a {type(recipe).__name__}", "Write resolve(preset, None, [...])")
     if recipe:
         layers.append(_load_layer(os.path.expanduser(recipe), RECIPES, "--recipe"))
     if isinstance(overrides, str):

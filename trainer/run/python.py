@@ -124,14 +124,22 @@ def _with_rows(
         return config
     parts = {"train": _rows("data", data)} | ({} if test is None else {"test": _rows("test", test)})
     paths = {name: folder / GIVEN / f"{name}.jsonl" for name in parts}
-    changes: dict[str, Any] = {"name": "records" if config.task.name == "nano" else config.task.name}
+    changes: dict[str, Any] = {"name": _task_of(config, parts["train"][0])}
     changes |= {"path": str(paths["train"])} | ({"test_path": str(paths["test"])} if "test" in paths else {})
     if functions and config.task.answer is None and not any("answer" in row for row in parts["train"]):
         changes["answer"] = "none"
+        dead_by = config.rollout.dead_by if "code" in config.reward.weights else "reward"  # a preset's is for its task
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"dead_by": dead_by})})
     changed = _changed(config, folder, "task", **changes)
     for name, rows in parts.items():
         _write(paths[name], "".join(_line(name, index, row) for index, row in enumerate(rows)))
     return changed
+
+
+def _task_of(config: Config, first: Mapping[str, Any]) -> str:
+    """Return the task that reads the data: `records` in place of a preset's task, except for rows of GSM8K."""
+    name, answer = config.task.name, str(first.get(config.task.answer or "answer"))
+    return "records" if name in ("nano", "addition") or (name == "gsm8k" and "####" not in answer) else name
 
 
 def _rows(name: str, rows: Rows) -> list[Mapping[str, Any]]:
