@@ -17,6 +17,8 @@ from trainer.config.settings import Model
 from trainer.model import merge
 from trainer.model.load import load_model
 from trainer.model.lora import add_adapter, save_adapter
+from trainer.problem.task import evaluation_problems, make_task
+from trainer.run_folder.provenance import checksums
 
 SAMPLES, TRIALS, PROBLEMS = 4, 2, 12
 MODELS = [(0, "base"), (1, "adapter"), (2, "merged")]
@@ -140,6 +142,17 @@ def test_a_run_folder_stands_for_its_adapter(run_folder, tmp_path, capsys):
     shutil.copy(run_folder / "config.yaml", tmp_path)
     status, _, error = said_by(capsys, "eval", tmp_path, *arguments)
     assert (status, str(tmp_path) in error) == (2, True)
+
+
+def test_problems_that_the_run_was_trained_on_are_counted(run_folder, tmp_path, capsys):
+    config = resolve(str(run_folder / "config.yaml"))
+    asked = evaluation_problems(make_task(config.task), 4)
+    arguments = ("eval", run_folder, "--problems", 4, "--out", tmp_path / "out")
+    for trained, told in ((asked[:2], "was trained on 2 of these 4 problems"), ([], "")):
+        (run_folder / "data.json").write_text(json.dumps({"checksums": checksums(trained)}))
+        status, _, error = said_by(capsys, *arguments)
+        assert (status, "was trained on" in error, told in error) == (0, bool(trained), True)
+    (run_folder / "data.json").unlink()
 
 
 def test_a_run_beside_a_model_is_named(run_folder, capsys):

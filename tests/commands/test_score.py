@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import ROOT, launch, ran, said_by
 from trainer.config.command_line import resolve
+from trainer.problem.task import make_task
 
 KEYS = ["strict", "lenient", "correct_strict", "correct_lenient", "correct", "format", "length", "overlong"]
 KEYS += ["repetition", "think_tags", "reward"]
@@ -85,6 +86,37 @@ def test_rewards_of_ones_own_see_the_columns_that_training_gives_them(score, tmp
     status, out, said = score(*lines, options=("--task", "gsm8k", f"reward.custom={tmp_path}/mine.py:hard"))
     assert status == 0, said
     assert [(one["hard"], one["reward"]) for one in out] == [(3.0, 4.0), (4.0, 5.0)]
+
+
+def test_samples_of_a_run_have_the_columns_of_its_records(score, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def named(completions, who, **c):\n    return [float(n in t) for n, t in zip(who, completions)]"
+    )
+    (tmp_path / "train.jsonl").write_text(
+        '{"question": "Who?", "answer": "5", "who": "Ann"}\n{"question": "B?", "answer": "2", "who": "B"}\n'
+    )
+    named = ["task.name=records", f"task.path={tmp_path}/train.jsonl", f"reward.custom={tmp_path}/mine.py:named"]
+    (tmp_path / "config.yaml").write_text(resolve("nano", None, [*named, "task.holdout=0.1"]).to_yaml())
+    left = next(one for one in make_task(resolve("nano", None, [*named, "task.holdout=0.1"]).task).train())
+    line = {"problem": left.id, "prompt": "the text of a prompt", "gold": left.gold}
+    status, (one,), said = score(line | {"completion": f"{left.extra['who']}\n#### {left.gold}"}, options=())
+    assert (status, one["named"], one["correct"]) == (0, 1.0, 1.0), said
+
+
+def test_gold_answers_with_a_decimal_comma(score):
+    options = ("--task", "records", "task.decimal=comma")
+    golds = ({"answer": "3,5"}, {"answer": 3.5}, {"gold": "3.5"}, {"answer": "So.\n#### 3.5"})
+    for written in ("#### 3.5", "#### 3,5"):
+        _, out, _ = score(*({"completion": written} | gold for gold in golds), options=options)
+        assert [one["correct_strict"] for one in out] == [True] * 4
+
+
+def test_problems_that_their_generator_did_not_make_are_refused(score):
+    pytest.importorskip("reasoning_gym")
+    options = ("--task", "reasoning_gym:chain_sum")
+    status, out, said = score({"completion": "<answer>5</answer>", "answer": "5"}, options=options)
+    assert (status, out) == (2, [])
+    assert "octet task play reasoning_gym:chain_sum" in said
 
 
 def test_functions_see_a_conversation(score, tmp_path):

@@ -169,6 +169,21 @@ def test_a_right_and_a_wrong_answer(monkeypatch, capsys):
     assert "  overlong         none  x 0" in shown
 
 
+def test_environments_are_closed_after_each_answer(monkeypatch, capsys, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "class Game:\n"
+        "    def reset(self, problem): return None\n"
+        "    def step(self, text): return 'on', text == 'end', 0.0\n"
+        "    def close(self): print('closed')\n"
+        "class Mine:\n"
+        "    def train(self): return [{'question': f'Q{n}', 'answer': '1'} for n in range(9)]\n"
+        "    def environment(self, problem): return Game()\n"
+        "def build(settings): return Mine()\n"
+    )
+    status, shown, said = play(monkeypatch, capsys, "go\n\nend\n\ngo", task=f"{tmp_path / 'mine.py'}:build")
+    assert (status, said.count("closed")) == (0, 2), shown
+
+
 def test_functions_of_trl_are_called_by_a_person(monkeypatch, capsys, tmp_path):
     text = '<tool_call>{"name": "add", "arguments": {"amount": 3}}</tool_call>\n\nDone.'
     options = ("task.answer=none", "reward.weights={correct: 0, environment: 1}")

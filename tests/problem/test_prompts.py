@@ -245,6 +245,13 @@ def test_a_template_that_names_the_day_writes_the_same_tomorrow(tokenizer, monke
 # --- length
 
 
+def test_a_question_that_a_style_repeats_counts_each_time(tokenizer, tmp_path):
+    (tmp_path / "again.txt").write_text("{question}\n" * 6)
+    asks = prompter(tokenizer, style=str(tmp_path / "again.txt"), max_tokens=60)
+    problems = [Problem("p", "word " * count, "1") for count in (1, 7)]
+    assert asks.fitting(problems) == [one for one in problems if len(asks.prompt(one).tokens) <= 60] == problems[:1]
+
+
 def test_prompts_that_are_too_long_are_left_out(tokenizer):
     problems = [Problem("p", "word " * count, "1") for count in (1, 10, 100)]
     asks = prompter(tokenizer, style="chat", max_tokens=60)

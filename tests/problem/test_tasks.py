@@ -295,6 +295,21 @@ def test_a_data_set_is_read_through_the_hub_library(tmp_path, monkeypatch):
     assert "train[1]: the question of" in task.skipped[0]
 
 
+def test_a_question_under_another_system_message_is_another(tmp_path):
+    asked = [{"role": "user", "content": "Hello?"}]
+    lines = [
+        {"prompt": [{"role": "system", "content": who}, *asked], "answer": who} for who in ("Be kind.", "Be rude.")
+    ]
+    assert [one.gold for one in read(write(tmp_path / "data.jsonl", *lines))] == ["Be kind.", "Be rude."]
+
+
+def test_a_folder_with_two_training_files_is_refused(tmp_path):
+    for name in ("train.jsonl", "train.csv"):
+        (tmp_path / name).touch()
+    with refuses("task.data_dir", DataError, names="train.csv"):
+        task_of("records", data_dir=tmp_path).train()
+
+
 def test_a_published_set_may_ask_twice(monkeypatch):
     """Nobody here can mend it, so the repetition is counted even where bad records are errors."""
     import datasets

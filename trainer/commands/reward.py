@@ -85,7 +85,7 @@ def outvoting(config: Config, among_equals: Mapping[str, float]) -> Iterator[str
 def labelled(path: str, rules: Rules, needs_answer: bool) -> Iterator[Sample]:
     """Read completions that are known to be right or wrong."""
     with score.open_lines(path) as lines:
-        given = list(score.samples(lines, path, needs_answer))
+        given = list(score.samples(lines, path, rules, needs_answer, {}))
     golds = [prompt.problem.gold for prompt, _ in given]
     for prompt, completion in given:
         is_right = prompt.problem.extra.get("right")

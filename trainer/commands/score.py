@@ -15,12 +15,13 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from trainer.answers.number import with_points
 from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
@@ -30,7 +31,7 @@ from trainer.problem.own_records import gold_of
 from trainer.problem.sources import json_records
 from trainer.problem.task import make_task
 from trainer.records import Completion, Problem, Prompt
-from trainer.reward.built_in import COMPONENTS
+from trainer.reward.built_in import COMPONENTS, Rules
 from trainer.reward.make import make_scorer
 from trainer.reward.scorer import Scorer
 from trainer.watch.progress import PATIENCE_S, Progress
@@ -56,10 +57,11 @@ def run(options: Namespace) -> None:
     if options.task == "records":  # these completions are the records
         options.overrides[:0] = overrides_of({"task.path": options.file})
     settings = Path(options.file).parent / "config.yaml"  # of the run that wrote the file
-    if not options.preset and options.file != "-" and settings.is_file():
+    is_of_run = not options.preset and options.file != "-" and settings.is_file()
+    if is_of_run:
         print(f"octet: with the settings of {settings}; --preset names others", file=sys.stderr)
         options.preset = str(settings)
-    score_file(settings_for(options), options.file)
+    score_file(settings_for(options), options.file, is_of_run)
 
 
 def settings_for(options: Namespace, data_dir: Path | None = None) -> Config:
@@ -68,9 +70,13 @@ def settings_for(options: Namespace, data_dir: Path | None = None) -> Config:
     return resolve(options.preset, None, [*overrides_of(named), *options.overrides])
 
 
-def score_file(config: Config, path: str) -> None:
-    config = with_every_component(config)
-    scorer = make_scorer(config, make_task(config.task))
+def score_file(config: Config, path: str, is_of_run: bool) -> None:
+    config, known = with_every_component(config), dict[str, Problem]()
+    task = make_task(config.task)
+    scorer = make_scorer(config, task)
+    if is_of_run:
+        with contextlib.suppress(DataError):  # the data may be elsewhere
+            known = {problem.id: problem for problem in task.train()}
     with contextlib.ExitStack() as stack:
         lines = stack.enter_context(open_lines(path))
         try:
@@ -78,7 +84,7 @@ def score_file(config: Config, path: str) -> None:
             total = os.fstat(lines.fileno()).st_size if shows_progress else 0
             progress = stack.enter_context(Progress(f"scoring {path}", total, patience=PATIENCE_S)) if total else None
             name = "standard input" if path == "-" else path
-            for record in scored(samples(lines, name, has_answers(config)), scorer):
+            for record in scored(samples(lines, name, scorer.rules, has_answers(config), known), scorer):
                 sys.stdout.write(json.dumps(record) + "\n")
                 if progress:
                     progress.advance(lines.tell() - progress.done)
@@ -108,11 +114,20 @@ def scored(given: Iterator[Sample], scorer: Scorer) -> Iterator[dict[str, Any]]:
             yield {**read, **score.components, "reward": score.reward}
 
 
-def samples(lines: Iterable[bytes], name: str, needs_answer: bool = True) -> Iterator[Sample]:
+def samples(
+    lines: Iterable[bytes], name: str, rules: Rules, needs_answer: bool, known: Mapping[str, Problem]
+) -> Iterator[Sample]:
+    has_comma = rules.task is not None and rules.task.decimal == "comma"
     for record in json_records(lines, name):
         if record.flaw:
             raise DataError(record.where, record.flaw)
-        yield _sample(dict(record.values), record.where, needs_answer)
+        prompt, completion = _sample(dict(record.values), record.where, needs_answer)
+        problem, given = prompt.problem, record.values.get("answer")  # `gold`, in a run's samples, has a point
+        if has_comma and isinstance(given, str) and given.strip() == problem.gold:
+            problem = replace(problem, gold=with_points(problem.gold))
+        if of_run := known.get(str(record.values.get("problem"))):  # with the columns of its record
+            problem = replace(of_run, gold=problem.gold)
+        yield replace(prompt, problem=problem), completion
 
 
 def open_lines(path: str) -> IO[bytes]:

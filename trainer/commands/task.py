@@ -145,15 +145,19 @@ def played(problem: Problem, texts: Iterator[str], environments: Environments | 
     environment, opening = environments.begin(problem) if environments else (None, None)
     print(f"\n{problem.id}: {opening or problem.question}\n", flush=True)
     reward = None
-    for text in texts:
-        reply, done, gained = "", True, None
-        if environments and environment:
-            reply, done, gained = environments.step(environment, problem, text)
-            reward = (reward or 0.0) + gained
-        if done:
-            return Completion((), (), text, truncated=False, reward=reward)
-        print(f"> {reply}\n", flush=True)
-    return None
+    try:
+        for text in texts:
+            reply, done, gained = "", True, None
+            if environments and environment:
+                reply, done, gained = environments.step(environment, problem, text)
+                reward = (reward or 0.0) + gained
+            if done:
+                return Completion((), (), text, truncated=False, reward=reward)
+            print(f"> {reply}\n", flush=True)
+        return None
+    finally:
+        if environments:
+            environments.close(environment)
 
 
 def calls(environments: Environments) -> Iterator[str]:

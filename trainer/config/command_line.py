@@ -89,7 +89,8 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later one of the two applies
             if layer.get("run", {}).get(key) is not None:
                 merged = _merge(merged, {"run": {rival: None}})
-        if {"mix", "name"} & {*layer.get("task", {})}:  # another task, or other parts, replace a mix
+        is_share = layer is layers[-1] and not any(re.match(r"task(\.mix|\.name)?=", text) for text in overrides)
+        if {"mix", "name"} & {*layer.get("task", {})} and not is_share:  # another task, or other parts, replace a mix
             merged.get("task", {}).pop("mix", None)
         merged = _merge(merged, placed(layer, folder) if folder and layer is layers[0] else layer)
     typed = dict(text.partition("=")[::2] for text in overrides)
@@ -273,6 +274,9 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
         if section not in sections():
             innermost = next(_keys({section: settings}, "", None), "")
             nearest = setting_for(innermost) or did_you_mean(str(section), [*sections(), *known])
+            if section in known:  # in a file
+                outer, _, inner = section.partition(".")
+                nearest = f" Write {outer}: {{{inner}: ...}}"
             raise ConfigError(_shown(section), f"there is no such section.{nearest}")
         if not isinstance(settings, Mapping):
             raise ConfigError(f"{section}={_shown(settings)}", f"{section} is a section", f"Write {section}.KEY=VALUE")
@@ -306,6 +310,7 @@ def _explained(errors: Sequence[Any], typed: Mapping[str, str]) -> list[ConfigEr
         elif detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(detail["input"]))):
             text = _shown(typed.get(key, text))
             reason, remedy = f"YAML reads {text} as {kind}, and a text is needed", f"Quote it: '{key}=\"{text}\"'"
+            remedy = remedy if key in fields() else f'Quote it: "{text}"'  # of a list or a mapping
             explained[key] = ConfigError(f"{key}={text}", reason, remedy)
         elif detail["input"] is None and (names := [part for part in detail["loc"] if ":" in str(part)]):
             reason = f"{_shown(names[0])} is read as one name"

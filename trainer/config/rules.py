@@ -54,6 +54,9 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "Write task.name=records, or task.{c.task.own_data[0]}=null"),
     ("task.name", lambda c: c.task.name == "records" and c.task.path is None and c.task.data_dir is None,
      "records are read from your own data", "Write task.path=FILE or task.data_dir=FOLDER"),
+    ("task.answer", lambda c: c.task.answer == "none" and c.task.name in ("gsm8k", "gsm8k-renumbered", "math",
+                                                                          "multiple_choice"),
+     "task.name={c.task.name} compares with gold answers", "Write task.name=records as well"),
     ("task.path", lambda c: c.task.path is not None and c.task.data_dir is not None,
      "problems come from one source, and task.data_dir={c.task.data_dir} is another", "Write one of the two"),
     ("task.path", lambda c: c.task.path is None and (

@@ -146,15 +146,16 @@ def solve_rates(seen: Sequence[Outcomes], scales: bool) -> Rates:
 
 
 NUMBER = re.compile(r"(?:(?<!\w)-)?\d+(\.\d+)?(e[+-]?\d+)?")  # the 1 of level-1 is not negative
-MEASURES = ("difficulty", "level", "steps")  # columns that may hold the difficulty; the first that any problem has
+MEASURES = ("difficulty", "level", "steps")  # columns that may hold the difficulty; the first with a number
 
 
 def difficulties(problems: Sequence[Problem]) -> list[float]:
     """Return difficulties: numbers of a column, or else lengths of the worked solutions in lines; inf if unknown."""
-    column = next((name for name in MEASURES if any(problem.extra.get(name) is not None for problem in problems)), None)
-    if column:
-        numbers = (NUMBER.search(str(problem.extra.get(column))) for problem in problems)
+    for column in MEASURES:
+        numbers = [NUMBER.search(str(problem.extra.get(column))) for problem in problems]
         measured = [float(number[0]) if number else inf for number in numbers]
+        if any(numbers):
+            break
     else:
         measured = [float(problem.solution.count("\n")) if problem.solution else inf for problem in problems]
     if len(set(measured)) < 2:

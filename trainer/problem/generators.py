@@ -24,7 +24,7 @@ from trainer.answers.children import Child, Died
 from trainer.answers.strip_thinking import after_thinking
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.settings import TaskSettings
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DataError
 from trainer.machine.shipped import pip_install
 from trainer.problem.task import Task, normalised
 from trainer.records import Problem
@@ -75,6 +75,9 @@ class GeneratorTask(Task):
 
     def score(self, problem: Problem, answer: str) -> float:
         """Return the generator's score of an answer, or 0 if scoring fails or takes more than `SCORING_S` seconds."""
+        if "made_by" not in problem.extra:
+            reason = "only its generator scores the answers to a problem, and this is none of its problems"
+            raise DataError(problem.id, reason, f"Answer them yourself: octet task play {self.name}")
         with suppress(Died):
             return float(_scorer().ask([problem.extra["made_by"], answer]) or 0.0)
         return 0.0

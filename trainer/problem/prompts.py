@@ -135,8 +135,9 @@ class Prompter:
         """Yield the prompts of more than `most` tokens. A token is at least one byte, so only long questions need to
         be tokenized."""
         around = len(self.prompt(Problem("", "", "")).tokens)  # the tokens around a question
+        longest = (most - around) / self._style.request.count("{question}")
         is_known = not (self.environments and self.environments.may_ask)
-        long = (one for one in problems if not is_known or one.messages or len(one.question.encode()) + around > most)
+        long = (one for one in problems if not is_known or one.messages or len(one.question.encode()) > longest)
         yield from (prompt for prompt in map(self.prompt, long) if len(prompt.tokens) > most)
 
     def messages(self, problem: Problem) -> Messages:

@@ -302,8 +302,11 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
         folder = settings.data_dir.expanduser()
         if not folder.is_dir():
             raise DataError(f"task.data_dir={folder}", "there is no such folder", f"Write task.data_dir=FOLDER{HERE}")
-        files = [folder / f"{split}{ending}" for ending in READERS]
-        return next((File(file) for file in files if file.is_file()), None)
+        files = [file for ending in READERS if (file := folder / f"{split}{ending}").is_file()]
+        if len(files) > 1:
+            reason = f"it has {files[0].name} and {files[1].name}"
+            raise DataError(f"task.data_dir={folder}", reason, "Keep one of them, or write task.path=FILE")
+        return File(files[0]) if files else None
     if settings.path is None:
         return published.get(split)
     if split == "test" and settings.test_path is not None:

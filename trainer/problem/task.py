@@ -163,7 +163,8 @@ class DataTask(Task):
                 problem = replace(self.problem(f"{self.name}/{split}/{index}", record), where=record.where)
                 if not is_unicode(problem.solution):
                     raise DataError(record.where, "its solution holds half a character; expected UTF-8 text")
-                first = seen.setdefault(normalised(problem.question), problem)
+                said = " ".join(message["content"] for message in problem.messages)  # with the system message
+                first = seen.setdefault(normalised(said or problem.question), problem)
                 other = "" if problem.gold == first.gold else " with another answer"
                 repeated = f"{record.where}: the question of {first.where} again{other}; expected each one once."
                 if first is problem:

@@ -133,13 +133,23 @@ def recorded(folder: Path) -> str:
 
 def apart(before: str, now: str, names: Sequence[str]) -> str:
     """Return how training problems differ, by their checksums: in number, in order, or the first changed one; or ""."""
-    old, new = ([text[start : start + DIGITS] for start in range(0, len(text), DIGITS)] for text in (before, now))
+    old, new = _each(before), _each(now)
     if len(old) != len(new):
         return f"{len(new)} training problems; the run had {len(old)}"
     others = [name for name, one, other in zip(names, old, new, strict=True) if one != other]
     if others and sorted(old) == sorted(new):
         return "the order of the training problems, which follows from run.seed"
     return f"{others[0]} is not what it was ({len(others)} of {len(new)} training problems)" if others else ""
+
+
+def shared(folder: Path, problems: Sequence[Problem]) -> int:
+    """Return how many of these problems the run in a folder was trained on."""
+    trained = {*_each(recorded(folder))}
+    return sum(one in trained for one in _each(checksums(problems)))
+
+
+def _each(text: str) -> list[str]:
+    return [text[start : start + DIGITS] for start in range(0, len(text), DIGITS)]
 
 
 def files_of(config: Config, folder: Path) -> dict[str, Any]:
