@@ -5,7 +5,8 @@ import importlib
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb
 
 from trainer.model.fewer_kernels import _norm, _turns_halves, rotate
 
@@ -25,10 +26,11 @@ def all_close(found, expected):
         assert_close(one, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))
 
 
-def test_a_rotation_is_that_of_transformers():
+@pytest.mark.parametrize("size", [16, 12], ids=["whole heads", "a part of each head"])
+def test_a_rotation_is_that_of_transformers(size):
     torch.manual_seed(0)
     heads = [torch.randn(1, 5, count, 16).transpose(1, 2) for count in (4, 2)]
-    angles = torch.randn(1, 5, 8).repeat(1, 1, 2)
+    angles = torch.randn(1, 5, size // 2).repeat(1, 1, 2)
     cos_sin = angles.cos(), angles.sin()
     expected = with_gradients(lambda q, k: apply_rotary_pos_emb(q, k, *cos_sin), *heads)
     all_close(with_gradients(lambda q, k: rotate(q, k, *cos_sin), *heads), expected)

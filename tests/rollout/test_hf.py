@@ -50,10 +50,15 @@ def test_a_row_is_counted_by_the_size_of_a_head_and_not_by_the_hidden_size(kind,
     assert limits.row_bytes(config, places=768, item=2) == keys + 12 * config.vocab_size
 
 
-def test_prompts_of_other_lengths_are_generated_apart_if_the_model_reads_padding(tokenizer):
-    sizes = {"hidden_size": 32, "lru_width": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 480}
+LIGHTNING = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_key_value_heads": 2}
+LIGHTNING |= {"num_local_experts": 2, "intermediate_size": 32}
+
+
+@pytest.mark.parametrize(("kind", "own"), [("recurrent_gemma", {"lru_width": 32}), ("minimax", LIGHTNING)])
+def test_prompts_of_other_lengths_are_generated_apart_if_the_model_reads_padding(kind, own, tokenizer):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 480}
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("recurrent_gemma", **sizes))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **own))
     for weight in model.parameters():
         weight.data.normal_(std=0.2)
     asked = prompts(9, 3, 30)

@@ -54,15 +54,16 @@ class _Rotated(torch.autograd.Function):
 
 
 def _turned(heads: Tensor, cos: Tensor, first: Tensor, second: Tensor, back: bool = False) -> Tensor:
-    sign, turned = 1 if back else -1, heads * cos
-    for half, other, sine, factor in zip(turned.chunk(2, -1), heads.chunk(2, -1)[::-1], (first, second), (sign, -sign)):
+    part, rest = heads.tensor_split([cos.shape[-1]], dim=-1)  # Phi-4-mini rotates only the first part of each head
+    sign, turned = 1 if back else -1, part * cos
+    for half, other, sine, factor in zip(turned.chunk(2, -1), part.chunk(2, -1)[::-1], (first, second), (sign, -sign)):
         half.addcmul_(other, sine, value=factor)
-    return turned
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
 @torch.no_grad()
 def _turns_halves(function: Any, device: torch.device) -> bool:
-    """Return True if a function rotates like `rotate`. Those of some families pair neighbours or rotate only a part."""
+    """Return True if a function rotates like `rotate`. Those of some families pair neighbours."""
     q, k = (torch.randn(1, heads, 2, 8, device=device) for heads in (2, 1))
     angles = torch.randn(1, 2, 4, device=device).repeat(1, 1, 2)
     try:

@@ -81,12 +81,13 @@ class HfSampler(OwnSampler):
     @torch.no_grad()
     def _reads_padding(self) -> bool:
         """Return True if padding before a context changes the logits after it: the recurrent layers of xLSTM and
-        RecurrentGemma ignore the mask."""
-        context, options = [5, 3, 4], {"max_new_tokens": 1, "return_dict_in_generate": True, "output_logits": True}
+        RecurrentGemma ignore the mask, those of MiniMax from the second token on."""
+        context, options = [5, 3, 4], {"max_new_tokens": 2, "min_new_tokens": 2, "output_logits": True}
+        options["return_dict_in_generate"] = True
         found = []
         for rows in ([context], [context, context * 4]):
             tokens_BT, attention_BT = self._left_padded(rows)
-            found.append(self.model.generate(input_ids=tokens_BT, attention_mask=attention_BT, **options).logits[0][0])
+            found.append(self.model.generate(input_ids=tokens_BT, attention_mask=attention_BT, **options).logits[1][0])
         alone_V, padded_V = (logits_V.float() for logits_V in found)
         rounding = 1e-3 if self.model.dtype == torch.float32 else 0.05
         return bool((padded_V - alone_V).abs().max() > rounding * alone_V.abs().max())
