@@ -92,10 +92,9 @@ def test_what_a_run_says_of_dead_groups_stays(tmp_path, name):
 
 
 # commands/test_printed.py starts dapo, and model/test_variants.py trains a whole model.
-STARTED = [name if name == "star" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-
-
-@pytest.mark.parametrize("recipe", STARTED)
+@pytest.mark.parametrize(
+    "recipe", [name if name == "star" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_a_recipe_trains_the_embedded_model_and_what_it_asks_for_is_measured(recipe, tmp_path):
     train(tmp_path, "--preset", "nano", "--recipe", recipe, *small(recipe), f"run.dir={recipe}")
     folder = tmp_path / recipe

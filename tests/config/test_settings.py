@@ -37,18 +37,12 @@ def test_a_mixture_replaces_that_of_a_run_whose_parts_have_absolute_paths(tmp_pa
     }
 
 
-def test_a_warm_up_leaves_the_one_vllm_that_a_process_may_have_to_the_run_after_it():
-    config = resolve("8gb", None, ["warmup.steps=4", "rollout.engine=vllm_colocate"])
-    engines = [one.rollout.engine for one in (config.warmed_up_in(None), config.after_warmup(Path("it")))]
-    assert engines == ["auto", "vllm_colocate"]
-
-
-def test_a_warm_up_has_no_rounded_weights_for_which_it_would_need_a_correction():
-    config = resolve("nano", None, ["warmup.steps=4", "rollout.weights=int8"])
-    assert (config.warmed_up_in(None).rollout.weights, config.after_warmup(Path("it")).rollout.weights) == (
-        "same",
-        "int8",
-    )
+def test_a_warm_up_leaves_vllm_and_rounded_weights_to_the_run_after_it():
+    """A process may have one vLLM, and rounded weights need a correction."""
+    for key, value, instead in (("engine", "vllm_colocate", "auto"), ("weights", "int8", "same")):
+        config = resolve("nano", None, ["warmup.steps=4", f"rollout.{key}={value}"])
+        runs = (config.warmed_up_in(None), config.after_warmup(Path("it")))
+        assert [getattr(run.rollout, key) for run in runs] == [instead, value]
 
 
 def test_one_weight_can_be_changed_and_the_others_stay():
@@ -112,9 +106,8 @@ def test_a_mixture_is_written_in_its_order_which_the_order_of_problems_follows()
 def test_the_folder_of_a_model_needs_no_slash_to_be_found_from_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mymodel").mkdir()
-    assert yaml.safe_load(resolve("nano", None, ["model.name=mymodel"]).to_yaml(tmp_path / "run"))["model"]["name"] == (
-        str(tmp_path / "mymodel")
-    )
+    written = yaml.safe_load(resolve("nano", None, ["model.name=mymodel"]).to_yaml(tmp_path / "run"))
+    assert written["model"]["name"] == str(tmp_path / "mymodel")
 
 
 def test_the_folder_of_the_user_is_found_in_a_file_too(tmp_path, monkeypatch):
@@ -132,21 +125,15 @@ def test_a_resolved_configuration_is_frozen_and_its_yaml_plain():
     assert yaml.safe_load(resolve("nano").to_yaml())["model"]["name"] == "nano"
 
 
-@pytest.mark.parametrize(
-    ("machine", "preset"),
-    [
-        (Hardware(gpus=(), cores=2), "nano"),
-        (Hardware(gpus=(Gpu(0, "GPU-a", "GTX 1650", 4.3),), cores=8), "nano"),
-        (Hardware(gpus=(Gpu(0, "GPU-a", "RTX 3070", 8.6),), cores=8), "8gb"),
-        (Hardware(gpus=(Gpu(0, "GPU-a", "RTX 3090", 25.8), Gpu(1, "GPU-b", "RTX 3070", 8.6)), cores=8), "8gb"),
-        (Hardware(gpus=(Gpu(0, "GPU-a", "RTX 3060", 12.9),), cores=8), "12gb"),
-        (Hardware(gpus=(Gpu(0, "GPU-a", "T4", 16.1),), cores=8), "16gb"),
-        (Hardware(gpus=(Gpu(0, "GPU-a", "A10G", 24.1),), cores=8), "24gb"),
-        (Hardware(gpus=(Gpu(0, "GPU-a", "H100", 85.5),), cores=8), "80gb"),
-    ],
-)
-def test_the_hardware_chooses_and_says_why(machine, preset):
-    chosen, why = choose_preset(machine)
+CARDS = [({}, "nano"), ({"GTX 1650": 4.3}, "nano"), ({"RTX 3070": 8.6}, "8gb"), ({"RTX 3060": 12.9}, "12gb")]
+CARDS += [({"T4": 16.1}, "16gb"), ({"A10G": 24.1}, "24gb"), ({"H100": 85.5}, "80gb")]
+CARDS += [({"RTX 3090": 25.8, "RTX 3070": 8.6}, "8gb")]
+
+
+@pytest.mark.parametrize(("cards", "preset"), CARDS)
+def test_the_hardware_chooses_and_says_why(cards, preset):
+    gpus = tuple(Gpu(number, f"GPU-{number}", *card) for number, card in enumerate(cards.items()))
+    chosen, why = choose_preset(machine := Hardware(gpus=gpus, cores=8))
     assert chosen == preset
     assert str(machine) in why
 
@@ -262,8 +249,7 @@ def test_the_page_of_objectives_has_every_choice_setting_and_recipe():
     assert {"algorithm.loss=cispo", "algorithm.kl.estimator=k2"} <= set(choices())
     assert sorted({*choices()} - {*words}) == []
     settings = {name.rpartition(".")[2] for name in fields() if name.startswith("algorithm.")} - {"lr"}
-    mentioned = {part for word in words for part in re.split(r"[.=]", word)}
-    assert sorted(settings - mentioned) == []
+    assert sorted(settings - {part for word in words for part in re.split(r"[.=]", word)}) == []
     assert sorted({*names_in(RECIPES)} - {*words}) == []
 
 
