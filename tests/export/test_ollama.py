@@ -77,14 +77,11 @@ def test_the_modelfile_of_the_embedded_model(tokenizer, own):
     assert "{{ range .Messages }}<|im_start|>" in modelfile(own)
 
 
-@pytest.mark.parametrize(
-    ("context", "overrides", "written"),
-    [
-        (32768, (), "4096"),
-        (32768, ("prompt.max_tokens=6000", "rollout.max_new_tokens=1000"), "7000"),
-        (2048, ("prompt.max_tokens=6000",), "2048"),
-    ],
-)
+ROOM = [(32768, (), "4096"), (2048, ("prompt.max_tokens=6000",), "2048")]
+ROOM += [(32768, ("prompt.max_tokens=6000", "rollout.max_new_tokens=1000"), "7000")]
+
+
+@pytest.mark.parametrize(("context", "overrides", "written"), ROOM)
 def test_a_conversation_has_room(context, overrides, written, own):
     text = modelfile(own, *overrides, context=context)
     assert f"PARAMETER num_ctx {written}\n" in text
@@ -142,10 +139,7 @@ def test_the_system_message_that_a_template_adds_and_that_of_the_run(own):
     assert 'SYSTEM "Be brief."' in modelfile(own, "prompt.system=Be brief.")
 
 
-GUESSED = [QWEN.replace("\n'", "\n\n'"), QWEN.replace("m['content']", "m['content'] + '!'")]
-
-
-@pytest.mark.parametrize("template", GUESSED)
+@pytest.mark.parametrize("template", [QWEN.replace("\n'", "\n\n'"), QWEN.replace("m['content']", "m['content'] + '!'")])
 def test_a_template_that_would_be_guessed_is_refused(template, own):
     own.chat_template = template
     with refuses("--to", ModelError, names="template"):
