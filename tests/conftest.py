@@ -27,11 +27,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # Of tests with an engine in this process. DeepSpeed imports parts of torch that warn about themselves, and its ZeRO-3
 # calls torch by old names.
-WITH_ENGINE = [
-    pytest.mark.usefixtures("alone"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`torch.distributed.*is deprecated:FutureWarning"),
-]
+IGNORED = ("ignore::DeprecationWarning", "ignore:`torch.distributed.*is deprecated:FutureWarning")
+WITH_ENGINE = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings(*IGNORED)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,6 +71,14 @@ def launch(*command: object, folder: Path = ROOT, timeout: float = 999, **own: s
     """Run a program with the checkout on its path, one thread and these variables, and return how it ended."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | own
     return ran(*command, cwd=folder, env=environment, timeout=timeout)
+
+
+def program(path: Path, script: str) -> Path:
+    """Write a program, and the folder that it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(script)
+    path.chmod(0o755)
+    return path
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -193,9 +198,8 @@ def nvidia_smi(tmp_path, monkeypatch):
         hardware.answers.clear()
         says = {"-L": listed, "": driver, "*": output}
         cases = "".join(f"{asked or chr(39) * 2}) cat <<'END'\n{said}\nEND\n;;\n" for asked, said in says.items())
-        program = tmp_path / "nvidia-smi"
-        program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\ncase "$1" in\n{cases}esac\nexit {status}\n')
-        program.chmod(0o755)
+        script = f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\ncase "$1" in\n{cases}esac\nexit {status}\n'
+        program(tmp_path / "nvidia-smi", script)
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

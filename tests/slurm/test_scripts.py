@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from tests.conftest import ROOT, ran
+from tests.conftest import ROOT, program, ran
 from tests.slurm.conftest import SMALL, Job
 from trainer.commands import slurm
 from trainer.config.command_line import resolve
@@ -59,8 +59,7 @@ exit "${STATUS:-0}"
 def job(tmp_path):
     """Runs a shipped script where srun only says what it is asked for. tests/slurm/test_jobs.py has the real one."""
     for name, script in STAND_INS.items():
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
-        (tmp_path / name).chmod(0o755)
+        program(tmp_path / name, f"#!/usr/bin/env bash\n{script}\n")
     site = f"[ -n '{sys.executable}' ] && export OCTET_PYTHON={sys.executable} MANPATH=/man:$MANPATH\nfalse\n"
     (tmp_path / "site.env").write_text(site)
     base = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OCTET_ROOT": str(ROOT), "SLURM_JOB_NODELIST": "node1"}
@@ -109,23 +108,17 @@ def test_a_chain_goes_on_with_a_run_that_is_made_longer(job):
     assert does_nothing("run.steps=20")
 
 
-@pytest.mark.parametrize(
-    ("named", "taken"),
-    [
-        ("mine", "mine"),
-        ("'my run' # here", "my run"),
-        ("runs/a,b[1]", "runs/a,b[1]"),
-        ("null", "runs/octet-5"),
-        ("~/it", os.path.expanduser("~/it")),
-    ],
-)
+NAMED = {"mine": "mine", "'my run' # here": "my run", "runs/a,b[1]": "runs/a,b[1]", "null": "runs/octet-5"}
+NAMED |= {"~/it": os.path.expanduser("~/it")}
+
+
+@pytest.mark.parametrize(("named", "taken"), NAMED.items())
 def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, taken):
     (tmp_path / "preset.yaml").write_text(f"model:\n  dir: no\nrun:\n  steps: 3\n  dir: {named}\neval:\n  dir: no\n")
     (tmp_path / "own.yaml").write_text("algorithm:\n  loss: gspo\n")
-    (tmp_path / "flow.yaml").write_text(
-        f"model: {{dir: no}}\nrun: {{steps: 3, dir: {named.partition(' #')[0]}}}\neval: {{dir: no}}\n"
-    )
-    (tmp_path / "lines.yaml").write_text((tmp_path / "flow.yaml").read_text().replace(", ", ",\n  "))
+    flow = f"model: {{dir: no}}\nrun: {{steps: 3, dir: {named.partition(' #')[0]}}}\neval: {{dir: no}}\n"
+    (tmp_path / "flow.yaml").write_text(flow)
+    (tmp_path / "lines.yaml").write_text(flow.replace(", ", ",\n  "))
     kinds = [["--preset", "preset.yaml", "--recipe", "own.yaml"], ["--preset=preset.yaml"]]
     kinds += [["--preset=flow.yaml"], ["--preset=lines.yaml"]] if "," not in named else []
     for arguments in kinds:
@@ -135,8 +128,7 @@ def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, tak
     for arguments in (["--resume", "runs/lr=1", "run.steps=9"], ["--resume=runs/lr=1", "--accept-changes"]):
         for script in ("single_node.sbatch", "multi_node.sbatch"):
             words = job(script, *arguments).stdout.splitlines()
-            assert "run.dir=runs/lr=1" in words
-            assert "--preset" not in words
+            assert ("run.dir=runs/lr=1" in words, "--preset" in words) == (True, False)
     latest = job("single_node.sbatch", "--resume", "--accept-changes").stdout.splitlines()
     assert "run.dir=runs/octet-5" in latest
 
@@ -212,15 +204,13 @@ def test_no_vllm_server_is_started_with_wrong_settings(job):
 @pytest.mark.parametrize("given", ["", "of the user"])
 def test_vllm_servers_ask_for_a_key_on_every_route(job, tmp_path, given):
     """It is made for a job that has none, and stands in the environment alone."""
-    answer, server = job("vllm.sbatch", "run.dir=it", SLURM_GPUS_ON_NODE="2", VLLM_API_KEY=given), tmp_path / "python"
+    answer = job("vllm.sbatch", "run.dir=it", SLURM_GPUS_ON_NODE="2", VLLM_API_KEY=given)
     key = (tmp_path / "srun.key").read_text().strip()
     assert "the ranks have the key of the servers" in answer.stdout.splitlines()
     assert given == key or re.fullmatch("[0-9a-f]{48}", key)
     assert key not in answer.stdout + answer.stderr + (tmp_path / "srun.server").read_text()
-    server.write_text(
-        f"#!/bin/sh\n{sys.executable} -c 'import vllm_key_check; print(vllm_key_check.__file__)'; echo $*\n"
-    )
-    server.chmod(0o755)
+    script = f"{sys.executable} -c 'import vllm_key_check; print(vllm_key_check.__file__)'; echo $*"
+    server = program(tmp_path / "python", f"#!/bin/sh\n{script}\n")
     command = [ROOT / "slurm/vllm_server.sh", *(tmp_path / "srun.server").read_text().splitlines()]
     own = NODE | {"OCTET_VLLM_PYTHON": str(server)}
     door, options = ran(*command, env=own | {"VLLM_API_KEY": key}, check=True).stdout.splitlines()
@@ -248,12 +238,10 @@ def test_lines_of_a_grid_are_counted_as_octet_slurm_does(job, tmp_path):
 @pytest.mark.parametrize("fails", ["sys.version_info", "venv"])
 def test_without_a_python_that_will_do_a_cluster_is_told_of_its_modules(tmp_path, fails):
     """A Debian without python3-venv leaves a folder with a python and no pip, which the next start must not take."""
-    (tmp_path / "python3").write_text(
-        f"#!/bin/sh\ncase $* in *-m*venv*) mkdir -p {tmp_path}/made/bin ;; esac\ncase $* in *{fails}*) exit 1 ;; esac\n"
-    )
-    (tmp_path / "python3").chmod(0o755)
-    for program in ("mkdir", "rm"):
-        (tmp_path / program).symlink_to(f"/bin/{program}")
+    makes = f"case $* in *-m*venv*) mkdir -p {tmp_path}/made/bin ;; esac"
+    program(tmp_path / "python3", f"#!/bin/sh\n{makes}\ncase $* in *{fails}*) exit 1 ;; esac\n")
+    for name in ("mkdir", "rm"):
+        (tmp_path / name).symlink_to(f"/bin/{name}")
     script = f"source scripts/environment.sh; _make_environment {tmp_path}/made"
     answer = ran("/bin/bash", "-c", script, env={"PATH": str(tmp_path)})
     assert answer.returncode == 2
@@ -273,14 +261,11 @@ def test_the_named_python_need_not_be_called_python(tmp_path):
 @pytest.mark.parametrize("package", ["pip", "deepspeed"])
 def test_packages_that_are_gone_are_installed_again(tmp_path, package):
     """The system's Python may have a new version, which finds nothing that the old one has installed."""
-    python, asked, new = (tmp_path / name for name in (".venv/bin/python", "asked", "new"))
-    python.parent.mkdir(parents=True)
-    new.write_text(f"#!/bin/sh\ncase $* in *install*) echo $* >> {asked} ;; esac\n")
+    asked = tmp_path / "asked"
+    new = program(tmp_path / "new", f"#!/bin/sh\ncase $* in *install*) echo $* >> {asked} ;; esac\n")
     gone = f"case $* in *find_spec*) case $* in *{package}*|*deepspeed*) exit 1 ;; esac ;; esac"
-    python.write_text(f"{new.read_text()}{gone}\n")
-    (tmp_path / "python3").write_text(f"#!/bin/sh\ncase $* in *venv*) cp -p {new} {python} ;; esac\n")
-    for program in (python, tmp_path / "python3", new):
-        program.chmod(0o755)
+    python = program(tmp_path / ".venv/bin/python", f"{new.read_text()}{gone}\n")
+    program(tmp_path / "python3", f"#!/bin/sh\ncase $* in *venv*) cp -p {new} {python} ;; esac\n")
     for name in ("setup.cfg", "constraints.txt"):
         (tmp_path / name).touch()
     stamp = "4294967295 0\n"  # of the two files
@@ -305,8 +290,7 @@ def test_no_module_of_the_working_folder_is_imported(tmp_path, command):
 def test_the_start_script_may_be_a_link_and_its_python_a_name(tmp_path):
     """The folder of a name is no place in which to look for programs."""
     (tmp_path / "link.sh").symlink_to(ROOT / "run_deepspeed.sh")
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    program(tmp_path / "nvidia-smi", f"#!/bin/sh\ntouch {tmp_path}/asked\n")
     around = os.environ | {"OCTET_PYTHON": "python", "CDPATH": ".:/", "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
     answer = ran("./link.sh", "--dry-run", cwd=tmp_path, env=around)
     assert (answer.returncode, answer.stdout[:6]) == (0, "model:"), answer.stderr
@@ -334,14 +318,10 @@ def test_jobs_that_start_together_install_once(tmp_path, setting, installer):
     """They use uv, unless pip has settings that uv does not read. Stand-ins record the calls."""
     if shutil.which("flock") is None:
         pytest.skip("there is no flock(1)")
-    python = tmp_path / ".venv/bin/python"
-    python.parent.mkdir(parents=True)
     config = f'echo "{setting}"; sleep 0.1; echo more'
     said = f"case $* in *config*) {config} ;; *find_spec*) ;; *) echo pip $* >> {tmp_path}/asked ;; esac"
-    python.write_text(f"#!/bin/sh\n{said}\nsleep 0.2\n")
-    (tmp_path / "uv").write_text(f"#!/bin/sh\necho uv $* >> {tmp_path}/asked\n")
-    for program in (python, tmp_path / "uv"):
-        program.chmod(0o755)
+    program(tmp_path / ".venv/bin/python", f"#!/bin/sh\n{said}\nsleep 0.2\n")
+    program(tmp_path / "uv", f"#!/bin/sh\necho uv $* >> {tmp_path}/asked\n")
     for name in ("setup.cfg", "constraints.txt"):
         (tmp_path / name).touch()
     script = f"set -euo pipefail; source scripts/environment.sh; use_environment {tmp_path}"
@@ -440,9 +420,7 @@ def test_what_slurm_refuses_is_explained(cluster, tmp_path, asked, site, told):
 
 def test_a_vllm_server_outlives_the_signal_that_the_run_is_told_to_stop_with(tmp_path):
     """The signal goes to every step of the job; what stands in for vLLM's python has never heard of it."""
-    server = tmp_path / "python"
-    server.write_text("#!/bin/sh\necho up\nsleep 1\necho still up\n")
-    server.chmod(0o755)
+    server = program(tmp_path / "python", "#!/bin/sh\necho up\nsleep 1\necho still up\n")
     command, own = [ROOT / "slurm/vllm_server.sh", "model", "30000", "modules"], {"OCTET_VLLM_PYTHON": str(server)}
     around = NODE | own | {"VLLM_API_KEY": "k"}
     with subprocess.Popen(command, env=around, stdout=subprocess.PIPE, text=True) as process:
@@ -465,9 +443,7 @@ def test_a_vllm_server_has_the_model_of_the_settings(job, tmp_path, settings, to
     model = ran("bash", "-euo", "pipefail", "-c", script, "-", *settings, env=around, check=True)
     name, *options = model.stdout.splitlines()
     assert [name, *options] == told
-    server = tmp_path / "python"
-    server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    server.chmod(0o755)
+    server = program(tmp_path / "python", '#!/bin/sh\nprintf "%s\\n" "$@"\n')
     node = NODE | {"SLURM_LOCALID": "1", "VLLM_API_KEY": "k", "OCTET_VLLM_PYTHON": str(server)}
     started = [ROOT / "slurm/vllm_server.sh", name, "30000", "modules", *options]
     words = ran(*started, env=node, check=True).stdout.splitlines()
