@@ -4,6 +4,8 @@ import platform
 import sys
 from pathlib import Path
 
+from tests.conftest import program
+
 PYTHON = sys.executable  # before a test puts one of these in its place
 NUMBERS = {"UNSHARE": (272, 97), "LANDLOCK_CREATE_RULESET": (444, 444)}
 SCRIPT = """#!{python}
@@ -20,8 +22,5 @@ os.execv("{python}", ["{python}", *sys.argv[1:]])
 
 def python_without(call: str, folder: Path) -> str:
     """Return an executable file that installs a seccomp filter, and goes on as this Python."""
-    file = folder / "python"
     number = NUMBERS[call][platform.machine() == "aarch64"]
-    file.write_text(SCRIPT.format(python=PYTHON, number=number))
-    file.chmod(0o755)
-    return str(file)
+    return str(program(folder / "python", SCRIPT.format(python=PYTHON, number=number)))

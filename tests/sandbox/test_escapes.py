@@ -124,10 +124,9 @@ def canaries(tmp_path: Path) -> Iterator[Canaries]:
 
 MAY_START_PROGRAMS = {name for name in ESCAPES if name.startswith("start a program") and "memory" not in name}
 MAY_START_PROGRAMS |= {"fork", "become another program", "outlive the program"}  # which is killed nevertheless
-SHORT = [name for name in ESCAPES if name not in HANGS]
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", [name for name in ESCAPES if name not in HANGS])
 @pytest.mark.parametrize(
     "sandbox", ["", "in a container", pytest.param("of a command", marks=pytest.mark.slow)], indirect=True
 )
