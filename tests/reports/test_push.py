@@ -1,6 +1,7 @@
 """octet push: what is shown is what is sent, nothing is sent unasked, and the card says what the run measured."""
 
 import json
+import re
 import shutil
 import textwrap
 
@@ -24,42 +25,43 @@ def hub(monkeypatch, tmp_path):
         yield server
 
 
+def pushed(capsys, folder, *more: str) -> str:
+    """Return what is said of a run that can be sent."""
+    status, out, err = said_by(capsys, "push", folder, "--to", "me/demo", *more)
+    assert status == 0, err
+    return out
+
+
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub sends large files so
 def test_what_was_shown_is_sent_in_one_commit(capsys, hub, finished, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    _, shown, _ = said_by(capsys, "push", finished, "--to", "me/demo")
+    shown = pushed(capsys, finished)
     assert "nothing was sent: --yes sends these files to me/demo, private if" in shown
     assert "adapter_model.safetensors" in shown
     assert not hub.uploads
-    status, out, err = said_by(capsys, "push", finished, "--to", "me/demo", "--yes")
-    assert status == 0, err
-    assert "/me/demo/commit/" in out
+    assert "/me/demo/commit/" in pushed(capsys, finished, "--yes")
     sent = hub.uploads["me/demo"]
     assert sent["README.md"].decode() in shown
     assert hub.private == {"me/demo": True}
     adapter = {path.name: path.read_bytes() for path in (finished / "adapter").iterdir() if path.name != "README.md"}
-    stored, pushed = (json.loads(files["adapter_config.json"]) for files in (adapter, sent))
-    assert pushed == stored | {"base_model_name_or_path": "nano"}
+    stored, given = (json.loads(files["adapter_config.json"]) for files in (adapter, sent))
+    assert given == stored | {"base_model_name_or_path": "nano"}
     assert sent["adapter_model.safetensors"] == adapter["adapter_model.safetensors"]
     assert {*sent} == {*adapter, "README.md", "curves.svg"} - {"manifest.json"}
     assert b"hf_secret" not in b"".join(sent.values())
 
 
 def test_the_card_says_what_the_run_measured(capsys, finished):
-    _, out, _ = said_by(capsys, "push", finished, "--to", "me/demo")
-    _, head, text = out.split("---\n", 2)
+    _, head, text = pushed(capsys, finished).split("---\n", 2)
     facts = yaml.safe_load(head)
     assert (facts["library_name"], facts["license"], facts["tags"]) == ("peft", "apache-2.0", ["octet", "grpo", "lora"])
     base, trained = json.loads((finished / "eval.json").read_text())["evaluations"]
     row = next(line for line in text.splitlines() if line.startswith("| correct"))
-    assert f"{base['accuracy']:.1%}" in row
-    assert f"{trained['accuracy']:.1%}" in row
-    assert "held-out problems after the last step, 6, with" in text
-    assert "git revision" in text
+    assert [one["name"] for one in (base, trained) if f"{one['accuracy']:.1%}" not in row] == []
     recipe = [line for line in text.partition("## Training\n")[2].splitlines() if "|" in line]
     assert dict(line.strip("| ").split(" | ") for line in recipe) == RECIPE
-    assert "\n    rollout.problems=4\n" in text
-    assert "octet train --preset nano" in text
+    facts = ("held-out problems after the last step, 6, with", "git revision", "\n    rollout.problems=4\n")
+    assert [fact for fact in (*facts, "octet train --preset nano") if fact not in text] == []
 
 
 RECIPE = {
@@ -71,8 +73,7 @@ RECIPE = {
 
 def usage(said):
     """The lines of the card that load the model, as a program."""
-    shown = said.partition("with Octet.\n")[2].partition("## Licence")[0]
-    return textwrap.dedent(shown).strip() + "\n"
+    return textwrap.dedent(said.partition("with Octet.\n")[2].partition("## Licence")[0]).strip() + "\n"
 
 
 @pytest.mark.parametrize("base", ["nano", "taught"])
@@ -84,13 +85,13 @@ def test_the_card_of_an_adapter_loads_it_over_its_base(base, capsys, copied, tmp
         described = folder / "adapter/adapter_config.json"
         described.write_text(json.dumps(json.loads(described.read_text()) | {"base_model_name_or_path": "nano"}))
         (folder / "adapter/manifest.json").unlink()
-    said = said_by(capsys, "push", folder, "--to", "me/demo")[1]
+    said = pushed(capsys, folder)
     assert "base_model:" not in said
     code = usage(said).replace("me/demo", str(folder / "adapter"))
     exec(code.replace('"taught"', repr(str(taught))), found)  # noqa: S102
     assert found["model"].peft_config["default"].r == 16
     configure(folder, model__name="some/model")
-    said = said_by(capsys, "push", folder, "--to", "me/demo")[1]
+    said = pushed(capsys, folder)
     assert "base_model: some/model\n" in said
     assert usage(said).endswith('AutoPeftModelForCausalLM.from_pretrained("me/demo")\n')
 
@@ -106,16 +107,14 @@ def test_the_card_of_the_best_has_its_own_evaluation(what, capsys, finished, cop
     if what != "best":  # as octet export writes it
         shutil.copytree(folder / "best", folder / what)
         (folder / what / "export.json").write_text(json.dumps({"source": "../best", "step": 3, "not_checked": "why"}))
-    status, out, err = said_by(capsys, "push", folder, "--to", "me/demo", "--what", what)
-    assert status == 0, err
+    out = pushed(capsys, folder, "--what", what)
     base, _ = json.loads((folder / "eval.json").read_text())["evaluations"]
     before = f"{base['accuracy']:.1%} ({100 * base['interval'][0]:.1f}-{100 * base['interval'][1]:.1f})"
     assert "This is the model after step 3 of 6, the first with the best\n`eval.metric=accuracy` of the run." in out
     assert f"| | base | step 3 |\n| --- | --- | --- |\n| correct | {before} | 75.0% (57.9-86.7) |\n" in out
-    assert "Verdict" not in out
-    assert "trained |" not in out
+    assert not re.search(r"Verdict|trained \|", out)
     (folder / "best/best.json").write_text(json.dumps(kept | {"step": 6}))
-    assert "after the last step, 6" in said_by(capsys, "push", folder, "--to", "me/demo", "--what", "best")[1]
+    assert "after the last step, 6" in pushed(capsys, folder, "--what", "best")
 
 
 def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
@@ -124,29 +123,20 @@ def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
     configure(folder, prompt__template={"image": "/home/somebody/picture"})
     for data in ({}, {"task__data_dir": None, "task__path": "given/train.jsonl"}):
         configure(folder, **data)
-        status, out, err = said_by(capsys, "push", folder, "--to", "me/demo")
-        assert status == 0, err
-        assert "somebody" not in out
-        assert "/no_think" in out
-        assert "The data: of the author" in out
+        out = pushed(capsys, folder)
+        assert ("somebody" in out, "/no_think" in out, "The data: of the author" in out) == (False, True, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        (["--to", "demo"], "--to demo"),
-        (["--to", "me/.."], "--to me/.."),
-        (["--to", "me/-demo", "--yes"], "--to me/-demo"),
-        (["/nonexist", "--to", "me/demo"], "/nonexist"),
-        (["--to", "me/demo", "--what", "merged"], "merged"),
-        (["--to", "me/demo", "--what", "."], "demo"),
-        (["--to", "me/demo", "--yes"], "--to me/demo"),  # the key is another one
-    ],
-)
+UNSENT = {"--to demo": "--to demo", "--to me/..": "--to me/..", "--to me/-demo --yes": "--to me/-demo"}
+UNSENT |= {"--to me/demo --what merged": "merged", "--to me/demo --what .": "demo"}
+UNSENT |= {"/nonexist --to me/demo": "/nonexist", "--to me/demo --yes": "--to me/demo"}  # the key is another one
+
+
+@pytest.mark.parametrize(("arguments", "key"), UNSENT.items())
 def test_what_cannot_be_sent_is_refused(capsys, hub, finished, monkeypatch, arguments, key):
     monkeypatch.setenv("HF_TOKEN", "hf_other")
-    run = [] if arguments[0].startswith("/") else [finished]
-    status, out, err = said_by(capsys, "push", *run, *arguments)
+    run = [] if arguments.startswith("/") else [finished]
+    status, out, err = said_by(capsys, "push", *run, *arguments.split())
     assert (status, out, "Traceback" in err) == (2, "", False)
     assert f"{key}: " in err
     assert not hub.uploads
@@ -172,7 +162,7 @@ def test_the_card_of_a_gguf_file_says_what_its_check_found(case, capsys, copied)
     if made:
         made = {"source": "../adapter", "step": 6, "file": "model-q4_0.gguf", **made}
         (folder / "export-gguf/export.json").write_text(json.dumps(made))
-    _, out, _ = said_by(capsys, "push", folder, "--to", "me/demo", "--what", "export-gguf")
+    out = pushed(capsys, folder, "--what", "export-gguf")
     assert [text for text in said if text not in out] == []
     assert ("after the last step, 6" in out) == (made is not None)
     assert "  export.json" not in out
@@ -187,8 +177,7 @@ def test_the_licence_of_the_base_is_that_of_its_card(place, capsys, copied, monk
     configure(folder, model__name=str(base) if place == "in its folder" else "octet/tiny")
     with serving({} if place == "nowhere" else {"models/octet/tiny": base}) as server:
         use_hub(monkeypatch, server.url, tmp_path / "home")
-        _, out, err = said_by(capsys, "push", folder, "--to", "me/demo")
-    assert f"The base: {'see its page' if place == 'nowhere' else 'mit'}." in out, err
+        assert f"The base: {'see its page' if place == 'nowhere' else 'mit'}." in pushed(capsys, folder)
 
 
 def test_a_model_whose_step_is_another_one_has_no_evaluation(capsys, copied):
@@ -196,12 +185,10 @@ def test_a_model_whose_step_is_another_one_has_no_evaluation(capsys, copied):
     shutil.copytree(folder / "adapter", folder / "kept")
     shutil.copytree(folder / "adapter", folder / "checkpoints/step_000004/adapter")
     for what, said in (("kept", "is not recorded"), ("checkpoints/step_000004/adapter", "the model after step 4 of 6")):
-        _, out, _ = said_by(capsys, "push", folder, "--to", "me/demo", "--what", what)
-        assert said in out
-        assert "| correct" not in out
+        out = pushed(capsys, folder, "--what", what)
+        assert (said in out, "| correct" in out) == (True, False)
     (folder / "verdict.json").unlink()  # as it is when a run begins to go on
-    text = said_by(capsys, "push", folder, "--to", "me/demo")[1]
-    assert "is not recorded, so no evaluation is shown" in text
+    assert "is not recorded, so no evaluation is shown" in pushed(capsys, folder)
 
 
 def linked(name: str):
@@ -283,8 +270,7 @@ def test_a_licence_that_is_no_name_is_not_shown(head, capsys, copied, tmp_path):
     (tmp_path / "base/config.json").write_text("{}")
     (tmp_path / "base/README.md").write_text(f"---\n{head}\n---\n")
     configure(folder := copied("demo"), model__name=str(tmp_path / "base"))
-    status, out, err = said_by(capsys, "push", folder, "--to", "me/demo")
-    assert (status, "The base: see its page." in out) == (0, True), err
+    assert "The base: see its page." in pushed(capsys, folder)
 
 
 @pytest.mark.parametrize("then", ["same", "merged"])
@@ -296,15 +282,12 @@ def test_the_card_after_a_warm_up_names_its_base_and_the_command_that_began_with
     older = whole.warmed_up_in(warmup).to_yaml(warmup).replace("  rounds: 1\n", "")  # a version without this setting
     (warmup / "config.yaml").write_text(older)
     (folder / "config.yaml").write_text(whole.after_warmup(warmup).to_yaml(folder))
-    status, said, err = said_by(capsys, "push", folder, "--to", "me/demo")
-    assert status == 0, err
-    assert "trained by GRPO after a warm-up" in said
-    assert f"A LoRA adapter of {'nano' if then == 'same' else 'merged'}," in said
-    assert "license: apache-2.0" in said
+    said, base = pushed(capsys, folder), "nano" if then == "same" else "merged"
+    facts = ("trained by GRPO after a warm-up", f"A LoRA adapter of {base},", "license: apache-2.0")
+    assert [fact for fact in facts if fact not in said] == []
     assert "base_model:" not in said, "no name of the hub"
     (command,) = [line for line in said.splitlines() if "octet train" in line]
-    assert " warmup.steps=3" in command
-    assert "=null" not in command
+    assert (" warmup.steps=3" in command, "=null" in command) == (True, False)
     assert not {"lora.start", "model.name", "warmup/"} & {*command.replace("=", " ").split()}
     assert str(folder.parent) not in said
     assert said_by(capsys, "report", folder)[0] == 0

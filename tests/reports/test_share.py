@@ -4,7 +4,7 @@ import os
 from xml.etree import ElementTree
 
 import trainer
-from tests.conftest import octet, said_by, write_lines
+from tests.conftest import octet, program, said_by, write_lines
 from tests.reports.conftest import configure
 from tests.ui.browser import found
 from trainer.run_folder.reader import read_run
@@ -56,12 +56,9 @@ def test_the_names_of_others_are_text(copied):
 
 def test_a_png_is_written_if_something_can_convert_it(copied, tmp_path, capsys, monkeypatch):
     folder = copied("demo")
-    (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert "pip install cairosvg" in said_by(capsys, "report", "--share", folder)[2]
-    converter = tmp_path / "bin/rsvg-convert"
-    converter.write_text('#!/bin/sh\necho "PNG $@"; /bin/cat\n')
-    converter.chmod(0o755)
+    program(tmp_path / "bin/rsvg-convert", '#!/bin/sh\necho "PNG $@"; /bin/cat\n')
     assert said_by(capsys, "report", "--share", folder)[1] == f"{folder}/share.svg\n{folder}/share.png\n"
     assert (folder / "share.png").read_bytes() == b"PNG -f png\n" + (folder / "share.svg").read_bytes()
 
@@ -70,9 +67,7 @@ def test_a_browser_makes_the_png_where_no_converter_does(copied, tmp_path, capsy
     from PIL import Image
 
     browser, folder = found(), copied("demo")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/chromium").write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]}\nexec "{browser}" "$@"\n')
-    (tmp_path / "bin/chromium").chmod(0o755)
+    program(tmp_path / "bin/chromium", f'#!/bin/sh\nPATH={os.environ["PATH"]}\nexec "{browser}" "$@"\n')
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert said_by(capsys, "report", "--share", folder)[1] == f"{folder}/share.svg\n{folder}/share.png\n"
     with Image.open(folder / "share.png") as picture:
