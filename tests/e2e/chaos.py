@@ -29,9 +29,10 @@ import psutil
 
 import train
 from bench.machine import describe
-from tests.conftest import lines_of
+from tests.conftest import learned
 from trainer.machine import hardware, quiet
 from trainer.machine.exits import answering_errors
+from trainer.problem.word_problems import NanoTask
 from trainer.run import job
 
 SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]
@@ -67,6 +68,13 @@ class Ended(NamedTuple):
     said: str
     seconds: float
     operations: int
+
+
+def prepare() -> None:
+    """Import what a start imports, and make its problems."""
+    quiet.quiet()
+    assert job.run
+    NanoTask().train()
 
 
 def start(folder: Path, ranks: int, settings: list[str], moment: Moment | None = None) -> Ended:
@@ -141,17 +149,12 @@ def result(folder: Path) -> dict[str, Any]:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = str(path.relative_to(folder))
         if name.endswith("metrics.jsonl"):
-            lines = lines_of(path)
-            found[name] = [{key: value for key, value in line.items() if _is_learned(key)} for line in lines]
+            found[name] = learned(path.parent)
         elif name.endswith((".safetensors", "samples.jsonl", "answers.jsonl", "best.json", "data.json")):
             found[name] = path.read_bytes()
         elif "tensorboard/" not in name:
             found[name] = ""
     return found
-
-
-def _is_learned(key: str) -> bool:
-    return not key.startswith(("time/", "memory/"))
 
 
 def differences(folder: Path, undisturbed: dict[str, Any]) -> list[str]:
@@ -205,8 +208,7 @@ def server_of_answers() -> Iterator[None]:
 
 def main(kills: int, seed: int = 0, results: Path | None = None) -> int:
     """Return the number of faults."""
-    quiet.quiet()
-    assert job.run, "what a start imports is imported here"
+    prepare()
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     with server_of_answers():
         counted = kill_runs(kills, seed)

@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e import chaos
-from trainer.machine import quiet
-from trainer.problem.word_problems import NanoTask
-from trainer.run import job
 from trainer.run_folder.run_log import RunLog
 
 FILES = ["config.yaml", "data.json", "machine.json", "metrics.jsonl", "samples.jsonl", "verdict.json", "eval.json"]
@@ -133,9 +130,7 @@ def wrong(place: Path, case: str, undisturbed: dict[str, Any]) -> str:
 
 def main(cases: list[str]) -> int:
     """Print what is wrong with each case, and return how many are."""
-    quiet.quiet()
-    assert job.run, "what a start imports is imported here"
-    NanoTask().train()  # and its problems are made
+    chaos.prepare()
     place = Path(tempfile.mkdtemp(prefix="octet-damaged-"))
     faults = list(runs(place))
     undisturbed = chaos.result(place / "ended" / "run")

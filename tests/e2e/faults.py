@@ -19,9 +19,6 @@ from typing import Any, NamedTuple
 from bench import machine
 from tests.conftest import lines_of
 from tests.e2e import chaos
-from trainer.machine import quiet
-from trainer.problem.word_problems import NanoTask
-from trainer.run import job
 from trainer.run_folder import checkpoints, previous_run
 from trainer.run_folder.run_log import RunLog
 
@@ -68,7 +65,6 @@ FAULTS = {  # -> a part of the message
 
 
 def start(folder: Path, fault: Fault) -> chaos.Ended:
-    """Start a run that meets a fault."""
     texts = [text.encode() for text in (f"/{folder.name}/", fault.part, fault.operations)]
     numbers = [ctypes.c_long(number) for number in fault[2:]]
     ctypes.CDLL(None).inject(*texts, *numbers)
@@ -132,9 +128,7 @@ def rows(place: Path) -> Iterator[dict[str, str]]:
 
 def main(results: str) -> int:
     """Write a row for each start, and return the number of starts that did not do what they have to."""
-    quiet.quiet()
-    assert job.run, "what a start imports is imported here"
-    NanoTask().train()  # and its problems are made
+    chaos.prepare()
     place, found = Path(tempfile.mkdtemp(prefix="octet-faults-")), []
     for one in rows(place):
         print(f"{one['name']}, {one['fails']}: {one['wrong'] or 'ok'}", file=sys.stderr, flush=True)

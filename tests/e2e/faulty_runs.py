@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.conftest import write_lines
 from tests.samplers import Altered, Scripted
 from trainer import loop
 from trainer.config.command_line import Request, resolve
@@ -70,6 +71,10 @@ RUIN += ("entropy explosion", "entropy collapse", "repetition", "learning rate t
 # a reward for length, which ruins the model
 LENGTH = ("paid by length", "shaping decides", *RUIN, "reward against accuracy")
 WEIGHTS = "reward.weights="
+SHORT = [WEIGHTS + "{correct: 1.0, length: 0.05}", "reward.length_band=[1, 8]", "reward.gate=false"]
+NARROW = ["algorithm.clip_low=0.0001", "algorithm.clip_high=0.0001"]
+ENTROPY = ["algorithm.entropy_bonus=5.0", "rollout.dead_groups=keep"]
+UNHELD = ["algorithm.kl.coef=1e-9", "algorithm.lr=0.03", "rollout.dead_groups=keep"]
 
 
 class Fault(NamedTuple):
@@ -85,7 +90,6 @@ def fault(*settings: str, raises: str | Sequence[str], sampler: Any = None) -> F
 
 
 def told(text: Callable[[Prompt, int], str], raises: str, truncated: bool = False) -> Fault:
-    """A model that writes what it is told to."""
     return fault(raises=raises, sampler=lambda _, tokenizer: Scripted(tokenizer, text, truncated))
 
 
@@ -102,12 +106,7 @@ FAULTS = {
     "groups of 2": fault("rollout.group_size=2", "rollout.problems=16", raises="small groups"),
     "a constant part": fault("{constant}", "reward.weights.correct=1.0", raises="constant reward"),
     "format pays most": fault(WEIGHTS + "{correct: 1.0, format: 5.0}", raises="a part dominates, constant reward"),
-    "short answers are paid, divided by the deviation of a group": fault(
-        WEIGHTS + "{correct: 1.0, length: 0.05}",
-        "reward.length_band=[1, 8]",
-        "reward.gate=false",
-        raises=("shaping decides", *RUIN),
-    ),
+    "short answers are paid, divided by the deviation of a group": fault(*SHORT, raises=("shaping decides", *RUIN)),
     "another form": told(
         lambda prompt, number: f"The answer is {prompt.problem.gold if number % 2 else number}.",
         "form never seen, all wrong",
@@ -121,17 +120,13 @@ FAULTS = {
     "endless thinking": told(
         lambda _, number: f"<think> {number}" + " + 1" * number, "thinking fills the limit, all wrong", truncated=True
     ),
-    "a narrow clip": fault(
-        "algorithm.epochs=8", "algorithm.clip_low=0.0001", "algorithm.clip_high=0.0001", raises="clipping"
-    ),
+    "a narrow clip": fault("algorithm.epochs=8", *NARROW, raises="clipping"),
     "a frozen adapter": fault("algorithm.lr=1e-30", raises="nothing trained"),
     "reward is shortness": fault("{short}", raises=LENGTH),
     "a punishment of every length": fault(
         WEIGHTS + "{correct: 1.0, overlong: 3.0}", "reward.overlong_buffer=39", raises=LENGTH
     ),
-    "entropy is all that counts": fault(
-        "algorithm.entropy_bonus=5.0", "rollout.dead_groups=keep", raises=("entropy explosion", *RUIN)
-    ),
+    "entropy is all that counts": fault(*ENTROPY, raises=("entropy explosion", *RUIN)),
     "a tiny limit of the gradient": fault("optim.max_grad_norm=0.001", raises="gradient at its limit"),
     "form is learned alone": fault(
         WEIGHTS + "{correct: 1.0, format: 1.0}",
@@ -143,12 +138,7 @@ FAULTS = {
     ),
     "a constant reward alone": fault("{constant}", "rollout.dead_groups=keep", raises="no gradient, constant reward"),
     "a machine that slows down": fault("run.steps=40", raises="slower", sampler=lambda sampler, _: Slower(sampler)),
-    "no hold by the KL": fault(
-        "algorithm.kl.coef=1e-9",
-        "algorithm.lr=0.03",
-        "rollout.dead_groups=keep",
-        raises=("far from the reference", "no gradient", *RUIN),
-    ),
+    "no hold by the KL": fault(*UNHELD, raises=("far from the reference", "no gradient", *RUIN)),
 }
 HEALTHY: dict[str, list[str]] = {f"seed {seed}": [f"run.seed={seed}"] for seed in range(8)}
 HEALTHY |= {name: [f"--recipe={name}"] for name in ("dapo", "dr_grpo", "gspo", "cispo", "rloo", "reinforce")}
@@ -181,7 +171,6 @@ def alarms(folder: Path, settings: Sequence[str], sampler: Any = None) -> dict[s
 
 
 def custom(folder: Path, name: str) -> list[str]:
-    """Return settings for a reward of one's own."""
     path = folder / f"{name}.py"
     rewards = f"[{CUSTOM[name]} for text, right in zip(completions, gold)]"
     path.write_text(f"def {name}(completions, gold):\n    return {rewards}\n")
@@ -203,9 +192,8 @@ def written(folder: Path, setting: str) -> list[str]:
     """Return the settings that stand for a name in braces; their files are written."""
     name = setting.strip("{}")
     if setting == "{wrong}":
-        path = folder / "wrong.jsonl"
-        problems = NanoTask(train_size=400).train()
-        path.write_text("".join(json.dumps({"question": one.question, "answer": "98765"}) + "\n" for one in problems))
+        rows = [{"question": one.question, "answer": "98765"} for one in NanoTask(train_size=400).train()]
+        path = write_lines(folder / "wrong.jsonl", rows)
         return ["task.name=records", f"task.path={path}", "prompt.style=chat"]
     return custom(folder, name) if name in CUSTOM and setting.startswith("{") else [setting]
 

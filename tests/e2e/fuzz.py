@@ -110,9 +110,6 @@ def other_json(rng: random.Random, value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-# ---------------------------------------------------------------- settings
-
-
 def of_presets(rng: random.Random, folder: Path) -> None:
     path = folder / "mine.yaml"
     good = rng.choice(sorted(PRESETS.glob("*.yaml"))).read_bytes()
@@ -124,9 +121,6 @@ def of_overrides(rng: random.Random, folder: Path) -> None:
     values = [*ODD, *map(str, VALUES), json.dumps(rng.choice(VALUES)), str(rng.getrandbits(rng.choice([4, 70, 2000])))]
     keys = [rng.choice(fields()) for _ in range(rng.randint(1, 3))]
     resolve("nano", None, [f"{key}={rng.choice(values)}" for key in keys]).to_yaml().encode()
-
-
-# ---------------------------------------------------------------- data
 
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": f"It is\n#### {n + 1}", "level": n} for n in range(4)]
@@ -166,13 +160,8 @@ def of_parquet(rng: random.Random, folder: Path) -> None:
     read_data(rng, path)
 
 
-# ---------------------------------------------------------------- a run folder
-
-
 METRICS = {"step": 1, "reward": 0.5, "eval/accuracy": 0.25, "eval/lenient": 0.5, "eval/problems": 8, "time/save": 0.1}
 PROBLEMS = make_task(nano().task).train()[:8]
-
-
 ORIGIN, SETTINGS = Provenance(nano(), Path("no-folder"), PROBLEMS, [], accepts=False), nano().to_yaml().encode()
 
 
@@ -246,9 +235,6 @@ def of_judge_budgets(rng: random.Random, folder: Path) -> None:
     judge(folder).client.ask({}, str, Meter())
 
 
-# ---------------------------------------------------------------- models and adapters
-
-
 CONFIG = json.loads((ROOT / "trainer/model/nano/config.json").read_text())
 ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "nano", "r": 4, "target_modules": ["q_proj"]}
 
@@ -272,9 +258,6 @@ def of_adapters(rng: random.Random, folder: Path) -> None:
     with contextlib.suppress(OctetError):
         eval_command._refuse_another_base(Source(folder, is_adapter=True), nano().model, is_named=False)
     lora._read(folder, str(folder))
-
-
-# ---------------------------------------------------------------- what servers answer
 
 
 class Replies(threading.Thread):
@@ -342,9 +325,6 @@ def of_vllm(rng: random.Random, folder: Path) -> None:
     sampler.group(None, [server], Sampling(2, 1.0, 3, 0), 0, Prompt(PROBLEMS[0], "x", (5, 6)))
 
 
-# ---------------------------------------------------------------- Slurm
-
-
 SLURM = ["PROCID", "LOCALID", "STEP_NUM_TASKS", "STEP_TASKS_PER_NODE", "NODEID", "STEP_ID", "JOB_ID", "STEP_NODELIST"]
 SLURM += ["RESTART_COUNT", "ARRAY_TASK_ID", "ARRAY_JOB_ID", "JOB_END_TIME", "JOB_NODELIST"]
 OF_SLURM = ["", "x", "-1", "2(x", "(x2)", "1,2,,", "9" * 4400, "1.5", "0x2", "a[1-", "\x1b[2J", " 3 ", "4"]
@@ -365,29 +345,15 @@ def of_slurm(rng: random.Random, folder: Path) -> None:
         os.environ.update(before)
 
 
-# ---------------------------------------------------------------- the count
-
-
 KINDS: dict[str, Callable[[random.Random, Path], None]] = {
-    "settings in a preset": of_presets,
-    "settings on the command line": of_overrides,
-    "data, jsonl": of_jsonl,
-    "data, csv": of_csv,
-    "data, parquet": of_parquet,
-    "state.json of a checkpoint": of_states,
-    "manifest.json of a checkpoint": of_manifests,
-    "metrics.jsonl and samples.jsonl": of_logs,
-    "best.json": of_best,
-    "judge.json": of_judge_budgets,
-    "config.yaml of a run": of_run_settings,
-    "config.json and index of a model": of_models,
-    "adapter_config.json": of_adapters,
-    "replies of a judge": of_judges,
-    "replies of vLLM": of_vllm,
-    "Slurm's environment": of_slurm,
+    **{"settings in a preset": of_presets, "settings on the command line": of_overrides},
+    **{"data, jsonl": of_jsonl, "data, csv": of_csv, "data, parquet": of_parquet},
+    **{"state.json of a checkpoint": of_states, "manifest.json of a checkpoint": of_manifests},
+    **{"metrics.jsonl and samples.jsonl": of_logs, "best.json": of_best, "judge.json": of_judge_budgets},
+    **{"config.yaml of a run": of_run_settings, "config.json and index of a model": of_models},
+    **{"adapter_config.json": of_adapters, "replies of a judge": of_judges, "replies of vLLM": of_vllm},
+    **{"Slurm's environment": of_slurm},
 }
-
-
 # What takes a millisecond is tried seven times as often as what takes ten.
 QUICK = ("data, jsonl", "data, csv", "manifest.json of a checkpoint", "best.json", "adapter_config.json")
 QUICK += ("config.json and index of a model", "Slurm's environment")

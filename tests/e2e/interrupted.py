@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import train
+from tests.e2e import chaos
 from trainer import advantage
 from trainer.evaluation import best
-from trainer.machine import quiet
 from trainer.machine.exits import answering_errors
 from trainer.ranks import stopping
 from trainer.run import farewell, job
@@ -26,14 +26,9 @@ SETTINGS += ["run.steps=2", "eval.problems=8", "eval.every=1", "rollout.dead_gro
 AN_HOUR = "an evaluation takes an hour, and the job has one and a half"
 # The moments at which the starts of a run are told; evaluations by the name of what is evaluated.
 RUNS: dict[str, Sequence[str]] = {
-    "undisturbed": [""],
-    "early": ["base", "step 1", ""],
-    "last evaluation": ["step 2", "base"],
-    "best": ["best", ""],
-    "merge": ["merge", ""],
-    "time limit": [AN_HOUR, ""],
-    "signals": ["SIGHUP", "SIGTERM", ""],
-    "Ctrl-C": ["step", "SIGINT", "end", ""],
+    **{"undisturbed": [""], "early": ["base", "step 1", ""], "last evaluation": ["step 2", "base"]},
+    **{"best": ["best", ""], "merge": ["merge", ""], "time limit": [AN_HOUR, ""]},
+    **{"signals": ["SIGHUP", "SIGTERM", ""], "Ctrl-C": ["step", "SIGINT", "end", ""]},
 }
 
 
@@ -95,8 +90,7 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
 
 
 def main(folder: str) -> None:
-    quiet.quiet()
-    assert job.run, "what a start imports is imported here"
+    chaos.prepare()
     starts = {name: [start(Path(folder, name), moment) for moment in moments] for name, moments in RUNS.items()}
     Path(folder, "starts.json").write_text(json.dumps(starts))
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch.distributed
 
 import train
-from tests.conftest import lines_of
+from tests.conftest import learned, lines_of
+from tests.plan.conftest import without_threshold
 from tests.samplers import Scripted
 from trainer import loop
-from trainer.config import ds_config
 from trainer.config.command_line import Request, resolve
 from trainer.loss import logprobs
 from trainer.machine import quiet
@@ -53,15 +53,6 @@ class Told(Scripted):
         return f"{words} #### {prompt.problem.gold if is_right else 'none'}"
 
 
-def split(folder: Path, name: str) -> str:
-    """A shipped configuration without DeepSpeed's threshold: of this model it would split next to nothing."""
-    settings = ds_config.read(name)
-    settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
-    path = folder / f"{name}-{distributed.world_size()}-{distributed.rank()}.json"
-    path.write_text(json.dumps(settings))
-    return str(path)
-
-
 def run(folder: Path, case: str) -> dict[str, Any]:
     told: list[Told] = []
     engine, _, kind = case.partition(" ")
@@ -71,7 +62,8 @@ def run(folder: Path, case: str) -> dict[str, Any]:
         return told[-1]
 
     assemble.make_sampler = make_sampler if kind == "sampled" else by_heart
-    own = [f"engine.ds_config={split(folder, engine)}", f"run.dir={folder / case}-{distributed.world_size()}"]
+    split = without_threshold(engine, folder / f"{engine}-{distributed.world_size()}-{distributed.rank()}.json")
+    own = [f"engine.ds_config={split}", f"run.dir={folder / case}-{distributed.world_size()}"]
     made = assemble.build(Request(resolve("nano", None, [*SETTINGS, *SETTINGS_OF[kind], *own]), "nano", ""))
     logprobs.CHUNK_BYTES = 4 * made.updater.policy.model.config.vocab_size * TOKENS_AT_ONCE
     drawn = [enumerate(made.rollouts.curriculum.draw(step)) for step in range(STEPS)]
@@ -80,19 +72,10 @@ def run(folder: Path, case: str) -> dict[str, Any]:
     policy = made.updater.policy
     loop.train(made.log.config, *made)
     with policy.gathered():
-        learned = {name: value.flatten().tolist() for name, value in lora.trainable(policy.model).items()}
+        trained = {name: value.flatten().tolist() for name, value in lora.trainable(policy.model).items()}
     lines = lines_of(made.log.folder / "metrics.jsonl") if distributed.is_main() else []
     fullest = [line.get("memory/fullest_rank") for line in lines]
-    return {"learned": learned, "metrics": metrics(made.log.folder), "fullest": fullest}
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    """Return what was logged, without times and memory."""
-    if not distributed.is_main():
-        return []
-    lines = lines_of(folder / "metrics.jsonl")
-    machine = ("time/", "memory/")
-    return [{name: value for name, value in line.items() if not name.startswith(machine)} for line in lines]
+    return {"learned": trained, "metrics": learned(made.log.folder) if lines else [], "fullest": fullest}
 
 
 def main(folder: str, *cases: str) -> None:

@@ -21,21 +21,15 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.conftest import write_lines
 from tests.e2e import chaos
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
-from trainer.machine import quiet
-from trainer.run import job
 
 FILES = Path(tempfile.gettempdir()) / "octet-pairs"  # the same for all calls: the settings name it
 TEACHER = f"{FILES}/teacher/adapter"
-TASKS = {
-    "nano": "nano",
-    "addition": "addition",
-    "records": "records",
-    "own file": f"{FILES}/own.py:build",
-    "gym": "reasoning_gym:chain_sum",
-}
+TASKS = {name: name for name in ("nano", "addition", "records")}
+TASKS |= {"own file": f"{FILES}/own.py:build", "gym": "reasoning_gym:chain_sum"}
 OWN = """
 class Own:
     prompt_style = "gsm8k"
@@ -64,84 +58,45 @@ def brief(completions, **columns):
     return [1.0 / (1 + len(text)) for text in completions]
 """
 AGENT = (Path(__file__).parents[1] / "rollout/agents.py").read_text()
+LOSSES = ("grpo_clip", "reinforce", "reinforce_baseline", "gspo", "cispo")
+KL = "algorithm.kl.coef=0.1"
 # feature -> the name of a value -> its settings
 FEATURES: dict[str, dict[str, str]] = {
-    "objective": {
-        name: f"algorithm.loss={name}" for name in ("grpo_clip", "reinforce", "reinforce_baseline", "gspo", "cispo")
-    },
+    "objective": {name: f"algorithm.loss={name}" for name in LOSSES},
     "advantage": {name: f"algorithm.advantage={name}" for name in ("grpo", "dr_grpo", "rloo", "batch_std")},
-    "KL": {
-        "none": "",
-        "k3 in the loss": "algorithm.kl.coef=0.1",
-        "k2 with a target": "algorithm.kl.coef=0.1 algorithm.kl.estimator=k2 algorithm.kl.target=0.01",
-        "k1 in the reward": "algorithm.kl.coef=0.1 algorithm.kl.estimator=k1 algorithm.kl.where=reward",
-        "refreshed": "algorithm.kl.coef=0.1 algorithm.kl.refresh=2",
-    },
-    "updates": {
-        "one": "",
-        "two epochs": "algorithm.epochs=2",
-        "two minibatches": "algorithm.minibatches=2",
-        "four": "algorithm.epochs=2 algorithm.minibatches=2",
-    },
-    "dead groups": {
-        "drop": "rollout.dead_groups=drop",
-        "keep": "rollout.dead_groups=keep",
-        "refill": "rollout.dead_groups=refill",
-        "by correct": "rollout.dead_groups=refill rollout.dead_by=correct",
-    },
+    "KL": {"none": "", "k3 in the loss": KL}
+    | {"k2 with a target": f"{KL} algorithm.kl.estimator=k2 algorithm.kl.target=0.01"}
+    | {"k1 in the reward": f"{KL} algorithm.kl.estimator=k1 algorithm.kl.where=reward"}
+    | {"refreshed": f"{KL} algorithm.kl.refresh=2"},
+    "updates": {"one": "", "two epochs": "algorithm.epochs=2", "two minibatches": "algorithm.minibatches=2"}
+    | {"four": "algorithm.epochs=2 algorithm.minibatches=2"},
+    "dead groups": {name: f"rollout.dead_groups={name}" for name in ("drop", "keep", "refill")}
+    | {"by correct": "rollout.dead_groups=refill rollout.dead_by=correct"},
     "curriculum": {name: f"task.curriculum={name}" for name in ("none", "difficulty", "solve_rate")},
-    "tools": {
-        "none": "",
-        "fenced": "task.tools=[calculator] task.calls=fenced",
-        "inline": "task.tools=[calculator] task.calls=inline",
-        "agent": f"task.agent={FILES}/agents.py:twice rollout.rows=1",
-    },
+    "tools": {"none": "", **{name: f"task.tools=[calculator] task.calls={name}" for name in ("fenced", "inline")}}
+    | {"agent": f"task.agent={FILES}/agents.py:twice rollout.rows=1"},
     "task": {name: f"task.name={value}" for name, value in TASKS.items()}
     | {"records": f"task.name=records task.path={FILES}/rows.jsonl"},
     "mixture": {"none": "", "with sums": "addition", "with a function": f"{FILES}/own.py:other"},
-    "warm-up": {
-        "none": "",
-        "solutions": "warmup.steps=2",
-        "early stop, merged": "warmup.steps=2 warmup.every=1 warmup.patience=1 warmup.then=merged",
-        "samples": "warmup.steps=2 warmup.from=samples reward.answer=lenient",
-        "rounds": "warmup.steps=2 warmup.from=samples warmup.rounds=2",
-    },
-    "teacher": {
-        "none": "",
-        "adapter": f"teacher.adapter={TEACHER}",
-        "model": "teacher.name=nano teacher.reward=1",
-        "loss": f"teacher.adapter={TEACHER} teacher.form=loss algorithm.kl.coef=0.1 algorithm.kl.estimator=k2",
-    },
-    "trained": {
-        "LoRA": "lora.targets=attention",
-        "DoRA": "lora.dora=true",
-        "rsLoRA": "lora.rslora=true lora.plus_ratio=4",
-        "PiSSA": "lora.init=pissa",
-        "all weights": "lora.enabled=false",
-        "further": f"lora.start={TEACHER}",
-    },
+    "warm-up": {"none": "", "solutions": "warmup.steps=2"}
+    | {"early stop, merged": "warmup.steps=2 warmup.every=1 warmup.patience=1 warmup.then=merged"}
+    | {"samples": "warmup.steps=2 warmup.from=samples reward.answer=lenient"}
+    | {"rounds": "warmup.steps=2 warmup.from=samples warmup.rounds=2"},
+    "teacher": {"none": "", "adapter": f"teacher.adapter={TEACHER}", "model": "teacher.name=nano teacher.reward=1"}
+    | {"loss": f"teacher.adapter={TEACHER} teacher.form=loss {KL} algorithm.kl.estimator=k2"},
+    "trained": {"LoRA": "lora.targets=attention", "DoRA": "lora.dora=true", "PiSSA": "lora.init=pissa"}
+    | {"rsLoRA": "lora.rslora=true lora.plus_ratio=4", "all weights": "lora.enabled=false"}
+    | {"further": f"lora.start={TEACHER}"},
     "weights": {"fp32": "", "bf16": "model.dtype=bf16", "4 bits": "model.quantize=nf4"},
-    "layout": {
-        "flat": "",
-        "padded": "optim.layout=padded",
-        "recomputed": "model.gradient_checkpointing=true optim.tokens_per_micro_batch=200",
-    },
+    "layout": {"flat": "", "padded": "optim.layout=padded"}
+    | {"recomputed": "model.gradient_checkpointing=true optim.tokens_per_micro_batch=200"},
     "sampler": {"decoder": "", "generate": "rollout.engine=hf", "8 bits": "rollout.weights=int8"},
     "engine": {name: f"engine.ds_config={name}" for name in ("zero2_offload", "zero1", "zero2")},
-    "evaluation": {
-        "at the ends": "",
-        "none": "eval.problems=0",
-        "sampled": "eval.samples=2",
-        "each step": "eval.every=1 eval.metric=lenient",
-        "early stop": "eval.every=1 eval.patience=1",
-    },
-    "reward": {
-        "correct": "",
-        "shaped": "reward.weights.format=0.1 reward.weights.overlong=0.3",
-        "custom": f"reward.custom={FILES}/own.py:brief",
-        "random": "reward.control=random",
-        "shuffled": "reward.control=shuffled_gold reward.answer=lenient",
-    },
+    "evaluation": {"at the ends": "", "none": "eval.problems=0", "sampled": "eval.samples=2"}
+    | {"each step": "eval.every=1 eval.metric=lenient", "early stop": "eval.every=1 eval.patience=1"},
+    "reward": {"correct": "", "shaped": "reward.weights.format=0.1 reward.weights.overlong=0.3"}
+    | {"custom": f"reward.custom={FILES}/own.py:brief", "random": "reward.control=random"}
+    | {"shuffled": "reward.control=shuffled_gold reward.answer=lenient"},
     "prompt": {name: f"prompt.style={name}" for name in ("auto", "gsm8k", "boxed", "tags")},
     "end": {"adapter": "run.merge=false", "merged": ""},
     "ranks": {"1": "", "2": ""},
@@ -201,7 +156,6 @@ def _filled(first: Run, missing: Container[Pair], refused: Container[Pair], rng:
 
 
 def refusal(run: Run) -> str:
-    """Return why the settings of a run are refused, or nothing."""
     return _refusal(tuple(settings_of(run)))
 
 
@@ -227,11 +181,9 @@ def make_files() -> None:
     FILES.mkdir(exist_ok=True)
     (FILES / "own.py").write_text(OWN)
     (FILES / "agents.py").write_text(AGENT)
-    rows = [
-        {"question": f"What is {a} plus 1?", "answer": f"{a} + 1 = {a + 1}\n#### {a + 1}", "steps": a}
-        for a in range(10, 90)
-    ]
-    (FILES / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers = {a: f"{a} + 1 = {a + 1}\n#### {a + 1}" for a in range(10, 90)}
+    rows = [{"question": f"What is {a} plus 1?", "answer": said, "steps": a} for a, said in answers.items()]
+    write_lines(FILES / "rows.jsonl", rows)
     if not Path(TEACHER).is_dir():
         ended = chaos.start(FILES / "teacher", 1, ["run.steps=1", "run.merge=false", "eval.problems=0"])
         assert ended.statuses == [0], ended.said
@@ -275,8 +227,7 @@ def outcomes(runs: list[Run], results: Path, seed: int) -> Iterator[Outcome]:
 
 def main(results: str, seed: int = 0, count: int | None = None) -> int:
     """Return the number of faults. A pair that was only in runs that are refused late is tried in others, twice."""
-    quiet.quiet()
-    assert job.run, "what a start imports is imported here"
+    chaos.prepare()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     ctypes.CDLL(None).prctl(chaos.SUBREAPER, 1, 0, 0, 0)
     make_files()

@@ -19,17 +19,10 @@ def train(folder, *arguments: str, ranks: int = 1) -> str:
     own = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
     if ranks > 1:
         own |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(hardware.free_port())}
-    started = [
-        subprocess.Popen(
-            [*forked(), str(ROOT / "train.py"), *arguments],
-            cwd=folder,
-            env=own | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
+    command = [*forked(), str(ROOT / "train.py"), *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    numbers = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {} for rank in range(ranks)]
+    started = [subprocess.Popen(command, cwd=folder, env=own | number, **pipes) for number in numbers]
     said = [process.communicate(timeout=999) for process in started]
     assert [(process.returncode, complained) for process, (_, complained) in zip(started, said)] == [(0, "")] * ranks
     return said[0][0]
@@ -42,14 +35,14 @@ def do_the_last_step_again(folder, ranks: int = 1) -> str:
     return train(folder.parent, "--resume", str(folder), "run.merge=false", "eval.problems=0", ranks=ranks)
 
 
-def resumes_to_the_bit(whole, train=train) -> None:
-    """Cut off the second of two steps in a copy of a run, take it again, and compare metrics, answers and adapters."""
+def resumes_to_the_bit(whole, train=train, steps: int = 2) -> None:
+    """Cut off the last step in a copy of a run, take it again, and compare metrics, answers and adapters."""
     cut = shutil.copytree(whole, whole.parent / "again/it", symlinks=True)
     disk.mark_as_made_here(cut)  # a copy may be of somebody else's run, whose code does not run
     shutil.rmtree(cut / "adapter")
-    shutil.rmtree(cut / "checkpoints/step_000002")
+    shutil.rmtree(cut / f"checkpoints/step_{steps:06d}")
     (cut / "checkpoints/latest").unlink()
-    assert "continuing after step 1" in train(cut.parent, "--resume", "it")
+    assert f"continuing after step {steps - 1}" in train(cut.parent, "--resume", "it")
     assert learned(cut) == learned(whole)
     for name in ("samples.jsonl", ADAPTER):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name

@@ -101,7 +101,6 @@ def limit(model: torch.nn.Module, tokens: int, breaks: str) -> None:
 
 
 def updater_of(policy: Any, config: Config, say: Callable[[str], None] = print) -> Updater:
-    """The updater of a policy on the CPU."""
     packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.is_flat)
     shrinker, coefficient = Shrinker(policy, (), packer, say), Coefficient(config.algorithm.kl)
     return Updater(policy, config, torch.device("cpu"), packer, shrinker, coefficient)

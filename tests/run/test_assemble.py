@@ -1,11 +1,9 @@
 """The parts of a run fit together."""
 
-import json
-
 import pytest
 import torch
 
-from tests.conftest import refuses
+from tests.conftest import refuses, write_lines
 from trainer.config.command_line import resolve
 from trainer.model.load import load_model
 from trainer.problem.task import make_task
@@ -45,8 +43,7 @@ def test_a_stop_string_that_is_a_special_token_ends_answers_at_that_token(tmp_pa
 
 def test_the_prompt_of_the_most_tokens_must_fit_although_other_questions_have_more_letters(tmp_path):
     asked = [*(f"How many cards does Cara have now, if she finds {n} more?" for n in range(100)), "7" * 40]
-    rows = [json.dumps({"question": question, "answer": "1"}) for question in asked]
-    (tmp_path / "sums.jsonl").write_text("\n".join(rows))
+    write_lines(tmp_path / "sums.jsonl", [{"question": question, "answer": "1"} for question in asked])
     data = ["task.name=records", f"task.path={tmp_path}/sums.jsonl", "task.holdout=0.01", "prompt.style=chat"]
     config = resolve("nano", None, [*data, f"run.dir={tmp_path}/run", "rollout.max_new_tokens=218"])
     with refuses("rollout.max_new_tokens", names="sums.jsonl:101"):

@@ -23,16 +23,15 @@ SOME = ["stopped/config.yaml/flipped", "stopped/metrics.jsonl/removed", "ended/b
 PROGRAMS = {
     "chaos": (["10"], "10 kills, 0 faults"),
     "fuzz": (["3000"], "3000 inputs of 16 kinds, 0 faults"),
-    "pairs": (["pairs.json", "0", "5"], "'equal'"),
+    "pairs": (["{}/pairs.json", "0", "5"], "'equal'"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_run_survives(program, tmp_path):
-    others, said = PROGRAMS[program]
-    own = [str(tmp_path / one) if one.endswith(".json") else one for one in others]
-    answer = launch(*forked(), "-m", f"tests.e2e.{program}", *own, timeout=1800)
+    own, said = PROGRAMS[program]
+    answer = launch(*forked(), "-m", f"tests.e2e.{program}", *(one.format(tmp_path) for one in own), timeout=1800)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert said in answer.stdout
 

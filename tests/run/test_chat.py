@@ -2,14 +2,14 @@
 
 import os
 import re
-import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, launch, ran
 from tests.forks import forked
 from tests.terminal import Terminal, on_a_terminal, read
 from trainer.config.command_line import resolve
@@ -24,29 +24,27 @@ FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=40"
 
 
 class Octet(NamedTuple):
-    """`octet chat` beside a run, and how it is started."""
+    """`octet chat` beside a run. Called, it returns what is said."""
 
+    folder: Path
     command: list[str]
-    environment: dict[str, str]
-    pipes: dict[str, Any]
 
-    def __call__(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess:
-        return subprocess.run([*self.command, *arguments], check=True, env=self.environment, **self.pipes | options)
+    def __call__(self, *arguments: str, columns: int = 120, **options: Any) -> str:
+        own = {"cwd": self.folder, "env": os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": str(columns)}}
+        return ran(*self.command, *arguments, check=True, timeout=580, **own, **options).stdout
 
 
 @pytest.fixture(scope="module")
 def octet(tmp_path_factory):
     """`octet chat` with a run of one step."""
     folder = tmp_path_factory.mktemp("chat")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    pipes = {"cwd": folder, "capture_output": True, "text": True, "timeout": 580}
-    train = [*forked(), str(ROOT / "train.py"), "--preset", "nano", *FEW, "run.dir=it"]
-    subprocess.run(train, check=True, env=environment, **pipes)
-    return Octet([*forked(), "-m", "trainer.commands.main", "chat", "it"], environment, pipes)
+    done = launch(*forked(), ROOT / "train.py", "--preset", "nano", *FEW, "run.dir=it", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return Octet(folder, [*forked(), "-m", "trainer.commands.main", "chat", "it"])
 
 
 def test_the_models_answer_a_question_and_a_held_out_problem(octet):
-    said = octet(input=f"{'3 ' * 300}\nWhat is 3 + 4?\n\n").stdout
+    said = octet(input=f"{'3 ' * 300}\nWhat is 3 + 4?\n\n")
     assert "the context of this model, 256. Write a shorter prompt" in " ".join(said.split())
     assert said.startswith("Ask, or press Enter for a held-out problem.")
     by_hand, _, held_out = said.partition("adapter ─")
@@ -58,14 +56,14 @@ def test_the_models_answer_a_question_and_a_held_out_problem(octet):
 
 
 def test_a_question_on_the_command_line_is_answered_once(octet):
-    said = octet("x=3.", "What is x + 4?", "rollout.max_new_tokens=8", input="2 + 2?\n").stdout
+    said = octet("x=3.", "What is x + 4?", "rollout.max_new_tokens=8", input="2 + 2?\n")
     assert [line.split()[0] for line in said.splitlines() if line.endswith("─")] == ["base", "adapter"]
 
 
 def test_long_answers_stay_on_a_small_terminal(octet, tmp_path):
     (tmp_path / "asked").write_text("\n")
     with (tmp_path / "asked").open() as asked:
-        process, terminal = on_a_terminal(octet.command, octet.pipes["cwd"], 30, 4, stdin=asked)
+        process, terminal = on_a_terminal(octet.command, octet.folder, 30, 4, stdin=asked)
     said = b""
     while part := read(terminal):
         said += part
@@ -73,15 +71,14 @@ def test_long_answers_stay_on_a_small_terminal(octet, tmp_path):
     assert process.wait(60) == 0
     assert not re.search(rb"\x1b\[\d*[A-HJ]", said)  # nothing moves up to what was printed before
     left = Terminal(30).feed(said.decode()).text
-    piped = octet._replace(environment=octet.environment | {"COLUMNS": "30"})(input="\n").stdout
-    assert left.rstrip() == Terminal(30).feed(piped).text.rstrip()
+    assert left.rstrip() == Terminal(30).feed(octet(columns=30, input="\n")).text.rstrip()
     assert left.count("read: ") == 2
 
 
 @pytest.mark.slow
 def test_samples_of_the_same_question_differ_and_bytes_that_are_no_text_are_asked_as_such(octet):
-    question = b"Amy has \xff 3 bags of 4 apples. How many is that?\n"
-    said = octet("--temperature", "2", input=4 * question, text=False).stdout.decode()
+    question = "Amy has \udcff 3 bags of 4 apples. How many is that?\n"
+    said = octet("--temperature", "2", input=4 * question, errors="surrogateescape")
     answers = said.split("\nbase ─")[1:]
     assert len(answers) == 4
     assert len({answer.partition("\nadapter ─")[0] for answer in answers}) > 1
@@ -91,8 +88,7 @@ def test_samples_of_the_same_question_differ_and_bytes_that_are_no_text_are_aske
 def test_what_is_printed_grows_to_the_answer(monkeypatch, stop):
     """Also to one that a stop string ends: with it, or before it if it begins a line."""
     config = resolve("nano", None, [f"rollout.stop={stop}"])
-    task = make_task(config.task)
-    prompter = prompter_of(config, task, load_tokenizer(config.model))
+    prompter = prompter_of(config, make_task(config.task), load_tokenizer(config.model))
     _, sampler = chat._load(config, prompter)
     written = []
     monkeypatch.setattr(sys.stdout, "write", written.append)

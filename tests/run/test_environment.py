@@ -22,8 +22,7 @@ def test_a_run_may_learn_from_the_rewards_of_its_environment(tmp_path):
     samples = lines_of(tmp_path / "run/samples.jsonl")
     assert {one["reward"] == one["reward/environment"] for one in samples} == {True}
     assert any(one["reward"] for one in samples)
-    answers = lines_of(tmp_path / "run/eval_answers.jsonl")
-    assert any("turns" in one for one in answers)
+    assert any("turns" in one for one in lines_of(tmp_path / "run/eval_answers.jsonl"))
 
 
 def test_a_run_with_turns_resumes_to_the_same_bits_and_says_who_wrote_what(tmp_path):
@@ -38,8 +37,7 @@ def test_a_run_with_turns_resumes_to_the_same_bits_and_says_who_wrote_what(tmp_p
 
 
 def test_a_run_of_an_agent_resumes_to_the_same_bits(tmp_path):
-    said = train(tmp_path, *AGENT, "run.dir=it")
-    assert "the agent writes its own prompts\n'" in said
+    assert "the agent writes its own prompts\n'" in train(tmp_path, *AGENT, "run.dir=it")
     resumes_to_the_bit(tmp_path / "it")
     for sample in lines_of(tmp_path / "it/samples.jsonl"):
         assert [turn["role"] for turn in sample["turns"]] == ["environment", "model"] * 2

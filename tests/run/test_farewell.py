@@ -28,14 +28,12 @@ OF_A_TEACHER = ["teacher.name=nano", "teacher.form=loss", "algorithm.kl.coef=1",
 
 def ending(folder, capsys, *overrides) -> list[str]:
     (folder / "metrics.jsonl").touch()
-    request = parse_command_line(["--preset", "nano", *overrides])
-    farewell.conclude(request, folder, Screen(), {})
+    farewell.conclude(parse_command_line(["--preset", "nano", *overrides]), folder, Screen(), {})
     return capsys.readouterr().out.strip().splitlines()
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [(), OF_A_TEACHER, OWN, [*OWN, *OF_THE_SMALL_RUN], [*OWN, "prompt.style=boxed", "run.steps=4"]],
+    "overrides", [(), OF_A_TEACHER, OWN, [*OWN, *OF_THE_SMALL_RUN], [*OWN, "prompt.style=boxed", "run.steps=4"]]
 )
 def test_the_command_for_a_card_has_the_settings_of_the_task_and_none_of_the_small_run(tmp_path, capsys, overrides):
     said = ending(tmp_path, capsys, *overrides)
@@ -74,10 +72,8 @@ def test_the_commands_can_be_typed_where_the_run_was_started(tmp_path, capsys, m
 @pytest.mark.parametrize(("family", "to"), [("qwen3", "ollama"), ("gpt_oss", "safetensors"), ("mamba", "safetensors")])
 def test_what_llama_cpp_does_not_know_is_exported_otherwise(tmp_path, capsys, family, to):
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    model = {"model_type": family, "vocab_size": 9, **sizes}
-    (tmp_path / "config.json").write_text(json.dumps(model))
-    said = "\n".join(ending(tmp_path, capsys, f"model.name={tmp_path}"))
-    assert f"octet export {tmp_path} --to {to}\n" in said
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "vocab_size": 9, **sizes}))
+    assert f"octet export {tmp_path} --to {to}\n" in "\n".join(ending(tmp_path, capsys, f"model.name={tmp_path}"))
 
 
 @pytest.mark.parametrize(
@@ -103,23 +99,19 @@ def test_they_are_the_last_ones_that_are_printed(tmp_path, capsys, name):
     assert f"  {command}" not in before
 
 
-@pytest.mark.parametrize(
-    ("settings", "first"),
-    [
-        ([], "after step 4, or after 10 minutes."),
-        (["eval.every=2"], "after step 2, or"),
-        (["eval.every=2", "eval.problems=0"], "after step 4, or"),
-        (["rollout.ahead=1", "rollout.vllm.urls=http://localhost:1"], "after step 4. "),
-    ],
-)
+AHEAD = ["rollout.ahead=1", "rollout.vllm.urls=http://localhost:1"]
+SAVED = [([], "after step 4, or after 10 minutes."), (["eval.every=2"], "after step 2, or")]
+SAVED += [(["eval.every=2", "eval.problems=0"], "after step 4, or"), (AHEAD, "after step 4. ")]
+
+
+@pytest.mark.parametrize(("settings", "first"), SAVED)
 def test_an_output_that_fills_its_disk_is_an_error_without_a_path(tmp_path, monkeypatch, settings, first):
     request = parse_command_line(["--preset", "nano", *settings])
     log = SimpleNamespace(folder=tmp_path, config=request.config, total_steps=4, close=lambda: None)
     run = SimpleNamespace(log=log, evaluator=None, rollouts=SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(job.teaching, "built", lambda *_: (run, None))
-    monkeypatch.setattr(
-        job.farewell, "introduce", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "it is full"))
-    )
+    full = OSError(errno.ENOSPC, "it is full")
+    monkeypatch.setattr(job.farewell, "introduce", lambda *_: (_ for _ in ()).throw(full))
     with refuses("while writing", CheckpointError, names=f"Nothing is saved yet: the first checkpoint comes {first}"):
         job._train_and_evaluate(request, None)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,17 @@ FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"
 FEW += ["run.steps=4", "run.save_every=9", "eval.problems=0", "run.merge=false", "run.threads=1"]
 FEW += ["reward.weights={length: 1.0}", "reward.length_band=[1, 30]"]
 NAN = float("nan")
+
+
+@contextmanager
+def built(folder: Path, *settings: str):
+    run = assemble.build(Request(resolve("nano", None, [*FEW, *settings, f"run.dir={folder}/run"]), "nano", ""))
+    try:
+        yield run
+    finally:
+        run.log.close()
+        run.rollouts.close()
+        lock._release(run.log.folder)
 
 
 def of_sampler(run: Run) -> Run:
@@ -67,17 +78,11 @@ FAULTS = {  # -> what is spoiled, the error, the updates that are skipped
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_not_finite_is_never_trained_on(name, tmp_path: Path, alone):
     spoil, message, skipped = FAULTS[name]
-    config = resolve("nano", None, [*FEW, f"run.dir={tmp_path}/run"])
-    run = spoil(assemble.build(Request(config, "nano", "")))
-    try:
+    with built(tmp_path) as run:
         with pytest.raises(TrainingError, match=message) if message else nullcontext():
-            loop.train(config, *run)
+            loop.train(run.log.config, *spoil(run))
         if name != "weights that are nan":
             assert all(parameter.isfinite().all() for parameter in run.updater.policy.trainable)
-    finally:
-        run.log.close()
-        run.rollouts.close()
-        lock._release(tmp_path / "run")
     assert len(list((tmp_path / "run").glob("bad_update_*.json"))) == skipped
     assert not message or not (tmp_path / "run/checkpoints").exists()
 
@@ -85,13 +90,7 @@ def test_what_is_not_finite_is_never_trained_on(name, tmp_path: Path, alone):
 def test_equal_rewards_with_a_kl_are_not_divided_by_nothing(tmp_path: Path, alone):
     """Only the KL, which is small, tells the answers of a step apart."""
     kl = ["algorithm.advantage=batch_std", "algorithm.kl.coef=0.1", "algorithm.kl.where=reward"]
-    config = resolve("nano", None, [*FEW, *kl, "algorithm.entropy_bonus=0.1", f"run.dir={tmp_path}/run"])
-    run = assemble.build(Request(config, "nano", ""))
-    try:
-        loop.train(config, *run)
-    finally:
-        run.log.close()
-        run.rollouts.close()
-        lock._release(tmp_path / "run")
+    with built(tmp_path, *kl, "algorithm.entropy_bonus=0.1") as run:
+        loop.train(run.log.config, *run)
     spreads = [line["advantage/std"] for line in lines_of(tmp_path / "run/metrics.jsonl") if "advantage/std" in line]
     assert 0.5 < max(spreads) < 2
