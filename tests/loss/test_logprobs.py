@@ -24,14 +24,12 @@ ROWS = [row(4, 6, 1.0), row(9, 2, -1.0, first=50), row(2, 5, 0.5, first=33)]
 
 
 def reference(model, one, temperature):
-    """Ten plain lines in float64: one row, no padding, no chunks."""
+    """A few plain lines in float64: one row, no padding, no chunks."""
     tokens = torch.tensor([[*one.prompt, *one.completion]])
-    logits = model.double()(tokens).logits[0, :-1] / temperature
+    logits = model.double()(tokens).logits[0, len(one.prompt) - 1 : -1] / temperature
     everything = torch.log_softmax(logits, dim=-1)
-    start = len(one.prompt) - 1
-    chosen = [everything[start + index, token] for index, token in enumerate(one.completion)]
-    entropy = [-(everything[start + index].exp() * everything[start + index]).sum() for index in range(len(chosen))]
-    return torch.stack(chosen), torch.stack(entropy)
+    chosen = [everything[index, token] for index, token in enumerate(one.completion)]
+    return torch.stack(chosen), -(everything.exp() * everything).sum(dim=-1)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -56,8 +54,7 @@ def gradients(model, batches, flat):
 
 
 def test_gradients_are_only_where_somebody_asks_and_log_softmax_is_in_float32(model):
-    batch = to_tensors(ROWS, pad_token=0)
-    assert not LogProbs(model, 1.0)(batch).entropy_BT.requires_grad
+    assert not LogProbs(model, 1.0)(to_tensors(ROWS, pad_token=0)).entropy_BT.requires_grad
     head, hidden = Head(nn.Linear(30, 30, dtype=torch.bfloat16)), torch.randn(2, 30, dtype=torch.bfloat16)
     values, entropy = chunked(head, hidden, torch.tensor([1, 2]), 1.0, train_entropy=True)
     assert entropy.requires_grad
@@ -114,7 +111,6 @@ def test_no_tensor_of_tokens_by_vocabulary_stays_alive_for_backward(monkeypatch,
 
 
 def shaped(family: str, **unusual):
-    """A tiny random model of a family."""
     config = AutoConfig.for_model(
         family, vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=64, pad_token_id=0, **unusual,

@@ -67,19 +67,16 @@ def test_the_verifier_is_mixed_in_by_its_weight(policy, settings, worth):
     """The advantage of every answer is 0.5, and its reward 2."""
     weights = torch.rand(VOCABULARY, dtype=torch.float64)
     alone, mixed = (gradient(policy, [*settings, f"teacher.reward={share}"], weights) for share in (0, 2))
-    now_V = policy.log_softmax(0)
-    verified = torch.autograd.grad(-(weights * worth * now_V).sum(), policy)[0]
+    verified = torch.autograd.grad(-(weights * worth * policy.log_softmax(0)).sum(), policy)[0]
     torch.testing.assert_close(mixed, alone + 2 * verified, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "shares"),
-    [
-        (["teacher.name=null"], True), ([], True), (["model.quantize=nf4"], False),
-        (["model.quantize=nf4", "teacher.quantize=nf4"], True), (["teacher.name=other"], False),
-        (["teacher.revision=old"], False), (["lora.enabled=false"], False), (["lora.init=pissa"], False),
-    ],
-)  # fmt: skip
+SHARING = [["teacher.name=null"], [], ["model.quantize=nf4", "teacher.quantize=nf4"]]
+APART = [["model.quantize=nf4"], ["teacher.name=other"], ["teacher.revision=old"], ["lora.enabled=false"]]
+APART += [["lora.init=pissa"]]
+
+
+@pytest.mark.parametrize(("settings", "shares"), [*((one, True) for one in SHARING), *((one, False) for one in APART)])
 def test_an_adapter_shares_the_base_that_it_is_of(settings, shares):
     config = resolve("nano", None, [*DISTILL, "teacher.adapter=x", *settings])
     assert config.shares_base is shares
@@ -126,7 +123,6 @@ def every_token(student_and_teacher) -> list[TrainingRow]:
 
 
 def add_gradients(student_and_teacher, rows, settings) -> None:
-    """Add up the gradient of the expectation."""
     student_and_teacher[0].zero_grad()
     config = resolve("nano", None, [*DISTILL, *settings])
     measure, told = (LogProbs(model, 1.0, flat=False) for model in student_and_teacher)
@@ -148,9 +144,8 @@ def of_gkd(student_and_teacher, tokenizer, tmp_path_factory):
     sets = datasets.Dataset.from_dict({"messages": [[{"role": "user", "content": "1"}]]})
     trainer = gkd.GKDTrainer(student, teacher, settings, processing_class=tokenizer, train_dataset=sets)
     inputs, labels = padded(ANSWERED)
-    lengths = torch.tensor([[one.length] for one in ANSWERED])
-    present = (torch.arange(inputs.shape[1]) < lengths).long()
-    asked = {"input_ids": inputs, "labels": labels, "attention_mask": present}
+    present = torch.arange(inputs.shape[1]) < torch.tensor([[one.length] for one in ANSWERED])
+    asked = {"input_ids": inputs, "labels": labels, "attention_mask": present.long()}
     trainer.compute_loss(trainer.model, asked).backward()
     found = gradients(student)
     student.zero_grad()

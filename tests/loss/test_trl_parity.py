@@ -50,14 +50,12 @@ def of_trl(loss_type: str, low: float = 0.2, high: float | None = None, **more) 
     return {"loss_type": loss_type, "epsilon": low, "epsilon_high": high, **more}
 
 
+OF_GSPO = of_trl("grpo", 0.03, 0.04, importance_sampling_level="sequence")
 CASES = {
     "grpo": Case("aggregation=grpo", of_trl("grpo")),
     "dr_grpo": Case("aggregation=dr_grpo advantage=dr_grpo", of_trl("dr_grpo")),
     "dapo": Case("clip_high=0.28", of_trl("dapo", 0.2, 0.28)),
-    "gspo": Case(
-        "loss=gspo aggregation=grpo clip_low=0.03 clip_high=0.04",
-        of_trl("grpo", 0.03, 0.04, importance_sampling_level="sequence"),
-    ),
+    "gspo": Case("loss=gspo aggregation=grpo clip_low=0.03 clip_high=0.04", OF_GSPO),
     "cispo": Case("loss=cispo clip_low=1.0 clip_high=0.2", of_trl("cispo", high=1.2)),
     "clip higher": Case("clip_low=0.1 clip_high=0.3 aggregation=grpo", of_trl("grpo", 0.1, 0.3)),
     "dual clip": Case("dual_clip=1.3", of_trl("dapo", delta=1.3)),
@@ -104,9 +102,8 @@ def answered(shapes, sampler, temperature: float) -> list[ScoredGroup]:
     draw, made = random.Random(0), []
     for rewards, lengths, prompt in shapes:
         answers = [tuple(draw.randrange(4, 400) for _ in range(length)) for length in lengths]
-        said = [spoken(sampler, prompt, answer, temperature) for answer in answers]
-        pairs = zip(answers, said, strict=True)
-        completions = (Completion(tokens, tuple(logprobs.tolist()), "", False) for tokens, logprobs in pairs)
+        said = [(answer, tuple(spoken(sampler, prompt, answer, temperature).tolist())) for answer in answers]
+        completions = (Completion(*one, "", truncated=False) for one in said)
         made.append(replace(group(rewards, lengths, prompt), completions=tuple(completions)))
     return made
 
@@ -271,8 +268,7 @@ def test_loss_gradient_and_metrics_are_those_of_trl(name, kl, policies, groups, 
 
 def test_truncated_correction_is_a_factor_of_the_policy_term_alone(policies, groups, rollouts, theirs):
     config = settings(CASES["dapo"], groups, kl=0.3, correction="token")
-    options = CASES["dapo"].theirs | {"beta": 0.3}
-    trl = theirs(inputs_of(rollouts, groups, config), options, corrected=True)
+    trl = theirs(inputs_of(rollouts, groups, config), CASES["dapo"].theirs | {"beta": 0.3}, corrected=True)
     mine = ours(policies, groups, config)
     assert_same(mine, trl.loss, trl.gradient)
     assert mine.metrics["sampler_ratio/corrected"] < mine.metrics["sampler_ratio/raw"], "the cap has acted"
@@ -280,9 +276,7 @@ def test_truncated_correction_is_a_factor_of_the_policy_term_alone(policies, gro
 
 def test_bnpo_is_the_mean_of_what_trl_gives_each_group(policies, groups, rollouts, theirs):
     config = settings(Case("aggregation=bnpo", {}), groups, kl=0.3)
-    each = [
-        theirs(inputs_of(rollouts, groups, config, slice(first, first + 4)), of_trl("bnpo", beta=0.3))
-        for first in (0, 4)
-    ]
+    halves = (inputs_of(rollouts, groups, config, rows) for rows in (slice(0, 4), slice(4, 8)))
+    each = [theirs(half, of_trl("bnpo", beta=0.3)) for half in halves]
     mean = {name: sum(one.gradient[name] for one in each) / 2 for name in each[0].gradient}
     assert_same(ours(policies, groups, config), sum(one.loss for one in each) / 2, mean)

@@ -11,8 +11,8 @@ are averaged over each micro-batch, and then over micro-batches. Where the two d
 import pytest
 import torch
 
-from tests.conftest import gradients
-from tests.loss.test_trl_parity import Policies, answered, moved_apart, ours
+from tests.conftest import gradients, logprobs_of
+from tests.loss.test_trl_parity import Policies, answered, moved_apart, ours, spoken
 from trainer.config.command_line import resolve
 
 GROUP, LONGEST = 5, 16
@@ -48,15 +48,9 @@ def verl_loss(policies: Policies, groups, micro_batches: int) -> torch.Tensor:
         rewards = torch.tensor([score.reward for score in one.scores])
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         for advantage, completion in zip(advantages, one.completions):
-            answer = completion.tokens
-            chosen = torch.tensor(answer)[:, None]
-            logits = logits_of(policies.now, one.prompt.tokens, answer)
-            logprob = logits.log_softmax(-1).gather(1, chosen)[:, 0]
-            with torch.no_grad():
-                old, reference = (
-                    logits_of(model, one.prompt.tokens, answer).log_softmax(-1).gather(1, chosen)[:, 0]
-                    for model in (policies.old, policies.reference)
-                )
+            asked = one.prompt.tokens, completion.tokens
+            logits, logprob = logits_of(policies.now, *asked), logprobs_of(policies.now, *asked)
+            old, reference = (spoken(model, *asked) for model in (policies.old, policies.reference))
             terms = clipped(logprob, old, advantage), entropy(logits), low_var_kl(logprob, reference)
             tokens.append(torch.stack(terms))
     size = len(tokens) // micro_batches

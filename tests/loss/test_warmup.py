@@ -50,8 +50,7 @@ def padded(rows=ROWS) -> tuple[torch.Tensor, torch.Tensor]:
     inputs, labels = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -100)
     for index, one in enumerate(rows):
         inputs[index, : one.length] = torch.tensor([*one.prompt, *one.completion])
-        answer = torch.tensor(one.completion)
-        labels[index, len(one.prompt) : one.length] = answer.where(torch.tensor(one.mask), -100)
+        labels[index, len(one.prompt) : one.length] = torch.tensor(one.completion).where(torch.tensor(one.mask), -100)
     return inputs, labels
 
 
@@ -59,10 +58,6 @@ def assert_same(found: dict, expected: dict) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-5, msg=name)
-
-
-def test_loss_and_gradient_are_those_of_torchs_cross_entropy(model):
-    assert_learned_from(model, of_torch(model))
 
 
 def of_torch(model) -> torch.Tensor:
@@ -79,6 +74,10 @@ def assert_learned_from(model, loss: torch.Tensor) -> None:
     assert_same(gradients(model), expected)
 
 
+def test_loss_and_gradient_are_those_of_torchs_cross_entropy(model):
+    assert_learned_from(model, of_torch(model))
+
+
 def test_the_loss_of_held_out_solutions_is_that_of_the_tokens_that_the_model_writes(model):
     measured = SimpleNamespace(measure=LogProbs(model, 1.0, flat=False))
     updater = Updater(measured, SETTINGS, "cpu", Packer(30, 0, flat=False), shrinker=None, kl=None)
@@ -87,13 +86,10 @@ def test_the_loss_of_held_out_solutions_is_that_of_the_tokens_that_the_model_wri
 
 def test_trls_sft_trainer_has_the_same_loss_and_gradient(model, tmp_path):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    columns = {"input_ids": [], "labels": []}
-    for one in ROWS:
-        columns["input_ids"].append([*one.prompt, *one.completion])
-        labels = [token if is_own else -100 for token, is_own in zip(one.completion, one.mask, strict=True)]
-        columns["labels"].append([-100] * len(one.prompt) + labels)
+    inputs, labels = ([row[: one.length].tolist() for row, one in zip(rows, ROWS)] for rows in padded())
     machine = {"use_cpu": True, "bf16": False, "report_to": [], "per_device_train_batch_size": len(ROWS)}
     whole = {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}}
     settings = trl.SFTConfig(output_dir=str(tmp_path), **machine, **whole)
-    trainer = trl.SFTTrainer(model, settings, train_dataset=datasets.Dataset.from_dict(columns))
+    sets = datasets.Dataset.from_dict({"input_ids": inputs, "labels": labels})
+    trainer = trl.SFTTrainer(model, settings, train_dataset=sets)
     assert_learned_from(model, trainer.compute_loss(trainer.model, next(iter(trainer.get_train_dataloader()))))
