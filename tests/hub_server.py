@@ -67,7 +67,6 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
 
 @contextmanager
 def serving(*arguments: Any, **options: Any) -> Iterator[Hub]:
-    """Serve what `Hub` is given."""
     hub = Hub(*arguments, **options)
     thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()

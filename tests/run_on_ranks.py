@@ -9,7 +9,6 @@ from trainer.machine.hardware import free_port
 
 
 def on_two_ranks(program: str, *arguments: str) -> list[str]:
-    """Run code on two ranks and return the output of each."""
     return on_ranks(2, program, *arguments)
 
 

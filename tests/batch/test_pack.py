@@ -30,13 +30,8 @@ def test_a_row_is_shifted_and_only_its_completion_is_trained_on():
     assert batch.advantages_B.tolist() == [1.5, -0.5]
 
 
-PACKER = Packer(16384, PAD)
-
-
 def size(batch, flat: bool) -> int:
-    if not flat:
-        return batch.inputs_BT.numel()
-    return len(batch.tree.line_N)
+    return len(batch.tree.line_N) if flat else batch.inputs_BT.numel()
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=40), st.integers(1, 300))
@@ -47,11 +42,10 @@ def test_packing_keeps_every_token_and_the_budget(flat, shapes, budget):
     # a batch has one token less in each row, because it is shifted
     assert all(len(batch.inputs_BT) == 1 or size(batch, flat) + len(batch.inputs_BT) <= budget for batch in batches)
     assert sum(int(batch.mask_BT.sum()) for batch in batches) == sum(completion for _, completion in shapes)
-    trained = {
-        float(advantage): targets[mask].tolist()
-        for batch in batches
-        for advantage, targets, mask in zip(batch.advantages_B, batch.targets_BT, batch.mask_BT, strict=True)
-    }
+    trained = {}
+    for batch in batches:
+        for number, targets, mask in zip(batch.advantages_B, batch.targets_BT, batch.mask_BT, strict=True):
+            trained[float(number)] = targets[mask].tolist()
     assert trained == {one.advantage: list(one.completion) for one in rows}
 
 
@@ -60,8 +54,7 @@ def test_answers_to_one_prompt_stay_together_and_the_prompt_counts_once():
     short, long = ([row(10, tokens, float(tokens), first=first)] * 3 for tokens, first in ((2, 20), (4, 60)))
     mixed = [one for pair in zip(short, long, strict=True) for one in pair]
     # and an eighth of each row for its keys: 3 x 12 // 8 and 3 x 14 // 8
-    batches = Packer(25, PAD).pack(mixed)
-    assert [batch.advantages_B.tolist() for batch in batches] == [[4.0] * 3, [2.0] * 3]
+    assert [batch.advantages_B.tolist() for batch in Packer(25, PAD).pack(mixed)] == [[4.0] * 3, [2.0] * 3]
     assert len(Packer(43, PAD).pack(mixed)) == 2
     assert len(Packer(44, PAD).pack(mixed)) == 1
     padded = Packer(30, PAD, flat=False).pack(mixed)
@@ -93,7 +86,7 @@ def test_masked_answers_leave_the_loss_but_not_the_mean_of_their_group():
     assert made_of(cut_off(group([1, 0]), 0, 1), Algorithm(truncated="mask")) == []
 
 
-IDLE = row(1, 1, 0.0, weight=0.0)
+IDLE, PACKER = row(1, 1, 0.0, weight=0.0), Packer(16384, PAD)
 
 
 def test_the_groups_of_a_pass_are_dealt_out_whole():
@@ -145,9 +138,6 @@ def test_a_batch_moves_as_a_whole():
     values = [getattr(moved, name) for name in moved.__slots__]
     values += [getattr(moved.tree, name) for name in moved.tree.__slots__]
     assert {str(value.device) for value in values if isinstance(value, torch.Tensor)} == {"meta"}
-
-
-# ---------------------------------------------------------------- one number of the tokens of a step
 
 
 # Two groups; the losses of the tokens of each answer.

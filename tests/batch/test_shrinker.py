@@ -23,8 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 ROWS = [row(3 + i // 2, 2 + 3 * (i % 4), advantage=float(i), first=20 + 5 * (i // 2)) for i in range(7)]
 ROWS[1] = replace(ROWS[1], written=[True, False, False, True, True])  # an environment has said the others
 GB = 10**9
-
-
 OTHERS = [torch.AcceleratorError("CUDA error: device-side assert triggered")]
 OTHERS += [RuntimeError("CUDA error: an illegal memory access was encountered")]
 
@@ -181,6 +179,5 @@ def test_out_of_memory_elsewhere_is_a_message():
 def test_answers_of_the_rehearsal_have_little_in_common():
     from trainer.run.rehearsal import _row
 
-    rows = [_row(tuple(range(30, 60)), 64, index) for index in range(200)]
-    batch = to_tensors(rows, 0)
+    batch = to_tensors([_row(tuple(range(30, 60)), 64, index) for index in range(200)], 0)
     assert len(batch.tree.line_N) > 0.95 * 200 * 64
