@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import stat
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -27,20 +28,25 @@ def test_weights_and_the_cache_of_a_judge_follow_the_umask(tmp_path, permissions
     weights = tmp_path / "adapter_model.safetensors"
     save_file({"a": torch.ones(1)}, weights)
     disk.follow_umask(weights)
-    cache = Cache(tmp_path / "cache")
-    cache.put("abc", "a reply")
+    Cache(tmp_path / "cache").put("abc", "a reply")
     files = [weights, tmp_path / "cache/ab/abc.json"]
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [permissions] * 2
 
 
-def test_a_file_that_is_too_large_for_its_disk_is_named(tmp_path):
-    path, (soft, hard) = tmp_path / "file", resource.getrlimit(resource.RLIMIT_FSIZE)
+@contextmanager
+def files_of_a_kilobyte():
+    """No file of this process may be larger."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(OSError, match="File too large") as refused:
-            disk.replace(path, b"x" * 2000)
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_that_is_too_large_for_its_disk_is_named(tmp_path):
+    with files_of_a_kilobyte(), pytest.raises(OSError, match="File too large") as refused:
+        disk.replace(tmp_path / "file", b"x" * 2000)
     assert disk.failure(refused.value).startswith("File too large. Its file system")
 
 
@@ -50,27 +56,19 @@ def test_a_disk_without_inodes_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "file"))
     assert disk.failure(error).startswith("the disk has no inode left (No space left on device). Make room")
-    with (
-        refuses(tmp_path, CheckpointError, names="result"),
-        disk.writing(tmp_path / "partial", "the result", "Make room."),
-    ):
+    partial = tmp_path / "partial"
+    with refuses(tmp_path, CheckpointError, names="result"), disk.writing(partial, "the result", "Make room."):
         raise error
 
 
 def test_a_file_of_numpy_that_is_cut_short_means_a_full_disk(tmp_path, monkeypatch):
     """numpy's error has no number, so a file is written to find out."""
     monkeypatch.setattr(disk, "PROBE_BYTES", 2000)
-    (soft, hard), folder = resource.getrlimit(resource.RLIMIT_FSIZE), tmp_path / "result"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with (
-            refuses(tmp_path, CheckpointError, names="the result"),
-            disk.writing(folder, "the result", "Make room."),
-        ):
-            folder.mkdir(exist_ok=True)
-            raise OSError("2000 requested and 1000 written")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    folder = tmp_path / "result"
+    writing = disk.writing(folder, "the result", "Make room.")
+    with files_of_a_kilobyte(), refuses(tmp_path, CheckpointError, names="the result"), writing:
+        folder.mkdir(exist_ok=True)
+        raise OSError("2000 requested and 1000 written")
     assert not folder.exists()
 
 

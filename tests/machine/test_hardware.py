@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from tests.conftest import ran, refuses
+from tests.conftest import program, ran, refuses
 from trainer.commands import train
 from trainer.config.command_line import parse_command_line, resolve
 from trainer.machine import hardware
@@ -30,29 +30,21 @@ def test_a_driver_that_does_not_answer_is_no_gpu(nvidia_smi):
 
 
 def test_a_driver_that_hangs_is_named(tmp_path, monkeypatch):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    program(tmp_path / "nvidia-smi", "#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(hardware, "PATIENCE_S", 0.1)
     with refuses(f"{tmp_path}/nvidia-smi -L", names="0.1 seconds"):
         hardware.nvidia_smi("-L")
 
 
-@pytest.mark.parametrize(
-    ("visible", "names"),
-    [
-        ("1", ["NVIDIA GeForce RTX 3090"]),
-        ("", []),
-        ("-1", []),
-        ("1,0", ["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3070"]),
-        ("0,7,1", ["NVIDIA GeForce RTX 3070"]),
-        ("GPU-bb", ["NVIDIA GeForce RTX 3090"]),
-    ],
-)
+VISIBLE = {"1": ["3090"], "": [], "-1": [], "1,0": ["3090", "3070"], "0,7,1": ["3070"], "GPU-bb": ["3090"]}
+
+
+@pytest.mark.parametrize(("visible", "names"), VISIBLE.items())
 def test_only_visible_cards_count(nvidia_smi, monkeypatch, visible, names):
     nvidia_smi(TWO_CARDS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [gpu.name for gpu in hardware.detect().gpus] == names
+    assert [gpu.name for gpu in hardware.detect().gpus] == [f"NVIDIA GeForce RTX {name}" for name in names]
 
 
 @pytest.mark.parametrize("visible", ["7", "GPU-cc", "MIG-cba663e8", "7,0"])
@@ -71,16 +63,13 @@ PARTS = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aa11)
 GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bb22)"""
 
 
-@pytest.mark.parametrize(
-    ("visible", "found"),
-    [
-        ("MIG-cba663e8", ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5.0, "MIG-cba663e8")),
-        ("0", ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20.0, "MIG-c6d4f1ef")),
-        ("1,MIG-cba663e8,MIG-c6d4f1ef", ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5.0, "MIG-cba663e8")),
-        (None, ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20.0, "MIG-c6d4f1ef")),
-        ("1", ("NVIDIA A100-SXM4-40GB", pytest.approx(42.9, abs=0.1), "GPU-bb22")),
-    ],
-)
+SMALL_PART = ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5.0, "MIG-cba663e8")
+LARGE_PART = ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20.0, "MIG-c6d4f1ef")
+CHOSEN = {"MIG-cba663e8": SMALL_PART, "0": LARGE_PART, "1,MIG-cba663e8,MIG-c6d4f1ef": SMALL_PART, None: LARGE_PART}
+CHOSEN |= {"1": ("NVIDIA A100-SXM4-40GB", pytest.approx(42.9, abs=0.1), "GPU-bb22")}
+
+
+@pytest.mark.parametrize(("visible", "found"), CHOSEN.items())
 def test_a_part_of_a_card_is_a_card_and_cuda_uses_one(nvidia_smi, monkeypatch, visible, found):
     nvidia_smi(f"{IN_PARTS}\n{ALONE}", listed=PARTS)
     if visible:
@@ -106,8 +95,7 @@ def test_a_card_without_memory_of_its_own_has_that_of_the_machine(nvidia_smi):
 def test_nvidia_smi_is_asked_once(nvidia_smi, tmp_path):
     nvidia_smi(ALONE)
     for _ in range(3):
-        machine = hardware.detect()
-        assert list(preflight.card("auto", machine.gpus[0]))
+        assert list(preflight.card("auto", hardware.detect().gpus[0]))
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
 
 
@@ -156,24 +144,13 @@ def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypat
 
 FIXED = ("CUDA_DEVICE_ORDER", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", "TORCH_CUDNN_SDPA_DEPRIORITIZED")
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+LINUX, MAY_GROW, OWN = "6.8.0-generic", "expandable_segments:True", "max_split_size_mb:64"
+GROWTH = [("auto", LINUX, "", [MAY_GROW]), *(("auto", LINUX, name, [OWN]) for name in ALLOCATOR)]
+GROWTH += [("auto", "5.15.167.4-microsoft-standard-WSL2", "", []), ("vllm_colocate", LINUX, "", [])]
 
 
-MAY_GROW, OWN = "expandable_segments:True", "max_split_size_mb:64"
-
-
-@pytest.mark.parametrize(
-    ("engine", "release", "own", "settings"),
-    [
-        ("auto", "6.8.0-generic", "", [MAY_GROW]),
-        ("auto", "6.8.0-generic", "PYTORCH_ALLOC_CONF", [OWN]),
-        ("auto", "6.8.0-generic", "PYTORCH_CUDA_ALLOC_CONF", [OWN]),
-        ("auto", "5.15.167.4-microsoft-standard-WSL2", "", []),
-        ("vllm_colocate", "6.8.0-generic", "", []),
-    ],
-)
-def test_memory_may_grow_but_not_under_wsl_nor_beside_vllm_nor_over_a_setting(
-    monkeypatch, engine, release, own, settings
-):
+@pytest.mark.parametrize(("engine", "release", "own", "settings"), GROWTH)
+def test_memory_may_grow_but_not_under_wsl_nor_beside_vllm(monkeypatch, engine, release, own, settings):
     for name in (*ALLOCATOR, *FIXED):
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
         monkeypatch.delenv(name)
