@@ -37,15 +37,11 @@ def test_strict_health_ends_the_run_at_the_first_alarm():
     assert raised.value.status == 5
 
 
-@pytest.mark.parametrize(
-    ("metrics", "rule"),
-    [
-        ({"sampler_difference": 1.5}, "another policy samples"),
-        ({"sampler_difference": float("nan")}, "another policy samples"),
-        ({"bad_updates": 3, "bad_updates_allowed": 3}, "gradients not finite"),
-        ({"unchanged": True}, "nothing trained"),
-    ],
-)
+ENDING = [({"sampler_difference": number}, "another policy samples") for number in (1.5, float("nan"))]
+ENDING += [({"bad_updates": 3, "bad_updates_allowed": 3}, "gradients not finite")]
+
+
+@pytest.mark.parametrize(("metrics", "rule"), [*ENDING, ({"unchanged": True}, "nothing trained")])
 def test_a_run_that_cannot_go_on_is_ended_on_every_rank(metrics, rule):
     with refuses("step 1", TrainingError, names=rule) as raised:
         live(run(**metrics))

@@ -37,43 +37,29 @@ def rising(low: float, high: float):
     return lambda step: low + (high - low) * (step - 1) / (STEPS - 1)
 
 
-CASES = {
-    "cut off": run(truncated=0.6),
-    "thinking fills the limit": run(truncated=0.6, unfinished_thinking=0.5),
-    "answers alike": run(distinct=0.2, dead_groups=0.8),
-    "repetition": run(repetitive=0.5),
-    "empty answers": run(empty=0.5),
-    "answers grow": run(length=rising(100, 400)),
-    "answers shrink": run(length=rising(400, 40)),
-    "all wrong": run(**{"dead_groups/wrong": 0.95}),
-    "all right": run(**{"dead_groups/right": 0.98}),
-    "small groups": run("rollout.group_size=2", dead_groups=0.8, **{"accuracy/strict": 0.2}),
-    "few problems": run(problems=8),
-    "form never seen": run(**{"accuracy/strict": 0.01}),
-    "form alone": run(**{"reward/format": rising(0.1, 0.9)}),
-    "paid by length": run(**{"reward_length/correlation": 0.9, "reward_length/share": 0.8}),
-    "shaping decides": run(**{"advantage/shaping": 0.3}),
-    "constant reward": run(**{"reward/length": 1.0}),
-    "a part dominates": run("reward.weights.format=5", **{"reward/format": rising(0.8, 0.9)}),
-    "reward against accuracy": run(**{"reward/mean": rising(0.2, 0.6), "accuracy/lenient": rising(0.5, 0.2)}),
-    "accuracy falls": run(**{"accuracy/lenient": rising(0.6, 0.05)}),
-    "held-out accuracy falls": run(evaluated=(0.5, 0.6, 0.4), **{"reward/mean": rising(0.4, 0.6)}),
-    "plateau": run("run.steps=400", steps=100, **{"reward/std": 0.5}),
-    "entropy collapse": run(entropy=lambda step: 0.5 if step < 8 else 0.005),
-    "entropy explosion": run(entropy=rising(0.5, 5.0)),
-    "far from the reference": run(kl=0.9),
-    "clipping": run(**{"clipped/high": 0.4}),
-    "gradient at its limit": run(grad_norm=80.0),
-    "no gradient": run(grad_norm=0.0),
-    "learning rate too large": run(update_size=0.5),
-    "learning rate too small": run(update_size=1e-5),
-    "sampler and trainer apart": run(sampler_difference=0.3),
-    "another policy samples": run(sampler_difference=lambda step: 1.5 if step == STEPS else 0.01),
-    "gradients not finite": run(bad_updates=3, bad_updates_allowed=3),
-    "nothing trained": run(unchanged=True),
-    "memory leak": run(steps=60, **{"memory/held": lambda step: 3 + step / 100}),
-    "slower": run(steps=60, **{"time/rollout": lambda step: 10.0 if step < 30 else 60.0}),
-}
+CASES = {"cut off": run(truncated=0.6), "thinking fills the limit": run(truncated=0.6, unfinished_thinking=0.5)}
+CASES |= {"answers alike": run(distinct=0.2, dead_groups=0.8), "repetition": run(repetitive=0.5)}
+CASES |= {"answers grow": run(length=rising(100, 400)), "answers shrink": run(length=rising(400, 40))}
+CASES |= {"all wrong": run(**{"dead_groups/wrong": 0.95}), "all right": run(**{"dead_groups/right": 0.98})}
+CASES |= {"small groups": run("rollout.group_size=2", dead_groups=0.8, **{"accuracy/strict": 0.2})}
+CASES |= {"few problems": run(problems=8), "empty answers": run(empty=0.5)}
+CASES |= {"form never seen": run(**{"accuracy/strict": 0.01}), "form alone": run(**{"reward/format": rising(0.1, 0.9)})}
+CASES |= {"paid by length": run(**{"reward_length/correlation": 0.9, "reward_length/share": 0.8})}
+CASES |= {"shaping decides": run(**{"advantage/shaping": 0.3}), "constant reward": run(**{"reward/length": 1.0})}
+CASES |= {"a part dominates": run("reward.weights.format=5", **{"reward/format": rising(0.8, 0.9)})}
+CASES |= {"reward against accuracy": run(**{"reward/mean": rising(0.2, 0.6), "accuracy/lenient": rising(0.5, 0.2)})}
+CASES |= {"accuracy falls": run(**{"accuracy/lenient": rising(0.6, 0.05)})}
+CASES |= {"held-out accuracy falls": run(evaluated=(0.5, 0.6, 0.4), **{"reward/mean": rising(0.4, 0.6)})}
+CASES |= {"plateau": run("run.steps=400", steps=100, **{"reward/std": 0.5}), "clipping": run(**{"clipped/high": 0.4})}
+CASES |= {"entropy collapse": run(entropy=lambda step: 0.5 if step < 8 else 0.005)}
+CASES |= {"entropy explosion": run(entropy=rising(0.5, 5.0)), "far from the reference": run(kl=0.9)}
+CASES |= {"gradient at its limit": run(grad_norm=80.0), "no gradient": run(grad_norm=0.0)}
+CASES |= {"learning rate too large": run(update_size=0.5), "learning rate too small": run(update_size=1e-5)}
+CASES |= {"sampler and trainer apart": run(sampler_difference=0.3), "nothing trained": run(unchanged=True)}
+CASES |= {"another policy samples": run(sampler_difference=lambda step: 1.5 if step == STEPS else 0.01)}
+CASES |= {"gradients not finite": run(bad_updates=3, bad_updates_allowed=3)}
+CASES |= {"memory leak": run(steps=60, **{"memory/held": lambda step: 3 + step / 100})}
+CASES |= {"slower": run(steps=60, **{"time/rollout": lambda step: 10.0 if step < 30 else 60.0})}
 SILENT = run()
 
 
@@ -96,18 +82,14 @@ def test_every_rule_has_a_case():
     assert {*CASES} == {rule.name for rule in RULES}
 
 
-NO_LEAKS = (
-    lambda step: 3 + step / 2000,  # 2,000 steps to a GB
-    lambda step: 3 + (step > 30),  # one longer prompt, and a larger cache
-    lambda step: 3 + (step % 7) / 10,
-)
-
-
+# 2,000 steps to a GB; one longer prompt, and a larger cache; up and down
+NO_LEAKS = (lambda step: 3 + step / 2000, lambda step: 3 + (step > 30), lambda step: 3 + (step % 7) / 10)
 THREE_OF_40 = {"reward/mean": rising(0.4, 0.6), "eval/problems": 40}
 AHEAD = ("rollout.ahead=1", "rollout.vllm.urls=[http://127.0.0.1:8000]")
 TAUGHT = ("teacher.adapter=a", "algorithm.loss=reinforce_baseline", "rollout.group_size=2")
 ALONE = ("algorithm.loss=reinforce", "reward.weights={correct: 1, format: null, length: null}")
 JUDGED = ("task.name=records", "task.path=a.jsonl", "task.answer=none", "reward.custom=a.py:z")
+ALL_Z = ("reward.custom=a.py:z", "reward.weights={z: 1, correct: 0, format: 0, length: 0}")
 BAD = ("reward.custom=a.py:bad", "reward.weights.bad=-0.5")
 GENERATED = "task.mix={reasoning_gym:chain_sum: 1, reasoning_gym:gcd: 1}"
 OTHERS = {"reward/mean": rising(0.4, 0.6), "eval/problems": lambda step: 64 if step < STEPS else 1000}
@@ -139,11 +121,7 @@ PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
         run(steps=3, truncated=1.0),  # too early to say
         run(bad_updates=2, bad_updates_allowed=3),
         without("lr", 49),
-        run(
-            "reward.custom=a.py:z",
-            "reward.weights={z: 1, correct: 0, format: 0, length: 0}",
-            **{"reward/z": 0.0, "reward/std": 0.9},
-        ),
+        run(*ALL_Z, **{"reward/z": 0.0, "reward/std": 0.9}),
         *(run(steps=60, **{"memory/held": held}) for held in NO_LEAKS),
         run("reward.answer=lenient", evaluated=(0.5, 0.6, 0.4), **PAID_MORE),
         run("reward.weights.overlong=0.5", **{"reward/overlong": 0.0}),  # no answer is too long
@@ -166,14 +144,12 @@ def test_a_healthy_run_is_left_alone(history):
     assert diagnose(history) == []
 
 
-def test_a_function_counts_without_a_weight():
-    (finding,) = diagnose(run("reward.custom=a.py:z", **{"reward/z": 0.0}))
-    assert (finding.name, "reward.weights.z pays 0" in finding.seen) == ("constant reward", True)
-
-
-def test_a_function_without_a_weight_can_dominate():
-    (finding,) = diagnose(run("reward.custom=a.py:z", **{"reward/z": rising(3, 5)}))
-    assert (finding.name, "reward.weights.z pays" in finding.seen) == ("a part dominates", True)
+@pytest.mark.parametrize(
+    ("paid", "rule", "seen"), [(0.0, "constant reward", "pays 0"), (rising(3, 5), "a part dominates", "pays")]
+)
+def test_a_function_counts_without_a_weight(paid, rule, seen):
+    (finding,) = diagnose(run("reward.custom=a.py:z", **{"reward/z": paid}))
+    assert (finding.name, f"reward.weights.z {seen}" in finding.seen) == (rule, True)
 
 
 def test_answers_of_several_turns_have_more_limits():
@@ -198,8 +174,7 @@ def test_an_alarm_of_a_warm_up_names_the_rate_of_the_warm_up():
 
 
 def falling(by: float) -> History:
-    rewards = {"reward/std": 0.5, "reward/mean": lambda step: 0.4 - by * step / 100}
-    return run("run.steps=400", steps=100, **rewards)
+    return run("run.steps=400", steps=100, **{"reward/std": 0.5, "reward/mean": lambda step: 0.4 - by * step / 100})
 
 
 SELDOM = run(**{"advantage/shaping": lambda step: 0.02 if step % 5 else 1.0})  # a step without right answers has 100 %

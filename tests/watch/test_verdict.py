@@ -18,36 +18,25 @@ def evaluation(gained: int, lost: int, p: float, problems: int = 200, lenient=No
     return {"evaluations": [before, after, after], "comparisons": [{**flips, "lenient": lenient or flips}]}
 
 
-@pytest.mark.parametrize(
-    ("asked", "kind", "numbers"),
-    [
-        (evaluation(30, 10, 0.002), LEARNED, "50.0% -> 60.0% of 200 "),
-        (evaluation(10, 30, 0.002), NOT_LEARNED, "-10.0 points"),
-        (evaluation(11, 8, 0.65), CANNOT_TELL, "p = 0.65"),
-        (evaluation(3, 3, 1.0, problems=1000), NOT_LEARNED, "-0.6 to +0.6"),
-    ],
-)
-def test_the_verdict_of_an_evaluation(asked, kind, numbers):
-    verdict = verdict_of(asked, [], STRICT)
-    assert (verdict.kind, numbers in verdict.evidence) == (kind, True)
-
-
 def steps(rise: float, count: int = 60, right: float = 0.0) -> list[dict]:
-    draw = random.Random(1)
-    found = []
+    draw, found = random.Random(1), []
     for step in range(1, count + 1):
         found.append({"step": step, "reward/mean": 0.3 + rise * step / count + draw.gauss(0, 0.02)})
         found[-1] |= {"reward/std": 0.4, "accuracy/strict": 0.5 + right * step / count + draw.gauss(0, 0.02)}
     return found
 
 
-OF_REWARDS = [(steps(0.3), LEARNED, "+0.1"), (steps(0.0), NOT_LEARNED, "20 steps"), (steps(-0.3), NOT_LEARNED, "-0.2")]
-OF_REWARDS += [(steps(0.3, right=-0.3), NOT_LEARNED, "-2"), (steps(0.3, count=20), CANNOT_TELL, "30")]
+VERDICTS = [(evaluation(30, 10, 0.002), LEARNED, "50.0% -> 60.0% of 200 "), (steps(0.3), LEARNED, "+0.1")]
+VERDICTS += [(evaluation(11, 8, 0.65), CANNOT_TELL, "p = 0.65"), ([], CANNOT_TELL, "30")]
+VERDICTS += [(evaluation(10, 30, 0.002), NOT_LEARNED, "-10.0 points"), (steps(-0.3), NOT_LEARNED, "-0.2")]
+VERDICTS += [(evaluation(3, 3, 1.0, problems=1000), NOT_LEARNED, "-0.6 to +0.6")]
+VERDICTS += [(steps(0.0), NOT_LEARNED, "20 steps"), (steps(0.3, right=-0.3), NOT_LEARNED, "-2")]
+VERDICTS += [(steps(0.3, count=20), CANNOT_TELL, "30")]
 
 
-@pytest.mark.parametrize(("records", "kind", "number"), [*OF_REWARDS, ([], CANNOT_TELL, "30")])
-def test_the_verdict_of_the_rewards(records, kind, number):
-    verdict = verdict_of({}, records, STRICT)
+@pytest.mark.parametrize(("given", "kind", "number"), VERDICTS)
+def test_the_verdict_of_an_evaluation_or_of_the_rewards(given, kind, number):
+    verdict = verdict_of(*(({}, given) if isinstance(given, list) else (given, [])), STRICT)
     assert (verdict.kind, number in verdict.evidence) == (kind, True)
 
 

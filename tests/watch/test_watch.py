@@ -20,6 +20,8 @@ from trainer.watch.screen import Screen, progress_line
 from trainer.watch.step_metrics import Health, metrics_of_updates, tally_groups
 from trainer.watch.tally import Max, Min, Tally
 
+ZEROS = torch.zeros(3, 2)
+
 
 def test_ranks_with_different_weights_are_not_averaged_as_equals():
     """Rank 0 saw 3 tokens with loss 3, rank 1 saw 7 with loss 0: 3 / 10, not the mean of 1 and 0."""
@@ -37,42 +39,32 @@ def test_extremes_are_those_of_all_ranks():
     assert one.means(lambda mine: [mine, json.loads(json.dumps(other.packed()))]) == expected  # as ranks send it
 
 
-def scored_batch(**given):
+def scored_batch(sampled_logprobs_BT=ZEROS, reference_logprobs_BT=None):
     """Two answers of two tokens and one token; the second row of padding has no weight."""
     batch = to_tensors([row(1, 2, 1.0), row(2, 1, -1.0), row(1, 1, 0.0, weight=0.0)], pad_token=0)
-    zeros = torch.zeros(3, 2)
-    old, reference = given.pop("old_logprobs_BT", zeros), given.pop("reference_logprobs_BT", None)
-    batch = replace(batch, **{"sampled_logprobs_BT": zeros} | given)
-    return batch.prepared(reference).measured(old)
+    return replace(batch, sampled_logprobs_BT=sampled_logprobs_BT).prepared(reference_logprobs_BT).measured(ZEROS)
 
 
 def test_a_batch_becomes_ratios_clips_and_distances():
     """Ratios 1.5, 1 (A = 1) and 0.5 (A = -1); against the sampler e, 1, 1, in a row without weight e^9."""
     batch = scored_batch(
-        old_logprobs_BT=torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
         sampled_logprobs_BT=torch.tensor([[-1.0, 0.0], [0.0, 0.0], [-9.0, 0.0]]),
         reference_logprobs_BT=torch.tensor([[log(1.5), 1.0], [0.0, log(0.5)], [0.0, 0.0]]),
     )
     scores = Scores(torch.tensor([[log(1.5), 0.0], [0.0, log(0.5)], [5.0, 0.0]]), torch.full((3, 2), 0.3))
     tally = Tally()
     tally_batch(tally, batch, scores, Algorithm(correction=Correction(cap=2.0)))
+    expected = {"ratio": (1.5 + 1 + 0.5) / 3, "ratio/max": 1.5, "clipped/high": 1 / 3, "clipped/low": 1 / 3}
+    expected |= {"sampler_difference": 1 / 3, "sampler_difference/max": 1.0, "sampler_kl": (exp(1) - 1 - 1) / 3}
+    expected |= {"sampler_ratio/raw": (exp(1) + 2) / 3, "sampler_ratio/corrected": (2 + 2) / 3}
+    expected |= {"kl": (exp(1) - 2) / 3}  # d = -1 for the second token, 0 for the others
+    expected |= {"entropy": 0.3, "advantage/mean": 0.0, "advantage/std": 1.0}
     means = tally.means(lambda sums: [sums])
-    assert means["ratio"] == pytest.approx((1.5 + 1 + 0.5) / 3)
-    assert means["ratio/max"] == pytest.approx(1.5)
-    assert (means["clipped/high"], means["clipped/low"]) == pytest.approx((1 / 3, 1 / 3))
-    assert means["sampler_difference"] == pytest.approx(1 / 3)
-    assert means["sampler_difference/max"] == pytest.approx(1.0)
-    assert means["sampler_kl"] == pytest.approx((exp(1) - 1 - 1) / 3)
-    assert means["sampler_ratio/raw"] == pytest.approx((exp(1) + 2) / 3)
-    assert means["sampler_ratio/corrected"] == pytest.approx((2 + 2) / 3)
-    assert means["kl"] == pytest.approx((exp(1) - 2) / 3)  # d = -1 for the second token, 0 for the others
-    assert means["entropy"] == pytest.approx(0.3)
-    assert (means["advantage/mean"], means["advantage/std"]) == (0.0, 1.0)
+    assert {name: means[name] for name in expected} == pytest.approx(expected)
 
 
 def test_gspo_is_judged_by_the_ratio_of_the_answer():
-    scores = Scores(torch.tensor([[log(2), log(0.5)], [0.0, 0.0], [0.0, 0.0]]), torch.zeros(3, 2))
-    tally = Tally()
+    scores, tally = Scores(torch.tensor([[log(2), log(0.5)], [0.0, 0.0], [0.0, 0.0]]), ZEROS), Tally()
     tally_batch(tally, scored_batch(), scores, Algorithm(loss="gspo"))
     assert tally.means(lambda sums: [sums])["ratio/max"] == pytest.approx(1.0)
 
@@ -86,20 +78,18 @@ def test_a_batch_without_weight_is_not_logged():
 
 def test_several_updates_of_a_step_in_one_line():
     updates = [updated(0.5), updated(7.0, skipped=True), updated(1.5, lr=2e-3)]
-    expected = {"lr": 2e-3, "skipped": 1.0, "grad_norm": 1.0, "gradreg/first_norm": 1.0}
-    assert metrics_of_updates(updates) == expected
+    assert metrics_of_updates(updates) == {"lr": 2e-3, "skipped": 1.0, "grad_norm": 1.0, "gradreg/first_norm": 1.0}
     assert metrics_of_updates([]) == {}
 
 
 def test_groups_become_reward_accuracy_and_length():
     tally = Tally()
     tally_groups(tally, [group([1, 0, None, 1], lengths=[2, 4, 6, 8]), group([0, 0])])
+    # rewards are of five: the answer without one is left out
+    expected = {"reward/mean": 2 / 5, "reward/std": (2 / 5 - (2 / 5) ** 2) ** 0.5, "dead_groups": 0.5}
+    expected |= {"accuracy/strict": 2 / 6, "length": 26 / 6}
     means = tally.means(lambda sums: [sums])
-    assert means["reward/mean"] == pytest.approx(2 / 5)  # the one without a reward is left out
-    assert means["reward/std"] == pytest.approx((2 / 5 - (2 / 5) ** 2) ** 0.5)
-    assert means["accuracy/strict"] == pytest.approx(2 / 6)
-    assert means["length"] == pytest.approx(26 / 6)
-    assert means["dead_groups"] == 0.5
+    assert {name: means[name] for name in expected} == pytest.approx(expected)
 
 
 def test_an_answer_that_has_to_repeat_itself_is_no_loop():
@@ -118,8 +108,7 @@ def updated(norm: float = 1.0, skipped: bool = False, lr: float = 1e-3) -> Updat
 
 
 def health(tmp_path, *fingerprints, fresh=True):
-    policy = SimpleNamespace(bad_updates_allowed=3, fingerprint=iter(fingerprints).__next__)
-    return Health(tmp_path, policy, fresh)
+    return Health(tmp_path, SimpleNamespace(bad_updates_allowed=3, fingerprint=iter(fingerprints).__next__), fresh)
 
 
 def test_the_first_update_alone_is_looked_at(tmp_path):
@@ -150,21 +139,16 @@ def test_model_text_is_printed_as_it_is(capsys):
     assert "[bold]not markup[/bold] [/oops]" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("width", "parts"),
-    [
-        (200, ["rollout", "reward", "correct", "dead", "loss", "entropy", "step", "grad"]),
-        (110, ["rollout", "reward", "correct", "dead", "step"]),
-        (88, ["rollout", "reward", "correct", "dead"]),
-        (80, ["rollout", "reward", "correct"]),
-        (60, ["reward", "correct"]),
-    ],
-)
+PARTS = {200: "rollout reward correct dead loss entropy step grad", 110: "rollout reward correct dead step"}
+PARTS |= {88: "rollout reward correct dead", 80: "rollout reward correct", 60: "reward correct"}
+
+
+@pytest.mark.parametrize(("width", "parts"), PARTS.items())
 def test_a_step_is_one_line_of_a_terminal(width, parts):
     metrics = {"time/rollout": 10.0, "length": 200.0, "reward/mean": 0.25, "accuracy/strict": 0.25, "dead_groups": 0.5}
     metrics |= {"loss": 0.001, "entropy": 0.4, "time/step": 12.5, "grad_norm": 0.5}
     line = progress_line(3, 4000, metrics, 36_000, STRICT, width)
     number, *shown, left = re.split("  +", line.strip())
     assert (number, left) == ("3/4000", "10:00:00 left")
-    assert [part.split()[0] for part in shown] == parts
+    assert [part.split()[0] for part in shown] == parts.split()
     assert len(line) <= width
