@@ -77,8 +77,7 @@ def test_a_failure_while_writing_leaves_the_one_before(tmp_path):
     save(FilePolicy("after 5"), tmp_path, 5, keep=2)
     with pytest.raises(CheckpointError, match="the disk is full"):
         save(FilePolicy("half", fails=True), tmp_path, 10, keep=2)
-    policy = FilePolicy("fresh")
-    assert resume(policy, tmp_path) == 5
+    assert resume(FilePolicy("fresh"), tmp_path) == 5
     save(FilePolicy("after 10"), tmp_path, 10, keep=2)  # and the leftovers do not disturb the next try
     assert checkpoints.latest(tmp_path).name == "step_000010"
 

@@ -25,17 +25,12 @@ def test_a_last_line_that_a_crash_cut_short_is_dropped(metrics, cut):
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [0, 1, 2, 3]
 
 
+BROKEN = [(line, "it is not JSON") for line in (b"\0\0\0", b'{"text": "\xff"}')]
+BROKEN += [(line, "it is not the record of a step") for line in (b"[1]", b'{"loss": 1}', b'{"step": "1"}')]
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        (b"\0\0\0", "it is not JSON"),
-        (b'{"text": "\xff"}', "it is not JSON"),
-        (b"[1]", "it is not the record of a step"),
-        (b'{"loss": 1}', "it is not the record of a step"),
-        (b'{"step": "1"}', "it is not the record of a step"),
-    ],
-)
+@pytest.mark.parametrize(("line", "told"), BROKEN)
 def test_a_broken_line_is_moved_aside_and_named(metrics, capsys, name, line, told):
     path = metrics.rename(metrics.with_name(name))
     first, _, *rest = path.read_bytes().splitlines(keepends=True)

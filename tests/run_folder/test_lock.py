@@ -78,10 +78,8 @@ def failed(tmp_path):
 
 
 def test_a_run_without_a_step_does_not_refuse_the_corrected_command(failed):
-    request = asked(failed, "reward.custom=right.py:score")
-    assert lock.claim(request) == failed
-    journal = Journal(failed, 0)
-    journal.close()
+    assert lock.claim(asked(failed, "reward.custom=right.py:score")) == failed
+    Journal(failed, 0).close()
     assert (failed / "metrics.jsonl").read_text() == ""  # else the new evaluation would be a second step 0
 
 
@@ -95,8 +93,7 @@ def test_a_warm_up_writes_nothing_into_the_folder_of_another_run(failed):
 
 
 def asked(folder, *overrides: str) -> Request:
-    config = resolve("nano", None, [f"run.dir={folder}", *overrides])
-    return Request(config, "nano", "")
+    return Request(resolve("nano", None, [f"run.dir={folder}", *overrides]), "nano", "")
 
 
 RESUMED = ["", "run.save_every=3", "run.steps=9", "eval.every=7", "reward.judge.max_requests=3"]
@@ -109,23 +106,18 @@ REFUSED += ["reward.judge.model=n"]
 def test_a_run_that_goes_on_says_what_has_changed(failed, capsys, change):
     (failed / "config.yaml").write_text(resolve("nano").to_yaml())
     (failed / "checkpoints/step_000002").mkdir(parents=True)
-    lock.claim(Request(resolve("nano", None, [f"run.dir={failed}", *filter(None, [change])]), "nano", ""))
+    lock.claim(asked(failed, *filter(None, [change])))
     said = capsys.readouterr()
     assert said.err == ""
     assert f"\n  {change} (it has " in said.out if change else said.out == ""
     assert (failed / ".lock").stat().st_mode & 0o111 == 0, "the lock is no program"
 
 
-@pytest.mark.parametrize(
-    ("change", "ended", "resumes", "is_refused"),
-    [
-        ("run.steps=9", True, False, True),
-        ("run.epochs=9", True, False, True),
-        ("run.steps=9", True, True, False),
-        ("run.steps=9", False, False, False),  # it was stopped
-        ("run.keep=7", True, False, False),  # it ends as it has ended
-    ],
-)
+LATER = [("run.steps=9", True, False, True), ("run.epochs=9", True, False, True), ("run.steps=9", True, True, False)]
+LATER += [("run.steps=9", False, False, False), ("run.keep=7", True, False, False)]  # it was stopped; it ends as before
+
+
+@pytest.mark.parametrize(("change", "ended", "resumes", "is_refused"), LATER)
 def test_a_run_that_has_ended_goes_on_only_if_that_is_asked_for(failed, change, ended, resumes, is_refused):
     (failed / "config.yaml").write_text(resolve("nano").to_yaml())
     (failed / "adapter").mkdir()
@@ -160,9 +152,8 @@ def test_a_run_that_has_lost_its_steps_takes_other_settings_and_says_so(failed, 
 def test_settings_that_cannot_be_read_are_named(failed, content):
     (failed / "checkpoints/step_000002").mkdir(parents=True)
     (failed / "config.yaml").write_bytes(content)
-    request = asked(failed)
     with refuses(failed / "config.yaml" if content else "run.dir"):
-        lock.claim(request)
+        lock.claim(asked(failed))
 
 
 def test_a_run_folder_that_is_a_link_is_the_folder_behind_it(tmp_path):
@@ -174,9 +165,6 @@ def test_a_run_folder_that_is_a_link_is_the_folder_behind_it(tmp_path):
     with (tmp_path / "behind/.lock").open("w") as lock_file:
         assert not lock._is_free(lock_file)
     lock._held.pop((tmp_path / "behind").resolve()).close()
-
-
-# ---------------------------------------------------------------- the settings in a checkpoint
 
 
 @pytest.fixture
@@ -194,10 +182,9 @@ def saved(failed):
 def test_the_settings_of_the_checkpoint_count(saved):
     path = saved / "config.yaml"
     path.write_text(path.read_text().replace("lr: 0.003", "lr: 0.001"))
-    wrong, right = (resolve("nano", None, [f"run.dir={saved}", f"algorithm.lr={lr}"]) for lr in (0.001, 0.003))
     with refuses("run.dir", names="algorithm.lr: 0.003"):
-        lock.claim(Request(wrong, "nano", ""))
-    lock.claim(Request(right, "nano", ""))
+        lock.claim(asked(saved, "algorithm.lr=0.001"))
+    lock.claim(asked(saved, "algorithm.lr=0.003"))
     state = saved / "checkpoints/step_000002/state.json"
     state.write_text(state.read_text().replace("0.003", "0.007"))  # one that is damaged says nothing
     assert previous_run.settings_of(saved).algorithm.lr == 0.001
@@ -212,17 +199,9 @@ def test_without_its_settings_a_run_is_compared_with_its_checkpoint(saved, take)
         lock.claim(asked(saved, "algorithm.lr=0.003"))
 
 
-# ---------------------------------------------------------------- what is in the way
-
-
-WAYS = {
-    "link": lambda path, other: path.symlink_to(other),
-    "dangling link": lambda path, other: path.symlink_to("nowhere"),
-    "pipe": lambda path, other: os.mkfifo(path),
-    "device": lambda path, other: os.mknod(path, 0o20600, os.makedev(1, 3)),
-    "folder": lambda path, other: path.mkdir(),
-    "file": lambda path, other: path.write_text(""),
-}
+WAYS = {"link": Path.symlink_to, "dangling link": lambda path, _: path.symlink_to("nowhere")}
+WAYS |= {"pipe": lambda path, _: os.mkfifo(path), "file": lambda path, _: path.touch()}
+WAYS |= {"folder": lambda path, _: path.mkdir(), "device": lambda path, _: os.mknod(path, 0o20600, os.makedev(1, 3))}
 NAMES = [".lock", "config.yaml", "data.json", "metrics.jsonl", "samples.jsonl", "samples.damaged", "eval.md"]
 NAMES += ["vllm-0.log", "best", "checkpoints", "adapter", "tensorboard", "published", "vllm_modules"]
 
@@ -283,10 +262,8 @@ def test_a_link_where_a_file_is_prepared_is_replaced(tmp_path):
 
 def test_two_runs_without_a_name_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    request = Request(resolve("nano"), "nano", "")
-    names = [lock.folder_of(request) for _ in range(20)]
-    assert len(set(names)) == 20
-    assert all(name.is_dir() for name in names)
+    names = [lock.folder_of(Request(resolve("nano"), "nano", "")) for _ in range(20)]
+    assert (len(set(names)), all(name.is_dir() for name in names)) == (20, True)
     assert {len(name.name) for name in names} <= {20, 22, 23}  # nano-20260101-000000, and some with -2 or -12
 
 

@@ -28,9 +28,8 @@ def test_other_weights_are_refused(tiny_model, tmp_path):
     saved = origin(model).state()
     origin(model).load(saved)
     path = tmp_path / "model/model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    *content, last = path.read_bytes()
+    path.write_bytes(bytes([*content, last ^ 1]))
     with refuses("model.name", CheckpointError, names="weights"):
         origin(model).load(saved)
 
@@ -43,9 +42,6 @@ def test_other_versions_are_said(capsys):
     origin(Model(name="some/where")).load(saved)  # weights that are not on this machine are not compared
 
 
-# ---------------------------------------------------------------- data and files of the user
-
-
 def problems(*golds: str) -> list[Problem]:
     return [Problem(f"records/train/{number}", "q", gold) for number, gold in enumerate(golds)]
 
@@ -56,15 +52,12 @@ def made_from(folder, training, held_out=(), files=(), accepts=False) -> Provena
     return Provenance(config, folder, training, held_out, accepts)
 
 
-@pytest.mark.parametrize(
-    ("golds", "held_out", "told"),
-    [
-        ("124", "", "records/train/2 is not what it was (1 of 3 training problems)"),
-        ("12", "", "2 training problems; the run had 3"),
-        ("321", "", "the order of the training problems"),
-        ("123", "9", "the held-out problems differ"),
-    ],
-)
+OTHERS = [("124", "", "records/train/2 is not what it was (1 of 3 training problems)")]
+OTHERS += [("12", "", "2 training problems; the run had 3"), ("321", "", "the order of the training problems")]
+OTHERS += [("123", "9", "the held-out problems differ")]
+
+
+@pytest.mark.parametrize(("golds", "held_out", "told"), OTHERS)
 def test_other_data_are_refused_and_the_first_record_of_them_is_kept(tmp_path, golds, held_out, told):
     first = made_from(tmp_path, problems(*"123"))
     record = json.dumps({"checksums": checksums(problems(*"123"))})
@@ -131,13 +124,10 @@ def test_files_of_the_user_are_copied_and_installed_packages_are_not(tmp_path, m
     importlib.import_module("odd_package_of_mine")
     for name in ("reward.py", "other.py", "asked.txt"):
         (tmp_path / name).write_text("{question}")
-    files = [
-        ("reward.custom", f"[{tmp_path}/reward.py:f,{tmp_path}/other.py:g]"),
-        ("prompt.style", f"{tmp_path}/asked.txt"),
-    ]
+    files = [("reward.custom", f"[{tmp_path}/reward.py:f,{tmp_path}/other.py:g]")]
+    files += [("prompt.style", f"{tmp_path}/asked.txt")]
     files += [("rollout.vllm.python", sys.executable), ("rollout.vllm.start", "true")]  # no code of the user
-    config = resolve("nano", None, [f"{key}={value}" for key, value in files])
-    ((folder, names),) = code_of(config).items()
+    ((folder, names),) = code_of(resolve("nano", None, [f"{key}={value}" for key, value in files])).items()
     assert (folder, sorted(map(str, names))) == (tmp_path, ["asked.txt", "other.py", "reward.py"])
 
 

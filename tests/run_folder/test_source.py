@@ -24,17 +24,14 @@ def run(tmp_path) -> Path:
     return tmp_path / "it"
 
 
+SAVED = "checkpoints/step_000002/adapter"
+
+
 @pytest.mark.parametrize(
-    ("named", "folder", "is_adapter"),
-    [
-        (".", "adapter", True),
-        ("adapter", "adapter", True),
-        ("checkpoints/step_000002/adapter", "checkpoints/step_000002/adapter", True),
-        ("merged", "merged", False),
-    ],
+    ("named", "folder"), [(".", "adapter"), ("adapter", "adapter"), (SAVED, SAVED), ("merged", "merged")]
 )
-def test_a_path_stands_for_an_adapter_or_a_model_of_its_run(run, named, folder, is_adapter):
-    source = Source.of(run / named)
+def test_a_path_stands_for_an_adapter_or_a_model_of_its_run(run, named, folder):
+    source, is_adapter = Source.of(run / named), named != "merged"
     assert (source.folder, source.is_adapter, source.run) == (run / folder, is_adapter, run)
     assert source.adapter == (run / folder if is_adapter else None)
 
