@@ -76,8 +76,7 @@ def test_a_resumed_run_counts_on_from_its_checkpoint(tmp_path):
 
 def test_a_warm_up_may_be_judged_by_its_loss_of_which_less_is_better(tmp_path):
     run = course(tmp_path, metric="loss", patience=2)
-    losses = [0.5, 0.25, 0.75, 0.25]
-    found = [replace(evaluation("", LEVELS[level]), loss=loss) for level, loss in enumerate(losses)]
+    found = [replace(evaluation("", LEVELS[at]), loss=loss) for at, loss in enumerate([0.5, 0.25, 0.75, 0.25])]
     assert [run.add(step, seen) for step, seen in enumerate(found, 1)] == [True, True, False, False]
     assert run.has_stopped_rising
     assert (run.best.step, metrics_of(found[1])["eval/loss"]) == (2, 0.25)
@@ -87,11 +86,10 @@ def test_a_warm_up_may_be_judged_by_its_loss_of_which_less_is_better(tmp_path):
 def test_the_metric_decides(tmp_path):
     right = outcome("18")
     in_no_format = replace(right, score=replace(right.score, strict=None, correct_strict=False))
-    strict_better, lenient_better = [right, outcome("7")], [in_no_format, in_no_format]
+    strict_better, lenient_better = (Evaluation("", pair) for pair in ((right, outcome("7")), (in_no_format,) * 2))
     for metric, better in (("accuracy", False), ("lenient", True)):
         run = course(tmp_path, metric=metric)
-        assert run.add(1, Evaluation("", tuple(strict_better)))
-        assert run.add(2, Evaluation("", tuple(lenient_better))) == better
+        assert [run.add(1, strict_better), run.add(2, lenient_better)] == [True, better]
     seen = [Evaluation("", (right, in_no_format), measure=measure) for measure in (STRICT, LENIENT)]
     assert [describe(one).partition("%")[0] for one in seen] == ["50.0", "100.0"]
 
@@ -123,8 +121,7 @@ def test_a_finished_run_replaces_its_best_by_what_is_known_to_be_better(tmp_path
         again = course(tmp_path, first_step=2, total_steps=2, problems=problems)
         assert again.was_interrupted_at(2)
         assert again.add(2, evaluation("", "yyyn")) == is_new
-    going_on = course(tmp_path, first_step=2, total_steps=3, problems=9)
-    assert going_on.add(3, evaluation("", "nnnn"))
+    assert course(tmp_path, first_step=2, total_steps=3, problems=9).add(3, evaluation("", "nnnn"))
 
 
 # --- a real run: with next to no learning rate no evaluation after the first is a new best
@@ -257,16 +254,12 @@ def test_a_best_without_a_manifest_stays_unless_it_was_interrupted(tmp_path, is_
     if is_partial:
         (tmp_path / "best.partial").mkdir()
     again = course(tmp_path, first_step=2, run="it")
-    found = (again.best is None, bool(again.lost), not (tmp_path / "best").exists())
-    assert found == (is_partial,) * 3
+    assert (again.best is None, bool(again.lost), not (tmp_path / "best").exists()) == (is_partial,) * 3
 
 
-ENDS = [  # evaluations of four problems, each after a step; what best/ holds then; what is said at the end
-    ((1, 3, 2), "whole", "step 2 was best: "),
-    ((1, 3, 3), "whole", "step 2 was as good as the last one: "),
-    ((1, 3, 4), "whole", ""),
-    ((1, 3, 2), "gone", "It is not kept: "),
-]
+# evaluations of four problems, each after a step; what best/ holds then; what is said at the end
+ENDS = [((1, 3, 2), "whole", "step 2 was best: "), ((1, 3, 3), "whole", "step 2 was as good as the last one: ")]
+ENDS += [((1, 3, 4), "whole", ""), ((1, 3, 2), "gone", "It is not kept: ")]
 
 
 @pytest.mark.parametrize(("levels", "kept", "told"), ENDS)

@@ -38,9 +38,6 @@ def evaluation(name: str, answers: str) -> Evaluation:
     return Evaluation(name, tuple(outcome(given[answer]) for answer in answers))
 
 
-# --- one model
-
-
 def test_every_accuracy_has_an_interval():
     summary = evaluation("model", "yyn-").summary()
     assert (summary["accuracy"], summary["lenient_accuracy"]) == (0.5, 0.5)
@@ -54,9 +51,9 @@ def test_every_accuracy_has_an_interval():
 
 def test_problems_that_were_left_out_are_named_wherever_the_accuracy_stands():
     some = replace(evaluation("model", "yyn-"), left_out=3)
+    assert "(3 more" in some.asked
     for text in (best.describe(some), results.title([some]), results.markdown({}, [some])):
         assert some.asked in text
-        assert "(3 more" in some.asked
     assert (some.summary()["left_out"], best.metrics_of(some)["eval/left_out"]) == (3, 3)
 
 
@@ -78,27 +75,15 @@ def test_long_problems_are_evaluated_unless_the_context_is_too_short(tiny_model,
         evaluate_model("none", model, tokenizer, config, data)
 
 
-# --- the vote
+VOTES = [(["7", "18", "18"], "18"), (["7", "18"], "7"), (["18", "7", "7", "18"], "18")]  # a tie goes to the first seen
+VOTES += [(["7", "$18.00", "18 dollars"], "$18.00"), (["1/2", "3", "3", "0.5", "\\frac{1}{2}"], "1/2")]  # in two forms
+VOTES += [([None, None, "18"], "18"), ([None, None], None)]  # no answer is no vote
 
 
-@pytest.mark.parametrize(
-    ("answers", "winner"),
-    [
-        (["7", "18", "18"], "18"),
-        (["7", "18"], "7"),  # a tie goes to the first seen
-        (["18", "7", "7", "18"], "18"),
-        (["7", "$18.00", "18 dollars"], "$18.00"),  # one answer in two forms
-        ([None, None, "18"], "18"),  # no answer is no vote
-        (["1/2", "3", "3", "0.5", "\\frac{1}{2}"], "1/2"),
-        ([None, None], None),
-    ],
-)
+@pytest.mark.parametrize(("answers", "winner"), VOTES)
 def test_the_majority_is_of_equal_answers(answers, winner):
     voted = majority([outcome(answer) for answer in answers])
     assert (voted and voted.score.strict) == winner
-
-
-# --- several answers
 
 
 def sampled(*trials: list[str], samples: int) -> Sampled:
@@ -139,8 +124,8 @@ def test_an_evaluation_of_the_base_is_kept_for_these_problems_and_draws(tmp_path
 
 
 def test_the_end_of_a_run_has_one_number_of_the_sampled_answers():
-    models = [replace(evaluation(name, "y"), sampled=sampled([right], samples=2)) for name, right in
-              (("base", "nn"), ("trained", "yn"))]  # fmt: skip
+    given = {"base": "nn", "trained": "yn"}
+    models = [replace(evaluation(name, "y"), sampled=sampled([said], samples=2)) for name, said in given.items()]
     assert of_samples([*models, evaluation("merged", "y")]) == "pass@2: base 0.0%, trained 100.0%"
     assert of_samples([evaluation("base", "y")]) == ""
 
@@ -196,17 +181,11 @@ def test_answers_belong_to_their_problems_and_trials_differ_by_their_seed_alone(
     assert [[len(group) for group in trial] for trial in result.sampled.trials] == [[4, 4]] * 3
 
 
-# --- two models
+SAID = [("nnnnnnyy", "yyyyyyyy", "better: 25.0% -> 100.0%"), ("yyyyyyyy", "nnnnnnyy", "worse: 100.0% -> 25.0%")]
+SAID += [("nnnnnyyy", "yyyyyyyy", "within the noise: 37.5% -> 100.0%")]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        ("n" * 6 + "yy", "y" * 8, "better: 25.0% -> 100.0%"),
-        ("y" * 8, "n" * 6 + "yy", "worse: 100.0% -> 25.0%"),
-        ("n" * 5 + "yyy", "y" * 8, "within the noise: 37.5% -> 100.0%"),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "said"), SAID)
 def test_the_sentence_about_two_models_is_honest(before, after, said):
     assert Comparison(evaluation("base", before), evaluation("adapter", after)).sentence.startswith(said)
     flips = Comparison(evaluation("base", "yn-y"), evaluation("adapter", "ynyn")).flips
@@ -266,10 +245,9 @@ def test_a_merged_model_may_differ_by_rounding_only(dtype, one, other, explained
 def test_conversations_of_an_agent_are_compared_in_any_order_and_but_for_what_it_says():
     first = Segment((1,), (5, 6), (-1.0, -2.0), (True, True))
     second, told = (Segment((2,), (7, said, 9), (-3.0, 0.0, -said), (True, False, True)) for said in (8, 4))
-    one, other = (
-        outcome("1", tokens=a.tokens + b.tokens, logprobs=a.logprobs + b.logprobs, segments=(a, b))
-        for a, b in ((first, second), (told, first))
-    )
+    pairs = ((first, second), (told, first))
+    said = [{"tokens": a.tokens + b.tokens, "logprobs": a.logprobs + b.logprobs, "segments": (a, b)} for a, b in pairs]
+    one, other = (outcome("1", **given) for given in said)
     alike = agreement(Evaluation("one", (one,) * 50), Evaluation("other", (other,) * 50))
     assert (alike.identical, alike.largest_difference, {*alike.partings}) == (0, 0.0, {0.0})
     alike.must_be_rounding("fp32")

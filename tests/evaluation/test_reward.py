@@ -121,9 +121,6 @@ def test_the_same_evaluation_afterwards(job, capsys, monkeypatch):
     assert [name for name in json.loads(out)["evaluations"][0]["sampled"] if "@" in name] == ["avg@2"]
 
 
-# ---------------------------------------------------------------- tables
-
-
 def paid(name: str, *rewards: float | None) -> Evaluation:
     one = outcome(None, gold="")
     answers = tuple(replace(one, score=replace(one.score, reward=reward)) for reward in rewards)
@@ -149,8 +146,8 @@ def config():
     ],
 )
 def test_the_verdict_about_rewards(before, after, kind):
-    document = results.document({}, [paid("base", *before), paid("trained", *after)])
-    assert verdict_of(document, [], config()).kind == kind
+    both = [paid("base", *before), paid("trained", *after)]
+    assert verdict_of(results.document({}, both), [], config()).kind == kind
 
 
 def test_a_comparison_of_rewards_counts_what_is_higher_and_lower_and_names_the_largest_first():
