@@ -10,39 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, launch, lines_of
+from tests.conftest import ROOT, launch, lines_of, write_lines
 from tests.ui.browser import found
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"]
 # What makes each script a matter of seconds. OUT stands for a file to write in place of the one in bench/results/,
 # FOLDER for that of the test.
-SMOKE = {
-    "agents": ["--rows=8", "--repetitions=1", "--out=OUT"],
-    "answers": ["--repetitions=1"],
-    "coverage": ["--studies=10", "--spread=0.5", "--out=OUT"],
-    "counts_cuda_host": ["--only", "tiny"],
-    "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
-    "first_page": [],
-    "gpu_memory": ["--only=tiny bf16"],
-    "hours": ["--steps=1", "--rounds=1", "--only", "256 wide", "--out=OUT"],
-    "logprobs": ["--tokens=8", "--out=OUT"],
-    "memory_cuda_host": ["--only", "tiny"],
-    "page_cost": ["--minutes=0.05", "--out=OUT"],
-    "plan": ["--only", "small"],
-    "report": ["--out=FOLDER"],
-    "sandbox": ["--programs=4", "--repetitions=1", "--out=OUT"],
-    "scaling": ["--steps=1", "--rounds=1", "--out=OUT"],
-    "seeds": ["--seeds=1", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
-    "soak": ["--steps=4", "--only=plain", "--out=OUT"],
-    "short_gsm8k": ["FOLDER", "FOLDER"],
-    "sometimes_right": ["FOLDER/train.jsonl", "FOLDER", "FOLDER/kept.jsonl"],
-    "serving": ["--engines=decode", "--steps=3", "--out=OUT"],
-    "startup": ["--repeats=1", "--out=OUT"],
-    "step_cost": ["--steps=1", "--only", "usual", "--out=OUT"],
-    "svamp": ["FOLDER", "FOLDER"],
-    "verdicts": ["--out=OUT"],
-    "versus": ["--steps=4", "--repeats=1", "--out=OUT", *FEW],
-}
+OUT, ONCE, ONE_STEP = "--out=OUT", "--repetitions=1", ["--steps=1", "--out=OUT"]
+SMOKE = {"answers": [ONCE], "first_page": [], "gpu_memory": ["--only=tiny bf16"], "plan": ["--only", "small"]}
+SMOKE |= {name: ["--only", "tiny"] for name in ("counts_cuda_host", "memory_cuda_host")}
+SMOKE |= {name: ["--rows=8", ONCE, OUT] for name in ("agents", "decode")}
+SMOKE |= {"hours": [*ONE_STEP, "--rounds=1", "--only", "256 wide"], "scaling": [*ONE_STEP, "--rounds=1"]}
+SMOKE |= {"step_cost": [*ONE_STEP, "--only", "usual"], "coverage": ["--studies=10", "--spread=0.5", OUT]}
+SMOKE |= {"logprobs": ["--tokens=8", OUT], "page_cost": ["--minutes=0.05", OUT], "startup": ["--repeats=1", OUT]}
+SMOKE |= {"sandbox": ["--programs=4", ONCE, OUT], "soak": ["--steps=4", "--only=plain", OUT], "verdicts": [OUT]}
+SMOKE |= {"serving": ["--engines=decode", "--steps=3", OUT], "versus": ["--steps=4", "--repeats=1", OUT, *FEW]}
+SMOKE |= {"seeds": ["--seeds=1", OUT, "run.steps=1", "eval.problems=8", *FEW], "report": ["--out=FOLDER"]}
+SMOKE |= {"sometimes_right": ["FOLDER/train.jsonl", "FOLDER", "FOLDER/kept.jsonl"]}
+SMOKE |= {name: ["FOLDER", "FOLDER"] for name in ("short_gsm8k", "svamp")}
 MODULES = sorted(file.stem for file in (ROOT / "bench").glob("*.py"))
 SCRIPTS = [name for name in MODULES if "__main__" in (ROOT / f"bench/{name}.py").read_text()]
 
@@ -64,9 +49,9 @@ TIERS = {name: pytest.mark.cuda if name.endswith("cuda_host") else pytest.mark.s
 def test_a_script_runs(script, tmp_path):
     if script == "page_cost":
         found()  # skips without a browser
-    record = json.dumps({"question": "What is 6 * 7?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"})
     for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text(f"{record}\n")
+        record = {"question": "What is 6 * 7?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"}
+        write_lines(tmp_path / f"{split}.jsonl", [record])
     (tmp_path / "eval_answers.jsonl").touch()
     a_clone_of_svamp(tmp_path)
     names = {"OUT": str(tmp_path / "out.json"), "FOLDER": str(tmp_path)}
@@ -76,8 +61,7 @@ def test_a_script_runs(script, tmp_path):
     done = launch(sys.executable, f"bench/{script}.py", *arguments, **environment)
     assert done.returncode == 0, done.stderr
     assert results == {file: file.stat().st_mtime_ns for file in (ROOT / "bench/results").iterdir()}
-    if "--out=OUT" in SMOKE[script]:
-        assert json.loads(Path(tmp_path / "out.json").read_text())
+    assert OUT not in SMOKE[script] or json.loads((tmp_path / "out.json").read_text())
 
 
 def a_clone_of_svamp(folder: Path) -> None:
@@ -103,7 +87,7 @@ def test_short_problems_of_gsm8k_have_equations_alone(tmp_path):
     records = [{"question": f"{n}?", "answer": solution} for n in range(257)]
     long = {"question": "long?", "answer": "\n".join(["<<1+1=2>>2"] * 4) + "\n#### 2"}
     for split, lines in (("train", [*records, long]), ("test", [long])):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(tmp_path / f"{split}.jsonl", lines)
     made = tmp_path / "made"
     assert launch(sys.executable, "bench/short_gsm8k.py", tmp_path, made, "3", "equations").returncode == 0
     read = {split: lines_of(made / f"{split}.jsonl") for split in ("train", "valid", "test")}
@@ -115,16 +99,13 @@ def test_short_problems_of_gsm8k_have_equations_alone(tmp_path):
 def test_problems_that_are_solved_sometimes_are_kept(tmp_path):
     greedy = {"temperature": 0.0, "correct_strict": True}
     samples = {"always": [True, True], "never": [False, False], "sometimes": [True, False]}
-    answers = [
-        {"question": question, **answer}
-        for question, outcomes in samples.items()
-        for answer in (greedy, *({"temperature": 0.8, "correct_strict": right} for right in outcomes))
-    ]
-    (tmp_path / "eval_answers.jsonl").write_text("".join(f"{json.dumps(answer)}\n" for answer in answers))
+    answers = [{"question": question, **greedy} for question in samples]
+    for question, outcomes in samples.items():
+        answers += [{"question": question, "temperature": 0.8, "correct_strict": right} for right in outcomes]
+    write_lines(tmp_path / "eval_answers.jsonl", answers)
     problems = [{"question": question, "answer": "1"} for question in [*samples, "not asked"]]
-    (tmp_path / "all.jsonl").write_text("".join(f"{json.dumps(problem)}\n" for problem in problems))
-    kept = tmp_path / "kept.jsonl"
-    assert launch(sys.executable, "bench/sometimes_right.py", tmp_path / "all.jsonl", tmp_path, kept).returncode == 0
+    asked, kept = write_lines(tmp_path / "all.jsonl", problems), tmp_path / "kept.jsonl"
+    assert launch(sys.executable, "bench/sometimes_right.py", asked, tmp_path, kept).returncode == 0
     assert lines_of(kept) == [{"question": "sometimes", "answer": "1"}]
 
 

@@ -9,19 +9,9 @@ from pathlib import Path
 from scripts.count import arrows, imported_by
 from tests.conftest import ROOT, launch
 
-FLOORS = [
-    ["errors", "records"],
-    ["machine", "answers", "policy", "estimates", "sandbox"],
-    ["config", "ranks"],
-    ["model", "problem", "watch", "advantage"],
-    ["reward", "batch", "run_folder"],
-    ["plan", "loss", "reports"],
-    ["rollout"],
-    ["step", "evaluation"],
-    ["loop", "export"],
-    ["run"],
-    ["commands"],
-]
+FLOORS = [["errors", "records"], ["machine", "answers", "policy", "estimates", "sandbox"], ["config", "ranks"]]
+FLOORS += [["model", "problem", "watch", "advantage"], ["reward", "batch", "run_folder"], ["plan", "loss", "reports"]]
+FLOORS += [["rollout"], ["step", "evaluation"], ["loop", "export"], ["run"], ["commands"]]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 MODULES = sorted(path for path in (ROOT / "trainer").rglob("*.py") if path.name != "__init__.py")
 HEAVY = ("torch", "numpy", "transformers", "deepspeed", "peft", "bitsandbytes", "datasets", "sympy", "math_verify")
@@ -30,13 +20,8 @@ LIGHT = ["errors", "records", "machine", "answers", "sandbox", "config", "ranks"
 LIGHT += ["advantage", "policy", "commands", "reports", "estimates", "model.hub", "model.shapes", "model.families"]
 NEEDS_TORCH = ["machine.out_of_memory", "plan.torch_probe", "ranks.distributed", "ranks.stopping"]
 NEEDS_TORCH += ["ranks.stores", "ranks.watchdog"]
-ONLY_IN = {
-    "deepspeed": ("trainer.step", "trainer.plan.torch_probe"),
-    "peft": ("trainer.model",),
-    "vllm": ("trainer.rollout.vllm",),
-    "gguf": ("trainer.export",),
-    "llama_cpp": ("trainer.export",),
-}
+ONLY_IN = {"deepspeed": ("trainer.step", "trainer.plan.torch_probe"), "peft": ("trainer.model",)}
+ONLY_IN |= {"vllm": ("trainer.rollout.vllm",), "gguf": ("trainer.export",), "llama_cpp": ("trainer.export",)}
 
 
 def name_of(path: Path) -> str:
@@ -58,14 +43,10 @@ def test_every_room_has_a_floor():
 
 
 def test_nothing_imports_from_its_own_floor_or_above():
-    wrong = [
-        (name_of(path), module)
-        for path in MODULES
-        for module in imported_by(path)
-        if module.startswith("trainer.") and room_of(module) != room_of(name_of(path))
-        if FLOOR_OF[room_of(module)] >= FLOOR_OF[room_of(name_of(path))]
-    ]
-    assert wrong == []
+    pairs = [(name_of(path), module) for path in MODULES for module in imported_by(path)]
+    rooms = {pair: [*map(room_of, pair)] for pair in pairs if pair[1].startswith("trainer.")}
+    wrong = {pair for pair, (own, other) in rooms.items() if own != other and FLOOR_OF[other] >= FLOOR_OF[own]}
+    assert wrong == set()
 
 
 def test_the_modules_of_a_room_import_each_other_without_a_cycle():
@@ -104,13 +85,8 @@ def test_what_is_printed_is_made_visible_first():
 
 
 def test_an_engine_is_imported_in_its_own_room_only():
-    wrong = [
-        (name_of(path), module)
-        for path in MODULES
-        for module in imported_by(path)
-        if not name_of(path).startswith(ONLY_IN.get(module.split(".")[0], "trainer"))
-    ]
-    assert wrong == []
+    pairs = [(name_of(path), module) for path in MODULES for module in imported_by(path)]
+    assert [pair for pair in pairs if not pair[0].startswith(ONLY_IN.get(pair[1].split(".")[0], "trainer"))] == []
 
 
 def test_no_file_or_folder_has_the_name_of_a_standard_library_module():
@@ -123,9 +99,6 @@ def test_packages_export_nothing():
     packages = [path for path in sorted((ROOT / "trainer").rglob("__init__.py")) if "import" in path.read_text()]
     wrong = [name for path in packages for name in imported_by(path) if name.startswith("trainer")]
     assert wrong == []
-
-
-# ---------------------------------------------------------------- the page of the architecture
 
 
 ROW = re.compile(r"^\| [^|]+ \| `([^`|]+)` \| `([^`|]+)` \|$", flags=re.MULTILINE)
@@ -148,12 +121,8 @@ def names_in(source: str) -> set[str]:
 def test_what_the_table_names_is_there():
     rows = ROW.findall((ROOT / "docs/architecture.md").read_text())
     assert len(rows) >= 30
-    missing = [
-        (file, name)
-        for file, name in rows
-        if not (ROOT / "trainer" / file).is_file() or name not in names_in((ROOT / "trainer" / file).read_text())
-    ]
-    assert missing == []
+    assert [file for file, _ in rows if not (ROOT / "trainer" / file).is_file()] == []
+    assert [row for row in rows if row[1] not in names_in((ROOT / "trainer" / row[0]).read_text())] == []
 
 
 def test_arrows_are_counted_from_the_importing_room():

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, launch
+from tests.conftest import ROOT, launch, program
 from trainer.problem.prompts import STYLES
 
 PAGES = ["own_data.md", "windows.md", "troubleshooting.md"]
@@ -28,10 +28,8 @@ def bash(script: str, folder, *options: str) -> subprocess.CompletedProcess:
 @pytest.fixture
 def folder(tmp_path):
     """An empty folder, with `octet` and `python` of this environment on the PATH."""
-    (tmp_path / "bin").mkdir()
     for name, start in (("octet", "-m trainer.commands.main"), ("python", "")):
-        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {start} "$@"\n')
-        (tmp_path / "bin" / name).chmod(0o755)
+        program(tmp_path / "bin" / name, f'#!/bin/sh\nexec "{sys.executable}" {start} "$@"\n')
     return tmp_path
 
 

@@ -19,11 +19,9 @@ from trainer.config.command_line import parse_command_line
 
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
-MARKDOWN = [
-    ROOT / name for name in ("README.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "CHANGELOG.md")
-]
+PAGES = ("README.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "CHANGELOG.md")
 GALLERY = sorted((ROOT / "gallery").glob("*.md"))
-MARKDOWN += [*(ROOT / "docs").glob("*.md"), *GALLERY, *GITHUB.rglob("*.md")]
+MARKDOWN = [*(ROOT / name for name in PAGES), *(ROOT / "docs").glob("*.md"), *GALLERY, *GITHUB.rglob("*.md")]
 OF_A_RUNNER = {"git", "pip", "python"}
 
 
@@ -46,11 +44,8 @@ def test_the_citation_is_of_this_version():
 
 
 def test_the_changelog_begins_with_this_version():
-    heading = re.search(
-        r"^## (\S+) \((unreleased|\d{4}-\d\d-\d\d)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
-    )
-    assert heading
-    assert heading[1] == __version__
+    first = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
+    assert re.fullmatch(rf"## {re.escape(__version__)} \((unreleased|\d{{4}}-\d\d-\d\d)\)", first)
 
 
 def commands_of(workflow: Path) -> list[str]:
@@ -71,13 +66,9 @@ def test_every_command_of_a_workflow_is_there(workflow):
 def test_a_workflow_may_read_only_unless_a_job_says_so(workflow):
     document = yaml.safe_load(workflow.read_text())
     assert document["permissions"] == {"contents": "read"}
-    assert all(
-        re.fullmatch(r"\S+@\S+", step["uses"])
-        for job in document["jobs"].values()
-        for step in job["steps"]
-        if "uses" in step
-    )
-    assert all("timeout-minutes" in job for job in document["jobs"].values())
+    for job in document["jobs"].values():
+        assert "timeout-minutes" in job
+        assert all(re.fullmatch(r"\S+@\S+", step["uses"]) for step in job["steps"] if "uses" in step)
 
 
 def test_every_supported_python_is_tried():
@@ -150,10 +141,8 @@ def test_the_pictures_of_the_first_page_load_nothing_and_are_as_drawn(name):
     for picture in ("first_run", "first_curve"):
         drawn = (ROOT / f"docs/{picture}_{name}.svg").read_text()
         assert f"docs/{picture}_{name}.svg" in page
-        assert set(re.findall(r"https?://[^\s\"')]+", drawn)) <= {
-            "http://www.w3.org/2000/svg",
-            "https://www.textualize.io",
-        }
+        named = set(re.findall(r"https?://[^\s\"')]+", drawn))
+        assert named <= {"http://www.w3.org/2000/svg", "https://www.textualize.io"}
     assert (ROOT / f"docs/first_curve_{name}.svg").read_text() == first_page.of_curve(name)
 
 

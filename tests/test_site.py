@@ -40,10 +40,8 @@ def test_a_page_loads_nothing_from_elsewhere(site):
 def test_a_table_is_not_folded_and_a_command_is(site):
     page = (site / "memory/index.html").read_text()
     kinds = re.findall(r"<pre( class=.columns.)?>(.*?)</pre>", page, re.DOTALL)
-    assert [bool(kind) for kind, text in kinds if "octet plan --preset" in text or "KV cache" in text][:2] == [
-        False,
-        True,
-    ]
+    tables = [bool(kind) for kind, text in kinds if "octet plan --preset" in text or "KV cache" in text]
+    assert tables[:2] == [False, True]
 
 
 def test_links_out_of_docs_lead_to_the_repository(site):
@@ -52,16 +50,12 @@ def test_links_out_of_docs_lead_to_the_repository(site):
     assert site_links.on_page_markdown("a [dated\nlog](../bench/a.md#b) c", config) == "a dated\nlog c"
 
 
-@pytest.mark.parametrize(
-    ("page", "link", "expected"),
-    [
-        ("docs", "../gallery/sums.md", "[a](gallery/sums.md)"),
-        ("docs", "../gallery/default/adapter", "a"),
-        ("gallery/sums.md", "../docs/use.md#b", "[a](../use.md#b)"),
-        ("gallery/sums.md", "speedrun.md", "[a](speedrun.md)"),
-        ("gallery/sums.md", "../bench/a.py", "a"),
-    ],
-)
+LINKS = [("docs", "../gallery/sums.md", "[a](gallery/sums.md)"), ("docs", "../gallery/default/adapter", "a")]
+LINKS += [("gallery/sums.md", "../docs/use.md#b", "[a](../use.md#b)"), ("gallery/sums.md", "../bench/a.py", "a")]
+LINKS += [("gallery/sums.md", "speedrun.md", "[a](speedrun.md)")]
+
+
+@pytest.mark.parametrize(("page", "link", "expected"), LINKS)
 def test_links_between_docs_and_the_gallery_stay_on_the_site(page, link, expected):
     where = SimpleNamespace(file=SimpleNamespace(src_uri=page))
     assert site_links.on_page_markdown(f"[a]({link})", {"repo_url": None}, where) == expected
