@@ -42,8 +42,7 @@ def test_its_last_words_are_shown_with_the_warnings_first(log, tmp_path):
 def test_many_warnings_leave_no_room_for_the_rest(log):
     log.start()
     write(INFO, *[f"{WARN} {number}" for number in range(30)], INFO)
-    shown = log.excerpt().splitlines()[1:]
-    assert [line.strip() for line in shown] == [f"{WARN} {number}" for number in range(22, 30)]
+    assert [line.strip() for line in log.excerpt().splitlines()[1:]] == [f"{WARN} {number}" for number in range(22, 30)]
 
 
 def test_a_file_that_an_error_has_named_stays_and_another_goes(log, tmp_path):

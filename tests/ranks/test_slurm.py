@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.conftest import refuses
+from tests.conftest import program, refuses
 from trainer.errors import ClusterError
 from trainer.ranks import slurm
 
@@ -14,9 +14,8 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "
 @pytest.fixture
 def task(monkeypatch):
     """The environment of one task of a step."""
-    for name in list(os.environ):
-        if name.startswith("SLURM") or name in NAMES:
-            monkeypatch.delenv(name)
+    for name in [name for name in os.environ if name.startswith("SLURM") or name in NAMES]:
+        monkeypatch.delenv(name)
 
     def make(**values: str) -> None:
         for name, value in values.items():
@@ -31,11 +30,14 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "77", "SLURM_STEP_NUM_TASKS": "4",
 STEP |= {"SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
 
 
+def adopted(*names: str) -> list[str]:
+    slurm.adopt_ranks()
+    return [os.environ[name] for name in names]
+
+
 def test_a_task_of_srun_takes_its_rank_from_it(task):
     task(**STEP, MASTER_ADDR="node1")
-    slurm.adopt_ranks()
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
-    assert [os.environ[name] for name in names] == ["3", "1", "4", "10539"]
+    assert adopted("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT") == ["3", "1", "4", "10539"]
 
 
 NODES = [("4(x2),3", "0", "4"), ("4(x2),3", "1", "4"), ("4(x2),3", "2", "3"), ("1,3", "1", "3"), ("2", "0", "2")]
@@ -44,39 +46,32 @@ NODES = [("4(x2),3", "0", "4"), ("4(x2),3", "1", "4"), ("4(x2),3", "2", "3"), ("
 @pytest.mark.parametrize(("each", "node", "here"), [*NODES, ("1(x10)", "9", "1")])
 def test_a_task_of_srun_knows_how_many_are_on_its_node(task, each, node, here):
     task(**STEP, MASTER_ADDR="node1", SLURM_NODEID=node, SLURM_STEP_TASKS_PER_NODE=each)
-    slurm.adopt_ranks()
-    assert os.environ["LOCAL_WORLD_SIZE"] == here
+    assert adopted("LOCAL_WORLD_SIZE") == [here]
 
 
 def test_deepspeed_has_another_word_for_the_ranks_here(task):
     task(RANK="5", WORLD_SIZE="8", LOCAL_SIZE="4")
-    slurm.adopt_ranks()
-    assert os.environ["LOCAL_WORLD_SIZE"] == "4"
+    assert adopted("LOCAL_WORLD_SIZE") == ["4"]
     task(LOCAL_WORLD_SIZE="2")
-    slurm.adopt_ranks()
-    assert os.environ["LOCAL_WORLD_SIZE"] == "2"
+    assert adopted("LOCAL_WORLD_SIZE") == ["2"]
 
 
 def test_mpirun_has_other_words_for_all_of_them(task):
     words = {"RANK": "5", "LOCAL_RANK": "1", "SIZE": "8", "LOCAL_SIZE": "4"}
     task(**{f"OMPI_COMM_WORLD_{word}": value for word, value in words.items()})
-    slurm.adopt_ranks()
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    assert [os.environ[name] for name in names] == ["5", "1", "8", "4"]
+    assert adopted("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") == ["5", "1", "8", "4"]
     assert int(os.environ["MASTER_PORT"]) in slurm.PORTS
 
 
 def test_what_a_launcher_says_goes_before(task):
     task(**STEP, RANK="0", WORLD_SIZE="1")
-    slurm.adopt_ranks()
-    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
+    assert adopted("RANK", "WORLD_SIZE") == ["0", "1"]
 
 
 @pytest.mark.parametrize("alone", [{"SLURM_STEP_NUM_TASKS": "1"}, {}])
 def test_the_shell_of_a_job_and_a_lone_task_are_no_ranks(task, alone):
     """The first has SLURM_PROCID, too."""
-    step = STEP | alone if alone else {key: value for key, value in STEP.items() if key != "SLURM_STEP_ID"}
-    task(**step)
+    task(**(STEP | alone if alone else {key: value for key, value in STEP.items() if key != "SLURM_STEP_ID"}))
     slurm.adopt_ranks()
     assert "RANK" not in os.environ
 
@@ -106,8 +101,7 @@ def test_the_time_that_is_left_is_read(text, seconds):
 
 
 def test_a_controller_that_does_not_answer_is_no_reason_to_end_a_run(task, tmp_path, monkeypatch):
-    (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
-    (tmp_path / "squeue").chmod(0o755)
+    program(tmp_path / "squeue", "#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)
     task(SLURM_JOB_ID="1")
