@@ -4,38 +4,16 @@ import pytest
 
 from trainer.plan.cards import CARDS, card_of
 
-NAMES = {
-    "NVIDIA H100 80GB HBM3": "H100",
-    "NVIDIA A100-SXM4-80GB": "A100",
-    "NVIDIA A100 80GB PCIe": "A100 80GB PCIe",
-    "Tesla V100-PCIE-16GB": "V100 PCIe",
-    "NVIDIA H100 NVL": "H100 NVL",
-    "NVIDIA RTX 6000 Ada Generation": "RTX 6000 Ada",
-    "NVIDIA A10": "A10",
-    "NVIDIA GeForce RTX 4060": "RTX 4060",
-    "rtx4060": "RTX 4060",
-    "RTX\u00a04060": "RTX 4060",
-    "4060": "RTX 4060",
-    "rtx4060ti": "RTX 4060 Ti",
-    "NVIDIA GeForce RTX 4060 Ti": "RTX 4060 Ti",
-    "RTX 4070 Ti SUPER": "RTX 4070 Ti Super",
-    "4060 laptop": "RTX 4060 Laptop",
-    "NVIDIA GeForce RTX 4060 Laptop GPU": "RTX 4060 Laptop",
-    "NVIDIA GeForce RTX 4090 D": "RTX 4090 D",
-    "NVIDIA GeForce RTX 2050": "RTX 2050",
-    "Quadro RTX 4000": "Quadro RTX 4000",
-    "RTX 3050 Ti Laptop GPU": "RTX 3050 Ti Laptop",
-}
-
-
-NEIGHBOURS = {
-    "NVIDIA GeForce RTX 2070 with Max-Q Design": "RTX 2070",
-    "RTX 4050": "RTX 4050 Laptop",
-    "RTX 6060 Ti": "RTX 5060 Ti",
-    "RTX 5070 Super": "RTX 5070",
-    "A800": "A100",
-    "B300": "B200",
-}
+NAMES = {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA A100-SXM4-80GB": "A100", "NVIDIA A100 80GB PCIe": "A100 80GB PCIe"}
+NAMES |= {"Tesla V100-PCIE-16GB": "V100 PCIe", "NVIDIA H100 NVL": "H100 NVL", "NVIDIA A10": "A10"}
+NAMES |= {"NVIDIA RTX 6000 Ada Generation": "RTX 6000 Ada", "Quadro RTX 4000": "Quadro RTX 4000"}
+NAMES |= dict.fromkeys(("NVIDIA GeForce RTX 4060", "rtx4060", "RTX\u00a04060", "4060"), "RTX 4060")
+NAMES |= dict.fromkeys(("NVIDIA GeForce RTX 4060 Ti", "rtx4060ti"), "RTX 4060 Ti")
+NAMES |= dict.fromkeys(("NVIDIA GeForce RTX 4060 Laptop GPU", "4060 laptop"), "RTX 4060 Laptop")
+NAMES |= {"RTX 4070 Ti SUPER": "RTX 4070 Ti Super", "NVIDIA GeForce RTX 4090 D": "RTX 4090 D"}
+NAMES |= {"NVIDIA GeForce RTX 2050": "RTX 2050", "RTX 3050 Ti Laptop GPU": "RTX 3050 Ti Laptop"}
+NEIGHBOURS = {"NVIDIA GeForce RTX 2070 with Max-Q Design": "RTX 2070", "RTX 4050": "RTX 4050 Laptop"}
+NEIGHBOURS |= {"RTX 6060 Ti": "RTX 5060 Ti", "RTX 5070 Super": "RTX 5070", "A800": "A100", "B300": "B200"}
 
 
 @pytest.mark.parametrize("name", [*NAMES, *NEIGHBOURS])
@@ -61,22 +39,18 @@ def test_a_card_has_the_memory_of_its_name_or_else_of_the_smallest(name, gigabyt
     assert card_of(name).memory_gb == gigabytes
 
 
-@pytest.mark.parametrize(
-    ("name", "like", "share", "memory", "gigabytes"),
-    [
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A100", 1 / 7, 1 / 8, 5),
-        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "A100", 3 / 7, 1 / 2, 40),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", "H100", 1 / 7, 1 / 8, 10),
-        ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", "H100", 1 / 7, 1 / 2, 40),
-        ("NVIDIA H100 80GB HBM3 MIG 4g.40gb", "H100", 4 / 7, 1 / 2, 40),
-        ("NVIDIA H200 MIG 7g.141gb", "H200", 1, 1, 141),
-        ("NVIDIA A30 MIG 1g.6gb", "A30", 1 / 4, 1 / 4, 6),
-        ("NVIDIA A30 MIG 4g.24gb", "A30", 1, 1, 24),
-        ("NVIDIA H100 PCIe MIG 2g.20gb", "H100 PCIe", 2 / 7, 2 / 8, 20),
-    ],
-)
-def test_a_slice_of_a_card_is_its_fraction(name, like, share, memory, gigabytes):
-    found, whole = card_of(name), CARDS[like].speed
+# The shares of a card that a slice has of its speed and of its memory, and the gigabytes.
+SLICES = {"A100-SXM4-40GB MIG 1g.5gb": (1 / 7, 1 / 8, 5), "A100-SXM4-80GB MIG 3g.40gb": (3 / 7, 1 / 2, 40)}
+SLICES |= {"H100 80GB HBM3 MIG 1g.10gb+me": (1 / 7, 1 / 8, 10), "H100 80GB HBM3 MIG 1c.3g.40gb": (1 / 7, 1 / 2, 40)}
+SLICES |= {"H100 80GB HBM3 MIG 4g.40gb": (4 / 7, 1 / 2, 40), "H100 PCIe MIG 2g.20gb": (2 / 7, 2 / 8, 20)}
+SLICES |= {"H200 MIG 7g.141gb": (1, 1, 141), "A30 MIG 1g.6gb": (1 / 4, 1 / 4, 6), "A30 MIG 4g.24gb": (1, 1, 24)}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_slice_of_a_card_is_its_fraction(name):
+    share, memory, gigabytes = SLICES[name]
+    like = "H100 PCIe" if "PCIe" in name else name.replace("-", " ").split()[0]
+    found, whole = card_of(f"NVIDIA {name}"), CARDS[like].speed
     assert found.speed[:2] == pytest.approx((share * whole.flops, memory * whole.bandwidth))
     assert (found.memory_gb, found.neighbour) == (gigabytes, "")
 

@@ -40,8 +40,8 @@ def test_a_rollout_reads_prompts_and_decodes_in_waves():
     assert duration(speed=traffic).rollout == pytest.approx(reading / 1e12 + (12 * PASSED + 16 * moved) / 1e6)
     waits = Speed(flops=1e15, bandwidth=1e15, latency=0.01)
     assert duration(speed=waits).rollout == pytest.approx(16 * 2 * 0.01, rel=1e-6)
-    shorter = duration(speed=waits, length=4.0)  # one of the answers is as long as it may be
-    assert shorter.rollout == pytest.approx(16 * 2 * 0.01, rel=1e-6)
+    # with shorter answers too, as one of them is as long as it may be
+    assert duration(speed=waits, length=4.0).rollout == pytest.approx(16 * 2 * 0.01, rel=1e-6)
     assert duration(speed=arithmetic, length=4.0).rollout < 0.6 * duration(speed=arithmetic).rollout
     assert duration(ranks=2).rollout == pytest.approx(duration().rollout / 2)
     assert duration("model.quantize=nf4", speed=traffic).rollout > duration(speed=traffic).rollout
@@ -71,22 +71,12 @@ def test_an_update_goes_forward_and_back_over_prompts_and_answers():
 
 KL, K2 = "algorithm.kl.coef=0.1", "algorithm.kl.estimator=k2"
 TAUGHT = ["teacher.adapter=x", "algorithm.loss=reinforce_baseline"]
+PASSES = [([KL], 1), ([KL, "algorithm.kl.where=reward"], 2), ([KL, "algorithm.minibatches=2"], 1.5)]
+PASSES += [(["algorithm.minibatches=2"], 0.5), (["algorithm.top_entropy=0.5", "algorithm.minibatches=2"], 1)]
+PASSES += [(TAUGHT, 1), ([*TAUGHT, KL, K2, "teacher.form=loss"], 1), ([*TAUGHT, KL], 2), (["algorithm.epochs=2"], 0)]
 
 
-@pytest.mark.parametrize(
-    ("settings", "passes"),
-    [
-        ([KL], 1),
-        ([KL, "algorithm.kl.where=reward"], 2),
-        (["algorithm.minibatches=2"], 0.5),
-        ([KL, "algorithm.minibatches=2"], 1.5),
-        (["algorithm.epochs=2"], 0),
-        (["algorithm.top_entropy=0.5", "algorithm.minibatches=2"], 1),
-        (TAUGHT, 1),
-        ([*TAUGHT, KL, K2, "teacher.form=loss"], 1),
-        ([*TAUGHT, KL], 2),
-    ],
-)
+@pytest.mark.parametrize(("settings", "passes"), PASSES)
 def test_passes_before_an_update_are_those_that_a_run_makes(settings, passes, monkeypatch):
     monkeypatch.setattr(Planner, "_teacher_adapter", {})
     found = duration(*settings)
@@ -114,8 +104,7 @@ def test_what_is_between_layers_and_the_optimizer_states_move_through_memory():
     states, passed = 28 * 2 * (4 * 20 + 3 * 30), 2 * 76 * PASSED
     fast = Speed(flops=1e18, bandwidth=1e3, latency=0.0)
     assert duration("engine.ds_config=zero2", speed=fast).update == pytest.approx((states + passed) / 1e3)
-    offloaded = duration("engine.ds_config=zero2_offload", speed=fast)
-    assert offloaded.update == pytest.approx(states / 1e10 + passed / 1e3)
+    assert duration("engine.ds_config=zero2_offload", speed=fast).update == pytest.approx(states / 1e10 + passed / 1e3)
 
 
 def test_a_run_has_its_steps_and_evaluations():
@@ -151,8 +140,7 @@ def test_an_h100_takes_what_it_took():
 
 @pytest.fixture
 def card(monkeypatch):
-    card = Gpu(0, "GPU-0", "NVIDIA GeForce RTX 4060", 8.6)
-    monkeypatch.setattr(hardware, "detect", lambda: Hardware((card,), 8))
+    monkeypatch.setattr(hardware, "detect", lambda: Hardware((Gpu(0, "GPU-0", "NVIDIA GeForce RTX 4060", 8.6),), 8))
 
 
 def test_a_run_says_at_its_start_how_long_it_takes(card):

@@ -27,28 +27,16 @@ KL = ("algorithm.kl.coef=0.1", "algorithm.kl.refresh=2", "algorithm.epochs=2", "
 CHECKPOINTED = ("model.gradient_checkpointing=true",)
 OFFLOADED = (*CHECKPOINTED, "model.activation_offload=true")
 EAGER = ("model.attention=eager",)
-LEVERS = {
-    "checkpointing": {"settings": CHECKPOINTED},
-    "activation offload": {"settings": OFFLOADED},
-    "padded rows": {"settings": ("optim.layout=padded",)},
-    "sdpa": {"settings": ("model.attention=sdpa",)},
-    "eager": {"settings": EAGER},
-    "small micro-batches": {"budget": 30},
-    "optimizer on the card": {"ds_config": "zero2"},
-}
+LEVERS: dict[str, dict] = {"small micro-batches": {"budget": 30}, "optimizer on the card": {"ds_config": "zero2"}}
+LEVERS |= {"checkpointing": {"settings": CHECKPOINTED}, "activation offload": {"settings": OFFLOADED}}
+LEVERS |= {"padded rows": {"settings": ("optim.layout=padded",)}, "eager": {"settings": EAGER}}
+LEVERS |= {"sdpa": {"settings": ("model.attention=sdpa",)}}
 TOGETHER = {"everything": {"settings": (*OFFLOADED, *EAGER), "budget": 30, "ds_config": "zero2"}}
 QUANTISED = LEVERS | TOGETHER
 SLOW = ("lora.enabled=false", "algorithm.lr=0.00005")
-SPLIT = {
-    "adapter": (),
-    "adapter objective": KL,
-    "adapter checkpointed": OFFLOADED,
-    "pissa": ("lora.init=pissa", "lora.rslora=true", "lora.plus_ratio=4"),
-    "whole": SLOW,
-    "objective": (*SLOW, *KL),
-    "checkpointed": (*SLOW, *OFFLOADED),
-    "8 bit states": (*SLOW, "optim.name=adamw_8bit"),
-}
+SPLIT = {"adapter": (), "adapter objective": KL, "adapter checkpointed": OFFLOADED, "whole": SLOW}
+SPLIT |= {"pissa": ("lora.init=pissa", "lora.rslora=true", "lora.plus_ratio=4"), "objective": (*SLOW, *KL)}
+SPLIT |= {"checkpointed": (*SLOW, *OFFLOADED), "8 bit states": (*SLOW, "optim.name=adamw_8bit")}
 
 pytestmark = WITH_ENGINE
 
@@ -177,9 +165,6 @@ def test_two_ranks_over_a_quantised_base(updates, two_ranks):
     assert_same(updates["nf4 plain"], two_ranks["nf4"], tolerance=1e-5)
 
 
-# Activation offload.
-
-
 def test_offload_moves_the_input_of_each_layer_and_little_else(tiny_model, monkeypatch):
     moved, really = [], logprobs._to_cpu
     monkeypatch.setattr(logprobs, "_to_cpu", lambda tensor: moved.append(really(tensor)) or moved[-1])
@@ -187,8 +172,7 @@ def test_offload_moves_the_input_of_each_layer_and_little_else(tiny_model, monke
     policy.engine.train()
     batch = to_tensors(ROWS, 0)
     policy.score(batch)
-    tokens = batch.tree.line_N.numel()
-    inputs = [kept for kept, _ in moved if kept.shape == (1, tokens, 32)]
+    inputs = [kept for kept, _ in moved if kept.shape == (1, batch.tree.line_N.numel(), 32)]
     assert len({tensor.data_ptr() for tensor in inputs}) == len(inputs), "copies"
     assert 2 <= len(inputs) <= 4, "of two layers, and of the last norm"
     large = sum(kept.numel() for kept, _ in moved if not isinstance(kept, torch.nn.Parameter))
@@ -200,9 +184,6 @@ def test_offload_keeps_nothing_while_it_only_measures(tiny_model, monkeypatch):
     monkeypatch.setattr(logprobs, "_to_cpu", lambda tensor: moved.append(tensor) or really(tensor))
     make_policy(tiny_model, " ".join(OFFLOADED)).measure(to_tensors(ROWS, 0))
     assert moved == []
-
-
-# fp16.
 
 
 def test_fp16_scales_its_loss_and_survives_a_scale_that_is_too_high(tiny_model, monkeypatch):
@@ -221,9 +202,6 @@ def test_fp16_scales_its_loss_and_survives_a_scale_that_is_too_high(tiny_model, 
     assert 2 <= skipped <= policy.bad_updates_allowed
     assert policy.engine.optimizer.loss_scale < 2.0**40
     assert lora.fingerprint(policy.model) != before
-
-
-# Bad input.
 
 
 @pytest.mark.parametrize(

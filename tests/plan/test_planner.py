@@ -55,19 +55,12 @@ def test_a_shipped_configuration_has_the_parameters_that_transformers_makes(name
     assert shapes.known_shape(name).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-PUBLISHED = {
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": 30_532_122_624,
-    "openai/gpt-oss-20b": 20_914_757_184,
-    "LiquidAI/LFM2.5-1.2B-Instruct": 1_170_340_608,
-    "qwen/qwen2.5-3b-instruct": 3_085_938_688,
-    "Qwen/Qwen2.5-Coder-7B-Instruct": 7_615_616_512,
-    "Qwen/Qwen2.5-72B-Instruct": 72_706_203_648,
-    "Qwen/Qwen3-4B-Instruct-2507": 4_022_468_096,
-    "meta-llama/Meta-Llama-3-8B-Instruct": 8_030_261_248,
-    "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
-    "google/gemma-2-2b-it": 2_614_341_888,
-    "google/gemma-3-1b-it": 999_885_952,
-}
+PUBLISHED = {"Qwen/Qwen3-30B-A3B-Instruct-2507": 30_532_122_624, "openai/gpt-oss-20b": 20_914_757_184}
+PUBLISHED |= {"LiquidAI/LFM2.5-1.2B-Instruct": 1_170_340_608, "qwen/qwen2.5-3b-instruct": 3_085_938_688}
+PUBLISHED |= {"Qwen/Qwen2.5-Coder-7B-Instruct": 7_615_616_512, "Qwen/Qwen2.5-72B-Instruct": 72_706_203_648}
+PUBLISHED |= {"Qwen/Qwen3-4B-Instruct-2507": 4_022_468_096, "meta-llama/Meta-Llama-3-8B-Instruct": 8_030_261_248}
+PUBLISHED |= {"google/gemma-2-2b-it": 2_614_341_888, "google/gemma-3-1b-it": 999_885_952}
+PUBLISHED |= {"HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -83,11 +76,9 @@ def test_a_name_of_somebody_else_is_not_taken_for_a_shipped_one():
 
 def linears_of(model) -> Counter:
     """Count the linear layers between embedding and output layer."""
-    named = [(name.rpartition(".")[2], part) for name, part in model.model.named_modules()]
-    named = [(name, part) for name, part in named if isinstance(part, torch.nn.Linear)]
-    return Counter(
-        shapes.Linear(name, part.in_features, part.out_features, part.bias is not None) for name, part in named
-    )
+    named = [(name, part) for name, part in model.model.named_modules() if isinstance(part, torch.nn.Linear)]
+    shaped = [(name.rpartition(".")[2], part.in_features, part.out_features, part.bias) for name, part in named]
+    return Counter(shapes.Linear(*shape, bias is not None) for *shape, bias in shaped)
 
 
 def planned_linears(shape: shapes.Shape) -> Counter:
@@ -195,20 +186,19 @@ WHOLE = shapes.KNOWN["Qwen/Qwen2.5-0.5B"]
 def test_a_snapshot_of_another_revision_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     folder = tmp_path / "models--some--body"
+    (folder / "refs").mkdir(parents=True)
     for revision, layers in (("main", 2), ("later", 3)):
         snapshot = folder / "snapshots" / f"commit-of-{revision}"
         snapshot.mkdir(parents=True)
         (snapshot / "config.json").write_text(json.dumps(WHOLE | {"num_hidden_layers": layers}))
         (snapshot / "model.safetensors").touch()
-        (folder / "refs").mkdir(exist_ok=True)
         (folder / "refs" / revision).write_text(snapshot.name)
     found = [shapes.known_shape("some/body", revision) for revision in (None, "later", "other")]
     assert [shape and shape.layers for shape in found] == [2, 3, None]
 
 
 def planner_of(name: str, *overrides: str, vram: int = 100 * GB, world: int = 1) -> planner.Planner:
-    config = resolve("8gb", None, [f"model.name={name}", *overrides])
-    return planner.Planner(shapes.shape_of(name), config, world, vram)
+    return planner.Planner(shapes.shape_of(name), resolve("8gb", None, [f"model.name={name}", *overrides]), world, vram)
 
 
 def plan_of(
@@ -218,14 +208,12 @@ def plan_of(
     return planner.Planner(shape or shapes.shape_of(config.model.name), config, world_size, vram).plan
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *(Lora(targets="attention"), Lora(r=8), Lora(targets=("q_proj", "down_proj"), r=3), Lora(dora=True)),
-        Lora(targets=("q_proj", "lm_head", "embed_tokens"), dora=True),
-    ],
-    ids=["attention", "all", "two", "dora", "ends"],
-)
+ADAPTERS = {"attention": Lora(targets="attention"), "all": Lora(r=8), "dora": Lora(dora=True)}
+ADAPTERS |= {"two": Lora(targets=("q_proj", "down_proj"), r=3)}
+ADAPTERS |= {"ends": Lora(targets=("q_proj", "lm_head", "embed_tokens"), dora=True)}
+
+
+@pytest.mark.parametrize("settings", ADAPTERS.values(), ids=ADAPTERS)
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B", "meta-llama/Llama-3.2-1B"])
 def test_weights_and_adapter_to_the_byte(name, settings):
     overrides = [f"lora.{key}={json.dumps(value)}" for key, value in settings.model_dump(mode="json").items()]
@@ -256,8 +244,7 @@ def test_four_bits_are_what_bitsandbytes_makes_of_a_weight():
     packed, state = quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
     found = bytes_of([packed, state.absmax, state.state2.absmax])
     linear = shapes.Linear("x", 1024, 512, bias=False)
-    planned = planner_of("Qwen/Qwen2.5-0.5B", "model.quantize=nf4")
-    assert planned._linear_bytes(linear) == found
+    assert planner_of("Qwen/Qwen2.5-0.5B", "model.quantize=nf4")._linear_bytes(linear) == found
 
 
 SOME = ["normed, checkpointed", "small, in 8 bits"]
@@ -312,8 +299,7 @@ def test_split_weights_are_shared_while_training_and_whole_while_sampling(traine
 
 
 def test_weights_in_cpu_memory_leave_the_card():
-    name = "Qwen/Qwen2.5-7B"
-    planned = planner_of(name, "engine.ds_config=zero3_offload", "lora.enabled=false").plan
+    planned = planner_of("Qwen/Qwen2.5-7B", "engine.ds_config=zero3_offload", "lora.enabled=false").plan
     assert planned.phases["rollout"]["weights"] == 2 * 7_615_616_512
     assert planned.phases["backward"]["weights"] == 2 * 152_064 * 3_584  # the embedding is more than what may be live
     assert "weights" not in planned.phases["step"]
@@ -334,21 +320,16 @@ TOKENS = "optim.tokens_per_micro_batch"
 LARGE_BATCH, WHOLE_2 = [f"{TOKENS}=32768", "rollout.rows=8"], ["lora.enabled=false", "engine.ds_config=zero2"]
 
 
-@pytest.mark.parametrize(
-    ("more", "less"),
-    [
-        (["model.gradient_checkpointing=false", f"{TOKENS}=16384"], [f"{TOKENS}=16384"]),
-        ([f"{TOKENS}=16384"], [f"{TOKENS}=8192"]),
-        (["rollout.rows=64"], ["rollout.rows=16"]),
-        (["rollout.max_new_tokens=1024"], ["rollout.max_new_tokens=256"]),
-        ([], ["model.quantize=int8"]),
-        (["model.quantize=int8"], ["model.quantize=nf4"]),
-        (LARGE_BATCH, [*LARGE_BATCH, "model.activation_offload=true"]),
-        (WHOLE_2, ["lora.enabled=false", "engine.ds_config=zero2_offload"]),
-        (WHOLE_2, [*WHOLE_2, "optim.name=adamw_8bit"]),
-        (["model.attention=flash", "optim.layout=padded", f"{TOKENS}=16384"], []),
-    ],
-)
+LESS = [(["model.gradient_checkpointing=false", f"{TOKENS}=16384"], [f"{TOKENS}=16384"])]
+LESS += [([f"{TOKENS}=16384"], [f"{TOKENS}=8192"]), (["rollout.rows=64"], ["rollout.rows=16"])]
+LESS += [(["rollout.max_new_tokens=1024"], ["rollout.max_new_tokens=256"]), ([], ["model.quantize=int8"])]
+LESS += [(["model.quantize=int8"], ["model.quantize=nf4"]), (WHOLE_2, [*WHOLE_2, "optim.name=adamw_8bit"])]
+LESS += [(LARGE_BATCH, [*LARGE_BATCH, "model.activation_offload=true"])]
+LESS += [(WHOLE_2, ["lora.enabled=false", "engine.ds_config=zero2_offload"])]
+LESS += [(["model.attention=flash", "optim.layout=padded", f"{TOKENS}=16384"], [])]
+
+
+@pytest.mark.parametrize(("more", "less"), LESS)
 def test_every_lever_takes_bytes_away(more, less):
     assert peak(*less) < peak(*more)
 
@@ -396,8 +377,7 @@ def test_an_adapter_as_teacher_takes_no_second_base(tmp_path):
     (tmp_path / "adapter_model.safetensors").write_bytes(b"damaged")
     with refuses("teacher.adapter", ModelError, names="adapter_model.safetensors"):
         plan_of("nano", *distill)
-    url = ["teacher.url=http://127.0.0.1:1", "algorithm.loss=reinforce_baseline"]
-    served = plan_of("nano", *url)
+    served = plan_of("nano", "teacher.url=http://127.0.0.1:1", "algorithm.loss=reinforce_baseline")
     assert "teacher" not in served.phases["rollout"].keys() | served.phases.keys()
 
 
@@ -425,9 +405,6 @@ def test_the_rehearsals_of_the_baseline_of_verl_are_near_the_plan():
     found = {one["case"]: one["difference"] for one in cases if one["case"].startswith("verl_gsm8k")}
     assert "verl_gsm8k, 0.5b" in found
     assert all(abs(apart) <= 0.05 for phases in found.values() for apart in phases.values()), found
-
-
-# what to change, and what is refused
 
 
 def machine(gigabytes: float | None, count: int = 1) -> Hardware:
@@ -461,8 +438,8 @@ def test_a_whole_model_is_offloaded_and_never_quantised():
 def test_the_largest_values_fit_and_one_more_does_not():
     config = resolve("8gb", None, ["rollout.max_new_tokens=512", "model.name=Qwen/Qwen2.5-1.5B"])
     placement = Placement(shapes.shape_of(config.model.name), config, 1, 7 * GB)
-    tokens, length = placement.limits()["tokens_per_micro_batch"], placement.limits()["max_new_tokens"]
-    for key, value in (("optim.tokens_per_micro_batch", tokens), ("rollout.max_new_tokens", length)):
+    for key in ("optim.tokens_per_micro_batch", "rollout.max_new_tokens"):
+        value = placement.limits()[key.partition(".")[2]]
         assert placement.fits(changed(config, {key: value}))
         assert not placement.fits(changed(config, {key: value + 1}))
 
@@ -501,8 +478,7 @@ def test_a_run_that_cannot_fit_is_refused_with_what_does(monkeypatch, settings, 
 
 def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * GB)
-    config = resolve("8gb", None, ["rollout.max_new_tokens=1024", "rollout.rows=64"])
-    memory_check.check(config, machine(8.6))
+    memory_check.check(resolve("8gb", None, ["rollout.max_new_tokens=1024", "rollout.rows=64"]), machine(8.6))
     assert "memory will be short: " in (told := capsys.readouterr().err)
     assert "What fits: rollout.rows=" in told
     memory_check.check(resolve("8gb"), machine(8.6))
