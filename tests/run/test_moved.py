@@ -3,14 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import ROOT, ran, refuses
 from tests.forks import forked
 from trainer.config.command_line import resolve
 from trainer.config.paths import file_of
@@ -23,15 +22,15 @@ from trainer.run_folder import lock
 from trainer.sandbox.kernel import Held
 
 FEW = ["rollout.problems=2", "rollout.group_size=2", "rollout.max_new_tokens=16", "eval.problems=4", "run.merge=false"]
-PIPES = {"capture_output": True, "text": True, "input": "2+3?\n\n"}
 OWN = ["task.name=records", "task.path=mine.csv", "task.holdout=0.4", "reward.custom=mine.py:brief"]
+TRAIN = ["train", "--preset", "nano", *FEW, *OWN]
 
 
 def octet(folder, *command):
     """Run a command in a folder, and return its status and what it has printed."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    program = [*forked(), "-m", "trainer.commands.main", *map(str, command)]
-    done = subprocess.run(program, check=False, cwd=folder, env=environment, **PIPES)
+    program = [*forked(), "-m", "trainer.commands.main", *command]
+    done = ran(*program, cwd=folder, env=environment, input="2+3?\n\n")
     return done.returncode, done.stdout + done.stderr
 
 
@@ -39,16 +38,14 @@ def octet(folder, *command):
 def run(tmp_path_factory):
     """A run of one step on a table, with a reward in a file, in a folder beside an empty one."""
     folder = tmp_path_factory.mktemp("moved")
-    (folder / "home").mkdir()
-    (folder / "elsewhere").mkdir()
+    for name in ("home", "elsewhere"):
+        (folder / name).mkdir()
     rows = "".join(f"What is {one}+{one}?,{2 * one}\n" for one in range(1, 11))
     (folder / "home/mine.csv").write_text(f"question,answer\n{rows}")
     (folder / "home/helper.py").write_text("WORTH = 0.0\n")
-    (folder / "home/mine.py").write_text(
-        "from helper import WORTH\n\ndef brief(completions, **_):\n    return [WORTH for _ in completions]\n"
-    )
-    more = ["run.steps=1", "eval.every=1", "run.dir=it"]
-    status, said = octet(folder / "home", "train", "--preset", "nano", *FEW, *OWN, *more)
+    reward = "def brief(completions, **_):\n    return [WORTH for _ in completions]\n"
+    (folder / "home/mine.py").write_text(f"from helper import WORTH\n\n{reward}")
+    status, said = octet(folder / "home", *TRAIN, "run.steps=1", "eval.every=1", "run.dir=it")
     assert status == 0, said
     return folder / "home/it"
 
@@ -66,9 +63,7 @@ def test_small_data_are_in_the_run_and_its_paths_do_not_depend_on_where_it_was_s
 
 @pytest.mark.slow
 def test_a_run_is_evaluated_and_resumed_from_another_working_folder(run, tmp_path):
-    copy = tmp_path / "it"
-    shutil.copytree(run, copy)
-    elsewhere = run.parents[1] / "elsewhere"
+    copy, elsewhere = shutil.copytree(run, tmp_path / "it"), run.parents[1] / "elsewhere"
     (copy / "eval").symlink_to(elsewhere)
     status, said = octet(elsewhere, "eval", copy)
     assert (status, "/eval: it is a link" in said, [*elsewhere.iterdir()]) == (2, True, []), said
@@ -82,8 +77,7 @@ def test_a_run_is_evaluated_and_resumed_from_another_working_folder(run, tmp_pat
     assert status == 0, said
     assert "step 2" in said
     # the same command, in the folder of the data, is still the same run
-    more = ["run.steps=2", "eval.every=1", f"run.dir={copy}"]
-    status, said = octet(run.parent, "train", "--preset", "nano", *FEW, *OWN, *more)
+    status, said = octet(run.parent, *TRAIN, "run.steps=2", "eval.every=1", f"run.dir={copy}")
     assert (status, "other settings" in said) == (0, False), said
 
 
@@ -247,12 +241,10 @@ def test_it_is_resumed_where_its_code_is_elsewhere_but_not_with_other_code(run, 
 def test_chat_and_export_need_no_data_and_what_is_missing_is_named(run, tmp_path):
     run = shutil.copytree(run, tmp_path / "far/it")
     shutil.rmtree(run / "given")
+    missing = "task.path=given/path/mine.csv: there is no such file"
     status, said = octet(tmp_path, "chat", run)
-    assert status == 0, said
-    assert "adapter ─" in said
-    assert "task.path=given/path/mine.csv: there is no such file. Write task.path=FILE" in said
+    assert (status, "adapter ─" in said, f"{missing}. Write task.path=FILE" in said) == (0, True, True), said
     status, said = octet(tmp_path, "export", run, "--to", "safetensors", "--no-check")
     assert status == 0, said
     status, said = octet(tmp_path, "eval", run)
-    assert status == 2
-    assert "task.path=given/path/mine.csv: there is no such file" in said
+    assert (status, missing in said) == (2, True), said

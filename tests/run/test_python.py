@@ -116,8 +116,7 @@ def test_the_result_names_what_is_wanted_next(scripted):
     assert [*result["evaluations"]] == ["base", "trained"]
     assert result["adapter"] == "first/adapter"
     assert (folder / result["adapter"] / "adapter_model.safetensors").is_file()
-    assert result["model"] is None
-    assert result["verdict"] == "cannot tell"
+    assert (result["model"], result["verdict"]) == (None, "cannot tell")
     assert result["refused"].startswith("ConfigError: run.dir=first: ")  # with other data in the folder
     assert len((folder / "first/given/train.jsonl").read_text().splitlines()) == 50
 
@@ -205,9 +204,7 @@ def test_a_copy_has_functions_that_are_awaited_or_wrapped():
 WORD = "four"
 
 
-def test_a_copy_has_a_constant_whose_name_an_inner_function_uses_too_and_names_a_module_beside_the_script(
-    tmp_path, monkeypatch
-):
+def test_a_copy_has_a_constant_that_an_inner_function_hides_and_names_a_module_beside_the_script(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "script.py"), raising=False)
     (tmp_path / "beside.py").write_text("def beside(text):\n    return len(text)\n")

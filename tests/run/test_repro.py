@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.conftest import NANO, ROOT, launch, lines_of, write_lines
 from tests.forks import forked
@@ -31,8 +32,7 @@ def repro(folder: Path, *options: str) -> tuple[int, list[str]]:
 def recorded(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
     asked = "Ann has {} apples and gets 7. How many has she?"
-    rows = [{"question": asked.format(one), "answer": str(one + 7)} for one in range(9)]
-    write_lines(folder / "data.jsonl", rows)
+    write_lines(folder / "data.jsonl", [{"question": asked.format(one), "answer": str(one + 7)} for one in range(9)])
     (folder / "score.py").write_text(SCORE)
     answer = launch(*forked(), ROOT / "train.py", "--preset", "nano", *FEW, "run.dir=it", folder=folder)
     assert answer.returncode == 0, answer.stderr
@@ -65,8 +65,7 @@ def test_the_first_step_of_a_run_in_the_gallery_is_repeated(name):
 
 
 def test_answers_that_are_missing_are_a_difference(recorded, again):
-    path = again / "it/samples.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
+    write_lines(again / "it/samples.jsonl", lines_of(again / "it/samples.jsonl")[:5])
     found = list(replay._differences(again / "it", recorded / "it", 2))
     assert found == ["step 1: samples.jsonl has 8 answers, and had 5", "step 2: samples.jsonl has 8 answers, and had 0"]
 
@@ -120,16 +119,12 @@ def edit(name: str, *changes: str):
     return change
 
 
+OF_THE_SEED = ["the setting run.seed=1; the run has 0"]  # as its checkpoint says
+OF_THE_SEED += ["the order of the training problems, which follows from run.seed"]
+PEARS = edit("it/given/path/data.jsonl", "Ann has 3 apples", "Eve has 3 pears", "Ann has 4 apples", "Eve has 4 pears")
 CAUSES = {
-    "a seed": (
-        edit("it/config.yaml", "\n  seed: 0\n", "\n  seed: 1\n"),
-        # as its checkpoint says
-        ["the setting run.seed=1; the run has 0", "the order of the training problems, which follows from run.seed"],
-    ),
-    "rows": (
-        edit("it/given/path/data.jsonl", "Ann has 3 apples", "Eve has 3 pears", "Ann has 4 apples", "Eve has 4 pears"),
-        ["the data: records/train/"],
-    ),
+    "a seed": (edit("it/config.yaml", "\n  seed: 0\n", "\n  seed: 1\n"), OF_THE_SEED),
+    "rows": (PEARS, ["the data: records/train/"]),
     "no record of the machine": (lambda folder: (folder / "it/machine.json").unlink(), ["machine.json"]),
 }
 
@@ -158,8 +153,6 @@ def test_a_changed_reward_is_the_cause(recorded):
 @pytest.mark.slow
 def test_other_weights_of_the_base_are_the_cause(again):
     """The first run is over a copy of the embedded model, and the weights of the copy change afterwards."""
-    from safetensors.torch import load_file, save_file
-
     shutil.copytree(NANO, again / "base")
     shutil.rmtree(again / "it")
     launch(*forked(), ROOT / "train.py", "--preset", "nano", *FEW, "model.name=base", "run.dir=it", folder=again)
@@ -171,9 +164,6 @@ def test_other_weights_of_the_base_are_the_cause(again):
 
 
 def test_a_tensor_that_differs_is_named(recorded, again):
-    import torch
-    from safetensors.torch import load_file, save_file
-
     path = again / "it" / replay.ADAPTER.format(2)
     tensors = load_file(path)
     name = sorted(tensors)[-1]

@@ -20,17 +20,14 @@ def left(tmp_path_factory):
     with Server().serving() as server:
         # one good reply, and then errors that quote the key
         server.replies = [chat(GOOD), lambda: (500, f"who is {server.headers[-1]['Authorization']}?")]
-        judged = f"reward.judge.url={server.url}"
-        octet = [*forked(), "-m", "trainer.commands.main"]
-        commands = {
-            "train": [*forked(), str(ROOT / "train.py"), "--preset", "nano", *FEW, judged, "run.dir=it"],
-            "dry run": [*forked(), str(ROOT / "train.py"), "--preset", "nano", *FEW, judged, "--dry-run"],
-            "report": [*octet, "report", "it"],
-            "slurm": [*octet, "slurm", "--preset", "cluster", "run.dir=job", "--dry-run"],
-        }
+        train = [str(ROOT / "train.py"), "--preset", "nano", *FEW, f"reward.judge.url={server.url}"]
+        commands = {"train": [*train, "run.dir=it"], "dry run": [*train, "--dry-run"]}
+        octet = ["-m", "trainer.commands.main"]
+        commands |= {"report": [*octet, "report", "it"]}
+        commands |= {"slurm": [*octet, "slurm", "--preset", "cluster", "run.dir=job", "--dry-run"]}
         found = {}
         for name, command in commands.items():
-            done = launch(*command, folder=folder, **CANARIES)
+            done = launch(*forked(), *command, folder=folder, **CANARIES)
             assert done.returncode == 0, done.stderr
             found[name] = (done.stdout + done.stderr).encode()
         assert len(server.requests) > 1

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.conftest import NANO, learned, refuses
-from tests.e2e.short_job import resumes_to_the_bit, train
+from tests.e2e.short_job import ADAPTER, resumes_to_the_bit, train
 from tests.e2e.vllm_double import VllmDouble
-from tests.run.test_warmup import ADAPTER, FEW
+from tests.run.test_warmup import FEW
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError, ModelError, TrainingError
@@ -18,8 +18,7 @@ from trainer.model.load import load_model, load_tokenizer
 from trainer.model.lora import add_adapter, save_adapter, trainable
 from trainer.run.assemble import make_teacher
 
-TAUGHT = [*FEW, "algorithm.loss=reinforce_baseline", "algorithm.lr=0.01", "eval.problems=0"]
-TAUGHT += ["run.dir=it"]
+TAUGHT = [*FEW, "algorithm.loss=reinforce_baseline", "algorithm.lr=0.01", "eval.problems=0", "run.dir=it"]
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +88,7 @@ def test_a_server_says_what_the_same_teacher_says_beside_the_policy(job, tmp_pat
 
 
 def test_a_teacher_that_is_not_there_or_counts_in_other_tokens_is_refused_by_name(tiny_model, tmp_path, alone):
-    other = tmp_path / "other"
-    shutil.copytree(tiny_model, other)
+    other = shutil.copytree(tiny_model, tmp_path / "other")
     words = json.loads((other / "tokenizer.json").read_text())
     vocabulary = words["model"]["vocab"]
     (one, first), (two, second) = [*vocabulary.items()][40:42]

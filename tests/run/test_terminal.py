@@ -33,8 +33,7 @@ def test_a_run_on_a_terminal(tmp_path):
     assert process.wait(60) == 130
     assert "base model: " in on_screen
     assert on_screen.index("run folder: it") < on_screen.index("│ step ")
-    steps = [line for line in left.splitlines() if " rollout " in line]
-    assert steps[0].startswith("  1/500  rollout ")
+    assert next(line for line in left.splitlines() if " rollout " in line).startswith("  1/500  rollout ")
     kept = ["octet: loading nano", "base model: ", "--resume it continues after step ", "a line that Octet does"]
     assert [text for text in kept if text not in left] == []
     assert said.count(b"a line that Octet") == left.count("a line that Octet")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import ROOT, learned, lines_of, refuses
-from tests.e2e.short_job import train
+from tests.e2e.short_job import ADAPTER, train
 from trainer.config.command_line import resolve
 from trainer.errors import CheckpointError
 from trainer.run.farewell import what_is_saved
@@ -21,7 +21,6 @@ from trainer.run.teaching import leave_start
 FEW = ["--preset", "nano", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=2"]
 FEW += ["run.save_every=1", "run.merge=false", "eval.problems=8", "rollout.dead_groups=keep"]
 WARMUP = [*FEW, "warmup.steps=3", "warmup.problems=6", "warmup.every=1", "warmup.lr=0.01"]
-ADAPTER = "adapter/adapter_model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +60,14 @@ def test_the_reference_is_the_policy_at_its_start(job, tmp_path):
 
 
 def test_a_run_cut_off_in_its_warm_up_comes_to_the_same_end(job, tmp_path):
-    cut, own = tmp_path / "it", tmp_path / "it/warmup"
-    shutil.copytree(job[0], cut, symlinks=True)
+    cut, own = shutil.copytree(job[0], tmp_path / "it", symlinks=True), tmp_path / "it/warmup"
     for path in (cut / "checkpoints", cut / "adapter", own / "adapter", own / "checkpoints/step_000003"):
         shutil.rmtree(path)
     for path in (cut / "metrics.jsonl", own / "start", own / "checkpoints/latest"):
         path.unlink()
     config = resolve(str(cut / "config.yaml"), None, ["warmup.steps=3", "lora.start=null"])
     (cut / "config.yaml").write_text(config.to_yaml())
-    said = train(tmp_path, "--resume", "it")
-    assert "continuing after step 2" in said
+    assert "continuing after step 2" in train(tmp_path, "--resume", "it")
     for folder in ("warmup", "."):
         assert learned(cut / folder) == learned(job[0] / folder)
         assert (cut / folder / ADAPTER).read_bytes() == (job[0] / folder / ADAPTER).read_bytes()
@@ -173,5 +170,4 @@ def test_what_is_said_at_the_end_of_a_warm_up_names_its_own_settings(tmp_path):
     settings = ["warmup.patience=1", "warmup.lr=1e-12", "optim.warmup=0", "optim.schedule=constant", "run.dir=it"]
     said = train(tmp_path, *WARMUP, *settings)
     assert "1 evaluation without a new best (warmup.patience=1)" in said
-    proposed = next(line for line in said.splitlines() if "octet train " in line)
-    assert "warmup." not in proposed
+    assert "warmup." not in next(line for line in said.splitlines() if "octet train " in line)
