@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from tests.conftest import ROOT, ran, refuses
 from tests.forks import forked
 from tests.run_on_ranks import on_two_ranks
 from trainer.errors import ClusterError, Interrupted, LostRank
+from trainer.machine.hardware import free_port
 from trainer.ranks import distributed, stores, watchdog
 from trainer.ranks.watchdog import Ranks
 
@@ -36,11 +36,8 @@ def address(monkeypatch, tmp_path, request) -> str:
     if request.param == "TCP":
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", port)
+    monkeypatch.setenv("MASTER_PORT", port := str(free_port()))
     return port
 
 
@@ -74,8 +71,7 @@ def meet(rank: int) -> Ranks:
 
 
 def test_every_rank_learns_where_all_are(address, monkeypatch):
-    names = iter(["node1", "node1", "node2"])
-    monkeypatch.setattr(distributed, "host", lambda: next(names))
+    monkeypatch.setattr(distributed, "host", iter(["node1", "node1", "node2"]).__next__)
     met = together(meet)
     assert {tuple(sorted(ranks.hosts)) for ranks in met} == {("node1", "node1", "node2")}
     assert sorted(ranks.here for ranks in met) == [1, 2, 2]
@@ -202,7 +198,6 @@ def test_in_a_container_without_slurm_the_missing_rank_is_named_all_the_same(add
 
 
 def start_two(*arguments: object, cwd: Path = ROOT) -> list[subprocess.Popen]:
-    """Start a program of two ranks."""
     around = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
     around |= {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far", "PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -282,7 +277,7 @@ SHARED = f"from trainer.ranks import watchdog\nwatchdog.ANSWER_S = 60\n{SHARED}"
 @PROCESSES
 def test_an_error_that_rank_0_has_too_is_one_of_all(address):
     """It is printed once."""
-    assert [said_by(one) for one in start_two("-c", SHARED)] == ["True\n", "True\n"]
+    assert [said_by(one) for one in start_two("-c", SHARED)] == ["True\n"] * 2
 
 
 STUCK = """
@@ -453,8 +448,8 @@ def test_what_killed_runs_have_left_is_deleted_and_what_is_in_use_stays(one_mach
     (one_machine / "29400-0/lock").touch()
     (one_machine / "end").touch()
     monkeypatch.setenv("MASTER_PORT", "29501")
-    ranks = distributed.meet(0, 1, seconds=60.0)
-    assert {*one_machine.iterdir()} == {used, ranks.store.folder, one_machine / "end"}
+    mine = distributed.meet(0, 1, seconds=60.0).store.folder
+    assert {*one_machine.iterdir()} == {used, mine, one_machine / "end"}
     assert (used / "lock").stat().st_mode & 0o111 == 0
 
 
@@ -466,14 +461,9 @@ def test_what_ranks_on_one_machine_say_is_for_this_user_alone(one_machine):
     assert list(one_machine.iterdir()) == []
 
 
-def link(folder: Path) -> None:
-    (folder.parent / "elsewhere").mkdir(mode=0o700)
-    folder.symlink_to(folder.parent / "elsewhere")
-
-
 OTHERS = {
     "others may read it": lambda folder: folder.mkdir(mode=0o755),
-    "a link": link,
+    "a link": lambda folder: (folder.with_name("its").mkdir(mode=0o700), folder.symlink_to(folder.with_name("its"))),
     "a file": lambda folder: folder.write_text(""),
     "another user's": lambda folder: (folder.mkdir(mode=0o700), os.chown(folder, 65534, 65534)),
 }
