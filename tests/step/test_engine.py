@@ -31,29 +31,18 @@ RICH += ("algorithm.entropy_bonus=0.05", "algorithm.top_entropy=0.5", "algorithm
 RICH += ("algorithm.clip_high=0.05", "algorithm.clip_low=0.05")
 EPS, STRENGTH = 0.01, 0.02
 GRADREG = (f"algorithm.gradreg.strength={STRENGTH}", f"algorithm.gradreg.eps={EPS}", "optim.max_grad_norm=100")
-OBJECTIVES = {
-    "dapo": ("algorithm.aggregation=dapo",),
-    "grpo": ("algorithm.aggregation=grpo", "algorithm.loss=gspo"),
-    "bnpo": ("algorithm.aggregation=bnpo", "algorithm.loss=cispo"),
-    "dr_grpo": ("algorithm.aggregation=dr_grpo", "algorithm.loss=reinforce_baseline"),
-    "rich": RICH,
-    "minibatches": ("algorithm.minibatches=2", "algorithm.clip_high=0.05", "algorithm.lr=0.003"),
-    "gradreg": GRADREG,
-    "warmup": ("warmup.only=true", "warmup.steps=3", "warmup.lr=0.01", "optim.max_grad_norm=0.2"),
-}
+LOSS_OF = {"grpo": "gspo", "bnpo": "cispo", "dr_grpo": "reinforce_baseline"}
+OBJECTIVES = {name: (f"algorithm.aggregation={name}", f"algorithm.loss={loss}") for name, loss in LOSS_OF.items()}
+OBJECTIVES |= {"dapo": ("algorithm.aggregation=dapo",), "rich": RICH, "gradreg": GRADREG}
+OBJECTIVES |= {"minibatches": ("algorithm.minibatches=2", "algorithm.clip_high=0.05", "algorithm.lr=0.003")}
+OBJECTIVES |= {"warmup": ("warmup.only=true", "warmup.steps=3", "warmup.lr=0.01", "optim.max_grad_norm=0.2")}
 SHORT = ("dapo", "rich", "gradreg")
 FULL = ("lora.enabled=false", "algorithm.lr=0.001")  # so that 3e-5 is a small share of a step
-VARIANTS = {
-    "full": FULL,
-    "dora": ("lora.dora=true",),
-    "plus": ("lora.plus_ratio=8",),
-    "pissa": ("lora.init=pissa", "lora.rslora=true"),
-    "pissa_dora": ("lora.init=pissa_niter_16", "lora.dora=true"),
-}
-RATES = {
-    "linear": ("optim.schedule=linear", "optim.warmup=0.34"),
-    "cosine": ("optim.schedule=cosine", "optim.warmup=0.34", "lora.plus_ratio=8"),
-}
+VARIANTS = {"full": FULL, "dora": ("lora.dora=true",), "plus": ("lora.plus_ratio=8",)}
+VARIANTS |= {"pissa": ("lora.init=pissa", "lora.rslora=true")}
+VARIANTS |= {"pissa_dora": ("lora.init=pissa_niter_16", "lora.dora=true")}
+RATES = {"linear": ("optim.schedule=linear", "optim.warmup=0.34")}
+RATES |= {"cosine": ("optim.schedule=cosine", "optim.warmup=0.34", "lora.plus_ratio=8")}
 CLIPPED = {f"clipped at {norm}": (*FULL, f"optim.max_grad_norm={norm}") for norm in (1.0, 0.1)}
 EIGHT_BITS = {"adamw_8bit": ("optim.name=adamw_8bit", "engine.ds_config=zero2")}
 
@@ -65,19 +54,14 @@ DEALT_SLOWLY = (" rows", " even")  # in the slow tests: the default ones have pi
 def cases(world: int, tiers: set[str]) -> list[Case]:
     """Every objective in one piece, in pieces, backwards, and over two ranks evenly, unevenly and with one idle."""
     dealt = []
+    zero2: dict = {"ds_config": "zero2"}
+    ways = {"whole": {"groups": [4]}, "pieces": {"groups": [4], "budget": 30, "backwards": True, **zero2}}
+    ways |= {"rows": {"groups": [4], "budget": 1}}
+    if world == 2:
+        ways = {"even": {"groups": [2, 2], **zero2}, "uneven": {"groups": [3, 1], "budget": 1}}
+        ways |= {"idle": {"groups": [4, 0], "budget": 30}}
     for name, chosen in OBJECTIVES.items():
-        if world == 1:
-            dealt += [
-                Case(f"{name} whole", [4], settings=chosen),
-                Case(f"{name} pieces", [4], budget=30, ds_config="zero2", backwards=True, settings=chosen),
-                Case(f"{name} rows", [4], budget=1, settings=chosen),
-            ]
-        else:
-            dealt += [
-                Case(f"{name} even", [2, 2], ds_config="zero2", settings=chosen),
-                Case(f"{name} uneven", [3, 1], budget=1, settings=chosen),
-                Case(f"{name} idle", [4, 0], budget=30, settings=chosen),
-            ]
+        dealt += [Case(f"{name} {way}", settings=chosen, **how) for way, how in ways.items()]
     for name in SHORT:
         short: dict = {"memory": [16, None], "settings": OBJECTIVES[name]}  # the first rank has less
         groups = [4] if world == 1 else [3, 1]
@@ -153,15 +137,12 @@ def test_every_variant_gives_one_update_however_the_rows_are_dealt(one_rank, two
     assert_same(whole, two_ranks[f"{variant} uneven"], tolerance)
 
 
-@pytest.mark.parametrize(
-    ("case", "peaks", "shares"),
-    [
-        ("dapo", [0.01], [1, 1, 1]),
-        ("linear", [0.01], [1 / 2, 1, 1 / 2]),  # one step of warm-up, and two to fall
-        ("cosine", [0.01, 0.08], [1 / 2, 1, 1 / 2]),
-        ("plus", [0.01, 0.08], [1, 1, 1]),
-    ],
-)
+OF_STEPS = [("dapo", [0.01], [1, 1, 1]), ("plus", [0.01, 0.08], [1, 1, 1])]
+OF_STEPS += [("linear", [0.01], [1 / 2, 1, 1 / 2])]  # one step of warm-up, and two to fall
+OF_STEPS += [("cosine", [0.01, 0.08], [1 / 2, 1, 1 / 2])]
+
+
+@pytest.mark.parametrize(("case", "peaks", "shares"), OF_STEPS)
 def test_the_rate_of_each_group_is_read_back_from_the_optimizer(one_rank, case, peaks, shares):
     result = one_rank[f"{case} whole"]
     for rates, share in zip(result["rates"], shares, strict=True):
@@ -229,9 +210,8 @@ def test_the_engine_equals_plain_pytorch(one_rank, tiny_model, case):
 
 
 def test_the_adapter_of_an_embedding_has_the_rates_of_lora_plus():
-    named = [
-        (f"lora_{kind}.default", torch.ones(1, requires_grad=True)) for kind in ("embedding_A", "embedding_B", "B")
-    ]
+    kinds = ("embedding_A", "embedding_B", "B")
+    named = [(f"lora_{kind}.default", torch.ones(1, requires_grad=True)) for kind in kinds]
     model, config = SimpleNamespace(named_parameters=lambda: named), resolve("nano", None, ["lora.plus_ratio=4"])
     assert [len(group["params"]) for group in parameter_groups(model, config)] == [1, 2]
 
@@ -273,7 +253,6 @@ def norm_of(parts) -> float:
 
 
 def completion_logprobs(model, temperature: float) -> torch.Tensor:
-    """Return the log-prob of every completion token, one row at a time."""
     return torch.cat([logprobs_of(model, one.prompt, one.completion, temperature) for one in ROWS])
 
 
@@ -302,8 +281,7 @@ def test_nothing_is_compiled_for_an_optimizer_that_is_not_used(monkeypatch):
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_pickle_that_calls_a_function_is_refused_and_not_run(tmp_path, zipped):
     path, opened = tmp_path / "optim_states.pt", tmp_path / "opened"
-    state = {"optimizer": torch.ones(2), "client": Opens(opened)}
-    torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    torch.save({"optimizer": torch.ones(2), "client": Opens(opened)}, path, _use_new_zipfile_serialization=zipped)
     with refuses(path, CheckpointError, names="posix.mkdir"):
         engine._load_without_code(str(path))
     assert not opened.exists()

@@ -43,8 +43,7 @@ def test_the_engine_makes_the_update_of_the_minimal_example():
     policy = DeepSpeedPolicy(trained, config, "fp32", total_steps=10)
     updater, algorithm, tally = updater_of(policy, config), config.algorithm, Tally()
     live = advantage.live_groups(GROUPS, config.drops_dead_groups)
-    advantages = [advantage.of(one.rewards_G, algorithm) for one in live]
-    rows = pack.rows(live, advantages, algorithm)
+    rows = pack.rows(live, [advantage.of(one.rewards_G, algorithm) for one in live], algorithm)
     minibatches = pack.minibatches(rows, pack.idle_row(GROUPS[0]), config, updater.packer)
     assert len(minibatches[0].batches) > 1, "several micro-batches are part of what is compared"
     (done,) = updater.update(updater.prepare(minibatches), 0, tally)
