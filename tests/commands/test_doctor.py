@@ -207,17 +207,14 @@ def one_card(nvidia_smi):
 NOTES = ["note"] * 3
 
 
-@pytest.mark.parametrize(
-    ("used", "capability", "overrides", "severities"),
-    [
-        (400, "8.6", [], NOTES),  # a desktop
-        (5000, "8.6", [], ["warn", "note", "note"]),
-        (10, "7.5", [], NOTES),
-        (10, "7.5", ["model.dtype=bf16"], ["end", *NOTES]),
-        (10, "6.1", [], ["end", *NOTES]),  # torch has no kernels for it
-        (0, "[N/A]", [], ["note"]),  # it is shared out in parts
-    ],
-)
+@pytest.mark.parametrize(("used", "capability", "overrides", "severities"), [
+    (400, "8.6", [], NOTES),  # a desktop
+    (5000, "8.6", [], ["warn", "note", "note"]),
+    (10, "7.5", [], NOTES),
+    (10, "7.5", ["model.dtype=bf16"], ["end", *NOTES]),
+    (10, "6.1", [], ["end", *NOTES]),  # torch has no kernels for it
+    (0, "[N/A]", [], ["note"]),  # it is shared out in parts
+])  # fmt: skip
 def test_a_card_is_seen_with_what_others_use_and_what_it_cannot(
     one_card, capsys, used, capability, overrides, severities
 ):
@@ -232,17 +229,14 @@ def test_a_card_is_seen_with_what_others_use_and_what_it_cannot(
         assert ("holds 5.2 GB" in capsys.readouterr().err) == (used == 5000)
 
 
-@pytest.mark.parametrize(
-    ("facts", "severity", "text"),
-    [
-        ({}, "note", "computes on the card"),
-        ({"cuda": "12.9"}, "note", "computes on the card"),  # a driver runs all programs of its major version
-        ({"cuda": "13.0"}, "end", "built for CUDA 13.0, and the driver runs CUDA 12.4"),
-        ({"cuda": None, "gpu": False}, "end", "is built without CUDA"),
-        ({"trouble": "no kernel image"}, "end", "does not compute on the card: no kernel image"),
-        ({"gpu": False}, "end", "it sees none"),
-    ],
-)
+@pytest.mark.parametrize(("facts", "severity", "text"), [
+    ({}, "note", "computes on the card"),
+    ({"cuda": "12.9"}, "note", "computes on the card"),  # a driver runs all programs of its major version
+    ({"cuda": "13.0"}, "end", "built for CUDA 13.0, and the driver runs CUDA 12.4"),
+    ({"cuda": None, "gpu": False}, "end", "is built without CUDA"),
+    ({"trouble": "no kernel image"}, "end", "does not compute on the card: no kernel image"),
+    ({"gpu": False}, "end", "it sees none"),
+])  # fmt: skip
 def test_torch_has_to_fit_the_driver_and_the_card(one_card, facts, severity, text):
     one_card(used=10, capability="8.6")
     usual = {"torch": "2.13.0", "cuda": "12.4", "gpu": True, "bf16": True, "trouble": ""}
@@ -251,14 +245,11 @@ def test_torch_has_to_fit_the_driver_and_the_card(one_card, facts, severity, tex
     assert text in finding.seen
 
 
-@pytest.mark.parametrize(
-    ("override", "package"),
-    [
-        ("optim.name=adamw_8bit", "bitsandbytes"),
-        ("model.quantize=nf4", "bitsandbytes"),
-        ("reward.symbolic=true", "math-verify"),
-    ],
-)
+@pytest.mark.parametrize(("override", "package"), [
+    ("optim.name=adamw_8bit", "bitsandbytes"),
+    ("model.quantize=nf4", "bitsandbytes"),
+    ("reward.symbolic=true", "math-verify"),
+])  # fmt: skip
 def test_a_package_is_missed_only_by_settings_that_need_it(monkeypatch, override, package):
     """Nothing is installed when the folder of the packages is not on the path."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("bitsandbytes", "math_verify")]:
@@ -367,14 +358,11 @@ def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path, monkeypatch, 
     assert said.splitlines()[-1].startswith("4 problems, ")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "severity", "text", "remedy"),
-    [
-        (["model.name=Qwen/Qwen2.5-14B"], "end", "model.name=Qwen/Qwen2.5-14B: even one", "What fits: model.name="),
-        (["rollout.rows=64", "rollout.max_new_tokens=1024"], "warn", "memory will be short", "If it runs out"),
-        ([], "note", "it fits", ""),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "severity", "text", "remedy"), [
+    (["model.name=Qwen/Qwen2.5-14B"], "end", "model.name=Qwen/Qwen2.5-14B: even one", "What fits: model.name="),
+    (["rollout.rows=64", "rollout.max_new_tokens=1024"], "warn", "memory will be short", "If it runs out"),
+    ([], "note", "it fits", ""),
+])  # fmt: skip
 def test_octet_doctor_knows_what_a_run_would_be_told(one_card, monkeypatch, overrides, severity, text, remedy):
     one_card(used=10, capability="8.6")
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * 10**9)

@@ -16,10 +16,9 @@ from trainer.run_folder.reader import read_run
 from trainer.run_folder.source import Source
 
 
-@pytest.mark.parametrize(
-    ("best", "last", "is_taken"),
-    [(None, 0.5, False), (0.75, 0.5, True), (0.5, 0.5, False), (0.25, 0.5, False), (0.75, None, False)],
-)
+@pytest.mark.parametrize(("best", "last", "is_taken"), [
+    (None, 0.5, False), (0.75, 0.5, True), (0.5, 0.5, False), (0.25, 0.5, False), (0.75, None, False),
+])  # fmt: skip
 def test_the_best_is_exported_where_it_is_better_than_the_last(best, last, is_taken, tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
     (tmp_path / "adapter").mkdir()
@@ -71,10 +70,9 @@ def test_the_export_of_a_checkpoint_outlives_it(named, tmp_path, capsys):
     assert made["step"] == 3
 
 
-@pytest.mark.parametrize(
-    ("made", "merge", "step"),
-    [({}, "true", 9), ({}, "false", None), ({"step": 3}, "true", 3), ({"step": 3}, "false", 3)],
-)
+@pytest.mark.parametrize(("made", "merge", "step"), [
+    ({}, "true", 9), ({}, "false", None), ({"step": 3}, "true", 3), ({"step": 3}, "false", 3),
+])  # fmt: skip
 def test_the_merged_model_is_of_the_last_step_only_if_the_run_wrote_it(made, merge, step, tmp_path):
     """Its card would give it the evaluation of another model."""
     (tmp_path / "config.yaml").write_text(resolve("nano", None, [f"run.merge={merge}"]).to_yaml())

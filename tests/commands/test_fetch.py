@@ -258,16 +258,13 @@ def test_a_folder_that_is_too_small_is_refused_before_the_download(strict_hub, s
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 
 
-@pytest.mark.parametrize(
-    ("weights", "others", "kept"),
-    [
-        (["model.safetensors"], ["pytorch_model.bin", "tf_model.h5", "onnx/model.onnx"], []),
-        (SHARDS, ["consolidated.safetensors"], ["model.safetensors.index.json"]),
-        (SHARDS, ["pytorch_model-1.bin"], ["model.safetensors.index.json", "pytorch_model.bin.index.json"]),
-        (["pytorch_model.bin"], ["flax_model.msgpack", "rust_model.ot"], []),
-        (["model.safetensors"], ["original/params.json", "README.md", "modeling.py"], ["tokenizer.model", "vocab.txt"]),
-    ],
-)
+@pytest.mark.parametrize(("weights", "others", "kept"), [
+    (["model.safetensors"], ["pytorch_model.bin", "tf_model.h5", "onnx/model.onnx"], []),
+    (SHARDS, ["consolidated.safetensors"], ["model.safetensors.index.json"]),
+    (SHARDS, ["pytorch_model-1.bin"], ["model.safetensors.index.json", "pytorch_model.bin.index.json"]),
+    (["pytorch_model.bin"], ["flax_model.msgpack", "rust_model.ot"], []),
+    (["model.safetensors"], ["original/params.json", "README.md", "modeling.py"], ["tokenizer.model", "vocab.txt"]),
+])  # fmt: skip
 def test_of_a_model_the_weights_come_once(weights, others, kept):
     names = {"config.json", "tokenizer.json", *weights, *kept}
     assert set(hub.wanted([*names, *others])) == names

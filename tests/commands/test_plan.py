@@ -199,22 +199,19 @@ def test_problems_that_nobody_has_counted_are_said(capsys):
     assert "write run.steps" in octet_plan(capsys, *asked)[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "gigabytes", "card"),
-    [
-        (["--preset", "8gb", "--card", "RTX 4090"], 24, "RTX 4090"),
-        (["--card", "rtx 5060 ti 16gb", "--preset", "16gb"], 16, "rtx 5060 ti 16gb"),
-        (["--card", "RTX 4060", "--vram", "6", "--preset", "8gb"], 6, "RTX 4060"),
-        (["--card", "RTX 5060 Ti", "--preset", "16gb"], 16, "RTX 5060 Ti"),
-        (["--card", "RTX 5060 Ti", "--preset", "8gb"], 8, "RTX 5060 Ti"),
-        (["--preset", "cluster"], 80, "H100"),
-        (["--preset", "12gb"], 12, "RTX 3060"),
-        (["--preset", "8gb", "--vram", "48"], 48, "RTX 3090"),  # the common one of this size or below
-        (["--preset", "8gb", "--vram", "11.9"], 11.9, "RTX 3060"),
-        (["--preset", "8gb", "--vram", "6"], 6, "RTX 4060"),
-        (["--preset", "8gb", "--card", "RTX 4070 Max-Q"], 12, "taken for RTX 4070"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "gigabytes", "card"), [
+    (["--preset", "8gb", "--card", "RTX 4090"], 24, "RTX 4090"),
+    (["--card", "rtx 5060 ti 16gb", "--preset", "16gb"], 16, "rtx 5060 ti 16gb"),
+    (["--card", "RTX 4060", "--vram", "6", "--preset", "8gb"], 6, "RTX 4060"),
+    (["--card", "RTX 5060 Ti", "--preset", "16gb"], 16, "RTX 5060 Ti"),
+    (["--card", "RTX 5060 Ti", "--preset", "8gb"], 8, "RTX 5060 Ti"),
+    (["--preset", "cluster"], 80, "H100"),
+    (["--preset", "12gb"], 12, "RTX 3060"),
+    (["--preset", "8gb", "--vram", "48"], 48, "RTX 3090"),  # the common one of this size or below
+    (["--preset", "8gb", "--vram", "11.9"], 11.9, "RTX 3060"),
+    (["--preset", "8gb", "--vram", "6"], 6, "RTX 4060"),
+    (["--preset", "8gb", "--card", "RTX 4070 Max-Q"], 12, "taken for RTX 4070"),
+])  # fmt: skip
 def test_a_card_has_its_memory_and_a_preset_its_card(capsys, arguments, gigabytes, card):
     found = planned(capsys, *arguments)
     assert found["vram_bytes"] == gigabytes * 10**9

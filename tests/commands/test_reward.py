@@ -149,17 +149,14 @@ def test_a_right_text_that_the_weighted_sum_does_not_pay_is_found(capsys, sums):
 OUTVOTES = "found: in a group of 8 that is all right or all wrong, "
 
 
-@pytest.mark.parametrize(
-    ("weights", "settings", "told"),
-    [
-        ("length: 0.05", [], ""),
-        ("length: 0.05", ["reward.gate=false"], "length can give one answer an advantage of 2.65, and a lone"),
-        ("length: 0.3", ["reward.gate=false", "reward.length_band=[1,8]"], "length can give one answer an advantage"),
-        ("length: 0.05", ["reward.gate=false", "rollout.dead_by=correct"], ""),  # such groups are left out
-        ("length: 0.5, overlong: 0.5", [], "length, overlong can give one answer an advantage of 0.88"),
-        ("length: 0.3", ["algorithm.advantage=dr_grpo"], "length can give one answer an advantage of 0.26"),
-    ],
-)
+@pytest.mark.parametrize(("weights", "settings", "told"), [
+    ("length: 0.05", [], ""),
+    ("length: 0.05", ["reward.gate=false"], "length can give one answer an advantage of 2.65, and a lone"),
+    ("length: 0.3", ["reward.gate=false", "reward.length_band=[1,8]"], "length can give one answer an advantage"),
+    ("length: 0.05", ["reward.gate=false", "rollout.dead_by=correct"], ""),  # such groups are left out
+    ("length: 0.5, overlong: 0.5", [], "length, overlong can give one answer an advantage of 0.88"),
+    ("length: 0.3", ["algorithm.advantage=dr_grpo"], "length can give one answer an advantage of 0.26"),
+])  # fmt: skip
 def test_shaping_that_outvotes_right_answers_is_found_before_a_run(capsys, sums, weights, settings, told):
     status, out, _ = octet(capsys, "-n", "4", *sums, f"reward.weights={{correct: 1, {weights}}}", *settings)
     assert status == bool(told), out

@@ -129,19 +129,16 @@ def test_functions_see_a_conversation(score, tmp_path):
     assert one["chat"] == 1.0, said
 
 
-@pytest.mark.parametrize(
-    "options, completion, gold",
-    [
-        (("--task", "math", "reward.symbolic=false"), r"It is \boxed{1/2}.", r"So \boxed{\frac{1}{2}}"),
-        (("--task", "multiple_choice"), "Answer: C", "C"),
-        (("--task", "math", "reward.symbolic=false", "prompt.style=chat"), r"It is \boxed{7}.", "7"),
-        (("--task", "multiple_choice", "prompt.style=few_shot"), "Answer: C", "C"),
-        (("prompt.answer=boxed",), r"It is \boxed{7}.", "7"),
-        (("prompt.style=r1_zero",), "So.</think><answer>7</answer>", "7"),
-        (("prompt.style=r1_zero",), "<think>So.</think> <answer>7</answer>", "7"),
-        ((), "#### Apollo 11", "Apollo 11"),
-    ],
-)
+@pytest.mark.parametrize("options, completion, gold", [
+    (("--task", "math", "reward.symbolic=false"), r"It is \boxed{1/2}.", r"So \boxed{\frac{1}{2}}"),
+    (("--task", "multiple_choice"), "Answer: C", "C"),
+    (("--task", "math", "reward.symbolic=false", "prompt.style=chat"), r"It is \boxed{7}.", "7"),
+    (("--task", "multiple_choice", "prompt.style=few_shot"), "Answer: C", "C"),
+    (("prompt.answer=boxed",), r"It is \boxed{7}.", "7"),
+    (("prompt.style=r1_zero",), "So.</think><answer>7</answer>", "7"),
+    (("prompt.style=r1_zero",), "<think>So.</think> <answer>7</answer>", "7"),
+    ((), "#### Apollo 11", "Apollo 11"),
+])  # fmt: skip
 def test_every_task_and_style_has_its_own_place_for_the_answer(score, options, completion, gold):
     status, out, said = score({"completion": completion, "answer": gold}, options=options)
     assert status == 0, said

@@ -22,20 +22,17 @@ def test_every_result_has_the_schema_and_the_table_is_what_they_give():
         assert row_of(json.loads(path.read_text())) in page.PAGE.read_text()
 
 
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({"host": "me"}, "host"),
-        ({"steps": "12"}, "steps"),
-        ({"accuracy": 0.89}, "below 0.9"),
-        ({"cpu_seconds": 0}, "above zero"),
-        ({"settings": ["task.name=mine"]}, "not free"),
-        ({"settings": ["algorithm.lr=/home/me"]}, "path"),
-        ({"made_with": FIRST["made_with"] | {"base weights": "00"}}, "base weights"),
-        ({"made_with": FIRST["made_with"] | {"user": "me"}}, "user"),
-        ({"date": "today"}, "date"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "what"), [
+    ({"host": "me"}, "host"),
+    ({"steps": "12"}, "steps"),
+    ({"accuracy": 0.89}, "below 0.9"),
+    ({"cpu_seconds": 0}, "above zero"),
+    ({"settings": ["task.name=mine"]}, "not free"),
+    ({"settings": ["algorithm.lr=/home/me"]}, "path"),
+    ({"made_with": FIRST["made_with"] | {"base weights": "00"}}, "base weights"),
+    ({"made_with": FIRST["made_with"] | {"user": "me"}}, "user"),
+    ({"date": "today"}, "date"),
+])  # fmt: skip
 def test_a_result_that_is_wrong_is_refused(changes, what, monkeypatch, tmp_path):
     assert page.wrong_in(FIRST) == []
     assert what in page.wrong_in(FIRST | changes)[0]

@@ -86,14 +86,11 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "number", "said", "status"),
-    [
-        ([], signal.SIGHUP, "saved\nstopped\n", 128 + signal.SIGHUP),
-        ([], signal.SIGTERM, "saved\nstopped\n", 128 + signal.SIGTERM),
-        (["nohup"], signal.SIGHUP, "saved\nwent on\n", 0),
-    ],
-)
+@pytest.mark.parametrize(("before", "number", "said", "status"), [
+    ([], signal.SIGHUP, "saved\nstopped\n", 128 + signal.SIGHUP),
+    ([], signal.SIGTERM, "saved\nstopped\n", 128 + signal.SIGTERM),
+    (["nohup"], signal.SIGHUP, "saved\nwent on\n", 0),
+])  # fmt: skip
 def test_a_signal_lets_the_ranks_save_before_the_command_ends(before, number, said, status):
     """The stand-in for the launcher ends at once. A terminal that closes sends SIGHUP, which nohup ignores."""
     train = "import sys; from trainer.commands import train; sys.exit(train.run(sys.argv[1:]))"

@@ -300,10 +300,9 @@ def test_a_pickle_that_calls_a_function_is_refused_and_not_run(folder, tmp_path)
     assert not (tmp_path / "opened").exists()
 
 
-@pytest.mark.parametrize(
-    ("targets", "told"),
-    [(("q_prj",), "layer q_prj to adapt. Did you mean q_proj?"), (("q_proj", "w_down"), "layer w_down to adapt.")],
-)
+@pytest.mark.parametrize(("targets", "told"), [
+    (("q_prj",), "layer q_prj to adapt. Did you mean q_proj?"), (("q_proj", "w_down"), "layer w_down to adapt."),
+])  # fmt: skip
 def test_targets_that_are_no_layers_are_named_with_the_nearest(tiny_model, targets, told):
     with refuses("lora.targets", names=told):
         lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(targets=targets))

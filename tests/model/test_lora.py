@@ -14,15 +14,12 @@ from trainer.model.load import resolve_dtype
 from trainer.step.optimizer import schedule
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        # ten steps, two of warm-up: 1/3, 2/3, then the descent over eight
-        ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1, 1, 1]),
-        ("linear", [1 / 3, 2 / 3, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]),
-        ("cosine", [1 / 3, 2 / 3, 1, 0.96194, 0.85355, 0.69134, 0.5, 0.30866, 0.14645, 0.03806]),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    # ten steps, two of warm-up: 1/3, 2/3, then the descent over eight
+    ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1, 1, 1]),
+    ("linear", [1 / 3, 2 / 3, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]),
+    ("cosine", [1 / 3, 2 / 3, 1, 0.96194, 0.85355, 0.69134, 0.5, 0.30866, 0.14645, 0.03806]),
+])  # fmt: skip
 def test_the_learning_rate_by_hand(name, expected):
     settings = Optim(schedule=name, warmup=0.2)
     assert [schedule(settings, step, 10) for step in range(10)] == pytest.approx(expected, abs=1e-5)
@@ -103,10 +100,9 @@ def test_it_begins_with_the_values_of_the_folder(tiny_model, stored):
     assert all(torch.equal(found[name], value) for name, value in values.items())
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [({"r": 8}, "4 x 32"), ({"targets": "all"}, "mlp"), ({"alpha": 16}, "lora.alpha=8"), ({"rslora": True}, "=false")],
-)
+@pytest.mark.parametrize(("settings", "named"), [
+    ({"r": 8}, "4 x 32"), ({"targets": "all"}, "mlp"), ({"alpha": 16}, "lora.alpha=8"), ({"rslora": True}, "=false"),
+])  # fmt: skip
 def test_an_adapter_that_does_not_fit_is_refused_by_name(tiny_model, stored, settings, named):
     with refuses("lora.start", CheckpointError, names=named):
         made(tiny_model, start=stored[0], **settings)

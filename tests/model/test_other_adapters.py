@@ -174,10 +174,9 @@ def model_in(folder, source, **changes):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("base", "model"),
-    [("Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-1.5B-Instruct"), ("Qwen/Qwen2.5-1.5B", "nano"), (str(NANO), "some/model")],
-)
+@pytest.mark.parametrize(("base", "model"), [
+    ("Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-1.5B-Instruct"), ("Qwen/Qwen2.5-1.5B", "nano"), (str(NANO), "some/model"),
+])  # fmt: skip
 def test_another_base_is_refused_by_its_name(tmp_path, not_here, base, model):
     with refuses("--adapter", CheckpointError, names=f"over {'nano' if base == str(NANO) else base}, not over"):
         settings(tmp_path / "a", "--model", model, name=base)
@@ -204,10 +203,9 @@ def test_a_folder_of_which_nothing_is_known_is_taken_with_a_warning(tmp_path, ti
         settings(tmp_path / "a", *(["--preset", "nano"] if name else []), name=name)
 
 
-@pytest.mark.parametrize(
-    ("key", "written"),
-    [("lora.start", ["model.name=Qwen/Qwen3-1.7B"]), ("teacher.adapter", ["teacher.name=Qwen/Qwen3-1.7B"])],
-)
+@pytest.mark.parametrize(("key", "written"), [
+    ("lora.start", ["model.name=Qwen/Qwen3-1.7B"]), ("teacher.adapter", ["teacher.name=Qwen/Qwen3-1.7B"]),
+])  # fmt: skip
 def test_a_run_refuses_an_adapter_of_another_base(tmp_path, key, written):
     config = resolve("nano", None, [*written, f"{key}={tmp_path}"])
     for base in ("Qwen/Qwen3-1.7B", "unsloth/Qwen3-1.7B", "/gone/merged"):

@@ -270,14 +270,11 @@ def test_the_model_of_a_job_is_evaluated_with_its_settings(job, monkeypatch, cap
         assert printed["evaluations"][0][number] == trained[number]
 
 
-@pytest.mark.parametrize(
-    ("settings", "key", "named"),
-    [
-        (Lora(r=17, init="pissa"), "lora.r", "k_proj is 16 x 32"),
-        (Lora(init="pissa", targets=("q_proj", "lm_head")), "lora.init", "lm_head"),
-        (Lora(init="pissa", targets=("q_proj", "embed_tokens")), "lora.init", "embed_tokens"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "key", "named"), [
+    (Lora(r=17, init="pissa"), "lora.r", "k_proj is 16 x 32"),
+    (Lora(init="pissa", targets=("q_proj", "lm_head")), "lora.init", "lm_head"),
+    (Lora(init="pissa", targets=("q_proj", "embed_tokens")), "lora.init", "embed_tokens"),
+])  # fmt: skip
 def test_pissa_of_what_it_cannot_split_is_refused(tiny_model, settings, key, named):
     with refuses(key, names=named):
         lora.add_adapter(read(tiny_model), settings)

@@ -94,18 +94,15 @@ def test_easy_problems_come_first_and_from_half_of_the_run_on_all():
     assert len(set(ids(EasyFirst(PROBLEMS, 60, 0, total_steps=100).draw(0)))) == 60  # more than the easiest quarter
 
 
-@pytest.mark.parametrize(
-    ("extras", "solutions", "expected"),
-    [
-        ([{"difficulty": "2.5"}, {"difficulty": -1}, {}], ["", "", ""], [2.5, -1.0, float("inf")]),
-        ([{"level": "Level 5"}, {"level": "Level ?"}, {"level": 1}], ["", "", ""], [5.0, float("inf"), 1.0]),
-        ([{"level": "level-1"}, {"level": "1e-05"}, {"level": "-2"}], ["", "", ""], [1.0, 1e-5, -2.0]),
-        ([{"difficulty": "hard", "level": 2}, {"difficulty": "easy", "level": 1}], ["", ""], [2.0, 1.0]),
-        ([{"level": "hard"}, {"level": "easy"}], ["1\n#### 3", "#### 1"], [1.0, 0.0]),
-        ([{"steps": 3, "x": 1}, {"steps": 1}, {"steps": 2}], ["", "", ""], [3.0, 1.0, 2.0]),
-        ([{}, {}, {}], ["1\n2\n#### 3", "#### 1", ""], [2.0, 0.0, float("inf")]),
-    ],
-)
+@pytest.mark.parametrize(("extras", "solutions", "expected"), [
+    ([{"difficulty": "2.5"}, {"difficulty": -1}, {}], ["", "", ""], [2.5, -1.0, float("inf")]),
+    ([{"level": "Level 5"}, {"level": "Level ?"}, {"level": 1}], ["", "", ""], [5.0, float("inf"), 1.0]),
+    ([{"level": "level-1"}, {"level": "1e-05"}, {"level": "-2"}], ["", "", ""], [1.0, 1e-5, -2.0]),
+    ([{"difficulty": "hard", "level": 2}, {"difficulty": "easy", "level": 1}], ["", ""], [2.0, 1.0]),
+    ([{"level": "hard"}, {"level": "easy"}], ["1\n#### 3", "#### 1"], [1.0, 0.0]),
+    ([{"steps": 3, "x": 1}, {"steps": 1}, {"steps": 2}], ["", "", ""], [3.0, 1.0, 2.0]),
+    ([{}, {}, {}], ["1\n2\n#### 3", "#### 1", ""], [2.0, 0.0, float("inf")]),
+])  # fmt: skip
 def test_how_hard_a_problem_is(extras, solutions, expected):
     problems = [Problem("p", "q", "1", text, extra) for extra, text in zip(extras, solutions)]
     assert difficulties(problems) == expected

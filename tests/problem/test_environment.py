@@ -433,14 +433,11 @@ def test_trl_shows_a_model_the_same_tools_and_gives_the_same_reward(tmp_path, to
     assert theirs.state.log_history[-1]["rewards/Counter/mean"] == 6.0
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("environment_factory = Counter", "environment_factory = {'a': Counter}", "several environments"),
-        ("def train", "environment = Counter\n    def train", "TRL's"),
-        ("amount: How", "other: How", "cannot be described"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ("environment_factory = Counter", "environment_factory = {'a': Counter}", "several environments"),
+    ("def train", "environment = Counter\n    def train", "TRL's"),
+    ("amount: How", "other: How", "cannot be described"),
+])  # fmt: skip
 def test_what_trl_would_take_in_another_way_is_refused(tokenizer, tmp_path, old, new, says):
     with refuses("task.name", names=says):
         prompter(tokenizer, HERMES, of_trl(tmp_path, TRL.replace(old, new)))

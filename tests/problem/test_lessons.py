@@ -25,19 +25,16 @@ PROBLEM = Problem("p/1", "What is 2 + 1?", "3", "2 + 1 = 3\n#### 3")
 IM_END = "<|im_end|>"
 
 
-@pytest.mark.parametrize(
-    ("style", "solution", "text"),
-    [
-        ("gsm8k", "2 + 1 = 3\n#### 3", "2 + 1 = 3\n#### 3"),
-        ("gsm8k", "2 + 1 = 3", "2 + 1 = 3\n#### 3"),
-        ("gsm8k", "2 + 1 = 4\n#### 4", "2 + 1 = 4\n#### 4"),  # which the verifier refuses later
-        ("boxed", "2 + 1 = 3\n#### 3", "2 + 1 = 3\n\\boxed{3}"),
-        ("boxed", "So it is \\boxed{3}.", "So it is \\boxed{3}."),
-        ("tags", "2 + 1 = 3\n#### 3", "2 + 1 = 3\n<answer>3</answer>"),
-        ("letter", "It is the third.", "It is the third.\nAnswer: 3"),
-        ("alone", "2 + 1 = 3\n#### 3", "3"),
-    ],
-)
+@pytest.mark.parametrize(("style", "solution", "text"), [
+    ("gsm8k", "2 + 1 = 3\n#### 3", "2 + 1 = 3\n#### 3"),
+    ("gsm8k", "2 + 1 = 3", "2 + 1 = 3\n#### 3"),
+    ("gsm8k", "2 + 1 = 4\n#### 4", "2 + 1 = 4\n#### 4"),  # which the verifier refuses later
+    ("boxed", "2 + 1 = 3\n#### 3", "2 + 1 = 3\n\\boxed{3}"),
+    ("boxed", "So it is \\boxed{3}.", "So it is \\boxed{3}."),
+    ("tags", "2 + 1 = 3\n#### 3", "2 + 1 = 3\n<answer>3</answer>"),
+    ("letter", "It is the third.", "It is the third.\nAnswer: 3"),
+    ("alone", "2 + 1 = 3\n#### 3", "3"),
+])  # fmt: skip
 def test_the_answer_stands_where_the_prompt_asks_for_it(style, solution, text):
     assert taught(Problem("p", "q", "3", solution), style) == text
 
@@ -94,19 +91,16 @@ def test_an_answer_that_a_string_ends_has_no_stop_token(tokenizer):
 INLINE = ["task.tools=calculator", "task.calls=inline"]
 
 
-@pytest.mark.parametrize(
-    ("solution", "settings", "written_by_model", "told"),
-    [
-        ("2 + 1 = 3\n#### 3", INLINE, ["2 + 1 =", "\n#### 3" + IM_END], [" 3"]),
-        ("2 + 1=$3.00 each.\n1,000 * 2 = 2,000, so", INLINE,
-         ["2 + 1=", " each.\n1,000 * 2 =", ", so\n#### 3" + IM_END], [" 3", " 2000"]),
-        ("6 / 4 = 1.5 * 2 =3", INLINE, ["6 / 4 =", " * 2 =", "\n#### 3" + IM_END], [" 1.5", " 3"]),
-        ("It is x = 3.", INLINE, ["It is x = 3.\n#### 3" + IM_END], []),
-        ("2 + 1 = 3", [*INLINE, "prompt.style=boxed"], ["2 + 1 =", "\n\\boxed{3}" + IM_END], [" 3"]),
-        ("It is \\boxed{2 + 1 = 3}", [*INLINE, "prompt.style=boxed"], ["It is \\boxed{2 + 1 =", "}" + IM_END], [" 3"]),
-        ("So \\boxed{3}\nas 2 + 1 = 3.", ["prompt.style=boxed", 'rollout.stop=["\\n"]'], ["So \\boxed{3}\n"], []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("solution", "settings", "written_by_model", "told"), [
+    ("2 + 1 = 3\n#### 3", INLINE, ["2 + 1 =", "\n#### 3" + IM_END], [" 3"]),
+    ("2 + 1=$3.00 each.\n1,000 * 2 = 2,000, so", INLINE,
+     ["2 + 1=", " each.\n1,000 * 2 =", ", so\n#### 3" + IM_END], [" 3", " 2000"]),
+    ("6 / 4 = 1.5 * 2 =3", INLINE, ["6 / 4 =", " * 2 =", "\n#### 3" + IM_END], [" 1.5", " 3"]),
+    ("It is x = 3.", INLINE, ["It is x = 3.\n#### 3" + IM_END], []),
+    ("2 + 1 = 3", [*INLINE, "prompt.style=boxed"], ["2 + 1 =", "\n\\boxed{3}" + IM_END], [" 3"]),
+    ("It is \\boxed{2 + 1 = 3}", [*INLINE, "prompt.style=boxed"], ["It is \\boxed{2 + 1 =", "}" + IM_END], [" 3"]),
+    ("So \\boxed{3}\nas 2 + 1 = 3.", ["prompt.style=boxed", 'rollout.stop=["\\n"]'], ["So \\boxed{3}\n"], []),
+])  # fmt: skip
 def test_an_inline_calculator_replies_in_a_lesson(monkeypatch, tokenizer, solution, settings, written_by_model, told):
     monkeypatch.setattr("trainer.machine.threads.begin", None)  # a thread would take longer than the reply
     problem = Problem("p/1", "What is 2 + 1?", "3", solution)
@@ -120,18 +114,15 @@ def test_an_inline_calculator_replies_in_a_lesson(monkeypatch, tokenizer, soluti
     assert batch.targets_BT[batch.mask_BT].tolist() == own
 
 
-@pytest.mark.parametrize(
-    ("solution", "gold", "settings"),
-    [
-        ("2 + 1 = 3\n#### 3", "3", ['rollout.stop=["\\n"]']),
-        ("2 + 1 = 3\n#### 3", "3", ['rollout.stop=["="]']),
-        ("Hello.\nWho is there?", "", ['rollout.stop=["\\n"]']),
-        ("1 / 3 = 0.33\n#### 3", "3", INLINE),
-        ("2 + 1 = three\n#### 3", "3", INLINE),
-        ("2 + 1 = 4\n#### 4", "3", INLINE),
-        ("1 + 1 = 2\n2 + 1 = 3\n#### 3", "3", [*INLINE, "rollout.turns.most=2"]),
-    ],
-)
+@pytest.mark.parametrize(("solution", "gold", "settings"), [
+    ("2 + 1 = 3\n#### 3", "3", ['rollout.stop=["\\n"]']),
+    ("2 + 1 = 3\n#### 3", "3", ['rollout.stop=["="]']),
+    ("Hello.\nWho is there?", "", ['rollout.stop=["\\n"]']),
+    ("1 / 3 = 0.33\n#### 3", "3", INLINE),
+    ("2 + 1 = three\n#### 3", "3", INLINE),
+    ("2 + 1 = 4\n#### 4", "3", INLINE),
+    ("1 + 1 = 2\n2 + 1 = 3\n#### 3", "3", [*INLINE, "rollout.turns.most=2"]),
+])  # fmt: skip
 def test_what_would_be_taught_without_its_answer_is_left_out(tokenizer, solution, gold, settings):
     assert all_written(tokenizer, [Problem("p/1", "What is 2 + 1?", gold, solution)], *settings)[1] == []
 

@@ -133,14 +133,11 @@ def test_an_answer_may_be_any_kind_of_number(written, answer):
 SCORE, READ = '{"right": 1.0, "nearly": 0.4}.get(answer, 0.0)', 'text.rpartition("=")[2].strip() or None'
 
 
-@pytest.mark.parametrize(
-    ("own", "result", "told"),
-    [
-        *((SCORE, one, "score() of 'x'") for one in ("2.0", "-0.5", "None", "'1'", "float('nan')", "10**400")),
-        *((READ, one, "read() of '= x'") for one in ("5", "['5']")),
-        (READ, "text.nothing", "AttributeError"),
-    ],
-)
+@pytest.mark.parametrize(("own", "result", "told"), [
+    *((SCORE, one, "score() of 'x'") for one in ("2.0", "-0.5", "None", "'1'", "float('nan')", "10**400")),
+    *((READ, one, "read() of '= x'") for one in ("5", "['5']")),
+    (READ, "text.nothing", "AttributeError"),
+])  # fmt: skip
 def test_what_an_answer_and_a_score_cannot_be_is_said(written, own, result, told):
     config = configured(written(READS.replace(own, result)))
     with refuses("task.name", DataError, names=told) as error:
@@ -210,13 +207,10 @@ def test_levels_of_difficulty_are_for_a_curriculum():
     assert fmean(lengths[3]) > fmean(lengths[0])
 
 
-@pytest.mark.parametrize(
-    ("generator", "attack"),
-    [
-        ("spiral_matrix", "[open({owned!r}, 'w').close()]"),  # its scoring calls eval on the answer
-        ("countdown", "open({owned!r}, 'w')"),  # and this one sympy's parser, which does the same
-    ],
-)
+@pytest.mark.parametrize(("generator", "attack"), [
+    ("spiral_matrix", "[open({owned!r}, 'w').close()]"),  # its scoring calls eval on the answer
+    ("countdown", "open({owned!r}, 'w')"),  # and this one sympy's parser, which does the same
+])  # fmt: skip
 def test_an_answer_that_is_evaluated_does_no_harm(tmp_path, generator, attack):
     config = configured(f"task.name=reasoning_gym:{generator}", "task.gym.size=8")
     problem = make_task(config.task).train()[0]
@@ -293,16 +287,13 @@ def hard(settings):
 RECORDS = [{"question": f"Name {n}.", "answer": str(n)} for n in range(20)]
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        ["a/games.py:easy", "a/games.py:hard"],
-        ["a/games.py:easy", "b/games.py:hard"],
-        ["b/games.py:hard", "a/games.py:easy", "nano", "records"],
-        ["a/games.py:easy", "./b/games.py:hard", "reasoning_gym:gcd", "reasoning_gym:lcm"],
-        ["addition", "records", "train/games.py:hard", "test/games.py:easy"],
-    ],
-)
+@pytest.mark.parametrize("parts", [
+    ["a/games.py:easy", "a/games.py:hard"],
+    ["a/games.py:easy", "b/games.py:hard"],
+    ["b/games.py:hard", "a/games.py:easy", "nano", "records"],
+    ["a/games.py:easy", "./b/games.py:hard", "reasoning_gym:gcd", "reasoning_gym:lcm"],
+    ["addition", "records", "train/games.py:hard", "test/games.py:easy"],
+])  # fmt: skip
 def test_every_part_of_a_mixture_judges_its_own_problems(tmp_path, monkeypatch, parts):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.jsonl").write_text("".join(map("{}\n".format, map(json.dumps, RECORDS))))

@@ -64,15 +64,12 @@ def test_chat_is_the_question_in_the_template_of_the_model_behind_a_system_messa
     assert list(prompt.tokens) == tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
 
 
-@pytest.mark.parametrize(
-    ("style", "asked", "answer_style"),
-    [
-        ("auto", "after four hash marks, like this:\n#### 42", "gsm8k"),
-        ("gsm8k", "after four hash marks, like this:\n#### 42", "gsm8k"),
-        ("boxed", "within \\boxed{}.", "boxed"),
-        ("letter", "like this:\nAnswer: B", "letter"),
-    ],
-)
+@pytest.mark.parametrize(("style", "asked", "answer_style"), [
+    ("auto", "after four hash marks, like this:\n#### 42", "gsm8k"),
+    ("gsm8k", "after four hash marks, like this:\n#### 42", "gsm8k"),
+    ("boxed", "within \\boxed{}.", "boxed"),
+    ("letter", "like this:\nAnswer: B", "letter"),
+])  # fmt: skip
 def test_a_style_asks_for_the_answer_where_it_is_looked_for(tokenizer, style, asked, answer_style):
     asks = prompter(tokenizer, style=style)
     assert f"user\nWhat is {{a}} + 1?\n\n{''}" in asks.prompt(PROBLEM).text
@@ -200,16 +197,13 @@ def test_the_model_goes_on_with_a_turn_that_the_data_begins(tokenizer):
     assert plain == "Question: 1 + 2?\nAnswer: Let me see:"
 
 
-@pytest.mark.parametrize(
-    ("template", "told"),
-    [
-        ("{{ raise_exception('System role not supported') }}", "System role not supported"),
-        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "it did not end within 0.2 s"),
-        ("{{ 1 // 0 }}", "integer division or modulo by zero"),
-        ("{% for a in range(10 ** 9) %}{% endfor %}", "Range too big"),
-        ("{{ messages.x.y }}", "has no attribute"),
-    ],
-)
+@pytest.mark.parametrize(("template", "told"), [
+    ("{{ raise_exception('System role not supported') }}", "System role not supported"),
+    ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "it did not end within 0.2 s"),
+    ("{{ 1 // 0 }}", "integer division or modulo by zero"),
+    ("{% for a in range(10 ** 9) %}{% endfor %}", "Range too big"),
+    ("{{ messages.x.y }}", "has no attribute"),
+])  # fmt: skip
 def test_a_template_that_does_not_end_or_refuses_the_messages_is_answered(tokenizer, monkeypatch, template, told):
     monkeypatch.setattr(prompts, "TEMPLATE_S", 0.2)
     endless = copy.deepcopy(tokenizer)
@@ -263,16 +257,13 @@ def test_prompts_that_are_too_long_are_left_out(tokenizer):
         asks.fitting(problems[2:])
 
 
-@pytest.mark.parametrize(
-    ("style", "templated", "stops"),
-    [
-        ("gsm8k", True, ()),  # the chat template has a token for the end of a turn
-        ("gsm8k", False, ("\nQuestion:",)),
-        ("few_shot", False, ("\nQuestion:",)),
-        ("r1_zero", True, ("</answer>", "\nUser:")),  # written without the template
-        ("r1_zero", False, ("</answer>", "\nUser:")),
-    ],
-)
+@pytest.mark.parametrize(("style", "templated", "stops"), [
+    ("gsm8k", True, ()),  # the chat template has a token for the end of a turn
+    ("gsm8k", False, ("\nQuestion:",)),
+    ("few_shot", False, ("\nQuestion:",)),
+    ("r1_zero", True, ("</answer>", "\nUser:")),  # written without the template
+    ("r1_zero", False, ("</answer>", "\nUser:")),
+])  # fmt: skip
 def test_an_answer_ends_where_a_base_model_would_ask_itself_the_next_question(tokenizer, style, templated, stops):
     one = tokenizer if templated else WithoutTemplate()
     assert Prompter(one, PromptSettings(style=style), Made()).stop_strings == stops

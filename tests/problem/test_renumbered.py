@@ -68,10 +68,9 @@ def test_the_set_follows_from_the_seed_alone(tasks, gsm8k_folder):
     assert len(set(asked(1)) & set(first)) < len(first) / 4, "a few have only one draw that is left"
 
 
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [("2+3*4", 14), ("(2+3)*4", 20), ("20-8-2", 10), ("1,200/8/3", 50), ("2*(3+(10-4)/2)", 12), (".5*6", 3)],
-)
+@pytest.mark.parametrize(("expression", "value"), [
+    ("2+3*4", 14), ("(2+3)*4", 20), ("20-8-2", 10), ("1,200/8/3", 50), ("2*(3+(10-4)/2)", 12), (".5*6", 3),
+])  # fmt: skip
 def test_an_expression_is_calculated_as_usual(expression, value):
     (step,) = steps_of(f"<<{expression}={value}>> #### {value}")
     assert step.result == value
@@ -96,31 +95,25 @@ def test_numbers_keep_the_way_they_are_written():
     )
 
 
-@pytest.mark.parametrize(
-    ("question", "solution", "stays"),
-    [
-        ("Tom has 40 clips and twice as many pins on 2 tables?", "<<40*2=80>>\n#### 80", "pins on 2 tables?"),
-        ("Ann walks 40 dogs for .5 hours each?", "<<40*.5=20>>\n#### 20", "for .5 hours each?"),
-        ("Ann works 40 weeks, 5 days a week?", "<<40*5=200>>\n#### 200", "weeks, 5 days a week?"),
-        ("Bob has 40 dogs with 4 legs each?", "<<40*4=160>>\n#### 160", "with 4 legs each?"),
-    ],
-)
+@pytest.mark.parametrize(("question", "solution", "stays"), [
+    ("Tom has 40 clips and twice as many pins on 2 tables?", "<<40*2=80>>\n#### 80", "pins on 2 tables?"),
+    ("Ann walks 40 dogs for .5 hours each?", "<<40*.5=20>>\n#### 20", "for .5 hours each?"),
+    ("Ann works 40 weeks, 5 days a week?", "<<40*5=200>>\n#### 200", "weeks, 5 days a week?"),
+    ("Bob has 40 dogs with 4 legs each?", "<<40*4=160>>\n#### 160", "with 4 legs each?"),
+])  # fmt: skip
 def test_a_number_that_is_more_than_a_number_stays(question, solution, stays):
     assert drawn(question, solution).endswith(stays)
 
 
-@pytest.mark.parametrize(
-    ("question", "solution"),
-    [
-        ("Ann has 5 pens and 40 caps. One is lost?", "<<40/4=10>>10\n#### 10"),  # 4 from nowhere, 5 not used
-        ("Ann and Bob have 40 caps each?", "<<40*2=80>>\n#### 81"),  # the annotation is not the answer
-        ("Ann has 40 caps, twice as many as Bob?", "<<40/2=21>>\n#### 21"),  # wrong
-        ("Ann has 40 % of 60 caps in 3-foot boxes?", "<<40/100=.4>>\n#### .4"),  # 60 is not used
-        ("Two hours of 10 cups at $.60, how much after 6?", ".6*10=<<.60*10=6>>6\n<<6*2=12>>12\n#### 12"),  # 6 is two
-        ("4 bags of 30, and 4 for each of 95 guests?", "4*30=<<4*30=120>>120\n<<95+95+120=310>>\n#### 310"),  # 2 x 95
-        ("Ann sold 30 caps for $180?", "30x = 180, x = <<180/30=6>>6\n#### 6"),  # an equation
-    ],
-)
+@pytest.mark.parametrize(("question", "solution"), [
+    ("Ann has 5 pens and 40 caps. One is lost?", "<<40/4=10>>10\n#### 10"),  # 4 from nowhere, 5 not used
+    ("Ann and Bob have 40 caps each?", "<<40*2=80>>\n#### 81"),  # the annotation is not the answer
+    ("Ann has 40 caps, twice as many as Bob?", "<<40/2=21>>\n#### 21"),  # wrong
+    ("Ann has 40 % of 60 caps in 3-foot boxes?", "<<40/100=.4>>\n#### .4"),  # 60 is not used
+    ("Two hours of 10 cups at $.60, how much after 6?", ".6*10=<<.60*10=6>>6\n<<6*2=12>>12\n#### 12"),  # 6 is two
+    ("4 bags of 30, and 4 for each of 95 guests?", "4*30=<<4*30=120>>120\n<<95+95+120=310>>\n#### 310"),  # 2 x 95
+    ("Ann sold 30 caps for $180?", "30x = 180, x = <<180/30=6>>6\n#### 6"),  # an equation
+])  # fmt: skip
 def test_a_problem_whose_numbers_may_mean_more_is_left_out(question, solution):
     with pytest.raises(Unsuitable):
         drawn(question, solution)

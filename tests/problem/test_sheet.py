@@ -117,14 +117,11 @@ def test_no_tokenizer_is_loaded_for_the_sheet_alone(tmp_path):
     assert not {"torch", "transformers"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 
-@pytest.mark.parametrize(
-    ("text", "is_comma", "pointed"),
-    [
-        ("3,5 m", True, "3.5 m"), ("-1.234,50 €", True, "-1234.50 €"), ("1,234", False, "1.234"),
-        ("1.234", False, "1234"), ("3.5", False, "3.5"), ("1, 2", False, "1, 2"), ("1,2,3", False, "1,2,3"),
-        ("12.03.2024", False, "12.03.2024"), ("1,5 bis 2,5", False, "1.5 bis 2.5"), ("x1,5", False, "x1,5"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "is_comma", "pointed"), [
+    ("3,5 m", True, "3.5 m"), ("-1.234,50 €", True, "-1234.50 €"), ("1,234", False, "1.234"),
+    ("1.234", False, "1234"), ("3.5", False, "3.5"), ("1, 2", False, "1, 2"), ("1,2,3", False, "1,2,3"),
+    ("12.03.2024", False, "12.03.2024"), ("1,5 bis 2,5", False, "1.5 bis 2.5"), ("x1,5", False, "x1,5"),
+])  # fmt: skip
 def test_a_decimal_comma(text, is_comma, pointed):
     assert (has_comma(text), with_points(text)) == (is_comma, pointed)
 
@@ -211,10 +208,9 @@ def test_the_mark_of_utf_8_at_the_beginning_is_no_part_of_a_name(tmp_path):
     assert [one.gold for one in sheet_of(path=f"{tmp_path}/a.csv", holdout=1.0)[0].test()] == ["3"]
 
 
-@pytest.mark.parametrize(
-    ("rows", "holdout", "held_out"),
-    [(10, None, 3), (100, None, 30), (200, None, 60), (300, None, 60), (900, None, 90), (300, 0.1, 30)],
-)
+@pytest.mark.parametrize(("rows", "holdout", "held_out"), [
+    (10, None, 3), (100, None, 30), (200, None, 60), (300, None, 60), (900, None, 90), (300, 0.1, 30),
+])  # fmt: skip
 def test_enough_is_held_out_or_a_note_says_that_it_is_little(tmp_path, rows, holdout, held_out):
     write_lines(tmp_path / "a.jsonl", [{"question": f"{number}?", "answer": number} for number in range(rows)])
     task = make_task(TaskSettings(name="records", path=f"{tmp_path}/a.jsonl", holdout=holdout))

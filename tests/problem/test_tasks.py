@@ -345,17 +345,14 @@ def test_a_hub_that_cannot_be_reached_is_answered(tmp_path, monkeypatch, kind):
         task.train()
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "sets"),
-    [
-        ("nano", {}, []),
-        ("gsm8k", {}, ["openai/gsm8k", "openai/gsm8k"]),
-        ("math", {}, ["DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"]),
-        ("multiple_choice", {}, ["Idavidrein/gpqa", "Idavidrein/gpqa"]),
-        ("records", {"path": "owner/name"}, ["owner/name"]),
-        ("records", {"path": "owner/name", "test_split": "test"}, ["owner/name", "owner/name"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "settings", "sets"), [
+    ("nano", {}, []),
+    ("gsm8k", {}, ["openai/gsm8k", "openai/gsm8k"]),
+    ("math", {}, ["DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"]),
+    ("multiple_choice", {}, ["Idavidrein/gpqa", "Idavidrein/gpqa"]),
+    ("records", {"path": "owner/name"}, ["owner/name"]),
+    ("records", {"path": "owner/name", "test_split": "test"}, ["owner/name", "owner/name"]),
+])  # fmt: skip
 def test_what_a_task_reads_from_the_hub_is_known_beforehand(name, settings, sets):
     assert [one.name for one in task_of(name, **settings).hub_sets()] == sets
 

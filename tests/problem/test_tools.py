@@ -11,32 +11,26 @@ from trainer.problem import tools
 from trainer.problem.tools import CALCULATOR, ToolCalls, calculated, continued, tools_of
 
 
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("3 * 14", "42"), ("12 * (3 + 4) - 2", "82"), ("1/3 + 1/6", "0.5"), ("1 / 3", "0.3333333333"),
-        ("7 // 2 + 7 % 2", "4"), ("2 ** 10", "1024"), ("2^3", "8"), ("-5 + +3", "-2"), ("1,234 × 2", "2468"),
-        ("0.1 + 0.2", "0.3"), ("007 + 1", "8"), ("1.50 * 2 =", "3"), ("1.05 * 200", "210"), ("0.05", "0.05"),
-        ("100.007 + 1", "101.007"), ("3 x 4 + 2", "14"), ("$1,200 / 3", "400"), (r"2 \times 3 \cdot 4", "24"),
-        ("2**31", "2147483648"), ("2**99", "633825300114114700748351602688"), ("(-2)**31 + 1", "-2147483647"),
-        ("1.05**25", "3.386354941"), ("1000*1.07**20", "3869.684462"), ("10**9 * 1.07**50", "29457025063"),
-        ("1000 / 1.07**-20 // 1", "3869"), ("1.0001**36500", "38.46764553"),
-        ("1/7/11/13/17/19/23/29/31/37/41/43*10**12", "0.002293093884"), ("0 * -(1.07**20)", "0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("expression", "value"), [
+    ("3 * 14", "42"), ("12 * (3 + 4) - 2", "82"), ("1/3 + 1/6", "0.5"), ("1 / 3", "0.3333333333"),
+    ("7 // 2 + 7 % 2", "4"), ("2 ** 10", "1024"), ("2^3", "8"), ("-5 + +3", "-2"), ("1,234 × 2", "2468"),
+    ("0.1 + 0.2", "0.3"), ("007 + 1", "8"), ("1.50 * 2 =", "3"), ("1.05 * 200", "210"), ("0.05", "0.05"),
+    ("100.007 + 1", "101.007"), ("3 x 4 + 2", "14"), ("$1,200 / 3", "400"), (r"2 \times 3 \cdot 4", "24"),
+    ("2**31", "2147483648"), ("2**99", "633825300114114700748351602688"), ("(-2)**31 + 1", "-2147483647"),
+    ("1.05**25", "3.386354941"), ("1000*1.07**20", "3869.684462"), ("10**9 * 1.07**50", "29457025063"),
+    ("1000 / 1.07**-20 // 1", "3869"), ("1.0001**36500", "38.46764553"),
+    ("1/7/11/13/17/19/23/29/31/37/41/43*10**12", "0.002293093884"), ("0 * -(1.07**20)", "0"),
+])  # fmt: skip
 def test_the_calculator_is_exact(expression, value):
     assert calculated(expression) == value
 
 
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        "9 ** 9 ** 9", "2 ** 99999", "10 ** 30", "1.1 ** 999999999", "10.5 ** 30",
-        "1 / 0", "0 ** -1", "2 ** 0.5", "", "()", "x + 1", "__import__('os')", "1e999",
-        "(" * 150 + ")" * 150, "9" * 199, "1" * 5000, "1 +", "a.b", "3 if 1 else 2", "1 << 99", "[1]", "٣ + ٤", "1.2.3",
-        "1 + 1 = 2", "1,5 * 2", "-" * 199 + "1",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("hostile", [
+    "9 ** 9 ** 9", "2 ** 99999", "10 ** 30", "1.1 ** 999999999", "10.5 ** 30",
+    "1 / 0", "0 ** -1", "2 ** 0.5", "", "()", "x + 1", "__import__('os')", "1e999",
+    "(" * 150 + ")" * 150, "9" * 199, "1" * 5000, "1 +", "a.b", "3 if 1 else 2", "1 << 99", "[1]", "٣ + ٤", "1.2.3",
+    "1 + 1 = 2", "1,5 * 2", "-" * 199 + "1",
+])  # fmt: skip
 def test_what_is_no_arithmetic_is_an_error_and_at_once(hostile):
     began = time.process_time()
     found = calculated(hostile)
@@ -44,35 +38,29 @@ def test_what_is_no_arithmetic_is_an_error_and_at_once(hostile):
     assert time.process_time() - began < 5
 
 
-@pytest.mark.parametrize(
-    ("text", "goes_on"),
-    [
-        ("3 * 14 =", " 42"), ("She has 3 * 14 =", " 42"), ("\n42 - 2 =", " 40"), ("3 * 14 = 42\n40 + 1 =", " 41"),
-        ("1,200 * 3 =", " 3600"), ("That is $4 * 1.05 =", " 4.2"), ("2.5 × 3 =", " 7.5"), ("3 x 4 + 2 =", " 14"),
-        (r"So 3 \times 4 =", " 12"), ("12 / 4 = 3 * 7 =", " 21"), ("(2 + 3) * -4 =", " -20"),
-        ("1. 3 * 4 =", " 12"), ("I have 3. 4 * (2 + 1) =", " 12"), ("2) 3 * 4 =", " 12"), ("(1 + 2) 3 * 4 =", ""),
-        ("1.5 * 4 =", " 6"),
-        # what cannot be read has no value, and its last number is not one
-        ("x =", ""), ("1 / 0 =", ""), ("so =", ""), ("3x4 =", ""), ("20% of 50 =", ""), ("x2 + 1 =", ""),
-        ("3 apples * 4 =", ""), ("2² + 1 =", ""), ("9 + " + "1 + " * 120 + "1 =", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "goes_on"), [
+    ("3 * 14 =", " 42"), ("She has 3 * 14 =", " 42"), ("\n42 - 2 =", " 40"), ("3 * 14 = 42\n40 + 1 =", " 41"),
+    ("1,200 * 3 =", " 3600"), ("That is $4 * 1.05 =", " 4.2"), ("2.5 × 3 =", " 7.5"), ("3 x 4 + 2 =", " 14"),
+    (r"So 3 \times 4 =", " 12"), ("12 / 4 = 3 * 7 =", " 21"), ("(2 + 3) * -4 =", " -20"),
+    ("1. 3 * 4 =", " 12"), ("I have 3. 4 * (2 + 1) =", " 12"), ("2) 3 * 4 =", " 12"), ("(1 + 2) 3 * 4 =", ""),
+    ("1.5 * 4 =", " 6"),
+    # what cannot be read has no value, and its last number is not one
+    ("x =", ""), ("1 / 0 =", ""), ("so =", ""), ("3x4 =", ""), ("20% of 50 =", ""), ("x2 + 1 =", ""),
+    ("3 apples * 4 =", ""), ("2² + 1 =", ""), ("9 + " + "1 + " * 120 + "1 =", ""),
+])  # fmt: skip
 def test_an_inline_calculator_goes_on_behind_an_expression(text, goes_on):
     assert continued(text) == goes_on
     assert ToolCalls(tools_of(["calculator"]), "inline").step(text) == (goes_on, False, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("turns", "told"),
-    [
-        (["3*4=", "-5+2="], [" 12", " 9"]),
-        (["3*4=", "0+5="], [" 12", " 125"]),
-        (["2 - 5 =", " + 7 =", "\n7 + 1 ="], [" -3", " 4", " 8"]),
-        (["12 / 4 =", " * 7 =", " apples, 2 * 2 ="], [" 3", " 21", " 4"]),
-        (["3*4=", "="], [" 12", ""]),
-        (["x =", " 3 * 4 ="], ["", " 12"]),
-    ],
-)
+@pytest.mark.parametrize(("turns", "told"), [
+    (["3*4=", "-5+2="], [" 12", " 9"]),
+    (["3*4=", "0+5="], [" 12", " 125"]),
+    (["2 - 5 =", " + 7 =", "\n7 + 1 ="], [" -3", " 4", " 8"]),
+    (["12 / 4 =", " * 7 =", " apples, 2 * 2 ="], [" 3", " 21", " 4"]),
+    (["3*4=", "="], [" 12", ""]),
+    (["x =", " 3 * 4 ="], ["", " 12"]),
+])  # fmt: skip
 def test_an_inline_calculator_reads_the_line_with_the_numbers_that_it_wrote_itself(turns, told):
     environment = ToolCalls(tools_of(["calculator"]), "inline")
     assert [environment.step(turn)[0] for turn in turns] == told
@@ -93,25 +81,22 @@ def of_qwen35(**arguments):
     return f"<tool_call>\n<function=calculator>\n{written}</function>\n</tool_call>"
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (call(expression="3 * 14"), "42"),
-        (f"First: {call(expression='3 * 14')} then {call(expression='1 + 1')}", "42\n2"),
-        ('{"name": "calculator", "parameters": {"expression": "3 * 14"}}', "42"),
-        ("<tool_call>3 * 14</tool_call>", "Error: this is no call."),
-        (call(number=3), "Error: this is no call."),
-        (call("abacus", expression="1"), "Error: there is no tool 'abacus'. There are: calculator."),
-        ("<tool_call>" + "[" * 100_000, "Error: this is no call."),
-        ("<tool_call>[1]</tool_call>", "Error: this is no call."),
-        (f"I ask.\n\n{of_qwen35(expression='3 * 14')}", "42"),
-        (of_qwen35(number="3"), "Error: this is no call."),
-        ('[calculator(expression="3 * 14")]', "42"),
-        ("Let me see. [calculator(expression='[3] * 14')]\n", "Error: an expression"),
-        ("[calculator(expression=3 * 14)]", "Error: this is no call."),
-        ("[calculator(" + "(" * 100_000 + ")]", "Error: this is no call."),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    (call(expression="3 * 14"), "42"),
+    (f"First: {call(expression='3 * 14')} then {call(expression='1 + 1')}", "42\n2"),
+    ('{"name": "calculator", "parameters": {"expression": "3 * 14"}}', "42"),
+    ("<tool_call>3 * 14</tool_call>", "Error: this is no call."),
+    (call(number=3), "Error: this is no call."),
+    (call("abacus", expression="1"), "Error: there is no tool 'abacus'. There are: calculator."),
+    ("<tool_call>" + "[" * 100_000, "Error: this is no call."),
+    ("<tool_call>[1]</tool_call>", "Error: this is no call."),
+    (f"I ask.\n\n{of_qwen35(expression='3 * 14')}", "42"),
+    (of_qwen35(number="3"), "Error: this is no call."),
+    ('[calculator(expression="3 * 14")]', "42"),
+    ("Let me see. [calculator(expression='[3] * 14')]\n", "Error: an expression"),
+    ("[calculator(expression=3 * 14)]", "Error: this is no call."),
+    ("[calculator(" + "(" * 100_000 + ")]", "Error: this is no call."),
+])  # fmt: skip
 def test_calls_as_templates_write_them(text, said):
     found, done, _ = ToolCalls(tools_of(["calculator"]), "template").step(text)
     assert found.startswith(said)

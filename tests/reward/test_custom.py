@@ -91,13 +91,10 @@ def test_functions_for_chats_run_unchanged(mine, setting, messages, prompt):
     assert (seen_by(texts)["prompts"], seen_by(texts)["completions"]) == (["text"], ["a"])
 
 
-@pytest.mark.parametrize(
-    "score",
-    [
-        "async def score(completions, **columns): return await asyncio.gather(*map(one, completions))",
-        "def score(completions, **columns): return [asyncio.run(one(text)) for text in completions]",
-    ],
-)
+@pytest.mark.parametrize("score", [
+    "async def score(completions, **columns): return await asyncio.gather(*map(one, completions))",
+    "def score(completions, **columns): return [asyncio.run(one(text)) for text in completions]",
+])  # fmt: skip
 def test_async_functions(mine, score):
     one = "async def one(text):\n    await asyncio.sleep(0.01)\n    return float(len(text))\n"
     assert grades(mine(f"import asyncio\n{one}{score}"), "a", "bcd") == [1.0, 3.0]
@@ -231,10 +228,9 @@ def test_a_change_of_the_process_is_put_back(tmp_path, changes):
     assert done.stderr.count("said") == len(changes)
 
 
-@pytest.mark.parametrize(
-    "body",
-    ["def score(completions, **d): time.sleep(30)", "async def score(completions, **d): await asyncio.sleep(30)"],
-)
+@pytest.mark.parametrize("body", [
+    "def score(completions, **d): time.sleep(30)", "async def score(completions, **d): await asyncio.sleep(30)",
+])  # fmt: skip
 def test_a_function_that_hangs_ends_at_the_timeout(mine, body):
     scorer = mine(f"import asyncio, time\n{body}", "reward.timeout=0.2")
     with refuses("reward.custom", RewardError, names="reward.timeout"):
@@ -261,28 +257,22 @@ def test_a_file_may_import_its_neighbour_and_define_dataclasses(tmp_path, mine):
     assert grades(scorer, "a") == [0.25]
 
 
-@pytest.mark.parametrize(
-    ("body", "format_", "told"),
-    [
-        ("def score(completions, **c): return [float(len(x[0]['content'])) for x in completions]", "text", "chat"),
-        ("def score(completions, **c): return [float(len(x.split())) for x in completions]", "chat", "text"),
-    ],
-)
+@pytest.mark.parametrize(("body", "format_", "told"), [
+    ("def score(completions, **c): return [float(len(x[0]['content'])) for x in completions]", "text", "chat"),
+    ("def score(completions, **c): return [float(len(x.split())) for x in completions]", "chat", "text"),
+])  # fmt: skip
 def test_completions_of_the_other_form_are_recognised(mine, body, format_, told):
     scorer = mine(body, f"reward.custom_format={format_}")
     with refuses("reward.custom", RewardError, names=f"_format={told}"):
         scorer.rehearse(PROMPT, worked(PROBLEM))
 
 
-@pytest.mark.parametrize(
-    ("body", "early"),
-    [
-        ("def score(prompts, completions, **c): return [1.0]", True),
-        ("def score(prompts, completions): return [p[0] for p in prompts]", False),
-        ("def score(completions, **c): return [1.0 for _ in c['prompts']]", False),
-        ("def around(f): return lambda **c: f(**c)\n@around\ndef score(prompts, completions): return [1.0]", False),
-    ],
-)
+@pytest.mark.parametrize(("body", "early"), [
+    ("def score(prompts, completions, **c): return [1.0]", True),
+    ("def score(prompts, completions): return [p[0] for p in prompts]", False),
+    ("def score(completions, **c): return [1.0 for _ in c['prompts']]", False),
+    ("def around(f): return lambda **c: f(**c)\n@around\ndef score(prompts, completions): return [1.0]", False),
+])  # fmt: skip
 def test_a_wrong_number_of_rewards_is_found_before_torch_unless_prompts_are_read(tmp_path, body, early):
     (tmp_path / "mine.py").write_text(body)
     config = resolve("nano", None, [f"reward.custom={tmp_path}/mine.py:score"])

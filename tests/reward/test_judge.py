@@ -158,14 +158,11 @@ def test_an_endpoint_that_asks_for_a_long_wait_is_left_alone(server, seconds):
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "reply, asked",
-    [
-        *[(BAD_REPLIES[name], 2) for name in ("broken json", "a grade of 1.01", "busy", "broken", "not json at all")],
-        (refusal(400), 1),  # asking again cannot help
-        (refusal(302, Location="/v1"), 1),  # it would be sent back to itself, by GET and with the key
-    ],
-)
+@pytest.mark.parametrize("reply, asked", [
+    *[(BAD_REPLIES[name], 2) for name in ("broken json", "a grade of 1.01", "busy", "broken", "not json at all")],
+    (refusal(400), 1),  # asking again cannot help
+    (refusal(302, Location="/v1"), 1),  # it would be sent back to itself, by GET and with the key
+])  # fmt: skip
 def test_a_grade_that_does_not_come_is_none_and_nothing_waits_for_it(server, tmp_path, reply, asked):
     server.replies = [reply]
     retries = 0 if reply[0] == 302 else 1
@@ -347,16 +344,13 @@ def test_two_runs_may_cache_one_reply_at_a_time(tmp_path, monkeypatch):
     assert len([*tmp_path.rglob("*.*")]) == 1
 
 
-@pytest.mark.parametrize(
-    "limit, replies, given",
-    [
-        ("max_requests=3", [refusal(500), chat(GOOD)], 2),  # a retry is a request
-        ("max_tokens=150", [chat(GOOD)], 2),
-        *[("max_tokens=300", [chat(GOOD, tokens)], 1) for tokens in (None, "many", -1000, 0)],  # estimated
-        ("max_tokens=300", [(200, {**chat(GOOD)[1], "usage": [100]})], 1),
-        ("max_tokens=300", [chat(GOOD, 10**400)], 1),
-    ],
-)
+@pytest.mark.parametrize("limit, replies, given", [
+    ("max_requests=3", [refusal(500), chat(GOOD)], 2),  # a retry is a request
+    ("max_tokens=150", [chat(GOOD)], 2),
+    *[("max_tokens=300", [chat(GOOD, tokens)], 1) for tokens in (None, "many", -1000, 0)],  # estimated
+    ("max_tokens=300", [(200, {**chat(GOOD)[1], "usage": [100]})], 1),
+    ("max_tokens=300", [chat(GOOD, 10**400)], 1),
+])  # fmt: skip
 def test_a_budget_that_is_spent_leaves_grades_missing(server, limit, replies, given):
     server.replies = [*replies]
     scorer = judge(server.url, f"reward.judge.{limit}", "reward.judge.concurrency=1")

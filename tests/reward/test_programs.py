@@ -58,27 +58,24 @@ def score(scorer: Scorer, text: str, tests: Any, **columns: Any) -> Score:
     return scorer.score(Prompt(problem, "", ()), [answer(text)]).scores[0]
 
 
-@pytest.mark.parametrize(
-    "text, tests, columns",
-    [
-        (RIGHT, MBPP, {}),
-        (RIGHT, "\n".join(MBPP), {}),
-        (RIGHT, json.dumps(MBPP), {}),
-        (RIGHT, HUMANEVAL, {"entry_point": "double"}),
-        (RIGHT, f"{HUMANEVAL}\ncheck(double)", {}),
-        (RIGHT, ["assert double(half(8)) == 8"], {"test_setup_code": HALF, "entry_point": "double"}),
-        (RIGHT, ["assert double(math.pi) == math.tau"], {"test_imports": ["import math"]}),
-        (RIGHT, [{"input": [3], "output": 6}, {"input": ["a"], "output": "aa"}], {"entry_point": "double"}),
-        (RIGHT, {"fn_name": "double", "inputs": [[3], [4]], "outputs": [6, 8]}, {}),
-        (RIGHT, {"fn_name": "double", "inputs": [[3], [4]], "outputs": [[6], [8]]}, {}),
-        (RIGHT, json.dumps(FUNCTIONAL), {"metadata": '{"func_name": "double"}'}),
-        (RIGHT, FUNCTIONAL, {"metadata": {"func_name": "double"}}),
-        (RIGHT, ["assert double(10**5000) == 2 * 10**5000", "assert double(-(10**5000)) < 0"], {}),
-        (READS, PAIRS, {}),
-        (READS, json.dumps(PAIRS), {}),
-        (READS, {"inputs": ["3", "4"], "outputs": ["6", "8"]}, {}),
-    ],
-)
+@pytest.mark.parametrize("text, tests, columns", [
+    (RIGHT, MBPP, {}),
+    (RIGHT, "\n".join(MBPP), {}),
+    (RIGHT, json.dumps(MBPP), {}),
+    (RIGHT, HUMANEVAL, {"entry_point": "double"}),
+    (RIGHT, f"{HUMANEVAL}\ncheck(double)", {}),
+    (RIGHT, ["assert double(half(8)) == 8"], {"test_setup_code": HALF, "entry_point": "double"}),
+    (RIGHT, ["assert double(math.pi) == math.tau"], {"test_imports": ["import math"]}),
+    (RIGHT, [{"input": [3], "output": 6}, {"input": ["a"], "output": "aa"}], {"entry_point": "double"}),
+    (RIGHT, {"fn_name": "double", "inputs": [[3], [4]], "outputs": [6, 8]}, {}),
+    (RIGHT, {"fn_name": "double", "inputs": [[3], [4]], "outputs": [[6], [8]]}, {}),
+    (RIGHT, json.dumps(FUNCTIONAL), {"metadata": '{"func_name": "double"}'}),
+    (RIGHT, FUNCTIONAL, {"metadata": {"func_name": "double"}}),
+    (RIGHT, ["assert double(10**5000) == 2 * 10**5000", "assert double(-(10**5000)) < 0"], {}),
+    (READS, PAIRS, {}),
+    (READS, json.dumps(PAIRS), {}),
+    (READS, {"inputs": ["3", "4"], "outputs": ["6", "8"]}, {}),
+])  # fmt: skip
 def test_tests_are_read_in_every_form(scorer, text, tests, columns):
     assert score(scorer, text, tests, **columns).reward == 1.0
     assert score(scorer, PARTLY, tests, **columns).reward == 0.0
@@ -104,13 +101,10 @@ def test_the_share_of_the_tests_that_pass(sharing, text, tests, share):
     assert score(sharing, "```\nprint(6)\n```", PAIRS).reward == 0.5
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "I do not know.", "```python\n```", "```python\ndef double(x: return\n```",
-        "```\nimport os; os._exit(0)\n```",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "", "I do not know.", "```python\n```", "```python\ndef double(x: return\n```",
+    "```\nimport os; os._exit(0)\n```",
+])  # fmt: skip
 @pytest.mark.parametrize("tests", [MBPP, PAIRS])
 def test_an_answer_without_a_program_that_works_is_worth_nothing(sharing, text, tests):
     assert score(sharing, text, tests).reward == 0.0
@@ -131,10 +125,9 @@ def test_tests_say_what_is_correct(scorer):
     assert [grader.name for grader in scorer.verifier().graders] == ["code"]
 
 
-@pytest.mark.parametrize(
-    "body, seconds, most",
-    [("while True: pass", 0.5, 0.0), ("import time; time.sleep(1.2); print(2 * int(input()))", 2, 0.5)],
-)
+@pytest.mark.parametrize("body, seconds, most", [
+    ("while True: pass", 0.5, 0.0), ("import time; time.sleep(1.2); print(2 * int(input()))", 2, 0.5),
+])  # fmt: skip
 def test_a_program_that_hangs_is_counted_and_the_time_is_for_all_tests_of_an_answer(body, seconds, most):
     scorer = scorer_of("reward.weights={code: 1.0}", f"reward.code.seconds={seconds}", "reward.code.score=share")
     assert score(scorer, f"```\n{body}\n```", PAIRS).reward <= most
@@ -181,19 +174,16 @@ def test_a_command_runs_other_languages(tmp_path):
     close(scorer)
 
 
-@pytest.mark.parametrize(
-    "text, block",
-    [
-        ("```python\na\n```", "a\n"),
-        ("```\na\n```\nor better\n```\nb\n```\nthat is it", "b\n"),
-        ("<think>```\na\n```</think> a", None),
-        ("<think>x</think>```py\na\n```", "a\n"),
-        ("```\na", "a"),
-        ("Call ```f(3)``` first.\n```\na\n```", "a\n"),
-        ("``````\na\n``````", "a\n"),
-        ("a", None),
-    ],
-)
+@pytest.mark.parametrize("text, block", [
+    ("```python\na\n```", "a\n"),
+    ("```\na\n```\nor better\n```\nb\n```\nthat is it", "b\n"),
+    ("<think>```\na\n```</think> a", None),
+    ("<think>x</think>```py\na\n```", "a\n"),
+    ("```\na", "a"),
+    ("Call ```f(3)``` first.\n```\na\n```", "a\n"),
+    ("``````\na\n``````", "a\n"),
+    ("a", None),
+])  # fmt: skip
 def test_the_last_block_is_the_program(text, block):
     assert fenced(text) == block
     assert program("<think>hm</think>print(1)") == "print(1)"
@@ -203,13 +193,10 @@ def test_backticks_without_end_are_read_in_time():
     assert fenced("```" * 60_000) is None
 
 
-@pytest.mark.parametrize(
-    "output, expected, same",
-    [
-        ("6\n", "6", True), ("6  \n7\n\n", "6\n7", True), ("6\r\n7", "6\n7", True), ("6\n\n7", "6\n7", False),
-        (" 6", "6", False), ("6.0", "6", False), ("", "", True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("output, expected, same", [
+    ("6\n", "6", True), ("6  \n7\n\n", "6\n7", True), ("6\r\n7", "6\n7", True), ("6\n\n7", "6\n7", False),
+    (" 6", "6", False), ("6.0", "6", False), ("", "", True),
+])  # fmt: skip
 def test_lines_are_compared_exactly_but_for_their_ends(output, expected, same):
     assert same_text(output.encode(), expected.encode()) is same
 

@@ -28,35 +28,32 @@ def value(name: str, text: str, *overrides: str, tokens: int = 3, prompt: Prompt
     return scorer.score(prompt, [answer(text, tokens)]).scores[0].components[name]
 
 
-@pytest.mark.parametrize(
-    "name, text, expected",
-    [
-        ("correct", "#### 12", 1.0),
-        ("correct", "#### 13", 0.0),
-        ("correct", "The answer is 12.", 0.0),  # right, but not in its place
-        ("format", "#### 13", 1.0),
-        ("format", "The answer is 12.", 0.0),
-        ("length", "x" * 49, 0.0),
-        ("length", "x" * 50, 1.0),
-        ("length", "x" * 500, 1.0),
-        ("length", "x" * 501, 0.0),
-        ("repetition", "", 0.0),
-        ("repetition", "one two three", 0.0),
-        ("repetition", "a b c d e f g", 0.0),
-        ("repetition", "a b c d a b c d", -0.2),  # five phrases of four words, the last is the first
-        ("repetition", "A b c d a B c d", -0.2),
-        ("repetition", PHRASE * 400, -(1597 - 4) / 1597),
-        ("think_tags", "<think>3 * 4</think>#### 12", 1.0),
-        ("think_tags", "  <think>\n3 * 4\n</think>\n\n#### 12", 1.0),
-        ("think_tags", "<think>3 * 4</think>", 0.0),  # no answer behind it
-        ("think_tags", "<think> </think>#### 12", 0.0),
-        ("think_tags", "So <think>3 * 4</think>#### 12", 0.0),
-        ("think_tags", "<think>a</think>b<think>c</think>d", 0.0),
-        ("think_tags", "<think><think>a</think>b", 0.0),
-        ("think_tags", "</think>a<think>b", 0.0),
-        ("think_tags", "3 * 4</think>#### 12", 0.0),
-    ],
-)
+@pytest.mark.parametrize("name, text, expected", [
+    ("correct", "#### 12", 1.0),
+    ("correct", "#### 13", 0.0),
+    ("correct", "The answer is 12.", 0.0),  # right, but not in its place
+    ("format", "#### 13", 1.0),
+    ("format", "The answer is 12.", 0.0),
+    ("length", "x" * 49, 0.0),
+    ("length", "x" * 50, 1.0),
+    ("length", "x" * 500, 1.0),
+    ("length", "x" * 501, 0.0),
+    ("repetition", "", 0.0),
+    ("repetition", "one two three", 0.0),
+    ("repetition", "a b c d e f g", 0.0),
+    ("repetition", "a b c d a b c d", -0.2),  # five phrases of four words, the last is the first
+    ("repetition", "A b c d a B c d", -0.2),
+    ("repetition", PHRASE * 400, -(1597 - 4) / 1597),
+    ("think_tags", "<think>3 * 4</think>#### 12", 1.0),
+    ("think_tags", "  <think>\n3 * 4\n</think>\n\n#### 12", 1.0),
+    ("think_tags", "<think>3 * 4</think>", 0.0),  # no answer behind it
+    ("think_tags", "<think> </think>#### 12", 0.0),
+    ("think_tags", "So <think>3 * 4</think>#### 12", 0.0),
+    ("think_tags", "<think>a</think>b<think>c</think>d", 0.0),
+    ("think_tags", "<think><think>a</think>b", 0.0),
+    ("think_tags", "</think>a<think>b", 0.0),
+    ("think_tags", "3 * 4</think>#### 12", 0.0),
+])  # fmt: skip
 def test_component(name, text, expected):
     assert value(name, text) == pytest.approx(expected, abs=1e-12)
 
@@ -67,10 +64,9 @@ def test_a_prompt_may_have_opened_the_thought():
     assert value("think_tags", "<think>3 * 4</think>#### 12", prompt=opened) == 0.0
 
 
-@pytest.mark.parametrize(
-    "text, expected",
-    [("#### 12", 0.0), ("3 * 4\n#### 12", 0.0), ("3 * 4</think>\n#### 12", 1.0), ("#### 12</think>", 0.0)],
-)
+@pytest.mark.parametrize("text, expected", [
+    ("#### 12", 0.0), ("3 * 4\n#### 12", 0.0), ("3 * 4</think>\n#### 12", 1.0), ("#### 12</think>", 0.0),
+])  # fmt: skip
 def test_a_thought_that_a_chat_template_opened_has_to_end(text, expected):
     assert value("correct", text, prompt=replace(PROMPT, text="<|im_start|>assistant\n<think>\n")) == expected
     closed = replace(PROMPT, text="<|im_start|>assistant\n<think>\n\n</think>\n\n")

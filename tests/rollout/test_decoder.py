@@ -235,10 +235,9 @@ def assert_read_up_to_the_stop(tokenizer, one):
         assert "\n" in decoded or one.text.endswith(STRINGS)
 
 
-@pytest.mark.parametrize(
-    ("kind", "rows", "steps_per_check"),
-    [(HfSampler, 3, 1), (HfSampler, 64, 1), (DecodeSampler, 3, 1), (DecodeSampler, 64, 8)],
-)
+@pytest.mark.parametrize(("kind", "rows", "steps_per_check"), [
+    (HfSampler, 3, 1), (HfSampler, 64, 1), (DecodeSampler, 3, 1), (DecodeSampler, 64, 8),
+])  # fmt: skip
 def test_greedy_tokens_end_with_the_first_that_completes_a_stop_string(
     kind, model, tokenizer, monkeypatch, rows, steps_per_check
 ):
@@ -665,27 +664,22 @@ def test_a_model_that_the_fast_path_does_not_know(name, tokenizer):
 SCALED = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 
 
-@pytest.mark.parametrize(
-    ("name", "changed"),
-    [("phi4-mini", {}), ("ministral3", {"rope_parameters": SCALED | {"llama_4_scaling_beta": 0.1}})],
-)
+@pytest.mark.parametrize(("name", "changed"), [
+    ("phi4-mini", {}), ("ministral3", {"rope_parameters": SCALED | {"llama_4_scaling_beta": 0.1}}),
+])  # fmt: skip
 def test_a_context_in_which_the_model_attends_in_another_way_is_refused(name, changed, tokenizer):
     sampler = make_sampler(Rollout(), family(name, **changed), Stops(tokenizer, [2]))
     with refuses("rollout.max_new_tokens", names=64):
         list(sampler.sample(prompts(60), sampling()))
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "changed"),
-    [
-        ("llama", {"use_rslora": True}, {}),
-        ("llama", {"use_dora": True}, {}),
-        ("llama", {"target_modules": ["q_proj", "down_proj"]}, {}),
-        ("llama", {"lora_bias": True}, {}),
-        ("olmo3", {}, {"rope_parameters": SCALED}),
-    ],
-    ids=["rslora", "dora", "two layers", "bias", "one rope beside those of the kinds of layers"],
-)
+@pytest.mark.parametrize(("name", "options", "changed"), [
+    ("llama", {"use_rslora": True}, {}),
+    ("llama", {"use_dora": True}, {}),
+    ("llama", {"target_modules": ["q_proj", "down_proj"]}, {}),
+    ("llama", {"lora_bias": True}, {}),
+    ("olmo3", {}, {"rope_parameters": SCALED}),
+], ids=["rslora", "dora", "two layers", "bias", "one rope beside those of the kinds of layers"])  # fmt: skip
 def test_other_adapters_and_ropes_answer_as_in_generate(name, options, changed, tokenizer):
     model, asked = adapted(family(name, **changed), **options), prompts(9, 3, 14, 30)
     groups = sample(DecodeSampler, model, tokenizer, asked, stops=SOME, temperature=0.0)
@@ -725,10 +719,9 @@ def test_repeated_keys_give_the_same_answers(tokenizer):
     assert_greedy_is_generate(dict(sampler.sample(asked, sampling(temperature=0.0))), model, asked, SOME)
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "repeats"),
-    [((7, 5), "float16", True), ((8, 6), "bfloat16", False), ((8, 6), "float32", True), ((12, 0), "float16", False)],
-)
+@pytest.mark.parametrize(("capability", "dtype", "repeats"), [
+    ((7, 5), "float16", True), ((8, 6), "bfloat16", False), ((8, 6), "float32", True), ((12, 0), "float16", False),
+])  # fmt: skip
 def test_keys_are_repeated_where_only_the_slow_kernel_takes_fewer(monkeypatch, capability, dtype, repeats):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert needs_repeated_keys(torch.device("cuda"), getattr(torch, dtype)) == repeats
