@@ -63,8 +63,7 @@ def test_a_task_that_makes_up_its_problems_has_others_in_each_pass(name):
 def test_without_a_curriculum_every_problem_comes_once_in_a_pass():
     plain = Curriculum(PROBLEMS, 8, 0, 50)
     drawn = [problem for step in range(25) for problem in plain.draw(step)]
-    assert sorted(ids(drawn)) == sorted(ids(PROBLEMS))
-    assert plain.draw(11) == draw(PROBLEMS, 11, 8, 0)
+    assert (sorted(ids(drawn)), plain.draw(11)) == (sorted(ids(PROBLEMS)), draw(PROBLEMS, 11, 8, 0))
     plain.observe([("p/0", 0.0)])
     assert (plain.state(), plain.draw(11)) == ({}, draw(PROBLEMS, 11, 8, 0))
 
@@ -78,9 +77,6 @@ def test_spare_problems_are_others_and_follow_from_the_seed_too(name):
     assert spare == ids(same.spare(2, 1)) != ids(one.spare(2, 2))
 
     assert len(CURRICULA[name](PROBLEMS[:5], 5, 0, 10).spare(0, 1)) == 5  # the same ones, as there are no others
-
-
-# --- difficulty
 
 
 def test_easy_problems_come_first_and_from_half_of_the_run_on_all():
@@ -112,9 +108,6 @@ def test_how_hard_a_problem_is(extras, solutions, expected):
 def test_nothing_to_tell_easy_from_hard_is_answered(extra):
     with refuses("task.curriculum"):
         EasyFirst([Problem("p", "q", "1", "", extra)] * 3, 2, 0, 10)
-
-
-# --- solve_rate
 
 
 def test_problems_solved_always_or_never_are_drawn_a_tenth_as_often():

@@ -1,4 +1,5 @@
-"""What replies to a model: environments of a task, of tools, and of other libraries."""
+"""What replies to a model: environments of a task, of tools, and of other libraries, the real ones of which need
+`pip install verifiers==0.1.14`, or `openenv==0.10.0` and `uvicorn`."""
 
 import asyncio
 import io
@@ -101,9 +102,12 @@ def test_a_task_of_ones_own_brings_its_environment(guessing, tokenizer):
         environments.step(environment, problem, "seven")
 
 
+def only(game, **options):
+    return Environments("task.name=mine.py:build", Path("mine.py"), lambda problem: game, **options)
+
+
 def replying(reply, asked=None):
-    game = SimpleNamespace(reset=lambda problem: asked, step=lambda text: reply)
-    return Environments("task.name=mine.py:build", Path("mine.py"), lambda problem: game, may_ask=True)
+    return only(SimpleNamespace(reset=lambda problem: asked, step=lambda text: reply), may_ask=True)
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
@@ -112,8 +116,9 @@ def test_a_reply_may_have_the_numbers_of_numpy(kind):
     environment, _ = environments.begin(PROBLEM)
     assert environments.step(environment, PROBLEM, "") == ("x", True, 0.5)
     for reward in (10**400, float("inf"), "1", None, []):
+        wrong = replying(("x", False, reward))
         with refuses("task.name", DataError, names="Return"):
-            replying(("x", False, reward)).step(replying(("x", False, reward)).begin(PROBLEM)[0], PROBLEM, "")
+            wrong.step(wrong.begin(PROBLEM)[0], PROBLEM, "")
 
 
 def test_what_an_async_environment_begins_goes_on_in_its_next_turn():
@@ -131,7 +136,7 @@ def test_what_an_async_environment_begins_goes_on_in_its_next_turn():
                 raise SystemExit(0)
             return await asyncio.wait_for(self.said, 5), False, 0.0
 
-    environments = Environments("task.name=mine.py:build", Path("mine.py"), lambda problem: Waits())
+    environments = only(Waits())
     environment, _ = environments.begin(PROBLEM)
     with refuses("task.name", DataError, names="SystemExit"):
         environments.step(environment, PROBLEM, "stop")
@@ -141,9 +146,8 @@ def test_what_an_async_environment_begins_goes_on_in_its_next_turn():
 def test_a_question_that_does_not_come_is_not_waited_for(tokenizer):
     may_end = threading.Event()
     game = SimpleNamespace(reset=lambda problem: may_end.wait(60), step=lambda text: "")
-    slow = Environments("task.name=mine.py:build", Path("mine.py"), lambda problem: game, seconds=0.1, may_ask=True)
     with refuses("task.name", DataError, names="rollout.turns.seconds"):
-        Prompter(tokenizer, PromptSettings(), NanoTask(), slow).prompt(PROBLEM)
+        Prompter(tokenizer, PromptSettings(), NanoTask(), only(game, seconds=0.1, may_ask=True)).prompt(PROBLEM)
     may_end.set()
 
 
@@ -278,12 +282,8 @@ def test_a_switch_for_thoughts_decides_whether_they_must_be_kept(tokenizer):
 
 
 def test_tools_whose_calls_no_one_would_read_are_explained_in_the_question(tokenizer):
-    """Gemma 4 writes calls in a form of its own."""
     asked = with_template(tokenizer, "gemma4_v5", {}, has_tools=True)
     assert "```calculator" in asked.prompt(PROBLEM).text
-
-
-# ---------------------------------------------------------------- other libraries
 
 
 class Echo:
@@ -306,8 +306,7 @@ def test_a_client_of_openenv():
     client = Echo()
     environment = OpenEnv(client, lambda text: {"message": text}, lambda observation: observation["text"])
     assert environment.reset(PROBLEM) == "ready"
-    assert environment.step("hi") == ("HI", False, 1.0)
-    assert environment.step("bye") == ("BYE", True, 1.0)
+    assert [environment.step(text) for text in ("hi", "bye")] == [("HI", False, 1.0), ("BYE", True, 1.0)]
     environment.close()
     assert client.closed
 
@@ -396,23 +395,15 @@ def test_what_trl_takes_as_environment_and_tools_is_used_as_it_is(tokenizer, tmp
     asked = prompter(tokenizer, HERMES, task)
     problem = next(one for one in task.train() if one.question == "Reach 4.")
     text = asked.prompt(problem).text
-    for part in (
-        '"name": "add"',
-        "How much to add.",
-        '"name": "double"',
-        "system\nCount.",
-        "user\nReach 4. Start: 4.<|",
-    ):
-        assert part in text
+    shown = ('"name": "add"', "How much to add.", '"name": "double"', "system\nCount.", "user\nReach 4. Start: 4.<|")
+    assert [part for part in shown if part not in text] == []
     environment, _ = asked.environments.begin(problem)
     call = '<tool_call>{"name": "%s", "arguments": %s}</tool_call>'
     said = call % ("add", '{"amount": 3}') + call % ("double", '{"number": 1.5}')
     assert asked.environments.step(environment, problem, said) == ("7\n3.0", False, 0.0)
     said = call % ("add", "{}") + call % ("reset", '{"start": 99}') + call % ("get_reward", "{}")
     told, done, _ = asked.environments.step(environment, problem, said)
-    assert not done
-    assert told.count("{'error': ") == 3
-    assert "Tool reset not found." in told
+    assert (done, told.count("{'error': "), "Tool reset not found." in told) == (False, 3, True)
     assert asked.environments.step(environment, problem, "I am there.") == ("", True, 7.0)
 
 
@@ -433,22 +424,15 @@ def test_trl_shows_a_model_the_same_tools_and_gives_the_same_reward(tmp_path, to
     assert theirs.state.log_history[-1]["rewards/Counter/mean"] == 6.0
 
 
-@pytest.mark.parametrize(("old", "new", "says"), [
-    ("environment_factory = Counter", "environment_factory = {'a': Counter}", "several environments"),
-    ("def train", "environment = Counter\n    def train", "TRL's"),
-    ("amount: How", "other: How", "cannot be described"),
+@pytest.mark.parametrize(("old", "new", "template", "says"), [
+    ("environment_factory = Counter", "environment_factory = {'a': Counter}", HERMES, "several environments"),
+    ("def train", "environment = Counter\n    def train", HERMES, "TRL's"),
+    ("amount: How", "other: How", HERMES, "cannot be described"),
+    ("", "", None, "Qwen2.5"),  # a model that calls no tools
 ])  # fmt: skip
-def test_what_trl_would_take_in_another_way_is_refused(tokenizer, tmp_path, old, new, says):
+def test_what_trl_would_take_in_another_way_is_refused(tokenizer, tmp_path, old, new, template, says):
     with refuses("task.name", names=says):
-        prompter(tokenizer, HERMES, of_trl(tmp_path, TRL.replace(old, new)))
-
-
-def test_a_model_that_calls_no_tools_cannot_use_those_of_trl(tokenizer, tmp_path):
-    with refuses("task.name", names="Qwen2.5"):
-        prompter(tokenizer, None, of_trl(tmp_path))
-
-
-# ---------------------------------------------------------------- containment
+        prompter(tokenizer, template, of_trl(tmp_path, TRL.replace(old, new)))
 
 
 def test_user_code_in_several_threads_leaves_standard_output_as_it_was(monkeypatch, capfd):
@@ -471,3 +455,61 @@ def test_user_code_in_several_threads_leaves_standard_output_as_it_was(monkeypat
     assert sys.stdout is before
     print("from Octet")
     assert before.getvalue() == "from Octet\n"
+
+
+def test_an_environment_of_verifiers_as_its_package_makes_it():
+    vf, datasets = pytest.importorskip("verifiers"), pytest.importorskip("datasets")
+    if not hasattr(vf, "MultiTurnEnv"):
+        pytest.skip("verifiers 0.4 has other classes")
+
+    class Doubts(vf.MultiTurnEnv):
+        async def env_response(self, messages, state, **kwargs):
+            return [{"role": "user", "content": "Sure?"}]
+
+    async def right(completion, answer, **kwargs):
+        return float(completion[-1]["content"] == answer)
+
+    data = datasets.Dataset.from_list([{"question": "How many?", "answer": "42"}])
+    environment = Verifiers(Doubts(dataset=data, rubric=vf.Rubric(funcs=[right]), max_turns=2))
+
+    async def play():
+        await environment.reset(PROBLEM)
+        return [await environment.step(text) for text in ("41", "42")]
+
+    assert asyncio.run(play()) == [("Sure?", False, 0.0), ("", True, 1.0)]
+
+
+def test_a_server_of_openenv_as_its_package_makes_it():
+    core, uvicorn = pytest.importorskip("openenv.core"), pytest.importorskip("uvicorn")
+    from openenv.core.env_server import http_server, interfaces, types
+
+    class Say(types.Action):
+        message: str
+
+    class Heard(types.Observation):
+        text: str = ""
+
+    class Echo(interfaces.Environment):
+        state = types.State()
+
+        def reset(self, seed=None, episode_id=None, **others):
+            return Heard(text=f"ready {seed}", done=False)
+
+        def step(self, action, **others):
+            return Heard(text=action.message.upper(), done=action.message == "bye", reward=1.0)
+
+    app = http_server.create_fastapi_app(Echo, Say, Heard)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started and thread.is_alive():
+        thread.join(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    client = core.GenericEnvClient(base_url=f"http://127.0.0.1:{port}").sync()
+    begin = lambda client, problem: client.reset(seed=7)  # noqa: E731  as a user writes it
+    environment = OpenEnv(client, lambda text: {"message": text}, lambda seen: seen["text"], begin)
+    assert environment.reset(PROBLEM) == "ready 7"
+    assert [environment.step(text) for text in ("hi", "bye")] == [("HI", False, 1.0), ("BYE", True, 1.0)]
+    environment.close()
+    server.should_exit = True
+    thread.join()

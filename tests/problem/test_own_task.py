@@ -7,8 +7,9 @@ from statistics import fmean
 
 import pytest
 
-from tests.conftest import ROOT, ran, refuses, write_lines
+from tests.conftest import ROOT, ran, refuses, said_by, write_lines
 from trainer.config.command_line import resolve
+from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.problem import generators
 from trainer.problem.environment import environments_of
@@ -24,17 +25,22 @@ def configured(*settings: str):
     return resolve("nano", None, settings)
 
 
+def made(*settings: str):
+    config = configured(*settings)
+    return config, make_task(config.task)
+
+
 def task_of(*settings: str):
-    return make_task(configured(*settings).task)
+    return made(*settings)[1]
 
 
 @pytest.fixture
 def written(tmp_path):
-    """Write a task file, and return the setting that names it."""
+    """Return a function that writes a task file, and returns the setting that names it."""
 
-    def write(text: str, function: str = "build") -> str:
+    def write(text: str) -> str:
         (tmp_path / "mine.py").write_text(text)
-        return f"task.name={tmp_path}/mine.py:{function}"
+        return f"task.name={tmp_path}/mine.py:build"
 
     return write
 
@@ -42,13 +48,10 @@ def written(tmp_path):
 def graded(config, problem, *texts):
     """Return what each text is worth, and the answer that was read."""
     task = make_task(config.task)
-    scores = make_verifier(config, task).scores(
-        (Prompt(problem, "", ()), Completion((), (), text, truncated=False)) for text in texts
-    )
+    answers = ((Prompt(problem, "", ()), Completion((), (), text, truncated=False)) for text in texts)
+    scores = make_verifier(config, task).scores(answers)
     return [(score.reward, score.strict, score.correct_strict, score.correct_lenient) for score in scores]
 
-
-# --- a user's file
 
 SUMS = """
 class Sums:
@@ -60,8 +63,7 @@ def build(settings):
 
 
 def test_records_of_a_function_become_problems_and_a_share_is_held_out(written):
-    config = configured(written(SUMS))
-    task = make_task(config.task)
+    config, task = made(written(SUMS))
     train, test = training_problems(task, config.task, 0), evaluation_problems(task, 99)
     assert (len(train), len(test), task.name) == (28, 12, "mine")
     assert sorted(int(problem.gold) for problem in [*train, *test]) == list(range(1, 41))
@@ -72,16 +74,14 @@ def test_records_of_a_function_become_problems_and_a_share_is_held_out(written):
     assert len(task.train()) == 39  # without the question that is held out
 
 
-READS = SUMS.replace(
-    "def build",
-    """
+OWN = """
     prompt_style = "chat"
     def read(self, problem, text):
         return text.rpartition("=")[2].strip() or None
     def score(self, problem, answer):
         return {"right": 1.0, "nearly": 0.4}.get(answer, 0.0)
-def build""",
-)
+"""
+READS = SUMS.replace("def build", f"{OWN}def build")
 
 
 def test_it_may_read_and_score_answers_in_its_own_way(written):
@@ -153,22 +153,17 @@ def test_the_example_is_a_task():
     assert worths == [1.0, 0.48, 0.0]
 
 
-# --- reasoning_gym
-
-
 @pytest.fixture(autouse=True)
 def few_held_out(monkeypatch):
     monkeypatch.setattr(generators, "HELD_OUT", 8)
 
 
 def test_a_generator_makes_problems_and_scores_answers():
-    config = configured("task.name=reasoning_gym:chain_sum", "task.gym={size: 40, min_terms: 2, max_terms: 3}")
-    task = make_task(config.task)
+    config, task = made("task.name=reasoning_gym:chain_sum", "task.gym={size: 40, min_terms: 2, max_terms: 3}")
     train, test = task.train(), task.test()
-    asked = {normalised(problem.question) for problem in train}
-    assert 30 < len(train) <= 40
-    assert len(asked) == len(train)
-    assert not asked & {normalised(problem.question) for problem in test}
+    asked, held_out = ({normalised(problem.question) for problem in part} for part in (train, test))
+    assert 30 < len(train) == len(asked) <= 40
+    assert not asked & held_out
     assert train == make_task(config.task).train()
     gold = train[0].gold
     marked = [f"<answer>{gold}</answer>", f"<answer>{gold} or so</answer>", gold, f"<think><answer>{gold}</answer>"]
@@ -181,14 +176,13 @@ def test_a_generator_makes_problems_and_scores_answers():
 
 @pytest.mark.parametrize("name", ["task.name=reasoning_gym:gcd", "task.mix={nano: 1, reasoning_gym:gcd: 1}"])
 def test_later_passes_have_other_problems(name):
-    config = configured(name, "task.gym.size=40")
-    task = make_task(config.task)
+    config, task = made(name, "task.gym.size=40")
     passes = [task, task.later(1), task.later(2), make_task(config.task).later(2)]
     first, second, third, same = (list(one.train()) for one in passes)
     assert third == same
-    made = [problem for problem in [*first, *second, *third, *task.test()] if problem.part != "nano"]
-    assert len({problem.id for problem in made}) == len(made)
-    assert len({problem.question for problem in made}) > 0.9 * len(made)
+    new = [problem for problem in [*first, *second, *third, *task.test()] if problem.part != "nano"]
+    assert len({problem.id for problem in new}) == len(new)
+    assert len({problem.question for problem in new}) > 0.9 * len(new)
     problem = next(problem for problem in third if problem.part != "nano")
     assert graded(config, problem, f"<answer>{problem.gold}</answer>")[0][0] == 1.0
 
@@ -228,9 +222,6 @@ def test_without_reasoning_gym_the_error_says_what_to_install():
     assert "Traceback" not in done.stderr
 
 
-# --- mixtures
-
-
 def test_a_mixture_asks_for_the_answer_where_it_is_looked_for():
     """Both parts have the prompt style chat, and their answers stand elsewhere."""
     mixed = task_of("task.mix={nano: 1, addition: 1}")
@@ -250,8 +241,7 @@ MIX = "task.mix={nano: 1, reasoning_gym:gcd: 3}"
 
 
 def test_a_mixture_has_its_parts_in_proportion_and_scores_each_in_its_own_way():
-    config = configured(MIX, "task.gym.size=60")
-    task = make_task(config.task)
+    config, task = made(MIX, "task.gym.size=60")
     assert (config.task.name, task.prompt_style, task.answer_style) == ("mix", "tags", "tags")
     train = task.train()
     counts = [sum(problem.part == part for problem in train) for part in ("nano", "reasoning_gym:gcd")]
@@ -304,8 +294,7 @@ def test_every_part_of_a_mixture_judges_its_own_problems(tmp_path, monkeypatch, 
             path.write_text(FILE)
     reads = ["task.path=data.jsonl"] if "records" in parts else []
     gym = ["task.gym.size=20"] if any(part.startswith("reasoning_gym") for part in parts) else []
-    config = configured(f"task.mix={json.dumps(dict.fromkeys(parts, 1))}", *reads, *gym)
-    task = make_task(config.task)
+    config, task = made(f"task.mix={json.dumps(dict.fromkeys(parts, 1))}", *reads, *gym)
     problems = [*task.train(), *task.test()]
     assert len({problem.id for problem in problems}) == len(problems)
     environments = environments_of(task, config.task)
@@ -323,11 +312,55 @@ def test_every_part_of_a_mixture_judges_its_own_problems(tmp_path, monkeypatch, 
 
 
 def test_rewards_and_accuracy_are_counted_by_part():
-    config = configured(MIX, "task.gym.size=60")
-    task = make_task(config.task)
+    config, task = made(MIX, "task.gym.size=60")
     scorer, tally = make_verifier(config, task), Tally()
     of_nano = next(problem for problem in task.train() if problem.part == "nano")
     answers = [Completion((1,), (0.0,), text, False) for text in (f"<answer>{of_nano.gold}</answer>", "x")]
     tally_groups(tally, [scorer.score(Prompt(of_nano, "", ()), answers)])
     means = tally.means(lambda sums: [sums])
     assert (means["part/accuracy/nano"], means["part/reward/nano"]) == (0.5, 0.5)
+
+
+def shipped(name):
+    settings = TaskSettings(name=f"{ROOT}/examples/{name}.py:build")
+    task = make_task(settings)
+    return task.train(), environments_of(task, settings)
+
+
+@pytest.mark.parametrize(("name", "column", "fence"), [("database", "query", "sql"), ("files", "program", "python")])
+def test_what_is_run_there_prints_the_gold_answer(name, column, fence):
+    problems, environments = shipped(name)
+    kinds = {tuple(one.question.splitlines()[-1].split()[:3]): one for one in problems}
+    assert len(kinds) >= 4
+    for problem in kinds.values():
+        session, _ = environments.begin(problem)
+        for wrong in ("DROP TABLE orders", "SELEC" if fence == "sql" else "1 / 0"):
+            assert not environments.step(session, problem, f"```{fence}\n{wrong}\n```")[1]
+        told, is_done, _ = environments.step(session, problem, f"```{fence}\n{problem.extra[column]}\n```")
+        assert (told.splitlines()[-1], is_done) == (problem.gold, False)
+        assert environments.step(session, problem, f"#### {problem.gold}") == ("", True, 0.0)
+
+
+def test_a_walk_ends_at_the_chest_or_at_a_wall():
+    problems, environments = shipped("maze")
+    for problem in problems[:50]:
+        start, doors = problem.extra["start"], problem.extra["doors"]
+        paths = [(start,)]
+        while paths[0][-1] != int(problem.gold):
+            paths += [(*paths[0], room) for room in doors[str(paths[0][-1])] if room not in paths[0]]
+            del paths[0]
+        walk, _ = environments.begin(problem)
+        ends = [environments.step(walk, problem, f"#### {room}")[1:] for room in paths[0][1:]]
+        assert ends == [(False, 0.1)] * (len(ends) - 1) + [(True, 0.1)]
+        assert len(ends) == problem.extra["steps"]
+        walk, _ = environments.begin(problem)
+        assert environments.step(walk, problem, "perhaps left")[1:] == (False, 0.0)
+        assert environments.step(walk, problem, f"#### {start}") == ("", True, 0.0)
+
+
+@pytest.mark.parametrize("name", ["database", "files", "maze"])
+def test_no_wrong_answer_is_paid(name, capsys, monkeypatch):
+    monkeypatch.setattr("trainer.reward.exploits.SLOW_S", 99)  # on a busy machine it takes longer
+    code, said, _ = said_by(capsys, "reward", "test", f"task.name={ROOT}/examples/{name}.py:build")
+    assert (code, "nothing found: every right text is paid and no wrong one" in said) == (0, True)
+    assert len((ROOT / f"examples/{name}.py").read_text().splitlines()) < 120

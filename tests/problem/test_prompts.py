@@ -57,9 +57,8 @@ def test_every_style_can_be_named():
 def test_chat_is_the_question_in_the_template_of_the_model_behind_a_system_message(tokenizer):
     asked = "<|im_start|>user\nWhat is {a} + 1?<|im_end|>\n<|im_start|>assistant\n"
     assert text(tokenizer, style="chat") == asked
-    assert (
-        text(tokenizer, style="chat", system="Be {brief}.") == f"<|im_start|>system\nBe {{brief}}.<|im_end|>\n{asked}"
-    )
+    system = text(tokenizer, style="chat", system="Be {brief}.")
+    assert system == f"<|im_start|>system\nBe {{brief}}.<|im_end|>\n{asked}"
     prompt = prompter(tokenizer).prompt(PROBLEM)
     assert list(prompt.tokens) == tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
 
@@ -108,9 +107,6 @@ def test_a_prompt_goes_on_after_the_end_that_a_tokenizer_adds():
     assert begun(WithoutTemplate(), "") == (1,)
 
 
-# --- few_shot
-
-
 def test_examples_are_solved_turns_before_the_question(tokenizer):
     said = text(tokenizer, style="few_shot", shots=2)
     turns = said.split("<|im_start|>")[1:]
@@ -125,8 +121,7 @@ def test_examples_are_the_same_for_every_problem_and_never_the_problem_itself(to
     assert asks.prompt(PROBLEM) == prompter(tokenizer, style="few_shot", shots=3).prompt(PROBLEM)
     for problem in Made().train():
         said = asks.prompt(problem).text
-        assert said.count(problem.question) == 1
-        assert said.count("<|im_start|>user") == 4
+        assert (said.count(problem.question), said.count("<|im_start|>user")) == (1, 4)
 
 
 def test_a_problem_that_its_environment_puts_in_other_words_is_not_its_own_example(tokenizer):
@@ -150,16 +145,12 @@ def test_too_few_examples_are_answered(tokenizer):
         prompter(tokenizer, style="few_shot", shots=9)
 
 
-# --- a template of one's own
-
-
 def test_a_template_file_keeps_its_braces(tokenizer, tmp_path):
     path = tmp_path / "mine.txt"
     path.write_text('Réponds en JSON {"answer": {}} à {question}! {0} %s\n', encoding="utf-8")
     asks = prompter(tokenizer, style=str(path), answer="tags")
-    assert asks.prompt(PROBLEM).text == (
-        '<|im_start|>user\nRéponds en JSON {"answer": {}} à What is {a} + 1?! {0} %s<|im_end|>\n<|im_start|>assistant\n'
-    )
+    asked = 'Réponds en JSON {"answer": {}} à What is {a} + 1?! {0} %s'
+    assert asks.prompt(PROBLEM).text == f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
     assert asks.answer_style == "tags"
     assert prompter(tokenizer, style=str(path)).answer_style == "gsm8k"  # the task's
     assert "user\nWhat is {question}?\n" in text(tokenizer, Problem("p", "What is {question}?", "1"))
@@ -173,9 +164,6 @@ def test_a_template_that_cannot_be_used_is_answered(tokenizer, tmp_path, content
         prompter(tokenizer, style=str(path))
 
 
-# --- conversations of the data set
-
-
 def talk(*turns: tuple[str, str]) -> Problem:
     messages = tuple({"role": role, "content": content} for role, content in turns)
     return Problem("p", "What?", "3", messages=messages)
@@ -185,9 +173,8 @@ def talk(*turns: tuple[str, str]) -> Problem:
 def test_a_conversation_passes_untouched(tokenizer, style):
     problem = talk(("system", "Be kind."), ("user", " 1 + 2? "))
     said = text(tokenizer, problem, style=style, system="Be brief.")
-    assert said == (
-        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n 1 + 2? <|im_end|>\n<|im_start|>assistant\n"
-    )
+    turns = ["", "system\nBe kind.<|im_end|>\n", "user\n 1 + 2? <|im_end|>\n", "assistant\n"]
+    assert said.split("<|im_start|>") == turns
 
 
 def test_the_model_goes_on_with_a_turn_that_the_data_begins(tokenizer):
@@ -234,9 +221,6 @@ def test_a_template_that_names_the_day_writes_the_same_tomorrow(tokenizer, monke
 
     monkeypatch.setattr(chat_template_utils, "datetime", Later)
     assert text(dated) == first == "01 January 2026"
-
-
-# --- length
 
 
 def test_a_question_that_a_style_repeats_counts_each_time(tokenizer, tmp_path):

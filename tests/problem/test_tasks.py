@@ -18,19 +18,12 @@ from trainer.problem.published import shuffled
 from trainer.problem.sources import LARGE, File, HubSet
 from trainer.problem.task import evaluation_problems, make_task, normalised, training_problems
 
-GPQA = {
-    "Question": "Which gas do plants take in?",
-    "Correct Answer": "carbon dioxide",
-    "Incorrect Answer 1": "helium",
-    "Incorrect Answer 2": "neon",
-    "Incorrect Answer 3": "argon",
-    "Explanation": "Photosynthesis turns it into sugar.",
-    "Subdomain": "Botany",
-}
+GPQA = {"Question": "Which gas do plants take in?", "Subdomain": "Botany", "Correct Answer": "carbon dioxide"}
+GPQA |= {f"Incorrect Answer {number}": gas for number, gas in enumerate(("helium", "neon", "argon"), start=1)}
+GPQA |= {"Explanation": "Photosynthesis turns it into sugar."}
 
 
 def write(path: Path, *records) -> Path:
-    """Records as jsonl; text and bytes as they are."""
     lines = [one if isinstance(one, (str, bytes)) else json.dumps(one) for one in records]
     path.write_bytes(b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines))
     return path
@@ -47,9 +40,6 @@ def task_of(name: str, **settings):
 def read(path: Path, name: str = "records", **settings):
     """All problems of one file: everything is held out, so nothing is drawn at random."""
     return task_of(name, path=str(path), holdout=1.0, **settings).test()
-
-
-# --- gsm8k
 
 
 def test_all_of_gsm8k_loads_and_every_gold_answer_is_a_number(gsm8k_folder):
@@ -71,27 +61,17 @@ def test_gsm8k_takes_the_last_mark_and_drops_the_calculator(tmp_path):
     assert problem.extra == {"answer": answer, "note": 5}
 
 
-# --- math
-
-
 def test_math_takes_the_last_box_with_its_braces(tmp_path):
     solution = "First \\boxed{1}, no: $\\boxed{\\frac{\\sqrt{3}}{2}}$."
     record = {"problem": "x?", "solution": solution, "level": "Level 5", "type": "Algebra"}
     problem = read(write(tmp_path / "a.jsonl", record), "math")[0]
     assert (problem.gold, problem.solution) == ("\\frac{\\sqrt{3}}{2}", solution)
     assert (problem.extra["level"], problem.extra["subject"]) == (5, "Algebra")
-    with_answer = {
-        "problem": "x?",
-        "solution": "\\boxed{9}",
-        "answer": "\\left( 3, \\frac{\\pi}{2} \\right)",
-        "level": 2,
-    }
+    gold = "\\left( 3, \\frac{\\pi}{2} \\right)"
+    with_answer = {"problem": "x?", "solution": "\\boxed{9}", "answer": gold, "level": 2}
     problem = read(write(tmp_path / "a.jsonl", with_answer), "math")[0]  # as in MATH-500
-    assert (problem.gold, problem.extra["level"]) == ("\\left( 3, \\frac{\\pi}{2} \\right)", 2)
+    assert (problem.gold, problem.extra["level"]) == (gold, 2)
     assert (task_of("math").prompt_style, task_of("math").symbolic) == ("boxed", True)
-
-
-# --- multiple choice
 
 
 def test_multiple_choice_names_the_letter_of_the_right_choice(tmp_path):
@@ -126,9 +106,6 @@ def test_columns_of_choices_can_be_named_and_may_hold_lists(tmp_path):
     problem = read(path, "multiple_choice", **settings)[0]
     assert problem.extra["choices"]["ABC".index(problem.gold)] == "4"
     assert sorted(problem.extra["choices"]) == ["3", "4", "5"]
-
-
-# --- records
 
 
 def test_the_same_records_come_out_of_every_format(tmp_path):
@@ -179,14 +156,7 @@ def test_a_long_value_of_a_csv_file_is_one_value(tmp_path):
 def test_an_answer_may_be_a_whole_number_of_any_size(tmp_path, digits):
     line = f'{{"question": "How large?", "answer": {"7" * digits}, "level": 1{"0" * 400}}}'
     (problem,) = read(write(tmp_path / "a.jsonl", line))
-    assert (problem.gold, problem.extra["level"]) == ("7" * digits, 10**400)
-
-
-def test_a_worked_answer_gives_gold_and_solution(tmp_path):
-    answers = {"a?": "3 + 4 = 7\n#### 7", "b?": "so \\boxed{\\frac{1}{2}}", "c?": 2.5}
-    problems = read(write(tmp_path / "a.jsonl", *(word_problem(*one) for one in answers.items())))
-    assert [problem.gold for problem in problems] == ["7", "\\frac{1}{2}", "2.5"]
-    assert [problem.solution for problem in problems] == [answers["a?"], answers["b?"], ""]
+    assert (problem.gold, problem.solution, problem.extra["level"]) == ("7" * digits, "", 10**400)
 
 
 @pytest.mark.parametrize("answer, gold", [
@@ -198,6 +168,7 @@ def test_the_last_mark_of_a_solution_has_its_gold_answer(tmp_path, answer, gold)
     """A data set and `octet score` agree."""
     (problem,) = read(write(tmp_path / "a.jsonl", word_problem("a?", answer)))
     assert problem.gold == gold_of(answer) == gold
+    assert problem.solution == (answer if "#" in answer or "boxed" in answer else "")
 
 
 def test_a_conversation_is_kept_as_it_is_and_makes_the_question(tmp_path):
@@ -210,9 +181,6 @@ def test_a_conversation_is_kept_as_it_is_and_makes_the_question(tmp_path):
     assert several.question == "2 + 2?\n\n4\n\nwhy?"
 
 
-# --- splits
-
-
 def many(count: int, start: int = 0) -> list[dict]:
     return [word_problem(f"What is {i} + 0?", f"#### {i}") for i in range(start, start + count)]
 
@@ -223,8 +191,7 @@ def test_a_held_out_share_never_meets_the_training_set(tmp_path):
     train, test = task.train(), task.test()
     assert (len(train), len(test)) == (150, 50)
     assert not {problem.id for problem in train} & {problem.id for problem in test}
-    again = task_of("records", path=str(path), holdout=0.25)
-    assert again.test() == test
+    assert task_of("records", path=str(path), holdout=0.25).test() == test
 
 
 def test_training_leaves_out_what_the_test_set_asks(tmp_path):
@@ -256,8 +223,6 @@ def test_the_seed_orders_and_the_limit_cuts_and_something_has_to_be_left(tmp_pat
         training_problems(task_of("records", path=path, holdout=1.0), task.settings, seed=0)
 
 
-# --- bad data
-
 GOOD = word_problem("good?")
 
 
@@ -279,9 +244,6 @@ def test_an_equal_record_is_only_left_out_and_counted(tmp_path):
     assert (len(task.test()), len(task.skipped), task.bad) == (1, 1, 0)
 
 
-# --- the hub
-
-
 def test_a_data_set_is_read_through_the_hub_library(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "set"
@@ -291,8 +253,8 @@ def test_a_data_set_is_read_through_the_hub_library(tmp_path, monkeypatch):
     task = task_of("records", path="owner/name", holdout=1.0, on_bad_record="skip")
     task.sources["train"] = HubSet(str(folder), None, "train")
     assert [list(problem.messages) for problem in task.test()] == [talk]
-    assert len(task.skipped) == 2
-    assert "train[1]: the question of" in task.skipped[0]
+    (skipped, _) = task.skipped
+    assert "train[1]: the question of" in skipped
 
 
 def test_a_question_under_another_system_message_is_another(tmp_path):
