@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.conftest import octet, write_lines
+from tests.conftest import octet, said_by, write_lines
 from trainer.commands import compare
 from trainer.config.command_line import resolve
 
@@ -34,15 +34,13 @@ def runs(tmp_path):
 
 
 def test_the_better_run_comes_first_with_what_differs(runs, capsys):
-    octet("compare", *runs, "--json")
-    first, second = json.loads(capsys.readouterr().out)
+    first, second = json.loads(said_by(capsys, "compare", *runs, "--json")[1])
     assert (first["run"], first["settings"]) == (str(runs[1]), {"algorithm.lr": 0.002})
     assert first["settings"].keys() == {"algorithm.lr"}  # folder and threads change nothing that is learned
     assert (first["accuracy"], first["interval"]) == (0.75, [0.65, 0.85])
     assert (second["accuracy"], second["best"]) == (0.5, 0.55)  # the base model's 0.9 is nobody's result
     assert (second["steps"], second["training_s"]) == (4, 62.0)
-    octet("compare", *runs, "--csv")
-    first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    first, second = csv.DictReader(io.StringIO(said_by(capsys, "compare", *runs, "--csv")[1]))
     assert (first["run"], first["algorithm.lr"], first["accuracy"]) == (str(runs[1]), "0.002", "0.75")
     assert (first["low"], first["high"], second["best"]) == ("0.65", "0.85", "0.55")
 
@@ -50,8 +48,7 @@ def test_the_better_run_comes_first_with_what_differs(runs, capsys):
 def test_the_table_has_a_line_for_each_run(runs, tmp_path, capsys):
     (runs[0] / "metrics.jsonl").unlink()
     never = run_in(tmp_path / "never", {}, "algorithm.lr=3e-3", "eval.problems=0", "run.dir=never")
-    octet("compare", *runs, never)
-    lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    lines = [re.split(r"\s{2,}", line.strip()) for line in said_by(capsys, "compare", *runs, never)[1].splitlines()]
     assert ["b", "0.002", "512", "75.0% (65.0-85.0)", "75.0%", "4", "1:02"] in lines
     assert ["a", "0.001", "512", "none yet", "-", "0", "0:00"] in lines
     assert ["never", "0.003", "0", "-", "-", "4", "1:02"] in lines
@@ -59,18 +56,16 @@ def test_the_table_has_a_line_for_each_run(runs, tmp_path, capsys):
 
 def test_a_run_without_a_result_comes_last_behind_negative_rewards_too(tmp_path, capsys):
     given = {"none": None, "worse": -0.5, "better": -0.1}
+    of_task = ["task.name=records", "task.path=a.jsonl", "task.answer=none", "reward.weights={length: 1.0}"]
     for name, reward in given.items():
-        of_task = ["task.name=records", "task.path=a.jsonl", "task.answer=none", "reward.weights={length: 1.0}"]
         folder = run_in(tmp_path / name, {}, *of_task, f"lora.rslora={name == 'none'}".lower())
         found = {"eval/reward": reward, "eval/low": -1.0, "eval/high": 0.0, "eval/problems": 64}
         write_lines(folder / "metrics.jsonl", [{"step": 4, **(found if reward else {})}])
-    octet("compare", *(tmp_path / name for name in given))
-    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
-    assert [row for row in rows if row[:1] and row[0] in given] == [
-        ["better", "false"],
-        ["worse", "false"],
-        ["none", "true"],
+    rows = [
+        line.split()[:2] for line in said_by(capsys, "compare", *(tmp_path / name for name in given))[1].splitlines()
     ]
+    wanted = [["better", "false"], ["worse", "false"], ["none", "true"]]
+    assert [row for row in rows if row[:1] and row[0] in given] == wanted
 
 
 def test_a_wide_table_is_split_into_some_that_fit(tmp_path, capsys, monkeypatch):
@@ -79,8 +74,7 @@ def test_a_wide_table_is_split_into_some_that_fit(tmp_path, capsys, monkeypatch)
     answered(runs[0], "yyyy")
     answered(runs[1], "nnnn")
     monkeypatch.setattr(compare, "WIDTH", 100)
-    octet("compare", *runs)
-    lines = capsys.readouterr().out.splitlines()
+    lines = said_by(capsys, "compare", *runs)[1].splitlines()
     assert max(map(len, lines)) <= 100
     assert sum(line.startswith("second") for line in lines) == 3  # tables
     for text in ("rollout.max_new_tokens", "lora.r", "+100.0 (-8.2 to +100.0), p = 0.12"):
@@ -90,8 +84,7 @@ def test_a_wide_table_is_split_into_some_that_fit(tmp_path, capsys, monkeypatch)
 def test_settings_that_are_the_same_in_a_table_are_left_out_and_none_is_not_set(runs, tmp_path, capsys):
     other = run_in(tmp_path / "c", {4: 0.9}, "task.name=records", "task.path=a.jsonl", "run.dir=c", "algorithm.lr=2e-3")
     last = run_in(tmp_path / "d", {}, "task.name=records", "task.path=a.jsonl", "run.dir=d", "algorithm.lr=2e-3")
-    octet("compare", *runs, other, last)
-    said = capsys.readouterr().out
+    said = said_by(capsys, "compare", *runs, other, last)[1]
     assert said.count("algorithm.lr") == 1
     assert "task.name" not in said
 
@@ -110,14 +103,12 @@ def answered(folder, right: str, start: int = 0) -> None:
 def test_runs_on_the_same_problems_are_tested_problem_by_problem(runs, capsys):
     answered(runs[1], "yyyyyyyynny")
     answered(runs[0], "nnnnnnnnyny")
-    octet("compare", *runs, "--json")
-    best, other = json.loads(capsys.readouterr().out)
+    best, other = json.loads(said_by(capsys, "compare", *runs, "--json")[1])
     assert best["against"] is None
     assert other["against"]["run"] == str(runs[1])
     assert [other["against"][name] for name in ("problems", "gained", "lost")] == [11, 1, 8]
     assert other["against"]["p"] == pytest.approx(10 / 256)
-    octet("compare", *runs)
-    assert "against the first" in (said := capsys.readouterr().out)
+    assert "against the first" in (said := said_by(capsys, "compare", *runs)[1])
     assert "-63.6 (-100.0 to -7.1), p = 0.039" in said
 
 
@@ -128,11 +119,9 @@ def test_p_is_corrected_for_as_many_runs_as_are_compared(runs, tmp_path, capsys)
     answered(runs[0], "nnnnnnnnyyyy")
     answered(third, "nnnnnnyyyyyy")
     answered(apart, "yy", start=50)
-    octet("compare", *runs, third, apart, "--json")
-    against = [row["against"] for row in json.loads(capsys.readouterr().out)]
+    against = [row["against"] for row in json.loads(said_by(capsys, "compare", *runs, third, apart, "--json")[1])]
     assert [one and one["p"] for one in against] == [None, 4 / 256, 2 / 64, None]
-    octet("compare", *runs, third, apart)
-    assert "95 % intervals, p corrected for 2 runs (Holm)" in capsys.readouterr().out
+    assert "95 % intervals, p corrected for 2 runs (Holm)" in said_by(capsys, "compare", *runs, third, apart)[1]
 
 
 def test_runs_on_other_problems_or_tasks_are_not_compared(runs, tmp_path, capsys):
@@ -140,23 +129,20 @@ def test_runs_on_other_problems_or_tasks_are_not_compared(runs, tmp_path, capsys
     answered(runs[1], "yn", start=2)
     other = run_in(tmp_path / "c", {4: 0.9}, "task.name=records", "task.path=a.jsonl", "run.dir=c")
     answered(other, "yy")
-    octet("compare", *runs, other, "--json")
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(said_by(capsys, "compare", *runs, other, "--json")[1])
     assert [row["run"] for row in rows] == [str(runs[1]), str(runs[0]), str(other)]  # not before the other task
     assert [row["against"] for row in rows] == [None] * 3
-    octet("compare", *runs, other)
-    assert capsys.readouterr().out.endswith("Runs on different tasks are not compared with each other.\n")
+    assert said_by(capsys, "compare", *runs, other)[1].endswith(
+        "Runs on different tasks are not compared with each other.\n"
+    )
 
 
-BROKEN = [("config.yaml", "model: ["), ("config.yaml", "name: a dataset card\n"), ("config.yaml", "- a list\n")]
-
-
+BROKEN = [("config.yaml", text) for text in ("model: [", "name: a dataset card\n", "- a list\n")]
 NO_NUMBER = '{"step": 4, "eval/accuracy": 0.5, "eval/problems": 64, "eval/low": null, "eval/high": 1}\n'
+BROKEN += [("metrics.jsonl", text) for text in ('{"step": 0}\n[1]\n', NO_NUMBER)]
 
 
-@pytest.mark.parametrize(
-    ("file", "text"), [*BROKEN, ("metrics.jsonl", '{"step": 0}\n[1]\n'), ("metrics.jsonl", NO_NUMBER)]
-)
+@pytest.mark.parametrize(("file", "text"), BROKEN)
 def test_a_broken_file_is_named(runs, capsys, file, text):
     (runs[0] / file).write_text(text)
     assert octet("compare", *runs) == 2

@@ -11,6 +11,7 @@ import torch
 
 from tests.conftest import NANO, launch, lines_of, said_by
 from tests.forks import forked
+from tests.rollout.test_decoder import move_adapter
 from trainer.commands.options import must_be_writable
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
@@ -30,10 +31,7 @@ def run_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "one"
     config = resolve("nano")
     model = add_adapter(load_model(config.model, "fp32", torch.device("cpu")), config.lora)
-    torch.manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
+    move_adapter(model, seed=0)
     save_adapter(model, folder / "adapter")
     (folder / "config.yaml").write_text(config.to_yaml())
     merge.write_merged(Model(name="nano"), folder / "adapter", folder / "merged", "fp32")
@@ -66,8 +64,7 @@ def test_three_models_are_asked_the_same_problems_and_what_is_printed_is_stored(
     assert list(base) == list(adapter) == list(merged)
     assert len(base) == PROBLEMS
     stored = json.loads((out / "eval.json").read_text())
-    assert {key: printed[key] for key in stored} == stored
-    assert stored["settings"]["model"] == "nano"
+    assert ({key: printed[key] for key in stored}, stored["settings"]["model"]) == (stored, "nano")
     assert f"merged against adapter: {PROBLEMS} of {PROBLEMS} greedy answers identical" in printed["said"][0]
     assert [one["completion"] for one in adapter.values()] == [one["completion"] for one in merged.values()]
 
@@ -117,16 +114,12 @@ def test_flips_are_saved_and_counted(side_by_side):
     assert flips, "the adapter of this test is meant to spoil answers"
 
 
-# --- in this process
-
-
 def test_the_table_the_comparison_and_the_flips_are_printed(run_folder, capsys):
     status, said, _ = said_by(capsys, "eval", "--adapter", run_folder / "adapter", "--problems", 8)
-    assert status == 0
-    assert max(len(line) for line in said.partition("base -> ")[0].splitlines()) <= 80
-    assert "base" in said
-    assert "base -> adapter: " in said
-    assert f"written to {run_folder}/eval: eval.json" in said
+    assert (status, f"written to {run_folder}/eval: eval.json" in said) == (0, True)
+    table, found, _ = said.partition("base -> adapter: ")
+    assert (bool(found), "base" in table) == (True, True)
+    assert max(map(len, table.splitlines())) <= 80
     counted = Counter(flip["direction"] for flip in lines_of(run_folder / "eval/eval_flips.jsonl"))
     shown = sum(line.startswith("  nano/test/") for line in said.splitlines())
     assert shown == min(3, counted["gained"]) + min(3, counted["lost"]) > 0
@@ -168,8 +161,7 @@ def test_trials_alone_take_one_sample_each(tmp_path, capsys):
     draws = json.loads(first)["evaluations"][0]["sampled"]
     assert (draws["samples"], draws["temperature"], len(draws["trial_accuracies"])) == (1, 0.7, 3)
     assert "maj@1" not in draws
-    assert first == again
-    assert json.loads(other)["evaluations"][0]["sampled"]["seed"] == 7
+    assert (first, json.loads(other)["evaluations"][0]["sampled"]["seed"]) == (again, 7)
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """What `octet export` takes, and what it refuses before it begins."""
 
-import json
 import shutil
 from importlib.util import find_spec
 
 import pytest
 
+from tests.commands.conftest import config_of, write
 from tests.conftest import NANO, refuses, said_by
 from trainer.commands import push
 from trainer.commands.export import OF_LLAMA_CPP, best_of
@@ -15,18 +15,17 @@ from trainer.model.merge import write_merged
 from trainer.run_folder.reader import read_run
 from trainer.run_folder.source import Source
 
+EVALUATED = {"step": 9, "eval/accuracy": 0.5, "eval/low": 0.4, "eval/high": 0.6, "eval/problems": 64}
+RUN = {"config.yaml": config_of(), "adapter/adapter_config.json": "{}", "metrics.jsonl": EVALUATED}
+
 
 @pytest.mark.parametrize(("best", "last", "is_taken"), [
     (None, 0.5, False), (0.75, 0.5, True), (0.5, 0.5, False), (0.25, 0.5, False), (0.75, None, False),
 ])  # fmt: skip
 def test_the_best_is_exported_where_it_is_better_than_the_last(best, last, is_taken, tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
-    (tmp_path / "adapter").mkdir()
-    evaluated = {"eval/accuracy": last, "eval/low": 0.4, "eval/high": 0.6, "eval/problems": 64} if last else {}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 9, **evaluated}) + "\n")
+    write(tmp_path, RUN | {"metrics.jsonl": EVALUATED if last else {"step": 9}})
     if best is not None:
-        (tmp_path / "best").mkdir()
-        (tmp_path / "best/best.json").write_text(json.dumps({"step": 3, "accuracy": best, "problems": 64}))
+        write(tmp_path, {"best/best.json": {"step": 3, "accuracy": best, "problems": 64}})
     assert best_of(tmp_path) == (tmp_path / "best" if is_taken else tmp_path)
     assert ("of step 3, with 75.0%. The last step, 9, has 50.0%" in capsys.readouterr().err) == is_taken
 
@@ -35,23 +34,20 @@ def test_the_best_is_exported_where_it_is_better_than_the_last(best, last, is_ta
 @pytest.mark.parametrize("fmt", OF_LLAMA_CPP)
 def test_a_format_of_llama_cpp_is_refused_before_anything_is_read(fmt, tmp_path, capsys):
     status, _, complained = said_by(capsys, "export", tmp_path, "--to", "gguf", "--format", fmt)
-    assert status == 2
-    assert f"--format {fmt}: " in complained
+    assert (status, f"--format {fmt}: " in complained) == (2, True)
 
 
 @pytest.mark.parametrize(("folder", "name"), [("日本 3", "3"), ("Modèle.", "Mod-le"), ("..日", "model")])
 def test_a_model_gets_a_name_that_ollama_takes(folder, name, tmp_path, capsys):
     model, out = shutil.copytree(NANO, tmp_path / folder), tmp_path / "out"
-    options = ["--to", "ollama", "--format", "f32", "--no-check", "--out", out]
-    status, said, _ = said_by(capsys, "export", model, *options)
+    status, said, _ = said_by(capsys, "export", model, "--to", "ollama", "--format", "f32", "--no-check", "--out", out)
     assert (status, f"ollama create {name.lower()} -f" in said) == (0, True)
     assert (out / f"{name}-F32.gguf").is_file()
 
 
 def test_the_best_is_exported_from_a_run_that_was_interrupted(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
-    (tmp_path / "best").mkdir()
-    (tmp_path / "best/best.json").write_text(json.dumps({"step": 3, "accuracy": 0.5, "problems": 64}))
+    best = {"step": 3, "accuracy": 0.5, "problems": 64}
+    write(tmp_path, {"config.yaml": config_of(), "best/best.json": best})
     assert best_of(tmp_path) == tmp_path / "best"
     assert f"exporting best/, of step 3: there is no {tmp_path / 'adapter'} yet" in capsys.readouterr().err
 
@@ -61,9 +57,8 @@ def test_the_export_of_a_checkpoint_outlives_it(named, tmp_path, capsys):
     """A run deletes its old checkpoints, with everything in them."""
     checkpoint = tmp_path / "run/checkpoints/step_000003"
     shutil.copytree(NANO, checkpoint / "adapter")
-    (tmp_path / "run/config.yaml").write_text(resolve("nano").to_yaml())
-    options = ["--to", "safetensors", "--no-check"]
-    status, _, _ = said_by(capsys, "export", f"{checkpoint}{named}", *options)
+    write(tmp_path, {"run/config.yaml": config_of()})
+    status, _, _ = said_by(capsys, "export", f"{checkpoint}{named}", "--to", "safetensors", "--no-check")
     assert (status, [path.name for path in checkpoint.iterdir()]) == (0, ["adapter"])
     assert (tmp_path / "run/step_000003-safetensors/model.safetensors").is_file()
     made = push._export_of(read_run(tmp_path / "run"), tmp_path / "run/step_000003-safetensors")
@@ -75,42 +70,27 @@ def test_the_export_of_a_checkpoint_outlives_it(named, tmp_path, capsys):
 ])  # fmt: skip
 def test_the_merged_model_is_of_the_last_step_only_if_the_run_wrote_it(made, merge, step, tmp_path):
     """Its card would give it the evaluation of another model."""
-    (tmp_path / "config.yaml").write_text(resolve("nano", None, [f"run.merge={merge}"]).to_yaml())
-    (tmp_path / "metrics.jsonl").write_text('{"step": 9}\n')
-    (tmp_path / "verdict.json").write_text("{}")
+    files = {"config.yaml": config_of(f"run.merge={merge}"), "metrics.jsonl": {"step": 9}, "verdict.json": "{}"}
     (tmp_path / "merged").mkdir()
-    if made:
-        (tmp_path / "merged/export.json").write_text(json.dumps(made))
+    write(tmp_path, files | ({"merged/export.json": made} if made else {}))
     assert read_run(tmp_path).step_of(tmp_path / "merged") == step
 
 
 def test_the_run_of_an_adapter_is_known_in_its_folder_and_through_a_link(tmp_path, monkeypatch):
     """Otherwise it would be evaluated on another task."""
-    run = tmp_path / "run"
-    (run / "adapter").mkdir(parents=True)
-    (run / "adapter/adapter_config.json").write_text("{}")
-    (run / "config.yaml").write_text("")
+    run = write(tmp_path / "run", {"config.yaml": "", "adapter/adapter_config.json": "{}"})
     (tmp_path / "link").symlink_to(run / "adapter")
     monkeypatch.chdir(run / "adapter")
-    for named in (".", tmp_path / "link", "../adapter", run):
-        found = Source.of(named).run
-        assert found is not None
-        assert found.resolve() == run
+    assert {Source.of(named).run.resolve() for named in (".", tmp_path / "link", "../adapter", run)} == {run}
 
 
 def test_a_run_that_merges_over_an_export_forgets_where_that_was_from(tmp_path):
-    (tmp_path / "merged").mkdir()
-    (tmp_path / "merged/export.json").write_text('{"step": 3}')
+    write(tmp_path, {"merged/export.json": {"step": 3}})
     write_merged(resolve("nano").model, None, tmp_path / "merged", None)
     assert not (tmp_path / "merged/export.json").exists()
 
 
 def test_a_best_that_is_not_as_octet_writes_it_is_refused(tmp_path):
-    (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
-    for name in ("adapter", "best"):
-        (tmp_path / name).mkdir()
-    evaluated = {"eval/accuracy": 0.5, "eval/low": 0.4, "eval/high": 0.6, "eval/problems": 64}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 9, **evaluated}) + "\n")
-    (tmp_path / "best/best.json").write_text('{"step": "x", "accuracy": "hi"}')
+    write(tmp_path, RUN | {"best/best.json": {"step": "x", "accuracy": "hi"}})
     with refuses(f"{tmp_path}/best/best.json", DataError, names=f"Name {tmp_path}/adapter"):
         best_of(tmp_path)

@@ -202,26 +202,23 @@ def test_the_teacher_is_fetched_and_looked_for_as_the_model_is(strict_hub, tmp_p
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     distill = ["algorithm.loss=reinforce_baseline", "teacher.name=octet/nano"]
     config = resolve("nano", None, distill)
-    size = downloads.find_teacher(config.teacher_model).download
-    assert size > 2_000_000
-    needs = preflight.needs(config, NANO_HERE, NO_CARDS, downloads.find_teacher(config.teacher_model))
-    assert needs.download == size
+    found = downloads.find_teacher(config.teacher_model)
+    assert preflight.needs(config, NANO_HERE, NO_CARDS, found).download == found.download > 2_000_000
     environment = {"HF_ENDPOINT": strict_hub.url, "HF_HUB_OFFLINE": "0"}
     answer = octet("fetch", "--preset", "nano", *distill, "--to", "it", "--no-wheels", folder=tmp_path, **environment)
     said = ["model   nano: it comes with Octet", "teacher octet/nano: 2.6 MB in 5 files"]
     assert answer.stdout.splitlines()[:2] == said, answer.stderr
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "it")
     teacher = downloads.find_teacher(config.teacher_model)
+    without, with_it = (preflight.needs(config, NANO_HERE, NO_CARDS, one).ram for one in (hub.NOTHING, teacher))
     assert teacher.download == 0
-    ram = [preflight.needs(config, NANO_HERE, NO_CARDS, one).ram for one in (hub.NOTHING, teacher)]
-    assert ram[1] - ram[0] == pytest.approx(teacher.weights, rel=0.01)  # fp32 in the file as well as here
+    assert with_it - without == pytest.approx(teacher.weights, rel=0.01)  # fp32 in the file as well as here
 
 
 def test_a_model_of_which_a_part_is_missing_is_not_taken_for_cached(fetched, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     shutil.copytree(fetched[0] / "hub", tmp_path, symlinks=True, dirs_exist_ok=True)
     folder = hub.snapshot(Model(name="octet/nano"))
-    assert folder is not None
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
@@ -236,9 +233,8 @@ def test_a_stored_login_is_used_and_without_one_the_answer_is_clear(strict_hub, 
         hub.find_model(Model(name="octet/nano"))
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     found = hub.find_model(Model(name="octet/nano"))
-    assert found.folder is None
+    assert (found.folder, "model.safetensors" in found.sizes) == (None, True)
     assert found.download == sum((NANO / name).stat().st_size for name in found.sizes)
-    assert "model.safetensors" in found.sizes
     with refuses("model.name", ModelError, names="404"):
         hub.find_model(Model(name="octet/nano", revision="typo"))
     with refuses("task.name", DataError, names="task.data_dir"):

@@ -72,11 +72,8 @@ def test_the_latest_run_is_taken_and_named_where_none_is(runs, capsys, command):
 
 
 def test_a_setting_in_the_place_of_a_run_is_a_setting(runs):
-    for words in (
-        ["rollout.max_new_tokens=5", "run.seed=1"],
-        ["What is 10 // 3?"],
-        [" ".join(["How many legs?"] * 40)],
-    ):
+    long = " ".join(["How many legs?"] * 40)
+    for words in (["rollout.max_new_tokens=5", "run.seed=1"], ["What is 10 // 3?"], [long]):
         options = parser_of("chat").parse_intermixed_args(words)
         fill_in_run(options)
         assert (str(options.run), options.overrides) == ("runs/old", words)
@@ -98,5 +95,4 @@ def test_octet_eval_in_the_folder_of_a_run_evaluates_what_is_named(runs, monkeyp
     options = parser_of("eval").parse_intermixed_args([".", "eval.problems=4"])
     Path("model").mkdir()
     Path("model/config.json").write_text("{}")
-    assert str(evaluation._source(options).folder) == "model"
-    assert options.overrides == ["eval.problems=4"]
+    assert (str(evaluation._source(options).folder), options.overrides) == ("model", ["eval.problems=4"])

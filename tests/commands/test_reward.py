@@ -67,7 +67,6 @@ def octet(capsys, *options: str) -> tuple[int, str, str]:
 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory) -> list[str]:
-    """The options for a task of sixteen sums."""
     problems = [{"question": f"How much is {n} + {n}?", "answer": str(2 * n)} for n in range(20, 36)]
     path = write_lines(tmp_path_factory.mktemp("sums") / "sums.jsonl", problems)
     return ["--task", "records", f"task.path={path}", "task.holdout=0.1"]
@@ -119,10 +118,8 @@ def test_symbolic_comparison_comes_out_clean(capsys, sums):
 
 @pytest.mark.parametrize("answer", ["strict", "lenient"])
 def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_path, answer):
-    choices = [
-        {"Question": f"What is {n}?", "Correct Answer": f"it is {n}", "wrong": [f"not {n}", f"{n} + 1", f"{n}!"]}
-        for n in range(12)
-    ]
+    wrong = {n: [f"not {n}", f"{n} + 1", f"{n}!"] for n in range(12)}
+    choices = [{"Question": f"What is {n}?", "Correct Answer": f"it is {n}", "wrong": wrong[n]} for n in wrong]
     path = write_lines(tmp_path / "choices.jsonl", choices)
     lenient = f"reward.answer={answer}"
     choice = ("--task", "multiple_choice", f"task.path={path}", "task.incorrect=[wrong]")
@@ -146,9 +143,6 @@ def test_a_right_text_that_the_weighted_sum_does_not_pay_is_found(capsys, sums):
     assert "nothing found" not in out
 
 
-OUTVOTES = "found: in a group of 8 that is all right or all wrong, "
-
-
 @pytest.mark.parametrize(("weights", "settings", "told"), [
     ("length: 0.05", [], ""),
     ("length: 0.05", ["reward.gate=false"], "length can give one answer an advantage of 2.65, and a lone"),
@@ -160,7 +154,7 @@ OUTVOTES = "found: in a group of 8 that is all right or all wrong, "
 def test_shaping_that_outvotes_right_answers_is_found_before_a_run(capsys, sums, weights, settings, told):
     status, out, _ = octet(capsys, "-n", "4", *sums, f"reward.weights={{correct: 1, {weights}}}", *settings)
     assert status == bool(told), out
-    assert (OUTVOTES + told in out) == bool(told)
+    assert (f"found: in a group of 8 that is all right or all wrong, {told}" in out) == bool(told)
 
 
 def test_labelled_completions(capsys, tmp_path, monkeypatch):

@@ -18,7 +18,6 @@ KEYS += ["repetition", "think_tags", "reward"]
 
 @pytest.fixture
 def score(tmp_path, capsys):
-    """Runs `octet score` on records, or on raw bytes; gives status, what came out, and what was said."""
 
     def run(*lines: Any, options: tuple[str, ...] = ("--task", "gsm8k")) -> tuple[int, list[dict[str, Any]], str]:
         path = tmp_path / "answers.jsonl"
@@ -36,20 +35,16 @@ def test_one_object_for_each_line_in_order(score):
         {"completion": "The answer is 12.", "answer": "So it is 12.\n#### 12"},
         {"completion": "No idea.", "answer": 12},
     )
-    assert status == 0
-    assert [list(one) for one in out] == [KEYS] * 3
-    assert [one["strict"] for one in out] == ["12", None, None]
-    assert [one["lenient"] for one in out] == ["12", "12", None]
-    assert [one["correct_strict"] for one in out] == [True, False, False]
-    assert [one["correct_lenient"] for one in out] == [True, True, False]
-    assert [one["reward"] for one in out] == [1.0, 0.0, 0.0]
+    assert (status, [list(one) for one in out]) == (0, [KEYS] * 3)
+    names = ("strict", "lenient", "correct_strict", "correct_lenient", "reward")
+    assert [[one[name] for name in names] for one in out] == [
+        ["12", "12", True, True, 1.0], [None, "12", False, True, 0.0], [None, None, False, False, 0.0],
+    ]  # fmt: skip
 
 
 def test_every_component_is_shown_and_only_those_with_a_weight_count(score):
-    _, (one,), _ = score(
-        {"completion": "x" * 60 + " <think>", "answer": "12", "tokens": [1, 2]},
-        options=("reward.weights={length: 0.5, overlong: 1}",),
-    )
+    line = {"completion": "x" * 60 + " <think>", "answer": "12", "tokens": [1, 2]}
+    _, (one,), _ = score(line, options=("reward.weights={length: 0.5, overlong: 1}",))
     assert (one["correct"], one["length"], one["overlong"], one["reward"]) == (0.0, 1.0, 0.0, 0.5)
     bom = b'\xef\xbb\xbf{"completion": "#### 1", "answer": "1"}\r\n'  # without tokens, and Windows has written it
     _, (one,), _ = score(bom, options=("reward.weights={overlong: 1}",))
@@ -161,8 +156,7 @@ def test_standard_input_without_torch():
     lines = '{"completion": "#### 1", "answer": "1"}\nbroken'
     code = "import sys; from trainer.commands.main import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     done = ran(sys.executable, "-c", code, "score", "-", input=lines)
-    assert done.returncode == 2
-    assert json.loads(done.stdout.splitlines()[0])["reward"] == 1.0
+    assert (done.returncode, json.loads(done.stdout.splitlines()[0])["reward"]) == (2, 1.0)
     assert done.stdout.splitlines()[1] == "False"
     assert done.stderr == "octet: standard input:2: not JSON: Expecting value: line 1 column 1 (char 0).\n"
 

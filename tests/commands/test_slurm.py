@@ -19,10 +19,9 @@ from trainer.plan.planner import Planner
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     path = tmp_path / "site.env"
-    renamed = (
-        "SBATCH_TIMELIMIT=01:00:00 SBATCH_REQ_SWITCH=1 SBATCH_NO_KILL=1 SBATCH_CPU_FREQ_REQ=high SBATCH_IGNORE_PBS=1"
-    )
-    path.write_text(f'export SBATCH_PARTITION="h100,a100"\nexport SBATCH_ACCOUNT=\nexport {renamed}\n')
+    limits = "SBATCH_TIMELIMIT=01:00:00 SBATCH_REQ_SWITCH=1 SBATCH_NO_KILL=1 SBATCH_CPU_FREQ_REQ=high"
+    names = f'export SBATCH_PARTITION="h100,a100"\nexport SBATCH_ACCOUNT=\nexport {limits} SBATCH_IGNORE_PBS=1\n'
+    path.write_text(names)
     monkeypatch.setenv("OCTET_SITE", str(path))
     return path
 
@@ -91,15 +90,17 @@ def test_the_example_of_a_site_is_read_and_chooses_nothing_by_accident(monkeypat
     assert slurm.read_site(example)["HF_HUB_OFFLINE"] == "1"
 
 
-@pytest.mark.parametrize(("content", "told"), [
-    ("export SBATCH_PARTITION='h100", "bash"), ("exit 3", "status 3"), ("sleep 60", "0.2 seconds"),
-])  # fmt: skip
+SITES = [("export SBATCH_PARTITION='h100", "bash"), ("exit 3", "status 3"), ("sleep 60", "0.2 seconds")]
+
+
+@pytest.mark.parametrize(("content", "told"), SITES)
 def test_a_broken_site_is_a_clear_error(site, monkeypatch, content, told):
     site.write_text(f"{content}\n")
     if "sleep" in content:
         monkeypatch.setattr(slurm, "SITE_S", 0.2)
     with refuses(site, names=told):
         slurm.read_site(site)
+    monkeypatch.undo()  # on a busy machine it takes longer
     for last in (b"[ -d /nowhere ] && export HF_HOME=/nowhere", b"false", b"export B=\xff"):  # which may fail
         site.write_bytes(b"export SBATCH_PARTITION=h100\n" + last)
         assert slurm.read_site(site)["SBATCH_PARTITION"] == "h100"
@@ -119,7 +120,6 @@ def test_what_the_site_asks_for_is_asked_for(site, tmp_path, monkeypatch):
 
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
-    """Put a shell script in the place of sbatch."""
 
     def says(script: str) -> None:
         (tmp_path / "bin").mkdir()
@@ -131,27 +131,28 @@ def sbatch(tmp_path, monkeypatch):
 
 
 def test_a_chain_that_is_refused_half_way_says_what_is_queued(site, sbatch, tmp_path):
-    sbatch(
-        f"echo x >> {tmp_path}/asked; n=$(wc -l < {tmp_path}/asked)\n"
-        "[ $n -lt 3 ] && echo $n || { echo full >&2; exit 1; }"
-    )
-    request = slurm.JobRequest(nodes=1, gpus=1, chain=3)
+    count = f"echo x >> {tmp_path}/asked; n=$(wc -l < {tmp_path}/asked)"
+    sbatch(f"{count}\n[ $n -lt 3 ] && echo $n || {{ echo full >&2; exit 1; }}")
     with refuses(tmp_path / "run/job.sbatch", ClusterError, names="scancel 1 2"):
-        slurm.slurm(resolve("nano", None, [f"run.dir={tmp_path}/run"]), "nano", request, dry_run=False)
+        submit(tmp_path, chain=3)
+
+
+def submit(folder, *changes: str, **options):
+    config = resolve("nano", None, [f"run.dir={folder}/run", *changes])
+    slurm.slurm(config, "nano", slurm.JobRequest(nodes=1, gpus=1, **options), dry_run=False)
+    return config
 
 
 @pytest.mark.parametrize("change", ["run.steps=9", "algorithm.lr=0.1"])
 def test_a_job_that_its_run_folder_would_refuse_is_not_submitted(site, sbatch, tmp_path, change):
     sbatch("echo 1")
-    config = resolve("nano", None, [f"run.dir={tmp_path}/run"])
-    request = slurm.JobRequest(nodes=1, gpus=1)
-    slurm.slurm(config, "nano", request, dry_run=False)
+    config = submit(tmp_path)
     (tmp_path / "run/config.yaml").write_text(config.to_yaml())
     (tmp_path / "run/adapter").mkdir()
     (tmp_path / "run/verdict.json").write_text("{}")
-    slurm.slurm(config, "nano", request, dry_run=False)  # it has nothing to do, and says so
+    submit(tmp_path)  # it has nothing to do, and says so
     with refuses("run.dir"):
-        slurm.slurm(resolve("nano", None, [f"run.dir={tmp_path}/run", change]), "nano", request, dry_run=False)
+        submit(tmp_path, change)
 
 
 def test_a_job_that_its_warm_up_would_refuse_is_not_submitted(site, sbatch, tmp_path):
@@ -166,9 +167,8 @@ def test_a_job_that_its_warm_up_would_refuse_is_not_submitted(site, sbatch, tmp_
 def test_a_slurm_that_does_not_answer_is_a_clear_error(site, sbatch, tmp_path, monkeypatch):
     sbatch("exec sleep 60")
     monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)
-    config = resolve("nano", None, [f"run.dir={tmp_path}/run"])
     with refuses("sbatch", ClusterError, names="squeue --me"):
-        slurm.slurm(config, "nano", slurm.JobRequest(nodes=1, gpus=1), dry_run=False)
+        submit(tmp_path)
 
 
 @pytest.fixture

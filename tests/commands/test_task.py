@@ -96,8 +96,7 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
     assert "data: held-out problems left out because they exceed the context with an answer: 4\n" in out
     facts = json.loads((tmp_path / "data.json").read_text())
     assert facts.pop("notes")[0].startswith(told)
-    assert len(facts.pop("sha256")) == 64
-    assert len(facts.pop("checksums")) == 6 * 8
+    assert (len(facts.pop("sha256")), len(facts.pop("checksums"))) == (64, 6 * 8)
     sizes = {"training_problems": 6, "held_out": 3, "test_problems": 3}
     assert facts == {"task": "gsm8k", **sizes, "in_words": False}
 
@@ -142,9 +141,6 @@ def test_without_answers_no_mark_is_asked_for(capsys, tmp_path):
     assert "prompt style chat\n" in out
     path.write_text("[3")
     assert "not JSON: " in said_by(capsys, *words)[2]
-
-
-# ---------------------------------------------------------------- octet task play, with a person who types
 
 
 def play(monkeypatch, capsys, text: str, *options: str, task: str = "nano") -> tuple[int, str, str]:
