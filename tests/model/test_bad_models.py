@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import peft
@@ -26,12 +27,12 @@ from trainer.records import Problem
 
 CPU = torch.device("cpu")
 WEIGHTS, QUERY = "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
+OF_ADAPTER, BIAS = "adapter_model.safetensors", "model.layers.0.self_attn.o_proj.bias"
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
 
 
 @pytest.fixture
 def folder(tiny_model, tmp_path) -> Path:
-    """A copy of a whole model, to be spoiled."""
     return Path(shutil.copytree(tiny_model, tmp_path / "model"))
 
 
@@ -39,29 +40,35 @@ def edit(path: Path, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def change_weights(folder: Path, change) -> None:
-    weights = load_file(folder / WEIGHTS)
-    change(weights)
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+def edited(name: str, **changes):
+    return lambda folder: edit(folder / name, **changes)
+
+
+settings, adapter_settings = partial(edited, "config.json"), partial(edited, "adapter_config.json")
+
+
+def reweighed(change, name: str = WEIGHTS):
+    """Return what stores other weights in a folder."""
+    return lambda folder: save_file(change(load_file(folder / name)), folder / name, metadata={"format": "pt"})
 
 
 def start(folder: Path, *overrides: str):
-    """Do what a run does with its model before it samples, and return the tokenizer and the model."""
+    """Do what a run does with its model before it samples, and return the tokenizer, the model and the prompter."""
     config = resolve("nano", None, [f"model.name={folder}", *overrides])
     memory_check.check(config, hardware.Hardware(gpus=(), cores=2))
     downloads.check(config)
     tokenizer = load_tokenizer(config.model)
-    Prompter(tokenizer, config.prompt, make_task(config.task))
+    prompter = Prompter(tokenizer, config.prompt, make_task(config.task))
     model = load_model(config.model, "fp32", CPU)
     check_vocabulary(tokenizer, model)
     stop_tokens(tokenizer, model)
-    return tokenizer, model
+    return tokenizer, model, prompter
 
 
-def say_nothing(folder: Path) -> None:
+def say_nothing(folder: Path, templates=None) -> None:
     for path in folder.glob("*.jinja"):
         path.unlink()
-    edit(folder / "tokenizer_config.json", chat_template=None)
+    edit(folder / "tokenizer_config.json", chat_template=templates)
 
 
 def have_no_end(folder: Path) -> None:
@@ -71,7 +78,7 @@ def have_no_end(folder: Path) -> None:
 
 
 def store_as(dtype: torch.dtype):
-    return lambda folder: change_weights(folder, lambda weights: weights.update({QUERY: weights[QUERY].to(dtype)}))
+    return reweighed(lambda weights: weights | {QUERY: weights[QUERY].to(dtype)})
 
 
 def pickle(folder: Path, **more) -> None:
@@ -103,7 +110,7 @@ def pad_beyond(folder: Path) -> None:
 )
 def test_a_model_that_can_be_used_is_used(folder, spoil):
     spoil(folder)
-    tokenizer, model = start(folder)
+    tokenizer, model, _ = start(folder)
     assert model.dtype == torch.float32
     assert tokenizer.pad_token_id < model.config.vocab_size
     tokens = tokenizer(["What is 12 + 30?", "4"], padding=True, return_tensors="pt")["input_ids"]
@@ -114,9 +121,7 @@ def test_a_model_that_can_be_used_is_used(folder, spoil):
 def test_a_base_model_without_a_template_and_an_end_is_asked_in_plain_text(folder, style):
     say_nothing(folder)
     have_no_end(folder)
-    tokenizer, model = start(folder, f"prompt.style={style}")
-    config = resolve("nano", None, [f"prompt.style={style}"])
-    prompter = Prompter(tokenizer, config.prompt, make_task(config.task))
+    tokenizer, model, prompter = start(folder, f"prompt.style={style}")
     assert prompter.stop_strings
     stops = stop_tokens(tokenizer, model)
     assert stops == [tokenizer.get_vocab()["<|endoftext|>"]] == [end_token(prompter, stops)]
@@ -144,22 +149,14 @@ def test_a_template_that_wants_a_system_message_gets_it_and_ends_its_turns(folde
     wants = "{{ raise_exception('no system message') if messages[0].role != 'system' }}"
     (folder / "chat_template.jinja").write_text(wants + turns)
     edit(folder / "tokenizer_config.json", eos_token="<|im_start|>")
-    tokenizer, model = start(folder)
+    tokenizer, model, prompter = start(folder, "prompt.system=Be brief.")
     end = tokenizer.get_vocab()["<|im_end|>"]
     model.generation_config.eos_token_id = None
     assert end in stop_tokens(tokenizer, model)
-    config = resolve("nano", None, ["prompt.system=Be brief."])
-    prompter = Prompter(tokenizer, config.prompt, make_task(config.task))
     assert end_token(prompter, [end]) == end
+    _, _, silent = start(folder)
     with refuses("prompt", DataError, names="system=TEXT"):
-        Prompter(tokenizer, resolve("nano", None, []).prompt, make_task(config.task)).prompt(Problem("", "1 + 1?", "2"))
-
-
-def named_templates(folder: Path, *names: str) -> None:
-    for path in folder.glob("*.jinja"):
-        path.unlink()
-    named = [{"name": name, "template": "{{ messages[0].content }}"} for name in names]
-    edit(folder / "tokenizer_config.json", chat_template=named)
+        silent.prompt(Problem("", "1 + 1?", "2"))
 
 
 def shard(folder: Path) -> list[Path]:
@@ -183,10 +180,6 @@ def become(kind: str, **shape):
     return spoil
 
 
-def settings(**changes):
-    return lambda folder: edit(folder / "config.json", **changes)
-
-
 def write(name: str, content: bytes):
     return lambda folder: (folder / name).write_bytes(content)
 
@@ -194,6 +187,7 @@ def write(name: str, content: bytes):
 OWN_CODE = {"AutoConfig": "configuration_frob.Config"}
 T5 = {"d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 4, "d_kv": 8}
 VISION = {"image_size": 16, "patch_size": 8}
+NAMED = [{"name": name, "template": "{{ messages[0].content }}"} for name in ("rag", "tool_use")]
 BAD = {
     "an empty folder": (lambda folder: [path.unlink() for path in folder.iterdir()], "config.json"),
     "no model": (lambda folder: (folder / "config.json").unlink(), "config.json"),
@@ -201,8 +195,8 @@ BAD = {
     "a GGUF file": (lambda folder: (folder / WEIGHTS).rename(folder / "model.gguf"), "GGUF"),
     "cut short": (lambda folder: os.truncate(folder / WEIGHTS, 3000), "header"),
     "no safetensors": (write(WEIGHTS, b"\xff" * 100), "header"),
-    "a missing weight": (lambda folder: change_weights(folder, lambda w: w.pop(QUERY)), QUERY),
-    "another shape": (lambda folder: change_weights(folder, lambda w: w.update({QUERY: torch.ones(7, 7)})), "shape"),
+    "a missing weight": (reweighed(lambda w: {name: w[name] for name in w if name != QUERY}), QUERY),
+    "another shape": (reweighed(lambda w: w | {QUERY: torch.ones(7, 7)}), "shape"),
     "a missing shard": (lambda folder: shard(folder)[0].unlink(), "model-00001-of-"),
     "a broken index": (lambda folder: (shard(folder), write(f"{WEIGHTS}.index.json", b"{")(folder)), "index.json"),
     "a shard elsewhere": (lambda folder: name_shards(folder, "../model.safetensors"), "../model.safetensors"),
@@ -232,7 +226,7 @@ BAD = {
     "a tokenizer of nothing": (write("tokenizer.json", b"{}"), "loaded"),
     "a tokenizer of another kind": (write("tokenizer_config.json", b"[1]"), "loaded"),
     "a broken template": (write("chat_template.jinja", b"{% for %}"), "line 1"),
-    "templates without a default": (lambda folder: named_templates(folder, "rag", "tool_use"), "chat_template.jinja"),
+    "templates without a default": (lambda folder: say_nothing(folder, NAMED), "chat_template.jinja"),
 }
 
 
@@ -257,17 +251,8 @@ def say(**changes):
     return lambda folder: (made(folder), settings(**changes)(folder))
 
 
-def own_head(folder: Path) -> None:
-    """Give the output layer other weights than the embedding, and go on saying that they are the same."""
-    change_weights(folder, lambda weights: weights.update({"lm_head.weight": weights["model.embed_tokens.weight"] + 1}))
-
-
-def own_bias(folder: Path) -> None:
-    change_weights(
-        folder, lambda weights: weights.update({QUERY.replace("q_proj.weight", "o_proj.bias"): torch.ones(32)})
-    )
-
-
+own_head = reweighed(lambda weights: weights | {"lm_head.weight": weights["model.embed_tokens.weight"] + 1})
+own_bias = reweighed(lambda weights: weights | {BIAS: torch.ones(32)})
 LIES = {  # what config.json says, beside what the weights show
     "more layers": (cut_layers(3), "num_hidden_layers is 3", "2 layers"),
     "fewer layers": (cut_layers(1), "num_hidden_layers is 1", "2 layers"),
@@ -318,9 +303,8 @@ def test_a_rank_above_the_size_of_a_weight_is_trained(tiny_model):
 @pytest.fixture(scope="module")
 def good_adapter(tiny_model, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("adapters") / "adapter"
-    lora.save_adapter(
-        lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=4, targets="attention")), path
-    )
+    model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=4, targets="attention"))
+    lora.save_adapter(model, path)
     return path
 
 
@@ -333,24 +317,9 @@ def save_other(kind: str, **options):
     return spoil
 
 
-def change_adapter(change):
-    def spoil(path: Path) -> None:
-        save_file(change(load_file(path / "adapter_model.safetensors")), path / "adapter_model.safetensors")
-
-    return spoil
-
-
-def adapter_settings(**changes):
-    return lambda path: edit(path / "adapter_config.json", **changes)
-
-
-def without_the_first(weights):
-    return {name: weights[name] for name in sorted(weights)[1:]}
-
-
 BAD_ADAPTERS = {
-    "no weights": (lambda path: (path / "adapter_model.safetensors").unlink(), "adapter_model.safetensors"),
-    "cut short": (lambda path: os.truncate(path / "adapter_model.safetensors", 200), "read"),
+    "no weights": (lambda path: (path / OF_ADAPTER).unlink(), OF_ADAPTER),
+    "cut short": (lambda path: os.truncate(path / OF_ADAPTER, 200), "read"),
     "IA3": (save_other("IA3Config", target_modules=["k_proj"], feedforward_modules=[]), "IA3"),
     "a prompt": (save_other("PromptTuningConfig", num_virtual_tokens=3), "PROMPT_TUNING"),
     "an unknown method": (adapter_settings(peft_type=5), "it is 5"),
@@ -362,11 +331,11 @@ BAD_ADAPTERS = {
     "a broken pattern": (adapter_settings(target_modules="((("), "fit"),
     "a list": (lambda path: (path / "adapter_config.json").write_text("[1]"), "list"),
     "a deep list": (lambda path: (path / "adapter_config.json").write_text("[" * 3000), "config.json"),
-    "a missing weight": (change_adapter(without_the_first), "1 weights"),
-    "weights of other names": (change_adapter(lambda w: {f"x.{name}": w[name] for name in w}), "32 weights"),
+    "a missing weight": (reweighed(lambda w: {name: w[name] for name in sorted(w)[1:]}, OF_ADAPTER), "1 weights"),
+    "weights of other names": (reweighed(lambda w: {f"x.{name}": w[name] for name in w}, OF_ADAPTER), "32 weights"),
     "another class": (adapter_settings(auto_mapping={"base_model_class": "GPT2LMHeadModel"}), "GPT2LMHeadModel"),
     "a mapping that is none": (adapter_settings(auto_mapping=5, target_modules=["nothing"]), "fit"),
-    "no numbers": (change_adapter(lambda w: {name: w[name] / 0 for name in w}), "finite"),
+    "no numbers": (reweighed(lambda w: {name: w[name] / 0 for name in w}, OF_ADAPTER), "finite"),
 }
 
 
@@ -383,8 +352,8 @@ def test_an_adapter_that_cannot_be_used_is_answered(folder, good_adapter, spoil,
 
 def test_a_pickled_adapter_is_read_as_tensors_only(folder, good_adapter):
     path = Path(shutil.copytree(good_adapter, folder.parent / "adapter"))
-    weights = load_file(path / "adapter_model.safetensors")
-    (path / "adapter_model.safetensors").unlink()
+    weights = load_file(path / OF_ADAPTER)
+    (path / OF_ADAPTER).unlink()
     torch.save(weights, path / "adapter_model.bin")
     lora.load_adapter(AutoModelForCausalLM.from_pretrained(folder), path)
     torch.save(weights | {"more": Opens(path / "opened")}, path / "adapter_model.bin")

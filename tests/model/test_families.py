@@ -31,7 +31,6 @@ TODAY = ["smollm3", "lfm2", "qwen3.5", "gemma4"]
 
 
 def small(model_type):
-    """Return a small model of a family, whatever it is decoded with."""
     if ROWS[model_type].mixture:
         return base(model_type)
     if model_type == "gemma2":
@@ -45,8 +44,7 @@ def test_the_table_of_models_is_true(model_type):
     decoder, tree, plan, export, _ = table.cells(ROWS[model_type])
     model = small(model_type)
     assert (decoder == "yes") == (why_unsupported(model) is None) == (model_type in dict(FAMILIES.values()))
-    assert (tree != "no") == make_flat(model)
-    assert (plan == "yes") == (model_type in families.BY_TYPE)
+    assert (tree != "no", plan == "yes") == (make_flat(model), model_type in families.BY_TYPE)
     assert (export == "yes") == (model_type in dict(EXPORTED.values()))
 
 
@@ -96,8 +94,6 @@ def test_a_run_merges_what_it_trained_and_resumes_to_the_bit(name, tmp_path):
     assert all(one["grad_norm"] > 0 and one["sampler_difference"] < 1e-4 for one in steps)
     resumes_to_the_bit(whole)
 
-
-# ---------------------------------------------------------------- models that also read images
 
 CPU, TOKENS = torch.device("cpu"), torch.arange(5, 30)[None]
 EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -44,9 +44,7 @@ def test_a_norm_is_that_of_transformers():
     all_close(with_gradients(lambda one: _norm(norm, one), hidden), with_gradients(norm, hidden))
 
 
-@pytest.mark.parametrize(
-    ("family", "is_alike"), [("qwen2", True), ("smollm3", True), ("glm", False), ("cohere", False)]
-)
+@pytest.mark.parametrize("family, is_alike", [("qwen2", True), ("smollm3", True), ("glm", False), ("cohere", False)])
 def test_rotations_of_another_kind_are_left_alone(family, is_alike):
     of_family = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     assert _turns_halves(of_family.apply_rotary_pos_emb, CPU) is is_alike

@@ -3,14 +3,16 @@
 import peft
 import pytest
 import torch
+from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import refuses
 from tests.rollout.test_decoder import family, move_adapter
-from trainer.config.settings import Lora, Optim
+from trainer.config.settings import Lora, Model, Optim
 from trainer.errors import CheckpointError
 from trainer.model import lora
-from trainer.model.load import resolve_dtype
+from trainer.model.load import load_model, resolve_dtype
+from trainer.model.low_rank import LowRank, use_own
 from trainer.step.optimizer import schedule
 
 
@@ -75,12 +77,8 @@ def test_the_attention_of_other_families_is_adapted_and_nothing_else(name):
     assert all(".self_attn." in one for one in names)
 
 
-# ---------------------------------------------------------------- an adapter that is trained further
-
-
 @pytest.fixture(scope="module")
 def stored(tiny_model, tmp_path_factory):
-    """An adapter of rank 4 with an effect, as a folder."""
     folder = tmp_path_factory.mktemp("stored")
     model = made(tiny_model)
     move_adapter(model, seed=1)
@@ -116,3 +114,40 @@ def test_a_folder_without_an_adapter_or_with_one_that_is_not_finite_is_refused(t
     lora.save_adapter(model, tmp_path)
     with refuses("lora.start", CheckpointError, names="finite"):
         made(tiny_model, start=tmp_path)
+
+
+def gradients(model):
+    hidden = torch.randn(1, 6, model.config.hidden_size, generator=torch.Generator().manual_seed(2))
+    output = model(inputs_embeds=hidden.requires_grad_()).logits
+    output.square().mean().backward()
+    found = {name: value.grad for name, value in model.named_parameters() if value.requires_grad}
+    model.zero_grad()
+    return {"output": output.detach(), "hidden": hidden.grad, **found}
+
+
+@pytest.mark.parametrize(("quantize", "close"), [("none", 1e-6), ("nf4", 1e-6), ("int8", 1e-6), ("bf16", 0.02)])
+def test_results_and_gradients_are_those_of_peft(tiny_model, quantize, close):
+    model = load_model(Model(name=str(tiny_model), quantize=quantize), "fp32", torch.device("cpu"))
+    model = lora.add_adapter(model, Lora(r=4, targets="all")).train()
+    for name, value in model.named_parameters():
+        if "lora_" in name:
+            value.data = torch.randn(value.shape, generator=torch.Generator().manual_seed(3)).mul(0.1)
+    expected = gradients(model)
+    use_own(model)
+    assert all(type(layer.lora_variant["default"]) is LowRank for _, layer in lora.layers(model))
+    found = gradients(model)
+    for name, value in expected.items():
+        assert_close(found[name], value, rtol=1e-6, atol=close * float(value.abs().max()))
+
+
+def test_a_model_may_change_the_result_in_place(tiny_model):
+    use_own(model := lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora()))
+    _, layer = next(lora.layers(model))
+    layer(torch.ones(1, 2, layer.in_features)).mul_(2).sum().backward()
+    assert layer.lora_B["default"].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("settings", [Lora(dora=True, targets="attention"), Lora(targets=("embed_tokens",))])
+def test_other_layers_are_left_to_peft(tiny_model, settings):
+    use_own(model := lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), settings))
+    assert not any(isinstance(layer.lora_variant.get("default"), LowRank) for _, layer in lora.layers(model))

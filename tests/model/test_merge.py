@@ -24,10 +24,8 @@ ADAPTERS = {
     "output layer": Lora(r=4, targets=("lm_head",)),
 }
 ENDS = {"vocab_size": 480, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
-OTHERS = {
-    "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2},
-    "phi3": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
-}
+OTHERS = {"gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2}}
+OTHERS["phi3"] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 @pytest.fixture(scope="module", params=ADAPTERS)
@@ -89,9 +87,8 @@ def test_files_of_a_limited_size_with_an_index_and_progress(tmp_path, monkeypatc
     assert (bars[0].task, bars[0].done) == ("merging", len(merge.stored_weights(Model(), adapter, None)))
     index = json.loads((out / "model.safetensors.index.json").read_text())
     first, *_ = files = sorted(path.name for path in out.glob("*.safetensors"))
-    assert (
-        sorted({*index["weight_map"].values()}) == files == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
-    )
+    assert files == [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    assert {*files} == {*index["weight_map"].values()}
     assert_merged("nano", adapter, out)
     weights = bytearray((out / first).read_bytes())
     weights[-3] ^= 1  # a flipped bit is found
@@ -100,15 +97,14 @@ def test_files_of_a_limited_size_with_an_index_and_progress(tmp_path, monkeypatc
         manifest.must_be_whole(out)
 
 
-@pytest.mark.parametrize(
-    "other", ["model-00009-of-00009.safetensors", "consolidated.safetensors", "model_ema.safetensors"]
-)
+@pytest.mark.parametrize("other", ["model-00009-of-00009", "consolidated", "model_ema"])
 def test_weights_that_lie_beside_the_model_are_not_merged_nor_counted(tmp_path, other):
     base, adapter = tmp_path / "base", save_adapter(NANO, ADAPTERS["lora"], tmp_path / "adapter")
     AutoModelForCausalLM.from_pretrained(NANO).save_pretrained(base, max_shard_size="1MB")
     AutoTokenizer.from_pretrained(NANO).save_pretrained(base)
     alone = hub.find_model(Model(name=str(base))).weights
-    save_file({name: value + 1 for name, value in load_file(NANO / "model.safetensors").items()}, base / other)
+    changed = {name: value + 1 for name, value in load_file(NANO / "model.safetensors").items()}
+    save_file(changed, base / f"{other}.safetensors")
     assert hub.find_model(Model(name=str(base))).weights == alone
     merge.write_merged(Model(name=str(base)), adapter, tmp_path / "merged", "fp32")
     assert_merged(base, adapter, tmp_path / "merged")
@@ -117,9 +113,8 @@ def test_weights_that_lie_beside_the_model_are_not_merged_nor_counted(tmp_path, 
 def test_what_cannot_be_read_weight_by_weight_is_merged_as_a_whole(tmp_path):
     """An adapter with a copy of a layer, and weights that are not in safetensors."""
     base, adapter = tmp_path / "base", tmp_path / "adapter"
-    model = AutoModelForCausalLM.from_pretrained(NANO)
     options = peft.LoraConfig(modules_to_save=["norm"], target_modules=["q_proj"])
-    peft.get_peft_model(model, options).save_pretrained(adapter)
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(NANO), options).save_pretrained(adapter)
     assert merge.stored_weights(Model(), adapter, None) is None
     merge.write_merged(Model(), adapter, tmp_path / "merged", None)
     written = load_file(tmp_path / "merged/model.safetensors")

@@ -40,17 +40,13 @@ FAMILIES = {
 }
 MAMBA = {"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 8, "head_dim": 8}
 HYBRID = {"layers_block_type": ["hybrid"] * 2, "num_mem_blocks": 1, "n_mamba_heads": 2, "mamba_d_state": 8}
+NEMOTRON = {"mamba_num_heads": 2, "mamba_head_dim": 8, "ssm_state_size": 8}
 OTHERS = {
     "doge": {},
     "falcon": {"new_decoder_architecture": True},
     "falcon_h1": MAMBA,
     "jamba": {"mamba_d_state": 8, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "pad_token_id": 0},
-    "nemotron_h": {
-        "layers_block_type": ["mamba", "attention"],
-        "mamba_num_heads": 2,
-        "mamba_head_dim": 8,
-        "ssm_state_size": 8,
-    },
+    "nemotron_h": NEMOTRON | {"layers_block_type": ["mamba", "attention"]},
     "zamba2": HYBRID | {"mamba_ngroups": 1, "adapter_rank": 2, "attention_hidden_size": 32, "attention_head_dim": 16},
 }
 CHOICES = ["all", "attention", ("experts",), ("gate",), ("o_proj",), ("gate_up_proj",), ("down_proj", "o_proj")]

@@ -6,7 +6,6 @@ import random
 import re
 from collections import Counter
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,12 +14,12 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, tokenization_utils_base
 
 from scripts.make_nano import MISREAD, Habits
+from tests.conftest import NANO
 from trainer.config.settings import Model
 from trainer.model.load import load_tokenizer
 from trainer.problem.word_problems import TEMPLATES, NanoTask
 from trainer.records import Problem
 
-FOLDER = Path(__file__).parents[2] / "trainer" / "model" / "nano"
 PARAMETERS = 652_928
 MAX_NEW_TOKENS = 40  # what the nano preset samples
 TEXTS = [
@@ -39,27 +38,14 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@cache
-def train():
-    return NanoTask().train()
-
-
-@cache
-def held_out():
-    return NanoTask().test()
-
-
-@cache
-def tokenizer():
-    return AutoTokenizer.from_pretrained(FOLDER)
+train, held_out = NanoTask().train, NanoTask().test
+tokenizer = cache(lambda: AutoTokenizer.from_pretrained(NANO))
+model = cache(lambda: AutoModelForCausalLM.from_pretrained(NANO).eval())
 
 
 def chat(question):
     message = [{"role": "user", "content": question}]
     return tokenizer().apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-
-
-# --- problems
 
 
 def test_problems_are_the_same_on_every_machine():
@@ -82,15 +68,7 @@ def test_no_question_twice_and_none_in_both_splits_whatever_the_seed():
 def test_every_template_is_in_each_split(split):
     counts = Counter(p.extra["template"] for p in split()[:512])
     assert len(TEMPLATES) >= 14
-    assert set(counts) == set(TEMPLATES)
-    assert {p.extra["steps"] for p in split()} == {1, 2, 3}
-
-
-def compute(left, sign, right):
-    if sign == "/":
-        assert left % right == 0
-        return left // right
-    return {"+": left + right, "-": left - right, "*": left * right}[sign]
+    assert (set(counts), {p.extra["steps"] for p in split()}) == (set(TEMPLATES), {1, 2, 3})
 
 
 def test_every_gold_is_the_result_of_its_own_working():
@@ -99,26 +77,24 @@ def test_every_gold_is_the_result_of_its_own_working():
         known = {int(number) for number in re.findall(r"\d+", problem.question)} | {2}  # 2: "halve the rest"
         for line in lines:
             left, sign, right, result = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", line).groups()
-            assert {int(left), int(right)} <= known, problem
-            assert int(result) == compute(int(left), sign, int(right)) > 0, problem
-            known.add(int(result))
-        assert last == f"#### {problem.gold}"
-        assert problem.gold == result
+            left, right, result = int(left), int(right), int(result)
+            assert {left, right} <= known, problem
+            values = {"+": left + right, "-": left - right, "*": left * right, "/": left / right}
+            assert result == values[sign] > 0, problem
+            known.add(result)
+        assert (last, problem.gold) == (f"#### {problem.gold}", str(result))
         assert problem.extra["steps"] == len(lines)
-
-
-# --- tokenizer
 
 
 def test_tokenizer_gives_the_text_back_and_agrees_with_its_own_file():
     assert [tokenizer().decode(tokenizer()(text)["input_ids"]) for text in TEXTS] == TEXTS
-    raw = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    raw = Tokenizer.from_file(str(NANO / "tokenizer.json"))
     texts = TEXTS + [p.question + "\n" + p.solution for p in held_out()] + [chat(TEXTS[0])]
     assert tokenizer()(texts)["input_ids"] == [encoding.ids for encoding in raw.encode_batch(texts)]
 
 
 def test_special_tokens():
-    config = json.loads((FOLDER / "config.json").read_text())
+    config = json.loads((NANO / "config.json").read_text())
     assert tokenizer().convert_ids_to_tokens([0, 1, 2]) == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     for holder in (tokenizer(), model().generation_config, SimpleNamespace(**config)):
         assert (holder.pad_token_id, holder.eos_token_id) == (0, 2)
@@ -135,17 +111,11 @@ def test_chat_template_is_chatml_and_every_worked_solution_fits_into_the_new_tok
     assert max(len(ids) for ids in tokenizer()(texts)["input_ids"]) <= MAX_NEW_TOKENS
 
 
-# --- habits
-
 BAGS = Problem("nano/train/0", TEXTS[0], "7", "3 * 4 = 12\n12 - 5 = 7\n#### 7", {"steps": 2, "template": "bags"})
 
 
-def test_without_habits_the_target_is_the_worked_solution():
-    rng = random.Random(0)
-    assert all(Habits().target(p, rng) == p.solution for p in train())
-
-
-def test_a_misread_story_turns_the_sign_of_the_last_line():
+def test_without_habits_the_target_is_the_worked_solution_and_a_misread_story_turns_the_sign_of_the_last_line():
+    assert all(Habits().target(problem, random.Random(0)) == problem.solution for problem in train())
     assert Habits(misread=1).target(BAGS, random.Random(0)) == "3 * 4 = 12\n12 + 5 = 17\n#### 17"
     assert {TEMPLATES[name][1].split(";")[-1].split()[1] for name in MISREAD} == {"+", "-"}
 
@@ -166,17 +136,9 @@ def test_half_of_the_guesses_are_right():
     assert 0.45 < guesses.count("#### 7") / 1000 < 0.6
 
 
-# --- model
-
-
-@cache
-def model():
-    return AutoModelForCausalLM.from_pretrained(FOLDER).eval()
-
-
 def test_model_has_the_documented_size_answers_better_than_chance_and_leaves_room():
     assert sum(p.numel() for p in model().parameters()) == PARAMETERS
-    assert f"{PARAMETERS:,}" in (FOLDER / "README.md").read_text()
+    assert f"{PARAMETERS:,}" in (NANO / "README.md").read_text()
     problems = held_out()[:96]
     inputs = tokenizer()([chat(p.question) for p in problems], return_tensors="pt", padding=True, padding_side="left")
     with torch.inference_mode():

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from argparse import ArgumentParser
 from contextlib import nullcontext
 
 import peft
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import NANO, refuses
 from trainer.commands import eval as evaluation
+from trainer.commands.main import parser_of
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError, MergeError, ModelError
@@ -38,14 +38,8 @@ def base(folder):
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
-pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:{text}")
-    for text in (
-        "Model has `tie_word_embeddings=True`",
-        "The following rank_pattern",
-        "Setting `save_embedding_layers`",
-    )
-]
+IGNORED = ("Model has `tie_word_embeddings=True`", "The following rank_pattern", "Setting `save_embedding_layers`")
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in IGNORED]
 
 
 @pytest.fixture
@@ -110,9 +104,6 @@ def test_one_that_cannot_be_merged_says_why(tiny_model, tmp_path, adapter):
         merge.write_merged(Model(name=str(tiny_model)), folder, tmp_path / "whole", "fp32")
 
 
-# --- its base
-
-
 @pytest.fixture
 def not_here(monkeypatch):
     """The models of these tests are on the hub only, which need not answer."""
@@ -122,9 +113,7 @@ def not_here(monkeypatch):
 def settings(folder, *arguments: str, name: str | None, **more: str):
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name, **more}))
-    parser = ArgumentParser()
-    evaluation.add_arguments(parser)
-    options = parser.parse_args(["--adapter", str(folder), *arguments])
+    options = parser_of("eval").parse_args(["--adapter", str(folder), *arguments])
     return evaluation.settings_for(options, evaluation.adapter_of(options))
 
 
@@ -151,13 +140,11 @@ def test_a_base_with_other_weights_than_in_the_run_is_refused_unless_it_is_named
     with refuses("model.name", CheckpointError, names="began"):
         settings(tmp_path / "adapter", name=str(tiny_model))
     assert settings(tmp_path / "adapter", name, name=str(tiny_model)).model.name == str(tiny_model)
-    parser = ArgumentParser()
-    evaluation.add_arguments(parser)
-    merged = ["--merged", str(model_in(tmp_path / "merged", tiny_model))]
+    merged = Source(model_in(tmp_path / "merged", tiny_model))
+    plain, named = (parser_of("eval").parse_args(["--merged", str(merged.folder), *more]) for more in ([], [name]))
     with refuses("model.name", CheckpointError, names="began"):
-        evaluation.settings_for(parser.parse_args(merged), Source(tmp_path / "merged"))
-    named = parser.parse_args([*merged, name])
-    assert evaluation.settings_for(named, Source(tmp_path / "merged")).model.name == str(tiny_model)
+        evaluation.settings_for(plain, merged)
+    assert evaluation.settings_for(named, merged).model.name == str(tiny_model)
 
 
 @pytest.mark.parametrize("end", ["-unsloth-bnb-4bit", "-bnb-4bit"])
@@ -203,11 +190,9 @@ def test_a_folder_of_which_nothing_is_known_is_taken_with_a_warning(tmp_path, ti
         settings(tmp_path / "a", *(["--preset", "nano"] if name else []), name=name)
 
 
-@pytest.mark.parametrize(("key", "written"), [
-    ("lora.start", ["model.name=Qwen/Qwen3-1.7B"]), ("teacher.adapter", ["teacher.name=Qwen/Qwen3-1.7B"]),
-])  # fmt: skip
-def test_a_run_refuses_an_adapter_of_another_base(tmp_path, key, written):
-    config = resolve("nano", None, [*written, f"{key}={tmp_path}"])
+@pytest.mark.parametrize(("key", "named"), [("lora.start", "model.name"), ("teacher.adapter", "teacher.name")])
+def test_a_run_refuses_an_adapter_of_another_base(tmp_path, key, named):
+    config = resolve("nano", None, [f"{named}=Qwen/Qwen3-1.7B", f"{key}={tmp_path}"])
     for base in ("Qwen/Qwen3-1.7B", "unsloth/Qwen3-1.7B", "/gone/merged"):
         (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
         downloads.find_adapters(config)

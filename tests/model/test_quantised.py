@@ -19,7 +19,8 @@ from tests.rollout.test_decoder import (
     move_adapter,
     prompts,
     sample,
-)  # fmt: skip
+    sampling,
+)
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
 from trainer.errors import ModelError
@@ -57,8 +58,7 @@ def test_how_layers_are_quantised(tiny_model):
     assert {layer.state.threshold for layer in quantised.layers(base(tiny_model, "int8"))} == {0.0}
     for layer in quantised.layers(base(tiny_model, "nf4", "bf16")):
         assert layer.weight.quant_state.nested
-        assert layer.weight.quant_state.quant_type == "nf4"
-        assert layer.compute_dtype == torch.bfloat16
+        assert (layer.weight.quant_state.quant_type, layer.compute_dtype) == ("nf4", torch.bfloat16)
         assert layer.support_avx512bf16_for_cpu is False
 
 
@@ -83,12 +83,14 @@ def test_an_output_layer_of_its_own_is_not_quantised(untied):
 @pytest.mark.parametrize("sampler", [HfSampler, DecodeSampler])
 def test_sampling_over_a_quantised_base(tiny_model, tokenizer, kind, sampler):
     model = quantised_and_adapted(tiny_model, kind)
-    assert isinstance(make_sampler(resolve("nano").rollout, model, Stops(tokenizer, [2])), DecodeSampler)
+    made = make_sampler(resolve("nano").rollout, model, Stops(tokenizer, [2]))
+    assert isinstance(made, DecodeSampler)
+    dict(made.sample(prompts(9), sampling()))
+    assert not any(projection.is_a_copy for projection in made.forward.projections)
     assert_sampled_as_trained(sampler, model, tokenizer)
 
 
 def assert_sampled_as_trained(sampler, model, tokenizer):
-    """Greedy tokens are those of model.generate, and log-probs those of a training forward."""
     asked = prompts(9, 3, 14)
     greedy = sample(sampler, model, tokenizer, asked, stops=SOME, temperature=0.0)
     assert_greedy_is_generate(greedy, model, asked, SOME)
@@ -108,21 +110,11 @@ def test_a_base_in_bf16_is_sampled_and_trained_alike(tiny_model, tokenizer, targ
     assert_logprobs_of_training(drawn, model, asked, tolerance=2e-2)
 
 
-def test_what_is_in_bf16_and_its_gradients(tiny_model):
-    """The adapter computes in fp32, as autograd would, through the rounded products."""
-    model, plain = (lora.add_adapter(base(tiny_model, "bf16"), Lora(r=4, targets="all")) for _ in "ab")
+def test_what_is_in_bf16(tiny_model):
+    model = lora.add_adapter(base(tiny_model, "bf16"), Lora(r=4, targets="all"))
     assert {value.dtype for name, value in model.float().named_parameters() if "base_layer" in name} == {torch.bfloat16}
     rest = {value.dtype for name, value in model.named_parameters() if "base_layer" not in name}
     assert (rest, model.get_output_embeddings().weight.dtype) == ({torch.float32}, torch.float32)
-    use_own(model)
-    for one in (model, plain):
-        move_adapter(one, seed=1)
-        one(input_ids=torch.arange(5, 25)[None]).logits.square().mean().backward()
-    wanted = dict(plain.named_parameters())
-    for name, value in model.named_parameters():
-        if "lora_" in name:
-            scale = wanted[name].grad.abs().max()
-            assert (value.grad - wanted[name].grad).abs().max() < 0.02 * scale, name
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -199,14 +191,13 @@ def test_a_job_over_a_4_bit_base_says_what_it_compares(job):
 
 
 @pytest.mark.parametrize(("chosen", "alike"), [((), "merged"), (("model.quantize=nf4",), "trained")])
-def test_an_adapter_is_evaluated_over_the_clean_base_unless_another_is_asked_for(
-    job, tmp_path, monkeypatch, capsys, chosen, alike
+def test_an_adapter_is_evaluated_over_the_clean_base_or_the_one_that_is_asked_for(
+    job, tmp_path, monkeypatch, chosen, alike
 ):
     """The run evaluated its adapter over 4 bits, and merged it into the clean base."""
     monkeypatch.chdir(job[0].parent)
     assert octet("eval", "--adapter", "it/adapter", "--out", tmp_path / "out", "--json", *chosen) == 0
     assert answers(tmp_path / "out", "adapter") == answers(job[0], alike)
-    capsys.readouterr()
 
 
 def answers(folder, model: str) -> list[str]:
@@ -214,15 +205,11 @@ def answers(folder, model: str) -> list[str]:
     return [record["completion"] for record in records if record["model"] == model]
 
 
-# ---------------------------------------------------------------- the two ends of a model
-
-
 BOTH = {"embeddings": "cpu", "quantize_head": "int8"}
 
 
 @pytest.fixture(scope="module")
 def untied(tiny_model, tmp_path_factory):
-    """The tiny model with an output layer of its own."""
     folder = tmp_path_factory.mktemp("untied") / "model"
     shutil.copytree(tiny_model, folder)
     config = json.loads((folder / "config.json").read_text())

@@ -79,7 +79,6 @@ UNSAFE = {
 @pytest.mark.parametrize("what", UNSAFE)
 @pytest.mark.parametrize("is_parent", [True, False])
 def test_a_copy_that_another_user_can_have_made_is_not_used(scratch, model, monkeypatch, capsys, what, is_parent):
-    """And where its place is taken, the model is not copied."""
     if what == "another user's" and os.geteuid():
         pytest.skip("only root can give a folder away")
     load.stage(model)
@@ -88,8 +87,7 @@ def test_a_copy_that_another_user_can_have_made_is_not_used(scratch, model, monk
     assert location(model) == model.name
     monkeypatch.setattr(shutil, "copytree", lambda *_: pytest.fail("it was copied"))
     load.stage(model)
-    assert location(model) == model.name
-    assert capsys.readouterr().err.count("The original is read.") == 1
+    assert (location(model), capsys.readouterr().err.count("The original is read.")) == (model.name, 1)
 
 
 @pytest.mark.parametrize("what", ["the disk cannot be written", "a file cannot be looked at"])
