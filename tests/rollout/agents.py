@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -181,3 +182,7 @@ def streamed(problem):
     chunks = [json.loads(event) for event in events[:-1]]
     assert chunks[-1]["usage"]["completion_tokens"] > 0
     return "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])
+
+
+if __name__ == "__main__":
+    print(Talk()([user(json.load(sys.stdin)["question"])])["content"] + "!")

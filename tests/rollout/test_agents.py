@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,12 +75,16 @@ def test_every_token_that_was_sampled_is_trained_on_once_and_as_it_was_sampled(k
     assert len(said) == (3 if run == "several" else 0)  # parameters without effect, and changed messages
 
 
+def talk_of(tokenizer):
+    prompter = Prompter(tokenizer, resolve("nano").prompt, NanoTask())
+    limits, asked = Limits(8, 60, 300, 9.0), prompter.prompt(Problem("p", "q", "4"))
+    return Conversation(prompter, Stops(tokenizer, [tokenizer.eos_token_id]), asked, 0, limits)
+
+
 def test_calls_in_parallel_have_one_order_whichever_ends_first(tokenizer):
-    prompter, asked = Prompter(tokenizer, resolve("nano").prompt, NanoTask()), Problem("p", "q", "4")
     found = []
     for order in ((0, 1), (1, 0)):
-        limits = Limits(4, 60, 300, 9.0)
-        talk = Conversation(prompter, Stops(tokenizer, STOPS), prompter.prompt(asked), 0, limits)
+        talk = talk_of(tokenizer)
         calls = {one: talk.call([user(f"ask {one}")], [], None, ()) for one in order}
         for one in order:
             talk.answer(calls[one], Completion((7 + one,), (-1.0,), "", truncated=False))
@@ -96,11 +99,8 @@ def test_a_conversation_begins_as_a_prompt_does(tokenizer):
     plain.chat_template = None
     first = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
     plain.backend_tokenizer.post_processor = first
-    asked, limits = Problem("p", "How many?", "4"), Limits(4, 60, 300, 9.0)
     for one in (tokenizer, plain):
-        prompter = Prompter(one, resolve("nano").prompt, NanoTask())
-        talk = Conversation(prompter, Stops(one, STOPS), prompter.prompt(asked), 0, limits)
-        tokens = talk.call([user("How many?")], [], None, ()).prompt.tokens
+        tokens = talk_of(one).call([user("How many?")], [], None, ()).prompt.tokens
         assert (tokens[0], tokens.count(1)) == (1, 2 if one is tokenizer else 1)
 
 
@@ -131,25 +131,19 @@ def test_the_rows_of_an_answer_share_its_advantage_and_count_as_one(tokenizer):
 
 
 def test_answers_do_not_depend_on_what_is_decoded_beside_them(tokenizer):
-    model = adapted(family())
-    many, few = (
-        answers_in(sample(DecodeSampler, "three_turns", tokenizer, model=model, settings=[f"rollout.rows={rows}"]))
-        for rows in (16, 1)
-    )
+    asked = (DecodeSampler, "three_turns", tokenizer, 3, 3, adapted(family()))
+    many, few = (answers_in(sample(*asked, settings=[f"rollout.rows={rows}"])) for rows in (16, 1))
     assert [one.tokens for one in many] == [one.tokens for one in few]
 
 
 def test_agents_that_fail_earn_nothing_and_end_nothing(tokenizer):
-    said = []
-    groups = sample(
-        DecodeSampler, "failing", tokenizer, count=6, group=2, said=said, settings=["rollout.turns.seconds=4"]
-    )
+    said, settings = [], ["rollout.turns.seconds=4"]
+    groups = sample(DecodeSampler, "failing", tokenizer, count=6, group=2, said=said, settings=settings)
     for index in range(5):
         for answer in groups[index]:
             assert (answer.text, answer.reward) == ("", 0.0)
             assert bool(answer.tokens) is (index == 3)
-    assert [answer.reward for answer in groups[5]] == [None, None]
-    assert len(said) == 4
+    assert ([answer.reward for answer in groups[5]], len(said)) == ([None, None], 4)
     assert any("ValueError: no idea" in line for line in said)
     assert any("rollout.turns.seconds=4" in line for line in said)
 
@@ -171,8 +165,7 @@ def test_the_decoder_stops_where_a_call_says(tokenizer):
     other = replace(asked, problem=replace(asked.problem, id="q"))
     found = dict(sampler.sample([replace(asked, stop=(string,)), other], sampling(group=1, max_new_tokens=40)))
     assert len(cut.tokens) < len(whole.tokens)
-    assert found[0][0].tokens == cut.tokens
-    assert len(found[1][0].tokens) == 40
+    assert (found[0][0].tokens, len(found[1][0].tokens)) == (cut.tokens, 40)
 
 
 def test_a_conversation_stays_within_the_context_of_the_model(kind, tokenizer):
@@ -246,12 +239,6 @@ def test_a_reply_may_be_streamed(tokenizer):
     assert answer.text == answer.turns[-1].text
 
 
-def talk_of(tokenizer):
-    prompter = Prompter(tokenizer, resolve("nano").prompt, NanoTask())
-    limits, asked = Limits(8, 60, 300, 9.0), prompter.prompt(Problem("p", "q", "4"))
-    return Conversation(prompter, Stops(tokenizer, [tokenizer.eos_token_id]), asked, 0, limits)
-
-
 def reply(talk, messages, text, tools=(), stop=(), ends=True):
     call, tokenizer = talk.call(read_messages(messages), tools, None, stop), talk.stops.tokenizer
     tokens = (*tokenizer(text, add_special_tokens=False)["input_ids"], *([tokenizer.eos_token_id] if ends else []))
@@ -320,25 +307,15 @@ def test_what_an_agent_raises_is_shown_without_keys(tokenizer, tmp_path, monkeyp
 
 
 def test_calls_are_limited(tokenizer):
-    said = []
-    [[answer]] = sample(
-        DecodeSampler, "three_turns", tokenizer, count=1, group=1, said=said, settings=["rollout.turns.most=2"]
-    ).values()
-    assert answer.truncated
-    assert answer.reward == 0.0
+    said, settings = [], ["rollout.turns.most=2"]
+    groups = sample(DecodeSampler, "three_turns", tokenizer, count=1, group=1, said=said, settings=settings)
+    assert [(one.truncated, one.reward) for one in answers_in(groups)] == [(True, 0.0)]
     assert "rollout.turns.most=2" in said[0]
 
 
-def test_a_command_is_an_agent(tokenizer, tmp_path):
-    program = tmp_path / "agent.py"
-    program.write_text(
-        "import json, sys\n"
-        f"sys.path.insert(0, {str(HERE)!r})\n"
-        "from agents import Talk, user\n"
-        "print(Talk()([user(json.load(sys.stdin)['question'])])['content'] + '!')\n"
-    )
-    said = []
-    [[answer]] = sample(DecodeSampler, f"{sys.executable} {program}", tokenizer, count=1, group=1, said=said).values()
+def test_a_command_is_an_agent(tokenizer):
+    said, command = [], f"{sys.executable} {HERE / 'agents.py'}"
+    [[answer]] = sample(DecodeSampler, command, tokenizer, count=1, group=1, said=said).values()
     assert not said
     assert answer.text == answer.turns[-1].text.strip() + "!"
     assert [turn["role"] for turn in answer.transcript["turns"]] == ["environment", "model"]
@@ -401,16 +378,15 @@ def test_the_process_of_agents_ends_with_the_run_although_this_one_goes_on(tmp_p
 @pytest.mark.parametrize("text", ["raise ValueError('broken')", "other = 1"])
 def test_a_file_that_cannot_be_used_is_refused_at_the_start(text, tmp_path, tokenizer):
     (tmp_path / "mine.py").write_text(text)
-    setting = f"{tmp_path / 'mine.py'}:run"
     with refuses("task.agent"):
-        sample(DecodeSampler, setting, tokenizer)
+        sample(DecodeSampler, f"{tmp_path / 'mine.py'}:run", tokenizer)
 
 
 def test_nothing_of_the_agents_is_left_behind(tokenizer):
-    before = Counter(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/proc/self/fd"))
     sample(DecodeSampler, "three_turns", tokenizer)
     until(lambda: not children())
-    assert len(os.listdir("/proc/self/fd")) <= sum(before.values()) + 2
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
 def children():

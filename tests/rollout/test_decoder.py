@@ -1,4 +1,4 @@
-"""What every sampler promises, held against `model.generate` and against a training forward."""
+"""Promises of every sampler, held against `model.generate` and a training forward; then those of the fast one."""
 
 import gc
 import itertools
@@ -44,10 +44,8 @@ LLAMA3 |= {"original_max_position_embeddings": 64}
 BIASED = {"mlp_bias": True, "attention_bias": True, "tie_word_embeddings": False}
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
 LONG |= {"short_factor": [1.1, 1.3], "long_factor": [2.0, 4.0], "partial_rotary_factor": 0.5}
-TWO_ROPES = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
-    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
-}
+TWO_ROPES = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e3}}
+TWO_ROPES |= {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5}}
 WINDOWED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.0}
 GRANITE4 = GRANITE | {"layer_types": ["full_attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 48}
@@ -166,7 +164,6 @@ SOME = set(range(0, 480, 6))  # stop tokens that end some rows early and leave o
 
 @pytest.mark.parametrize(("kind", "name"), OF_FAMILIES)
 def test_greedy_tokens_are_those_of_generate_with_and_without_the_adapter(kind, name, tokenizer):
-    """One sampler, as in a run: adapter on, off, moved, on again."""
     model, asked, found = adapted(family(name)), prompts(9, 3, 30, 17), []
     sampler, greedy = kind(model, turns(tokenizer, SOME), 64), sampling(temperature=0.0)
     for seed, is_on in ((1, True), (1, False), (2, True)):
@@ -179,13 +176,11 @@ def test_greedy_tokens_are_those_of_generate_with_and_without_the_adapter(kind, 
 
 
 def rows_in(groups, asked) -> list[TrainingRow]:
-    """Return what was sampled as rows to train on."""
     pairs = ((asked[index].tokens, one) for index, group in groups.items() for one in group)
     return [TrainingRow(prompt, one.tokens, one.logprobs, 0.0) for prompt, one in pairs]
 
 
 def assert_logprobs_of_training(groups, model, asked, temperature=1.0, tolerance=1e-4):
-    """Compare the log-probs of the sampler with those of a training forward."""
     batch = to_tensors(rows_in(groups, asked), pad_token=0)
     with torch.no_grad():
         trained_BT = LogProbs(model.train(), temperature)(batch).logprobs_BT
@@ -193,7 +188,7 @@ def assert_logprobs_of_training(groups, model, asked, temperature=1.0, tolerance
 
 
 @pytest.mark.parametrize(("kind", "name"), OF_FAMILIES)
-def test_returned_logprobs_equal_a_training_forward_and_a_common_beginning_is_read_once(
+def test_logprobs_are_those_of_a_training_forward_and_a_common_beginning_is_read_once(
     kind, name, tokenizer, monkeypatch
 ):
     """Nine rows are too few for the third prompt, which is read by itself."""
@@ -235,13 +230,11 @@ def assert_read_up_to_the_stop(tokenizer, one):
         assert "\n" in decoded or one.text.endswith(STRINGS)
 
 
-@pytest.mark.parametrize(("kind", "rows", "steps_per_check"), [
+@pytest.mark.parametrize(("kind", "rows", "steps"), [
     (HfSampler, 3, 1), (HfSampler, 64, 1), (DecodeSampler, 3, 1), (DecodeSampler, 64, 8),
 ])  # fmt: skip
-def test_greedy_tokens_end_with_the_first_that_completes_a_stop_string(
-    kind, model, tokenizer, monkeypatch, rows, steps_per_check
-):
-    monkeypatch.setitem(STEPS_PER_CHECK, "cpu", steps_per_check)
+def test_greedy_tokens_end_with_the_one_that_completes_a_stop_string(kind, model, tokenizer, monkeypatch, rows, steps):
+    monkeypatch.setitem(STEPS_PER_CHECK, "cpu", steps)
     asked, greedy = prompts(*range(4, 24)), {"group": 2, "temperature": 0.0, "max_new_tokens": 40}
     whole = sample(kind, model, tokenizer, asked, **greedy)
     ended = sample(kind, model, tokenizer, asked, strings=STRINGS, rows=rows, **greedy)
@@ -277,9 +270,8 @@ def test_an_answer_does_not_depend_on_those_sampled_beside_it(kind, tokenizer):
     together = tokens_of(sample(kind, model, tokenizer, asked, stops=SOME, max_new_tokens=24))
     assert len({tokens for group in together.values() for tokens in group}) == 16
     for index, prompt in enumerate(asked):
-        assert tokens_of(sample(kind, model, tokenizer, [prompt], stops=SOME, rows=3)) == {
-            0: [tokens[:12] for tokens in together[index]]
-        }
+        alone = tokens_of(sample(kind, model, tokenizer, [prompt], stops=SOME, rows=3))
+        assert alone == {0: [tokens[:12] for tokens in together[index]]}
 
 
 def test_a_problem_that_comes_again_in_a_step_gets_other_answers(kind, model, tokenizer):
@@ -399,9 +391,6 @@ def test_a_tokenizer_without_a_pad_token(kind, tiny_model, tmp_path):
     model, asked = adapted(family()), prompts(9, 3, 14)
     groups = sample(kind, model, tokenizer, asked, temperature=0.0)
     assert_greedy_is_generate(groups, model, asked, stop_tokens(tokenizer, model))
-
-
-# What only the fast sampler has to promise.
 
 
 def counts(requests):
@@ -529,21 +518,6 @@ def test_large_layers_are_packed_anew_when_they_have_changed(monkeypatch, tokeni
     assert all(projection._copy_OH.is_mkldnn for projection in sampler.forward.projections)
 
 
-def test_a_4_bit_base_is_never_copied(tiny_model, tokenizer):
-    pytest.importorskip("bitsandbytes")
-    from transformers import BitsAndBytesConfig
-
-    from trainer.model.quantised import keep_training_arithmetic
-
-    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32, bnb_4bit_quant_type="nf4")
-    base = AutoModelForCausalLM.from_pretrained(tiny_model, quantization_config=settings, dtype=torch.float32)
-    model, asked = adapted(keep_training_arithmetic(base)), prompts(9, 3, 14)
-    sampler = DecodeSampler(model, turns(tokenizer, SOME), 64)
-    groups = dict(sampler.sample(asked, sampling(temperature=0.0)))
-    assert not any(projection.is_a_copy for projection in sampler.forward.projections)
-    assert_greedy_is_generate(groups, model, asked, SOME)
-
-
 def test_the_adapter_of_a_run_is_copied_and_its_copies_stay_where_they_are(tokenizer):
     model = add_adapter(family(), Lora(targets="all"))
     sampler = DecodeSampler(model, turns(tokenizer, SOME), 64)
@@ -566,9 +540,8 @@ def test_answers_share_a_row_while_they_are_the_same(rows, monkeypatch, tokenize
     with monkeypatch.context() as card:
         card.setitem(STEPS_PER_CHECK, "cpu", 2)
         own = sample(DecodeSampler, model, tokenizer, asked, **drawn)
-    model.base_model.model.model.layers[0].self_attn.q_proj.register_forward_hook(
-        lambda _, inputs, __: seen.append(len(inputs[0]))
-    )
+    first = model.base_model.model.model.layers[0].self_attn.q_proj
+    first.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     shared = sample(DecodeSampler, model, tokenizer, asked, **drawn)
     assert tokens_of(shared) == tokens_of(own)
     for index, group in shared.items():
@@ -628,15 +601,14 @@ def test_the_token_is_the_one_whose_share_of_the_line_has_the_random_number(size
     assert torch.allclose(logprobs_BG, (logits_BV / 0.7).log_softmax(dim=-1).gather(1, tokens_BG), atol=1e-4)
 
 
-def other(kind, **shape):
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape))
-
-
-GPT2 = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 480, "n_positions": 64, "eos_token_id": 2}
+GPT2 = AutoConfig.for_model("gpt2", n_layer=1, n_head=2, n_embd=16, vocab_size=480, n_positions=64, eos_token_id=2)
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 MAMBA = ["linear_attention", "full_attention"]
 UNSUPPORTED = {
-    "unknown family": (lambda: other("gpt2", **GPT2), "no forward pass for GPT2LMHeadModel, and no plan"),
+    "unknown family": (
+        lambda: AutoModelForCausalLM.from_config(GPT2),
+        "no forward pass for GPT2LMHeadModel, and no plan",
+    ),
     "window": (lambda: family("llama", sliding_window=8), "a sliding window of 8 tokens"),
     "experts": (lambda: family("gemma4 with keys as values", **GEMMA4_EXPERTS), "mixtures of experts"),
     "experts of Granite 4": (lambda: family("granite 4", num_local_experts=4), "mixtures of experts"),
@@ -662,11 +634,10 @@ def test_a_model_that_the_fast_path_does_not_know(name, tokenizer):
 
 
 SCALED = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+BETA = {"rope_parameters": SCALED | {"llama_4_scaling_beta": 0.1}}
 
 
-@pytest.mark.parametrize(("name", "changed"), [
-    ("phi4-mini", {}), ("ministral3", {"rope_parameters": SCALED | {"llama_4_scaling_beta": 0.1}}),
-])  # fmt: skip
+@pytest.mark.parametrize(("name", "changed"), [("phi4-mini", {}), ("ministral3", BETA)])
 def test_a_context_in_which_the_model_attends_in_another_way_is_refused(name, changed, tokenizer):
     sampler = make_sampler(Rollout(), family(name, **changed), Stops(tokenizer, [2]))
     with refuses("rollout.max_new_tokens", names=64):
@@ -737,7 +708,6 @@ class RoundedSteps:
 
 @pytest.fixture(scope="module")
 def answered():
-    """A model, prompts, and the greedy answers to them."""
     model, asked = adapted(family()), prompts(9, 3, 30, 4, 17, 8, 21)
     return model, asked, {index: [generated(model, prompt, SOME)] * 4 for index, prompt in enumerate(asked)}
 
@@ -755,8 +725,7 @@ def test_neither_refill_nor_compaction_nor_rare_looks_change_greedy_tokens(kind,
         sampler.batch.steps_per_check = 8
         assert tokens_of(dict(sampler.sample(asked, greedy))) == wanted
         drawn = answers_in(dict(sampler.sample(asked, sampling())))
-        assert len(drawn) == 28
-        assert all(len(one.tokens) == len(one.logprobs) <= 12 for one in drawn)
+        assert [len(one.tokens) == len(one.logprobs) <= 12 for one in drawn] == [True] * 28
 
 
 def test_a_teacher_beside_the_adapter_changes_neither_what_is_copied_nor_the_answers(tokenizer, tmp_path):

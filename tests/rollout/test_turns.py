@@ -88,8 +88,7 @@ def test_marks_of_thinking_that_are_special_tokens_stay_in_the_text():
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|channel>", "<channel|>", "<|turn>"]})
     tokens = tokenizer(f"<|channel>{plain}<channel|><|turn>4")["input_ids"]
     text = Stops(tokenizer, []).completion(tokens, []).text
-    assert text == "<|channel>thought of 2 4<channel|>4"
-    assert after_thinking(text)[1] == "4"
+    assert (text, after_thinking(text)[1]) == ("<|channel>thought of 2 4<channel|>4", "4")
 
 
 def test_an_environment_of_one_turn_is_as_if_there_were_none(kind, tokenizer):
@@ -98,8 +97,7 @@ def test_an_environment_of_one_turn_is_as_if_there_were_none(kind, tokenizer):
     turned = sample(kind, model, turns_of(tokenizer, environments(lambda problem: Counts(1))), rows=6)
     assert any(one.truncated for one in answers_in(plain)) is any(one.truncated for one in answers_in(turned))
     for one, other in zip(answers_in(plain), answers_in(turned), strict=True):
-        assert replace(other, turns=(), reward=None) == one
-        assert other.turns == (Turn("model", one.text),)
+        assert (replace(other, turns=(), reward=None), other.turns) == (one, (Turn("model", one.text),))
     losses = [gradients(model, asked_group(groups)) for groups in (plain, turned)]
     for of_plain, of_turned in zip(*losses, strict=True):
         assert torch.equal(of_plain, of_turned)
@@ -123,7 +121,6 @@ def batch_of(group, **settings):
 
 
 def gradients(model, group, flat=True, **settings):
-    """Return the loss and all gradients of a group."""
     batch, size = batch_of(group, **settings)
     scores = LogProbs(model, 1.0, flat=flat)(batch)
     batch = batch.prepared().measured(scores.logprobs_BT.detach())
@@ -270,16 +267,13 @@ def test_a_long_observation_is_cut_and_says_so(tokenizer):
         assert ("[cut: " in told) is (said is long)
 
 
-FAILING = [
+@pytest.mark.parametrize(("step", "error", "named"), [
     (lambda text: 1 / 0, DataError, "ZeroDivisionError"),
     (lambda text: "hello", DataError, "'hello' for p9"),
     (lambda text: ("hello", False, float("nan")), DataError, "('hello', False, nan)"),
     (lambda text: time.sleep(5), TrainingError, "0.2 seconds"),
     (lambda text: sys.exit(0), DataError, "SystemExit"),
-]
-
-
-@pytest.mark.parametrize(("step", "error", "named"), FAILING)
+])  # fmt: skip
 def test_an_environment_that_fails_is_named(kind, tokenizer, step, error, named):
     made = SimpleNamespace(reset=lambda problem: None, step=step)
     turns = turns_of(tokenizer, environments(lambda problem: made), seconds=0.2)
@@ -310,9 +304,6 @@ def test_a_tool_takes_its_time_without_ending_the_run(kind, tokenizer):
     turns = turns_of(tokenizer, environments(lambda problem: Counts(2, wait_s=0.2), is_built_in=True), seconds=0.01)
     groups = sample(kind, family(), turns, asked=prompts(9), group=2, stops=set(range(480)))
     assert {len(one.turns) for one in answers_in(groups)} == {3}
-
-
-# ---------------------------------------------------------------- what is trained on
 
 
 @pytest.fixture(scope="module")
@@ -346,7 +337,6 @@ def test_a_reply_changes_no_log_prob_but_those_of_later_tokens(told, flat):
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("aggregation", ["dapo", "grpo", "bnpo"])
 def test_the_gradient_is_that_of_the_tokens_that_the_model_wrote(told, flat, aggregation):
-    """Held against a plain forward pass over each answer, and a sum over its own tokens."""
     model, group, _ = told
     found = gradients(model, group, flat, aggregation=aggregation, loss="reinforce_baseline")
     lengths = [one.length for one in group.completions]
@@ -365,9 +355,8 @@ def test_the_gradient_is_that_of_the_tokens_that_the_model_wrote(told, flat, agg
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_no_objective_sees_what_stands_at_the_places_of_a_reply(told, loss, level):
     model, group, _ = told
-    settings = Algorithm.model_validate(
-        {"loss": loss, "correction": {"level": level}, "kl": {"coef": 0.1}, "entropy_bonus": 0.01, "clip_high": 5.0}
-    )
+    given = {"loss": loss, "correction": {"level": level}, "kl": {"coef": 0.1}, "entropy_bonus": 0.01, "clip_high": 5.0}
+    settings = Algorithm.model_validate(given)
     batch, size = batch_of(group)
     scores = LogProbs(model, 1.0, train_entropy=True)(batch)
     batch = batch.prepared(scores.logprobs_BT * 0).measured(scores.logprobs_BT.detach() - 0.1)
@@ -376,9 +365,6 @@ def test_no_objective_sees_what_stands_at_the_places_of_a_reply(told, loss, leve
     assert noise.any()
     scores = scores._replace(entropy_BT=scores.entropy_BT + noise)
     assert total(objective(scores, batch, settings, 0.1), batch, size) == expected
-
-
-# ---------------------------------------------------------------- vLLM
 
 
 @pytest.fixture
@@ -409,9 +395,9 @@ def test_a_server_goes_on_behind_a_reply(served, tokenizer):
     assert len({one.tokens for one in sampled}) > 6
 
 
-@pytest.mark.parametrize(
-    ("written", "is_right"), [(["#### 3*14=", ""], True), (["<think>3*14=", " so\n#### 42"], False)]
-)
+@pytest.mark.parametrize(("written", "is_right"), [
+    (["#### 3*14=", ""], True), (["<think>3*14=", " so\n#### 42"], False),
+])  # fmt: skip
 def test_what_an_inline_calculator_writes_is_part_of_the_answer_that_is_scored(tokenizer, written, is_right):
     found = environments_of(NanoTask(), TaskSettings(tools=("calculator",), calls="inline"))
     turns = turns_of(tokenizer, found)(Stops(tokenizer, [2], found.stops))
@@ -425,9 +411,7 @@ def test_what_an_inline_calculator_writes_is_part_of_the_answer_that_is_scored(t
 
 
 def test_rewards_of_a_user_and_metrics_see_what_the_model_wrote(tokenizer, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "def brief(completion_ids, **_):\n    return [len(ids) for ids in completion_ids]\n"
-    )
+    (tmp_path / "mine.py").write_text("def brief(completion_ids, **_): return [len(ids) for ids in completion_ids]")
     turns = (Turn("model", "1 + 1 ="), Turn("environment", " 2"), Turn("model", "#### 2"))
     others = (Turn("model", "2 ="), *turns[1:])
     told = Completion((1, 2, 3, 4), (0.0,) * 4, "#### 2", False, None, (True, False, False, True), turns, 0.0)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tests.conftest import is_running, refuses, said_by, until
 from trainer.commands import eval as eval_command
+from trainer.commands.main import parser_of
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
 from trainer.machine import hardware
@@ -113,8 +113,7 @@ def test_a_server_is_not_told_of_our_ranks_nor_of_how_we_allocate(monkeypatch):
     hardware.prepare_cuda()
     around = process._environment([2, 3], Path())
     assert not {*ours, "PYTORCH_ALLOC_CONF"} & set(around)
-    assert around["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert around["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert (around["CUDA_VISIBLE_DEVICES"], around["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]) == ("2,3", "1")
 
 
 @pytest.fixture
@@ -146,7 +145,9 @@ def test_a_server_imports_the_packages_of_its_own_environment(tmp_path, monkeypa
 
 GIVEN = {"right": b"Bearer the-key", "another": b"Bearer another", "bare": b"the-key", "none": None}
 ROUTES = ["/v1/completions", "/collective_rpc", "/server_info", "/health"]
-CONNECTIONS = [
+
+
+@pytest.mark.parametrize(("kind", "path", "given", "told"), [
     *[("http", path, "right", 200) for path in ROUTES],
     *[("http", path, given, 401) for path in ROUTES for given in ("another", "bare", "none")],
     ("websocket", "/", "right", 200),
@@ -154,10 +155,7 @@ CONNECTIONS = [
     ("websocket", "/", "none", "websocket.close"),
     ("webtransport", "/", "none", "webtransport.close"),
     ("lifespan", "/", "none", 200),
-]
-
-
-@pytest.mark.parametrize(("kind", "path", "given", "told"), CONNECTIONS)
+])  # fmt: skip
 def test_every_connection_to_a_started_server_needs_the_key(monkeypatch, kind, path, given, told):
     monkeypatch.setenv("VLLM_API_KEY", "the-key")
     sent = []
@@ -174,12 +172,9 @@ def test_every_connection_to_a_started_server_needs_the_key(monkeypatch, kind, p
 
 
 def test_a_run_makes_a_key_for_its_servers_which_only_their_environment_has(tmp_path, monkeypatch, stand_in):
-    """A stand-in for vLLM writes its environment and its command line down."""
-    monkeypatch.setattr(
-        server, "VllmServerSampler", lambda _, servers: SimpleNamespace(servers=servers, check=lambda: None)
-    )
-    named = [START, stand_in('echo "$VLLM_API_KEY"; echo "$@"')]
-    keys = []
+    unchecked = lambda _, servers: SimpleNamespace(servers=servers, check=lambda: None)  # noqa: E731
+    monkeypatch.setattr(server, "VllmServerSampler", unchecked)
+    named, keys = [START, stand_in('echo "$VLLM_API_KEY"; echo "$@"')], []
     for own in ("", "", "the key of the user"):
         monkeypatch.setenv("VLLM_API_KEY", own)
         (tmp_path / "vllm-0.log").unlink(missing_ok=True)
@@ -265,7 +260,6 @@ time.sleep(600)
 
 @pytest.fixture
 def note(tmp_path, monkeypatch) -> Path:
-    """The file that the stand-ins for a server write to."""
     monkeypatch.setenv("NOTE", str(tmp_path / "note"))
     return tmp_path / "note"
 
@@ -347,9 +341,7 @@ def test_whoever_asks_about_a_served_adapter_does_not_need_its_server(tmp_path, 
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     (tmp_path / "config.yaml").write_text(resolve("nano", None, served).to_yaml())
-    parser = ArgumentParser()
-    eval_command.add_arguments(parser)
-    options = parser.parse_intermixed_args([f"--adapter={tmp_path / 'adapter'}", *given])
+    options = parser_of("eval").parse_intermixed_args([f"--adapter={tmp_path / 'adapter'}", *given])
     rollout = eval_command.settings_for(options, eval_command.adapter_of(options)).rollout
     assert (rollout.engine, rollout.vllm.urls, rollout.ahead) == (engine, urls, 0)
 

@@ -106,8 +106,6 @@ def good(body: dict[str, Any], server: Double | None = None, **changed: Any) -> 
 
 
 class Policy:
-    """A policy whose weights are its version."""
-
     def __init__(self) -> None:
         self.version: int | None = 0
 
@@ -138,9 +136,8 @@ other = double  # a second server
 def around(folder: Path, policy: Any, *urls: str, settings: tuple[str, ...] = ()) -> SamplingContext:
     named = [f"rollout.vllm.urls=[{','.join(urls)}]", "rollout.vllm.wait_s=5", "rollout.vllm.timeout_s=5", *settings]
     said: list[str] = []
-    return SamplingContext(
-        resolve("nano", None, named), policy, "nano", "fp32", 64, Stops(Tokenizer(), [STOP]), folder, said.append
-    )
+    stops = Stops(Tokenizer(), [STOP])
+    return SamplingContext(resolve("nano", None, named), policy, "nano", "fp32", 64, stops, folder, said.append)
 
 
 @pytest.fixture
@@ -177,11 +174,9 @@ def first_tokens(groups) -> set[int]:
 
 
 def test_groups_are_whole_and_of_the_version_of_the_moment(sampler, policy, double):
-    """And the base has its own name."""
     for policy.version in (0, 1, 5):
         groups = sample(sampler)
-        assert sorted(groups) == [0, 1, 2, 3]
-        assert {len(group) for group in groups.values()} == {3}
+        assert (sorted(groups), {len(group) for group in groups.values()}) == ([0, 1, 2, 3], {3})
         assert first_tokens(groups) == {100 + policy.version}
         assert {one.version for group in groups.values() for one in group} == {policy.version}
     one = groups[2][0]
@@ -226,8 +221,7 @@ def test_a_name_and_a_path_never_come_again(policy, double, make_sampler, tmp_pa
         assert (sampler.published.path / "adapter").read_text() == "2"
         sampler.close()
     assert [len(set(used)) for used in zip(*double.history, strict=True)] == [6, 6]
-    assert len(double.history) == 6
-    assert double.adapters == {}
+    assert (len(double.history), double.adapters) == (6, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -280,8 +274,7 @@ FAULTS = {
 def test_a_fault_is_asked_again_and_nothing_is_counted_twice(sampler, double, name):
     double.faults = [FAULTS[name]] * 2
     groups = sample(sampler)
-    assert [len(groups[index]) for index in range(4)] == [3] * 4
-    assert len(double.asked) == 6
+    assert ([len(groups[index]) for index in range(4)], len(double.asked)) == ([3] * 4, 6)
 
 
 ENDING = {
@@ -389,15 +382,12 @@ def test_a_closed_sampler_does_not_wait(sampler, double):
     closing.join()
 
 
-REFUSED = [
+@pytest.mark.parametrize(("fact", "value", "remedy"), [
     ("logprobs_mode", "raw_logprobs", "--logprobs-mode processed_logprobs"),
     ("replicas", 2, "--data-parallel-size"),
     ("max_loras", 1, "--max-loras 2"),
     ("version", "0.11.2.post2", "too old"),
-]
-
-
-@pytest.mark.parametrize(("fact", "value", "remedy"), REFUSED)
+])  # fmt: skip
 def test_a_server_that_cannot_work_is_refused_before_the_first_step(double, fact, value, remedy):
     double.facts[fact] = value
     with refuses("rollout.vllm.urls", names=remedy):
@@ -489,26 +479,22 @@ def test_the_compared_tokens_are_of_several_groups(double, make_sampler):
 
 
 def measured_by_hand(batch: TrainingBatch) -> Scores:
-    """Return what the good server says about its first version."""
     rest_BT = torch.full(batch.targets_BT.shape, -0.25)
     first_BT = rest_BT.masked_fill(batch.targets_BT == 100, -0.5)
     return Scores(first_BT.masked_fill(batch.targets_BT == STOP, -1.0), rest_BT)
 
 
 INVALID = b'{"vllm_config": {"model_config": 3, "lora_config": {"a": 1}}}'
-NO_VLLM = [
+
+
+@pytest.mark.parametrize(("path", "status", "reply", "kind", "said"), [
     *[("/v1/models", 200, said, TrainingError, "3 invalid") for said in (b"{}", b'{"data": []}', b"[1]", b"<html>")],
     ("/v1/models", 404, b"Not Found", ConfigError, "HTTP 404"),
     ("/v1/models", 401, b"Unauthorized", TrainingError, "VLLM_API_KEY"),
     *[("/version", 200, said, TrainingError, "vLLM") for said in (b"[1]", b'"0.32.0"', INVALID)],
     *[("/server_info?config_format=json", 200, said, TrainingError, "vLLM") for said in (b"[1]", b'"0.32.0"', INVALID)],
-]
-
-
-@pytest.mark.parametrize(("path", "status", "reply", "kind", "said"), NO_VLLM)
-def test_another_program_at_the_address_is_named_with_its_address(
-    double, policy, tmp_path, path, status, reply, kind, said
-):
+])  # fmt: skip
+def test_another_program_is_named_with_its_address(double, policy, tmp_path, path, status, reply, kind, said):
     double.instead[path] = status, reply
     with refuses("rollout.vllm.urls" if kind is ConfigError else "rollout.engine", kind, names=said) as refused:
         connect(around(tmp_path, policy, double.url))

@@ -76,16 +76,15 @@ def test_a_teacher_that_counts_in_other_tokens_is_refused_by_name(connect, token
 
 
 TOO_LARGE = [None, {"27": {"logprob": 3.0}}, {"34": {"logprob": 3.0}}]
-REPLIES = [
+
+
+@pytest.mark.parametrize(("reply", "kind", "message"), [
     ({"model": "other"}, TrainingError, "other"),
     ({"choices": []}, TrainingError, "3 invalid"),
     ({"choices": [{"prompt_logprobs": None}]}, TrainingError, "vLLM"),
     ({"choices": [{"prompt_logprobs": [None, {"20": {"logprob": -1.0}}]}]}, TrainingError, "vLLM"),
     ({"choices": [{"prompt_logprobs": TOO_LARGE}]}, ConfigError, "log-prob"),
-]
-
-
-@pytest.mark.parametrize(("reply", "kind", "message"), REPLIES)
+])  # fmt: skip
 def test_a_reply_that_makes_no_sense_ends_the_run(double, connect, reply, kind, message):
     teacher = connect()
     double.look_back = lambda **body: (200, {"model": "nano", **reply})
