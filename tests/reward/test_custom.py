@@ -22,7 +22,6 @@ from trainer.reward.scorer import Scorer
 
 @pytest.fixture
 def mine(tmp_path):
-    """Writes a file with the function `score` and makes its scorer."""
 
     def write(body: str, *overrides: str) -> Scorer:
         (tmp_path / "my_rewards.py").write_text(body)
@@ -116,26 +115,20 @@ def test_a_weight_and_several_functions(tmp_path):
 @pytest.mark.parametrize("returned, grade", [
     ("[True]", 1.0), ("(1,)", 1.0), ("iter([0.25])", 0.25), ("decimal.Decimal('0.5'),", 0.5),
     ("[numpy.float32(0.5)]", 0.5), ("[torch.tensor(2)]", 2.0),
+    ("[os.waitstatus_to_exitcode(os.waitpid(os.fork() or os._exit(5), 0)[1])]", 5.0),  # a fork may end
 ])  # fmt: skip
 def test_numbers_of_any_kind(mine, returned, grade):
-    assert grades(mine(f"import decimal, numpy, torch\ndef score(completions, **c): return {returned}"), "a") == [grade]
-
-
-def test_a_process_that_a_function_forks_may_end(mine):
-    fork = "    child = os.fork()\n    if not child:\n        os._exit(5)\n"
-    wait = "    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]\n"
-    assert grades(mine(f"import os\ndef score(completions):\n{fork}{wait}"), "a") == [5]
+    body = f"import decimal, numpy, os, torch\ndef score(completions, **c): return {returned}"
+    assert grades(mine(body), "a") == [grade]
 
 
 def test_what_a_function_prints_is_no_result(mine, capsys):
     """Results are on standard output; closing it has no effect on them."""
     body = "import sys\nprint('loaded')\ndef score(completions):\n    print('scored')\n    sys.stdout.close()\n"
-    body += "    return [1]\n"
-    assert grades(mine(body), "a") == [1]
+    assert grades(mine(f"{body}    return [1]\n"), "a") == [1]
     print("result")
-    said = capsys.readouterr()
-    assert said.out == "result\n"
-    assert said.err.split() == ["loaded", "scored"]
+    out, err = capsys.readouterr()
+    assert (out, err.split()) == ("result\n", ["loaded", "scored"])
 
 
 def test_a_limit_that_a_function_sets_is_its_own_and_what_is_new_in_the_environment_stays(mine, monkeypatch):
@@ -240,21 +233,18 @@ def test_a_function_that_hangs_ends_at_the_timeout(mine, body):
 def test_code_that_never_lets_go_of_the_interpreter_ends_the_process(tmp_path):
     body = "import re\ndef score(completions, **c):\n    return [re.match('(a+)+$', 'a' * 40 + 'b')]\n"
     (tmp_path / "mine.py").write_text(body)
-    done = python(
-        "from tests.rewarding import *; from trainer.machine import user_code; user_code.GRACE_S = 0.2\n"
-        f"scores_of(scorer_of('reward.custom={tmp_path}/mine.py:score', 'reward.timeout=0.2'), 'a')"
-    )
+    quick = "from trainer.machine import user_code; user_code.GRACE_S = 0.2"
+    scorer = f"scorer_of('reward.custom={tmp_path}/mine.py:score', 'reward.timeout=0.2')"
+    done = python(f"from tests.rewarding import *; {quick}; scores_of({scorer}, 'a')")
     assert done.returncode == 1
     assert f'"{tmp_path}/mine.py", line 3 in score' in done.stderr
 
 
 def test_a_file_may_import_its_neighbour_and_define_dataclasses(tmp_path, mine):
     (tmp_path / "neighbour_of_mine.py").write_text("VALUE = 0.25")
-    scorer = mine(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom neighbour_of_mine import VALUE\n"
-        "@dataclass\nclass A:\n    x: int\ndef score(completions, **c): return [VALUE]"
-    )
-    assert grades(scorer, "a") == [0.25]
+    body = "from __future__ import annotations\nfrom neighbour_of_mine import VALUE\nfrom dataclasses import dataclass"
+    body += "\n@dataclass\nclass A:\n    x: int\ndef score(completions, **c): return [VALUE]"
+    assert grades(mine(body), "a") == [0.25]
 
 
 @pytest.mark.parametrize(("body", "format_", "told"), [
@@ -296,7 +286,6 @@ def test_a_run_tries_its_rewards_before_torch_is_imported(tmp_path, name, told):
 
 
 def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch):
-    """`build` with a bad function never comes to the model."""
     from trainer.config.command_line import Request
     from trainer.run import assemble
 

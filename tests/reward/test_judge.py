@@ -118,8 +118,7 @@ def test_the_request_is_what_openai_endpoints_take_and_the_grade_a_weighted_mean
 def test_what_differs_between_endpoints_can_be_set(server):
     url = f"{server.url}/chat/completions/"
     grades(judge(url, "reward.judge.structured=false", "reward.judge.extra={max_tokens: null, top_p: 0.5}"), "a")
-    assert server.paths == ["/v1/chat/completions"]
-    assert server.requests[0]["top_p"] == 0.5
+    assert (server.paths, server.requests[0]["top_p"]) == (["/v1/chat/completions"], 0.5)
     assert not {"response_format", "max_tokens"} & set(server.requests[0])
 
 
@@ -296,8 +295,8 @@ def test_back_off_doubles_with_jitter(server, monkeypatch):
     server.replies = [refusal(500)]
     grades(judge(server.url, "reward.judge.backoff_s=1", "reward.judge.retries=8"), "a")
     waits = [seconds for seconds in slept if seconds > 0.3]
-    assert all(0.5 * step <= wait <= 1.5 * step for wait, step in zip(waits, [1, 2, 4, 8, 16, 32, 60, 60]))
-    assert len(waits) == 8
+    bounds = [(0.5 * step, 1.5 * step) for step in (1, 2, 4, 8, 16, 32, 60, 60)]
+    assert all(least <= wait <= most for wait, (least, most) in zip(waits, bounds, strict=True))
     assert waits[0] != 1
 
 
@@ -308,21 +307,17 @@ def test_requests_run_side_by_side_up_to_the_limit_and_the_same_answer_is_asked_
     assert (server.most_at_once, scorer.parallel, len(server.requests)) == (3, 3, 9)
 
 
-# ------------------------------------------------------------------------------------------------------ cache, budget
-
-
 def test_the_cache_outlives_the_process(server, tmp_path):
     cached = f"reward.judge.cache={tmp_path}/cache"
-    assert grades(judge(server.url, cached), "a") == [pytest.approx(GOOD_REWARD)]
-    scorer = judge(server.url, cached)
-    assert grades(scorer, "a") == [pytest.approx(GOOD_REWARD)]
+    for _ in range(2):
+        scorer = judge(server.url, cached)
+        assert grades(scorer, "a") == [pytest.approx(GOOD_REWARD)]
     assert (len(server.requests), scorer.drain()["judge/from_cache"]) == (1, (1,))
     (entry,) = (tmp_path / "cache").rglob("*.json")
     for damage in ("", '"cut sho', '"not grades"', "[1]"):
         entry.write_text(damage)
         assert grades(judge(server.url, cached), "a") == [pytest.approx(GOOD_REWARD)]
-    assert len(server.requests) == 5
-    assert len(list((tmp_path / "cache").rglob("*.json"))) == 1
+    assert (len(server.requests), [*(tmp_path / "cache").rglob("*.json")]) == (5, [entry])
     grades(judge(server.url, cached, "reward.judge.model=other"), "a")
     assert len(server.requests) == 6
     with refuses("reward.judge.cache"):
@@ -340,8 +335,7 @@ def test_two_runs_may_cache_one_reply_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", meanwhile)
     cache.put("ab", "ours")
-    assert cache.get("ab") == "ours"
-    assert len([*tmp_path.rglob("*.*")]) == 1
+    assert (cache.get("ab"), len([*tmp_path.rglob("*.*")])) == ("ours", 1)
 
 
 @pytest.mark.parametrize("limit, replies, given", [
@@ -415,9 +409,6 @@ def test_a_budget_that_is_spent_on_failures_does_not_hide_them(server):
         judge(server.url, "reward.judge.max_requests=2").rehearse(PROMPT, worked(PROBLEM))
 
 
-# ------------------------------------------------------------------------------------------------------------ secrets
-
-
 def test_the_key_is_in_the_header_and_nowhere_else(server, tmp_path, monkeypatch, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("MY_KEY", f" {KEY}\n")
@@ -458,9 +449,6 @@ def test_a_key_that_cannot_be_sent_is_not_shown(monkeypatch, key):
     assert key not in str(raised.value)
 
 
-# ------------------------------------------------------------------------------------------------ what is not trusted
-
-
 def test_the_answer_cannot_end_its_own_block():
     def message(text: str) -> str:
         return user_message(read(PROMPT, answer(text), scorer_of().rules))
@@ -473,9 +461,6 @@ def test_the_answer_cannot_end_its_own_block():
     again = message(sent)  # a writer who has seen the mark of another text
     assert again.splitlines()[0].rpartition(" ")[2] != mark
     assert sent == message(attack)  # the cache needs the same question
-
-
-# ------------------------------------------------------------------------------------------------- rubric, rehearsal
 
 
 def test_a_rubric_of_ones_own(server, tmp_path):

@@ -27,8 +27,7 @@ def test_random_rewards_follow_from_the_seed_and_the_problem_and_are_right_half_
     again = replace(SCORED, prompt=replace(PROMPT, repeat=1))
     assert len({rewards("random", 5), rewards("random", 6), rewards("random", 5, again)}) == 3
     drawn = [reward for seed in range(200) for reward in rewards("random", seed)]
-    assert {*drawn} == {0.0, 1.0}
-    assert sum(drawn) / len(drawn) == pytest.approx(0.5, abs=0.06)
+    assert ({*drawn}, sum(drawn) / len(drawn)) == ({0.0, 1.0}, pytest.approx(0.5, abs=0.06))
 
 
 def test_shuffled_advantages_are_those_of_the_group_in_another_order():

@@ -185,8 +185,7 @@ def test_a_command_runs_other_languages(tmp_path):
     ("a", None),
 ])  # fmt: skip
 def test_the_last_block_is_the_program(text, block):
-    assert fenced(text) == block
-    assert program("<think>hm</think>print(1)") == "print(1)"
+    assert (fenced(text), program("<think>hm</think>print(1)")) == (block, "print(1)")
 
 
 def test_backticks_without_end_are_read_in_time():
@@ -234,9 +233,8 @@ def test_a_machine_that_cannot_hold_programs_in_refuses_them(tmp_path, monkeypat
     make.check(resolve(None, None, [*overrides, "reward.code.unsafe=true"]).reward)
     monkeypatch.setattr(sys, "executable", python_without("UNSHARE", tmp_path))
     with refuses("reward.code.command"):
-        make.check(
-            resolve(None, None, [*overrides, "reward.code.command=sh program", "reward.code.unsafe=true"]).reward
-        )
+        overrides += ["reward.code.command=sh program", "reward.code.unsafe=true"]
+        make.check(resolve(None, None, overrides).reward)
 
 
 def test_octet_score_needs_tests_in_place_of_an_answer_and_two_of_one_name_have_their_own(tmp_path, capsys):

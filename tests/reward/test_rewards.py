@@ -28,34 +28,19 @@ def value(name: str, text: str, *overrides: str, tokens: int = 3, prompt: Prompt
     return scorer.score(prompt, [answer(text, tokens)]).scores[0].components[name]
 
 
-@pytest.mark.parametrize("name, text, expected", [
-    ("correct", "#### 12", 1.0),
-    ("correct", "#### 13", 0.0),
-    ("correct", "The answer is 12.", 0.0),  # right, but not in its place
-    ("format", "#### 13", 1.0),
-    ("format", "The answer is 12.", 0.0),
-    ("length", "x" * 49, 0.0),
-    ("length", "x" * 50, 1.0),
-    ("length", "x" * 500, 1.0),
-    ("length", "x" * 501, 0.0),
-    ("repetition", "", 0.0),
-    ("repetition", "one two three", 0.0),
-    ("repetition", "a b c d e f g", 0.0),
-    ("repetition", "a b c d a b c d", -0.2),  # five phrases of four words, the last is the first
-    ("repetition", "A b c d a B c d", -0.2),
-    ("repetition", PHRASE * 400, -(1597 - 4) / 1597),
-    ("think_tags", "<think>3 * 4</think>#### 12", 1.0),
-    ("think_tags", "  <think>\n3 * 4\n</think>\n\n#### 12", 1.0),
-    ("think_tags", "<think>3 * 4</think>", 0.0),  # no answer behind it
-    ("think_tags", "<think> </think>#### 12", 0.0),
-    ("think_tags", "So <think>3 * 4</think>#### 12", 0.0),
-    ("think_tags", "<think>a</think>b<think>c</think>d", 0.0),
-    ("think_tags", "<think><think>a</think>b", 0.0),
-    ("think_tags", "</think>a<think>b", 0.0),
-    ("think_tags", "3 * 4</think>#### 12", 0.0),
+@pytest.mark.parametrize("name, worth", [
+    ("correct", {"#### 12": 1.0, "#### 13": 0.0, "The answer is 12.": 0.0}),  # right, but not in its place
+    ("format", {"#### 13": 1.0, "The answer is 12.": 0.0}),
+    ("length", {"x" * 49: 0.0, "x" * 50: 1.0, "x" * 500: 1.0, "x" * 501: 0.0}),
+    ("repetition", {"": 0.0, "one two three": 0.0, "a b c d e f g": 0.0, PHRASE * 400: -(1597 - 4) / 1597}),
+    ("repetition", {"a b c d a b c d": -0.2, "A b c d a B c d": -0.2}),  # of five phrases the last is the first
+    ("think_tags", {"<think>3 * 4</think>#### 12": 1.0, "  <think>\n3 * 4\n</think>\n\n#### 12": 1.0}),
+    ("think_tags", {"<think>3 * 4</think>": 0.0, "<think> </think>#### 12": 0.0}),  # no answer, and no thought
+    ("think_tags", {"So <think>3 * 4</think>#### 12": 0.0, "<think>a</think>b<think>c</think>d": 0.0}),
+    ("think_tags", {"<think><think>a</think>b": 0.0, "</think>a<think>b": 0.0, "3 * 4</think>#### 12": 0.0}),
 ])  # fmt: skip
-def test_component(name, text, expected):
-    assert value(name, text) == pytest.approx(expected, abs=1e-12)
+def test_component(name, worth):
+    assert {text: value(name, text) for text in worth} == pytest.approx(worth, abs=1e-12)
 
 
 def test_a_prompt_may_have_opened_the_thought():
@@ -84,8 +69,7 @@ def test_r1_zero_wants_the_thought_closed_before_the_answer():
 @pytest.mark.parametrize(("setting", "worth"), [("false", 0.0), ("true", 1.0)])
 def test_accents_are_an_option(setting, worth):
     prompt = replace(PROMPT, problem=replace(PROBLEM, gold="Brasília"))
-    scorer = scorer_of(f"reward.ignore_accents={setting}")
-    assert scorer.score(prompt, [answer("#### Brasilia")]).scores[0].reward == worth
+    assert value("correct", "#### Brasilia", f"reward.ignore_accents={setting}", prompt=prompt) == worth
 
 
 def test_text_is_compared_as_text_and_letters_may_be_small_in_the_data():
@@ -146,8 +130,6 @@ def test_every_name_in_the_settings_is_a_reward():
     assert set(REWARDS) == {*COMPONENTS, "judge", "code"}
 
 
-# ---------------------------------------------------------------------------------------------------------- symbolic
-
 needs_math = pytest.mark.skipif(symbolic.importlib.util.find_spec("math_verify") is None, reason="needs math-verify")
 MATHS = MadeUp(name="maths", prompt_style="boxed", answer_style="boxed", symbolic=True)
 
@@ -178,9 +160,6 @@ def test_symbolic_without_math_verify_says_what_to_install(monkeypatch):
     monkeypatch.setattr(symbolic.importlib.util, "find_spec", lambda name: None)
     with refuses("reward.symbolic", names="octet-grpo[math]"):
         scorer_of("reward.symbolic=true")
-
-
-# ------------------------------------------------------------------------------------------------ beside the sampling
 
 
 def test_seconds_of_each_reward_are_measured_and_then_forgotten():
@@ -226,10 +205,11 @@ class Meeting:
 
 
 class Echo:
-    """A sampler that says the same to everybody."""
-
     def sample(self, prompts, sampling):
         yield from ((index, [answer("#### 12")] * sampling.group) for index in range(len(prompts)))
+
+    def frozen(self):
+        return self
 
 
 def test_several_groups_are_scored_at_once_where_a_grader_wants_it_and_a_verifier_asks_nobody():
@@ -259,11 +239,6 @@ class Counting:
         return [1.0] * len(readings)
 
 
-class Copied(Echo):
-    def frozen(self):
-        return self
-
-
 def test_the_metrics_of_a_step_are_of_its_own_answers():
     """Also where those of the next one are graded before this one is written down, and not of an evaluation between."""
     from trainer.rollout.collect import Rollouts
@@ -275,7 +250,7 @@ def test_the_metrics_of_a_step_are_of_its_own_answers():
     steps, curriculum = 3, SimpleNamespace(observe=lambda rates: None)
     scorer = Scorer(scorer_of().rules, [Counting()])
     config = resolve(None, None, ["rollout.ahead=1", "rollout.vllm.urls=http://a", "rollout.group_size=2"])
-    rollouts = Growing(config, curriculum, None, Copied(), scorer, PROMPT)
+    rollouts = Growing(config, curriculum, None, Echo(), scorer, PROMPT)
     for step in range(steps):
         scorer.meter.add("counting/graded", 100)  # of an evaluation
         tally = Tally()
