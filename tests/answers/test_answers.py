@@ -1,13 +1,12 @@
 """Finding and comparing answers: a table of cases, round trips of numbers, all of GSM8K, hostile text."""
 
 import json
-import os
 import re
 import time
 import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,6 @@ ROOT = Path(__file__).parents[2]
 TABLE = yaml.safe_load((ROOT / "tests/data/answers.yaml").read_text(encoding="utf-8"))
 
 
-# ---------------------------------------------------------------------------------------------------------- the table
-
-
 def correct(text: str, style: str, gold: str) -> str:
     found = strict(text, style, gold), lenient(text, gold)
     by_strict, by_lenient = (one is not None and equal(one, gold) for one in found)
@@ -44,8 +40,7 @@ def correct(text: str, style: str, gold: str) -> str:
 def test_finds_what_the_table_says(case: list[str]) -> None:
     text, style, want_strict, want_lenient, gold, want_correct = case
     assert strict(text, style, gold) == want_strict
-    assert lenient(text, gold) == want_lenient
-    assert correct(text, style, gold) == want_correct
+    assert (lenient(text, gold), correct(text, style, gold)) == (want_lenient, want_correct)
 
 
 @pytest.mark.parametrize("case", TABLE["paid"], ids=lambda case: f"{case['form']} {case['gold']}")
@@ -70,8 +65,6 @@ def test_reads_numbers_as_the_table_says(case: tuple[str, str | None]) -> None:
     assert number(text) == (None if value is None else Fraction(value))
 
 
-# -------------------------------------------------------------------------------------------------------- round trips
-
 INTEGERS = st.integers(-(10**15), 10**15)
 DRESSES = [
     "{}", " {} ", "{}.", "**{}**", "`{}`", "__{}__", "$\\mathbf{{{}}}$", "\\({}\\)", "\\[{}\\]", "\\text{{{}}}",
@@ -85,10 +78,6 @@ MONEY = [
 ]  # fmt: skip
 
 
-def grouped(value: int, comma: str) -> str:
-    return f"{value:,}".replace(",", comma)
-
-
 def signed(value: Fraction | int, text_of_magnitude: str, minus: str) -> str:
     return minus + text_of_magnitude if value < 0 else text_of_magnitude
 
@@ -97,7 +86,7 @@ def signed(value: Fraction | int, text_of_magnitude: str, minus: str) -> str:
     INTEGERS, st.sampled_from(DRESSES), st.sampled_from(MINUSES), st.sampled_from(["", ",", "{,}", ",\\!", "\u202f"])
 )
 def test_an_integer_in_any_dress_is_read_back(value: int, dress: str, minus: str, comma: str) -> None:
-    text = dress.format(signed(value, grouped(abs(value), comma), minus))
+    text = dress.format(signed(value, f"{abs(value):,}".replace(",", comma), minus))
     assert number(text) == value, text
 
 
@@ -151,8 +140,6 @@ def test_tuples_keep_their_order_and_sets_do_not(values: list[int], brackets: st
     assert equal(f"\\{{{backwards}\\}}", f"\\{{{inside}\\}}")
 
 
-# -------------------------------------------------------------------------------------------------------------- symbols
-
 KINDS = ("So", "Sm", "Sk", "Sc", "Po")
 SYMBOLS = [char for char in map(chr, range(0x20000)) if unicodedata.category(char) in KINDS]
 SEQUENCES = [
@@ -184,9 +171,6 @@ def test_the_encoding_of_accents_makes_no_difference(text: str) -> None:
     assert equal(decomposed, composed)
 
 
-# ----------------------------------------------------------------------------------------------- strict within lenient
-
-
 def is_paid_by(text: str, style: str, gold: str) -> tuple[bool, bool]:
     prompt = Prompt(Problem("p", "?", gold), "", ())
     reading = read(prompt, Completion((), (), text, truncated=False), Rules(Reward(), style, 100))
@@ -195,143 +179,92 @@ def is_paid_by(text: str, style: str, gold: str) -> tuple[bool, bool]:
 
 def test_what_the_strict_reading_pays_the_lenient_one_pays_in_the_whole_table() -> None:
     cases = [(text, style, gold) for text, style, _, _, gold, _ in TABLE["found"]]
-    cases += [
-        (case["form"].format(one), case["style"], case["gold"]) for case in TABLE["paid"] for one in case["right"]
-    ]
+    cases += [(one["form"].format(text), one["style"], one["gold"]) for one in TABLE["paid"] for text in one["right"]]
     paid = [is_paid_by(*case) for case in cases]
     assert sum(by_strict for by_strict, _ in paid) > 600
     assert [case for case, pays in zip(cases, paid) if pays == (True, False)] == []
 
 
-# --------------------------------------------------------------------------------------------------------- all of GSM8K
+@pytest.fixture(scope="module")
+def gsm8k(gsm8k_folder: Path) -> list[tuple[str, str]]:
+    texts = [(gsm8k_folder / f"{split}.jsonl").read_text(encoding="utf-8") for split in ("train", "test")]
+    solutions = [json.loads(line)["answer"] for text in texts for line in text.splitlines()]
+    return [(one, one.rpartition("####")[2].strip()) for one in solutions]
 
 
-@cache
-def gsm8k() -> tuple[str, ...]:
-    """The whole solutions of GSM8K, training and test."""
-    folder = Path(os.environ.get("OCTET_GSM8K", ROOT.parent / "shared/gsm8k"))
-    files = [folder / f"{split}.jsonl" for split in ("train", "test")]
-    if not all(file.exists() for file in files):
-        pytest.skip(f"GSM8K is not in {folder}; OCTET_GSM8K names the folder with train.jsonl and test.jsonl")
-    return tuple(json.loads(line)["answer"] for file in files for line in file.read_text(encoding="utf-8").splitlines())
-
-
-def golds() -> list[str]:
-    return [solution.rpartition("####")[2].strip() for solution in gsm8k()]
-
-
-def test_every_gold_answer_scores_against_itself() -> None:
-    assert len(gsm8k()) == 8792
-    wrong = [s for s, gold in zip(gsm8k(), golds()) if correct(s, "gsm8k", gold) != "both"]
-    assert wrong == []
-
-
-def test_no_gold_answer_scores_against_the_next_number() -> None:
-    next_numbers = [str(int(gold.replace(",", "")) + 1) for gold in golds()]
-    wrong = [s for s, other in zip(gsm8k(), next_numbers) if correct(s, "gsm8k", other) != "neither"]
-    assert wrong == []
+def test_every_gold_answer_scores_against_itself_and_not_against_the_next_number(gsm8k) -> None:
+    assert len(gsm8k) == 8792
+    assert [text for text, gold in gsm8k if correct(text, "gsm8k", gold) != "both"] == []
+    next_numbers = [(text, str(int(gold.replace(",", "")) + 1)) for text, gold in gsm8k]
+    assert [text for text, other in next_numbers if correct(text, "gsm8k", other) != "neither"] == []
 
 
 @pytest.mark.parametrize(
     "form", ["\\boxed{{{}}}", "<answer>{}</answer>", "So the answer is **{}**.", "That makes {} in total."]
 )
-def test_gold_answers_in_another_format_score_leniently(form: str) -> None:
-    worked = [solution.rpartition("\n####")[0] for solution in gsm8k()]
-    wrong = [g for w, g in zip(worked, golds()) if correct(f"{w}\n{form.format(g)}", "gsm8k", g) != "lenient"]
+def test_gold_answers_in_another_format_score_leniently(gsm8k, form: str) -> None:
+    said = [(text.rpartition("####")[0] + form.format(gold), gold) for text, gold in gsm8k]
+    wrong = [text for text, gold in said if correct(text, "gsm8k", gold) != "lenient"]
     assert wrong == []
 
 
-# -------------------------------------------------------------------------------------------------------- hostile text
-
 MB = 1_000_000
-HOSTILE = {
-    "digits": "1" * MB,
+# A text of a megabyte repeats one of these.
+REPEATED = {
+    "digits": "1", "digits of another script": "٣", "open boxes": "\\boxed{", "nested fractions": "\\frac{",
+    "hashes": "#### ", "lines of hashes": "####\n", "headings": "#### Step 1:\n", "open tags": "<answer>",
+    "closed tags": "</answer>", "phrases": "the answer is ", "half phrases": "the answer to ", "thoughts": "</think>",
+    "stop tokens": "<|a|>", "numbers": "1 ", "dots": "1.", "slashes": "1/", "exponents": "1e1", "choices": "(C) or ",
+    "dollars": "$", "stars": "*", "minuses": "\u2212", "vulgar fractions": "½", "second thoughts": "18, no wait, ",
+    "spaces": " ", "newlines": "\n", "zero-width joiners": "\u200d", "commas": ",", "open braces": "{",
+    "braces in pairs": "{}", "thoughts of several kinds": "<think>[THINK]</think>",
+}  # fmt: skip
+# Behind the mark of an answer: how it begins, what is repeated how often, and how it ends.
+BEHIND = {
+    "words in a bracket": ("(", "a", 40, " + 3) = 18"), "prepositions and pronouns": ("18 ", "for you ", 29, "for"),
+    "labels": ("", "the answer is ", 28), "HTML tags": ("", "<b> ", 98, "x"), "metres": ("", "1m²", 130),
+    "units": ("1 ", "ab/", 130), "units that fail late": ("1 ", "a ", 190, "!"), "equals signs": ("", "=", 390),
+    "half bold": ("", "**a", 130), "escaped dollars": ("", "$\\", 190), "superscripts": ("1", "²", 390),
+    "spaces within": ("1", " ", 390, "x"), "commas in a phrase": ("1", ",", 390), "sums": ("", "1 + ", 98, "1"),
+    "quotients by zero": ("18 (", "1 / 0 / ", 45, "1)"), "denials": ("18", " not 1", 60),
+    "contexts": ("18", " in the 1 days", 25), "corrections in a phrase": ("", "18, wait, ", 39, "18"),
+    "nouns": ("18 ", "ab ", 190), "names": ("", "cost of ", 48, "is 18"), "clauses": ("", "so it is 18, ", 30),
+    "prepositions": ("18 ", "in of to ", 40), "dotted thousands": ("1", ".234", 98), "apostrophes": ("1", "'234", 98),
+    "pairs of digits": ("1", ",23", 130), "approximations": ("", "1/3 ≈ ", 60), "entries": ("", '{"a": ', 60),
+    "hyphens": ("18 ", "twenty-", 55),
+}  # fmt: skip
+HOSTILE = {name: unit * (MB // len(unit)) for name, unit in REPEATED.items()}
+HOSTILE |= {name: f"#### {begins}{unit * times}{''.join(end)}" for name, (begins, unit, times, *end) in BEHIND.items()}
+HOSTILE |= {
     "digits in a box": "\\boxed{" + "1" * MB + "}",
     "digits behind hashes": "#### " + "1" * MB,
-    "digits of another script": "٣" * MB,
     "power tower": "#### 9**9**9",
     "huge exponent": "#### 1e999999999",
     "huge power of ten": "\\boxed{10^{999999999}}",
     "exponent of a megabyte": "1e" + "9" * MB,
     "nested braces": "\\boxed{" + "{" * MB + "}" * MB + "}",
     "nested boxes": "\\boxed{" * 50 + "1" + "}" * 50,
-    "open boxes": "\\boxed{" * (MB // 7),
     "box far away": "\\boxed" + " " * MB + "{18}",
-    "words in a bracket": "#### (" + "a" * 40 + " + 3) = 18",
-    "prepositions and pronouns": "#### 18 " + "for you " * 29 + "for",
     "nested brackets": "\\boxed{" + "(" * 150 + "," * 50 + ")" * 150 + "}",
     "brackets": "#### " + "(" * 195 + ")" * 195,
     "nested text": "\\boxed{" + "\\text{" * 60 + "}" * 60 + "}",
-    "nested fractions": "\\frac{" * (MB // 6),
     "long list": "\\boxed{" + "1," * 190 + "1}",
     "long union": "\\boxed{" + "(1,2)\\cup" * 39 + "(1,2)}",
-    "hashes": "#### " * (MB // 5),
-    "lines of hashes": "####\n" * (MB // 5),
-    "headings": "#### Step 1:\n" * (MB // 12),
-    "open tags": "<answer>" * (MB // 8),
-    "closed tags": "</answer>" * (MB // 9),
-    "phrases": "the answer is " * (MB // 14),
-    "half phrases": "the answer to " * (MB // 14),
-    "labels": "#### " + "the answer is " * 28,
-    "thoughts": "</think>" * (MB // 8),
-    "stop tokens": "<|a|>" * (MB // 5),
     "stop tokens of one kind": "</s>" * (MB // 4) + "<s>",
-    "HTML tags": "#### " + "<b> " * 98 + "x",
-    "metres": "#### " + "1m²" * 130,
-    "numbers": "1 " * (MB // 2),
     "numbers, then letters": "1 " * (MB // 4) + "a" * (MB // 2),
     "thousands": "1" + ",000" * (MB // 4),
     "spaced thousands": "1" + " 000" * (MB // 4),
-    "dots": "1." * (MB // 2),
-    "slashes": "1/" * (MB // 2),
-    "exponents": "1e1" * (MB // 3),
-    "choices": "(C) or " * (MB // 7),
-    "units": "#### 1 " + "ab/" * 130,
-    "units that fail late": "#### 1 " + "a " * 190 + "!",
-    "equals signs": "#### " + "=" * 390,
-    "half bold": "#### " + "**a" * 130,
-    "dollars": "$" * MB,
-    "escaped dollars": "#### " + "$\\" * 190,
-    "stars": "*" * MB,
-    "minuses": "\u2212" * MB,
-    "superscripts": "#### 1" + "²" * 390,
-    "vulgar fractions": "½" * MB,
-    "second thoughts": "18, no wait, " * (MB // 13),
     "digits, and a second thought": "1" * MB + " wait " + "1" * 1_000,
     "groups of digits, and a second thought": "actually " + "1" + " 000" * (MB // 4),
-    "spaces": " " * MB,
-    "spaces within": "#### 1" + " " * 390 + "x",
-    "newlines": "\n" * MB,
     "NUL bytes": "\0" * MB + "#### 18\0",
     "lone surrogates": "\ud800" * MB + "#### 18\udfff",
     "right-to-left marks": "\u202e" * MB + "#### \u202e18\u202c",
-    "zero-width joiners": "\u200d" * MB,
     "emoji": "🎉" * MB + "#### 18",
-    "commas": "," * MB,
-    "commas in a phrase": "#### 1" + "," * 390,
-    "open braces": "{" * MB,
-    "braces in pairs": "{}" * (MB // 2),
-    "sums": "#### " + "1 + " * 98 + "1",
     "products": "#### 18 (" + f"{'9' * 60} * " * 5 + "9)",
-    "quotients by zero": "#### 18 (" + "1 / 0 / " * 45 + "1)",
-    "denials": "#### 18" + " not 1" * 60,
-    "contexts": "#### 18" + " in the 1 days" * 25,
-    "corrections in a phrase": "#### " + "18, wait, " * 39 + "18",
     "blank lines behind an answer": "The answer is" + "\n" * 380 + "18",
-    "nouns": "#### 18 " + "ab " * 190,
-    "names": "#### " + "cost of " * 48 + "is 18",
-    "clauses": "#### " + "so it is 18, " * 30,
-    "prepositions": "#### 18 " + "in of to " * 40,
     "joiners between pictures": "#### " + "🎉\u200d" * (MB // 2),
     "decomposed accents": "#### " + "a\u0301" * (MB // 2),
     "accents on one letter": "#### 1" + "\u0301" * MB,
-    "dotted thousands": "#### 1" + ".234" * 98,
-    "apostrophes": "#### 1" + "'234" * 98,
-    "pairs of digits": "#### 1" + ",23" * 130,
-    "approximations": "#### " + "1/3 ≈ " * 60,
-    "entries": "#### " + '{"a": ' * 60,
-    "hyphens": "#### 18 " + "twenty-" * 55,
-    "thoughts of several kinds": "<think>[THINK]</think>" * (MB // 22),
 }
 MOST_SECONDS = 0.05
 
@@ -435,9 +368,6 @@ def test_no_text_raises_and_every_answer_equals_itself(text: str) -> None:
 def test_whatever_the_strict_reading_pays_the_lenient_one_pays(text: str, more: str, style: str) -> None:
     for gold in (strict(text + more, style) or "1", "1", "C"):
         assert is_paid_by(text + more, style, gold) != (True, False)
-
-
-# ------------------------------------------------------------------------------------------------------------- imports
 
 
 def rows_of_the_page() -> list[tuple[str, list[str], list[str]]]:

@@ -30,13 +30,9 @@ def shared() -> Iterator[Symbolic]:
 
 
 def process_of(symbolic: Symbolic) -> int:
-    """The child, once it has answered."""
     assert symbolic.equal("x+1", "1+x")
     assert symbolic.child._process is not None
     return symbolic.child._process.pid
-
-
-# -------------------------------------------------------------------------------------------------------- mathematics
 
 
 @pytest.mark.parametrize("answer, gold", [
@@ -124,9 +120,6 @@ def test_what_a_comparison_came_to_is_remembered_but_not_that_a_child_died(share
     assert shared.equal("x+1", "1+x")
     assert shared.child.failures == 0
     assert [shared.equal("x+3", "3+x"), shared.equal("x+3", "3+x")] == [False, True]  # another child
-
-
-# -------------------------------------------------------------------------------- hangs and sudden ends of any child
 
 
 @pytest.fixture
