@@ -61,9 +61,10 @@ def run(options: Namespace) -> None:
     from trainer.run import evaluate_models
     from trainer.run_folder import provenance
 
-    seen, asked = provenance.shared(source.run, data.held_out) if source and source.run else 0, len(data.held_out)
-    if 100 * seen > asked:  # the checksums of two problems may be equal
-        print(f"octet: warning: {source.run} was trained on {seen} of these {asked} problems", file=sys.stderr)
+    if source and source.run:
+        seen, asked = provenance.shared(source.run, data.held_out), len(data.held_out)
+        if 100 * seen > asked:  # the checksums of two problems may be equal
+            print(f"octet: warning: {source.run} was trained on {seen} of these {asked} problems", file=sys.stderr)
     named = {"adapter": source.adapter if source else None, "merged": options.merged}
     models = {name: path for name, path in named.items() if path}
     evaluate_models.evaluate(config, data, models, draws, out, as_json=options.json)

@@ -21,7 +21,6 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from trainer.answers.number import with_points
 from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
@@ -117,17 +116,14 @@ def scored(given: Iterator[Sample], scorer: Scorer) -> Iterator[dict[str, Any]]:
 def samples(
     lines: Iterable[bytes], name: str, rules: Rules, needs_answer: bool, known: Mapping[str, Problem]
 ) -> Iterator[Sample]:
-    has_comma = rules.task is not None and rules.task.decimal == "comma"
+    decimal = rules.task.decimal if rules.task else "point"
     for record in json_records(lines, name):
         if record.flaw:
             raise DataError(record.where, record.flaw)
-        prompt, completion = _sample(dict(record.values), record.where, needs_answer)
-        problem, given = prompt.problem, record.values.get("answer")  # `gold`, in a run's samples, has a point
-        if has_comma and isinstance(given, str) and given.strip() == problem.gold:
-            problem = replace(problem, gold=with_points(problem.gold))
+        prompt, completion = _sample(dict(record.values), record.where, needs_answer, decimal)
         if of_run := known.get(str(record.values.get("problem"))):  # with the columns of its record
-            problem = replace(of_run, gold=problem.gold)
-        yield replace(prompt, problem=problem), completion
+            prompt = replace(prompt, problem=replace(of_run, gold=prompt.problem.gold))
+        yield prompt, completion
 
 
 def open_lines(path: str) -> IO[bytes]:
@@ -138,7 +134,8 @@ def open_lines(path: str) -> IO[bytes]:
         raise DataError(path, f"it cannot be read: {error.strerror}", remedy) from None
 
 
-def _sample(record: dict[str, Any], where: str, needs_answer: bool) -> Sample:
+def _sample(record: dict[str, Any], where: str, needs_answer: bool, decimal: str) -> Sample:
+    decimal = decimal if isinstance(record.get("answer"), str) else "point"  # as numbers and a run's `gold` have
     completion, answer = record.pop("completion", None), record.pop("answer", record.get("gold"))
     if not isinstance(completion, str):
         raise DataError(where, f"`completion` is {completion!r:.60}", "Write the text of the completion")
@@ -146,7 +143,7 @@ def _sample(record: dict[str, Any], where: str, needs_answer: bool) -> Sample:
         answer = ""
     if type(answer) in (int, float):
         answer = str(answer)
-    if not isinstance(answer, str) or (not (gold := gold_of(answer)) and needs_answer):
+    if not isinstance(answer, str) or (not (gold := gold_of(answer, decimal)) and needs_answer):
         raise DataError(where, f"`answer` is {answer!r:.60}", "Write the gold answer, or a solution that ends with it")
     tokens, reward = record.get("tokens", []), record.get("reward/environment")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):

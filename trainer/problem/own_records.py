@@ -101,7 +101,7 @@ class RecordsTask(DataTask):
         text = record.answer(self.settings.answer or "answer", "task.answer")
         if "\\boxed" not in text and "####" not in text:
             is_written = isinstance(record.values.get(self.settings.answer or "answer"), str)  # a number has a point
-            return (with_points(text) if self.decimal == "comma" and is_written else text), solution
+            return gold_of(text, self.decimal if is_written else "point"), solution
         gold = gold_of(text)
         if not gold:
             raise DataError(record.where, f"there is no answer after the mark in {text[-40:]!r}")
@@ -196,11 +196,11 @@ def own_task(settings: TaskSettings) -> Task:
     return built if isinstance(built, DataTask) else OwnTask(settings, built)
 
 
-def gold_of(answer: str) -> str:
+def gold_of(answer: str, decimal: str = "point") -> str:
     r"""Return the content of the last mark of a solution, `#### 7` or `\boxed{7}`, or all of it if it has no mark."""
     hashes, box = answer.rfind("####"), answer.rfind("\\boxed")
     if hashes == box:
-        return answer.strip()
+        return with_points(answer.strip()) if decimal == "comma" else answer.strip()
     return (find.marked(answer, "boxed") if box > hashes else find.marked(answer[hashes:], "gsm8k")) or ""
 
 
