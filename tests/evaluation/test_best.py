@@ -255,6 +255,7 @@ def test_a_best_without_a_manifest_stays_unless_it_was_interrupted(tmp_path, is_
         (tmp_path / "best.partial").mkdir()
     again = course(tmp_path, first_step=2, run="it")
     assert (again.best is None, bool(again.lost), not (tmp_path / "best").exists()) == (is_partial,) * 3
+    assert not (tmp_path / "best.damaged").exists()
 
 
 # evaluations of four problems, each after a step; what best/ holds then; what is said at the end

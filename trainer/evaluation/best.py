@@ -182,13 +182,16 @@ def _worth(metrics: Mapping[str, float], metric: str) -> float:
 
 
 def _kept(folder: Path, run: str, named: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
-    """Return the content of best.json. If something is wrong with `best/`, move it aside and return what is wrong."""
+    """Return the content of best.json, or what is wrong with `best/`, which is moved aside. If the run was killed while
+    it replaced files there, it is deleted: the evaluation that was better is made again."""
     best = folder / "best"
     if not best.exists():
         return None, ""
     wrong = manifest.damage(best)
-    # unless the run was interrupted while it moved files there, only the manifest is missing
-    was_whole = not os.path.lexists(best / manifest.NAME) and not (folder / "best.partial").exists()
+    if wrong and (folder / "best.partial").exists():
+        disk.remove(best)
+        return None, f"{best} was being replaced when the run was killed"
+    was_whole = not os.path.lexists(best / manifest.NAME)  # only the manifest is missing
     if not wrong or was_whole:
         with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
             kept = dict(disk.parsed((best / "best.json").read_bytes()))
