@@ -141,10 +141,10 @@ def test_problems_that_the_run_was_trained_on_are_counted(run_folder, tmp_path, 
     config = resolve(str(run_folder / "config.yaml"))
     asked = evaluation_problems(make_task(config.task), 4)
     arguments = ("eval", run_folder, "--problems", 4, "--out", tmp_path / "out")
-    for trained, told in ((asked[:2], "was trained on 2 of these 4 problems"), ([], "")):
+    for trained, told in ((asked[:2], "2 of 4 problems are training problems of"), ([], "")):
         (run_folder / "data.json").write_text(json.dumps({"checksums": checksums(trained)}))
         status, _, error = said_by(capsys, *arguments)
-        assert (status, "was trained on" in error, told in error) == (0, bool(trained), True)
+        assert (status, "training problems" in error, told in error) == (0, bool(trained), True)
     (run_folder / "data.json").unlink()
 
 

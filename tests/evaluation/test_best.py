@@ -244,18 +244,33 @@ def test_a_best_that_is_not_what_the_run_kept_is_said_and_never_used(tmp_path, n
         assert "and was moved to best.damaged-2" in course(tmp_path / "it", run="another").lost
 
 
-@pytest.mark.parametrize("is_partial", [False, True])
-def test_a_best_without_a_manifest_stays_unless_it_was_interrupted(tmp_path, is_partial):
+def test_a_best_without_a_manifest_stays(tmp_path):
     run = course(tmp_path, run="it")
     go(run, 3)
     run.keep(weights("whole"))
     (tmp_path / "best/manifest.json").unlink()
     (tmp_path / "metrics.jsonl").write_text("")
-    if is_partial:
-        (tmp_path / "best.partial").mkdir()
+    (tmp_path / "best.partial").mkdir()  # of an export that was killed before it replaced a file
     again = course(tmp_path, first_step=2, run="it")
-    assert (again.best is None, bool(again.lost), not (tmp_path / "best").exists()) == (is_partial,) * 3
-    assert not (tmp_path / "best.damaged").exists()
+    assert (again.best.step, again.lost) == (1, "")
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2, 3])
+def test_a_replacement_that_a_kill_interrupted_is_finished(tmp_path, moved):
+    best, partial, old = (tmp_path / name for name in ("best", "best.partial", "old"))
+    run = course(tmp_path, run="it")
+    go(run, 3)
+    run.keep(weights("first"))
+    shutil.copytree(best, old)
+    go(run, 4, first=2)
+    run.keep(weights("second"))
+    best.rename(partial)
+    old.rename(best)
+    for name in ["best.json", "weights", "manifest.json"][:moved]:
+        (partial / name).rename(best / name)
+    again = course(tmp_path, first_step=2, run="it")
+    assert ((best / "weights").read_text(), again.kept["step"]) == (("second", 2) if moved else ("first", 1))
+    assert (again.lost, (tmp_path / "best.damaged").exists()) == ("", False)
 
 
 # evaluations of four problems, each after a step; what best/ holds then; what is said at the end

@@ -63,8 +63,8 @@ def run(options: Namespace) -> None:
 
     if source and source.run:
         seen, asked = provenance.shared(source.run, data.held_out), len(data.held_out)
-        if 100 * seen > asked:  # the checksums of two problems may be equal
-            print(f"octet: warning: {source.run} was trained on {seen} of these {asked} problems", file=sys.stderr)
+        if seen > 1:  # one may have the checksum of another problem
+            print(f"octet: warning: {seen} of {asked} problems are training problems of {source.run}", file=sys.stderr)
     named = {"adapter": source.adapter if source else None, "merged": options.merged}
     models = {name: path for name, path in named.items() if path}
     evaluate_models.evaluate(config, data, models, draws, out, as_json=options.json)

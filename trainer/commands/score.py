@@ -24,8 +24,9 @@ from typing import IO, Any
 from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
-from trainer.errors import DataError
+from trainer.errors import DataError, OctetError
 from trainer.machine.visible import print
+from trainer.plan.read_data import training_of
 from trainer.problem.own_records import gold_of
 from trainer.problem.sources import json_records
 from trainer.problem.task import make_task
@@ -74,8 +75,8 @@ def score_file(config: Config, path: str, is_of_run: bool) -> None:
     task = make_task(config.task)
     scorer = make_scorer(config, task)
     if is_of_run:
-        with contextlib.suppress(DataError):  # the data may be elsewhere
-            known = {problem.id: problem for problem in task.train()}
+        with contextlib.suppress(OctetError):  # the data may be elsewhere
+            known = {problem.id: problem for problem in [*training_of(task, config), *task.test()]}
     with contextlib.ExitStack() as stack:
         lines = stack.enter_context(open_lines(path))
         try:
@@ -121,8 +122,9 @@ def samples(
         if record.flaw:
             raise DataError(record.where, record.flaw)
         prompt, completion = _sample(dict(record.values), record.where, needs_answer, decimal)
-        if of_run := known.get(str(record.values.get("problem"))):  # with the columns of its record
-            prompt = replace(prompt, problem=replace(of_run, gold=prompt.problem.gold))
+        of_run = known.get(str(record.values.get("problem")))
+        if of_run and of_run.gold == prompt.problem.gold:  # with its columns, unless the data have changed
+            prompt = replace(prompt, problem=of_run)
         yield prompt, completion
 
 

@@ -182,15 +182,14 @@ def _worth(metrics: Mapping[str, float], metric: str) -> float:
 
 
 def _kept(folder: Path, run: str, named: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
-    """Return the content of best.json, or what is wrong with `best/`, which is moved aside. If the run was killed while
-    it replaced files there, it is deleted: the evaluation that was better is made again."""
-    best = folder / "best"
+    """Return the content of best.json. If something is wrong with `best/`, move it aside and return what is wrong."""
+    best, partial = folder / "best", folder / "best.partial"
     if not best.exists():
         return None, ""
     wrong = manifest.damage(best)
-    if wrong and (folder / "best.partial").exists():
-        disk.remove(best)
-        return None, f"{best} was being replaced when the run was killed"
+    if wrong and (partial / manifest.NAME).exists():  # the run was killed while it moved files here, this one last
+        manifest.replace(best, partial)
+        wrong = manifest.damage(best)
     was_whole = not os.path.lexists(best / manifest.NAME)  # only the manifest is missing
     if not wrong or was_whole:
         with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):

@@ -28,11 +28,15 @@ def replacing(folder: Path, what: str, remedy: str) -> Iterator[Path]:
         yield partial
         seal(partial)
     with finishing():
-        folder.mkdir(exist_ok=True)
-        for path in sorted(partial.iterdir(), key=lambda path: path.name == NAME):
-            disk.remove(folder / path.name)
-            path.rename(folder / path.name)
-        partial.rmdir()
+        replace(folder, partial)
+
+
+def replace(folder: Path, partial: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for path in sorted(partial.iterdir(), key=lambda path: path.name == NAME):
+        disk.remove(folder / path.name)
+        path.rename(folder / path.name)
+    partial.rmdir()
 
 
 def seal(folder: Path) -> None:

@@ -124,7 +124,7 @@ def _with_rows(
         return config
     parts = {"train": _rows("data", data)} | ({} if test is None else {"test": _rows("test", test)})
     paths = {name: folder / GIVEN / f"{name}.jsonl" for name in parts}
-    changes: dict[str, Any] = {"name": _task_of(config, parts["train"][0])}
+    changes: dict[str, Any] = {"name": _task_of(config, parts["train"])}
     changes |= {"path": str(paths["train"])} | ({"test_path": str(paths["test"])} if "test" in paths else {})
     if functions and config.task.answer is None and not any("answer" in row for row in parts["train"]):
         changes["answer"] = "none"
@@ -136,10 +136,11 @@ def _with_rows(
     return changed
 
 
-def _task_of(config: Config, first: Mapping[str, Any]) -> str:
+def _task_of(config: Config, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the task that reads the data: `records` in place of a preset's task, except for rows of GSM8K."""
-    name, answer = config.task.name, str(first.get(config.task.answer or "answer"))
-    return "records" if name in ("nano", "addition") or (name == "gsm8k" and "####" not in answer) else name
+    name, column = config.task.name, config.task.answer or "answer"
+    of_gsm8k = name == "gsm8k" and all("####" in str(row.get(column)) for row in rows)
+    return "records" if name in ("nano", "addition", "gsm8k") and not of_gsm8k else name
 
 
 def _rows(name: str, rows: Rows) -> list[Mapping[str, Any]]:
