@@ -71,7 +71,7 @@ def test_chat_is_the_question_in_the_template_of_the_model_behind_a_system_messa
 ])  # fmt: skip
 def test_a_style_asks_for_the_answer_where_it_is_looked_for(tokenizer, style, asked, answer_style):
     asks = prompter(tokenizer, style=style)
-    assert f"user\nWhat is {{a}} + 1?\n\n{''}" in asks.prompt(PROBLEM).text
+    assert "user\nWhat is {a} + 1?\n\n" in asks.prompt(PROBLEM).text
     assert f"{asked}<|im_end|>" in asks.prompt(PROBLEM).text
     assert asks.answer_style == answer_style
 

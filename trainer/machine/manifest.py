@@ -32,6 +32,7 @@ def replacing(folder: Path, what: str, remedy: str) -> Iterator[Path]:
 
 
 def replace(folder: Path, partial: Path) -> None:
+    """Move the files of `partial` over those of `folder`, or the rest of them after an interruption."""
     folder.mkdir(exist_ok=True)
     for path in sorted(partial.iterdir(), key=lambda path: path.name == NAME):
         disk.remove(folder / path.name)

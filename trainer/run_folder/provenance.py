@@ -143,7 +143,7 @@ def apart(before: str, now: str, names: Sequence[str]) -> str:
 
 
 def shared(folder: Path, problems: Sequence[Problem]) -> int:
-    """Return how many of these problems the run in a folder was trained on."""
+    """Return how many of these problems are training problems of the run in a folder."""
     trained = {*_each(recorded(folder))}
     return sum(one in trained for one in _each(checksums(problems)))
 
