@@ -1,6 +1,8 @@
 """Training from Python: in a script as a person writes it, and what is refused."""
 
+import ast
 import json
+import re
 import sys
 import threading
 from functools import cache
@@ -223,6 +225,15 @@ def test_nothing_is_imported_before_it_is_used():
     code += "; print(dir(octet)); from octet import train; print('torch' in sys.modules)"
     names = ["Config", "OctetError", "OpenEnv", "Verifiers", "__version__", "resolve", "train"]
     assert run(sys.executable, "-c", code, folder=ROOT) == f"[]\n{names}\nFalse\n"
+
+
+def test_settings_of_the_page_and_of_the_notebook_are_accepted():
+    cells = json.loads((ROOT / "examples/octet.ipynb").read_text())["cells"]
+    texts = [(ROOT / "docs/python.md").read_text(), *("".join(cell["source"]) for cell in cells)]
+    calls = [call for text in texts for call in re.findall(r'resolve\(\s*("[^)]*)\)', text)]
+    assert len(calls) == 3
+    for call in calls:
+        resolve(*ast.literal_eval(f"({call})"))
 
 
 def test_what_cannot_be_used_is_named(tmp_path):
