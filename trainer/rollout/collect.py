@@ -178,7 +178,8 @@ class Rollouts:
         return self._collected(sampler, shared, self.sampling_of(step, number)) if shared else []
 
     def _collected(self, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
-        return collect(sampler, self.scorer, prompts, sampling)
+        groups = collect(sampler, self.scorer, prompts, sampling)
+        return [placebo.replace_rewards(group, self.config.reward.control, sampling.seed) for group in groups]
 
     def prompts(self, problems: Sequence[Problem], before: int = 0) -> list[Prompt]:
         """Return this rank's share of the prompts of some problems, which follow `before` earlier ones in the step. The
@@ -197,14 +198,6 @@ class Rollouts:
         worth = f"correct_{self.config.reward.answer}" if has_golds else "reward"
         seen = distributed.dealt(outcomes(groups, worth))
         self.curriculum.observe(solve_rates(seen, scales=not has_golds))
-
-
-class PlaceboRollouts(Rollouts):
-    """Replaces the rewards with those of `reward.control`, for the control run of an experiment."""
-
-    def _collected(self, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
-        groups = super()._collected(sampler, prompts, sampling)
-        return [placebo.replace_rewards(group, self.config.reward.control, sampling.seed) for group in groups]
 
 
 def collect(

@@ -40,11 +40,8 @@ def sample(rollouts: Rollouts, step: int, number: int) -> tuple[list[TrainingRow
     rows = kept((row for of_group in distinct_rows for row in of_group), config.warmup.keep)
     right, answers = sum(right_counts), sum(counts)
     if not rows:
-        none = f"none of {answers} answers to {len(counts)} problems is right in round {number + 1}"
-        remedy = "Write warmup.from=solutions, or take easier problems"
-        if right:
-            none = f"all {right} right answers of round {number + 1} are truncated"
-            remedy = "Write a larger rollout.max_new_tokens, or warmup.from=solutions, which teach to end an answer"
+        none = f"{right} of {answers} answers of round {number + 1} are right, and none of these is complete"
+        remedy = "Write a larger rollout.max_new_tokens or warmup.from=solutions, or take easier problems"
         raise DataError("warmup.from=samples", f"{none}, so there is nothing to learn from", remedy).of_all()
     return rows, {
         "samples/right": right / answers,

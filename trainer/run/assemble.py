@@ -35,7 +35,7 @@ from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Prompt, TrainingBatch
 from trainer.reports import terminal
 from trainer.reward.make import make_scorer, make_verifier, worked
-from trainer.rollout.collect import Exportable, PlaceboRollouts, Rollouts, Sampler, SamplingContext
+from trainer.rollout.collect import Exportable, Rollouts, Sampler, SamplingContext
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.limits import Say, check_context, context_of, on_stderr, within_context
 from trainer.rollout.make import make_sampler, make_vllm_sampler
@@ -106,10 +106,9 @@ def build(request: Request, data: Data | None = None) -> Run:
     draws = None
     if config.eval.samples and not config.is_warmup:
         draws = Draws(config.eval.samples, config.rollout.temperature, 1, config.run.seed)
-    rollouts = Rollouts if config.reward.control == "none" else PlaceboRollouts
     longest = prompts.longest if config.is_warmup else sampler.longest(prompts.longest)
     return Run(
-        rollouts(config, prompts.curriculum, prompts.prompter, sampler, scorer, longest),
+        Rollouts(config, prompts.curriculum, prompts.prompter, sampler, scorer, longest),
         Updater(policy, config, distributed.device(), packer, shrinker, kl, teacher),
         Evaluator(policy, evaluating, scorer, held_out, new_tokens, history, progress, left_out, draws=draws),
         log,
