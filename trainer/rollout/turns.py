@@ -71,8 +71,8 @@ class Stops:
 class OpenAnswer:
     """An answer that is being written, and its environment."""
 
-    def __init__(self, prompt: Prompt, number: int, most: int, end: int) -> None:
-        self.prompt, self.number = prompt, number
+    def __init__(self, prompt: Prompt, number: int, most: int, end: int, stops: Stops) -> None:
+        self.prompt, self.number, self.stops = prompt, number, stops
         self.most, self.end = most, end  # maximum length of the answer, in all and at the end of this turn, in tokens
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
@@ -80,14 +80,12 @@ class OpenAnswer:
         self.turns: list[Turn] = []
         self.reward = 0.0
         self.version: int | None = None
-        self.stops: Stops | None = None
         self.environment: Environment | None = None
         self.reply: Future[Reply] | None = None
         self.deadline = 0.0
 
     @property
     def context(self) -> tuple[int, ...]:
-        """Return the tokens of the prompt and of the answer so far."""
         return (*self.prompt.tokens, *self.tokens)
 
     def add_turn(self, turn: Completion) -> None:
@@ -121,11 +119,8 @@ class TurnTaking:
         self._slow = 0
 
     def begin(self, prompt: Prompt, number: int, sampling: Sampling) -> OpenAnswer:
-        """Return an empty answer."""
         most = prompt.most_tokens(sampling.max_new_tokens)
-        dialogue = OpenAnswer(prompt, number, most, self.token_limit(0, most))
-        dialogue.stops = self.stops.also(prompt.stop)
-        return dialogue
+        return OpenAnswer(prompt, number, most, self.token_limit(0, most), self.stops.also(prompt.stop))
 
     def token_limit(self, begun: int, most: int) -> int:
         """Return how many tokens an answer may have at the end of a turn that begins after `begun` tokens."""
@@ -152,6 +147,7 @@ class TurnTaking:
     def take_reply(self, dialogue: OpenAnswer) -> Completion | None:
         """Wait for the reply. Return the complete answer if it ends here, or None if it continues after the reply."""
         assert self.environments is not None, "only environments reply"
+        assert self.prompter is not None, "environments come from the prompter"
         assert dialogue.reply is not None, "`add` must have asked for a reply"
         try:
             text, done, reward = dialogue.reply.result(max(0.0, dialogue.deadline - time.monotonic()))
@@ -166,7 +162,7 @@ class TurnTaking:
         if done or has_stopped or dialogue.environment is None:
             return self._ended(dialogue, truncated=False)
         text = self._cut(text)
-        tokens = self._tokens(dialogue, text)
+        tokens = joined(self.stops, dialogue.tokens[-1], self.prompter.reply(dialogue.prompt.problem, text))
         turns = sum(turn.role == "model" for turn in dialogue.turns)
         if turns == self.limits.most or len(dialogue.tokens) + len(tokens) >= dialogue.most:
             return self._ended(dialogue, truncated=True)
@@ -234,11 +230,6 @@ class TurnTaking:
             return text
         kept: str = tokenizer.decode(tokens[:most])
         return f"{kept} [cut: {len(kept)} of {len(text)} characters]"
-
-    def _tokens(self, dialogue: OpenAnswer, text: str) -> list[int]:
-        """Return the tokens of a reply as the chat template writes it, without a token that the model has written."""
-        assert self.prompter is not None, "environments come from the prompter"
-        return joined(self.stops, dialogue.tokens[-1], self.prompter.reply(dialogue.prompt.problem, text))
 
 
 def at_once(reply: Callable[[], Reply]) -> Future[Reply]:

@@ -47,7 +47,7 @@ class LessonWriter:
         is no gold answer to judge the rest by."""
         is_thinking = prompt.text.rstrip().endswith(find.THOUGHT)
         rest = taught(prompt.problem, self.prompter.answer_style, is_thinking)
-        dialogue, answer = OpenAnswer(prompt, 0, sys.maxsize, sys.maxsize), None
+        dialogue, answer = OpenAnswer(prompt, 0, sys.maxsize, sys.maxsize, self.stops), None
         while answer is None:
             ends = [rest.index(string) + len(string) for string in self.stops.strings if string in rest]
             turn, rest = rest[: min(ends, default=None)], rest[min(ends, default=len(rest)) :]

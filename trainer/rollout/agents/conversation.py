@@ -167,7 +167,7 @@ class Conversation:
         """Return the complete answer. Its text is the one that the agent returned, or the last reply of the model."""
         text = value if isinstance(value, str) else "" if failed else self.last
         reward = 0.0 if failed else value if isinstance(value, float) else None
-        whole = OpenAnswer(self.prompt, self.number, 0, 0)
+        whole = OpenAnswer(self.prompt, self.number, 0, 0, self.stops)
         opened = [one for _, one in sorted(self.segments, key=lambda segment: segment[0])]
         for one in opened:
             whole.tokens += one.tokens
@@ -227,7 +227,7 @@ class Conversation:
             segment = before.segment
             segment.add_reply(call.new_tokens, "\n\n".join(texts))
         else:
-            segment = OpenAnswer(call.prompt, self.number, 0, 0)
+            segment = OpenAnswer(call.prompt, self.number, 0, 0, self.stops)
             segment.turns.append(Turn("environment", "\n\n".join(texts)))
             self.segments.append((call.place, segment))
         segment.add_turn(reply)
