@@ -3,20 +3,21 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
+from trainer.errors import ConfigError
 from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.model.ends import causal_lm_of
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout import limits
 from trainer.rollout.collect import Groups, Sampler
 from trainer.rollout.draw import draw, uniforms
-from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking, Written
+from trainer.rollout.turns import OpenAnswer, TurnTaking, Written
 
 
 class OwnSampler(Sampler):
@@ -24,11 +25,24 @@ class OwnSampler(Sampler):
 
     def __init__(self, model: Any, turns: TurnTaking, rows: int, say: limits.Say = limits.on_stderr) -> None:
         self.model, self.turns, self.stops = model, turns, turns.stops
-        self.rows = limits.RowLimit(rows, say)
-        self._say = say
+        self.rows, self._wanted, self._say = rows, rows, say
 
     def context_limit(self) -> int | None:
         return limits.context_of(self.model)
+
+    def halve_rows(self, tried: int) -> None:
+        """Sample fewer completions at a time, after an attempt with `tried` of them ran out of memory."""
+        if tried <= 1:
+            reason = "not even one completion fits into the memory of the card"
+            remedy = "Write a smaller rollout.max_new_tokens, prompt.max_tokens or model.name"
+            raise ConfigError("rollout.rows=1", reason, remedy)
+        is_first = self.rows == self._wanted
+        self.rows = tried // 2
+        if is_first:
+            self._say(
+                f"rollout.rows={self._wanted}: out of memory with {tried} completions at once; continuing with "
+                f"{self.rows}, or fewer if necessary. Write rollout.rows={self.rows} to start with that."
+            )
 
 
 class HfSampler(OwnSampler):
@@ -38,7 +52,7 @@ class HfSampler(OwnSampler):
         # PEFT's wrapper does not pass our settings on to the model if an adapter was saved without a task type
         super().__init__(causal_lm_of(model), *arguments, **options)
         if self.model.config.model_type == "rwkv":  # transformers mixes its rows when it reads single tokens
-            self.rows.limit = 1
+            self.rows = 1
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         limits.check_context(self.context_limit(), prompts, sampling.max_new_tokens)
@@ -47,13 +61,13 @@ class HfSampler(OwnSampler):
         waiting = [(index, self.turns.begin(prompts[index], number, sampling)) for index, number in places]
         groups: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
         longest = max((prompt.longest(sampling.max_new_tokens) for prompt in prompts), default=0)
-        at_once = limits.rows_that_fit(self.model, longest, self.rows.limit)
-        with generating(self.model, self._settings(sampling)):
+        at_once = limits.rows_that_fit(self.model, longest, self.rows)
+        with generating(self.model, self._settings):
             while waiting:
-                taken = self._within_context(waiting[: min(at_once, self.rows.limit)])
+                taken = self._within_context(waiting[: min(at_once, self.rows)])
                 written = self._generate([dialogue for _, dialogue in taken], sampling)
                 if written is None:
-                    self.rows.halve(len(taken))
+                    self.halve_rows(len(taken))
                     continue
                 del waiting[: len(taken)]
                 added = [self.turns.add(one, *turn) for (_, one), turn in zip(taken, written, strict=True)]
@@ -84,29 +98,26 @@ class HfSampler(OwnSampler):
         RecurrentGemma ignore the mask, those of MiniMax from the second token on."""
         context, options = [5, 3, 4], {"max_new_tokens": 2, "min_new_tokens": 2, "output_logits": True}
         options["return_dict_in_generate"] = True
-        found = []
-        for rows in ([context], [context, context * 4]):
-            tokens_BT, attention_BT = self._left_padded(rows)
-            found.append(self.model.generate(input_ids=tokens_BT, attention_mask=attention_BT, **options).logits[1][0])
-        alone_V, padded_V = (logits_V.float() for logits_V in found)
+        inputs = map(self._left_padded, ([context], [context, context * 4]))
+        alone_V, padded_V = (self.model.generate(**one, **options).logits[1][0].float() for one in inputs)
         rounding = 1e-3 if self.model.dtype == torch.float32 else 0.05
         return bool((padded_V - alone_V).abs().max() > rounding * alone_V.abs().max())
 
     @torch.no_grad()
     def _generate(self, dialogues: Sequence[OpenAnswer], sampling: Sampling) -> list[Written] | None:
         """Return the next turn of each answer, or None if memory runs out."""
-        tokens_BT, attention_BT = self._left_padded([dialogue.context for dialogue in dialogues])
+        inputs = self._left_padded([dialogue.context for dialogue in dialogues])
+        begin = inputs["input_ids"].shape[1]
         starts = [len(dialogue.tokens) for dialogue in dialogues]
         lengths = [dialogue.end - start for dialogue, start in zip(dialogues, starts, strict=True)]
         numbers = [uniforms(sampling, dialogue.prompt, dialogue.number) for dialogue in dialogues]
         # all rows need the same number of random numbers; the zeros are used only beyond the end of an answer
         padded = [[*row[start:], *[0.0] * start] for row, start in zip(numbers, starts, strict=True)]
-        criteria = [EndsWithString(self.stops, tokens_BT.shape[1])] if self.stops.strings else []
-        drawn = Draw(sampling.temperature, torch.tensor(padded, dtype=torch.double, device=tokens_BT.device))
+        criteria = [partial(self._ended, begin)] if self.stops.strings else []
+        drawn = Draw(sampling.temperature, torch.tensor(padded, dtype=torch.double, device=self.model.device))
         try:
             output_BT = self.model.generate(
-                input_ids=tokens_BT,
-                attention_mask=attention_BT,
+                **inputs,
                 max_new_tokens=max(lengths),
                 logits_processor=LogitsProcessorList([drawn]),
                 stopping_criteria=StoppingCriteriaList(criteria),
@@ -115,28 +126,31 @@ class HfSampler(OwnSampler):
             if not is_out_of_memory(error):
                 raise
             return None
-        sampled_BT = output_BT[:, tokens_BT.shape[1] :]
+        sampled_BT = output_BT[:, begin:]
         tokens, logprobs = sampled_BT.tolist(), torch.stack(drawn.logprobs, dim=1).tolist()
         # beyond its length a row has padding, and the padding token may also be a stop token
         rows = zip(tokens, logprobs, lengths, strict=True)
         return [(row_tokens[:length], row_logprobs[:length]) for row_tokens, row_logprobs, length in rows]
 
-    def _left_padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    def _ended(self, prompt: int, tokens_BT: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Return which rows have a stop string in their newest tokens. The first `prompt` tokens do not count."""
+        newest = max(prompt, tokens_BT.shape[1] - self.stops.window)
+        ended = [self.stops.is_in(tokens) for tokens in tokens_BT[:, newest:].tolist()]
+        return torch.tensor(ended, device=tokens_BT.device)
+
+    def _left_padded(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         width = max(len(row) for row in rows)
         pad = self.stops.tokenizer.pad_token_id
         tokens = [[pad] * (width - len(row)) + list(row) for row in rows]
         attention = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-        return torch.tensor(tokens, device=self.model.device), torch.tensor(attention, device=self.model.device)
+        inputs = {"input_ids": tokens, "attention_mask": attention}
+        return {name: torch.tensor(values, device=self.model.device) for name, values in inputs.items()}
 
-    def _settings(self, sampling: Sampling) -> GenerationConfig:
+    @property
+    def _settings(self) -> GenerationConfig:
         """Return settings that leave the choice of each token to `Draw`, in place of the model's generation config."""
-        return GenerationConfig(
-            do_sample=False,
-            max_new_tokens=sampling.max_new_tokens,
-            eos_token_id=sorted(self.stops.tokens),
-            pad_token_id=self.stops.tokenizer.pad_token_id,
-            use_cache=True,
-        )
+        ends, pad = sorted(self.stops.tokens), self.stops.tokenizer.pad_token_id
+        return GenerationConfig(do_sample=False, eos_token_id=ends, pad_token_id=pad, use_cache=True)
 
 
 class Draw(LogitsProcessor):
@@ -153,19 +167,6 @@ class Draw(LogitsProcessor):
         chosen_B1, logprobs_B1 = draw(scores_BV, self.temperature, self.uniform_BN[:, count : count + 1])
         self.logprobs.append(logprobs_B1[:, 0])
         return torch.full_like(scores_BV, float("-inf")).scatter_(1, chosen_B1, 0.0)
-
-
-class EndsWithString(StoppingCriteria):
-    """Ends a row when its newest tokens contain a stop string. The first `prompt` tokens do not count."""
-
-    def __init__(self, stops: Stops, prompt: int) -> None:
-        self.stops = stops
-        self.prompt = prompt
-
-    def __call__(self, tokens_BT: Tensor, *_: Any, **__: Any) -> Any:
-        newest = max(self.prompt, tokens_BT.shape[1] - self.stops.window)
-        ended = [self.stops.is_in(tokens) for tokens in tokens_BT[:, newest:].tolist()]
-        return torch.tensor(ended, device=tokens_BT.device)
 
 
 @contextmanager

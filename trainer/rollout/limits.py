@@ -64,26 +64,3 @@ def row_bytes(config: Any, places: int, item: int) -> int:
     head = known.get(config.attribute_map.get("head_dim", "head_dim")) or config.hidden_size // max(1, heads)
     keys = known.get("num_key_value_heads") or heads
     return 2 * config.num_hidden_layers * keys * head * item * places + 3 * 4 * config.vocab_size
-
-
-class RowLimit:
-    """The number of completions that are decoded at once, halved whenever memory runs out."""
-
-    def __init__(self, wanted: int, say: Say) -> None:
-        self.limit = wanted
-        self._wanted = wanted
-        self._say = say
-
-    def halve(self, tried: int) -> None:
-        """Lower the limit after an attempt with `tried` rows ran out of memory."""
-        if tried <= 1:
-            reason = "not even one completion fits into the memory of the card"
-            remedy = "Write a smaller rollout.max_new_tokens, prompt.max_tokens or model.name"
-            raise ConfigError("rollout.rows=1", reason, remedy)
-        is_first = self.limit == self._wanted
-        self.limit = tried // 2
-        if is_first:
-            self._say(
-                f"rollout.rows={self._wanted}: out of memory with {tried} completions at once; continuing with "
-                f"{self.limit}, or fewer if necessary. Write rollout.rows={self.limit} to start with that."
-            )
