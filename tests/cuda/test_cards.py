@@ -126,7 +126,7 @@ from trainer.rollout.turns import Stops
 try:
     sampler = make_sampler(Rollout(weights="fp8"), adapted(family()).cuda(), Stops(load_tokenizer(Model()), [2]))
     answers = dict(sampler.sample(prompts(9, 3), sampling(max_new_tokens=40)))
-    print(json.dumps([len(answers), sampler.batch.decode_step.captured > 0]))
+    print(json.dumps([len(answers), len(sampler.batch.decode_step._graphs) > 0]))
 except ConfigError as error:
     print(json.dumps([str(error)]))
 """

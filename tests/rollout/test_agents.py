@@ -29,7 +29,6 @@ from trainer.records import Completion, Problem, Score, ScoredGroup
 from trainer.rollout.agents.conversation import Conversation, Limits, read_messages
 from trainer.rollout.agents.sampler import FIRST_CALL_S, PATIENCE_S, Agents, AgentSampler, Calls
 from trainer.rollout.decoder.sampler import DecodeSampler
-from trainer.rollout.decoder.schedule import AnswerId
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.turns import Stops, TurnTaking
 
@@ -347,7 +346,7 @@ def test_the_first_call_of_an_agent_is_waited_for_only_at_its_start(monkeypatch,
     inbox = SimpleNamespace(get=nothing_arrives, get_nowait=lambda: nothing_arrives(0))
     agents = SimpleNamespace(at_work={1: slow}, inbox=inbox, end_late=lambda: None)
     calls = Calls(agents, [], Limits(4, 60, 300, 60.0), 2)
-    calls._decoding[AnswerId(0, 0)] = SimpleNamespace()
+    calls._decoding[0, 0] = SimpleNamespace()
     assert calls.schedule(4, 4) == []
     assert sum(waited) == pytest.approx(FIRST_CALL_S if waits_for_it else PATIENCE_S)
 

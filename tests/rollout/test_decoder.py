@@ -32,7 +32,7 @@ from trainer.rollout.decoder.forward import Forward
 from trainer.rollout.decoder.layers.attention import _rotate, matrices
 from trainer.rollout.decoder.rows import STEPS_PER_CHECK
 from trainer.rollout.decoder.sampler import DecodeSampler
-from trainer.rollout.decoder.schedule import AnswerId, Scheduler
+from trainer.rollout.decoder.schedule import Scheduler
 from trainer.rollout.decoder.weights import Projection
 from trainer.rollout.draw import BLOCK, LARGE, draw
 from trainer.rollout.hf import HfSampler
@@ -369,7 +369,7 @@ def test_a_batch_that_does_not_fit_is_halved_once_and_for_all(kind, tokenizer, m
     sampler = kind(model, turns(tokenizer, SOME), 64, said.append)
     for _ in range(2):
         assert tokens_of(dict(sampler.sample(asked, sampling(temperature=0.0)))) == wanted
-    assert sampler.rows.limit in range(3, 7)
+    assert sampler.rows in range(3, 7)
     assert len(said) == 1
     assert "20 completions" in said[0]
     Card(model, rows=0)
@@ -401,13 +401,13 @@ def test_what_memory_interrupted_is_sampled_again_and_what_was_finished_is_kept(
     scheduler = Scheduler(prompts(5, 4), group=2)
     done, other = (Completion((n,), (-0.1,), "", truncated=False) for n in (2, 3))
     assert counts(scheduler.schedule(4, 4)) == [(0, 2), (1, 2)]
-    assert scheduler.finish(AnswerId(0, 1), done) is None
-    assert scheduler.finish(AnswerId(1, 1), done) is None
-    assert scheduler.finish(AnswerId(1, 0), other) == [other, done], "in the order of the numbers"
+    assert scheduler.finish(0, 1, done) is None
+    assert scheduler.finish(1, 1, done) is None
+    assert scheduler.finish(1, 0, other) == [other, done], "in the order of the numbers"
     scheduler.restart_unfinished()
     (again,) = scheduler.schedule(4, 4)
     assert (again.prompt_index, list(again.numbers)) == (0, [0])
-    assert scheduler.finish(AnswerId(0, 0), other) == [other, done]
+    assert scheduler.finish(0, 0, other) == [other, done]
     assert scheduler.is_finished
 
 
@@ -524,11 +524,11 @@ def test_the_adapter_of_a_run_is_copied_and_its_copies_stay_where_they_are(token
     places = []
     for _ in range(2):
         list(sampler.sample(prompts(9, 3), sampling()))
-        places.append([one._copy_OH.data_ptr() for one in sampler.forward.projections if one.is_a_copy])
+        places.append([one._copy_OH.data_ptr() for one in sampler.forward.projections if one._copy_OH is not None])
     assert places[0] == places[1]
     assert len(places[0]) == 8  # four a layer; the head has no adapter
     layers = itertools.chain.from_iterable(layer.projections for layer in sampler.forward.layers)
-    assert all(projection.is_a_copy for projection in layers)
+    assert all(projection._copy_OH is not None for projection in layers)
 
 
 @pytest.mark.parametrize("rows", [64, 9])
@@ -737,6 +737,6 @@ def test_a_teacher_beside_the_adapter_changes_neither_what_is_copied_nor_the_ans
     for model in (alone, beside):
         sampler = DecodeSampler(model, turns(tokenizer, SOME), 64)
         answers = dict(sampler.sample(asked, sampling()))
-        found.append((answers, [one.is_a_copy for one in sampler.forward.projections]))
+        found.append((answers, [one._copy_OH is not None for one in sampler.forward.projections]))
     assert found[0] == found[1]
     assert any(found[0][1])

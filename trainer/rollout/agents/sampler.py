@@ -34,7 +34,7 @@ from trainer.rollout.agents.conversation import Call, Conversation, Limits
 from trainer.rollout.agents.endpoint import Endpoint
 from trainer.rollout.collect import Groups, Sampler
 from trainer.rollout.decoder.sampler import DecodeSampler
-from trainer.rollout.decoder.schedule import AnswerId, NewAnswers, Scheduler
+from trainer.rollout.decoder.schedule import NewAnswers, Scheduler
 from trainer.rollout.limits import Say
 from trainer.rollout.turns import Stops
 
@@ -167,7 +167,7 @@ class Calls(Scheduler):
         self.agents, self.limits = agents, limits
         self._not_started = deque(conversations)
         self._queued: list[Call] = []
-        self._decoding: dict[AnswerId, Call] = {}
+        self._decoding: dict[tuple[int, int], Call] = {}
         self._patience_s, self._slow, self._prompts_read = PATIENCE_S, 0, 0
         self.ended: list[tuple[Conversation, Completion]] = []
         for _ in range(min(at_once, len(conversations))):
@@ -196,13 +196,13 @@ class Calls(Scheduler):
             if starting and (len(starting) + 1) * width > PREFILL_TOKENS:
                 break
             starting.append(new)
-            self._decoding |= {AnswerId(self._prompts_read, one.conversation.number): one for one in calls}
+            self._decoding |= {(self._prompts_read, one.conversation.number): one for one in calls}
             self._queued = [one for one in self._queued if one not in calls]
         return starting
 
-    def finish(self, answer: AnswerId, completion: Completion) -> list[Completion] | None:
+    def finish(self, index: int, number: int, completion: Completion) -> list[Completion] | None:
         """Reply to a call."""
-        call = self._decoding.pop(answer)
+        call = self._decoding.pop((index, number))
         call.conversation.pending -= 1
         call.conversation.deadline = time.monotonic() + self.limits.seconds
         call.reply.set_result(completion)
@@ -337,4 +337,4 @@ def _decoded(inner: Sampler, calls: Calls, rows: int, sampling: Sampling) -> Ite
         prompts = [replace(prompt, problem=replace(prompt.problem, id=name)) for prompt, name in named]
         for at, [completion] in inner.sample(prompts, replace(sampling, group=1)) if prompts else ():
             new, number = starting[at]
-            yield calls.finish(AnswerId(new.prompt_index, number), completion)
+            yield calls.finish(new.prompt_index, number, completion)

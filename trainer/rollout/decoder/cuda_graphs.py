@@ -1,6 +1,7 @@
 """A decode step on a CUDA device: captured as a graph for each of a few sizes, then replayed without Python."""
 
 from collections.abc import Callable
+from math import ceil
 from typing import Any
 
 import torch
@@ -24,10 +25,6 @@ class DecodeStep:
         self._captures = device.type == "cuda"
         self._seen: set[tuple[Any, ...]] = set()
         self._graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
-
-    @property
-    def captured(self) -> int:
-        return len(self._graphs)
 
     def __call__(self, step: Step, rows: int, most_rows: int, width: int, most_places: int) -> None:
         if not self._captures:
@@ -61,8 +58,4 @@ class DecodeStep:
 
 def rounded(rows: int, most_rows: int, width: int, most_places: int) -> tuple[int, int]:
     """Round rows up to a power of two, and the width to a multiple of `WIDTHS`, so that few sizes are captured."""
-    return min(most_rows, 1 << (rows - 1).bit_length()), min(most_places, rounded_up(width, WIDTHS))
-
-
-def rounded_up(number: int, step: int) -> int:
-    return -(-number // step) * step
+    return min(most_rows, 1 << (rows - 1).bit_length()), min(most_places, ceil(width / WIDTHS) * WIDTHS)

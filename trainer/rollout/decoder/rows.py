@@ -11,9 +11,9 @@ from trainer.records import Sampling
 from trainer.rollout import limits
 from trainer.rollout.decoder.cuda_graphs import DecodeStep
 from trainer.rollout.decoder.forward import Forward
-from trainer.rollout.decoder.schedule import AnswerId, NewAnswers
+from trainer.rollout.decoder.schedule import NewAnswers
 from trainer.rollout.draw import draw, uniforms
-from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking, Written
+from trainer.rollout.turns import OpenAnswer, TurnTaking, Written
 
 DRAWN = -1  # in place of a forced token: the token is drawn
 LEAST_SHARED = 64  # a common prefix of at least this many tokens is read in a separate pass
@@ -23,7 +23,7 @@ STEPS_PER_CHECK = {"cuda": 8}  # 1 on other devices: on a CPU a check costs noth
 class RowMember(NamedTuple):
     """An answer that is being decoded, with the random numbers of its tokens."""
 
-    answer: AnswerId
+    prompt_index: int
     dialogue: OpenAnswer
     uniform_N: Sequence[float]
 
@@ -43,7 +43,7 @@ class Batch:
     """
 
     def __init__(self, forward: Forward, size: Size, turns: TurnTaking, say: limits.Say) -> None:
-        self.forward, self.size, self.turns, self.stops, device = forward, size, turns, turns.stops, forward.device
+        self.forward, self.size, self.turns, device = forward, size, turns, forward.device
         rows, places, new_tokens = size
         self.cache = forward.allocate_cache(rows, places)
         self.mask_RT = torch.zeros(rows, places, dtype=forward.dtype, device=device)
@@ -55,12 +55,12 @@ class Batch:
         self.forced_RN = torch.full_like(self.sampled_RN, DRAWN) if turns.environments else None
         self.logprobs_RN = torch.zeros(rows, new_tokens + 1, device=device)
         self.continues_V = torch.ones(forward.config.vocab_size, dtype=torch.bool, device=device)
-        known = [token for token in self.stops.tokens if token < forward.config.vocab_size]  # a tokenizer may have more
-        self.continues_V[torch.tensor(known, dtype=torch.long, device=device)] = False
+        # a tokenizer may have more tokens than the model
+        self.continues_V[[token for token in turns.stops.tokens if token < forward.config.vocab_size]] = False
         self.uniform_RN = torch.zeros(rows, new_tokens + 1, dtype=torch.double, device=device)
         self.decode_step = DecodeStep(device, say)
         # a recurrent state cannot return to the place of a stop string that the host finds some steps later
-        needs_states = self.cache.states_LR and turns.environments and self.stops.strings
+        needs_states = self.cache.states_LR and turns.environments and turns.stops.strings
         self.steps_per_check = 1 if needs_states else STEPS_PER_CHECK.get(device.type, 1)
 
     def reset(self, rows: int, sampling: Sampling) -> None:
@@ -91,7 +91,6 @@ class Batch:
 
     @property
     def waiting(self) -> list[OpenAnswer]:
-        """Return the answers that wait for a reply."""
         return [dialogue for dialogue in self.dialogues if dialogue.reply is not None]
 
     @property
@@ -135,15 +134,14 @@ class Batch:
         before = min(same, min(map(len, prompts)) - 1)
         if len(prompts) == 1 or before < self.least_shared:
             return 0
-        tokens_1T, length, group = torch.tensor([first[:before]]), torch.tensor([before]), torch.tensor([1])
-        rows = slice(row, row + 1)
-        self.forward.prefill(tokens_1T.to(device), length.to(device), self.cache, rows, group.to(device))
+        tokens_1T, length_1, group_1 = (torch.tensor(one, device=device) for one in ([first[:before]], [before], [1]))
+        self.forward.prefill(tokens_1T, length_1, self.cache, slice(row, row + 1), group_1)
         return before
 
     def _members(self, new: NewAnswers) -> list[RowMember]:
         return [
             RowMember(
-                AnswerId(new.prompt_index, number),
+                new.prompt_index,
                 self.turns.begin(new.prompt, number, self.sampling),
                 uniforms(self.sampling, new.prompt, number) if self.temperature else [0.0] * self.limit,
             )
@@ -183,17 +181,16 @@ class Batch:
             uniform_B1 = self.uniform_RN[rows].gather(1, self.counts_R[rows, None])
             tokens_B, logprobs_B = (drawn_B1[:, 0] for drawn_B1 in draw(logits_BV, self.temperature, uniform_B1))
         counts_B, running_B = self.counts_R[rows], self.running_R[rows]
-        is_drawn_B: Tensor | bool = True
+        continues_B = self.continues_V[tokens_B]
         if self.forced_RN is not None:
             forced_B = self.forced_RN[rows].gather(1, counts_B[:, None])[:, 0]
-            is_drawn_B = forced_B == DRAWN
-            tokens_B = tokens_B.where(is_drawn_B, forced_B)
+            tokens_B = tokens_B.where(forced_B == DRAWN, forced_B)
+            continues_B |= forced_B != DRAWN
         self.tokens_R[rows] = tokens_B
         self.sampled_RN[rows].scatter_(1, counts_B[:, None], tokens_B[:, None])
         self.logprobs_RN[rows].scatter_(1, counts_B[:, None], logprobs_B[:, None])
         counts_B += running_B
-        running_B &= self.continues_V[tokens_B] if is_drawn_B is True else self.continues_V[tokens_B] | ~is_drawn_B
-        running_B &= counts_B < self.ends_R[rows]
+        running_B &= continues_B & (counts_B < self.ends_R[rows])
 
     def _draw_apart(self, logits_BV: Tensor, rows: slice, width: int) -> tuple[Tensor, Tensor]:
         """Draw a token for each answer, and move answers that differ from the others in their row to new rows. Return
@@ -203,15 +200,12 @@ class Batch:
         most = max(map(len, members))
         padded = [[*row, *row[:1] * (most - len(row))] for row in numbers]  # an equal number draws an equal token
         tokens_BG, logprobs_BG = draw(logits_BV, self.temperature, torch.tensor(padded, dtype=torch.double))
-        moved = self._split(tokens_BG, rows.start)
-        if not moved:
-            return tokens_BG[:, 0], logprobs_BG[:, 0]
-        new = range(rows.start + len(members), self.active)
-        self.cache.clear(slice(new.start, new.stop), width)
-        self._copy_rows([rows.start + row for row, _ in moved], new, width)
-        rows_M, places_M = torch.tensor(moved).T
-        tokens_B = torch.cat((tokens_BG[:, 0], tokens_BG[rows_M, places_M]))
-        return tokens_B, torch.cat((logprobs_BG[:, 0], logprobs_BG[rows_M, places_M]))
+        if moved := self._split(tokens_BG, rows.start):
+            new = range(rows.start + len(members), self.active)
+            self.cache.clear(slice(new.start, new.stop), width)
+            self._copy_rows([rows.start + row for row, _ in moved], new, width)
+        rows_B, places_B = torch.tensor([*((row, 0) for row in range(len(members))), *moved]).T
+        return tokens_BG[rows_B, places_B], logprobs_BG[rows_B, places_B]
 
     def _split(self, tokens_BG: Tensor, start: int) -> list[tuple[int, int]]:
         """Move answers whose token differs from that of the first answer in their row to new rows at the end. Return
@@ -241,9 +235,8 @@ class Batch:
     @torch.inference_mode()
     def ended(self) -> list[tuple[OpenAnswer, Written]]:
         """Return the turns that have ended since the last call."""
-        stops = [one.stops or self.stops for one in self.dialogues]
-        if any(one.strings for one in stops):
-            self._freeze_at_strings(stops)
+        if any(one.stops.strings for one in self.dialogues):
+            self._freeze_at_strings()
         running = self.running_R[: self.active]
         if bool(running.all()):
             return []
@@ -255,17 +248,16 @@ class Batch:
                 ended.append((dialogue, (tokens[turn], logprobs[turn])))
         return ended
 
-    def _freeze_at_strings(self, stops: Sequence[Stops]) -> None:
+    def _freeze_at_strings(self) -> None:
         """Freeze the rows with a stop string in the newest tokens of their turn."""
-        counts_B, width = self.counts_R[: self.active], max(one.window for one in stops) + self.steps_per_check
+        width = max(one.stops.window for one in self.dialogues) + self.steps_per_check
+        counts_B = self.counts_R[: self.active]
         newest_BT = (counts_B[:, None] - width + torch.arange(width, device=counts_B.device)).clamp(min=0)
         tokens_BT = self.sampled_RN[: self.active].gather(1, newest_BT).tolist()
-        written = [
-            min(width, max(0, count - len(one.tokens)))
-            for count, one in zip(counts_B.tolist(), self.dialogues, strict=True)
-        ]
-        newest = [row[width - count :] for row, count in zip(tokens_BT, written, strict=True)]
-        ended = [one.is_in(tokens) for one, tokens in zip(stops, newest, strict=True)]
+        ended = []
+        for tokens, count, one in zip(tokens_BT, counts_B.tolist(), self.dialogues, strict=True):
+            written = min(width, max(0, count - len(one.tokens)))
+            ended.append(one.stops.is_in(tokens[width - written :]))
         self.running_R[: self.active] &= ~torch.tensor(ended, device=counts_B.device)
 
     @torch.inference_mode()
@@ -291,10 +283,10 @@ class Batch:
         self.mask_RT[rows_B] = self._masked(places_B)  # a row may have been decoded beyond a stop string
 
     @torch.inference_mode()
-    def take(self, finished: Container[OpenAnswer]) -> list[tuple[AnswerId, OpenAnswer]]:
-        """Remove answers from the batch and return them, row by row."""
+    def take(self, finished: Container[OpenAnswer]) -> list[tuple[int, OpenAnswer]]:
+        """Remove answers from the batch and return them, each with the index of its prompt, row by row."""
         rows = [row for row, dialogue in enumerate(self.dialogues) if dialogue in finished]
-        taken = [(one.answer, one.dialogue) for row in rows for one in self.members[row]]
+        taken = [(one.prompt_index, one.dialogue) for row in rows for one in self.members[row]]
         if not rows:
             return taken
         # the last rows move into the places of the removed ones

@@ -8,7 +8,6 @@ the answers to a prompt share a row as long as they are equal.
 The records of an answer, from prompt to completion:
 
     NewAnswers   answers to one prompt that start together      schedule.py decides when
-    AnswerId     the index of the prompt, and the number of the answer in its group
     RowMember    an answer in a row, with its random numbers    rows.py decodes it
     OpenAnswer   all tokens so far, and the environment         turns.py adds turns and replies
     Written      the tokens and log-probs of one turn           turns.py
@@ -16,8 +15,7 @@ The records of an answer, from prompt to completion:
 """
 
 from collections.abc import Callable, Sequence
-from math import inf
-from operator import ge
+from math import ceil, inf
 from typing import Any
 
 import torch
@@ -27,7 +25,6 @@ from trainer.plan.planner import PLACES
 from trainer.records import Prompt, Sampling
 from trainer.rollout import limits
 from trainer.rollout.collect import Groups
-from trainer.rollout.decoder.cuda_graphs import rounded_up
 from trainer.rollout.decoder.forward import Forward
 from trainer.rollout.decoder.rows import Batch, Size
 from trainer.rollout.decoder.schedule import Scheduler
@@ -56,7 +53,7 @@ class DecodeSampler(OwnSampler):
         """Decode the answers that a scheduler starts, at most `answers` at a time, until it is finished."""
         with evaluating(self.model):  # for layers that are called, not copied
             while not scheduler.is_finished:
-                rows = min(self.rows.limit, answers)
+                rows = min(self.rows, answers)
                 try:
                     batch = self._prepare(rows, scheduler.longest_prompt, sampling)
                     yield from self._decode(batch, scheduler)
@@ -75,14 +72,14 @@ class DecodeSampler(OwnSampler):
 
         def begin() -> None:
             scheduler = Scheduler(prompts, sampling.group)
-            batch = self._prepare(min(self.rows.limit, answers), scheduler.longest_prompt, sampling)
+            batch = self._prepare(min(self.rows, answers), scheduler.longest_prompt, sampling)
             batch.shares, batch.least_shared = False, inf  # in the worst case nothing is shared
             while starting := scheduler.schedule(batch.free, batch.usable_rows):
                 batch.add(starting)
             batch.decode()
 
         with evaluating(self.model):
-            until_it_fits(begin, lambda: self._make_room(min(self.rows.limit, answers)))
+            until_it_fits(begin, lambda: self._make_room(min(self.rows, answers)))
         self._release_memory()
 
     def _make_room(self, rows: int) -> None:
@@ -92,7 +89,7 @@ class DecodeSampler(OwnSampler):
             self.copies, self.forward = False, None
             self._say("out of memory with one completion: the rollout continues without merged copies of the weights")
         else:
-            self.rows.halve(rows)
+            self.halve_rows(rows)
 
     def give_back(self) -> bool:
         had_memory = self.forward is not None
@@ -106,10 +103,11 @@ class DecodeSampler(OwnSampler):
             if self.forward is None:
                 self.forward = Forward(self.model, self.copies, self.weights)
             self.forward.refresh()
-            places = rounded_up(longest_prompt + sampling.max_new_tokens, PLACES)
+            places = ceil((longest_prompt + sampling.max_new_tokens) / PLACES) * PLACES
             size = Size(rows, places, sampling.max_new_tokens)
-            if self.batch is None or not all(map(ge, self.batch.size, size)):
-                size = Size(*map(max, size, self.batch.size)) if self.batch else size  # enough for calls that alternate
+            if self.batch is not None:
+                size = Size(*map(max, size, self.batch.size))  # enough for calls that alternate
+            if self.batch is None or self.batch.size != size:
                 self.batch = None  # free the old batch first
                 self.batch = Batch(self.forward, size, self.turns, self._say)
         self.batch.reset(rows, sampling)
@@ -136,9 +134,9 @@ class DecodeSampler(OwnSampler):
             done |= {dialogue: self.turns.take_reply(dialogue) for dialogue in replied}
             batch.resume([dialogue for dialogue in replied if done[dialogue] is None])
         finished = {dialogue: completion for dialogue, completion in done.items() if completion is not None}
-        for answer, dialogue in batch.take(finished):
-            if group := scheduler.finish(answer, finished[dialogue]):
-                yield answer.prompt_index, group
+        for index, dialogue in batch.take(finished):
+            if group := scheduler.finish(index, dialogue.number, finished[dialogue]):
+                yield index, group
 
     def _release_memory(self) -> None:
         if not self._keeps_memory:

@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import groupby
-from operator import attrgetter
+from operator import itemgetter
 from typing import NamedTuple
 
 from trainer.plan.planner import PREFILL_TOKENS
@@ -18,11 +18,6 @@ class NewAnswers(NamedTuple):
     numbers: Sequence[int]  # of the answers in their group
 
 
-class AnswerId(NamedTuple):
-    prompt_index: int
-    number: int  # in the group
-
-
 class Scheduler:
     """Decides which prompts are read next, and collects the completions of each group. The longest prompts come first,
     so that a lack of memory shows early."""
@@ -32,7 +27,7 @@ class Scheduler:
         self._group = group
         by_length = sorted(range(len(prompts)), key=lambda index: -len(prompts[index].tokens))
         self._waiting: deque[tuple[int, Sequence[int]]] = deque((index, range(group)) for index in by_length)
-        self._running: set[AnswerId] = set()
+        self._running: set[tuple[int, int]] = set()  # the indices of prompts, with the numbers of answers
         self._completions: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
 
     @property
@@ -59,19 +54,19 @@ class Scheduler:
             if missing[count:]:
                 self._waiting.appendleft((index, missing[count:]))
             starting.append(NewAnswers(index, prompt, missing[:count]))
-            self._running.update(AnswerId(index, number) for number in missing[:count])
+            self._running.update((index, number) for number in missing[:count])
             free -= count
         return starting
 
-    def finish(self, answer: AnswerId, completion: Completion) -> list[Completion] | None:
+    def finish(self, index: int, number: int, completion: Completion) -> list[Completion] | None:
         """Add a completion to its group. Return the group, ordered by number, once it is complete."""
-        self._running.remove(answer)
-        group = self._completions[answer.prompt_index]
-        group[answer.number] = completion
-        return [group[number] for number in sorted(group)] if len(group) == self._group else None
+        self._running.remove((index, number))
+        group = self._completions[index]
+        group[number] = completion
+        return [answer for _, answer in sorted(group.items())] if len(group) == self._group else None
 
     def restart_unfinished(self) -> None:
         """Schedule the running answers again. Finished ones are kept, because sampling is reproducible."""
-        for index, answers in groupby(sorted(self._running), key=attrgetter("prompt_index")):
-            self._waiting.appendleft((index, [answer.number for answer in answers]))
+        for index, answers in groupby(sorted(self._running), key=itemgetter(0)):
+            self._waiting.appendleft((index, [number for _, number in answers]))
         self._running.clear()
