@@ -23,7 +23,7 @@ from trainer.loss.logprobs import LogProbs
 from trainer.loss.shared_prefix import make_flat
 from trainer.model import families, lora, merge
 from trainer.model.load import load_model
-from trainer.rollout.decoder.forward import why_unsupported
+from trainer.rollout.decoder.forward import reasons_against
 from trainer.rollout.decoder.sampler import DecodeSampler
 
 ROWS = {row.model_type: row for row in families.ROWS}
@@ -43,7 +43,7 @@ def test_the_table_of_models_is_true(model_type):
     """The tests of decoder, tree, plan and export go through all families that have a yes there."""
     decoder, tree, plan, export, _ = table.cells(ROWS[model_type])
     model = small(model_type)
-    assert (decoder == "yes") == (why_unsupported(model) is None) == (model_type in dict(FAMILIES.values()))
+    assert (decoder == "yes") == (next(reasons_against(model), None) is None) == (model_type in dict(FAMILIES.values()))
     assert (tree != "no", plan == "yes") == (make_flat(model), model_type in families.BY_TYPE)
     assert (export == "yes") == (model_type in dict(EXPORTED.values()))
 

@@ -86,7 +86,7 @@ def test_sampling_over_a_quantised_base(tiny_model, tokenizer, kind, sampler):
     made = make_sampler(resolve("nano").rollout, model, Stops(tokenizer, [2]))
     assert isinstance(made, DecodeSampler)
     dict(made.sample(prompts(9), sampling()))
-    assert not any(projection.is_a_copy for projection in made.forward.projections)
+    assert not any(projection._copy_OH is not None for projection in made.forward.projections)
     assert_sampled_as_trained(sampler, model, tokenizer)
 
 

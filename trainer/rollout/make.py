@@ -8,7 +8,7 @@ from trainer.problem.prompts import Prompter
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler, SamplingContext
 from trainer.rollout.decoder.eight_bits import check_card
-from trainer.rollout.decoder.forward import why_unsupported
+from trainer.rollout.decoder.forward import reasons_against
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.turns import Stops, TurnTaking
@@ -25,14 +25,13 @@ def make_sampler(
     """Return one of Octet's own samplers: the decoder if it supports the model and `engine` is not `hf`, otherwise
     `model.generate`. Without `copies` the decoder calls the model's layers, which is slower, but keeps the adapter
     apart. Evaluations use this, so that a merged model is compared with the adapter itself."""
-    reason = None if settings.engine == "hf" else why_unsupported(model)
-    if reason and settings.engine == "decode":
-        why = f"it cannot sample from this model: {reason}"
-        raise ConfigError("rollout.engine=decode", why, "Write rollout.engine=hf")
-    if settings.weights != "same" and copies:
-        key, remedy = f"rollout.weights={settings.weights}", "Write rollout.weights=same"
-        if reason:
-            raise ConfigError(key, f"Octet's own decoder cannot sample from this model: {reason}", remedy)
+    reason = None if settings.engine == "hf" else next(reasons_against(model), None)
+    in_8_bits = copies and settings.weights != "same"
+    if reason and (in_8_bits or settings.engine == "decode"):
+        setting = f"rollout.weights={settings.weights}" if in_8_bits else "rollout.engine=decode"
+        remedy = "Write rollout.engine=hf and rollout.weights=same"
+        raise ConfigError(setting, f"Octet's own decoder cannot sample from this model: {reason}", remedy)
+    if in_8_bits:
         check_card(settings.weights, model.device)
     if reason:
         say(f"rollout: sampling with model.generate, which takes three times as long or more, because {reason}")

@@ -32,22 +32,16 @@ class EightBits(NamedTuple):
 
     def product(self, hidden_NH: Tensor) -> Tensor:
         codes_NH, scale_N1 = rounded(hidden_NH, self.codes_OH.dtype)
-        if self.codes_OH.dtype == torch.int8:
-            return self._scaled(self._sums(codes_NH), scale_N1, hidden_NH)
-        bias_O = None if self.bias_O is None else self.bias_O.bfloat16()
-        weight_HO, dtype = self.codes_OH.t(), torch.bfloat16  # the only result that cards support with row scales
-        product_NO = torch._scaled_mm(codes_NH, weight_HO, scale_N1, self.scale_1O, bias_O, out_dtype=dtype)
-        return product_NO.to(hidden_NH.dtype)
-
-    def _sums(self, codes_NH: Tensor) -> Tensor:
-        rows = len(codes_NH)
+        weight_HO, rows = self.codes_OH.t(), len(hidden_NH)
+        if self.codes_OH.dtype == torch.float8_e4m3fn:
+            dtype = torch.bfloat16  # the only result that cards support with row scales
+            bias_O = None if self.bias_O is None else self.bias_O.to(dtype)
+            product_NO = torch._scaled_mm(codes_NH, weight_HO, scale_N1, self.scale_1O, bias_O, out_dtype=dtype)
+            return product_NO.to(hidden_NH.dtype)
         if codes_NH.is_cuda and rows < LEAST_ROWS:
             codes_NH = F.pad(codes_NH, (0, 0, 0, LEAST_ROWS - rows))
-        return torch._int_mm(codes_NH, self.codes_OH.t())[:rows]
-
-    def _scaled(self, sums_NO: Tensor, scale_N1: Tensor, hidden_NH: Tensor) -> Tensor:
-        product_NO = hidden_NH.new_empty(sums_NO.shape)
-        torch.mul(sums_NO, self.scale_1O, out=product_NO).mul_(scale_N1)
+        product_NO = hidden_NH.new_empty(rows, len(self.codes_OH))
+        torch.mul(torch._int_mm(codes_NH, weight_HO)[:rows], self.scale_1O, out=product_NO).mul_(scale_N1)
         return product_NO if self.bias_O is None else product_NO.add_(self.bias_O)
 
 

@@ -86,9 +86,7 @@ class Forward:
 
     def refresh(self) -> None:
         """Read the current weights, which may have been updated or swapped."""
-        self.embedding_VH = self.decoder.embed_tokens.weight
-        norms = [self.last_norm, *(norm for layer in self.layers for norm in layer.norms)]
-        for norm in norms + ([self.layer_inputs.norm] if self.layer_inputs else []):
+        for norm in (self.last_norm, *(norm for layer in self.layers for norm in layer.norms)):
             norm.refresh()
         for projection in self.projections:
             projection.refresh()
@@ -150,8 +148,8 @@ class Forward:
 
     def embed(self, tokens_N: Tensor) -> Tensor:
         """Return the embeddings of tokens. This waits for the device if the embedding is in CPU memory."""
-        on_host = self.embeds_on_host
-        hidden_NH = self.decoder.embed_tokens(tokens_N) if on_host else F.embedding(tokens_N, self.embedding_VH)
+        embedding = self.decoder.embed_tokens
+        hidden_NH = embedding(tokens_N) if self.embeds_on_host else F.embedding(tokens_N, embedding.weight)
         return hidden_NH if self.embedding_scale is None else hidden_NH * self.embedding_scale
 
     def _angles_at(self, positions_N: Tensor) -> Angles:
@@ -161,35 +159,29 @@ class Forward:
         }
 
 
-def why_unsupported(model: Any) -> str | None:
-    """Return the reason why this forward pass does not compute the same as the model, or None if it does."""
-    return next(_reasons(model), None)
-
-
-def _reasons(model: Any) -> Iterator[str]:
+def reasons_against(model: Any) -> Iterator[str]:
+    """Yield the reasons why this forward pass does not compute the same as the model."""
     causal_lm = causal_lm_of(model)
     config, name = causal_lm.config, type(causal_lm).__name__
-    kinds = getattr(config, "layer_types", None) or []
-    if others := Counter(kind for kind in kinds if kind not in (*ATTENTIONS, *MIXERS)):
-        yield f"it has layers of another kind ({', '.join(f'{count} x {kind}' for kind, count in others.items())})"
     family = BY_CLASS.get(name) if type(causal_lm).__module__.startswith("transformers.") else None
     if family is None or not family.decodes:
         yield f"Octet has no forward pass for {name}{'' if family else ', and no plan of its memory'}"
         return
-    ropes = [config.rope_parameters]
-    if has_kinds_of_rope(config):
-        ropes = [config.rope_parameters[kind] for kind in {*kinds}]
+    kinds, blocks = getattr(config, "layer_types", None) or [], causal_lm.get_decoder().layers
+    mambas = ["mamba" for block in blocks if getattr(block, "mamba", None) is not None]
+    if others := Counter(kind for kind in [*kinds, *mambas] if kind not in (*ATTENTIONS, *MIXERS)):
+        yield f"it has layers of another kind ({', '.join(f'{count} x {kind}' for kind, count in others.items())})"
+    rope_of = config.rope_parameters
+    ropes = [rope_of[kind] for kind in {*kinds}] if has_kinds_of_rope(config) else [rope_of]
     for rope in ropes:
         if rope["rope_type"] not in ROPES:
             yield f"its rope_type is {rope['rope_type']}, not one of {', '.join(ROPES)}"
-    window, blocks = getattr(config, "sliding_window", None), causal_lm.get_decoder().layers
+    window = getattr(config, "sliding_window", None)
     has_windows = any(hasattr(getattr(block, "self_attn", None), "sliding_window") for block in blocks)
     if window and family.windows != "every layer" and not has_windows:
         yield f"its configuration names a sliding window of {window} tokens, which {name} does not have"
     if getattr(config, "enable_moe_block", False) or getattr(blocks[0], "block_sparse_moe", None) is not None:
         yield "its feed-forward layers are mixtures of experts"
-    if mambas := sum(getattr(block, "mamba", None) is not None for block in blocks):
-        yield f"it has layers of another kind ({mambas} x mamba)"
     if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):  # text is causal then
         yield "its attention also looks ahead"
     if getattr(model, "peft_type", "LORA") != "LORA":

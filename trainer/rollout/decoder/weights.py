@@ -40,8 +40,6 @@ class Norm:
     def refresh(self) -> None:
         if self.adds_one:
             self.weight.copy_(self.norm.weight).add_(1)
-        else:
-            self.weight = self.norm.weight
 
     def __call__(self, hidden: Tensor) -> Tensor:
         exact = hidden.to(self.weight.dtype)  # fp32 where 1 is added, because bf16 would round the sum
@@ -84,10 +82,6 @@ class Projection:
         weight = _base(self.layers[0]).weight
         is_large = weight.dtype == torch.float32 and self.bytes >= 4 * LARGE
         return weight.device.type == "cpu" and (is_large or self._is_bf16) and torch.backends.mkldnn.is_available()
-
-    @property
-    def is_a_copy(self) -> bool:
-        return self._copy_OH is not None
 
     def allocate_copy(self) -> None:
         bases = [_base(layer) for layer in self.layers]
@@ -144,26 +138,23 @@ class Projection:
     @property
     def live_adapters(self) -> list[str]:
         """Names of the enabled adapters that are called with their layers, not merged or joined."""
-        if self.is_a_copy or self._factors is not None:
+        if self._copy_OH is not None or self._factors is not None:
             return []
         return [adapter for layer in self.layers for adapter in _active_adapters(layer)]
 
     def __call__(self, hidden_NH: Tensor) -> Tensor:
         if self.reads_8_bits and self._in_8_bits is not None:
             return self._with_adapter(self._in_8_bits.product(hidden_NH), hidden_NH)
+        if self._copy_OH is not None and self._copy_OH.is_mkldnn:
+            inputs = hidden_NH.to(self._copy_OH.dtype), self._copy_OH, self._bias_O
+            product_NO = torch.ops.mkldnn._linear_pointwise(*inputs, "none", [], "")
+            return self._with_adapter(product_NO.to(hidden_NH.dtype), hidden_NH)
         if self._copy_OH is not None:
-            if self._copy_OH.is_mkldnn:
-                return self._packed_product(hidden_NH, self._copy_OH)
             return F.linear(hidden_NH, self._copy_OH, self._bias_O)
         if self._factors is not None:
             return self._separate_product(hidden_NH)
         outputs = [layer(hidden_NH) for layer in self.layers]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
-
-    def _packed_product(self, hidden_NH: Tensor, packed: Tensor) -> Tensor:
-        inputs_NH = hidden_NH.to(packed.dtype)
-        product_NO: Tensor = torch.ops.mkldnn._linear_pointwise(inputs_NH, packed, self._bias_O, "none", [], "")
-        return self._with_adapter(product_NO.to(hidden_NH.dtype), hidden_NH)
 
     def _with_adapter(self, product_NO: Tensor, hidden_NH: Tensor, scale: float = 1.0) -> Tensor:
         """Add the product with the joined adapters, if there are any."""
@@ -189,10 +180,9 @@ class Projection:
         is_separate = _base(self.layers[0]).bias is not None or (self._copy_OH is self._factors is None)
         if not sum_NO.is_cuda or is_separate or (self.reads_8_bits and self._in_8_bits is not None):
             sum_NO.add_(self(hidden_NH), alpha=scale)
-        elif self._copy_OH is not None:
-            sum_NO.addmm_(hidden_NH, self._copy_OH.t(), alpha=scale)
         else:
-            sum_NO.addmm_(hidden_NH, _base(self.layers[0]).weight.t(), alpha=scale)
+            weight_OH = _base(self.layers[0]).weight if self._copy_OH is None else self._copy_OH
+            sum_NO.addmm_(hidden_NH, weight_OH.t(), alpha=scale)
             self._with_adapter(sum_NO, hidden_NH, scale)
 
 
@@ -210,9 +200,7 @@ def copy_what_fits(projections: Iterable[Projection], device: torch.device) -> N
 
 def spare_bytes(device: torch.device) -> int:
     """Return how many bytes sampling may keep between two steps."""
-    if device.type == "cuda":
-        return free_bytes(device) // SPARE
-    return hardware.free_ram() // SPARE
+    return (free_bytes(device) if device.type == "cuda" else hardware.free_ram()) // SPARE
 
 
 def _base(layer: Any) -> Any:

@@ -28,7 +28,6 @@ class Attention:
         self.rotates = getattr(module, "use_rope", all_rotate)  # SmolLM3 has layers without positions
         norms = [getattr(module, family.part(name), None) for name in ("q_norm", "k_norm")]
         self.head_norms = [norm if norm is None else Norm(norm, family.adds_one) for norm in norms]
-        self.norms = [norm for norm in self.head_norms if norm]
         # Gemma 4: the values may be the keys, have a norm without weights, and layers may use those of an earlier one
         self.values_are_keys = hasattr(module, "v_proj") and module.v_proj is None
         self.value_epsilon = module.v_norm.eps if hasattr(module, "v_norm") else None
@@ -72,29 +71,23 @@ class Attention:
             at.lent[self.index] = keys_values
         keys_values = at.lent.get(self.source, keys_values)
         keys, values = keys_values.chunk(2, dim=1)
-        if at.repeats_keys:
+        mask_TT, shared = at.masks[self.window], not at.repeats_keys
+        if not shared:
             keys, values = (part.repeat_interleave(self.query_heads // self.kv_heads, 1) for part in (keys, values))
-        mask_TT = at.masks[self.window]
         output = F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=mask_TT,
-            is_causal=mask_TT is None,
-            scale=self.scale,
-            enable_gqa=not at.repeats_keys,
+            queries, keys, values, attn_mask=mask_TT, is_causal=mask_TT is None, scale=self.scale, enable_gqa=shared
         )
         return output.transpose(1, 2).reshape(prompts * at.width, -1)
 
     def _behind(self, heads_BhD: Tensor, at: Step) -> Tensor:
         """Add a token to each row, and attend to the row up to this token."""
-        slots = at.slots[self.source]
+        places_SD, new_BK, keys_BKTD, values_BKTD = at.slots[self.source]
         if self.own_heads:
-            slots.all_SD.index_put_((slots.new_BK,), heads_BhD[:, self.query_heads :])
+            places_SD.index_put_((new_BK,), heads_BhD[:, self.query_heads :])
         # the query heads that share a key head are passed as several query positions
         shared = heads_BhD[:, : self.query_heads].reshape(len(heads_BhD), self.kv_heads, -1, self.head_size)
         output = F.scaled_dot_product_attention(
-            shared, slots.keys_BKTD, slots.values_BKTD, attn_mask=at.masks[self.window], scale=self.scale
+            shared, keys_BKTD, values_BKTD, attn_mask=at.masks[self.window], scale=self.scale
         )
         return output.reshape(len(heads_BhD), -1)
 

@@ -62,12 +62,11 @@ class Block:
         modules = [getattr(block, family.part(name), None) for name in NORMS[family.norms]]
         norms = [module if module is None else Norm(module, family.adds_one) for module in modules]
         self.before_mixer, self.after_mixer, self.before_mlp, self.after_mlp = norms
-        self.norms = [norm for norm in norms if norm] + self.mixer.norms
+        self.norms = [norm for norm in (*norms, *getattr(self.mixer, "head_norms", ())) if norm]
         self.scale = getattr(block, "layer_scalar", None)  # Gemma 4
         self.input = LayerInput(block, index) if getattr(block, "hidden_size_per_layer_input", None) else None
         if self.input:
             self.projections += [self.input.gate, self.input.out]
-            self.norms.append(self.input.norm)
 
     def __call__(self, hidden_NH: Tensor, at: Pass) -> None:
         """Apply the block to the hidden states in place."""

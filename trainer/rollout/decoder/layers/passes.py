@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 # Cosines and sines of each kind of rotary embedding, or rotation matrices.
 Angles = dict[str, tuple[Tensor, ...]]
+# The cache of a layer in a decode step: all places of all rows and heads, the indices of the new ones, keys and values.
+Slots = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Keys(NamedTuple):
@@ -25,15 +28,6 @@ class State(NamedTuple):
     dtype: torch.dtype
 
 
-class Slots(NamedTuple):
-    """The cache of an attention layer in a decode step."""
-
-    all_SD: Tensor  # all places of all rows and heads
-    new_BK: Tensor  # the places of the new tokens, as indices of `all_SD`
-    keys_BKTD: Tensor
-    values_BKTD: Tensor
-
-
 class Cache:
     """The state of all layers for each row. Layers with equal shapes share a tensor, so that one call copies a row."""
 
@@ -41,24 +35,24 @@ class Cache:
         self, wanted: Sequence[Sequence[Keys | State]], rows: int, places: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.places = places
-        owners_of: defaultdict[Keys | State, list[tuple[int, int]]] = defaultdict(list)
+        layers_of: defaultdict[Keys | State, list[int]] = defaultdict(list)
         for layer, kinds in enumerate(wanted):
-            for number, kind in enumerate(kinds):
-                owners_of[kind].append((layer, number))
+            for kind in kinds:
+                layers_of[kind].append(layer)
         self.keys_LRKTD: list[Tensor] = []
         self.states_LR: list[Tensor] = []
         self.layers_of_keys: list[list[int]] = []
         self.of_layer: list[list[Tensor]] = [[] for _ in wanted]
-        for kind, owners in sorted(owners_of.items(), key=lambda item: item[1]):
+        for kind, layers in layers_of.items():
             if isinstance(kind, Keys):  # zeros, because masked places are multiplied by 0, and 0 x NaN is NaN
-                shape = (len(owners), rows, kind.heads, places, kind.size)
+                shape = (len(layers), rows, kind.heads, places, kind.size)
                 tensor = torch.zeros(shape, dtype=dtype, device=device)
                 self.keys_LRKTD.append(tensor)
-                self.layers_of_keys.append([layer for layer, _ in owners])
+                self.layers_of_keys.append(layers)
             else:
-                tensor = torch.zeros((len(owners), rows, *kind.shape), dtype=kind.dtype, device=device)
+                tensor = torch.zeros((len(layers), rows, *kind.shape), dtype=kind.dtype, device=device)
                 self.states_LR.append(tensor)
-            for (layer, _), part in zip(owners, tensor.unbind(), strict=True):
+            for layer, part in zip(layers, tensor.unbind(), strict=True):
                 self.of_layer[layer].append(part)
 
     @property
@@ -91,15 +85,12 @@ class Cache:
             new_BK += places_B[:, None]
             keys, values = (half.unbind() for half in keys_LRKTD[:, :rows, :, :width].chunk(2, dim=2))
             whole = keys_LRKTD.view(len(layers), -1, size).unbind()
-            slots |= {
-                layer: Slots(whole[number], new_BK, keys[number], values[number]) for number, layer in enumerate(layers)
-            }
+            slots |= zip(layers, zip(whole, repeat(new_BK), keys, values))
         return slots
 
 
 class Prompts(NamedTuple):
-    """A pass over prompts, padded on the right, which causal layers never read. The prompts may continue a common
-    prefix that an earlier pass has read into the first row."""
+    """A pass over prompts, which may continue a common prefix that an earlier pass has read into the first row."""
 
     before: int  # length of the common prefix, which the other fields leave out
     width: int

@@ -12,14 +12,14 @@ from trainer.model.families import Family
 from trainer.rollout.decoder.layers.passes import Pass, Prompts, State
 from trainer.rollout.decoder.weights import Norm, Projection
 
-CONVOLUTION, MATRIX = 0, 1  # the states of a row with the gated delta rule
+INPUTS, MATRIX = 0, 1  # the states of a row: inputs of a convolution, and the matrix of the gated delta rule
 
 
 class Convolution:
-    """A causal convolution of each channel. A row keeps the last inputs, as state `number` of layer `index`."""
+    """A causal convolution of each channel. A row keeps the last inputs, as the first state of layer `index`."""
 
-    def __init__(self, conv: Any, index: int, number: int = 0) -> None:
-        self.conv, self.index, self.number = conv, index, number
+    def __init__(self, conv: Any, index: int) -> None:
+        self.conv, self.index = conv, index
         self.before = conv.kernel_size[0] - 1  # number of inputs that are kept
 
     @property
@@ -32,13 +32,13 @@ class Convolution:
             inputs_PCT = inputs_NC.view(len(at.lengths_P), at.width, -1).transpose(1, 2)
             padded_PCT = F.pad(inputs_PCT, (self.before, 0))
             if at.before:
-                padded_PCT[:, :, : self.before] = at.beginning(self.index, self.number)
+                padded_PCT[:, :, : self.before] = at.beginning(self.index, INPUTS)
             last_Pk = at.lengths_P[:, None] + torch.arange(self.before, device=inputs_NC.device)
             last_PCk = last_Pk[:, None].expand(-1, inputs_NC.shape[1], -1)
-            at.keep(self.index, self.number, padded_PCT.gather(2, last_PCk))
+            at.keep(self.index, INPUTS, padded_PCT.gather(2, last_PCk))
             output_PCT = F.conv1d(padded_PCT, weight_C1k, bias_C, groups=inputs_NC.shape[1])
             return output_PCT.transpose(1, 2).reshape(inputs_NC.shape)
-        state_BCk = at.state(self.index, self.number)
+        state_BCk = at.state(self.index, INPUTS)
         seen_BCk = torch.cat((state_BCk, inputs_NC[:, :, None]), dim=2)
         state_BCk.copy_(seen_BCk[:, :, 1:].where(at.running_B[:, None, None], state_BCk))
         output_BC = torch.linalg.vecdot(seen_BCk, weight_C1k[:, 0])
@@ -51,7 +51,6 @@ class ShortConvolution:
     def __init__(self, module: Any, config: Any, index: int, family: Family) -> None:
         self.inner, self.out = Projection([module.in_proj]), Projection([module.out_proj])
         self.projections = [self.inner, self.out]
-        self.norms: list[Norm] = []
         self.convolution = Convolution(module.conv, index)
         self.keeps = [self.convolution.state]
 
@@ -76,16 +75,14 @@ class GatedDelta:
         self.out = Projection([module.out_proj])
         self.projections = [self.inner, self.out]
         self.norm = Norm(module.norm, adds_one=False)
-        self.norms = [self.norm]
-        self.convolution, self.activation = Convolution(module.conv1d, index, CONVOLUTION), ACT2FN[module.activation]
+        self.convolution, self.activation = Convolution(module.conv1d, index), ACT2FN[module.activation]
         matrix = State((self.value_heads, self.key_size, self.value_size), torch.float32)
         self.keeps = [self.convolution.state, matrix]
 
     def __call__(self, hidden_NH: Tensor, at: Pass) -> Tensor:
         mixed_NC, gate_NO, write_Nh, fade_Nh = self.inner(hidden_NH).split(self.sizes, dim=-1)
         mixed_NC = self.activation(self.convolution(mixed_NC, at))
-        keys = self.key_heads * self.key_size
-        parts = mixed_NC.split([keys, keys, self.value_heads * self.value_size], dim=-1)
+        parts = mixed_NC.split([self.module.key_dim, self.module.key_dim, self.module.value_dim], dim=-1)
         sizes = self.key_size, self.key_size, self.value_size
         heads = [part.reshape(len(part), -1, size) for part, size in zip(parts, sizes, strict=True)]
         fade_Nh = -self.module.A_log.float().exp() * F.softplus(fade_Nh.float() + self.module.dt_bias)
