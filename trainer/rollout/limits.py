@@ -40,8 +40,7 @@ def within_context(prompts: Sequence[Prompt], context: int | None, new_tokens: i
 
 
 def context_of(model: Any) -> int | None:
-    context = getattr(model.config, "max_position_embeddings", None)
-    return int(context) if context else None
+    return getattr(model.config, "max_position_embeddings", None) or None
 
 
 def rows_that_fit(model: Any, places: int, wanted: int) -> int:

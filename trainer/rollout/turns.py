@@ -159,7 +159,7 @@ class TurnTaking:
         dialogue.reply = None
         dialogue.reward += reward
         has_stopped = self.environments.is_inline and dialogue.tokens[-1] in self.stops.tokens
-        if done or has_stopped or dialogue.environment is None:
+        if done or has_stopped:
             return self._ended(dialogue, truncated=False)
         text = self._cut(text)
         tokens = joined(self.stops, dialogue.tokens[-1], self.prompter.reply(dialogue.prompt.problem, text))

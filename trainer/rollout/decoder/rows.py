@@ -102,7 +102,7 @@ class Batch:
         """Read the prompts and sample the first token of each completion."""
         device = self.forward.device
         prompts = [new.prompt.tokens for new in starting]
-        members = [self._members(new) for new in starting]
+        members = [[self._member(new, number) for number in new.numbers] for new in starting]
         groups = [[group] if self.shares else [[one] for one in group] for group in members]  # rows of each prompt
         lengths, counts = [len(tokens) for tokens in prompts], [len(group) for group in groups]
         width = max(lengths)
@@ -138,15 +138,9 @@ class Batch:
         self.forward.prefill(tokens_1T, length_1, self.cache, slice(row, row + 1), group_1)
         return before
 
-    def _members(self, new: NewAnswers) -> list[RowMember]:
-        return [
-            RowMember(
-                new.prompt_index,
-                self.turns.begin(new.prompt, number, self.sampling),
-                uniforms(self.sampling, new.prompt, number) if self.temperature else [0.0] * self.limit,
-            )
-            for number in new.numbers
-        ]
+    def _member(self, new: NewAnswers, number: int) -> RowMember:
+        uniform_N = uniforms(self.sampling, new.prompt, number) if self.temperature else [0.0] * self.limit
+        return RowMember(new.prompt_index, self.turns.begin(new.prompt, number, self.sampling), uniform_N)
 
     def _masked(self, places_B: Tensor) -> Tensor:
         """Return a mask that is 0 before these places, and -inf from there on."""

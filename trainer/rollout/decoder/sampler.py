@@ -1,9 +1,8 @@
 """rollout with Octet's own decoder: continuous batching on the training device.
 
-Each prompt is read once for its whole group. A finished sequence leaves the batch immediately, and the sequences of the
-next prompt are added when rows are free. The state of a row (last token, position, cache) stays on the device; on a
-card the host checks only every few steps which rows have finished. On a CPU, where a step takes longer with more rows,
-the answers to a prompt share a row as long as they are equal.
+A finished answer leaves the batch immediately, and those to the next prompts are added when rows are free. The state of
+a row (last token, position, cache) stays on the device; on a card the host checks only every few steps which rows have
+finished. On a CPU, where a step takes longer with more rows, the answers to a prompt share a row while they are equal.
 
 The records of an answer, from prompt to completion:
 
