@@ -113,9 +113,8 @@ ScoredRollout = tuple[list[ScoredGroup], Sums]  # groups, and the measurements o
 class Rollouts:
     """Draws the problems of each step, samples a group of answers to each problem, and scores the groups.
 
-    The groups of the next step may be sampled ahead, in a thread, while the policy trains on the current ones. If the
-    run fails or is stopped, these groups are lost, and the resumed run samples them again. None are being sampled at a
-    scheduled checkpoint, because the loop does not sample ahead then.
+    The groups of the next step may be sampled ahead, in a thread, while the policy trains on the current ones, except
+    at a scheduled checkpoint. If the run fails or is stopped, they are lost, and the resumed run samples them again.
     """
 
     config: Config

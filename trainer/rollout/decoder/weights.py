@@ -38,6 +38,7 @@ class Norm:
         self.weight = norm.weight.float() + 1 if self.adds_one else norm.weight
 
     def refresh(self) -> None:
+        """Read the current weight again if 1 is added to it; other norms read the weight itself."""
         if self.adds_one:
             self.weight.copy_(self.norm.weight).add_(1)
 

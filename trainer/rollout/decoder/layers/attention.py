@@ -71,11 +71,11 @@ class Attention:
             at.lent[self.index] = keys_values
         keys_values = at.lent.get(self.source, keys_values)
         keys, values = keys_values.chunk(2, dim=1)
-        mask_TT, shared = at.masks[self.window], not at.repeats_keys
-        if not shared:
+        mask_TT, grouped = at.masks[self.window], not at.repeats_keys
+        if not grouped:
             keys, values = (part.repeat_interleave(self.query_heads // self.kv_heads, 1) for part in (keys, values))
         output = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask_TT, is_causal=mask_TT is None, scale=self.scale, enable_gqa=shared
+            queries, keys, values, attn_mask=mask_TT, is_causal=mask_TT is None, scale=self.scale, enable_gqa=grouped
         )
         return output.transpose(1, 2).reshape(prompts * at.width, -1)
 
