@@ -425,7 +425,7 @@ def test_what_is_not_a_number_in_one_row_does_not_stay_in_its_place(temperature,
     sampler, drawn = DecodeSampler(model, turns(tokenizer, SOME), 64), sampling(temperature=temperature)
     wanted = dict(sampler.sample(asked, drawn))
     with torch.inference_mode():
-        for kept in sampler.batch.cache.tensors:
+        for kept in sampler.batch.cache.keys_LRKTD:
             kept.fill_(float("nan"))
     assert dict(sampler.sample(asked, drawn)) == wanted
 
@@ -672,7 +672,7 @@ def test_what_is_given_back_is_free_at_once(tokenizer):
     """Memory in a reference cycle would stay until the cyclic garbage collector runs, through a training pass."""
     sampler = DecodeSampler(family(), turns(tokenizer, SOME), 8)
     list(sampler.sample(prompts(3, 9), sampling()))
-    batch, cache = weakref.ref(sampler.batch), weakref.ref(sampler.batch.cache.tensors[0])
+    batch, cache = weakref.ref(sampler.batch), weakref.ref(sampler.batch.cache.keys_LRKTD[0])
     gc.disable()
     try:
         assert sampler.give_back()

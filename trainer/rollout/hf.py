@@ -62,7 +62,10 @@ class HfSampler(OwnSampler):
         groups: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
         longest = max((prompt.longest(sampling.max_new_tokens) for prompt in prompts), default=0)
         at_once = limits.rows_that_fit(self.model, longest, self.rows)
-        with generating(self.model, self._settings):
+        # the choice of each token is left to `Draw`
+        ends, pad = sorted(self.stops.tokens), self.stops.tokenizer.pad_token_id
+        settings = GenerationConfig(do_sample=False, eos_token_id=ends, pad_token_id=pad, use_cache=True)
+        with generating(self.model, settings):
             while waiting:
                 taken = self._within_context(waiting[: min(at_once, self.rows)])
                 written = self._generate([dialogue for _, dialogue in taken], sampling)
@@ -145,12 +148,6 @@ class HfSampler(OwnSampler):
         attention = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
         inputs = {"input_ids": tokens, "attention_mask": attention}
         return {name: torch.tensor(values, device=self.model.device) for name, values in inputs.items()}
-
-    @property
-    def _settings(self) -> GenerationConfig:
-        """Return settings that leave the choice of each token to `Draw`, in place of the model's generation config."""
-        ends, pad = sorted(self.stops.tokens), self.stops.tokenizer.pad_token_id
-        return GenerationConfig(do_sample=False, eos_token_id=ends, pad_token_id=pad, use_cache=True)
 
 
 class Draw(LogitsProcessor):

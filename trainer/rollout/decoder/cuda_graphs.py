@@ -39,21 +39,19 @@ class DecodeStep:
         return step(rows, width)
 
     def _capture(self, step: Step, key: tuple[Any, ...], rows: int, width: int) -> None:
-        *_, addresses = key
         # drop graphs whose weights have moved; a memory pool is freed with its last graph
-        self._graphs = {old: graph for old, graph in self._graphs.items() if old[-1] == addresses}
+        self._graphs = {old: graph for old, graph in self._graphs.items() if old[-1] == key[-1]}
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 step(rows, width)
+            self._graphs[key] = graph
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
             self._captures = False
             self._say(f"rollout: the decode step cannot be captured as a CUDA graph ({error}); decoding without one.")
-            return
-        self._graphs[key] = graph
 
 
 def rounded(rows: int, most_rows: int, width: int, most_places: int) -> tuple[int, int]:

@@ -55,19 +55,15 @@ class Projection:
     """Linear layers of the model that read the same input, as one layer. They may have adapters."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
-        self.layers = layers
+        self.layers, self.bases = layers, [*map(_base, layers)]
         self.adapted = any(map(_is_adapted, layers))
-        self._is_bf16 = all(isinstance(_base(layer), Bf16Linear) for layer in layers)
+        self.bytes = sum(base.weight.nbytes for base in self.bases if hasattr(base, "weight"))  # an 8-bit head has none
+        self._is_bf16 = all(isinstance(base, Bf16Linear) for base in self.bases)
         self._copy_OH: Tensor | None = None
         self._bias_O: Tensor | None = None
         self._factors: tuple[Tensor, Tensor] | None = None  # the A of all layers stacked, and a block diagonal of the B
         self._in_8_bits: EightBits | None = None
         self.reads_8_bits = False
-
-    @property
-    def bytes(self) -> int:
-        weights = [getattr(_base(layer), "weight", None) for layer in self.layers]  # an 8-bit head has none
-        return sum(weight.nbytes for weight in weights if weight is not None)
 
     @property
     def gains_from_a_copy(self) -> bool:
@@ -80,14 +76,13 @@ class Projection:
     @property
     def is_packed(self) -> bool:
         """True if a copy has oneDNN's layout."""
-        weight = _base(self.layers[0]).weight
+        weight = self.bases[0].weight
         is_large = weight.dtype == torch.float32 and self.bytes >= 4 * LARGE
         return weight.device.type == "cpu" and (is_large or self._is_bf16) and torch.backends.mkldnn.is_available()
 
     def allocate_copy(self) -> None:
-        bases = [_base(layer) for layer in self.layers]
-        self._copy_OH = torch.cat([base.weight for base in bases])
-        if any(base.bias is not None for base in bases):
+        self._copy_OH = torch.cat([base.weight for base in self.bases])
+        if any(base.bias is not None for base in self.bases):
             self._bias_O = self._copy_OH.new_zeros(len(self._copy_OH))
         if self._is_bf16 and self.adapted:
             self.allocate_factors()
@@ -97,14 +92,14 @@ class Projection:
         if all(map(_can_be_copied, self.layers)) and not self._is_bf16:
             self.allocate_factors()
             if self._factors is not None or not self.adapted:
-                self._in_8_bits = in_8_bits([*map(_base, self.layers)], dtype)
+                self._in_8_bits = in_8_bits(self.bases, dtype)
 
     def allocate_factors(self) -> None:
         """Allocate the joined factors of the adapters, if all layers have one."""
         if all(_is_adapted(layer) and _can_be_copied(layer) for layer in self.layers):
             a_RH = torch.cat([layer.lora_A[ADAPTER].weight for layer in self.layers])
-            if self._is_bf16 or a_RH.dtype == _base(self.layers[0]).weight.dtype:
-                outputs = sum(_base(layer).out_features for layer in self.layers)
+            if self._is_bf16 or a_RH.dtype == self.bases[0].weight.dtype:
+                outputs = sum(base.out_features for base in self.bases)
                 self._factors = a_RH, a_RH.new_zeros(outputs, len(a_RH))
 
     def _refresh_factors(self, a_RH: Tensor, b_OR: Tensor) -> None:
@@ -125,8 +120,7 @@ class Projection:
             return
         copy_OH = torch.empty(self._copy_OH.shape, dtype=self._copy_OH.dtype) if self.is_packed else self._copy_OH
         row = 0
-        for layer in self.layers:
-            base = _base(layer)
+        for layer, base in zip(self.layers, self.bases, strict=True):
             rows = slice(row, row := row + base.out_features)
             copy_OH[rows].copy_(base.weight)
             for adapter in [] if self._is_bf16 else _active_adapters(layer):
@@ -166,9 +160,9 @@ class Projection:
 
     def _separate_product(self, hidden_NH: Tensor) -> Tensor:
         """Return the product with the weights of the layers and with their joined adapters."""
-        outputs = sum(_base(layer).out_features for layer in self.layers)
+        outputs = sum(base.out_features for base in self.bases)
         result_NO, row = hidden_NH.new_empty(len(hidden_NH), outputs), 0
-        for base in map(_base, self.layers):
+        for base in self.bases:
             part_NO = result_NO[:, row : (row := row + base.out_features)]
             if base.bias is None:
                 torch.mm(hidden_NH, base.weight.t(), out=part_NO)
@@ -178,11 +172,11 @@ class Projection:
 
     def add_to(self, sum_NO: Tensor, hidden_NH: Tensor, scale: float) -> None:
         """Add a multiple of the product to a sum. A card does this within the matmul if there is no bias."""
-        is_separate = _base(self.layers[0]).bias is not None or (self._copy_OH is self._factors is None)
+        is_separate = self.bases[0].bias is not None or (self._copy_OH is self._factors is None)
         if not sum_NO.is_cuda or is_separate or (self.reads_8_bits and self._in_8_bits is not None):
             sum_NO.add_(self(hidden_NH), alpha=scale)
         else:
-            weight_OH = _base(self.layers[0]).weight if self._copy_OH is None else self._copy_OH
+            weight_OH = self.bases[0].weight if self._copy_OH is None else self._copy_OH
             sum_NO.addmm_(hidden_NH, weight_OH.t(), alpha=scale)
             self._with_adapter(sum_NO, hidden_NH, scale)
 

@@ -54,14 +54,7 @@ class Cache:
                 self.states_LR.append(tensor)
             for layer, part in zip(layers, tensor.unbind(), strict=True):
                 self.of_layer[layer].append(part)
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [*self.keys_LRKTD, *self.states_LR]
-
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors)
+        self.bytes = sum(tensor.nbytes for tensor in (*self.keys_LRKTD, *self.states_LR))
 
     def clear(self, rows: slice, width: int) -> None:
         """Write zeros after the first `width` places, where an earlier sequence may have left NaN."""

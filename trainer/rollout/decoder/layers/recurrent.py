@@ -21,10 +21,7 @@ class Convolution:
     def __init__(self, conv: Any, index: int) -> None:
         self.conv, self.index = conv, index
         self.before = conv.kernel_size[0] - 1  # number of inputs that are kept
-
-    @property
-    def state(self) -> State:
-        return State((self.conv.in_channels, self.before), self.conv.weight.dtype)
+        self.state = State((conv.in_channels, self.before), conv.weight.dtype)
 
     def __call__(self, inputs_NC: Tensor, at: Pass) -> Tensor:
         weight_C1k, bias_C = self.conv.weight, self.conv.bias
