@@ -141,14 +141,14 @@ REQUESTS = {
     "another role": ({"messages": [{"role": "narrator", "content": "a"}]}, 400, "messages[0]"),
     "no call": ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, 400, "messages[0]"),
     "stop": ({"messages": MESSAGES, "stop": 3}, 400, "stop"),
-    "long stop": ({"messages": MESSAGES, "stop": ["a" * 1000]}, 400, "stop"),
-    "n": ({"messages": MESSAGES, "n": 1000}, 400, "n"),
+    "empty stop": ({"messages": MESSAGES, "stop": ["a", ""]}, 400, "stop"),
+    "n": ({"messages": MESSAGES, "n": 0}, 400, "n"),
     "n as a truth": ({"messages": MESSAGES, "n": True}, 400, "n"),
     "most": ({"messages": MESSAGES, "max_tokens": 0}, 400, "max_tokens"),
     "tools": ({"messages": MESSAGES, "tools": [{"function": {}}]}, 400, "tools"),
     "too long": ({"messages": [user("word " * 3000)]}, 400, "messages"),
     "far too long": ({"messages": [user("a" * 3_000_000)]}, 400, "messages"),
-    "large": (b"[" * 10_000_000, 413, None),
+    "deep": (b"[" * 10_000_000, 400, None),
 }
 
 
@@ -157,7 +157,7 @@ def malformed(problem):
     found = {name: post(body) for name, (body, *_) in REQUESTS.items()}
     found["path"] = post({}, path="/completions")
     found["key"] = post({"messages": MESSAGES}, key="another")
-    found["length"] = post({}, Content_Length="9" * 5000)
+    found["length"] = post({}, Content_Length="many")
     found["method"] = post({"messages": MESSAGES}, method="PUT")
     return json.dumps(found)
 
