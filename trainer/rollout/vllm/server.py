@@ -141,7 +141,7 @@ class VllmServerSampler(Sampler):
             server = servers[(index + tries) % len(servers)]
             body["model"] = adapter.name if adapter and not self.is_whole else server.base
             try:
-                reply = server.post("/v1/completions", body, self.settings.vllm.timeout_s)
+                reply = server.ask("/v1/completions", body, self.settings.vllm.timeout_s)
                 return self._written(reply, server, body)
             except NoReply as failure:
                 tries += 1
@@ -177,7 +177,7 @@ class VllmServerSampler(Sampler):
 
 def _load_weights(server: Server, published: Published) -> None:
     arguments = [str(published.path), published.version]
-    answer = server.post("/collective_rpc", {"method": "octet_load", "args": arguments}, WEIGHTS_S)
+    answer = server.ask("/collective_rpc", {"method": "octet_load", "args": arguments}, WEIGHTS_S)
     if set(answer["results"]) != {str(published.version)}:  # one result from each worker
         raise TrainingError("rollout.engine=vllm_server", f"{server.url} did not take the weights: {answer}")
     server.reset_prefix_cache()

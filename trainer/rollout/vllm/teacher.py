@@ -25,7 +25,6 @@ from trainer.rollout.vllm.server import OPEN_REQUESTS
 T = TypeVar("T")
 
 ROUNDING = 1e-3  # log-probs may exceed 0 by this much
-SHOWN = 20  # characters to print where two vocabularies differ
 
 
 class ServedTeacher:
@@ -62,7 +61,7 @@ class ServedTeacher:
     def _ask(self, row: Sequence[int]) -> list[float]:
         """Return the log-probs of the tokens of a row, from the second on."""
         body = {"model": self.model, "prompt": row, "max_tokens": 1, "prompt_logprobs": 0}
-        reply = self.server.post("/v1/completions", body, self.settings.timeout_s)
+        reply = self.server.ask("/v1/completions", body, self.settings.timeout_s)
         self.server.must_be(self.model, reply["model"])
         (choice,) = reply["choices"]
         _, *pairs = zip(choice["prompt_logprobs"], row, strict=True)  # the first token has no log-prob
@@ -76,14 +75,9 @@ class ServedTeacher:
     def _refuse_other_tokens(self, tokenizer: Any, name: str) -> None:
         """Raise ModelError if the server decodes the vocabulary to another text, apart from spaces."""
         tokens = sorted(tokenizer.get_vocab().values())
-        ask = partial(self.server.post, "/detokenize", {"model": self.model, "tokens": tokens})
+        ask = partial(self.server.ask, "/detokenize", {"model": self.model, "tokens": tokens})
         theirs = "".join(self._retry(lambda: str(ask()["prompt"]), begins=True).split(" "))
         ours = "".join(tokenizer.decode(tokens).split(" "))
-        if theirs == ours:
-            return
-        pairs = enumerate(zip(theirs, ours))
-        at = next((place for place, (one, other) in pairs if one != other), min(len(theirs), len(ours)))
-        here, there = theirs[at : at + SHOWN], ours[at : at + SHOWN]
-        reason = f"its tokenizer is not that of the model, {name}: where its vocabulary continues with {here!r}, that "
-        reason += f"of the model continues with {there!r}"
-        raise ModelError(self.server.where, reason, "Take a teacher of the same family")
+        if theirs != ours:
+            reason = f"its tokenizer has another vocabulary than that of the model, {name}"
+            raise ModelError(self.server.where, reason, "Take a teacher of the same family")
