@@ -97,10 +97,10 @@ class Sandbox:
     def _run(self, source: str, given: bytes, seconds: float) -> Ran:
         kind, most = "program" if self.command is None else "command", self.limits.output_kb << 10
         reading, writing = os.pipe()
-        with open(reading, "rb", buffering=0) as output:
+        with open(reading, "rb") as output:
             files = [_file(source.encode(errors="replace")), _file(given), writing]
             with self._started(kind, files, seconds) as control:
-                text = _read(output, most + 1)
+                text = output.read(most + 1)
                 if len(text) > most:
                     _end(control)
                 ended = _how_it_ended(control)
@@ -108,14 +108,14 @@ class Sandbox:
 
     def _judge(self, source: str, tests: str, name: str, first: bool) -> Assertions:
         (asked, asks), (replied, replies), (reading, writing) = os.pipe(), os.pipe(), os.pipe()
-        with open(reading, "rb", buffering=0) as output:
+        with open(reading, "rb") as output:
             function = [_file(source.encode(errors="replace")), asked, replies]
             tester = [_file(tests.encode(errors="replace")), replied, asks, writing]
             with (
                 self._started("function", function, self.limits.seconds, name) as control_of_function,
                 self._started("judge", tester, self.limits.seconds, name, first) as control,
             ):
-                text = _read(output, self.limits.output_kb << 10)
+                text = output.read(self.limits.output_kb << 10)
                 ended = _how_it_ended(control)
                 _end(control_of_function)
                 timed_out = _how_it_ended(control_of_function)["timed_out"] or ended["timed_out"]
@@ -194,24 +194,13 @@ def _file(content: bytes) -> int:
     return file
 
 
-def _read(file: Any, most: int) -> bytes:
-    parts, size = [], 0
-    while size < most and (part := file.read(min(most - size, 1 << 16))):
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)
-
-
 def _end(control: socket.socket) -> None:
     with suppress(OSError):  # the process has ended by itself
         control.shutdown(socket.SHUT_WR)
 
 
 def _how_it_ended(control: socket.socket) -> dict[str, Any]:
-    try:
-        message = control.recv(1024)
-    except ConnectionError:
-        message = b""
-    if not message:
-        raise Ended
-    return dict(json.loads(message))
+    with suppress(ConnectionError):
+        if message := control.recv(1024):
+            return dict(json.loads(message))
+    raise Ended
