@@ -22,7 +22,7 @@ from trainer.plan import downloads
 from trainer.problem.task import make_task
 from trainer.reward import gold_check
 from trainer.reward.built_in import Rules
-from trainer.reward.exploits import Report, Sample, examine, possible_answers, samples_of, start_of
+from trainer.reward.exploits import Report, Sample, examine, possible_answers, samples_of
 from trainer.reward.judge import Judge
 from trainer.reward.make import make_scorer, rules_of, worked
 
@@ -94,7 +94,7 @@ def labelled(path: str, rules: Rules, needs_answer: bool) -> Iterator[Sample]:
             raise DataError(prompt.problem.id, f"`right` is {is_right!r:.60}", remedy)
         listed = possible_answers(golds, prompt.problem.gold, rules.style)
         known = {"right" if is_right else "wrong": completion.text}
-        yield Sample(prompt, rules.style, start_of(rules.opened, rules.style), listed, **known)
+        yield Sample(prompt, rules.style, rules.opened, listed, **known)
 
 
 def as_text(report: Report) -> Iterator[str]:
