@@ -232,7 +232,7 @@ def of_run_settings(rng: random.Random, folder: Path) -> None:
 def of_judge_budgets(rng: random.Random, folder: Path) -> None:
     (folder / "judge.json").write_bytes(other_json(rng, {"requests": 3, "tokens": 40}))
     REPLIES.say(b"HTTP/1.1 200 OK\r\n\r\n{}")
-    judge(folder).client.ask({}, str, Meter())
+    judge(folder).ask({}, Meter())
 
 
 CONFIG = json.loads((ROOT / "trainer/model/nano/config.json").read_text())
@@ -304,8 +304,7 @@ def of_judges(rng: random.Random, folder: Path) -> None:
     grades = {"factual_accuracy": 1, "conciseness": 1, "formatting": 1}
     choice = {"message": {"content": other_json(rng, grades).decode("utf-8", "replace")}}
     REPLIES.say(reply(rng, {"choices": [choice], "usage": {"total_tokens": 9}}))
-    grader = judge(folder)
-    grader.client.ask({"model": "m"}, grader.rubric.grades, Meter())
+    judge(folder).ask({"model": "m"}, Meter())
 
 
 def of_vllm(rng: random.Random, folder: Path) -> None:
@@ -321,7 +320,7 @@ def of_vllm(rng: random.Random, folder: Path) -> None:
     choices = [{"index": number, **answer} for number in range(2)]
     REPLIES.say(reply(rng, {"model": "base", "choices": choices}))
     with contextlib.suppress(NoReply):
-        server.get("/version")
+        server.ask("/version")
     sampler.group(None, [server], Sampling(2, 1.0, 3, 0), 0, Prompt(PROBLEMS[0], "x", (5, 6)))
 
 

@@ -58,7 +58,7 @@ def test_it_gets_what_trl_gives_and_the_columns_of_the_record_first(mine):
 
 @pytest.mark.parametrize("name", ["environments", "log_metric"])
 def test_what_only_trl_passes_is_refused_by_name(mine, name):
-    with refuses("reward.custom", RewardError, names="get_reward"):
+    with refuses("reward.custom", RewardError, names=name):
         grades(mine(f"def score(completions, {name}, **columns):\n    return [1.0] * len(completions)\n"), "a")
     assert grades(mine(f"def score(completions, {name}=None):\n    return [1.0] * len(completions)\n"), "a") == [1.0]
 

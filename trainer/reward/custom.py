@@ -14,7 +14,6 @@ import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
 from itertools import compress
 from typing import Any
 
@@ -24,22 +23,17 @@ from trainer.machine.user_code import Call, contained, find, load, where
 from trainer.machine.visible import without_keys
 from trainer.records import Problem
 from trainer.reward.built_in import Reading
-from trainer.reward.scorer import Meter
+from trainer.reward.scorer import Grader, Meter
 
 KEY = "reward.custom"
 REHEARSED = 4  # completions in a rehearsal, to detect a function that returns one number for all of them
 SHOWN = 200  # characters of a completion in an error
-NOT_PASSED = ("environments", "trainer_state", "log_extra", "log_metric")  # TRL passes these, Octet does not
-INSTEAD = "give the environment a method get_reward, or the argument a default"
 # Most users' functions are not thread-safe, and faulthandler has only one timer.
 _ONE_AT_A_TIME = threading.Lock()
 
 
-class Custom:
-    """A grader that calls one function of the user."""
-
-    parallel = 1
-    last_failure = ""  # a failure here ends the run
+class Custom(Grader):
+    """A grader that calls one function of the user. A failure ends the run."""
 
     def __init__(self, setting: str, settings: Reward) -> None:
         self.setting, self.name = setting, function_name(setting)
@@ -55,8 +49,11 @@ class Custom:
             if call.error is not None and not isinstance(call.error, RewardError):
                 alone = ([one] for one in readings if len(readings) > 1 and self._run([one]).error is not None)
                 culprit = next(alone, readings)  # the first completion that causes an error by itself, or all of them
-                what = f"it raised {where(call.error, self.path)}".replace("raised SystemExit: it called", "called")
-                raise self._error(f"{what}.{self._other_format(culprit)}", culprit)
+                what = f"it raised {where(call.error, self.path)}.".replace("raised SystemExit: it called", "called")
+                if isinstance(call.error, TypeError | AttributeError):
+                    given, other = ("messages", "text") if self._is_chat(readings[0].problem) else ("texts", "chat")
+                    what += f" Completions are {given} here; reward.custom_format={other} passes TRL's other form."
+                raise self._error(what, culprit)
         if call.error is not None:
             raise call.error
         return list(call.result)
@@ -108,9 +105,8 @@ class Custom:
         wanted = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
         missing = {one.name for one in parameters if one.default is one.empty and one.name in wanted} - known.keys()
         if missing:
-            of_trl = f", and which only TRL passes; {INSTEAD}" if missing & {*NOT_PASSED} else ""
-            what = f"it asks for `{'`, `'.join(sorted(missing))}`, which is no column of the data{of_trl}"
-            raise self._error(f"{what}. There are: {', '.join(sorted(known))}.")
+            what = f"it asks for `{'`, `'.join(sorted(missing))}`, which is no column of the data"
+            raise self._error(f"{what}. There are: {', '.join(sorted(known))}. Or give the argument a default.")
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
         return known if takes_all else {name: column for name, column in known.items() if name in wanted}
 
@@ -127,15 +123,6 @@ class Custom:
 
     def _is_chat(self, problem: Problem) -> bool:
         return bool(problem.messages) if self.format == "auto" else self.format == "chat"
-
-    def _other_format(self, readings: Sequence[Reading]) -> str:
-        """Return a sentence that recommends the other form of completions if the function works with it."""
-        other = copy(self)
-        other.format = "text" if self._is_chat(readings[0].problem) else "chat"
-        with suppress(RewardError):
-            if other._run(readings).error is None:
-                return f" It works with completions in TRL's other form: write reward.custom_format={other.format}."
-        return ""
 
     def _error(self, what: str, readings: Sequence[Reading] = ()) -> RewardError:
         return RewardError(f"{KEY}={self.setting}", f"{what}{described(readings)}")

@@ -14,12 +14,12 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Judge as JudgeSettings
@@ -29,9 +29,7 @@ from trainer.machine import threads
 from trainer.machine.http_client import LONGEST_WAIT_S, NoReply, exchange, read_key
 from trainer.machine.visible import without_keys
 from trainer.reward.built_in import Reading
-from trainer.reward.scorer import Meter
-
-T = TypeVar("T")
+from trainer.reward.scorer import Grader, Meter
 
 RUBRICS = Path(__file__).parent / "rubrics"
 LONGEST_BACKOFF_S = 60.0
@@ -39,6 +37,7 @@ CHARACTERS_A_TOKEN = 4
 LARGEST_REPLY = 4 << 20  # bytes
 MOST_TOKENS = 10**9  # of a reply; a server that counts more is not believed
 REPLY_TOKENS = 1024  # including the grader's thinking; reward.judge.extra may set another number
+GRADES = TypeAdapter(dict[str, Annotated[float, Field(ge=0, le=1)]])
 SPENT = "the budget (reward.judge.max_requests, max_tokens) is spent"
 
 RULES = """\
@@ -75,41 +74,39 @@ class Rubric(Section):
 
     def grades(self, reply: str) -> dict[str, float] | None:
         """Return the grade of each criterion, or None for an invalid reply."""
-        try:
-            answer = reply.rpartition("</think>")[2]
-            grades = json.loads(answer[answer.find("{") : answer.rfind("}") + 1])
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(grades, dict) or grades.keys() != self.criteria.keys():
-            return None
-        if not all(type(grade) in (int, float) and 0 <= grade <= 1 for grade in grades.values()):
-            return None
-        return {name: float(grade) for name, grade in grades.items()}
+        answer = reply.rpartition("</think>")[2]
+        with contextlib.suppress(ValueError):
+            grades = GRADES.validate_json(answer[answer.find("{") : answer.rfind("}") + 1], strict=True)
+            return grades if grades.keys() == self.criteria.keys() else None
+        return None
 
     def mean(self, grades: dict[str, float]) -> float:
         weighted = sum(criterion.weight * grades[name] for name, criterion in self.criteria.items())
         return weighted / sum(criterion.weight for criterion in self.criteria.values())
 
 
-class Judge:
-    """The grader. It may grade several groups at once; `reward.judge.concurrency` limits the requests."""
+class Judge(Grader):
+    """The grader, behind an OpenAI-compatible endpoint. It may grade several groups at once; `reward.judge.concurrency`
+    limits the requests. It does not raise errors for what the endpoint does. The key is sent in a header of the request
+    and appears nowhere else."""
 
     name = "judge"
 
     def __init__(self, settings: JudgeSettings, folder: Path | None = None) -> None:
-        self.settings, self.rubric = settings, load_rubric(settings.rubric)
-        self.client, self.parallel = Client(settings, folder), settings.concurrency
+        assert settings.url, "the settings require a URL"
+        self.settings, self.rubric, self.parallel = settings, load_rubric(settings.rubric), settings.concurrency
+        self.url = f"{settings.url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
+        self.budget = Budget(settings.max_requests, settings.max_tokens, folder and folder / "judge.json")
+        self.cache = Cache(settings.cache.expanduser()) if settings.cache else None
         self._threads = threads.Workers(settings.concurrency)
-
-    @property
-    def last_failure(self) -> str:
-        return self.client.last_failure
+        self._key = read_key(settings.key_env, f"reward.judge.url={settings.url}")
+        self._not_before = 0.0  # until then all threads wait, because the endpoint is busy
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
         questions = [self._question(reading) for reading in readings]
         texts = [json.dumps(question) for question in questions]
         replies = {  # equal questions are sent once
-            text: self._threads.begin(partial(self.client.ask, question, self.rubric.grades, meter))
+            text: self._threads.begin(partial(self.ask, question, meter))
             for text, question in dict(zip(texts, questions)).items()
         }
         results = [replies[text].result() for text in texts]
@@ -120,12 +117,12 @@ class Judge:
         return [None if grades is None else self.rubric.mean(grades) for grades in results]
 
     def rehearse(self, reading: Reading) -> None:
-        grades = self.client.ask(self._question(reading), self.rubric.grades, Meter(), fresh=True)
-        if grades is None and self.client.last_failure != SPENT:  # a resumed run may have spent its budget
+        grades = self.ask(self._question(reading), Meter(), fresh=True)
+        if grades is None and self.last_failure != SPENT:  # a resumed run may have spent its budget
             settings = self.settings
             remedy = f"Is it there, does it know reward.judge.model={settings.model}, and does {settings.key_env} hold "
             remedy += "the right key? If it refuses `response_format`: reward.judge.structured=false"
-            reason = f"the grader gave no grade: {self.client.last_failure}"
+            reason = f"the grader gave no grade: {self.last_failure}"
             raise RewardError(f"reward.judge.url={settings.url}", reason, remedy)
 
     def _question(self, reading: Reading) -> dict[str, Any]:
@@ -139,6 +136,54 @@ class Judge:
         if self.settings.structured:
             body["response_format"] = self.rubric.response_format()
         return {key: value for key, value in {**body, **self.settings.extra}.items() if value is not None}
+
+    def ask(self, body: Mapping[str, Any], meter: Meter, fresh: bool = False) -> dict[str, float] | None:
+        """Return the grades in the reply to a request, or None. `fresh` ignores the cache."""
+        name = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
+        cached = self.cache.get(name) if self.cache and not fresh else None
+        if cached is not None and (grades := self.rubric.grades(cached)) is not None:
+            meter.add("judge/from_cache", 1)
+            return grades
+        for attempt in range(self.settings.retries + 1):
+            backoff = min(LONGEST_BACKOFF_S, self.settings.backoff_s * 2 ** (attempt - 1)) if attempt else 0.0
+            jitter = random.uniform(0.5, 1.5)  # threads must not all retry at the same time
+            if self._not_before - time.monotonic() > LONGEST_WAIT_S:  # the endpoint asked to be left alone
+                return None
+            time.sleep(max(backoff * jitter, self._not_before - time.monotonic(), 0.0))
+            if not self.budget.take():
+                self.last_failure = f"{self.last_failure}, and then {SPENT}" if attempt else SPENT
+                return None
+            try:
+                text = self._reply(body, meter)
+                if (grades := self.rubric.grades(text)) is None:
+                    raise NoReply(f"the reply is not what was asked for: {without_keys(text, 200)!r}")
+            except NoReply as failure:
+                self.last_failure = without_keys(str(failure))
+                self._not_before = max(self._not_before, time.monotonic() + failure.wait_s)
+                if not failure.again:
+                    return None
+            else:
+                if self.cache:
+                    self.cache.put(name, text)
+                return grades
+        return None
+
+    def _reply(self, body: Mapping[str, Any], meter: Meter) -> str:
+        meter.add("judge/requests", 1)
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        try:
+            reply = json.loads(exchange(self.url, body, self.settings.timeout_s, LARGEST_REPLY, headers))
+            tokens = usage.get("total_tokens") if isinstance(usage := reply.get("usage"), dict) else None
+            text = reply["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise NoReply("the reply is not a chat completion in JSON") from None
+        if not isinstance(tokens, int) or not 0 < tokens <= MOST_TOKENS:  # some endpoints do not count tokens
+            tokens = (len(json.dumps(body)) + len(str(text))) // CHARACTERS_A_TOKEN
+        self.budget.spend(tokens)  # also if the grader has only thought, until its limit
+        meter.add("judge/tokens", tokens)
+        if not isinstance(text, str):
+            raise NoReply("the reply has no text")
+        return text
 
 
 def user_message(reading: Reading) -> str:
@@ -165,75 +210,6 @@ def load_rubric(name: str) -> Rubric:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in error.errors())
         remedy = "Write `instructions`, and `criteria` with weights and descriptions, as in rubrics/science.yaml"
         raise ConfigError(f"reward.judge.rubric={name}", wrong, remedy) from None
-
-
-# ------------------------------------------------------------------------------------------------------ the endpoint
-
-
-class Client:
-    """Asks an OpenAI-compatible endpoint, from any thread. It does not raise errors for what the endpoint does. The key
-    is sent in a header of the request and appears nowhere else."""
-
-    def __init__(self, settings: JudgeSettings, folder: Path | None = None) -> None:
-        assert settings.url, "the settings require a URL"
-        base = settings.url.rstrip("/")
-        self.url = base if base.endswith("/chat/completions") else f"{base}/chat/completions"
-        self.settings = settings
-        self.budget = Budget(settings.max_requests, settings.max_tokens, folder and folder / "judge.json")
-        self.cache = Cache(settings.cache.expanduser()) if settings.cache else None
-        self.last_failure = ""
-        self._key = read_key(settings.key_env, f"reward.judge.url={settings.url}")
-        self._not_before = 0.0  # until then all threads wait, because the endpoint is busy
-
-    def ask(
-        self, body: Mapping[str, Any], parse: Callable[[str], T | None], meter: Meter, fresh: bool = False
-    ) -> T | None:
-        """Return the parsed reply, or None. `parse` returns None for an invalid reply; `fresh` ignores the cache."""
-        name = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
-        cached = self.cache.get(name) if self.cache and not fresh else None
-        if cached is not None and (parsed := parse(cached)) is not None:
-            meter.add("judge/from_cache", 1)
-            return parsed
-        for attempt in range(self.settings.retries + 1):
-            backoff = min(LONGEST_BACKOFF_S, self.settings.backoff_s * 2 ** (attempt - 1)) if attempt else 0.0
-            jitter = random.uniform(0.5, 1.5)  # threads must not all retry at the same time
-            if self._not_before - time.monotonic() > LONGEST_WAIT_S:  # the endpoint asked to be left alone
-                return None
-            time.sleep(max(backoff * jitter, self._not_before - time.monotonic(), 0.0))
-            if not self.budget.take():
-                self.last_failure = f"{self.last_failure}, and then {SPENT}" if attempt else SPENT
-                return None
-            try:
-                text = self._reply(body, meter)
-                if (parsed := parse(text)) is None:
-                    raise NoReply(f"the reply is not what was asked for: {without_keys(text, 200)!r}")
-            except NoReply as failure:
-                self.last_failure = without_keys(str(failure))
-                self._not_before = max(self._not_before, time.monotonic() + failure.wait_s)
-                if not failure.again:
-                    return None
-            else:
-                if self.cache:
-                    self.cache.put(name, text)
-                return parsed
-        return None
-
-    def _reply(self, body: Mapping[str, Any], meter: Meter) -> str:
-        meter.add("judge/requests", 1)
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        try:
-            reply = json.loads(exchange(self.url, body, self.settings.timeout_s, LARGEST_REPLY, headers))
-            tokens = usage.get("total_tokens") if isinstance(usage := reply.get("usage"), dict) else None
-            text = reply["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise NoReply("the reply is not a chat completion in JSON") from None
-        if not isinstance(tokens, int) or not 0 < tokens <= MOST_TOKENS:  # some endpoints do not count tokens
-            tokens = (len(json.dumps(body)) + len(str(text))) // CHARACTERS_A_TOKEN
-        self.budget.spend(tokens)  # also if the grader has only thought, until its limit
-        meter.add("judge/tokens", tokens)
-        if not isinstance(text, str):
-            raise NoReply("the reply has no text")
-        return text
 
 
 class Budget:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from symtable import SymbolTable, symtable
 from typing import Any
 
 from trainer.answers.find import program
@@ -29,7 +30,7 @@ from trainer.machine.hardware import cores_of_rank
 from trainer.machine.user_code import must_be_named
 from trainer.records import Problem
 from trainer.reward.built_in import Reading
-from trainer.reward.scorer import Meter
+from trainer.reward.scorer import Grader, Meter
 from trainer.sandbox.kernel import Held, Limits
 from trainer.sandbox.pool import Assertions, Sandbox
 
@@ -46,12 +47,10 @@ class Tests:
     name: str = ""
 
 
-class Programs:
+class Programs(Grader):
     """A grader that runs the programs of a group in parallel."""
 
     name = "code"
-    parallel = 1
-    last_failure = ""
 
     def __init__(self, settings: Code) -> None:
         self.settings = settings
@@ -178,18 +177,20 @@ def _python(source: str, columns: Mapping[str, Any]) -> Tests:
     tree = ast.parse(source)
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
         raise DataError("there is no assertion in it")
-    bound = _bound(tree)
-    missing = sorted(_loaded(tree) - bound - set(dir(builtins)))
+    names = symtable(source, "tests.py", "exec")
+    bound = {one.get_name() for one in names.get_symbols() if one.is_assigned() or one.is_imported()}
+    used = _used(names)
+    missing = sorted(used - bound - set(dir(builtins)))
     name = _function(columns.get("entry_point")) or (missing[0] if len(missing) == 1 else "")
     if name and not name.isidentifier():
         raise DataError(f"the column `entry_point` is {name!r:.60}, and no function has such a name")
     if name in bound:
         raise DataError(f"the tests define `{name}` themselves, so no answer would be tested")
     if not name or set(missing) - {name}:
-        used = ", ".join(missing) or "nothing"
-        reason = f"the tests use {used} without a definition, and only one function can be tested"
+        undefined = ", ".join(missing) or "nothing"
+        reason = f"the tests use {undefined} without a definition, and only one function can be tested"
         raise DataError(f"{reason}. Name it in a column `entry_point`, and define others in `test_setup_code`")
-    if "check" in bound - _loaded(tree):  # defined and never called: HumanEval leaves that to its harness
+    if "check" in bound - used:  # defined and never called: HumanEval leaves that to its harness
         source = f"{source}\ncheck({name})\n"
     return Tests(source=source, name=name)
 
@@ -199,19 +200,7 @@ def _function(entry_point: Any) -> str:
     return str(entry_point or "").rpartition(".")[2]
 
 
-def _loaded(tree: ast.Module) -> set[str]:
-    """Return the names that a program reads."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-
-
-def _bound(tree: ast.Module) -> set[str]:
-    """Return the names that a program defines."""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler):
-            names.add(node.name or "")
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-    return names
+def _used(names: SymbolTable) -> set[str]:
+    """Return the global names that the code of a module, or of a function or class in it, reads."""
+    own = {one.get_name() for one in names.get_symbols() if one.is_global() and one.is_referenced()}
+    return own.union(*map(_used, names.get_children()))

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Protocol
 
 from trainer.answers import compare
 from trainer.answers.find import fenced
@@ -50,24 +49,19 @@ class Meter:
         }
 
 
-class Grader(Protocol):
+class Grader:
     """A reward from outside: tests, a function of the user, or a language model. A grade of None is missing."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    parallel = 1  # how many groups it can usefully grade at once
+    last_failure = ""  # why the last missing grade is missing
 
-    @property
-    def parallel(self) -> int:
-        """How many groups it can usefully grade at once."""
-
-    @property
-    def last_failure(self) -> str:
-        """The reason why the last missing grade is missing."""
-
-    def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]: ...
+    def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
+        raise NotImplementedError
 
     def rehearse(self, reading: Reading) -> None:
         """Grade one reading before the run, and raise an error if that fails."""
+        raise NotImplementedError
 
 
 class Scorer:
