@@ -33,7 +33,7 @@ from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
 from trainer.rollout.vllm import check, process, server
 from trainer.rollout.vllm.colocate import VllmColocateSampler
-from trainer.rollout.vllm.key_check import KeyCheck
+from trainer.rollout.vllm.server_modules.vllm_key_check import KeyCheck
 
 
 def vllm_of(*overrides: str):
@@ -111,7 +111,7 @@ def test_a_server_is_not_told_of_our_ranks_nor_of_how_we_allocate(monkeypatch):
         monkeypatch.setenv(name, "1")
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     hardware.prepare_cuda()
-    around = process._environment([2, 3], Path())
+    around = process._environment([2, 3])
     assert not {*ours, "PYTORCH_ALLOC_CONF"} & set(around)
     assert (around["CUDA_VISIBLE_DEVICES"], around["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]) == ("2,3", "1")
 
@@ -137,9 +137,8 @@ def test_a_server_imports_the_packages_of_its_own_environment(tmp_path, monkeypa
     (server,) = process.start(outside(tmp_path, START, python, f"lora.enabled={not whole}", "algorithm.lr=0.0001"))
     server.supervisor.wait(timeout=300)
     first, *words = server.log.read_text().rstrip("\n").split(" ")
-    modules = tmp_path / "vllm_modules"
-    assert [Path(folder) for folder in first.split(os.pathsep) if folder] == [modules]
-    assert sorted(file.name for file in modules.iterdir()) == ["vllm_key_check.py", "vllm_worker.py"]
+    (modules,) = [Path(folder) for folder in first.split(os.pathsep) if folder]
+    assert sorted(file.name for file in modules.glob("*.py")) == ["__init__.py", "vllm_key_check.py", "vllm_worker.py"]
     assert ("vllm_worker.WholeModel" in words) == whole
 
 
@@ -224,7 +223,7 @@ def test_no_server_is_started_as_only_the_folder_of_a_run_says(tmp_path, stand_i
 
 def test_a_server_that_ends_by_itself_is_an_error_with_its_error_lines(tmp_path):
     dying = [sys.executable, "-c", "raise SystemExit('no room on this card')"]
-    started = process._start(dying, [], tmp_path / "log", tmp_path)
+    started = process._start(dying, [], tmp_path / "log")
     started.supervisor.wait(timeout=300)
     with refuses("rollout.vllm.start", TrainingError, names="no room on this card"):
         started.check()
@@ -282,7 +281,7 @@ def test_a_killed_trainer_leaves_no_server_behind(note):
 
 
 def test_a_server_is_asked_to_leave_and_its_children_go_with_it(tmp_path, note):
-    started = process._start([sys.executable, "-c", SERVER], [], tmp_path / "log", tmp_path)
+    started = process._start([sys.executable, "-c", SERVER], [], tmp_path / "log")
     processes = numbers_in(note)
     started.stop()
     until(lambda: not any(map(is_running, processes)))
@@ -304,7 +303,7 @@ while True:
 
 
 def test_a_server_that_waits_for_its_clients_is_asked_twice(tmp_path, note):
-    started = process._start([sys.executable, "-c", STUBBORN], [], tmp_path / "log", tmp_path)
+    started = process._start([sys.executable, "-c", STUBBORN], [], tmp_path / "log")
     until(note.is_file)
     started.stop()
     assert note.read_text() == "asked 2 times", "one that is ended with SIGKILL says nothing"

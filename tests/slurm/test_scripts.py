@@ -214,7 +214,7 @@ def test_vllm_servers_ask_for_a_key_on_every_route(job, tmp_path, given):
     command = [ROOT / "slurm/vllm_server.sh", *(tmp_path / "srun.server").read_text().splitlines()]
     own = NODE | {"OCTET_VLLM_PYTHON": str(server)}
     door, options = ran(*command, env=own | {"VLLM_API_KEY": key}, check=True).stdout.splitlines()
-    assert door == str(tmp_path / "it/vllm_modules/vllm_key_check.py")
+    assert door == str(ROOT / "trainer/rollout/vllm/server_modules/vllm_key_check.py")
     assert "--middleware vllm_key_check.KeyCheck" in options
     assert key not in options
     without = ran(*command, env=own)

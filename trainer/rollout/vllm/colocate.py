@@ -153,7 +153,7 @@ def _engine(context: SamplingContext) -> Any:
 
     config = context.config
     if not on_a_card and not config.lora.enabled:
-        from trainer.rollout.vllm import worker  # noqa: F401  disables packed weights, which cannot be replaced
+        from trainer.rollout.vllm.server_modules import vllm_worker  # noqa: F401  disables packed weights, which cannot be replaced
     options = engine_options(context, on_a_card)
     options |= {"max_num_seqs": config.rollout.rows, "distributed_executor_backend": "external_launcher"}
     options |= {"enable_sleep_mode": on_a_card, "disable_log_stats": True}

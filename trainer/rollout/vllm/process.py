@@ -23,7 +23,7 @@ from trainer.rollout.turns import OpenAnswer
 from trainer.rollout.vllm.publish import MODE, SLOTS
 
 SUPERVISOR = Path(__file__).parent / "supervisor.py"
-OF_A_SERVER = ("key_check", "worker")  # modules that a server imports
+MODULES = Path(__file__).parent / "server_modules"  # a folder of their own, because our packages would hide a server's
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # Variables that describe our ranks. vLLM would read them as a description of its own ranks.
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"}
@@ -85,15 +85,8 @@ def _start_all(context: SamplingContext) -> list[ServerProcess]:
     _must_have_vllm(python)
     shares = [settings.devices[first : first + size] for first in range(0, len(settings.devices), size)] or [()]
     command = [python, *arguments(context)]
-    # A folder with only the modules that a server imports, because our packages would hide its own. The copies have
-    # longer names, because a module named worker could hide another one.
-    modules = context.folder.resolve() / "vllm_modules"
-    disk.remove(modules)  # which somebody else may have filled
-    modules.mkdir()
-    for name in OF_A_SERVER:
-        disk.replace(modules / f"vllm_{name}.py", Path(__file__).with_name(f"{name}.py").read_bytes())
     logs = [context.folder / f"vllm-{number}.log" for number in range(len(shares))]
-    return [_start(command, devices, log, modules) for devices, log in zip(shares, logs)]
+    return [_start(command, devices, log) for devices, log in zip(shares, logs)]
 
 
 def arguments(context: SamplingContext) -> list[str]:
@@ -152,7 +145,7 @@ def turn_options(
     }
 
 
-def _start(command: Sequence[str], devices: Sequence[int], log: Path, modules: Path) -> ServerProcess:
+def _start(command: Sequence[str], devices: Sequence[int], log: Path) -> ServerProcess:
     port = hardware.free_port()
     supervise = [sys.executable, str(SUPERVISOR), str(os.getpid())]
     with open(log, "ab", opener=disk.not_a_link) as file:
@@ -161,19 +154,19 @@ def _start(command: Sequence[str], devices: Sequence[int], log: Path, modules: P
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env=_environment(devices, modules),
+            env=_environment(devices),
             start_new_session=True,  # Ctrl-C must reach only the trainer, which then stops the supervisor
         )
     return ServerProcess(f"http://127.0.0.1:{port}", log, supervisor)
 
 
-def _environment(devices: Sequence[int], modules: Path) -> dict[str, str]:
+def _environment(devices: Sequence[int]) -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     if variables.get("PYTORCH_ALLOC_CONF") == hardware.GROWING:
         del variables["PYTORCH_ALLOC_CONF"]  # the cards of a server cannot share such memory
     # enables the routes that load adapters, and in development mode those that report settings and load weights
     variables |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), variables.get("PYTHONPATH")]))
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(MODULES), variables.get("PYTHONPATH")]))
     if devices:
         return variables | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
     return ON_A_CPU | variables

@@ -1,5 +1,5 @@
 """rollout with vLLM servers: token ids and log-probs over HTTP. After each update the servers load only the adapter, or
-the weights of a whole model if the run has started them with `worker.py`.
+the weights of a whole model if the run has started them with `vllm_worker.py`.
 
 A request asks for one group. The reply has to come from the requested version, and contain the complete group, where
 each answer ends with a stop token or string or has the maximum length. Otherwise the request is repeated, or the run

@@ -1,6 +1,6 @@
 """A vLLM worker extension with which a server that the run has started can load the weights of a whole model.
 
-vLLM imports a copy of this file in its own environment, so the file imports nothing of Octet.
+vLLM imports this file in its own environment, so the file imports nothing of Octet.
 """
 
 from inspect import signature

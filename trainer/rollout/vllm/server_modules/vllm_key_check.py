@@ -1,7 +1,7 @@
 """Requires the API key on every route of a server that the run has started. vLLM itself requires it only below /v1, but
 other routes can load weights.
 
-vLLM imports a copy of this file in its own environment, so the file imports nothing of Octet.
+vLLM imports this file in its own environment, so the file imports nothing of Octet.
 """
 
 import os
