@@ -77,7 +77,8 @@ class Rubric(Section):
         answer = reply.rpartition("</think>")[2]
         with contextlib.suppress(ValueError):
             grades = GRADES.validate_json(answer[answer.find("{") : answer.rfind("}") + 1], strict=True)
-            return grades if grades.keys() == self.criteria.keys() else None
+            if grades.keys() == self.criteria.keys():
+                return grades
         return None
 
     def mean(self, grades: dict[str, float]) -> float:

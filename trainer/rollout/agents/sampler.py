@@ -1,10 +1,5 @@
-"""rollout: answers of agents. An agent is a program of the user that calls the model through OpenAI's API.
-
-runner.py         a process that starts an agent for each answer
-endpoint.py       the server that agents call
-conversation.py   the calls and replies of an answer, as tokens
-this file         makes calls into prompts for the run's sampler, and answers into groups
-"""
+"""rollout: answers of agents. An agent is a program of the user that calls the model through OpenAI's API. Its calls
+become prompts for the run's sampler."""
 
 import json
 import os
@@ -202,7 +197,6 @@ class Calls(Scheduler):
         return starting
 
     def finish(self, index: int, number: int, completion: Completion) -> list[Completion] | None:
-        """Reply to a call."""
         call = self._decoding.pop((index, number))
         call.conversation.pending -= 1
         call.conversation.deadline = time.monotonic() + self.limits.seconds
@@ -297,7 +291,6 @@ class AgentSampler(Sampler):
         calls.ended.clear()
 
     def _context(self, new_tokens: int) -> int:
-        """Return how many tokens a conversation may have."""
         longest = self.config.prompt.max_tokens + new_tokens
         return min(longest, self.context_limit() or longest)
 

@@ -60,7 +60,6 @@ class Publisher:
         return published
 
     def close(self) -> None:
-        """Delete all versions."""
         while self._kept:
             self._delete(self._kept.pop())
         if distributed.is_main():

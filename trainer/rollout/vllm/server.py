@@ -156,7 +156,6 @@ class VllmServerSampler(Sampler):
         return options | {"prompt": list(answer.context), "return_token_ids": True}
 
     def _written(self, reply: Any, server: Server, body: Body) -> list[Written]:
-        """Return the tokens and log-probs of each answer in a reply."""
         url = server.url
         try:
             model, choices = reply["model"], sorted(reply["choices"], key=lambda choice: int(choice["index"]))
