@@ -31,7 +31,7 @@ from trainer.plan.start import must_leave_our_cards, training_cards
 from trainer.rollout import make
 from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
-from trainer.rollout.vllm import check, process, server
+from trainer.rollout.vllm import colocate, process, server
 from trainer.rollout.vllm.colocate import VllmColocateSampler
 from trainer.rollout.vllm.server_modules.vllm_key_check import KeyCheck
 
@@ -202,7 +202,7 @@ def test_an_environment_without_vllm_is_named(tmp_path, monkeypatch, stand_in):
             process.start(outside(tmp_path, START, python))
 
     refused("rollout.vllm.python=/nowhere/python", "run")
-    if check.installed() is None:
+    if colocate.installed() is None:
         refused(f"rollout.vllm.python={sys.executable}", "-m pip install vllm")
         with refuses("rollout.engine", names=pip_install("vllm")):
             make.make_vllm_sampler(outside(tmp_path, "rollout.engine=vllm_colocate"))

