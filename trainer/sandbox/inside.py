@@ -40,9 +40,6 @@ class Enough(BaseException):
     """Raised after the first assertion that fails if the others need not run."""
 
 
-# ---------------------------------------------------------------- a program
-
-
 def run_program(source: str) -> int:
     """Run a program as `python program.py` does, and return its exit status."""
     status = 0
@@ -66,9 +63,6 @@ def _run(source: str, name: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
     sys.modules[name] = module
     exec(compile(source, "program.py", "exec"), module.__dict__)
     return module.__dict__
-
-
-# ---------------------------------------------------------------- a function
 
 
 def serve_function(source: str, name: str, requests: int, results: int) -> None:
@@ -108,9 +102,6 @@ def literal(value: Any) -> str:
         if isinstance(value, plain):
             return plain.__repr__(value)  # type: ignore[call-arg]
     raise NotPlain(type(value).__name__)
-
-
-# ---------------------------------------------------------------- the tests of a function
 
 
 class AssertionCount:
@@ -178,9 +169,6 @@ class StandIn:
         if not (isinstance(kind, type) and issubclass(kind, Exception)) or issubclass(kind, ENDS_A_LOOP):
             raise RuntimeError(line[1:-1])
         raise kind
-
-
-# ---------------------------------------------------------------- all of them
 
 
 def run(kind: str, name: str, first: bool) -> NoReturn:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -55,16 +55,13 @@ class Ended(Exception):
     """The process that starts programs has ended."""
 
 
-class Sandbox:
+class Sandbox(AbstractContextManager["Sandbox"]):
     def __init__(self, limits: Limits, command: str | None = None) -> None:
         self.limits = limits
         self.command = command
         self._starting = threading.Lock()
         self._owner = os.getpid()
         self._start()
-
-    def __enter__(self) -> "Sandbox":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
