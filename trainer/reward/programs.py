@@ -178,7 +178,7 @@ def _python(source: str, columns: Mapping[str, Any]) -> Tests:
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
         raise DataError("there is no assertion in it")
     names = symtable(source, "tests.py", "exec")
-    bound = {one.get_name() for one in names.get_symbols() if one.is_assigned() or one.is_imported()}
+    bound = {one.get_name() for one in names.get_symbols() if one.is_local() or one.is_declared_global()}
     used = _used(names)
     missing = sorted(used - bound - set(dir(builtins)))
     name = _function(columns.get("entry_point")) or (missing[0] if len(missing) == 1 else "")
