@@ -21,6 +21,7 @@ T = TypeVar("T")
 KEY = "VLLM_API_KEY"  # the variable that vLLM itself reads
 LARGEST_REPLY = 1 << 30  # bytes
 TIMEOUT_S = 60.0  # for requests that do not sample
+WEIGHTS_S = 600.0  # timeout for the weights of a whole model
 LONGEST_PAUSE_S = 5.0  # between two attempts
 SAY_EVERY_S = 15.0
 INVALID_REPLIES = 3  # this many invalid replies to one request end the run
@@ -143,7 +144,12 @@ class Server:
             if failure.status != 404:
                 raise
 
-    def reset_prefix_cache(self) -> None:
+    def load_weights(self, whole: Published) -> None:
+        """Have the workers of the server load the weights of a whole model."""
+        arguments = [str(whole.path), whole.version]
+        answer = self.ask("/collective_rpc", {"method": "octet_load", "args": arguments}, WEIGHTS_S)
+        if set(answer["results"]) != {str(whole.version)}:  # one result from each worker
+            raise TrainingError("rollout.engine=vllm_server", f"{self.url} did not take the weights: {answer}")
         self._send("/reset_prefix_cache", {})
 
     def _send(self, path: str, body: Mapping[str, Any] | None, timeout_s: float = TIMEOUT_S) -> bytes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from trainer.errors import ConfigError, TrainingError
+from trainer.errors import ConfigError
 from trainer.machine import threads
 from trainer.machine.http_client import NoReply, read_key
 from trainer.ranks import distributed
@@ -35,7 +35,6 @@ Body = dict[str, Any]  # the JSON of a request
 OPEN_REQUESTS = 128  # of a rank at each server, which would only queue more
 LARGEST = 1 << 31  # larger than any token id or log-prob
 UNLOAD_S = 5.0  # timeout at the end of the run, when nothing depends on it
-WEIGHTS_S = 600.0  # timeout for the weights of a whole model
 
 
 class VllmServerSampler(Sampler):
@@ -87,7 +86,7 @@ class VllmServerSampler(Sampler):
     def _replace(self, before: Published | None, published: Published) -> None:
         for server in self.servers:
             if self.is_whole:
-                self._retry(partial(_load_weights, server, published), server)
+                self._retry(partial(server.load_weights, published), server)
                 continue
             self._retry(partial(server.load_adapter, published), server)
             if before is not None:
@@ -171,14 +170,6 @@ class VllmServerSampler(Sampler):
             if self.turns.stops.completion(tokens, logprobs).truncated and len(tokens) < body["max_tokens"]:
                 raise InvalidReply(f"{url}: an answer ends after {len(tokens)} tokens without a stop token or string")
         return [(tokens, [float(one) for one in logprobs]) for tokens, logprobs in rows]
-
-
-def _load_weights(server: Server, published: Published) -> None:
-    arguments = [str(published.path), published.version]
-    answer = server.ask("/collective_rpc", {"method": "octet_load", "args": arguments}, WEIGHTS_S)
-    if set(answer["results"]) != {str(published.version)}:  # one result from each worker
-        raise TrainingError("rollout.engine=vllm_server", f"{server.url} did not take the weights: {answer}")
-    server.reset_prefix_cache()
 
 
 @dataclass(frozen=True)
