@@ -106,7 +106,7 @@ class Custom(Grader):
         missing = {one.name for one in parameters if one.default is one.empty and one.name in wanted} - known.keys()
         if missing:
             what = f"it asks for `{'`, `'.join(sorted(missing))}`, which is no column of the data"
-            raise self._error(f"{what}. There are: {', '.join(sorted(known))}. Or give the argument a default.")
+            raise self._error(f"{what}. There are: {', '.join(sorted(known))}.")
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
         return known if takes_all else {name: column for name, column in known.items() if name in wanted}
 
