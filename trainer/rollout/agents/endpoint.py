@@ -57,10 +57,6 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer({PATH: self._complete})
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse a malformed request, in the format of OpenAI's errors."""
-        self._refuse(Refused(message or "malformed request", code))
-
     def _answer(self, paths: Mapping[str, Callable[[Conversation], Mapping[str, Any] | bytes]]) -> None:
         kind, _, key = self.headers.get("Authorization", "").partition(" ")
         path = self.path.partition("?")[0].rstrip("/")
@@ -73,13 +69,10 @@ class Handler(BaseHTTPRequestHandler):
                 raise Refused(f"there is no {path[:80]}; agents use {PATH}", 404)
             self._send(paths[path](conversation))
         except Refused as error:
-            self._refuse(error)
-
-    def _refuse(self, error: Refused) -> None:
-        kind = "invalid_request_error" if error.status < 500 else "server_error"
-        body = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-        self.close_connection = True  # the body of the request may not have been read
-        self._send({"error": body}, error.status)
+            kind = "invalid_request_error" if error.status < 500 else "server_error"
+            body = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+            self.close_connection = True  # the body of the request may not have been read
+            self._send({"error": body}, error.status)
 
     def _complete(self, conversation: Conversation) -> Mapping[str, Any] | bytes:
         request = self._request()
