@@ -24,6 +24,7 @@ from functools import cache
 from itertools import product
 from operator import add, floordiv, mul, sub
 from pathlib import Path
+from typing import Any
 
 from trainer.config.settings import TaskSettings
 from trainer.problem.task import Task
@@ -35,52 +36,36 @@ RANGES = {"a": (2, 9), "b": (2, 9), "c": (2, 9), "d": (2, 9), "k": (10, 30), "m"
 NAMES = ["Amy", "Ben", "Cara", "Dan", "Eva", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo", "Mia", "Noah"]
 ITEMS = ["apples", "balls", "beads", "cards", "coins", "eggs", "kites", "pears", "pens", "plums", "shells", "stamps"]
 OPERATORS: dict[str, Callable[[int, int], int]] = {"+": add, "-": sub, "*": mul, "/": floordiv}
+Drawn = tuple[str, str, str, dict[str, Any]]  # the question, its answer, its worked solution, and what it is made of
 LARGEST = 99
 TEST_SHARE = 10  # one question in ten is a test question
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of a calculation in letters: `a * b = x`."""
-
-    left: str
-    sign: str
-    right: str
-    result: str
-
-    def solve(self, values: dict[str, int]) -> bool:
-        """Add the result to the values. Return False if it is not a whole number from 1 to LARGEST."""
-        left, right = values[self.left], values[self.right]
-        values[self.result] = result = OPERATORS[self.sign](left, right)
-        return 0 < result <= LARGEST and (self.sign != "/" or left % right == 0)
-
-    def show(self, values: dict[str, int]) -> str:
-        return f"{values[self.left]} {self.sign} {values[self.right]} = {values[self.result]}"
+def drawn(story: str, working: str, rng: random.Random) -> tuple[str, str, str]:
+    """Return a question with new numbers, names and things, its answer, and its worked solution."""
+    lines, ranges = _parsed(working)
+    values: dict[str, int] = {}
+    while not values or not all(_solve(*line, values) for line in lines):
+        values = {letter: low + int(rng.random() * (high - low + 1)) for letter, (low, high) in ranges.items()}
+        values |= {"2": 2, "4": 4}
+    who, other = rng.sample(NAMES, 2)
+    question = story.format(who=who, other=other, item=rng.choice(ITEMS), **values)
+    shown = [f"{values[left]} {sign} {values[right]} = {values[result]}" for left, sign, right, result in lines]
+    answer = str(values[lines[-1][-1]])
+    return question, answer, "\n".join([*shown, f"#### {answer}"])
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
-    name: str
-    story: str
-    lines: tuple[Line, ...]
-    letters: tuple[str, ...]  # stand for the numbers that are drawn; the other letters stand for results
+@cache
+def _parsed(working: str) -> tuple[list[list[str]], dict[str, tuple[int, int]]]:
+    """Return the lines of a calculation, such as ["a", "*", "b", "x"], and the ranges of the numbers to draw for it."""
+    lines = [line.replace("=", "").split() for line in working.split(";")]
+    return lines, {letter: ends for letter, ends in RANGES.items() if letter in working}
 
-    @classmethod
-    def parse(cls, name: str, story: str, working: str) -> "Template":
-        lines = tuple(Line(*line.replace("=", "").split()) for line in working.split(";"))
-        return cls(name, story, lines, tuple(letter for letter in RANGES if letter in working))
 
-    def draw(self, rng: random.Random) -> tuple[str, str, str]:
-        values: dict[str, int] = {}
-        while not values or not all(line.solve(values) for line in self.lines):
-            values = {"2": 2, "4": 4}
-            for letter in self.letters:
-                low, high = RANGES[letter]
-                values[letter] = low + int(rng.random() * (high - low + 1))
-        who, other = rng.sample(NAMES, 2)
-        question = self.story.format(who=who, other=other, item=rng.choice(ITEMS), **values)
-        answer = str(values[self.lines[-1].result])
-        return question, "\n".join([*(line.show(values) for line in self.lines), f"#### {answer}"]), answer
+def _solve(left: str, sign: str, right: str, result: str, values: dict[str, int]) -> bool:
+    """Add the result of a line to the values. Return False if it is not a whole number from 1 to LARGEST."""
+    values[result] = value = OPERATORS[sign](values[left], values[right])
+    return 0 < value <= LARGEST and (sign != "/" or values[left] % values[right] == 0)
 
 
 @dataclass(frozen=True)
@@ -108,27 +93,25 @@ class NanoTask(Task):
     def _split(self, split: str, size: int) -> list[Problem]:
         splits, draws = self._generated()
         while len(splits[split]) < size:
-            template, question, solution, answer = next(draws)
+            question, *rest = next(draws)
             name = "test" if is_test(question) else "train"
-            problems, extra = splits[name], {"steps": len(template.lines), "template": template.name}
-            problems.append(Problem(f"nano/{name}/{len(problems)}", question, answer, solution, extra))
+            splits[name].append(Problem(f"nano/{name}/{len(splits[name])}", question, *rest))
         return splits[split][:size]
 
     @cache  # noqa: B019  a command makes one task and reads its problems several times
-    def _generated(self) -> tuple[dict[str, list[Problem]], Iterator[tuple[Template, str, str, str]]]:
+    def _generated(self) -> tuple[dict[str, list[Problem]], Iterator[Drawn]]:
         """Return the problems generated so far for each split, and the iterator that generates more."""
         return {"train": [], "test": []}, self._draws()
 
-    def _draws(self) -> Iterator[tuple[Template, str, str, str]]:
+    def _draws(self) -> Iterator[Drawn]:
         """Yield problems from each template in turn, every question once."""
         rng, seen = random.Random(self.seed), set[str]()
-        templates = [Template.parse(name, *text) for name, text in TEMPLATES.items()]
         while True:
-            for template in templates:
-                question, solution, answer = template.draw(rng)
+            for name, (story, working) in TEMPLATES.items():
+                question, answer, solution = drawn(story, working, rng)
                 if question not in seen:
                     seen.add(question)
-                    yield template, question, solution, answer
+                    yield question, answer, solution, {"steps": working.count("="), "template": name}
 
 
 def nano(settings: TaskSettings) -> NanoTask:
