@@ -2,9 +2,7 @@
 
     none         the shuffled set, pass after pass
     difficulty   easy problems first: at the start from the easiest quarter, from the middle of the run from all
-    solve_rate   problems that are always or never solved are drawn a tenth as often as those solved half the time;
-                 without gold answers, the solve rate is the mean reward, scaled so that the worst answer of the step
-                 counts 0 and the best counts 1
+    solve_rate   problems that are always or never solved are drawn a tenth as often as those solved half the time
 
 A task that generates its problems has new ones in each pass. The first two curricula depend on the seed and the step
 alone. The third learns from the run, and keeps the solve rates in its `state`.
@@ -27,6 +25,8 @@ from trainer.records import Problem, ScoredGroup
 Later = Callable[[int], Sequence[Problem]]  # the problems of each later pass: 1 is the second pass
 Rates = list[tuple[str, float]]  # problem id, and the share of its answers that were right
 Outcomes = tuple[str, list[float]]  # problem id, and for each of its answers a reward, or 1 for right and 0 for wrong
+MEASURES = ("difficulty", "level", "steps")  # columns that may hold the difficulty; the first with a number
+NUMBER = re.compile(r"(?:(?<!\w)-)?\d+(\.\d+)?(e[+-]?\d+)?")  # the 1 of level-1 is not negative
 
 
 class Curriculum:
@@ -49,9 +49,13 @@ class Curriculum:
         passes = step * self.count // len(self.problems)
         return self._later(passes) if self._later and passes else self.problems
 
+    def pool(self, step: int) -> Sequence[Problem]:
+        """Return the problems that a step may draw."""
+        return self.problems_at(step)
+
     def draw(self, step: int) -> list[Problem]:
         """Return the problems of a step. Steps are counted from 0."""
-        return draw(self.problems_at(step), step, self.count, self.seed)
+        return draw(self.pool(step), step, self.count, self.seed)
 
     def spare(self, step: int, number: int) -> list[Problem]:
         """Return other problems for a step whose own taught nothing, or its own if there are no others. `number` counts
@@ -59,9 +63,6 @@ class Curriculum:
         drawn = {problem.id for problem in self.draw(step)}
         others = [problem for problem in self.pool(step) if problem.id not in drawn]
         return self._sample(others or self.problems_at(step), random.Random(f"{self.seed}/{step}/{number}"))
-
-    def pool(self, step: int) -> Sequence[Problem]:
-        return self.problems_at(step)
 
     def weight(self, problem_id: str) -> float:
         return 1.0
@@ -96,7 +97,7 @@ class EasyFirst(Curriculum):
     def draw(self, step: int) -> list[Problem]:
         pool = self.pool(step)
         if self.count >= len(pool):
-            return draw(pool, step, self.count, self.seed)
+            return super().draw(step)
         return random.Random(f"{self.seed}/{step}").sample(pool, self.count)
 
     def pool(self, step: int) -> Sequence[Problem]:
@@ -143,10 +144,6 @@ def solve_rates(seen: Sequence[Outcomes], scales: bool) -> Rates:
     values = [value for _, of_problem in seen for value in of_problem]
     low, high = (min(values), max(values)) if scales and values else (0.0, 1.0)
     return [(problem_id, (fmean(ours) - low) / (high - low or 1.0)) for problem_id, ours in seen if ours]
-
-
-NUMBER = re.compile(r"(?:(?<!\w)-)?\d+(\.\d+)?(e[+-]?\d+)?")  # the 1 of level-1 is not negative
-MEASURES = ("difficulty", "level", "steps")  # columns that may hold the difficulty; the first with a number
 
 
 def difficulties(problems: Sequence[Problem]) -> list[float]:

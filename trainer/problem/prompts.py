@@ -44,16 +44,15 @@ Messages = Sequence[Mapping[str, Any]]
 class Style:
     """The text around the question. `answer` says where a strict answer has to stand; None leaves that to the task."""
 
+    name: str
     request: str
     answer: str | None = None
     raw: bool = False  # do not apply the chat template
-    stops: tuple[str, ...] = ()  # strings at which an answer ends
+    stops: Sequence[str] = ()  # strings at which an answer ends
 
 
-STYLES: dict[str, Style] = {
-    name: Style(**fields | {"stops": tuple(fields.get("stops", ()))})
-    for name, fields in read_yaml(Path(__file__).with_name("styles.yaml").read_bytes()).items()
-}
+_FILE = read_yaml(Path(__file__).with_name("styles.yaml").read_bytes())
+STYLES: dict[str, Style] = {name: Style(name, **fields) for name, fields in _FILE.items()}
 TODAY = date(2026, 1, 1)  # the date for all chat templates, so that prompts do not depend on the day
 TURN = "OCTET-TURN"  # a placeholder for the model's turn, to find out what a template writes after it
 # The ending of an example whose solution does not end with a marked answer.
@@ -76,11 +75,11 @@ class Prompter:
         self, tokenizer: Any, settings: PromptSettings, task: Task, environments: Environments | None = None
     ) -> None:
         self.tokenizer, self.environments, self.settings = tokenizer, environments, settings
-        self.style, self._style = _style(settings, task)
-        if self.style == "gsm8k" and task.in_words:
-            self._style = replace(self._style, request=self._style.request.replace("#### 42", "#### Paris"))
+        self._style = style = _style(settings, task)
+        if style.name == "gsm8k" and task.in_words:
+            self._style = replace(style, request=style.request.replace("#### 42", "#### Paris"))
         self.answer_style = answer_style(settings, task)
-        self._examples = examples(task, settings.shots) if self.style == "few_shot" else []
+        self._examples = examples(task, settings.shots) if style.name == "few_shot" else []
         known = sorted(_variables(tokenizer.get_chat_template())) if tokenizer.chat_template else []
         for name, value in settings.template.items():
             if name not in known and (name, value) != ("enable_thinking", False):  # it would have no effect
@@ -108,9 +107,9 @@ class Prompter:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """Return the strings that end a turn. With a chat template its stop token ends a turn."""
-        style = self._style
-        stops = style.stops if style.raw or self.tokenizer.chat_template else (*style.stops, *PLAIN_STOPS)
-        return (*stops, *self.environments.stops) if self.environments else stops
+        is_plain = not self._style.raw and not self.tokenizer.chat_template
+        of_environment = self.environments.stops if self.environments else ()
+        return (*self._style.stops, *(PLAIN_STOPS if is_plain else ()), *of_environment)
 
     def answer_tokens(self, prompt: Prompt, answer: str) -> tuple[int, ...]:
         """Return the tokens of an answer that follows the prompt. Without a chat template, a space separates them."""
@@ -161,8 +160,7 @@ class Prompter:
 
     def reply(self, problem: Problem, text: str) -> str:
         """Return what stands between a turn of the model and its next one if an environment replies with `text`."""
-        assert self.environments is not None, "only an environment replies"
-        if self.environments.is_inline:
+        if self.environments and self.environments.is_inline:
             return text
         turn = TURN
         while turn in text:
@@ -187,7 +185,7 @@ class Prompter:
         """Raise ConfigError if later turns change an earlier one: the model would not see what it wrote."""
         if self._style.raw:
             reason = f"it has no place for the replies of {environments.setting} between turns"
-            raise ConfigError(f"prompt.style={self.style}", reason, "Write another style")
+            raise ConfigError(f"prompt.style={self._style.name}", reason, "Write another style")
         if not self.tokenizer.chat_template or self._keeps_turns():
             return
         remedies = []
@@ -310,25 +308,25 @@ def left_out_of_texts(tokenizer: Any) -> frozenset[int]:
 
 def answer_style(settings: PromptSettings, task: Task) -> str:
     """Return the style of answers, which says where a strict answer has to stand."""
-    return settings.answer if settings.answer != "auto" else _style(settings, task)[1].answer or task.answer_style
+    return settings.answer if settings.answer != "auto" else _style(settings, task).answer or task.answer_style
 
 
 def opens_thought(settings: PromptSettings, task: Task) -> bool:
     """Return True if the style, such as `r1_zero`, ends prompts with an open thought. Chat templates may do so too."""
-    return _style(settings, task)[1].request.endswith("<think>")
+    return _style(settings, task).request.endswith("<think>")
 
 
-def _style(settings: PromptSettings, task: Task) -> tuple[str, Style]:
+def _style(settings: PromptSettings, task: Task) -> Style:
     name = task.prompt_style if settings.style == "auto" else settings.style
     if name in STYLES:
-        return name, STYLES[name]
+        return STYLES[name]
     try:
         request = Path(name).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompt.style={name}", f"it cannot be read ({error})") from None
     if "{question}" not in request:
         raise ConfigError(f"prompt.style={name}", "there is no {question} in it", "Write it where the question goes")
-    return name, Style(request)
+    return Style(name, request)
 
 
 def examples(task: Task, shots: int) -> list[Problem]:
