@@ -1,7 +1,8 @@
 """Environments, which reply to a model between its turns.
 
-    reset   begins an answer, and may return another prompt to use instead of the question
-    step    takes the model's turn; returns the reply to it, whether the answer is done, and a reward
+    reset(problem)   begins an answer; returns what to ask the model, or None to ask the question of the problem
+    step(text)       takes the model's turn; returns the reply to it, whether the answer is done, and a reward
+    close()          ends an answer; an environment need not have it
 
 Every answer has its own environment. A task from a user's file makes one in its method `environment(problem)`;
 `task.tools` adds one to any task.
@@ -17,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
@@ -27,15 +28,8 @@ from trainer.problem.tools import ToolCalls, tools_of
 from trainer.records import Problem
 
 SECONDS = 60.0
+Environment = Any  # an object with the methods above, which may be async
 Reply = tuple[str, bool, float]  # the text for the model, whether the answer is done, a reward
-
-
-class Environment(Protocol):
-    def reset(self, problem: Problem) -> str | None:
-        """Begin an answer. Return what to ask the model, or None to ask the question of the problem."""
-
-    def step(self, text: str) -> Reply:
-        """Reply to the text of the model's turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +65,7 @@ class Environments:
     def begin(self, problem: Problem) -> tuple[Environment | None, str | None]:
         """Return an environment after its reset(), and what it asks."""
         environment = self._call("environment", problem, lambda: self.make(problem))
-        if environment is None:
-            return None, None
-        asked = self._call("reset", problem, lambda: environment.reset(problem))
+        asked = None if environment is None else self._call("reset", problem, lambda: environment.reset(problem))
         if asked is None:
             return environment, None
         if not isinstance(asked, str):
@@ -109,11 +101,11 @@ def environments_of(
 ) -> Environments | None:
     """Return the environments of a task, or of the tools that the settings name; None if there are none."""
     parts = [part for part in task.parts if isinstance(part, DataTask) and part.environment]
-    if parts and settings.tools:
-        reason = f"{parts[0].name} has its own environment"
-        remedy = "Leave one of the two out, or call the tools in its step()"
-        raise ConfigError(f"task.tools={','.join(settings.tools)}", reason, remedy)
     if settings.tools:
+        if parts:
+            reason = f"{parts[0].name} has its own environment"
+            remedy = "Leave one of the two out, or call the tools in its step()"
+            raise ConfigError(f"task.tools={','.join(settings.tools)}", reason, remedy)
         return _with_tools(settings, chat_template)
     if not parts:
         return None
@@ -147,10 +139,10 @@ def _knows_tools(chat_template: str | None) -> bool:
 
 def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environments:
     knows_tools = _knows_tools(chat_template)
+    if settings.calls == "template" and not knows_tools:
+        raise ConfigError("task.calls=template", NO_TOOLS, "Write task.calls=fenced")
     calls = settings.calls if settings.calls != "auto" else "template" if knows_tools else "fenced"
     tools = tools_of(settings.tools)
-    if calls == "template" and not knows_tools:
-        raise ConfigError("task.calls=template", NO_TOOLS, "Write task.calls=fenced")
     options: dict[str, dict[str, Any]] = {
         "inline": {"is_inline": True, "stops": ("=",)},
         "template": {"role": "tool", "schemas": tuple(tool.schema for tool in tools)},

@@ -14,7 +14,6 @@ from dataclasses import replace
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.problem.own_records import OwnTask
-from trainer.problem.sources import HubSet
 from trainer.problem.task import DataTask, Task, make_task
 from trainer.records import Problem
 
@@ -52,9 +51,6 @@ class MixedTask(Task):
 
     def notes(self) -> list[str]:
         return [note for part in self.parts for note in part.notes()]
-
-    def hub_sets(self) -> list[HubSet]:
-        return [hub_set for part in self.parts for hub_set in part.hub_sets()]
 
     def _mixed(self, of_parts: Sequence[Sequence[Problem]], passes: int) -> list[Problem]:
         """Return as many problems as possible with the parts in proportion. Each pass samples them anew."""

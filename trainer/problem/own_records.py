@@ -21,7 +21,7 @@ from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError, counted
 from trainer.machine import user_code
 from trainer.problem.adapters import Functions
-from trainer.problem.sources import Record, Source, is_unicode
+from trainer.problem.sources import Record, Source
 from trainer.problem.task import DataTask, Task
 from trainer.records import Problem
 
@@ -31,7 +31,6 @@ _ONE_AT_A_TIME = threading.Lock()  # most users' methods are not thread-safe, an
 METHODS = ("train", "test", "read", "score", "environment")
 STYLES = {"prompt_style": PROMPT_STYLES, "answer_style": get_args(PromptSettings.model_fields["answer"].annotation)}
 _THOUSANDS = re.compile(r"[^\d,]*[1-9]\d{0,2}\.\d{3}[^\d,]*")  # 1.234 is read as a decimal and may mean a thousand
-EXPECTED_MESSAGES = 'expected text, or a conversation: [{"role": "user", "content": "..."}]'
 
 
 class RecordsTask(DataTask):
@@ -84,10 +83,8 @@ class RecordsTask(DataTask):
     def _solution(self, record: Record) -> str:
         """Return the worked solution: a text, or the last message of a conversation, which must be the assistant's."""
         column = self.settings.solution
-        if column is None or column not in record.values:
-            return ""  # JSON lines may omit the column where there is no solution
-        messages = _listed(record.values[column])
-        if messages is None or (isinstance(messages, str) and not messages.strip()):
+        messages = _listed(record.values.get(column)) if column else None  # JSON lines may omit the column
+        if column is None or messages is None or (isinstance(messages, str) and not messages.strip()):
             return ""  # a warm-up leaves it out
         if not isinstance(messages, list):
             return record.text(column, "task.solution")
@@ -209,12 +206,10 @@ def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:
     value = _listed(record.values.get(column))
     if value is None or isinstance(value, str):
         return ()
-    if not isinstance(value, list) or not value or not all(map(_is_message, value)):
-        raise DataError(record.where, f"`{column}` is {str(value)[:60]}; {EXPECTED_MESSAGES}")
-    if not all(is_unicode(message["content"]) for message in value):
-        raise DataError(record.where, f"`{column}` holds half a character; expected UTF-8 text")
-    if not any(message["role"] == "user" for message in value):
-        raise DataError(record.where, f"nobody asks in `{column}`; expected a message of the role `user`")
+    is_conversation = isinstance(value, list) and all(map(_is_message, value))
+    if not is_conversation or not any(message["role"] == "user" for message in value):
+        expected = 'text, or a conversation with a question: [{"role": "user", "content": "..."}]'
+        raise DataError(record.where, f"`{column}` is {str(value)[:60]}; expected {expected}")
     # in a Parquet file, every message has the keys of all messages, filled with None
     return tuple({key: part for key, part in message.items() if part is not None} for message in value)
 

@@ -58,18 +58,14 @@ class MathTask(DataTask):
 
     def _gold(self, record: Record) -> str:
         """Return the `answer` column if there is one, else the content of the last box in the solution."""
-        has_answer = record.values.get("answer") not in (None, "")
-        if column := self.settings.answer or ("answer" if has_answer else None):
-            text = record.answer(column, "task.answer")
-            gold = find.marked(text, "boxed")
-            if "\\boxed" in text and gold is None:
-                raise DataError(record.where, f"`{column}` is {text[-40:]!r}; expected a closed \\boxed{{...}}")
-            return gold or text
-        column = self.settings.solution or "solution"
-        gold = find.marked(record.text(column, "task.solution"), "boxed")
-        if gold is None:
-            raise DataError(record.where, f"`{column}` has no answer in it; expected \\boxed{{...}}")
-        return gold
+        settings = self.settings
+        has_answer = settings.answer or record.values.get("answer") not in (None, "")
+        column = (settings.answer or "answer") if has_answer else (settings.solution or "solution")
+        text = record.answer(column, "task.answer") if has_answer else record.text(column, "task.solution")
+        gold = find.marked(text, "boxed")
+        if gold is None and ("\\boxed" in text or not has_answer):
+            raise DataError(record.where, f"`{column}` ends in {text[-40:]!r}; expected an answer in \\boxed{{...}}")
+        return gold or text
 
 
 class MultipleChoiceTask(DataTask):

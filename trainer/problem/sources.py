@@ -180,8 +180,7 @@ def _json(path: Path) -> Iterator[Record]:
     except (ValueError, RecursionError) as error:
         raise DataError(path, f"not JSON: {error}", "Write a list of objects, or one on each line") from None
     for index, values in enumerate(rows):
-        flaw = "" if isinstance(values, dict) else f"it is {_kind(values)}; expected an object such as {{...}}"
-        yield Record(f"{path}[{index}]", {} if flaw else values, flaw)
+        yield Record(f"{path}[{index}]", values, _flaw(values))
 
 
 def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
@@ -196,9 +195,11 @@ def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
             flaw = f"not UTF-8: byte {error.start + 1} of the line is {line[error.start]:#04x}"
         except (ValueError, RecursionError) as error:
             flaw = f"not JSON: {error}"
-        if not isinstance(values, dict):
-            flaw = f"it is {_kind(values)}; expected an object such as {{...}} on each line"
-        yield Record(f"{name}:{number}", values, flaw)
+        yield Record(f"{name}:{number}", values, flaw or _flaw(values))
+
+
+def _flaw(values: Any) -> str:
+    return "" if isinstance(values, dict) else f"it is {_kind(values)}; expected an object such as {{...}}"
 
 
 def _encoding(path: Path) -> str:
@@ -323,15 +324,11 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
 
 def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
     path = Path(name).expanduser()
-    if path.is_dir():
-        raise DataError(f"{setting}={name}", "it is a folder", f"Write task.data_dir={name}, with train.jsonl in it")
-    if path.exists() and path.suffix.lower() not in READERS:
-        remedy = "Save the table of a spreadsheet as CSV, and call a .tsv file .csv"
-        raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known", remedy)
-    if path.suffix.lower() in READERS:
-        if not path.is_file():
-            raise DataError(f"{setting}={name}", "there is no such file", f"Write {setting}=FILE{HERE}")
+    is_table = path.suffix.lower() in READERS
+    if is_table and path.is_file():
         return File(path)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise DataError(f"{setting}={name}", f"it is neither a file ({ENDINGS}) nor a name on the hub, owner/name")
+    if is_table or path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        reason = f"there is no such file that ends in {ENDINGS}, and it is no name on the hub, owner/name"
+        remedy = "Save a spreadsheet as CSV; of a folder with train.jsonl in it, write task.data_dir=FOLDER"
+        raise DataError(f"{setting}={name}", reason, f"Write {setting}=FILE{HERE}. {remedy}")
     return HubSet(name, subset, split)

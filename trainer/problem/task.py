@@ -64,7 +64,8 @@ class Task(ABC):
         return []
 
     def hub_sets(self) -> list[HubSet]:
-        return []
+        sources = [source for part in self.parts if isinstance(part, DataTask) for source in part.sources.values()]
+        return [source for source in sources if isinstance(source, HubSet)]
 
 
 class DataTask(Task):
@@ -123,9 +124,6 @@ class DataTask(Task):
         seen = f"{HELD_OUT}: only {counted(len(held_out), 'problem')}, {what_shows(len(held_out))}"
         return [f"{seen}; take more records, or a larger task.holdout"]
 
-    def hub_sets(self) -> list[HubSet]:
-        return [source for source in self.sources.values() if isinstance(source, HubSet)]
-
     @cached_property
     def _halves(self) -> tuple[list[Problem], list[Problem]]:
         """Split one set into training and held-out problems, which are the same for every seed of the run."""
@@ -139,14 +137,11 @@ class DataTask(Task):
 
     def _problems(self, split: str) -> list[Problem]:
         if split not in self._read:
-            source = self.sources[split]
-            if source is None and self.settings.data_dir is None:
-                reason = "it reads your own data, and none are named"
-                raise DataError(
-                    f"task.name={self.settings.name}", reason, "Write task.path=FILE or task.data_dir=FOLDER"
-                )
-            if source is None:
-                raise DataError(f"task.data_dir={self.settings.data_dir}", f"no {split} file in it ({ENDINGS})")
+            if (source := self.sources[split]) is None:
+                name, folder = self.settings.name, self.settings.data_dir
+                place = f"task.name={name}" if folder is None else f"task.data_dir={folder}"
+                remedy = f"Write task.path=FILE, or task.data_dir=FOLDER with a {split} file in it ({ENDINGS})"
+                raise DataError(place, f"there is no {split} data", remedy)
             self._read[split] = self._read_all(split, source)
         return self._read[split]
 
@@ -161,9 +156,9 @@ class DataTask(Task):
                 if record.flaw:
                     raise DataError(record.where, record.flaw)
                 problem = replace(self.problem(f"{self.name}/{split}/{index}", record), where=record.where)
-                if not is_unicode(problem.solution):
-                    raise DataError(record.where, "its solution holds half a character; expected UTF-8 text")
                 said = " ".join(message["content"] for message in problem.messages)  # with the system message
+                if not is_unicode(problem.solution + said):
+                    raise DataError(record.where, "it holds half a character; expected UTF-8 text")
                 first = seen.setdefault(normalised(said or problem.question), problem)
                 other = "" if problem.gold == first.gold else " with another answer"
                 repeated = f"{record.where}: the question of {first.where} again{other}; expected each one once."
