@@ -15,7 +15,7 @@ from trainer.errors import DataError
 from trainer.plan import downloads
 from trainer.problem.own_records import gold_of
 from trainer.problem.published import shuffled
-from trainer.problem.sources import LARGE, File, HubSet
+from trainer.problem.sources import HubSet
 from trainer.problem.task import evaluation_problems, make_task, normalised, training_problems
 
 GPQA = {"Question": "Which gas do plants take in?", "Subdomain": "Botany", "Correct Answer": "carbon dioxide"}
@@ -338,13 +338,3 @@ def test_a_tenth_of_the_sums_is_held_out_and_all_are_right():
     for name, problem in [*train.items(), *test.items()]:
         left, right = map(int, name.removeprefix("What is ").partition("?")[0].split(" + "))
         assert problem.gold == problem.solution == str(left + right)
-
-
-@pytest.mark.parametrize("size", [LARGE, LARGE + 1])
-def test_a_large_file_is_named_once_while_it_is_read(tmp_path, capsys, size):
-    path = tmp_path / "rows.jsonl"
-    with path.open("wb") as file:
-        file.write(b'{"question": "1 + 1?"}'.ljust(size - 1) + b"\n")
-    for _ in range(2):
-        assert next(File(path).records()).values == {"question": "1 + 1?"}
-    assert capsys.readouterr().err == (f"octet: reading {path} (50.0 MB)\n" if size > LARGE else "")

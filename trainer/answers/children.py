@@ -1,10 +1,7 @@
-"""A child process that answers requests, and can be killed.
+"""A child process that answers requests, one line of JSON each, and can be killed.
 
     child = Child("trainer.answers.symbolic:comparer", deadline_s=5.0)
     child.ask(["x+1", "1+x"])     # the child's reply, or None
-
-    parent  one line of JSON  ->  child
-    parent  <-  one line of JSON  child
 
 A child does work that may never end or may do harm. It starts at the first request, in a fresh interpreter, so it
 inherits neither torch nor CUDA. It calls the named function once, and what that returns answers each request. It ends
@@ -21,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -58,7 +56,11 @@ class Child:
         with self._asking:
             reply: str | None = ""
             try:
-                reply = self._answer(self._process or self._start(), request)
+                process = self._process or self._start()
+                assert process.stdin is not None
+                with suppress(BrokenPipeError):  # the child has died, so its reply is empty
+                    process.stdin.write(json.dumps(request).encode() + b"\n")
+                reply = _read(process, self._deadline_s)
             finally:
                 if not reply:  # the child hangs or died, or this thread was interrupted
                     self._kill()
@@ -91,15 +93,6 @@ class Child:
             raise RewardError(f"the process of {self._function} did not start. To see why, run: {by_hand}")
         return process
 
-    def _answer(self, process: subprocess.Popen[bytes], request: Any) -> str | None:
-        """Return the reply. It is empty if the child died, and None if it took too long."""
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-        except BrokenPipeError:
-            return ""
-        return _read(process, self._deadline_s)
-
     def _kill(self) -> None:
         if self._process is not None:
             with self._process as process:  # closes the pipes and waits for the process
@@ -108,6 +101,7 @@ class Child:
 
 
 def _read(process: subprocess.Popen[bytes], seconds: float) -> str | None:
+    """Return the next line. It is empty if the child died, and None if it took too long."""
     assert process.stdout is not None
     until, line = time.monotonic() + seconds, b""
     while not line.endswith(b"\n"):

@@ -7,25 +7,23 @@ The method `environment` of a task may return `OpenEnv(client, action)` or `Veri
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.problem.tools import MOST_CALLS, calls_in
 from trainer.records import Problem
 
 
+@dataclass
 class OpenEnv:
     """A client of OpenEnv, whose `reset` and `step` return an observation, a reward and whether the episode is done.
     `action` turns a text into an action, and `show` turns an observation into a text. `begin(client, problem)` starts
     an episode, and has to start it in the same state whenever the problem is the same."""
 
-    def __init__(
-        self,
-        client: Any,
-        action: Callable[[str], Any],
-        show: Callable[[Any], str] = str,
-        begin: Callable[[Any, Problem], Any] = lambda client, problem: client.reset(),
-    ) -> None:
-        self.client, self.action, self.show, self.begin = client, action, show, begin
+    client: Any
+    action: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+    begin: Callable[[Any, Problem], Any] = lambda client, problem: client.reset()
 
     def reset(self, problem: Problem) -> str:
         return self.show(self.begin(self.client, problem).observation)

@@ -4,15 +4,13 @@ import codecs
 import csv
 import json
 import logging
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from math import isfinite
 from numbers import Real
@@ -21,10 +19,7 @@ from typing import Any, TextIO
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
-from trainer.machine import disk
-from trainer.machine.visible import print
 
-LARGE = 50_000_000  # bytes; a larger file takes seconds to read, so its name is printed
 LONGEST_LIST = 1000  # characters of the column names in an error
 LARGEST_FIELD = 1 << 30  # characters of a CSV value; the rest of a longer one would be read as rows
 NESTED = "A task in Python can take text out of a column that holds more: docs/bring.md"
@@ -111,17 +106,9 @@ class File:
 
     def records(self) -> Iterator[Record]:
         try:
-            if (size := self.path.stat().st_size) > LARGE:
-                _say_what_is_read(self.path, size)
             yield from READERS[self.path.suffix.lower()](self.path)
         except OSError as error:
             raise DataError(self.path, f"it cannot be read ({error.strerror})") from None
-
-
-@cache
-def _say_what_is_read(path: Path, size: int) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(f"octet: reading {path} ({disk.amount(size)})", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +281,6 @@ def _parquet(path: Path) -> Iterator[Record]:
 READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
 ENDINGS = ", ".join(READERS)
 ENCODINGS = {"cp1252": "Windows-1252 (cp1252)", "utf-16": "UTF-16"}
-HERE = ", the path as seen from here"
 
 
 def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) -> Source | None:
@@ -302,7 +288,7 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
     if settings.data_dir is not None:
         folder = settings.data_dir.expanduser()
         if not folder.is_dir():
-            raise DataError(f"task.data_dir={folder}", "there is no such folder", f"Write task.data_dir=FOLDER{HERE}")
+            raise DataError(f"task.data_dir={folder}", "there is no such folder", "Write its path as seen from here")
         files = [file for ending in READERS if (file := folder / f"{split}{ending}").is_file()]
         if len(files) > 1:
             reason = f"it has {files[0].name} and {files[1].name}"
@@ -329,6 +315,6 @@ def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
         return File(path)
     if is_table or path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         reason = f"there is no such file that ends in {ENDINGS}, and it is no name on the hub, owner/name"
-        remedy = "Save a spreadsheet as CSV; of a folder with train.jsonl in it, write task.data_dir=FOLDER"
-        raise DataError(f"{setting}={name}", reason, f"Write {setting}=FILE{HERE}. {remedy}")
+        remedy = "Write its path as seen from here, task.data_dir=FOLDER for a folder, or save a spreadsheet as CSV"
+        raise DataError(f"{setting}={name}", reason, remedy)
     return HubSet(name, subset, split)
