@@ -271,9 +271,9 @@ class Prompter:
         except (TemplateError, *OF_A_TEMPLATE) as error:
             roles = ", ".join(message["role"] for message in messages)
             reason = f"the chat template of the model refuses the messages ({roles}): {error}"
-            remedy = "Some want a system message: write prompt.system=TEXT. Others want a variable: prompt.template"
-            if any(message["role"] == "system" for message in messages):
-                remedy = "Many templates have no role `system`: leave prompt.system out"
+            remedy = (
+                "It may have no role `system`, or want a message of it (prompt.system) or a variable (prompt.template)"
+            )
             raise DataError(problem.where or problem.id or "prompt", reason, remedy) from None
         return str(text)
 
