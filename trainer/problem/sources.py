@@ -314,7 +314,7 @@ def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
     if is_table and path.is_file():
         return File(path)
     if is_table or path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        reason = f"there is no such file that ends in {ENDINGS}, and it is no name on the hub, owner/name"
+        reason = f"there is no such file ({ENDINGS}), and it is no name on the hub, owner/name"
         remedy = "Write its path as seen from here, task.data_dir=FOLDER for a folder, or save a spreadsheet as CSV"
         raise DataError(f"{setting}={name}", reason, remedy)
     return HubSet(name, subset, split)
