@@ -91,7 +91,7 @@ def _of_prompts(config: Config, task: Task, problems: Sequence[Problem], count: 
     environments = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
     prompter = Prompter(tokenizer, config.prompt, task, environments)
     prompts = [prompter.prompt(problem) for problem in problems[:MEASURED]]
-    facts: dict[str, Any] = {"prompt_style": prompter.style, "answer_style": prompter.answer_style}
+    facts: dict[str, Any] = {"prompt_style": prompter.style.name, "answer_style": prompter.answer_style}
     facts |= {"model": config.model.name, "stop_strings": [*prompter.stop_strings, *config.rollout.stop]}
     lengths, limit = [len(prompt.tokens) for prompt in prompts], config.prompt.max_tokens
     spread = {"min": min(lengths), "median": median(lengths), "max": max(lengths), "measured": len(lengths)}

@@ -75,9 +75,9 @@ class Prompter:
         self, tokenizer: Any, settings: PromptSettings, task: Task, environments: Environments | None = None
     ) -> None:
         self.tokenizer, self.environments, self.settings = tokenizer, environments, settings
-        self._style = style = _style(settings, task)
+        self.style = style = _style(settings, task)
         if style.name == "gsm8k" and task.in_words:
-            self._style = replace(style, request=style.request.replace("#### 42", "#### Paris"))
+            self.style = replace(style, request=style.request.replace("#### 42", "#### Paris"))
         self.answer_style = answer_style(settings, task)
         self._examples = examples(task, settings.shots) if style.name == "few_shot" else []
         known = sorted(_variables(tokenizer.get_chat_template())) if tokenizer.chat_template else []
@@ -102,14 +102,14 @@ class Prompter:
     @property
     def has_turns(self) -> bool:
         """Return True if the chat template is applied, so that a conversation can be written."""
-        return bool(self.tokenizer.chat_template) and not self._style.raw
+        return bool(self.tokenizer.chat_template) and not self.style.raw
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """Return the strings that end a turn. With a chat template its stop token ends a turn."""
-        is_plain = not self._style.raw and not self.tokenizer.chat_template
+        is_plain = not self.style.raw and not self.tokenizer.chat_template
         of_environment = self.environments.stops if self.environments else ()
-        return (*self._style.stops, *(PLAIN_STOPS if is_plain else ()), *of_environment)
+        return (*self.style.stops, *(PLAIN_STOPS if is_plain else ()), *of_environment)
 
     def answer_tokens(self, prompt: Prompt, answer: str) -> tuple[int, ...]:
         """Return the tokens of an answer that follows the prompt. Without a chat template, a space separates them."""
@@ -134,7 +134,7 @@ class Prompter:
         """Yield the prompts of more than `most` tokens. A token is at least one byte, so only long questions need to
         be tokenized."""
         around = len(self.prompt(Problem("", "", "")).tokens)  # the tokens around a question
-        longest = (most - around) / self._style.request.count("{question}")
+        longest = (most - around) / self.style.request.count("{question}")
         is_known = not (self.environments and self.environments.may_ask)
         long = (one for one in problems if not is_known or one.messages or len(one.question.encode()) > longest)
         yield from (prompt for prompt in map(self.prompt, long) if len(prompt.tokens) > most)
@@ -183,9 +183,9 @@ class Prompter:
 
     def _must_keep_turns(self, environments: Environments) -> None:
         """Raise ConfigError if later turns change an earlier one: the model would not see what it wrote."""
-        if self._style.raw:
+        if self.style.raw:
             reason = f"it has no place for the replies of {environments.setting} between turns"
-            raise ConfigError(f"prompt.style={self._style.name}", reason, "Write another style")
+            raise ConfigError(f"prompt.style={self.style.name}", reason, "Write another style")
         if not self.tokenizer.chat_template or self._keeps_turns():
             return
         remedies = []
@@ -223,11 +223,11 @@ class Prompter:
         return True
 
     def _request(self, problem: Problem) -> str:
-        return self._style.request.replace("{question}", problem.question)
+        return self.style.request.replace("{question}", problem.question)
 
     def _text(self, problem: Problem) -> tuple[str, bool]:
         """Return the text of a prompt, and whether it already contains the special tokens at its beginning."""
-        if self._style.raw and not problem.messages:
+        if self.style.raw and not problem.messages:
             before = f"{self.settings.system}\n\n" if self.settings.system else ""
             return before + self._request(problem), False
         messages = self.messages(problem)

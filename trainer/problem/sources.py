@@ -315,6 +315,6 @@ def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
         return File(path)
     if is_table or path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         reason = f"there is no such file ({ENDINGS}), and it is no name on the hub, owner/name"
-        remedy = "Write its path as seen from here, task.data_dir=FOLDER for a folder, or save a spreadsheet as CSV"
+        remedy = f"Write {setting}=FILE as seen from here, or task.data_dir=FOLDER; save a spreadsheet as CSV"
         raise DataError(f"{setting}={name}", reason, remedy)
     return HubSet(name, subset, split)
