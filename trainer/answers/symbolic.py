@@ -1,8 +1,4 @@
-r"""Symbolic equality for MATH, through math-verify in a child process that can be killed.
-
-    symbolic = Symbolic(deadline_s=5.0)
-    symbolic.equal("x+1", "1+x")          # True
-    symbolic.equal("9^{9^{9^9}}", "1")    # False after five seconds; symbolic.child.hangs is 1
+"""Symbolic equality for MATH, through math-verify in a child process that can be killed.
 
 math-verify may compute forever on what a model wrote (`99999999!`). Its own time limit is a signal handler, which only
 the main thread may set, and whose exception any `except Exception` may swallow. It therefore runs in a child process
