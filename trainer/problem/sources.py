@@ -163,26 +163,22 @@ def _json(path: Path) -> Iterator[Record]:
         yield from _jsonl(path)
         return
     try:
-        rows = json.loads(text)
+        for index, values in enumerate(json.loads(text)):
+            yield Record(f"{path}[{index}]", values, _flaw(values))
     except (ValueError, RecursionError) as error:
         raise DataError(path, f"not JSON: {error}", "Write a list of objects, or one on each line") from None
-    for index, values in enumerate(rows):
-        yield Record(f"{path}[{index}]", values, _flaw(values))
 
 
 def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
     """Read an object from each line that is not empty. `name` is the name of the file."""
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        values, flaw = {}, ""
-        try:
-            values = json.loads(line.decode("utf-8-sig").rstrip())
-        except UnicodeDecodeError as error:
-            flaw = f"not UTF-8: byte {error.start + 1} of the line is {line[error.start]:#04x}"
-        except (ValueError, RecursionError) as error:
-            flaw = f"not JSON: {error}"
-        yield Record(f"{name}:{number}", values, flaw or _flaw(values))
+        if line.strip():
+            try:
+                values = json.loads(line.decode("utf-8-sig").rstrip())
+                flaw = _flaw(values)
+            except (ValueError, RecursionError) as error:  # also of a line that is not UTF-8
+                values, flaw = {}, f"not JSON: {error}"
+            yield Record(f"{name}:{number}", values, flaw)
 
 
 def _flaw(values: Any) -> str:
@@ -263,19 +259,13 @@ def _parquet(path: Path) -> Iterator[Record]:
     index = 0
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            for place in range(batch.num_rows):
-                values, flaw = {}, ""
-                for name, column in zip(batch.schema.names, batch.columns):
-                    try:
-                        values[name] = column[place].as_py()
-                        if pyarrow.types.is_float32(column.type):
-                            values[name] = _shortest(values[name])
-                    except (ValueError, OverflowError) as error:  # not UTF-8, or a date out of Python's range
-                        flaw = flaw or f"column {name}: {error}"
-                yield Record(f"{path}: row {index}", values, flaw)
+            short = [one.name for one in batch.schema if pyarrow.types.is_float32(one.type)]
+            for values in batch.to_pylist():
+                yield Record(f"{path}: row {index}", values | {name: _shortest(values[name]) for name in short})
                 index += 1
-    except (pyarrow.lib.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(path, f"not Parquet: {str(error).partition(chr(10))[0]}") from None
+    # ValueError, OverflowError: text that is not UTF-8, or a date out of Python's range
+    except (pyarrow.lib.ArrowException, ValueError, OverflowError) as error:
+        raise DataError(path, f"it cannot be read as Parquet ({str(error).partition(chr(10))[0]})") from None
 
 
 READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
@@ -303,7 +293,7 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
         return None
     source = _named("task.path", settings.path, settings.subset, named)
     if isinstance(source, File) and (key, named) != ("split", "train"):
-        remedy = "Leave it out" if key == "split" else "Write task.test_path=FILE"
+        remedy = "Leave it out, or write task.test_path=FILE"
         raise DataError(f"task.{key}={named}", f"{source} is a file and has no splits", remedy)
     return source
 
