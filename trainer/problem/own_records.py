@@ -148,13 +148,12 @@ class OwnTask(RecordsTask):
         self.name = user_code.find("task.name", settings.name).stem
         methods = {split: getattr(own, split, None) for split in ("train", "test")}
         self.sources = {split: Rows(settings.name, method) if method else None for split, method in methods.items()}
-        self.prompt_style = getattr(own, "prompt_style", self.prompt_style)
-        self.answer_style = getattr(own, "answer_style", self.answer_style)
         for name, (_, *known) in STYLES.items():  # the first of them is `auto`
-            style = getattr(self, name)
+            style = getattr(own, name, getattr(self, name))
             if style not in known and not (name == "prompt_style" and os.path.isfile(style)):
                 reason = f"its {name} is {style!r}"
                 raise ConfigError(f"task.name={settings.name}", reason, f"Known: {', '.join(known)}")
+            setattr(self, name, style)
         self.needs_answers = not hasattr(own, "score")
         for method in RESULTS:
             if hasattr(own, method):
