@@ -1,16 +1,8 @@
-"""Turn a problem into the tokens that the model sees.
+"""Turn a problem into the tokens that the model sees, in a style of styles.yaml or with a text of the user's around it.
 
-    chat       the question alone: the model has to know the format already
-    gsm8k      asks for the answer after ####
-    boxed      asks for it in \\boxed{}
-    tags       asks for it between <answer> and </answer>
-    letter     asks for the letter of a choice
-    few_shot   solved examples first
-    r1_zero    asks for <think> and <answer> with the text of DeepSeek-R1-Zero; made for base models
-    a file     your own text around {question}
-
-The model's chat template is applied to every style except `r1_zero`; a model without a template sees `Question: ...
-Answer:`. A conversation from the data set is passed on unchanged.
+`few_shot` puts solved examples before the question. The model's chat template is applied to every style except
+`r1_zero`; a model without a template sees `Question: ... Answer:`. A conversation from the data set is passed on
+unchanged.
 """
 
 import random

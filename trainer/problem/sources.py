@@ -188,18 +188,12 @@ def _flaw(values: Any) -> str:
 def _encoding(path: Path) -> str:
     """Return UTF-16 if the file says so, Windows-1252 if no line is UTF-8 beyond ASCII and some line is invalid UTF-8,
     and UTF-8 otherwise."""
-    is_other = False
     with path.open("rb") as file:
         start = file.read(3)
-        if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            return "utf-16"
-        is_utf8 = start == codecs.BOM_UTF8
-        for line in file:
-            try:
-                is_utf8 |= len(line.decode()) < len(line)
-            except UnicodeDecodeError:
-                is_other = True
-    return "cp1252" if is_other and not is_utf8 else "utf-8-sig"
+        are_utf8 = {line.decode(errors="ignore").encode() == line for line in file if not line.isascii()}
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    return "cp1252" if are_utf8 == {False} and start != codecs.BOM_UTF8 else "utf-8-sig"
 
 
 def _columns(file: TextIO, separator: str) -> tuple[bool, int]:
