@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import group, row
 from trainer import advantage
-from trainer.batch.aggregation import AGGREGATIONS
-from trainer.batch.pack import Packer, idle_row, minibatches, rows_of, to_tensors
+from trainer.batch.pack import AGGREGATIONS, Packer, idle_row, minibatches, rows_of, to_tensors
 from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm
 from trainer.loss.objectives import total

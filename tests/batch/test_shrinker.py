@@ -10,11 +10,11 @@ import torch
 from tests.conftest import refuses, row
 from tests.e2e.updates import limit
 from trainer.batch.pack import Packer, halves, to_tensors
-from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import Request, resolve
 from trainer.errors import TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.machine.out_of_memory import explained, is_out_of_memory, until_it_fits
+from trainer.step.update import Updater
 from trainer.watch.phases import Peak, forget_peak, peak
 
 # DeepSpeed imports parts of torch that warn about themselves
@@ -89,18 +89,19 @@ class Kept:
 def test_what_sampling_keeps_is_given_back_before_a_batch_is_halved():
     packer, said, forgotten = Packer(1000, 0), [], []
     policy = SimpleNamespace(start_over=lambda: forgotten.append(1))
-    shrinker, batches = Shrinker(policy, (Kept().give_back, Kept().give_back), packer, said.append), packer.pack(ROWS)
+    updater = Updater(policy, None, "cpu", packer, None, said.append, (Kept().give_back, Kept().give_back))
+    batches = packer.pack(ROWS)
     cost = packer.cost_of(batches[0].rows)
-    assert shrinker.shrink(batches) == batches
+    assert updater.shrink(batches) == batches
     assert packer.token_budget == 1000
-    batches = shrinker.shrink(batches)
+    batches = updater.shrink(batches)
     assert len(batches) == 2
     assert packer.token_budget == cost // 2
     assert f"Write optim.tokens_per_micro_batch={cost // 2}" in said[1]
     while any(len(batch.weights_B) > 1 for batch in batches):
-        batches = shrinker.shrink(batches)
+        batches = updater.shrink(batches)
     with refuses("optim.tokens_per_micro_batch", TrainingError, names="rollout.max_new_tokens"):
-        shrinker.shrink(batches)
+        updater.shrink(batches)
     assert len(forgotten) == len(said) + 1
 
 

@@ -16,9 +16,7 @@ import torch
 
 import train
 from tests.conftest import row
-from trainer.batch.aggregation import AGGREGATIONS
-from trainer.batch.pack import Packer, minibatches
-from trainer.batch.shrinker import Shrinker
+from trainer.batch.pack import AGGREGATIONS, Packer, minibatches
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.loss.objectives import Coefficient
@@ -102,8 +100,7 @@ def limit(model: torch.nn.Module, tokens: int, breaks: str) -> None:
 
 def updater_of(policy: Any, config: Config, say: Callable[[str], None] = print) -> Updater:
     packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.is_flat)
-    shrinker, coefficient = Shrinker(policy, (), packer, say), Coefficient(config.algorithm.kl)
-    return Updater(policy, config, torch.device("cpu"), packer, shrinker, coefficient)
+    return Updater(policy, config, torch.device("cpu"), packer, Coefficient(config.algorithm.kl), say)
 
 
 def run(config: Config, mine: list[TrainingRow], memory: int | None, breaks: str, as_it_is: bool) -> dict:

@@ -11,8 +11,7 @@ import torch
 
 from tests.conftest import row
 from trainer.advantage import ADVANTAGES
-from trainer.batch.aggregation import AGGREGATIONS
-from trainer.batch.pack import to_tensors
+from trainer.batch.pack import AGGREGATIONS, to_tensors
 from trainer.config.settings import Algorithm, Correction, Kl
 from trainer.loss.objectives import ESTIMATORS, LOSSES, Coefficient, correction, mismatch, objective, total
 from trainer.records import Scores

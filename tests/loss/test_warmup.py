@@ -80,7 +80,7 @@ def test_loss_and_gradient_are_those_of_torchs_cross_entropy(model):
 
 def test_the_loss_of_held_out_solutions_is_that_of_the_tokens_that_the_model_writes(model):
     measured = SimpleNamespace(measure=LogProbs(model, 1.0, flat=False))
-    updater = Updater(measured, SETTINGS, "cpu", Packer(30, 0, flat=False), shrinker=None, kl=None)
+    updater = Updater(measured, SETTINGS, "cpu", Packer(30, 0, flat=False), kl=None, warn=print)
     assert updater.held_out_loss(ROWS) == pytest.approx(of_torch(model).item(), rel=1e-6)
 
 

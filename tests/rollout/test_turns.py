@@ -17,8 +17,7 @@ from tests.conftest import NANO, logprobs_of, refuses
 from tests.e2e.vllm_double import VllmDouble
 from tests.rollout.test_decoder import SOME, Card, adapted, answers_in, family, prompts, sampling
 from trainer.answers.strip_thinking import after_thinking
-from trainer.batch.aggregation import weight_of
-from trainer.batch.pack import rows_of, rows_of_answer, to_tensors
+from trainer.batch.pack import rows_of, rows_of_answer, to_tensors, weight_of
 from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm, PromptSettings, TaskSettings, Turns
 from trainer.errors import DataError, TrainingError

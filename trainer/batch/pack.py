@@ -2,19 +2,46 @@
 
 A row is prompt + completion. The inputs are all tokens except the last, the targets all except the first, so position t
 predicts `targets_BT[:, t]`, and all tensors of a `TrainingBatch` are aligned to the targets.
+
+The loss is the sum over tokens of weight x loss, divided once by a number that belongs to the whole step, and does not
+depend on how the answers are split into micro-batches and over ranks.
+
+    dapo      mean over all tokens                         weight 1                    divisor: tokens
+    grpo      mean over answers of their token means       weight 1 / own length       divisor: answers
+    bnpo      mean over groups of their token means        weight 1 / tokens of group  divisor: groups
+    dr_grpo   sum over tokens, divided by a constant       weight 1                    divisor: maximum number of tokens
+
+Each divisor but the last is the sum of the weights of all tokens. `bnpo` is the mean over a local batch, which must not
+depend on the machine, so here it is the group of one problem, which is never split over ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from trainer.batch.aggregation import AGGREGATIONS, tokens_in, weight_of
 from trainer.config.settings import Algorithm, Config
 from trainer.ranks import distributed
 from trainer.records import Batch, Completion, MiniBatch, ScoredGroup, Segment, TrainingBatch, TrainingRow, Tree
+
+# Each function returns the weights of the answers of a group, given their lengths.
+AGGREGATIONS: dict[str, Callable[[Sequence[int]], list[float]]] = {
+    "dapo": lambda lengths_G: [1.0 for _ in lengths_G],
+    "grpo": lambda lengths_G: [1 / length for length in lengths_G],
+    "bnpo": lambda lengths_G: [1 / sum(lengths_G) for _ in lengths_G],
+    "dr_grpo": lambda lengths_G: [1.0 for _ in lengths_G],
+}
+
+
+def tokens_in(rows: Sequence[TrainingRow]) -> int:
+    return sum(sum(row.mask) for row in rows)
+
+
+def weight_of(rows: Sequence[TrainingRow]) -> int:
+    """Return the sum of the weights of all tokens, which is a number of tokens, answers or groups."""
+    return round(sum(row.weight * sum(row.mask) for row in rows))
 
 
 def rows(
@@ -80,7 +107,7 @@ class Packer:
     If the model works on a line of tokens (`loss/shared_prefix.py`), answers to the same prompt stay together, and the
     prompt counts once. Inside the attention, however, each answer has the keys and values of its whole row, which add
     an eighth of a token's memory for each of its tokens. Otherwise rows of similar length stay together, and padding
-    counts. `token_budget` shrinks when memory runs out (`batch/shrinker.py`).
+    counts. `token_budget` shrinks when memory runs out (`step/update.py`).
     """
 
     token_budget: int

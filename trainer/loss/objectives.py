@@ -2,7 +2,7 @@
 log says about them.
 
 The divisor of their sum is an argument, because it belongs to the whole step, over all micro-batches and ranks
-(`batch/aggregation.py`). With a mean of means, the weight of a token would depend on the other tokens in its
+(`batch/pack.py`). With a mean of means, the weight of a token would depend on the other tokens in its
 micro-batch, which can even flip the sign of the gradient.
 
 The KL measures how far the policy has moved from a reference. It is estimated from the sampled tokens (Schulman 2020),

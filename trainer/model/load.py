@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
@@ -29,13 +30,14 @@ from trainer.errors import ConfigError, ModelError
 from trainer.machine import disk
 from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.machine.user_code import OF_A_TEMPLATE, TEMPLATE_S, deadline, must_be_named
-from trainer.model import contradictions, hub, quantised
+from trainer.model import hub, quantised
 from trainer.model.ends import compact
 from trainer.ranks import distributed
 
 ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: transformers chooses
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NOISE = re.compile("drop|(?<!router_)jitter")  # Phi-MoE's router_jitter_noise is a threshold, in eval mode as well
+OF_LAYERS = re.compile(r"\D*\.(?=\d+\.)")  # the name of a stack of layers before a number, such as model.layers.
 META = torch.device("meta")
 OF_ROTATIONS = {torch.arange, Tensor.div, Tensor.__rdiv__, Tensor.__rpow__, torch.empty_like}  # compute rotary tables
 CAUSAL = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
@@ -168,7 +170,8 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
         options |= {"config": text, "key_mapping": TEXT_PART}
     wants_facts = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     model, facts = _load(AutoModelForCausalLM, settings, **wants_facts, **options)
-    contradictions.check(settings.name, model, facts)
+    if reason := _contradiction(model, facts):
+        raise ModelError(f"model.name={settings.name}", reason, "Download the model again, or correct its config.json")
     if text:
         model.taken_from = config.architectures[0]
     if text or hub.quantisation_of(config):
@@ -189,6 +192,26 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
     if settings.quantize == "bf16":
         quantised.round_to_bf16(model)
     return model.to(device)
+
+
+def _contradiction(model: Any, facts: Mapping[str, Any]) -> str:
+    """Return how a model differs from its files, by the loading info of transformers; "" if it does not. transformers
+    initialises missing weights at random, and ignores unexpected ones."""
+    layers = {match[0] for name, _ in model.named_parameters() if (match := OF_LAYERS.match(name))}
+    strange = [name for name in facts["unexpected_keys"] if (match := OF_LAYERS.match(name)) and match[0] in layers]
+    if unlike := sorted(facts["mismatched_keys"]):
+        name, *shapes = unlike[0]
+        filed, configured = (" x ".join(map(str, shape)) for shape in shapes)
+        return f"{name} has the shape {filed} in its files, and {configured} by its config.json"
+    if missing := facts["missing_keys"]:
+        return f"its files lack {min(missing)}, which its config.json implies; {len(missing)} are missing"
+    if strange:
+        return f"its files have {min(strange)}, which is no weight of the model that its config.json describes"
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_tied = model._tied_weights_keys and model.config.get_text_config().tie_word_embeddings
+    if is_tied and getattr(head, "weight", None) is not embedding.weight:
+        return "tie_word_embeddings is true in its config.json, and its output layer is not the embedding"
+    return ""
 
 
 def text_part(config: Any) -> Any:

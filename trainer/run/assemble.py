@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from trainer.batch.pack import Packer
-from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, ModelError
@@ -96,7 +95,7 @@ def build(request: Request, data: Data | None = None) -> Run:
     if config.lora.enabled and experts_of(policy.model):
         log.screen.say("octet: the experts of this model are not trained: adapters are on its linear layers")
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
-    shrinker = Shrinker(policy, (sampler.give_back, evaluating.give_back), packer, log.screen.warn)
+    give_back = sampler.give_back, evaluating.give_back
     progress = log.screen.progress
     left_out = len(prompts.held_out) - len(held_out)
     run = (log.first_step, log.total_steps, origin.run, measure_of(config))
@@ -109,7 +108,7 @@ def build(request: Request, data: Data | None = None) -> Run:
     longest = prompts.longest if config.is_warmup else sampler.longest(prompts.longest)
     return Run(
         Rollouts(config, prompts.curriculum, prompts.prompter, sampler, scorer, longest),
-        Updater(policy, config, distributed.device(), packer, shrinker, kl, teacher),
+        Updater(policy, config, distributed.device(), packer, kl, log.screen.warn, give_back, teacher),
         Evaluator(policy, evaluating, scorer, held_out, new_tokens, history, progress, left_out, draws=draws),
         log,
     )

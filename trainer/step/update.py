@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from trainer.batch.aggregation import tokens_in
-from trainer.batch.pack import Packer, rows_of_answer
-from trainer.batch.shrinker import Shrinker
+from trainer.batch.pack import Packer, halves, rows_of_answer, tokens_in
 from trainer.config.settings import Algorithm, Config, GradReg
+from trainer.errors import TrainingError
 from trainer.loss import before_update
 from trainer.loss.before_update import TeacherLogprobs
 from trainer.loss.objectives import Coefficient, objective, tally_batch, total
@@ -35,14 +34,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Updater:
-    """Trains the policy on the rows of a step, in smaller micro-batches if memory runs out."""
+    """Trains the policy on the rows of a step, in smaller micro-batches if memory runs out. The result is the same
+    up to rounding, because the loss is a sum over micro-batches."""
 
     policy: Policy
     config: Config
     device: Any
     packer: Packer
-    shrinker: Shrinker
     kl: Coefficient
+    warn: Callable[[str], None]
+    give_back: Sequence[Callable[[], bool]] = ()  # `Sampler.give_back` of each sampler
     teacher: TeacherLogprobs | None = None
 
     def penalise(self, groups: Sequence[ScoredGroup], tally: Tally) -> list[ScoredGroup]:
@@ -85,9 +86,33 @@ class Updater:
 
         def make_room() -> None:
             nonlocal batches
-            batches = self.shrinker.shrink(batches)
+            batches = self.shrink(batches)
 
         return until_it_fits(lambda: work(batches), make_room)
+
+    def shrink(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """Return the batches for the next attempt: the same ones if samplers free memory that they keep between
+        rollouts, or smaller ones, which are packed from now on as well. Raise TrainingError if none can be split."""
+        self.policy.start_over()  # an interrupted backward pass has added only a part of its gradient
+        given_back = [give_back() for give_back in self.give_back]
+        if any(given_back):
+            self.warn("out of memory in training: sampling now frees its memory after each step")
+            return batches
+        costs = [self.packer.cost_of(batch.rows) for batch in batches]
+        smaller = max(costs) // 2
+        splits = [len(batch.rows) > 1 and cost > smaller for batch, cost in zip(batches, costs, strict=True)]
+        if not any(splits):
+            reason = f"not even one answer fits into memory in a training pass (it counts as {max(costs)} tokens)"
+            remedy = "Write a smaller rollout.max_new_tokens or prompt.max_tokens, model.gradient_checkpointing=true, "
+            remedy += "or the name of a smaller model"
+            raise TrainingError(f"optim.tokens_per_micro_batch={self.packer.token_budget}", reason, remedy)
+        self.warn(
+            f"optim.tokens_per_micro_batch={self.packer.token_budget}: out of memory with {max(costs)} tokens; "
+            f"repeating with half as many. Write optim.tokens_per_micro_batch={smaller} to start with that."
+        )
+        self.packer.token_budget = smaller
+        pairs = zip(batches, splits, strict=True)
+        return [part for batch, is_split in pairs for part in (halves(batch) if is_split else [batch])]
 
     def prepare(self, minibatches: Sequence[MiniBatch[TrainingBatch]]) -> list[MiniBatch[PreparedBatch]]:
         """Return the mini-batches on the device, with the inputs of the objective (`loss/before_update.py`)."""
