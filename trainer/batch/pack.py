@@ -115,16 +115,16 @@ class Packer:
     flat: bool = True
 
     def pack(self, rows: Sequence[TrainingRow]) -> list[TrainingBatch]:
-        return [to_tensors([rows[index] for index in indices], self.pad_token) for indices in self.arrange(rows)]
+        return [to_tensors(part, self.pad_token) for part in self.arrange(rows)]
 
-    def arrange(self, rows: Sequence[TrainingRow]) -> list[list[int]]:
-        """Return the indices of the rows of each micro-batch."""
-        batches: list[list[int]] = []
-        for index in self._order(rows):
-            if batches and self.cost_of([rows[one] for one in (*batches[-1], index)]) <= self.token_budget:
-                batches[-1].append(index)
+    def arrange(self, rows: Sequence[TrainingRow]) -> list[list[TrainingRow]]:
+        """Return the rows of each micro-batch."""
+        batches: list[list[TrainingRow]] = []
+        for row in self._ordered(rows):
+            if batches and self.cost_of([*batches[-1], row]) <= self.token_budget:
+                batches[-1].append(row)
             else:
-                batches.append([index])
+                batches.append([row])
         return batches
 
     def cost_of(self, rows: Sequence[TrainingRow]) -> int:
@@ -136,12 +136,14 @@ class Packer:
         new = (len(row.completion) if is_shared else row.length for row, is_shared in zip(rows, shared, strict=True))
         return sum(new) + sum(row.length // 8 for row in rows)
 
-    def _order(self, rows: Sequence[TrainingRow]) -> list[int]:
+    def _ordered(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+        by_length = sorted(rows, key=lambda row: row.length, reverse=True)
+        if not self.flat:
+            return by_length
         longest: dict[tuple[int, ...], int] = {}
-        for row in rows:
-            longest[tuple(row.prompt)] = max(row.length, longest.get(tuple(row.prompt), 0))
-        groups = [(longest[tuple(row.prompt)], tuple(row.prompt)) if self.flat else () for row in rows]
-        return sorted(range(len(rows)), key=lambda index: (groups[index], rows[index].length), reverse=True)
+        for row in by_length:
+            longest.setdefault(tuple(row.prompt), row.length)
+        return sorted(by_length, key=lambda row: (longest[tuple(row.prompt)], tuple(row.prompt)), reverse=True)
 
 
 def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:

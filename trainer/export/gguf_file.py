@@ -23,8 +23,7 @@ from trainer.model.merge import Weights
 Kind = gguf.GGMLQuantizationType
 ROWS = 4096  # rows of a weight that are quantised at once
 # The formats that this module writes. llama.cpp writes others from a file in f32.
-_NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-WRITTEN = {name: gguf.GGMLQuantizationType[name.upper()] for name in _NAMES}
+WRITTEN = {name: Kind[name.upper()] for name in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")}
 NO_BIASES = ("qwen3", "qwen35", "smollm3", "olmo2", "gemma", "gemma3", "gemma4")  # families without biases in llama.cpp
 GELU = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
 AT_ENDS = Kind.Q8_0  # for embedding and output layer in block formats, because they are the most sensitive
@@ -67,8 +66,6 @@ def _reasons(config: Any, kind: str) -> Iterator[str]:
     if family.arch == "gemma3" and config.query_pre_attn_scalar != config.head_dim:
         yield f"query_pre_attn_scalar is {config.query_pre_attn_scalar}, not head_dim"
     yield from _reasons_of_layers(config, family)
-    if family.arch == "qwen35":
-        yield from _reasons_of_delta_rule(config)
 
 
 def _reasons_of_layers(config: Any, family: Family) -> Iterator[str]:
@@ -85,6 +82,8 @@ def _reasons_of_layers(config: Any, family: Family) -> Iterator[str]:
         yield "its feed-forward layers are mixtures of experts, which Octet does not write"
     if family.arch == "gemma4" and "sliding_attention" not in config.layer_types:
         yield "none of its layers has a sliding window, without which llama.cpp does not start"
+    if family.arch == "qwen35" and config.linear_key_head_dim != config.linear_value_head_dim:
+        yield "linear_key_head_dim and linear_value_head_dim differ, and llama.cpp has one size for both"
 
 
 def _rope(config: Any) -> Mapping[str, Any]:
@@ -97,7 +96,6 @@ def write(
     weights: Weights,
     tokenizer: Any,
     fmt: str,
-    end_of_turn: int | None,
     about: Mapping[str, str | None] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Write a model to a file, with metadata (name, base, licence). Return llama.cpp's names of the weights, each with
@@ -118,7 +116,7 @@ def write(
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if fmt == "f32" else f"MOSTLY_{fmt.upper()}"])
     _write_shape(writer, weights, family)
-    vocabulary.write(writer, tokenizer, weights.shapes[weights.embedding][0], end_of_turn)
+    vocabulary.write(writer, tokenizer, weights.shapes[weights.embedding][0])
     whole = {name: weights.shapes[original] for name, original in names.items()}
     shapes = {name: shape[::2] if len(shape) == 3 else shape for name, shape in whole.items()}  # convolutions
     kinds = {name: _kind(name, shape, fmt) for name, shape in shapes.items()}
@@ -294,13 +292,6 @@ def _rope_factors(config: Any, head: int) -> dict[str, np.ndarray[Any, Any]]:
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     share = np.clip((rope["original_max_position_embeddings"] / waves - low) / (high - low), 0, 1)
     return {"rope_freqs.weight": (1 / ((1 - share) / rope["factor"] + share)).astype(np.float32)}
-
-
-def _reasons_of_delta_rule(config: Any) -> Iterator[str]:
-    """Yield the reasons why llama.cpp would compute something else."""
-    if config.linear_key_head_dim != config.linear_value_head_dim:
-        sizes = f"{config.linear_key_head_dim} and {config.linear_value_head_dim}"
-        yield f"linear_key_head_dim and linear_value_head_dim are {sizes}, and llama.cpp has one size for both"
 
 
 def _write_delta_rule(writer: gguf.GGUFWriter, config: Any) -> None:

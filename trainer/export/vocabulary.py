@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 
 from trainer.errors import ModelError
+from trainer.model.load import end_of_turn
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -95,7 +96,7 @@ def _splits(rule: Mapping[str, Any] | None) -> Iterator[str]:
         yield json.dumps(rule)
 
 
-def write(writer: gguf.GGUFWriter, tokenizer: Any, size: int, end_of_turn: int | None) -> None:
+def write(writer: gguf.GGUFWriter, tokenizer: Any, size: int) -> None:
     """Write the tokens, merges and special tokens. The model has embeddings for `size` tokens."""
     if not getattr(tokenizer, "is_fast", False):
         raise _unknown("it has no tokenizer.json")
@@ -120,8 +121,8 @@ def write(writer: gguf.GGUFWriter, tokenizer: Any, size: int, end_of_turn: int |
     for kind in ("bos", "eos", "unk", "pad"):
         if (token := getattr(tokenizer, f"{kind}_token_id")) is not None:
             getattr(writer, f"add_{kind}_token_id")(token)
-    if end_of_turn is not None:
-        writer.add_eot_token_id(end_of_turn)
+    if (end := end_of_turn(tokenizer)) is not None:
+        writer.add_eot_token_id(end)
     plain, wrapped = (tokenizer("1", add_special_tokens=special)["input_ids"] for special in (False, True))
     writer.add_add_bos_token(wrapped[0] == tokenizer.bos_token_id != plain[0])
     writer.add_add_eos_token(False)  # tokenizers saved by a trainer may add one, after which no prompt can be answered

@@ -182,12 +182,10 @@ def _refuse_strange(model: Any, head: Head) -> None:
         expected_NV = model(tokens_1T, use_cache=False).logits[0].float()
     backbone.train(was_training)
     if differs:
-        reason = f"{model.config.model_type} computes something else while it is trained than while it is sampled "
-        reason += "from: it has a dropout or other noise that cannot be switched off"
+        reason = f"{model.config.model_type} computes something else in training than in sampling, by noise that stays"
         raise ModelError(named, reason, "Choose another model family")
     logits_NV = head.logits_NV(hidden_1TH[0])
     limit = 0.02 * expected_NV.abs().max().clamp(min=1.0)  # bf16 rounds to 0.4 %
     if logits_NV.shape != expected_NV.shape or (logits_NV - expected_NV).abs().max() > limit:
-        reason = f"{model.config.model_type} does more to its logits than Octet knows of, so their probabilities would "
-        known = "Known are a factor (logit_scale, logits_scaling) and a soft cap (final_logit_softcapping)"
-        raise ModelError(named, f"{reason}be wrong", f"{known}. Choose another model family")
+        reason = f"{model.config.model_type} does more to its logits than logit_scale, logits_scaling and a soft cap"
+        raise ModelError(named, reason, "Choose another model family")

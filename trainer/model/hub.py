@@ -26,7 +26,6 @@ from trainer.errors import CheckpointError, ModelError
 from trainer.machine import manifest, threads
 
 CONNECT_S = 3.0
-LONGEST_FILE = 255  # bytes of a file name
 DEADLINE_S = 10.0  # for the whole reply, including the DNS look-up, which no timeout of a socket covers
 SAMPLES, SAMPLE_BYTES = 64, 4096  # the samples of each file of weights that make its fingerprint
 UNPACKED = "mxfp4"  # a quantisation of experts to 4 bits, which transformers can convert to 16 bits
@@ -163,10 +162,10 @@ def _shards(index: Path) -> set[str]:
     """Return the files that an index of weights names. Raise ModelError if it is damaged or names other folders."""
     try:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
+        strange = [name for name in shards if Path(name).name != name]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(index, f"it cannot be read ({type(error).__name__})", "Download the model again") from None
-    texts = {name for name in shards if isinstance(name, str) and len(name.encode(errors="replace")) <= LONGEST_FILE}
-    if strange := [name for name in shards if name not in texts or Path(name).name != name]:
+    if strange:
         reason = f"it names {repr(strange[0])[:200]}, which is no file of this folder"
         raise ModelError(index, reason, "Do not use this model")
     return shards

@@ -84,10 +84,10 @@ def _write(
     remedy, progress = "Make room, or name another --out.", evaluate_models.progress
     with disk.writing(file.parent, "the GGUF file", remedy), weights.counted(progress, "writing"):
         if fmt in gguf_file.WRITTEN:
-            return gguf_file.write(file, weights, tokenizer, fmt, end_of_turn(tokenizer), about)
+            return gguf_file.write(file, weights, tokenizer, fmt, about)
         with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
             exact = Path(scratch) / "f32.gguf"
-            names = gguf_file.write(exact, weights, tokenizer, "f32", end_of_turn(tokenizer), about)
+            names = gguf_file.write(exact, weights, tokenizer, "f32", about)
             llama_cpp.quantise(exact, file, fmt)
         return names
 

@@ -56,7 +56,7 @@ def rehearse(rollouts: Rollouts, updater: Updater) -> dict[str, Peak]:
         rows = [_row((*prompt[index:], *prompt[:index]), length, index) for index in range(count)]
     else:
         rows = [_row(prompt, length, index) for index in range(problems * rollout.group_size)]
-    largest = [rows[index] for index in updater.packer.arrange(rows)[0]]
+    largest = updater.packer.arrange(rows)[0]
     tokens = float(sum(len(row.completion) for row in largest))
     with phases("score"):
         (minibatch,) = updater.prepare([MiniBatch(updater.packer.pack(largest), tokens, tokens)])

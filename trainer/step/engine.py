@@ -269,13 +269,11 @@ class DeepSpeedPolicy:
         files = (folder / "engine").glob("*zero_pp_rank_*_optim_states.pt")
         parts = sorted(files, key=lambda path: int(path.name.partition("zero_pp_rank_")[2].partition("_")[0]))
         # DeepSpeed finds only files of this number of ranks, and names those of bf16 differently
-        is_alike = len(parts) == distributed.world_size() and all(
-            path.name.startswith("bf16_") == (self.dtype == "bf16") for path in parts
-        )
+        ranks, written_in_bf16 = distributed.world_size(), parts[0].name.startswith("bf16_")
+        is_alike = len(parts) == ranks and written_in_bf16 == (self.dtype == "bf16")
         if not is_alike and self.splits_weights:
-            written = f"{len(parts)} ranks in {'bf16' if parts[0].name.startswith('bf16_') else 'another precision'}"
-            reason = f"it was written by {written}, this run has {distributed.world_size()} in {self.dtype}, and split "
-            reason += "weights (ZeRO-3) cannot be redistributed"
+            written = f"{len(parts)} ranks in {'bf16' if written_in_bf16 else 'another precision'}"
+            reason = f"split weights (ZeRO-3) of {written} cannot be redistributed to {ranks} in {self.dtype}"
             raise CheckpointError(folder, reason, "Start as the run began")
         scaler = self.engine.optimizer.loss_scaler
         options = {"load_module_strict": False, "load_optimizer_states": is_alike}

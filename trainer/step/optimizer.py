@@ -21,15 +21,14 @@ def make_optimizer(model: Any, config: Config) -> Any:
 
 
 def parameter_groups(model: Any, config: Config) -> list[dict[str, Any]]:
-    """Return one group, or two with LoRA+. None may be empty, because torch's schedulers and the engine would fail."""
-    lr, ratio = config.algorithm.lr, config.lora.plus_ratio if config.lora.enabled else 1.0
-    named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
-    if ratio == 1.0:
-        return [{"params": [value for _, value in named], "lr": lr}]
-    is_b = re.compile("lora_(embedding_)?B").search
-    faster = [value for name, value in named if is_b(name)]
-    others = [value for name, value in named if not is_b(name)]
-    return [{"params": others, "lr": lr}, {"params": faster, "lr": lr * ratio}]
+    """Return one group, or two with LoRA+: the factors A, then the factors B."""
+    ratio = config.lora.plus_ratio if config.lora.enabled else 1.0
+    groups: dict[float, list[Any]] = {}
+    for name, value in model.named_parameters():
+        if value.requires_grad:
+            share = ratio if re.search("lora_(embedding_)?B", name) else 1.0
+            groups.setdefault(config.algorithm.lr * share, []).append(value)
+    return [{"params": values, "lr": lr} for lr, values in groups.items()]
 
 
 def schedule(settings: Optim, step: int, total_steps: int) -> float:

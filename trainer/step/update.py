@@ -116,15 +116,15 @@ class Updater:
 
     def prepare(self, minibatches: Sequence[MiniBatch[TrainingBatch]]) -> list[MiniBatch[PreparedBatch]]:
         """Return the mini-batches on the device, with the inputs of the objective (`loss/before_update.py`)."""
-        return [self._prepare(minibatch, is_first=index == 0) for index, minibatch in enumerate(minibatches)]
 
-    def _prepare(self, minibatch: MiniBatch[TrainingBatch], is_first: bool) -> MiniBatch[PreparedBatch]:
-        def measure(batches: Sequence[TrainingBatch]) -> list[PreparedBatch]:
+        def measure(is_first: bool, batches: Sequence[TrainingBatch]) -> list[PreparedBatch]:
             on_device = [batch.to(self.device) for batch in batches]
             return before_update.prepared(self.policy, on_device, self.config, is_first, self.teacher)
 
-        prepared = self.until_it_fits(measure, minibatch.batches)
-        return MiniBatch(prepared, minibatch.divisor, minibatch.tokens)
+        return [
+            MiniBatch(self.until_it_fits(partial(measure, index == 0), one.batches), one.divisor, one.tokens)
+            for index, one in enumerate(minibatches)
+        ]
 
     def update(self, prepared: Sequence[MiniBatch[PreparedBatch]], step: int, tally: Tally) -> list[Update]:
         """Update the policy once per mini-batch, in `algorithm.epochs` passes over all mini-batches."""
