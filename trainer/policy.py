@@ -14,9 +14,8 @@ class Policy(Protocol):
     is_displaced: bool
     """True while the weights are displaced for a second gradient, whose scores are not logged."""
 
-    @property
-    def bad_updates_allowed(self) -> int:
-        """The number of updates in a row that may be skipped because the gradient is not finite."""
+    bad_updates_allowed: int
+    """The number of updates in a row that may be skipped because the gradient is not finite."""
 
     # one update
 

@@ -295,7 +295,6 @@ def _rope_factors(config: Any, head: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _write_delta_rule(writer: gguf.GGUFWriter, config: Any) -> None:
-    """Write the sizes of the rule, and the layers that use it."""
     writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
     writer.add_ssm_state_size(config.linear_key_head_dim)
     writer.add_ssm_group_count(config.linear_num_key_heads)

@@ -12,7 +12,6 @@ from trainer.problem.prompts import Messages, Prompter
 from trainer.records import Problem
 
 QUESTION, ANSWER = "octet-question", "octet-answer"
-LONGEST_SHOWN = 200  # characters of a text in an error
 CONTEXT = 4096  # tokens of a conversation, if the model supports as many
 TEMPERATURE = 0.7  # the maximum; runs may use a higher temperature to explore
 
@@ -91,10 +90,7 @@ def _go(text: str) -> str:
 def _quoted(text: str) -> str:
     """Return the text in a Modelfile's quotes, which know no escapes: three quotes at the end of a line end it."""
     if re.search(r'"""\s*[\r\n]', text):
-        reason = (
-            f"a Modelfile cannot hold {visible(text)[:LONGEST_SHOWN]!r}, because a line in it ends with three "
-            'quotation marks (""") and is not the last'
-        )
+        reason = f'a Modelfile cannot hold {visible(text)[:200]!r}, in which a line before the last ends with """'
         raise ModelError("--to ollama", reason, "Write another prompt.system or rollout.stop, or export --to gguf")
     return f'"""{text}"""' if "\n" in text or '"' in text else f'"{text}"'
 
@@ -115,8 +111,7 @@ def _form(prompter: Prompter, messages: Messages) -> tuple[Form, str]:
         first = [{"role": "system", "content": system}] if system else []
         if all(form.text([*first, *others]) == text for others, text in examples):
             return form, system
-    reason = f"the chat template of this model is not one of {', '.join(FORMS)}, and a template for Ollama would "
-    reason += "have to be guessed"
+    reason = f"the chat template of this model is not one of {', '.join(FORMS)}, so Ollama's template is unknown"
     raise ModelError("--to ollama", reason, "Export --to gguf, and write a Modelfile by hand")
 
 

@@ -25,7 +25,7 @@ from trainer.config.settings import Config, Teacher
 from trainer.loss.objectives import ESTIMATORS
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.records import PreparedBatch, ScoredGroup, TrainingBatch
+from trainer.records import PreparedBatch, TrainingBatch
 
 TeacherLogprobs = Callable[[Sequence[TrainingBatch]], Sequence[Tensor]]  # returns the log-probs_BT of each batch
 
@@ -101,10 +101,3 @@ def divergences(policy: Policy, batch: TrainingBatch, estimator: str) -> list[fl
     with policy.as_reference():
         difference_BT = ours_BT - policy.measure(batch).logprobs_BT
     return ESTIMATORS[estimator](difference_BT).sum(dim=1).tolist()
-
-
-def without_kl(group: ScoredGroup, penalties_G: Sequence[float]) -> ScoredGroup:
-    """Return the group with a penalty subtracted from each reward."""
-    pairs = zip(group.scores, penalties_G, strict=True)
-    lower = (one if one.reward is None else replace(one, reward=one.reward - penalty) for one, penalty in pairs)
-    return replace(group, scores=tuple(lower))

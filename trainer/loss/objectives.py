@@ -1,9 +1,8 @@
 """loss: the objectives, as pure functions of log-probs and advantages that return a loss for each token, and what the
 log says about them.
 
-The divisor of their sum is an argument, because it belongs to the whole step, over all micro-batches and ranks
-(`batch/pack.py`). With a mean of means, the weight of a token would depend on the other tokens in its
-micro-batch, which can even flip the sign of the gradient.
+The divisor of their sum belongs to the whole step (`batch/pack.py`). With a mean of means, the weight of a token would
+depend on the other tokens in its micro-batch, which can even flip the sign of the gradient.
 
 The KL measures how far the policy has moved from a reference. It is estimated from the sampled tokens (Schulman 2020),
 and added to the loss here or subtracted from the rewards in `step/update.py`. With d = log pi - log pi_ref of a token:

@@ -319,11 +319,9 @@ def _without_warnings() -> Iterator[None]:
 
 def save_adapter(model: Any, folder: Path, values: Mapping[str, Tensor] | None = None) -> None:
     """Write the adapter in PEFT's format, with other values if `values` is given."""
-    with warnings.catch_warnings():
-        # PEFT asks the hub whether the vocabulary has changed, and warns if the hub does not reply
-        warnings.simplefilter("ignore", UserWarning)
-        model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values, selected_adapters=[ADAPTER])
-        disk.follow_umask(*folder.glob("*.safetensors"))
+    # without embeddings, so PEFT does not ask the hub whether the vocabulary has changed
+    model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values, selected_adapters=[ADAPTER])
+    disk.follow_umask(*folder.glob("*.safetensors"))
     config = model.peft_config[ADAPTER]
     multimodal = getattr(model, "taken_from", None)
     usage = USAGE_OF_TEXT.format(kind=multimodal) if multimodal else USAGE

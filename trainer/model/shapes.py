@@ -232,8 +232,8 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     shape = _described(family, settings)
     try:
         return _with_kinds(name, shape, settings) if family.is_mixed else shape
-    except (TypeError, AttributeError):
-        reason = "its config.json does not describe its layers"
+    except (TypeError, AttributeError) as error:
+        reason = f"its config.json does not describe its layers ({error})"
         raise ModelError(f"model.name={name}", reason, "Download the model again") from None
 
 
@@ -271,76 +271,73 @@ SLIDING, FULL, CONV, DELTA = "sliding_attention", "full_attention", "conv", "lin
 CHUNK = 64  # tokens in a chunk of transformers' delta rule
 
 
+def _number(settings: Mapping[str, Any], key: str, usual: int = 0) -> int:
+    value = usual if settings.get(key) is None else settings[key]
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{key} is {value!r}, and it is a number")
+    return value
+
+
 def _with_kinds(name: str, shape: Shape, settings: Mapping[str, Any]) -> Shape:
     """Return the shape with the kinds of blocks that its config.json describes."""
-
-    def number(key: str, usual: int = 0) -> int:
-        value = usual if settings.get(key) is None else settings[key]
-        if type(value) is not int or value < 0:
-            raise ModelError(f"model.name={name}", f"{key} is {value!r} in its config.json, and it is a number")
-        return value
-
     family = shape.family
     if settings.get("enable_moe_block"):
         raise UnknownFamily(f"model.name={name}: memory is not planned for the mixture of experts of Gemma 4.")
     if family.kind == "Lfm2":
-        shape = replace(shape, intermediate=_lfm2_width(shape.intermediate, settings, number))
+        shape = replace(shape, intermediate=_lfm2_width(shape.intermediate, settings))
     kinds = settings.get("layer_types")
     if family.kind == "GraniteMoeHybrid":
-        shape = replace(shape, intermediate=number("shared_intermediate_size", 1024))
-        if number("num_local_experts", 8) or {*(kinds or [DELTA])} - {FULL, "attention"}:
+        shape = replace(shape, intermediate=_number(settings, "shared_intermediate_size", 1024))
+        if _number(settings, "num_local_experts", 8) or {*(kinds or [DELTA])} - {FULL, "attention"}:
             raise UnknownFamily(f"model.name={name}: memory is not planned for experts and Mamba layers of Granite 4.")
     if not isinstance(kinds, list) or len(kinds) != shape.layers:
-        kinds = _usual_kinds(shape, settings, number)
+        kinds = _usual_kinds(shape, settings)
     if family.kind == "Gemma4":
         kinds = [*kinds[:-1], FULL]  # the class ignores the last entry
-    counts = Counter(_block(shape, kind, index, settings, number) for index, kind in enumerate(kinds))
-    width = shape.layers * number("hidden_size_per_layer_input", 256) if family.kind == "Gemma4" else 0
+    counts = Counter(_block(shape, kind, index, settings) for index, kind in enumerate(kinds))
+    width = shape.layers * _number(settings, "hidden_size_per_layer_input", 256) if family.kind == "Gemma4" else 0
     blocks = [replace(block, count=count) for block, count in counts.items()]
     if width:  # Gemma 4 has an embedding for each layer, and a projection of the first embedding to the same width
         projection = Linear("per_layer_model_projection", shape.hidden, width, False)
         blocks.append(Block(1, ((projection,),), 0, others=width // shape.layers, carried=2 * width))
-    return replace(shape, kinds=tuple(blocks), beside=number("vocab_size_per_layer_input", 262144) * width)
+    return replace(shape, kinds=tuple(blocks), beside=_number(settings, "vocab_size_per_layer_input", 262144) * width)
 
 
-Number = Callable[..., int]
-
-
-def _lfm2_width(width: int, settings: Mapping[str, Any], number: Number) -> int:
-    width = number("block_ff_dim", width)
+def _lfm2_width(width: int, settings: Mapping[str, Any]) -> int:
+    width = _number(settings, "block_ff_dim", width)
     if not settings.get("block_auto_adjust_ff_dim", True):
         return width
-    factor, multiple = settings.get("block_ffn_dim_multiplier", 1.0), max(1, number("block_multiple_of", 256))
-    width = 2 * width // 3
+    factor = settings.get("block_ffn_dim_multiplier", 1.0)
+    width, multiple = 2 * width // 3, max(1, _number(settings, "block_multiple_of", 256))
     return width if factor is None else multiple * -(-int(factor * width) // multiple)
 
 
-def _usual_kinds(shape: Shape, settings: Mapping[str, Any], number: Number) -> list[str]:
+def _usual_kinds(shape: Shape, settings: Mapping[str, Any]) -> list[str]:
     """Return the kinds of layers for a config.json without a valid list of them."""
     indices = range(shape.layers)
     if shape.family.kind == "Lfm2":
         attends = settings.get("full_attn_idxs") or indices
         return [FULL if index in attends else CONV for index in indices]
-    patterns = {"Qwen3_5": (DELTA, number("full_attention_interval", 4)), "Gemma4": (SLIDING, 6)}
+    patterns = {"Qwen3_5": (DELTA, _number(settings, "full_attention_interval", 4)), "Gemma4": (SLIDING, 6)}
     other, every = patterns.get(shape.family.kind, (FULL, 1))
     return [other if (index + 1) % max(1, every) else FULL for index in indices]
 
 
-def _block(shape: Shape, kind: str, index: int, settings: Mapping[str, Any], number: Number) -> Block:
+def _block(shape: Shape, kind: str, index: int, settings: Mapping[str, Any]) -> Block:
     if shape.family.kind == "Gemma4":
-        return _of_gemma4(shape, kind, index, settings, number)
+        return _of_gemma4(shape, kind, index, settings)
     if kind == CONV:
-        return _convolution(shape, bool(settings.get("conv_bias")), number)
+        return _convolution(shape, settings)
     if kind == DELTA:
-        return _gated_delta(shape, number)
-    dense, every = settings.get("mlp_only_layers") or (), max(1, number("decoder_sparse_step", 1))
+        return _gated_delta(shape, settings)
+    dense, every = settings.get("mlp_only_layers") or (), max(1, _number(settings, "decoder_sparse_step", 1))
     if shape.family.mixture and index not in dense and (index + 1) % every == 0:
-        return _mixture(shape, number)
+        return _mixture(shape, settings)
     return shape.block()
 
 
-def _convolution(shape: Shape, bias: bool, number: Number) -> Block:
-    hidden, kernel = shape.hidden, number("conv_L_cache", 3)
+def _convolution(shape: Shape, settings: Mapping[str, Any]) -> Block:
+    hidden, kernel, bias = shape.hidden, _number(settings, "conv_L_cache", 3), bool(settings.get("conv_bias"))
     inner, out = Linear("in_proj", hidden, 3 * hidden, bias), Linear("out_proj", hidden, hidden, bias)
     mixer, others = ((inner,), (out,)), hidden * (kernel + bias + shape.family.block_norms)
     return shape.block(
@@ -353,12 +350,12 @@ def _convolution(shape: Shape, bias: bool, number: Number) -> Block:
     )
 
 
-def _gated_delta(shape: Shape, number: Number) -> Block:
+def _gated_delta(shape: Shape, settings: Mapping[str, Any]) -> Block:
     """Return a block with the gated delta rule. What it saves for the backward pass was fitted to eight sizes."""
-    hidden, heads = shape.hidden, number("linear_num_value_heads", 32)
-    key_size, value_size = number("linear_key_head_dim", 128), number("linear_value_head_dim", 128)
-    keys, values = number("linear_num_key_heads", 16) * key_size, heads * value_size
-    channels, kernel = 2 * keys + values, number("linear_conv_kernel_dim", 4)
+    hidden, heads = shape.hidden, _number(settings, "linear_num_value_heads", 32)
+    key_size, value_size = (_number(settings, f"linear_{kind}_head_dim", 128) for kind in ("key", "value"))
+    keys, values = _number(settings, "linear_num_key_heads", 16) * key_size, heads * value_size
+    channels, kernel = 2 * keys + values, _number(settings, "linear_conv_kernel_dim", 4)
     outputs = {"in_proj_qkv": channels, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
     inner = tuple(Linear(name, hidden, size, False) for name, size in outputs.items())
     out = Linear("out_proj", values, hidden, False)
@@ -374,15 +371,15 @@ def _gated_delta(shape: Shape, number: Number) -> Block:
     )
 
 
-def _of_gemma4(shape: Shape, kind: str, index: int, settings: Mapping[str, Any], number: Number) -> Block:
+def _of_gemma4(shape: Shape, kind: str, index: int, settings: Mapping[str, Any]) -> Block:
     """Return a block of Gemma 4: global attention has its own head size, and the last layers reuse earlier keys."""
     sizes: Mapping[str, Any] = {}
-    has_keys = index < shape.layers - number("num_kv_shared_layers")
+    has_keys = index < shape.layers - _number(settings, "num_kv_shared_layers")
     if isinstance(by_layer := settings.get("per_layer_config"), Mapping):
         sizes = by_layer.get(str(index)) or {}
     elif kind == FULL:
-        keys = number("num_global_key_value_heads") if settings.get("attention_k_eq_v") else 0
-        sizes = {"head_dim": number("global_head_dim", 512), "num_key_value_heads": keys or shape.kv_heads}
+        keys = _number(settings, "num_global_key_value_heads") if settings.get("attention_k_eq_v") else 0
+        sizes = {"head_dim": _number(settings, "global_head_dim", 512), "num_key_value_heads": keys or shape.kv_heads}
     has_values = has_keys and not (settings.get("attention_k_eq_v") and kind == FULL)
     head_size, kv_heads = sizes.get("head_dim", shape.head_size), sizes.get("num_key_value_heads", shape.kv_heads)
     shape = replace(shape, head_size=head_size, kv_heads=kv_heads)
@@ -391,18 +388,19 @@ def _of_gemma4(shape: Shape, kind: str, index: int, settings: Mapping[str, Any],
     width = shape.intermediate * (1 + (bool(settings.get("use_double_wide_mlp")) and not has_keys))
     projections = [tuple(head for head in heads if exists[head.name]), out, *shape.feed_forward(width)]
     others = shape.family.block_norms * shape.hidden + shape.head_size * (1 + has_keys)
-    if inputs := number("hidden_size_per_layer_input", 256):
+    if inputs := _number(settings, "hidden_size_per_layer_input", 256):
         projections.append((Linear("per_layer_input_gate", shape.hidden, inputs, False),))
         projections.append((Linear("per_layer_projection", inputs, shape.hidden, False),))
         others += shape.hidden
     return shape.block(projections=tuple(projections), mlp=3 * width, caches=has_keys, others=others)
 
 
-def _mixture(shape: Shape, number: Number) -> Block:
+def _mixture(shape: Shape, settings: Mapping[str, Any]) -> Block:
     """Return a block with experts. They get no adapter, and bitsandbytes does not quantise them."""
     hidden, is_oss = shape.hidden, shape.family.mixture == "gpt_oss"
-    experts, chosen = number("num_local_experts") or number("num_experts", 128), number("num_experts_per_tok", 8)
-    width = number("moe_intermediate_size", shape.intermediate if is_oss else 768)
+    experts = _number(settings, "num_local_experts") or _number(settings, "num_experts", 128)
+    chosen = _number(settings, "num_experts_per_tok", 8)
+    width = _number(settings, "moe_intermediate_size", shape.intermediate if is_oss else 768)
     plain = shape.block()
     return replace(
         plain,

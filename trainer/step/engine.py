@@ -67,6 +67,7 @@ class DeepSpeedPolicy:
         algorithm, flat = config.algorithm, config.optim.layout == "flat"
         has_bonus, offload = bool(algorithm.entropy_bonus), config.model.activation_offload
         scoring = LogProbs(model, config.rollout.temperature, has_bonus, flat, offload)
+        self.is_flat = scoring.is_flat  # each token goes through the layers once, see `loss/shared_prefix.py`
         parts = {"model": scoring, "optimizer": make_optimizer(model, config)}
         self.peaks = [group["lr"] for group in parts["optimizer"].param_groups]
         self.engine, *_ = deepspeed.initialize(**parts, config=settings, dist_init_required=False)
@@ -80,11 +81,6 @@ class DeepSpeedPolicy:
             # the base of an adapter is in memory; the original weights of a whole model would be read in every step
             keeps = algorithm.kl.refresh is not None or (algorithm.kl.coef > 0 and not config.lora.enabled)
             self.reference = Snapshot(self.trainable) if keeps else None
-
-    @property
-    def is_flat(self) -> bool:
-        """True if each token goes through the layers once, see `loss/shared_prefix.py`."""
-        return bool(self.engine.module.is_flat)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

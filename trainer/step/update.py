@@ -65,7 +65,9 @@ class Updater:
         for group, rows_G in zip(groups, answers, strict=True):
             kl_G = [sum(kl_of[id(row)] for row in rows) for rows in rows_G]
             tally.add("kl", sum(kl_G), sum(completion.length for completion in group.completions))
-            penalised.append(before_update.without_kl(group, [coef * kl for kl in kl_G]))
+            pairs = zip(group.scores, kl_G, strict=True)
+            lower = (one if one.reward is None else replace(one, reward=one.reward - coef * kl) for one, kl in pairs)
+            penalised.append(replace(group, scores=tuple(lower)))
         return penalised
 
     def held_out_loss(self, rows: Sequence[TrainingRow]) -> float | None:
