@@ -155,7 +155,7 @@ def test_the_text_model_is_taken_out_of_one_that_reads_images_and_its_adapter_fi
 
 def test_a_text_part_that_is_no_model_of_its_own_is_refused(tmp_path):
     multimodal("qwen3_vl", tmp_path)
-    with refuses("model.name", ModelError, names="qwen3_vl_text"):
+    with refuses("model.name", ModelError, names="Qwen3VLForConditionalGeneration"):
         load_model(Model(name=str(tmp_path)), "fp32", CPU)
 
 

@@ -65,11 +65,8 @@ def stage(settings: Model) -> None:
                 # under a temporary name until it is complete, because other jobs may read or copy it meanwhile
                 partial = place.with_name(f"{place.name}.{os.getpid()}")
                 disk.private_folder(place.parent)
-                if os.path.lexists(place):
-                    disk.private_folder(place)
                 try:
                     shutil.copytree(source, partial)
-                    partial.chmod(0o700)
                     if not place.is_dir():
                         partial.rename(place)
                 finally:
@@ -86,8 +83,7 @@ def staged_copy(settings: Model) -> Path | None:
         place = _place(settings)
     except OSError:  # a file cannot be read; `stage` has warned of it
         return None
-    is_ours = place and place.is_dir() and disk.is_private(place.parent) and disk.is_private(place)
-    return place if is_ours else None
+    return place if place and place.is_dir() and disk.is_private(place.parent) else None
 
 
 def _place(settings: Model) -> Path | None:
@@ -234,9 +230,7 @@ def _checked_config(settings: Model) -> Any:
     kinds = [str(kind) for kind in config.architectures or []]
     is_causal = any(kind in CAUSAL or kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds)
     if kinds and not is_causal and not text_part(config):
-        reason = f"it is a {kinds[0]}, and Octet trains only causal language models, such as Qwen2ForCausalLM"
-        if hasattr(config, "text_config"):
-            reason = f"it is a {kinds[0]}, whose text part ({config.text_config.model_type}) is no separate model"
+        reason = f"it is a {kinds[0]}, and neither that nor a text part of it is a causal language model"
         raise ModelError(f"model.name={settings.name}", reason, "Name one, for example Qwen/Qwen2.5-0.5B-Instruct")
     return config
 

@@ -203,17 +203,11 @@ def take_values(model: Any, start: Path) -> None:
         reason = "it has a rank_pattern, an alpha_pattern, or more than the factors of layers"
         raise CheckpointError(called, reason, "Merge it (octet merge), and train the merged model")
     values = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
-    unlike = sorted(name for name in values.keys() | saved.keys() if _shape(values, name) != _shape(saved, name))
-    if unlike:
-        differ = f"{len(unlike)} of {len(values | saved)} weights differ: {unlike[0]}, with "
-        differ += f"{_shape(saved, unlike[0])} there and {_shape(values, unlike[0])} here"
-        reason = f"it does not fit this model and the section `lora`: {differ}"
+    stored, wanted = ({name: value.shape for name, value in weights.items()} for weights in (saved, values))
+    if unlike := sorted({name for name, _ in stored.items() ^ wanted.items()}):
+        reason = f"{len(unlike)} of its {len(stored)} weights do not fit the section `lora`, such as {unlike[0]}"
         raise CheckpointError(called, reason, "Write the lora.r and lora.targets of its adapter_config.json")
     peft.set_peft_model_state_dict(model, saved)
-
-
-def _shape(values: Mapping[str, Tensor], name: str) -> str:
-    return " x ".join(map(str, values[name].shape)) if name in values else "no such weight"
 
 
 def _read(folder: Path, called: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
