@@ -99,7 +99,7 @@ def test_it_begins_with_the_values_of_the_folder(tiny_model, stored):
 
 
 @pytest.mark.parametrize(("settings", "named"), [
-    ({"r": 8}, "4 x 32"), ({"targets": "all"}, "mlp"), ({"alpha": 16}, "lora.alpha=8"), ({"rslora": True}, "=false"),
+    ({"r": 8}, "lora_A"), ({"targets": "all"}, "mlp"), ({"alpha": 16}, "lora.alpha=8"), ({"rslora": True}, "=false"),
 ])  # fmt: skip
 def test_an_adapter_that_does_not_fit_is_refused_by_name(tiny_model, stored, settings, named):
     with refuses("lora.start", CheckpointError, names=named):
