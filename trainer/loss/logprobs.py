@@ -30,24 +30,21 @@ class LogProbs(nn.Module):
         self, model: Any, temperature: float, train_entropy: bool = False, flat: bool = True, offload: bool = False
     ) -> None:
         super().__init__()
-        _refuse_strange(causal_lm_of(model), head_of(causal_lm_of(model)))
+        causal_lm = causal_lm_of(model)
+        _refuse_strange(causal_lm, head_of(causal_lm))
         self.model = model
         self.offload = offload
-        self.is_flat = flat and make_flat(causal_lm_of(model))
-        self.output = Output(head_of(causal_lm_of(model)), temperature, train_entropy)
-
-    @property
-    def backbone(self) -> Any:
-        return causal_lm_of(self.model).get_decoder()
+        self.is_flat = flat and make_flat(causal_lm)
+        self.output = Output(head_of(causal_lm), temperature, train_entropy)
 
     def forward(self, batch: TrainingBatch) -> Scores:
-        mask_BT, edge_E = batch.mask_BT, batch.tree.edge_E
+        mask_BT, edge_E, backbone = batch.mask_BT, batch.tree.edge_E, causal_lm_of(self.model).get_decoder()
         # with gradient checkpointing, the inputs of the layers are saved for the backward pass
         with saved_tensors_hooks(_to_cpu, _to_device) if self.offload else nullcontext():
             if self.is_flat:
-                hidden_EH = last_hidden(self.backbone, batch)
+                hidden_EH = last_hidden(backbone, batch)
             else:
-                hidden_BTH = self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state
+                hidden_BTH = backbone(batch.inputs_BT, use_cache=False).last_hidden_state
         if self.is_flat:
             scores = self.output(hidden_EH, batch.targets_BT.flatten()[edge_E])
             return Scores(*(values_E[batch.tree.edge_BT].where(mask_BT, 0.0) for values_E in scores))
