@@ -25,7 +25,7 @@ from trainer.errors import CheckpointError, TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.model import lora, quantised
 from trainer.model.ends import causal_lm_of
-from trainer.model.trained import Snapshot, make_trained
+from trainer.model.trained import Snapshot, Trained
 from trainer.ranks import distributed
 from trainer.records import Scores, TrainingBatch, Update
 from trainer.step import gradient_regularisation, repartition
@@ -77,7 +77,7 @@ class DeepSpeedPolicy:
         self.engine.module.register_state_dict_post_hook(_keep_trained)
         self.engine.optimizer.loss_scaler.raise_error_at_min_scale = False  # `bad_updates_allowed` ends the run
         with self._whole(self.trainable):  # after the engine has rounded the weights
-            self.trained = make_trained(model, config, dtype)
+            self.trained = Trained(model, config, dtype)
             # the base of an adapter is in memory; the original weights of a whole model would be read in every step
             keeps = algorithm.kl.refresh is not None or (algorithm.kl.coef > 0 and not config.lora.enabled)
             self.reference = Snapshot(self.trainable) if keeps else None
