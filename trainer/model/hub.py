@@ -37,11 +37,7 @@ NANO = Path(__file__).parent / "nano"
 
 
 class Unreachable(Exception):
-    """The hub does not reply, or requests are forbidden."""
-
-
-class ServerError(Unreachable):
-    """The hub replies with an internal error."""
+    """The hub does not reply, has an internal error, or may not be asked."""
 
 
 class Refused(Exception):
@@ -91,7 +87,7 @@ def find_model(model: Model) -> Found:
     else:
         if not cached:
             files = {name: listed[name] for name in wanted(listed, model.trust_remote_code)}
-            if listed and not any(map(_is_weights, files)):
+            if not any(map(_is_weights, files)):
                 reason = "its repository on the hub has no weights of a model (model*.safetensors)"
                 raise ModelError(f"model.name={model.name}", reason, OF_GGUF)
             return Found(None, files)
@@ -268,12 +264,9 @@ def read_json(whose: str, path: Path) -> dict[str, Any]:
 
 
 def listing(kind: Literal["models", "datasets"], name: str, revision: str | None) -> dict[str, int]:
-    """Return the files at the top of a repository with their sizes; none if the hub has an internal error."""
-    try:
-        entries = _get(f"/api/{kind}/{name}/tree/{_quoted(revision)}?limit={PAGE}")
-        return {entry["path"]: entry.get("size", 0) for entry in entries if entry["type"] == "file"}
-    except ServerError:
-        return {}
+    """Return the files at the top of a repository with their sizes."""
+    entries = _get(f"/api/{kind}/{name}/tree/{_quoted(revision)}?limit={PAGE}")
+    return {entry["path"]: entry.get("size", 0) for entry in entries if entry["type"] == "file"}
 
 
 def configuration(model: Model) -> dict[str, Any]:
@@ -306,7 +299,7 @@ def _quoted(revision: str | None) -> str:
 
 
 def _get(path: str) -> Any:
-    """Return the hub's reply in JSON. Raise Refused, ServerError or Unreachable, at the latest after the deadline."""
+    """Return the hub's reply in JSON. Raise Refused or Unreachable, at the latest after the deadline."""
     if constants.is_offline_mode():
         raise Unreachable("HF_HUB_OFFLINE forbids asking the hub")
     if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):  # pip reads it, but huggingface_hub only the other two
@@ -329,8 +322,8 @@ def _get(path: str) -> Any:
     except (OSError, ValueError, ImportError, httpx2.HTTPError, httpx2.InvalidURL, FutureTimeout) as error:
         reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or f"no answer within {DEADLINE_S:g} s"
         raise Unreachable(f"the hub cannot be reached ({reason})") from None
-    kind = Refused if response.status_code in REFUSED else ServerError
-    raise kind(f"{response.status_code} {response.reason_phrase}")
+    answer = f"{response.status_code} {response.reason_phrase}"
+    raise Refused(answer) if response.status_code in REFUSED else Unreachable(f"the hub answers {answer}")
 
 
 def stay_offline(reason: Unreachable) -> None:
