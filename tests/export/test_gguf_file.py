@@ -14,6 +14,8 @@ from trainer.export import gguf_file, llama_cpp, vocabulary
 from trainer.model import merge
 from trainer.run.export import _may_have_turns
 
+ABOUT = {"name": "demo", "base": "", "licence": None}
+
 
 @pytest.fixture(scope="module")
 def nano() -> merge.Weights:
@@ -22,7 +24,7 @@ def nano() -> merge.Weights:
 
 @pytest.mark.parametrize("fmt", gguf_file.WRITTEN)
 def test_each_number_is_within_half_a_step(fmt, nano, tokenizer, tmp_path):
-    names = gguf_file.write(tmp_path / fmt, nano, tokenizer, fmt)
+    names = gguf_file.write(tmp_path / fmt, nano, tokenizer, fmt, ABOUT)
     read = llama_cpp.FileModel(tmp_path / fmt, nano, names)
     norms = {name for name in nano if "norm" in name or name.endswith("bias")}
     assert {name for name, kind in read.kinds.items() if kind == gguf_file.Kind.F32} >= norms
@@ -35,11 +37,11 @@ def test_a_number_that_a_format_does_not_hold_is_refused_by_name(fmt, fits, toke
     model.save_pretrained(tmp_path / "large")
     weights = merge.stored_weights(Model(name=str(tmp_path / "large")), None, None)
     if fits:
-        names = gguf_file.write(tmp_path / fmt, weights, tokenizer, fmt)
+        names = gguf_file.write(tmp_path / fmt, weights, tokenizer, fmt, ABOUT)
         llama_cpp.FileModel(tmp_path / fmt, weights, names)
     else:
         with refuses("--format", MergeError, names=name):
-            gguf_file.write(tmp_path / fmt, weights, tokenizer, fmt)
+            gguf_file.write(tmp_path / fmt, weights, tokenizer, fmt, ABOUT)
 
 
 CONTEXTS = {"ministral": 512, "phi3": 512, "mistral": 512}  # which ends with a window that llama.cpp does not have
@@ -48,7 +50,7 @@ CONTEXTS = {"ministral": 512, "phi3": 512, "mistral": 512}  # which ends with a 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_come_back_in_the_order_of_the_model(family, tokenizer, tmp_path):
     weights = merge.stored_weights(Model(name=str(make(family, tmp_path / "model"))), None, None)
-    names = gguf_file.write(tmp_path / "file", weights, tokenizer, "f32")
+    names = gguf_file.write(tmp_path / "file", weights, tokenizer, "f32", ABOUT)
     read = llama_cpp.FileModel(tmp_path / "file", weights, names)
     for name, value in read.model.named_parameters():
         torch.testing.assert_close(value, weights[name], rtol=0, atol=1e-6)
@@ -58,7 +60,7 @@ def test_weights_come_back_in_the_order_of_the_model(family, tokenizer, tmp_path
 
 
 def test_a_weight_under_the_name_of_another_is_refused(nano, tokenizer, tmp_path):
-    names = gguf_file.write(tmp_path / "file", nano, tokenizer, "q8_0")
+    names = gguf_file.write(tmp_path / "file", nano, tokenizer, "q8_0", ABOUT)
     key, value = "blk.0.attn_k.weight", "blk.0.attn_v.weight"
     with refuses(tmp_path / "file", MergeError, names="v_proj"):
         llama_cpp.FileModel(tmp_path / "file", nano, names | {key: names[value], value: names[key]})

@@ -28,6 +28,7 @@ from trainer.records import Problem, Prompt, Sampling
 from trainer.rollout.turns import Stops
 
 pytestmark = pytest.mark.llama
+ABOUT = {"name": "demo", "base": "", "licence": None}
 TEXTS = (
     "<|im_start|>user\nAnn has 12 cards, finds 24 more.<|im_end|>\n<|im_start|>assistant\n" * 2,
     "  Café 1234 5\n\n",
@@ -64,7 +65,7 @@ def test_llama_cpp_computes_what_transformers_computes(family, tokenizer, prompt
     """In fp32 to four decimals, so no name, order or setting is wrong; in others within a bound that is not wide."""
     weights = weights_of(family)
     for fmt in gguf_file.WRITTEN:
-        names = gguf_file.write(tmp_path / fmt, weights, tokenizer, fmt)
+        names = gguf_file.write(tmp_path / fmt, weights, tokenizer, fmt, ABOUT)
         apart = difference(tmp_path / fmt, weights, names, tokenizer, prompts)
         assert apart.mean <= apart.bound, fmt
         assert apart.bound < 0.3, fmt
@@ -85,7 +86,7 @@ def test_a_file_with_a_wrong_setting_is_told_apart(setting, tokenizer, prompts, 
     right = weights.config
     weights.config = type(right)(**{**right.to_dict(), **WRONG[setting]})
     weights.config.architectures = right.architectures
-    names = gguf_file.write(tmp_path / "file", weights, tokenizer, "q8_0")
+    names = gguf_file.write(tmp_path / "file", weights, tokenizer, "q8_0", ABOUT)
     weights.config = right
     apart = difference(tmp_path / "file", weights, names, tokenizer, prompts)
     assert apart.mean > apart.bound
@@ -183,7 +184,7 @@ def sentencepiece(request) -> PreTrainedTokenizerFast:
 
 def test_tokenizers_of_the_sentencepiece_kind(sentencepiece, tmp_path):
     weights = weights_of(make("llama", tmp_path / "model"))
-    gguf_file.write(tmp_path / "file", weights, sentencepiece, "q8_0")
+    gguf_file.write(tmp_path / "file", weights, sentencepiece, "q8_0", ABOUT)
     sampler = llama_cpp.LlamaCppSampler(tmp_path / "file", Stops(sentencepiece, []), 16)
     texts = ["return the answers of llama.cpp", " two  spaces ", "é🙂 and\nlines\n", "x</s>y"]
     texts += Path(__file__).read_text().splitlines()

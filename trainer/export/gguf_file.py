@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -91,24 +90,17 @@ def _rope(config: Any) -> Mapping[str, Any]:
     return config.rope_parameters.get("full_attention") or config.rope_parameters
 
 
-def write(
-    path: Path,
-    weights: Weights,
-    tokenizer: Any,
-    fmt: str,
-    about: Mapping[str, str | None] = MappingProxyType({}),
-) -> dict[str, str]:
+def write(path: Path, weights: Weights, tokenizer: Any, fmt: str, about: Mapping[str, Any]) -> dict[str, str]:
     """Write a model to a file, with metadata (name, base, licence). Return llama.cpp's names of the weights, each with
     the name in the model."""
     config, family = weights.config, family_of(weights.config)
     names = dict(_names(weights, family.arch))
     writer = gguf.GGUFWriter(str(path), family.arch)
     writer.add_type(gguf.GGUFType.MODEL)
-    if name := about.get("name"):
-        writer.add_name(name)
-    if licence := about.get("licence"):
+    writer.add_name(about["name"])
+    if licence := about["licence"]:
         writer.add_license(licence)
-    if base := about.get("base"):
+    if base := about["base"]:
         writer.add_base_model_count(1)
         writer.add_base_model_name(0, Path(base).name)
         if "/" in base and not Path(base).is_dir():
