@@ -162,7 +162,6 @@ class FileModel:
         self.model = AutoModelForCausalLM.from_config(weights.config, dtype=torch.float32).eval()
         self.model.load_state_dict(values, strict=False, assign=True)
         self.model.tie_weights()
-        self.tied = self.model.get_output_embeddings().weight is self.model.get_input_embeddings().weight
         self.embedding = weights.embedding
 
     def difference(self, asked: Sequence[tuple[Sequence[int], Completion]]) -> Difference:
