@@ -41,15 +41,12 @@ def _empty(part: Part, zero: Any, path: Path) -> Part:
     masters = [torch.zeros_like(flat) for flat in zero.single_partition_of_fp32_groups]
     state = {}
     for group, saved in part[STATE]["state"].items():
-        for key, value in saved.items():
-            if torch.is_tensor(value) and value.dim() and value.numel() < part[MASTERS][group].numel():
-                reason = f"its optimizer keeps {key} for blocks of values, which cannot be split for other ranks"
-                raise CheckpointError(path, reason, "Start with the number of ranks that has written it")
-        is_cut = {key: torch.is_tensor(value) and value.dim() > 0 for key, value in saved.items()}
-        state[group] = {
-            key: torch.zeros_like(masters[group], dtype=value.dtype) if is_cut[key] else value
-            for key, value in saved.items()
-        }
+        flat = _buffers(part, group)
+        if short := [key for key, value in flat.items() if value.numel() < flat[""].numel()]:
+            reason = f"its optimizer keeps {short[0]} for blocks of values, which cannot be split for other ranks"
+            raise CheckpointError(path, reason, "Start with the number of ranks that has written it")
+        empty = {key: torch.zeros_like(masters[group], dtype=flat[key].dtype) for key in flat if key}
+        state[group] = saved | empty
     paddings = {"param_alignment_paddings": zero.round_robin_bit16_padding}
     return {**part, **paddings, MASTERS: masters, STATE: {**part[STATE], "state": state}}
 
