@@ -13,7 +13,7 @@ with naming_missing_packages():
     from trainer.config.command_line import parse_command_line
     from trainer.machine import hardware, quiet
     from trainer.machine.exits import answering_errors, leave, listen
-    from trainer.plan import preflight, read_data, start
+    from trainer.plan import preflight, read_data
     from trainer.ranks import slurm, stop_signal
 
 
@@ -27,8 +27,8 @@ def main() -> None:
         print(request.config.to_yaml(), end="")
         return
     machine = hardware.detect()
-    start.must_leave_our_cards(machine, request.config.rollout.vllm, int(os.environ.get("WORLD_SIZE", "1")))
-    start.check(request.config, machine)
+    preflight.must_leave_our_cards(machine, request.config.rollout.vllm, int(os.environ.get("WORLD_SIZE", "1")))
+    preflight.check(request.config, machine)
     quiet.quiet()
     hardware.prepare_cuda(request.config.rollout.engine)
     # One rank of a machine reads the data before the imports, so that a bad record is an error at once, printed once.

@@ -26,8 +26,8 @@ from trainer.model.load import load_tokenizer
 from trainer.model.shapes import shape_of
 from trainer.plan import memory_check, planner
 from trainer.plan.planner import GB
+from trainer.plan.preflight import must_leave_our_cards, training_cards
 from trainer.plan.search import Placement
-from trainer.plan.start import must_leave_our_cards, training_cards
 from trainer.rollout import make
 from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
@@ -76,7 +76,7 @@ def test_a_rank_started_by_hand_does_not_share_its_card_with_a_server(monkeypatc
 
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     look("1", ranks=1)
-    for devices, ranks, trained in (("0", 1, "0, so 0"), ("1", 2, "0,1, so 1")):
+    for devices, ranks, trained in (("0", 1, "[0], so [0]"), ("1", 2, "[0, 1], so [1]")):
         with refuses("rollout.vllm.devices", names=trained):
             look(devices, ranks)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")

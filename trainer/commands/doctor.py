@@ -35,7 +35,7 @@ from trainer.machine.disk import amount
 from trainer.machine.shipped import CHECKOUT, IS_INSTALLED, ROOT, in_a_process
 from trainer.machine.visible import print
 from trainer.model import hub
-from trainer.plan import downloads, memory_check, preflight, search, start
+from trainer.plan import downloads, memory_check, preflight, search
 from trainer.problem import sheet
 from trainer.problem.task import make_task
 from trainer.reward import make
@@ -196,7 +196,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     with noting("settings"):
         preflight.must_be_usable(config)
         make.check(config.reward)
-        ours = start.training_cards(machine, config.rollout.vllm)
+        ours = preflight.training_cards(machine, config.rollout.vllm)
         ds_config.check(config, has_gpu=bool(ours.gpus))
         config.refuse_idle(max(1, len(ours.gpus)))
         yield from preflight.bf16_products(config, ours)

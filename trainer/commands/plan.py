@@ -152,9 +152,7 @@ def ask(options: Namespace) -> Question:
         cards = machine if is_here else hardware.Hardware(there, machine.cores)
         preflight.complain([*preflight.bf16_products(config, cards)])
         if config.rollout.vllm.start and (is_here or options.gpus):  # whose servers have cards of their own
-            from trainer.plan.start import training_cards  # imports the rewards
-
-            ranks = local = len(training_cards(cards, config.rollout.vllm).gpus)
+            ranks = local = len(preflight.training_cards(cards, config.rollout.vllm).gpus)
     if options.nodes > 1:
         if config.rollout.vllm.start:
             remedy = "Start them yourself, and write rollout.vllm.urls"

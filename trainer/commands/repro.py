@@ -9,7 +9,7 @@ from trainer.commands.options import add_overrides, add_run
 from trainer.config.command_line import overrides_of, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware
-from trainer.plan import preflight, start
+from trainer.plan import preflight
 from trainer.run_folder.reader import read_run
 
 STEPS = 5
@@ -29,7 +29,7 @@ def run(options: Namespace) -> None:
     with TemporaryDirectory(prefix="octet-repro-") as scratch:
         config = resolve(str(stored), None, [*options.overrides, *overrides_of({"run.dir": scratch}), "run.track=null"])
         machine = hardware.detect()
-        start.check(config, replace(machine, gpus=machine.gpus[:1]))
+        preflight.check(config, replace(machine, gpus=machine.gpus[:1]))
         preflight.import_libraries(config)
         from trainer.run import replay
 

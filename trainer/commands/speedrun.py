@@ -20,7 +20,7 @@ from trainer.config.command_line import overrides_of, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.visible import print
-from trainer.plan import preflight, start
+from trainer.plan import preflight
 from trainer.reports.study import totals
 from trainer.run_folder.reader import read_run
 
@@ -47,7 +47,7 @@ def run(options: Namespace) -> None:
     with TemporaryDirectory(prefix="octet-speedrun-") as scratch:
         fixed = ["run.merge=false", "run.track=null", *overrides_of({"run.dir": scratch})]
         config = resolve("nano", None, ["eval.every=2", *options.overrides, *fixed])
-        start.check(config, hardware.detect())
+        preflight.check(config, hardware.detect())
         preflight.import_libraries(config)
         from trainer.run import replay
 

@@ -25,8 +25,7 @@ from trainer.machine import hardware
 from trainer.machine.exits import END, STOPPING
 from trainer.machine.shipped import ROOT
 from trainer.machine.visible import print
-from trainer.plan import preflight, start
-from trainer.plan.start import training_cards
+from trainer.plan import preflight
 from trainer.ranks import slurm
 from trainer.run_folder import previous_run
 from trainer.sandbox.kernel import ended_with_parent
@@ -55,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     say = partial(print, file=sys.stderr if request.json else sys.stdout, flush=True)
     say(f"octet: {request.reason or f'preset {request.preset}'}")
-    machine = training_cards(machine, request.config.rollout.vllm)
+    machine = preflight.training_cards(machine, request.config.rollout.vllm)
     request.config.refuse_idle(max(1, len(machine.gpus)))
-    start.check(request.config, machine)
+    preflight.check(request.config, machine)
     if request.config.run.dir and not request.resumes:
         previous_run.refuse_to_lengthen(request.config.run.dir, request.config)
     environment = os.environ | {preflight.CHECKED: "1", hardware.ANSWERS: json.dumps(hardware.answers)}

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import reduce
@@ -32,7 +32,6 @@ from trainer.machine.visible import visible
 # Presets with the GB of their card. The last one that fits is chosen, so the first three are chosen only by name.
 GPU_PRESETS = {"cluster": 80, "smollm2-gsm8k": 8, "8gb-4b": 8, "8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}
 
-LARGEST_BITS = 128  # of an integer
 LONGEST_SHOWN = 200  # characters of a value in a message
 SPLIT = "Put quotes around a setting with spaces, at which the shell splits it: 'reward.weights={correct: 1.0}'"
 WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "tuple": "a list: [a, b]"}
@@ -72,20 +71,18 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         text = repr(_shown(overrides))
         raise ConfigError("overrides", f"{text} is one text", f"Write a list of them: [{text}]")
     overrides = ["".join(map(str.strip, text.partition("="))) for text in overrides]
-    weighted = [layer["reward"] for layer in layers if "weights" in layer.get("reward", {})]
-    whole = [place for place, text in enumerate(overrides) if text.startswith("reward.weights=")]
-    if whole:  # replaces all weights before it: those of a preset fit its own task
-        for rewards in weighted:
-            del rewards["weights"]
-        before, after = overrides[: whole[-1]], overrides[whole[-1] :]
-        overrides = [*(text for text in before if not re.match(r"reward\.weights[.=]", text)), *after]
-    elif not weighted and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
+    is_named = any("weights" in layer.get("reward", {}) for layer in layers)
+    if not is_named and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
         layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
+    layers.append({})
+    for text in overrides:
+        if text.startswith("reward.weights="):  # replaces all weights before it: those of a preset fit its own task
+            for layer in layers:
+                layer.get("reward", {}).pop("weights", None)
+        layers[-1] = _merge(layers[-1], _parsed(text))
     folder = Path(preset).parent if preset and Path(preset).name == "config.yaml" else None  # of a run
     merged: dict[str, Any] = {"run": {"steps": Config.model_fields["run"].default.steps}}  # unless a layer has others
-    layers.append(reduce(_merge, map(_parsed, overrides), {}))
     for layer in layers:
-        _refuse_impossible_values(layer)
         for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later one of the two applies
             if layer.get("run", {}).get(key) is not None:
                 merged = _merge(merged, {"run": {rival: None}})
@@ -200,12 +197,11 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
         raise ConfigError(f"{flag} {name}", reason, f"Known: {', '.join(known)}")
     try:
         layer = read_yaml(path.read_bytes()) or {}
-    except BadYaml as error:
-        raise ConfigError(f"{flag} {name}", f"not valid YAML: {error}") from None
-    if not isinstance(layer, dict):
-        raise ConfigError(f"{flag} {name}", f"expected sections such as `rollout:`, found a {type(layer).__name__}")
-    try:
+        if not isinstance(layer, dict):
+            raise BadYaml(f"expected sections such as `rollout:`, found a {type(layer).__name__}")
         _refuse_unknown_keys(layer)
+    except BadYaml as error:
+        raise ConfigError(f"{flag} {name}", f"it cannot be read: {error}") from None
     except ConfigError as error:
         if path.name == "config.yaml":  # of a run of another version, which no command line names
             raise ConfigError(f"{path}: {error.key}", error.reason) from None
@@ -232,32 +228,15 @@ def _parsed(text: str) -> dict[str, Any]:
         raise ConfigError(_shown(text), "expected key=value, such as rollout.group_size=16", SPLIT)
     try:
         nested: Any = _expanded(read_setting(value))
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        _refuse_unknown_keys(nested)
     except BadYaml as error:
         quoted = _shown(shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}"))
         is_open = any(value.count(begin) > value.count(end) for begin, end in ("[]", "{}"))
         remedy = f"Close its bracket. {SPLIT}" if is_open else f"Put quotes around it: {quoted}"
         raise ConfigError(_shown(text), f"the value is not valid YAML: {error}", remedy) from None
-    for part in reversed(key.split(".")):
-        nested = {part: nested}
-    _refuse_unknown_keys(nested)
     return nested
-
-
-def _refuse_impossible_values(settings: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise ConfigError for huge numbers, characters that no file name or page may have, and unknown users' folders."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            _refuse_impossible_values(value, f"{prefix}{name}.")
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, int) and text.bit_length() > LARGEST_BITS:
-                raise ConfigError(f"{prefix}{name}={_shown(text)}", "it is too large", "Write a smaller number")
-            if not isinstance(text, str):
-                continue
-            key, shown = f"{prefix}{name}", _shown(text)
-            if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-                raise ConfigError(f"{key}={shown!r}", "a text has no such character", "Write it without")
-            if re.match(r"~[\w.-]+(/|$)", text) and os.path.expanduser(text) == text:
-                raise ConfigError(f"{key}={shown}", "there is no such user", "Write the path of a folder")
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,28 +250,29 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
     known = fields()
     for section, settings in layer.items():
-        if section not in sections():
-            innermost = next(_keys({section: settings}, "", None), "")
-            nearest = setting_for(innermost) or did_you_mean(str(section), [*sections(), *known])
+        if section in sections() and not isinstance(settings, Mapping):
+            raise ConfigError(f"{section}={_shown(settings)}", f"{section} is a section", f"Write {section}.KEY=VALUE")
+        for key in full_names({section: settings}):
+            if section in sections() and key in known:
+                continue
+            nearest = setting_for(key) or did_you_mean(key, [*sections(), *known])
             if section in known:  # in a file
                 outer, _, inner = section.partition(".")
                 nearest = f" Write {outer}: {{{inner}: ...}}"
-            raise ConfigError(_shown(section), f"there is no such section.{nearest}")
-        if not isinstance(settings, Mapping):
-            raise ConfigError(f"{section}={_shown(settings)}", f"{section} is a section", f"Write {section}.KEY=VALUE")
-        for key in _keys(settings, f"{section}.", known):
-            if key not in known:
-                nearest = setting_for(key) or did_you_mean(key, known)
-                raise ConfigError(_shown(key), f"there is no such setting.{nearest}")
+            raise ConfigError(_shown(key), f"there is no such setting.{nearest}")
 
 
-def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str] | None) -> Iterator[str]:
-    for name, value in settings.items():
-        inner = f"{prefix}{name}."
-        if isinstance(value, Mapping) and (known is None or any(key.startswith(inner) for key in known)):
-            yield from _keys(value, inner, known)
-        else:
-            yield inner[:-1]
+def full_names(values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """Return settings by their full names: `{lora: {r: 4}}` and `{lora.r: 4}` are the same."""
+    settings: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{section}{key}"
+        is_section = isinstance(value, dict) and name not in fields()
+        inner = full_names(value, f"{name}.") if is_section else {name: value}
+        if twice := settings.keys() & inner:
+            raise BadYaml(f"{min(twice)} is written twice. Remove one")
+        settings |= inner
+    return settings
 
 
 def _explained(errors: Sequence[Any], typed: Mapping[str, str]) -> list[ConfigError]:
@@ -305,7 +285,7 @@ def _explained(errors: Sequence[Any], typed: Mapping[str, str]) -> list[ConfigEr
         text = _shown(detail["input"])
         if detail["type"] == "value_error":
             error = detail["ctx"]["error"]
-            name = key if isinstance(detail["input"], dict) else f"{key}={text}"
+            name = key if isinstance(detail["input"], dict) or "url" in key else f"{key}={text}"  # which may have a key
             explained[key] = error if isinstance(error, ConfigError) else ConfigError(name, *str(error).rsplit(". ", 1))
         elif detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(detail["input"]))):
             text = _shown(typed.get(key, text))

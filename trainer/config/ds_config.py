@@ -68,8 +68,7 @@ def splits_weights(zero: Mapping[str, Any]) -> bool:
 def _check_split_weights(config: Config) -> None:
     """Raise ConfigError for settings that read weights outside their layer, where split weights are empty."""
     model, lora = config.model, config.lora
-    targets = lora.targets if lora.enabled and isinstance(lora.targets, tuple) else ()
-    ends = [name for name in targets if name.rpartition(".")[2] in ("embed_tokens", "lm_head")]
+    ends = lora.named_ends if lora.enabled else []
     regularises = config.algorithm.gradreg.strength
     for is_wrong, reason, instead in (
         (model.quantize != "none", f"those of model.quantize={model.quantize} cannot be split", ""),

@@ -1,9 +1,12 @@
 """A table of settings that exclude each other. The sections refuse values that are wrong by themselves."""
 
 from collections.abc import Callable
+from functools import reduce
 from math import inf
+from operator import getitem
 from typing import Any
 
+from trainer.config.read_yaml import written
 from trainer.config.sections.model import Lora
 from trainer.config.sections.rollout import SERVED_RANKS
 from trainer.config.sections.teaching import Teacher
@@ -20,11 +23,6 @@ def _is_unloaded(teacher: Teacher, key: str, usual: str) -> bool:
 def _makes_another_base(lora: Lora) -> str:
     """Return the setting that changes the weights of the base; "" if they stay unchanged."""
     return "lora.enabled=false" if not lora.enabled else f"lora.init={lora.init}" if lora.init != "zero" else ""
-
-
-def _trains(lora: Lora, layer: str) -> bool:
-    targets = lora.targets if isinstance(lora.targets, tuple) else ()
-    return not lora.enabled or layer in [name.rpartition(".")[2] for name in targets]
 
 
 def _serves_adapters(c: Config) -> bool:
@@ -149,7 +147,8 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("lora.init", lambda c: c.model.quantize != "none" and c.lora.init != "zero",
      "PiSSA changes the weights of the base, and model.quantize={c.model.quantize} does not allow that",
      "Write lora.init=zero, or model.quantize=none"),
-    *((f"model.{key}", lambda c, key=key, usual=usual, of=of: getattr(c.model, key) != usual and _trains(c.lora, of),
+    *((f"model.{key}", lambda c, key=key, usual=usual, of=of: getattr(c.model, key) != usual and (
+        not c.lora.enabled or of in c.lora.named_layers),
        f"it is for a layer that is not trained, and {of} is",
        f"Write model.{key}={usual}, or train an adapter of other layers")
       for key, usual, of in (("embeddings", "device", "embed_tokens"), ("quantize_head", "none", "lm_head"))),
@@ -207,8 +206,8 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "Write rollout.vllm.start=true"),
     ("rollout.engine", lambda c: c.lora.dora and _serves_adapters(c),
      "vLLM serves no DoRA", "Write lora.dora=false, or rollout.engine=decode"),
-    ("lora.targets", lambda c: c.lora.unserved_targets and _serves_adapters(c),
-     "vLLM serves no adapter of {c.lora.unserved_targets[0]}, except for a few models",
+    ("lora.targets", lambda c: c.lora.named_ends and _serves_adapters(c),
+     "vLLM serves no adapter of {c.lora.named_ends[0]}, except for a few models",
      "Write lora.targets=all, which leaves it out, or rollout.engine=decode"),
     ("lora.r", lambda c: c.lora.served_rank > SERVED_RANKS[-1] and _serves_adapters(c),
      f"vLLM serves ranks up to {SERVED_RANKS[-1]}, and this adapter is exported with rank {{c.lora.served_rank}}",
@@ -227,11 +226,5 @@ def check(c: Config) -> None:
 
 def _named(c: Config, key: str) -> str:
     """Return a setting and its value as they are written on a command line; the name alone if there is no value."""
-    value: Any = c
-    for part in key.split("."):
-        value = value[part] if isinstance(value, dict) else getattr(value, part)
-    if isinstance(value, bool | float):
-        value = f"{value:g}" if isinstance(value, float) else str(value).lower()
-    if isinstance(value, tuple):
-        value = ",".join(map(str, value))
-    return key if value is None else f"{key}={value}"
+    value = reduce(getitem, key.split("."), c.model_dump(mode="json"))
+    return key if value is None else f"{key}={written(value)}"

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from trainer.config import rules
 from trainer.config.paths import stored
 from trainer.config.sections.algorithm import Algorithm, Correction, GradReg, Kl
-from trainer.config.sections.base import RUNS, Section
+from trainer.config.sections.base import RUNS, Section, is_section
 from trainer.config.sections.model import Lora, Model
 from trainer.config.sections.reward import REWARDS, RIGHT, Code, Judge, Reward, function_name
 from trainer.config.sections.rollout import SERVED_RANKS, Rollout, Turns, Vllm
@@ -180,7 +180,3 @@ def fields(section: Any = None, prefix: str = "") -> list[str]:
         name = f"{prefix}{info.alias or key}"
         names += fields(info.annotation, f"{name}.") if is_section(info.annotation) else [name]
     return names
-
-
-def is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Section)

@@ -17,12 +17,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
-from trainer.config.command_line import resolve
+from trainer.config.command_line import full_names, resolve
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.read_yaml import BadYaml, read_yaml, written
 from trainer.config.sections.base import RUNS, Section
 from trainer.config.sections.reward import function_name
-from trainer.config.settings import Config, fields
+from trainer.config.settings import Config
 from trainer.errors import ConfigError
 
 BASE, FORMAT, SUPERVISED = "base", "format", "supervised"
@@ -116,7 +116,7 @@ class Study:
     @cached_property
     def arms(self) -> dict[str, dict[str, Any]]:
         """The settings of each arm and each control, without those of every run."""
-        arms = {name: settings_of(settings or {}) for name, settings in self.file.arms.items()}
+        arms = {name: full_names(settings or {}) for name, settings in self.file.arms.items()}
         controls = {name: {**arms[self.first], **CONTROLS[name]} for name in self.file.controls}
         if FORMAT in controls:
             # without those of a judge and of functions that this control does not call; others become 0
@@ -129,7 +129,7 @@ class Study:
         return arms | controls
 
     def _overrides(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        every = settings_of(self.file.settings)
+        every = full_names(self.file.settings)
         values = {**{key: value for key, value in every.items() if key not in settings}, **settings}  # theirs come last
         return (*(f"{key}={written(value)}" for key, value in values.items()), *self.overrides)
 
@@ -188,19 +188,6 @@ def _refused(study: Study, run: StudyRun, config: Config) -> Iterator[tuple[str,
     if study.file.controls and run.arm == study.first and config.reward.control != "none":
         reason = f"reward.control={config.reward.control}: controls belong to the first arm, which is a control itself"
         yield reason, "Put another arm first, or remove controls"
-
-
-def settings_of(values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """Return settings by their full names: `{lora: {r: 4}}` and `{lora.r: 4}` are the same."""
-    settings: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{section}{key}"
-        is_section = isinstance(value, dict) and name not in fields()
-        inner = settings_of(value, f"{name}.") if is_section else {name: value}
-        if twice := settings.keys() & inner:
-            raise BadYaml(f"{min(twice)} is written twice. Remove one")
-        settings |= inner
-    return settings
 
 
 def _explained(path: Path, error: Any) -> ConfigError:

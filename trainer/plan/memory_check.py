@@ -10,7 +10,6 @@ from trainer.errors import ConfigError, counted
 from trainer.machine import hardware
 from trainer.machine.visible import print
 from trainer.model.shapes import Shape
-from trainer.plan import preflight
 from trainer.plan.planner import GB, PROCESS, SLEEPING, TAUGHT, TIGHT, Planner
 from trainer.plan.search import Placement, changed, difference, planned_shape, value_of
 
@@ -29,8 +28,7 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     """Raise ConfigError for a run that cannot fit, and warn of one that may not. Models of unknown shape pass."""
     if config.warmup.steps and not config.is_warmup:
         check(config.warmed_up_in(config.run.dir), machine)
-    shape = None if os.environ.get(preflight.CHECKED) else planned_shape(config.model)
-    if shape is None:
+    if (shape := planned_shape(config.model)) is None:
         return
     if reason := problem(config, machine, shape):
         raise ConfigError(reason)

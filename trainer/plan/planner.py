@@ -148,11 +148,9 @@ class Planner:
         lora = self.config.lora
         if not lora.enabled:
             return ()
-        if isinstance(lora.targets, tuple):
-            return tuple(name.rpartition(".")[2] for name in lora.targets)  # PEFT compares the end of a name
         if lora.targets == "attention":
             return tuple(linear.name for part in self.shape.attention for linear in part)
-        return self.adaptable
+        return self.adaptable if lora.targets == "all" else lora.named_layers
 
     @cached_property
     def adaptable(self) -> tuple[str, ...]:

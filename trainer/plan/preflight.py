@@ -1,6 +1,7 @@
-"""Checks of disk, RAM, cards, packages and model, before anything heavy is imported.
+"""Checks of settings, disk, RAM, cards, packages and model, before anything heavy is imported, and the division of the
+cards between the policy and the vLLM servers that the run starts.
 
-Every run makes them at its start and prints errors and warnings; `octet doctor` prints every finding.
+Every run makes the checks at its start and prints errors and warnings; `octet doctor` prints every finding.
 """
 
 import gc
@@ -10,11 +11,11 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.config import ds_config
-from trainer.config.settings import RUNS, Config
+from trainer.config.settings import RUNS, Config, Vllm
 from trainer.errors import ConfigError, Finding
 from trainer.machine import hardware, quiet
 from trainer.machine.disk import amount
@@ -24,10 +25,10 @@ from trainer.machine.visible import print
 from trainer.model import imports
 from trainer.model.hub import NOTHING, Found, cache
 from trainer.model.shapes import UnknownFamily, known_shape
-from trainer.plan import downloads
+from trainer.plan import downloads, memory_check
 from trainer.plan.planner import PROCESS, Planner
 from trainer.problem.task import make_task
-from trainer.reward.make import compares_as_mathematics
+from trainer.reward import make
 from trainer.run_folder import previous_run
 
 CHECKED = "OCTET_CHECKED"  # environment variable that the launcher sets for its processes after these checks
@@ -43,15 +44,52 @@ PROCESS_BYTES = PROCESS * 2 // 3
 
 
 def check(config: Config, machine: hardware.Hardware) -> None:
-    """Make the checks once on each machine. Raise one ConfigError for all problems; print each warning."""
+    """Raise an error if a run with these settings cannot start on this machine: one ConfigError for all problems that
+    findings() has found. Print each warning."""
+    ds_config.check(config, has_gpu=bool(machine.gpus))
+    make.check(config.reward)
     if os.environ.get(CHECKED):
         return
+    memory_check.check(config, machine)
     must_be_usable(config)
     found = downloads.check(config)  # on every rank, because it may switch the process to offline mode
     downloads.find_adapters(config)
     teacher = downloads.find_teacher(config.teacher_model)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         complain(findings(config, found, machine, teacher))
+
+
+def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
+    """Return the machine without the cards of the vLLM servers that the run starts."""
+    must_name_devices(machine, vllm)
+    if not vllm.start or not vllm.devices:
+        return machine
+    left = tuple(gpu for gpu in machine.gpus if gpu.index not in vllm.devices)
+    if not left:
+        reason = f"no card is left to train on, of {[gpu.index for gpu in machine.gpus]}"
+        remedy = "Name fewer, or write rollout.engine=vllm_colocate, which shares a card"
+        raise ConfigError(f"rollout.vllm.devices={[*vllm.devices]}", reason, remedy)
+    return replace(machine, gpus=left)
+
+
+def must_name_devices(machine: hardware.Hardware, vllm: Vllm) -> None:
+    """Raise ConfigError if the machine has cards and the settings name none of them for the servers."""
+    if vllm.start and machine.gpus and not vllm.devices:
+        cards = f"{len(machine.gpus)} x {machine.gpus[0].name}"
+        reason = f"this machine has {cards}, and the settings do not say which of them the servers use"
+        shares = "rollout.engine=vllm_colocate without rollout.vllm.start, which shares a card"
+        raise ConfigError("rollout.vllm.start=true", reason, f"Write rollout.vllm.devices=0, or {shares}")
+
+
+def must_leave_our_cards(machine: hardware.Hardware, vllm: Vllm, ranks: int) -> None:
+    """Raise ConfigError if policy and servers would share a card, as they may without Octet's launcher."""
+    must_name_devices(machine, vllm)
+    on_cpu = os.environ.get("DS_ACCELERATOR") == "cpu"
+    ours = [] if on_cpu else [gpu.index for gpu in machine.gpus[:ranks]]
+    if vllm.start and (both := sorted(set(ours) & set(vllm.devices))):
+        reason = f"the policy is trained on the cards {ours}, so {both} would be used by both"
+        remedy = "Start with ./run_deepspeed.sh, which keeps them apart, or hide cards with CUDA_VISIBLE_DEVICES"
+        raise ConfigError(f"rollout.vllm.devices={[*vllm.devices]}", reason, remedy)
 
 
 def must_be_usable(config: Config) -> None:
@@ -162,7 +200,7 @@ def adapter(config: Config) -> Iterator[Finding]:
 def packages(config: Config) -> Iterator[Finding]:
     """Check for the packages that only some settings need."""
     wanted = [(name, "bitsandbytes", "pip install bitsandbytes", other) for name, other in needs_bitsandbytes(config)]
-    if compares_as_mathematics(config.reward, make_task(config.task)):
+    if make.compares_as_mathematics(config.reward, make_task(config.task)):
         setting = "reward.symbolic=true" if config.reward.symbolic else f"task.name={config.task.name}"
         wanted.append((setting, "math-verify", pip_install("math"), "reward.symbolic=false"))
     if config.rollout.engine == "vllm_colocate":

@@ -22,7 +22,7 @@ from trainer.machine.visible import print
 from trainer.model.load import load_model, load_tokenizer, resolve_dtype, stored_dtype
 from trainer.model.lora import load_adapter
 from trainer.model.merge import stored_weights, write_merged
-from trainer.plan import start
+from trainer.plan import preflight
 from trainer.plan.read_data import Data, read_held_out
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
@@ -49,7 +49,7 @@ def evaluate(
 ) -> None:
     """Evaluate the model of the configuration, and those in `models` (`adapter`, `merged`). Under srun or torchrun the
     problems are split over the ranks."""
-    start.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
+    preflight.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
     joins = distributed.world_size() > 1 or config.rollout.engine == "vllm_colocate"
     with assemble.process_group(config) if joins else nullcontext():
         evaluations = list(_evaluations(config, data, models, draws, out))

@@ -30,7 +30,7 @@ from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk, hardware, quiet, user_code
 from trainer.machine.visible import print
-from trainer.plan import start
+from trainer.plan import preflight
 from trainer.run_folder import previous_run
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def train(
         functions: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
         config = _with_rows(_with_functions(config, folder, functions), folder, functions, data, test)
-        start.check(config, machine)
+        preflight.check(config, machine)
         result = job.run(Request(config, "python", "", is_python=True))
         assert result is not None, "a run of one process has its result on rank 0"
         return result

@@ -1,32 +1,32 @@
 """The base class of all sections of the configuration."""
 
+import re
 import urllib.parse
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 RUNS = Path("runs")
+LARGEST_BITS = 128  # of an integer
+NOT_IN_A_FILE = re.compile("[\0\ud800-\udfff]")  # characters that neither a file name nor a page may have
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Seconds = Annotated[float, Field(gt=0.0, le=1e8)]  # timers refuse longer ones
 one_or_many = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 
 
-def base_address(url: str) -> str:
-    """Return the address of a server without a path. Raise ValueError if it is none, unless it may contain a key,
-    because the message would show it; another check refuses those."""
-    if not (may_have_a_key(url) or is_address(url)):
-        raise ValueError(f"{url} is not the address of a server. Write one like http://127.0.0.1:8000")
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def is_address(url: str) -> bool:
+def _checked(url: str) -> str:
+    """Refuse what is no address, and what may contain a key, which config.yaml and `ps` would show."""
     parts = urllib.parse.urlsplit(url)
-    return bool(url.isascii() and parts.scheme in ("http", "https") and parts.netloc)
+    if not (url.isascii() and parts.scheme in ("http", "https") and parts.netloc):
+        raise ValueError("it is not the address of a server. Write one like http://127.0.0.1:8000")
+    if "@" in parts.netloc or "?" in url:
+        raise ValueError("it has a user name or a query in it. Put its key into VLLM_API_KEY, or into OCTET_JUDGE_KEY")
+    return url
 
 
-def may_have_a_key(url: str) -> bool:
-    return "@" in urllib.parse.urlsplit(url).netloc or "?" in url
+Address = Annotated[str, AfterValidator(_checked)]
+BaseAddress = Annotated[Address, AfterValidator(lambda url: url.rstrip("/").removesuffix("/v1"))]
 
 
 class Section(BaseModel):
@@ -36,11 +36,21 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse `true` for a number, which pydantic would take for 1."""
+    def _possible(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `true` for a number, which pydantic would take for 1, and what no program can store."""
         kind = cls.model_fields[str(info.field_name)].annotation
-        kinds = {kind, *get_args(kind)}
-        parts = value if isinstance(value, list) else [value]
-        if kinds & {int, float} and any(isinstance(part, bool) for part in parts):
-            raise ValueError("true and false are no numbers. Write a number")
+        if is_section(kind):
+            return value
+        takes_numbers = bool({kind, *get_args(kind)} & {int, float})
+        for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
+            if takes_numbers and isinstance(part, bool):
+                raise ValueError("true and false are no numbers. Write a number")
+            if isinstance(part, int) and part.bit_length() > LARGEST_BITS:
+                raise ValueError("it is too large. Write a smaller number")
+            if isinstance(part, str) and NOT_IN_A_FILE.search(part):
+                raise ValueError("a text has no such character. Write it without")
         return value
+
+
+def is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)

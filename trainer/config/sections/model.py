@@ -84,10 +84,14 @@ class Lora(Section):
         return self.r if self.init == "zero" else 2 * self.r
 
     @property
-    def unserved_targets(self) -> list[str]:
-        """Return the targets that vLLM does not serve. PEFT identifies a layer by the end of its name."""
-        named = self.targets if isinstance(self.targets, tuple) else ()
-        return [name for name in named if name.rpartition(".")[2] in ENDS]
+    def named_layers(self) -> tuple[str, ...]:
+        """Return the layers of a list of targets. PEFT identifies a layer by the end of its name."""
+        return tuple(name.rpartition(".")[2] for name in self.targets) if isinstance(self.targets, tuple) else ()
+
+    @property
+    def named_ends(self) -> list[str]:
+        """Return the named layers that vLLM does not serve, and that ZeRO-3 cannot split."""
+        return [name for name in self.named_layers if name in ENDS]
 
     @property
     def named_targets(self) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from trainer.config.nearest_name import did_you_mean
-from trainer.config.sections.base import RUNS, Seconds, Section, is_address, may_have_a_key, one_or_many
+from trainer.config.sections.base import RUNS, Address, Seconds, Section, one_or_many
 
 # The rewards of reward/built_in.py, the language model that grades (reward/judge.py), and tests (reward/programs.py).
 REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "environment", "judge", "code")
@@ -20,7 +20,7 @@ RESERVED = (*REWARDS, "strict", "lenient", "correct_strict", "correct_lenient", 
 
 
 class Judge(Section):
-    url: str | None = None
+    url: Address | None = None
     """Base URL of an OpenAI-compatible endpoint, such as `http://localhost:8000/v1`."""
     model: str | None = None
     """Name of the judge's model at the endpoint."""
@@ -50,12 +50,8 @@ class Judge(Section):
     @model_validator(mode="after")
     def _no_secret_in_the_settings(self) -> "Judge":
         """Refuse what may be a key. The messages do not show the values."""
-        if may_have_a_key(self.url or ""):
-            raise ValueError("the url has a user name or a query in it. Put the key into the environment; see key_env")
         if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
             raise ValueError("key_env is the name of a variable, in capitals, not the key. Write OCTET_JUDGE_KEY")
-        if self.url and not is_address(self.url):
-            raise ValueError("the url does not begin with http:// or https://. Write one like http://localhost:8000/v1")
         try:
             extra = json.dumps(self.extra, allow_nan=False)
         except (TypeError, ValueError):

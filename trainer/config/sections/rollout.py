@@ -3,11 +3,11 @@
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config.sections.base import Seconds, Section, base_address, may_have_a_key
+from trainer.config.sections.base import BaseAddress, Seconds, Section, one_or_many
 
 SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # adapter ranks for which vLLM can reserve memory
 
@@ -15,7 +15,7 @@ SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # adapter ranks for which vL
 class Vllm(Section):
     """Settings of the vLLM engines; see docs/vllm.md."""
 
-    urls: tuple[str, ...] = ()
+    urls: tuple[BaseAddress, ...] = ()
     """Running servers, such as `http://127.0.0.1:8000`; several share the load."""
     start: bool = False
     """Start servers for this run, and stop them at its end. They listen on this machine only."""
@@ -46,16 +46,9 @@ class Vllm(Section):
     def _by_comma(cls, value: Any) -> Any:
         return str(value).split(",") if isinstance(value, (str, int)) else value
 
-    @field_validator("urls")
-    @classmethod
-    def _base_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(base_address, value))
-
     @model_validator(mode="after")
     def _no_secret_in_the_settings(self) -> "Vllm":
-        """Refuse what may be a key, which config.yaml and `ps` would show. The messages do not show the values."""
-        if any(map(may_have_a_key, self.urls)):
-            raise ValueError("urls have a user name or a query in them. Put the key of the servers into VLLM_API_KEY")
+        """Refuse what may be a key, which config.yaml and `ps` would show. The message does not show the value."""
         if any(re.match("--(api[-_]key|hf[-_]token)", argument) for argument in self.arguments):
             raise ValueError("arguments have a key in them. Put it into the environment: VLLM_API_KEY, or HF_TOKEN")
         return self
@@ -97,7 +90,7 @@ class Rollout(Section):
     """Most tokens of a completion; longer ones are truncated."""
     turns: Turns = Turns()
     """Limits of answers that have several turns, because a task has tools or an environment."""
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[str, ...], one_or_many] = ()
     """Strings, or names of special tokens, that end an answer, besides those of the prompt style; see docs/tasks.md."""
     dead_groups: Literal["drop", "keep", "refill"] = "drop"
     """What to do with groups whose rewards are all equal, so that their advantages are 0. `drop` leaves them out, also
@@ -111,13 +104,6 @@ class Rollout(Section):
     rows: int = Field(128, ge=1)
     """Completions that are decoded at once; halved if they do not fit into memory. A vLLM server decides by itself,
     unless the run has started it on a CPU."""
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            raise ValueError("YAML reads a text with a colon as a table. Quote it: rollout.stop='\"Question:\"'")
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("stop")
     @classmethod

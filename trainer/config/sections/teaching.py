@@ -1,11 +1,11 @@
 """The sections `warmup` and `teacher`: supervised training before GRPO, and a model that grades each token."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field
 
-from trainer.config.sections.base import Section, base_address, may_have_a_key
+from trainer.config.sections.base import BaseAddress, Section
 
 
 class Warmup(Section):
@@ -51,7 +51,7 @@ class Teacher(Section):
     name: str | None = None
     """The teacher: a model on the hub or a local folder, with the tokenizer of `model.name`. With `teacher.url`, the
     name of a model at that server; by default its base."""
-    url: Annotated[str, AfterValidator(base_address)] | None = None
+    url: BaseAddress | None = None
     """A running vLLM server as teacher, such as `http://127.0.0.1:8000`. `rollout.vllm.wait_s` and
     `rollout.vllm.timeout_s` apply to it, too."""
     revision: str | None = None
@@ -72,9 +72,3 @@ class Teacher(Section):
     @property
     def is_there(self) -> bool:
         return any(setting is not None for setting in (self.name, self.url, self.adapter))
-
-    @model_validator(mode="after")
-    def _no_secret_in_the_settings(self) -> "Teacher":
-        if self.url and may_have_a_key(self.url):  # the message does not show it
-            raise ValueError("the url has a user name or a query in it. Put the key of the server into VLLM_API_KEY")
-        return self
