@@ -150,12 +150,10 @@ def preset_for(memory_gb: float) -> str | None:
 
 
 def parse_command_line(arguments: Sequence[str]) -> Request:
-    followers = [*arguments[1:], ""]
-    separate = [  # `--resume run.steps=9` means the latest run with a setting, not a folder of that name
-        "--resume=" if argument == "--resume" and "=" in follower and not os.path.isdir(follower) else argument
-        for argument, follower in zip(arguments, followers)
-    ]
-    options = argument_parser().parse_intermixed_args(separate)
+    options = argument_parser().parse_intermixed_args(arguments)
+    if "=" in (options.resume or "") and not os.path.isdir(options.resume):  # a setting, so the latest run is meant
+        options.overrides.insert(0, options.resume)
+        options.resume = ""
     options.overrides += [f"run.{name}=true" for name in ("strict_health", "strict_verdict") if vars(options)[name]]
     folder = None
     if options.resume is not None:
@@ -320,8 +318,5 @@ def _remedy(detail: Any) -> str:
 
 def flat(settings: dict[str, Any], missing: Any = None) -> dict[str, Any]:
     """Return every setting as `section.key`. A setting that is not there, as in an older version, is `missing`."""
-
-    def inside(part: Any, name: str) -> Any:
-        return part.get(name, missing) if part and part is not missing else missing
-
-    return {key: reduce(inside, key.split("."), settings) for key in fields()}
+    named = full_names(settings or {})
+    return {key: named.get(key, missing) for key in fields()}

@@ -95,14 +95,13 @@ def read(name: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"engine.ds_config={name}", f"{path} is not JSON: {error}") from None
     zero: Any = settings.get("zero_optimization", {}) if isinstance(settings, dict) else None
-    sections = {"it": settings, "`zero_optimization`": zero}
+    parts = [zero]
     if isinstance(zero, dict):
-        sections |= {f"`{key}`": settings.get(key, {}) for key in ("bf16", "fp16")}
-        sections |= {f"`{key}`": zero.get(key) or {} for key in ("offload_optimizer", "offload_param")}
-    for part, value in sections.items():
-        if not isinstance(value, dict):
-            reason = f"{part} is no object of settings"
-            raise ConfigError(f"engine.ds_config={name}", reason, "See ds_configs/zero3_offload.json")
+        parts += [settings.get(key, {}) for key in ("bf16", "fp16")]
+        parts += [zero.get(key) or {} for key in ("offload_optimizer", "offload_param")]
+    if not all(isinstance(part, dict) for part in parts):
+        reason = f"{path} is no object of settings, or a section in it is none"
+        raise ConfigError(f"engine.ds_config={name}", reason, "See ds_configs/zero3_offload.json")
     if automatic := [key for key, value in zero.items() if value == "auto"]:  # which transformers' Trainer fills in
         remedy = "Leave it out for the default, or write a number"
         raise ConfigError(f"engine.ds_config={name}", f"nothing fills in `{automatic[0]}`, which is auto", remedy)

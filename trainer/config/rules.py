@@ -128,7 +128,8 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "Write warmup.every=20, and eval.problems above 0"),
     ("eval.metric", lambda c: c.eval.metric == "loss" and not c.warmup.only,
      "only a warm-up has held-out solutions to measure it on", "Write eval.metric=accuracy"),
-    ("warmup.then", lambda c: c.lora.enabled and c.lora.init != "zero" and c.warmup.goes_on,
+    ("warmup.then", lambda c: c.warmup.then == "same" and c.warmup.steps and not c.warmup.only
+     and c.lora.enabled and c.lora.init != "zero",
      "with lora.init={c.lora.init} the adapter of the warm-up is exported with twice its rank",
      "Write warmup.then=merged"),
     ("warmup.then", lambda c: c.warmup.then == "merged" and c.warmup.steps and not c.warmup.only

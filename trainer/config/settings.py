@@ -4,6 +4,7 @@ Each setting is in one section of `sections/`; numbers that follow from other se
 combines presets, recipes and the command line. Memory and precision of the engine are in `ds_configs/`.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +174,11 @@ def sections() -> dict[str, Any]:
     return {name: info.annotation for name, info in Config.model_fields.items()}
 
 
-def fields(section: Any = None, prefix: str = "") -> list[str]:
+@cache
+def fields(section: Any = None, prefix: str = "") -> tuple[str, ...]:
     """Return every setting as `section.key`; a setting of a nested section is `reward.judge.url`."""
-    names = []
+    names: list[str] = []
     for key, info in (section or Config).model_fields.items():
         name = f"{prefix}{info.alias or key}"
         names += fields(info.annotation, f"{name}.") if is_section(info.annotation) else [name]
-    return names
+    return tuple(names)

@@ -58,18 +58,14 @@ def find_data(data: HubSet, task: TaskSettings) -> bool:
     cached = is_prepared(data)
     try:
         listing("datasets", data.name, None)
-    except Refused as refusal:
+    except (Refused, Unreachable) as error:
         if not cached:
-            remedy = "Check the spelling, and log in with `hf auth login` if it is private or gated, or write "
-            remedy += "task.data_dir=FOLDER"
-            reason = f"the hub does not give {data.name} ({refusal})"
+            reason = f"{data} is neither in the cache ({data_cache()}) nor given by the hub: {error}"
+            remedy = "Check the spelling, `hf auth login` if it is private or gated, or write task.data_dir=FOLDER, "
+            remedy += f"with train.jsonl and test.jsonl. {FETCH}"
             raise DataError(f"task.name={task.name}", reason, remedy) from None
-    except Unreachable as unreachable:
-        if not cached:
-            reason = f"{data} is not in the cache ({data_cache()}), and {unreachable}"
-            remedy = f"Write task.data_dir=FOLDER with train.jsonl and test.jsonl. {FETCH}"
-            raise DataError(f"task.name={task.name}", reason, remedy) from None
-        stay_offline(unreachable)
+        if isinstance(error, Unreachable):
+            stay_offline(error)
     return cached
 
 

@@ -24,9 +24,9 @@ from trainer.machine.shipped import pip_install
 from trainer.machine.visible import print
 from trainer.model import imports
 from trainer.model.hub import NOTHING, Found, cache
-from trainer.model.shapes import UnknownFamily, known_shape
 from trainer.plan import downloads, memory_check
 from trainer.plan.planner import PROCESS, Planner
+from trainer.plan.search import planned_shape
 from trainer.problem.task import make_task
 from trainer.reward import make
 from trainer.run_folder import previous_run
@@ -260,10 +260,7 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
     loaded = [numbers * widths[config.model.quantize], _numbers(teacher) * widths[config.teacher.quantize]]
     trained = numbers
     if is_adapter:
-        try:
-            shape = known_shape(config.model.name, config.model.revision)
-        except UnknownFamily:
-            shape = None
+        shape = planned_shape(config.model)
         trained = Planner(shape, config, world_size=1, vram=0).trained if shape else 0
     state = STATE_BYTES[config.optim.name]
     checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is also saved in PEFT's format

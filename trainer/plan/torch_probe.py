@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -14,19 +13,11 @@ SIZE = 4096
 
 def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    report(
-        torch=torch.__version__,
-        cuda=torch.version.cuda,
-        gpu=device.type == "cuda",
-        bf16=device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False),
-        trouble=error_of(torch.cuda.init if device.type == "cpu" else _multiply) if torch.version.cuda else "",
-    )
-    report(bitsandbytes=True, trouble=error_of(lambda: _quantise(device)))  # last: its import takes longest
-
-
-def report(**facts: Any) -> None:
-    """Print a line of JSON and flush it, because a later step may crash the process."""
-    print(json.dumps(facts), flush=True)
+    trouble = error_of(torch.cuda.init if device.type == "cpu" else _multiply) if torch.version.cuda else ""
+    facts = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpu": device.type == "cuda", "trouble": trouble}
+    print(json.dumps(facts), flush=True)  # at once, because the next step may crash the process
+    # last, because the import of bitsandbytes takes longest
+    print(json.dumps({"bitsandbytes": True, "trouble": error_of(lambda: _quantise(device))}))
 
 
 def error_of(attempt: Callable[[], None]) -> str:

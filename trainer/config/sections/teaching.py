@@ -39,11 +39,6 @@ class Warmup(Section):
     patience: int | None = Field(None, ge=1)
     """End the warm-up after this many evaluations in a row without a new best; by default never."""
 
-    @property
-    def goes_on(self) -> bool:
-        """Return True if GRPO trains the warm-up's adapter or model further."""
-        return self.steps > 0 and not self.only and self.then == "same"
-
 
 class Teacher(Section):
     """docs/warmup.md says when a teacher helps."""
