@@ -221,7 +221,7 @@ def test_a_card_is_seen_with_what_others_use_and_what_it_cannot(one_card, capsys
 ])  # fmt: skip
 def test_torch_has_to_fit_the_driver_and_the_card(one_card, facts, severity, text):
     one_card(used=10, capability="8.6")
-    usual = {"torch": "2.13.0", "cuda": "12.4", "gpu": True, "bf16": True, "trouble": ""}
+    usual = {"torch": "2.13.0", "cuda": "12.4", "gpu": True, "trouble": ""}
     finding = doctor.build(usual | facts, ONE_CARD, hardware.driver_cuda())
     assert (finding.severity, text in finding.seen) == (severity, True)
 
@@ -229,6 +229,7 @@ def test_torch_has_to_fit_the_driver_and_the_card(one_card, facts, severity, tex
 @pytest.mark.parametrize(("override", "package"), [
     ("optim.name=adamw_8bit", "bitsandbytes"), ("model.quantize=nf4", "bitsandbytes"),
     ("reward.symbolic=true", "math-verify"), ("rollout.engine=vllm_colocate", "it needs vllm"),
+    ("model.attention=flash", "it needs flash-attn"),
     ("rollout.vllm.start=true", "it needs vllm"),
 ])  # fmt: skip
 def test_a_package_is_missed_only_by_settings_that_need_it(monkeypatch, override, package):

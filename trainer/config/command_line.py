@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import reduce
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -110,17 +109,11 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
 def code_and_servers(config: Config, keys: Iterable[str] = OF_OTHERS) -> dict[str, str]:
     """Return the code, commands and servers that may get a key, as far as these settings name them, each with the
     whole setting as it is written on a command line."""
-    values = {key: attrgetter(key)(config) for key in keys}
-    if arguments := values.get("rollout.vllm.arguments"):
-        values["rollout.vllm.arguments"] = written([*arguments])  # as one text
-    found: dict[str, str] = {}
-    for key, stored in values.items():
-        value = "true" if stored is True else stored
-        parts = [value] if isinstance(value, str | Path) else value or ()
-        whole = dict(value) if isinstance(value, Mapping) else [*parts]
-        is_text = len(parts) == 1 and not isinstance(value, Mapping)
-        for one in (f"{key}={part}" for part in parts):
-            found[user_code.code_in(one)] = one if is_text else f"{key}={written(whole)}"
+    found, values = dict[str, str](), flat(config.model_dump(mode="json"))
+    for key, value in ((key, values[key]) for key in keys if values[key]):
+        is_one = isinstance(value, str | bool) or key == "rollout.vllm.arguments"
+        for part in [value if isinstance(value, str) else written(value)] if is_one else value:
+            found[user_code.code_in(f"{key}={part}")] = f"{key}={written(value)}"
     return found
 
 

@@ -1,12 +1,11 @@
 """Read `ds_configs/*.json`: memory and precision of the engine, and nothing that the configuration already sets."""
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.config.settings import Config, Engine, Model
+from trainer.config.settings import Config, Engine
 from trainer.errors import ConfigError
 from trainer.machine.shipped import ROOT
 
@@ -33,8 +32,10 @@ def check(config: Config, has_gpu: bool) -> None:
     if config.optim.name == "adamw_8bit" and is_offloaded(zero, "optimizer"):
         reason = f"engine.ds_config={config.engine.ds_config} keeps its state in CPU memory, where 8 bits are very slow"
         raise ConfigError("optim.name=adamw_8bit", reason, "Write engine.ds_config=zero2, or optim.name=adamw")
-    if config.model.attention == "flash":
-        _check_flash(config.model, has_gpu)
+    if config.model.attention == "flash" and not has_gpu:
+        raise ConfigError("model.attention=flash", "it needs a card, and there is none", "Write model.attention=auto")
+    if config.model.attention == "flash" and config.model.dtype == "fp32":
+        raise ConfigError("model.attention=flash", "it computes in bf16 or fp16", "Write model.dtype=auto")
     if splits_weights(zero):
         _check_split_weights(config)
 
@@ -47,17 +48,6 @@ def zero_settings(settings: Engine) -> dict[str, Any]:
 def is_offloaded(zero: Mapping[str, Any], part: Literal["optimizer", "param"]) -> bool:
     """Return True if ZeRO keeps the optimizer state, or the parameters, in CPU memory."""
     return (zero.get(f"offload_{part}") or {}).get("device", "none") != "none"
-
-
-def _check_flash(model: Model, has_gpu: bool) -> None:
-    if not has_gpu:
-        raise ConfigError("model.attention=flash", "it needs a card, and there is none", "Write model.attention=auto")
-    if model.dtype == "fp32":
-        raise ConfigError("model.attention=flash", "it computes in bf16 or fp16", "Write model.dtype=auto")
-    if importlib.util.find_spec("flash_attn") is None:
-        remedy = "Write model.attention=auto, or install it: `pip install flash-attn --no-build-isolation`, which "
-        remedy += "compiles for a long time"
-        raise ConfigError("model.attention=flash", "the package flash_attn is not installed", remedy)
 
 
 def splits_weights(zero: Mapping[str, Any]) -> bool:

@@ -9,15 +9,9 @@ from typing import Any
 from trainer.config.read_yaml import written
 from trainer.config.sections.model import Lora
 from trainer.config.sections.rollout import SERVED_RANKS
-from trainer.config.sections.teaching import Teacher
 from trainer.errors import ConfigError
 
 Config = Any  # the class in settings.py, which imports this file
-
-
-def _is_unloaded(teacher: Teacher, key: str, usual: str) -> bool:
-    """Return True if a setting of the teacher's model is set, but no model is named."""
-    return getattr(teacher, key) not in (None, usual) and teacher.name is None and teacher.url is None
 
 
 def _makes_another_base(lora: Lora) -> str:
@@ -93,15 +87,14 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "it makes the policy its own reference, so the KL is always 0",
      "Write algorithm.kl.refresh=50, or with algorithm.kl.where=loss algorithm.epochs=2"),
 
-    *((f"teacher.{key}", lambda c, key=key, usual=usual: c.teacher.url and getattr(c.teacher, key) not in (None, usual),
-       "it has no effect on the server at teacher.url",
-       f"Start the server with it, and write teacher.{key}={usual}")
-      for key, usual in (("revision", "null"), ("quantize", "none"), ("adapter", "null"))),
-    *((f"teacher.{key}", lambda c, key=key, usual=usual: _is_unloaded(c.teacher, key, usual),
-       "it is for a model that is loaded as the teacher, and there is none",
-       f"Write teacher.name as well, or teacher.{key}={usual}")
+    *((f"teacher.{key}", lambda c, key=key, usual=usual: getattr(c.teacher, key) not in (None, usual) and (
+        c.teacher.url or c.teacher.name is None),
+       "it is for a model that the run itself loads as its teacher, and there is none",
+       f"Write teacher.name and no teacher.url, or teacher.{key}={usual}")
       for key, usual in (("revision", "null"), ("quantize", "none"))),
-    ("teacher.adapter", lambda c: _is_unloaded(c.teacher, "adapter", "null") and not c.shares_base,
+    ("teacher.adapter", lambda c: c.teacher.adapter and c.teacher.url,
+     "it has no effect on the server at teacher.url", "Start the server with it, and write teacher.adapter=null"),
+    ("teacher.adapter", lambda c: c.teacher.adapter and c.teacher.name is None and not c.shares_base,
      "it is over the base of this run, and {changed} changes the base",
      "Write teacher.name={c.model.name} as well, which loads the base again"),
     ("rollout.temperature", lambda c: c.teacher.url and c.rollout.temperature != 1,

@@ -10,7 +10,7 @@ from trainer.errors import ConfigError, counted
 from trainer.machine import hardware
 from trainer.machine.visible import print
 from trainer.model.shapes import Shape
-from trainer.plan.planner import GB, PROCESS, SLEEPING, TAUGHT, TIGHT, Planner
+from trainer.plan.planner import GB, SLEEPING, TAUGHT, TIGHT, Planner
 from trainer.plan.search import Placement, changed, difference, planned_shape, value_of
 
 LARGEST_ON_A_CPU = GB // 2  # parameters; with more, a step takes many minutes
@@ -53,7 +53,7 @@ def problem(config: Config, machine: hardware.Hardware, shape: Shape) -> str | N
     if reason := no_layer_to_adapt(config, shape):
         return reason
     if not machine.gpus:
-        return _too_large_for_a_cpu(config, machine, shape)
+        return _too_slow_on_a_cpu(config, machine, shape)
     placement = _placement(config, machine, shape)
     return too_little_for_vllm(placement) or _too_large_for_the_card(placement) or _too_large_for_ram(placement)
 
@@ -110,19 +110,11 @@ def _too_large_for_ram(placement: Placement) -> str | None:
     )
 
 
-def _too_large_for_a_cpu(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
-    name, size, available = config.model.name, shape.parameters, hardware.free_ram()
-    in_fp32 = changed(config, {"model.dtype": "fp32"}) if config.model.dtype == "auto" else config
-    needed = hardware.ranks(machine)[1] * (Planner(shape, in_fp32, 1, 0).weights + PROCESS)
-    if needed > available:
-        return (
-            f"model.name={name}: no GPU was found, and on the CPU the weights take {needed / GB:.1f} GB of memory, of "
-            f"which {available / GB:.1f} GB are free. Write a smaller model.name, or --preset nano."
-        )
-    if size > LARGEST_ON_A_CPU and config.model.dtype == "auto":
-        return (
-            f"model.name={name}: no GPU was found, and with {size / GB:.1f} B parameters on "
-            f"{counted(machine.cores, 'CPU core')} a step takes many minutes. Write --preset nano, a model.name of at "
-            "most 0.5 B, or model.dtype=fp32 if that is what you want."
-        )
-    return None
+def _too_slow_on_a_cpu(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
+    if shape.parameters <= LARGEST_ON_A_CPU or config.model.dtype != "auto":
+        return None
+    return (
+        f"model.name={config.model.name}: no GPU was found, and with {shape.parameters / GB:.1f} B parameters on "
+        f"{counted(machine.cores, 'CPU core')} a step takes many minutes. Write --preset nano, a model.name of at "
+        "most 0.5 B, or model.dtype=fp32 if that is what you want."
+    )

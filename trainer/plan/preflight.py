@@ -203,6 +203,9 @@ def packages(config: Config) -> Iterator[Finding]:
     if make.compares_as_mathematics(config.reward, make_task(config.task)):
         setting = "reward.symbolic=true" if config.reward.symbolic else f"task.name={config.task.name}"
         wanted.append((setting, "math-verify", pip_install("math"), "reward.symbolic=false"))
+    if config.model.attention == "flash":
+        slow = "pip install flash-attn --no-build-isolation, which compiles for a long time"
+        wanted.append(("model.attention=flash", "flash-attn", slow, "model.attention=auto"))
     if config.rollout.engine == "vllm_colocate":
         wanted.append(("rollout.engine=vllm_colocate", "vllm", pip_install("vllm"), "rollout.engine=decode"))
     if config.rollout.vllm.start and config.rollout.vllm.python is None:
