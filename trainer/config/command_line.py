@@ -52,7 +52,6 @@ class Request:
     reason: str  # the preset that was chosen automatically, and why; or the run that is resumed; else empty
     dry_run: bool = False
     json: bool = False
-    debug: bool = False
     resumes: Path | None = None  # the folder of the run to resume
     accepts_changes: bool = False  # resume although the user's code has changed
     is_python: bool = False  # train() was called, instead of a command
@@ -156,7 +155,7 @@ def parse_command_line(arguments: Sequence[str]) -> Request:
         preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
         reason = f"preset {preset} ({why})" if why else ""
         config = resolve(preset, options.recipe, options.overrides)
-    return Request(config, preset, reason, options.dry_run, options.json, options.debug, folder, options.accept_changes)
+    return Request(config, preset, reason, options.dry_run, options.json, folder, options.accept_changes)
 
 
 def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:

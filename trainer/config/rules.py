@@ -211,14 +211,9 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
 
 
 def check(c: Config) -> None:
-    """Raise ConfigError for the first rule that the settings break."""
+    """Raise ConfigError for the first rule that the settings break. It names the setting as on a command line."""
     for key, is_broken, reason, remedy in RULES:
         if is_broken(c):
+            value = reduce(getitem, key.split("."), c.model_dump(mode="json"))
             texts = (text.format(c=c, changed=_makes_another_base(c.lora)) for text in (reason, remedy))
-            raise ConfigError(_named(c, key), *texts)
-
-
-def _named(c: Config, key: str) -> str:
-    """Return a setting and its value as they are written on a command line; the name alone if there is no value."""
-    value = reduce(getitem, key.split("."), c.model_dump(mode="json"))
-    return key if value is None else f"{key}={written(value)}"
+            raise ConfigError(key if value is None else f"{key}={written(value)}", *texts)

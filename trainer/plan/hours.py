@@ -262,7 +262,7 @@ def must_know(card: str) -> None:
         raise ConfigError(f"--card {card or repr('')}", reason, "Name a similar card, or a run with --like")
 
 
-def on_card(name: str, planner: Planner, problems: int | None = None) -> Estimate | None:
+def on_card(name: str, planner: Planner) -> Estimate | None:
     """Return the time of a run on a card according to its published numbers; None if they are unknown."""
     if (card := card_of(name)) is None:
         return None
@@ -270,7 +270,7 @@ def on_card(name: str, planner: Planner, problems: int | None = None) -> Estimat
     guess = f", taken for {card.neighbour}" if card.neighbour else ""
     high = replace(low, ratio=H100, rounds=_rounds(planner.config))
     cards = f"{planner.world_size} x " if planner.world_size > 1 else ""
-    return _between(low, high, _steps(planner.config, problems), f"on {cards}{name}{guess}")
+    return _between(low, high, _steps(planner.config, None), f"on {cards}{name}{guess}")
 
 
 def _rounds(config: Config) -> int:
