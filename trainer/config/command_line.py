@@ -69,8 +69,8 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         text = repr(_shown(overrides))
         raise ConfigError("overrides", f"{text} is one text", f"Write a list of them: [{text}]")
     overrides = ["".join(map(str.strip, text.partition("="))) for text in overrides]
-    is_named = any("weights" in layer.get("reward", {}) for layer in layers)
-    if not is_named and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
+    has_weights = any("weights" in layer.get("reward", {}) for layer in layers)
+    if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
         layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
     layers.append({})
     for text in overrides:
