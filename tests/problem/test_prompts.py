@@ -11,7 +11,7 @@ from transformers.utils import chat_template_utils
 from tests.conftest import refuses
 from trainer.answers import compare, find
 from trainer.config.command_line import resolve
-from trainer.config.settings import PROMPT_STYLES, PromptSettings
+from trainer.config.sections.task import PROMPT_STYLES, PromptSettings
 from trainer.errors import DataError
 from trainer.problem import prompts
 from trainer.problem.prompts import MARKS, STYLES, Prompter, begun, solved

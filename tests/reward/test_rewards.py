@@ -12,7 +12,7 @@ from tests.conftest import refuses
 from tests.rewarding import PROBLEM, PROMPT, MadeUp, answer, scorer_of, scores_of
 from trainer.answers import compare, symbolic
 from trainer.config.command_line import resolve
-from trainer.config.settings import REWARDS
+from trainer.config.sections.reward import REWARDS
 from trainer.records import Completion, Prompt, Sampling, Segment
 from trainer.reward.built_in import COMPONENTS, Rules, read
 from trainer.reward.scorer import Meter, Scorer

@@ -19,10 +19,6 @@ def _makes_another_base(lora: Lora) -> str:
     return "lora.enabled=false" if not lora.enabled else f"lora.init={lora.init}" if lora.init != "zero" else ""
 
 
-def _serves_adapters(c: Config) -> bool:
-    return c.lora.enabled and c.rollout.uses_vllm
-
-
 # Each row has the setting that the error names, a condition, the reason and the remedy, which may quote settings of c.
 # fmt: off
 RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
@@ -198,12 +194,12 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("rollout.vllm.urls", lambda c: c.rollout.vllm.urls and not c.lora.enabled,
      "the weights of a whole model (lora.enabled=false) go only to servers that the run started",
      "Write rollout.vllm.start=true"),
-    ("rollout.engine", lambda c: c.lora.dora and _serves_adapters(c),
+    ("rollout.engine", lambda c: c.lora.dora and c.lora.enabled and c.rollout.uses_vllm,
      "vLLM serves no DoRA", "Write lora.dora=false, or rollout.engine=decode"),
-    ("lora.targets", lambda c: c.lora.named_ends and _serves_adapters(c),
+    ("lora.targets", lambda c: c.lora.named_ends and c.lora.enabled and c.rollout.uses_vllm,
      "vLLM serves no adapter of {c.lora.named_ends[0]}, except for a few models",
      "Write lora.targets=all, which leaves it out, or rollout.engine=decode"),
-    ("lora.r", lambda c: c.lora.served_rank > SERVED_RANKS[-1] and _serves_adapters(c),
+    ("lora.r", lambda c: c.lora.served_rank > SERVED_RANKS[-1] and c.lora.enabled and c.rollout.uses_vllm,
      f"vLLM serves ranks up to {SERVED_RANKS[-1]}, and this adapter is exported with rank {{c.lora.served_rank}}",
      f"Write lora.r={SERVED_RANKS[-1] // 2} or less"),
 ]

@@ -16,17 +16,16 @@ from trainer.config.paths import stored
 from trainer.config.sections.algorithm import Algorithm, Correction, GradReg, Kl
 from trainer.config.sections.base import RUNS, Section, is_section
 from trainer.config.sections.model import Lora, Model
-from trainer.config.sections.reward import REWARDS, RIGHT, Code, Judge, Reward, function_name
+from trainer.config.sections.reward import RIGHT, Code, Judge, Reward, function_name
 from trainer.config.sections.rollout import SERVED_RANKS, Rollout, Turns, Vllm
 from trainer.config.sections.run import Engine, Eval, Optim, Run
-from trainer.config.sections.task import PROMPT_STYLES, PromptSettings, TaskSettings
+from trainer.config.sections.task import PromptSettings, TaskSettings
 from trainer.config.sections.teaching import Teacher, Warmup
 from trainer.errors import ConfigError
 
-__all__ = ["PROMPT_STYLES", "REWARDS", "RUNS", "SERVED_RANKS", "Algorithm", "Code", "Config", "Correction", "Engine"]
-__all__ += ["Eval", "GradReg", "Judge", "Kl", "Lora", "Model", "Optim", "PromptSettings", "Reward", "Rollout", "Run"]
-__all__ += ["Section", "TaskSettings", "Teacher", "Turns", "Vllm", "Warmup", "fields", "function_name", "is_section"]
-__all__ += ["sections"]
+__all__ = ["RUNS", "SERVED_RANKS", "Algorithm", "Code", "Config", "Correction", "Engine", "Eval", "GradReg", "Judge"]
+__all__ += ["Kl", "Lora", "Model", "Optim", "PromptSettings", "Reward", "Rollout", "Section", "TaskSettings", "Teacher"]
+__all__ += ["Turns", "Vllm", "Warmup", "fields", "function_name", "is_section", "sections"]
 
 
 class Config(Section):
