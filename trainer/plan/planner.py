@@ -243,13 +243,9 @@ class Planner:
         return 0 if self.streams else self.weights / (self.world_size if self.splits else 1)
 
     @property
-    def _gathered(self) -> float:
-        """Bytes of split weights while all of them are gathered, as in a rollout."""
-        return self.weights if self.splits else 0
-
-    @property
     def _whole(self) -> Sizes:
-        return {"weights": self._own_weights + self._gathered}
+        """The weights while all of them are gathered, as in a rollout."""
+        return {"weights": self._own_weights + (self.weights if self.splits else 0)}
 
     @property
     def _layer_by_layer(self) -> Sizes:
@@ -261,7 +257,7 @@ class Planner:
     @cached_property
     def _free(self) -> float:
         """Bytes that are free when the first rollout starts."""
-        return self.vram - CONTEXT - (1 + SLACK) * (sum(self._resident.values()) + self._gathered)
+        return self.vram - CONTEXT - (1 + SLACK) * sum((self._resident | self._whole).values())
 
     # a teacher
 
