@@ -110,8 +110,9 @@ def code_and_servers(config: Config, keys: Iterable[str] = OF_OTHERS) -> dict[st
     whole setting as it is written on a command line."""
     found, values = dict[str, str](), flat(config.model_dump(mode="json"))
     for key, value in ((key, values[key]) for key in keys if values[key]):
+        text = value if isinstance(value, str) else written(value)
         is_one = isinstance(value, str | bool) or key == "rollout.vllm.arguments"
-        for part in [value if isinstance(value, str) else written(value)] if is_one else value:
+        for part in [text] if is_one else value:
             found[user_code.code_in(f"{key}={part}")] = f"{key}={written(value)}"
     return found
 

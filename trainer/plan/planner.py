@@ -230,29 +230,25 @@ class Planner:
         adapter_item = self.item if self.config.shares_base else FLOAT
         teacher_adapter = sum(map(prod, self._teacher_adapter.values())) * adapter_item
         return {
-            "weights": self._own_weights,
+            # adapters are not split, because their tensors are too small
+            "weights": 0 if self.streams else self.weights / (self.world_size if self.splits else 1),
             "adapter": self.trained * self.item if lora.enabled else 0,
             "optimizer state": largest * self.item if self.offloads else self.state,  # or a buffer of one tensor
             "reference": snapshots * self.trained * self.item,
             "teacher": (self.teacher.weights if self.teacher else 0) + teacher_adapter,
         }
 
-    @cached_property
-    def _own_weights(self) -> float:
-        """Bytes of the weights that stay on this card. Adapters are not split because their tensors are too small."""
-        return 0 if self.streams else self.weights / (self.world_size if self.splits else 1)
-
     @property
     def _whole(self) -> Sizes:
         """The weights while all of them are gathered, as in a rollout."""
-        return {"weights": self._own_weights + (self.weights if self.splits else 0)}
+        return {"weights": self._resident["weights"] + (self.weights if self.splits else 0)}
 
     @property
     def _layer_by_layer(self) -> Sizes:
         """The weights during a training pass, which gathers split layers only while it computes them."""
         live = int(self.zero.get("stage3_max_live_parameters", GB))
         gathered = self.item * min(self.shape.parameters, max(live, self.shape.embedding)) if self.splits else 0
-        return {"weights": self._own_weights + gathered}
+        return {"weights": self._resident["weights"] + gathered}
 
     @cached_property
     def _free(self) -> float:

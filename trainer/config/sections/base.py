@@ -42,7 +42,8 @@ class Section(BaseModel):
         if is_section(kind):
             return value
         takes_numbers = bool({kind, *get_args(kind)} & {int, float})
-        for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
+        parts = [*value.values()] if isinstance(value, dict) else value
+        for part in parts if isinstance(parts, list) else [parts]:
             if takes_numbers and isinstance(part, bool):
                 raise ValueError("true and false are no numbers. Write a number")
             if isinstance(part, int) and part.bit_length() > LARGEST_BITS:
