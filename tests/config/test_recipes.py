@@ -9,7 +9,7 @@ from tests.conftest import ROOT, lines_of, refuses
 from tests.e2e.recipes import resolved, small
 from tests.e2e.short_job import train
 from trainer.config.arguments import PRESETS, RECIPES, names_in
-from trainer.config.command_line import resolve
+from trainer.config.command_line import full_names, resolve
 from trainer.config.settings import fields
 
 NAMES = names_in(RECIPES)
@@ -18,17 +18,8 @@ HARDWARE = {"model.dtype", "model.gradient_checkpointing", "optim.tokens_per_mic
 HARDWARE |= {"optim.name", "optim.layout", "rollout.rows", "rollout.engine", "run.threads", "engine.ds_config"}
 
 
-def flat(settings: dict, prefix: str = "") -> dict:
-    """Every setting of a layer by its dotted name."""
-    found = {}
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        found |= {name: value} if name in fields() else flat(value, f"{name}.")
-    return found
-
-
 def layer(recipe: str) -> dict:
-    return flat(yaml.safe_load((RECIPES / f"{recipe}.yaml").read_text()))
+    return full_names(yaml.safe_load((RECIPES / f"{recipe}.yaml").read_text()))
 
 
 @pytest.mark.parametrize("preset", names_in(PRESETS))
@@ -39,7 +30,7 @@ def test_a_recipe_goes_over_every_preset(recipe, preset, tmp_path):
             resolve(preset, recipe)
         return
     config = resolve(preset, recipe)
-    resolved = flat(config.model_dump(mode="json"))
+    resolved = full_names(config.model_dump(mode="json"))
     for name, value in layer(recipe).items():
         if isinstance(value, dict):  # the weights: those of the preset stay beside them
             assert resolved[name].items() >= value.items()
