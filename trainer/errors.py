@@ -1,19 +1,5 @@
 """The errors that Octet raises for its users.
 
-    OctetError
-    ├── ConfigError      (ValueError)  a setting: its key and value, the reason, and what to write instead
-    ├── DataError        (ValueError)  a data set, a record, a file of completions
-    ├── RewardError      (ValueError)  a reward function of the user
-    ├── ModelError       (ValueError)  a model or tokenizer that cannot be found or used
-    ├── CheckpointError                a checkpoint that is missing, incomplete or from another run
-    ├── MergeError                     a merged model that differs from the trained model
-    ├── TrainingError                  training that must not continue: non-finite loss, adapter that never changed
-    │   └── EndedByAlarm               an alarm about the health of a run, with run.strict_health=true
-    ├── NotLearned                     a complete run that has not learned, with run.strict_verdict=true
-    ├── ClusterError                   ranks that cannot connect, a job that Slurm refuses
-    │   └── LostRank                   a rank that died or stopped responding during a run
-    └── Interrupted                    no error: the run was asked to stop, has saved everything, and can continue
-
 The command line prints the message and exits with the error's status, usually 2; `--debug` adds the traceback.
 Text written by a *model* never raises: it scores 0 and is counted.
 """
@@ -44,46 +30,46 @@ class OctetError(Exception):
         return self
 
 
-class ConfigError(OctetError, ValueError): ...
+class ConfigError(OctetError, ValueError): ...  # a setting: its key and value, the reason, and what to write instead
 
 
-class DataError(OctetError, ValueError): ...
+class DataError(OctetError, ValueError): ...  # a data set, a record, a file of completions
 
 
-class RewardError(OctetError, ValueError): ...
+class RewardError(OctetError, ValueError): ...  # a reward function of the user
 
 
-class ModelError(OctetError, ValueError): ...
+class ModelError(OctetError, ValueError): ...  # a model or tokenizer that cannot be found or used
 
 
-class CheckpointError(OctetError): ...
+class CheckpointError(OctetError): ...  # a checkpoint that is missing, incomplete or from another run
 
 
-class MergeError(OctetError):
+class MergeError(OctetError):  # a merged model that differs from the trained model
     status = 1  # everything was written, but it is wrong
 
 
-class TrainingError(OctetError): ...
+class TrainingError(OctetError): ...  # training that must not continue: non-finite loss, adapter that never changed
 
 
-class EndedByAlarm(TrainingError):
+class EndedByAlarm(TrainingError):  # an alarm about the health of a run, with run.strict_health=true
     status = 5  # training works, but something is wrong with what it learns; NotLearned has 3 and 4
 
 
-class NotLearned(OctetError):
+class NotLearned(OctetError):  # a complete run that has not learned, with run.strict_verdict=true
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
 
 
-class ClusterError(OctetError): ...
+class ClusterError(OctetError): ...  # ranks that cannot connect, a job that Slurm refuses
 
 
-class LostRank(ClusterError):
+class LostRank(ClusterError):  # a rank that died or stopped responding during a run
     status = 76  # job scripts requeue the job, because a node may be the cause
 
 
-class Interrupted(OctetError):
+class Interrupted(OctetError):  # no error: the run was asked to stop, has saved everything, and can continue
     status = 75  # EX_TEMPFAIL of sysexits.h; job scripts requeue the job
 
 

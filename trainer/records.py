@@ -251,13 +251,9 @@ class TrainingBatch:
     def to(self, device: Any) -> TrainingBatch:
         return TrainingBatch(**_moved(self, device))
 
-    def prepared(
-        self, reference_logprobs_BT: Tensor | None = None, token_advantages_BT: Tensor | None = None
-    ) -> PreparedBatch:
+    def prepared(self, reference_BT: Tensor | None = None, advantages_BT: Tensor | None = None) -> PreparedBatch:
         """Return the batch with values that are computed before the first update."""
-        return PreparedBatch(
-            **_parts(self), reference_logprobs_BT=reference_logprobs_BT, token_advantages_BT=token_advantages_BT
-        )
+        return PreparedBatch(**_parts(self), reference_logprobs_BT=reference_BT, token_advantages_BT=advantages_BT)
 
     @property
     def present_BT(self) -> Tensor:
