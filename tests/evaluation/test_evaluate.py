@@ -189,7 +189,7 @@ SAID += [("nnnnnyyy", "yyyyyyyy", "within the noise: 37.5% -> 100.0%")]
 def test_the_sentence_about_two_models_is_honest(before, after, said):
     assert Comparison(evaluation("base", before), evaluation("adapter", after)).sentence.startswith(said)
     flips = Comparison(evaluation("base", "yn-y"), evaluation("adapter", "ynyn")).flips
-    found = [(one.direction, one.record()["before_answer"], one.record()["after_answer"]) for one in flips]
+    found = [(one["direction"], one["before_answer"], one["after_answer"]) for one in flips]
     assert found == [("gained", None, "18"), ("lost", "18", "7")]
 
 
@@ -204,7 +204,7 @@ def test_a_flip_is_one_line_also_if_its_answers_have_several():
 def test_an_answer_of_several_turns_is_shown_as_a_whole():
     turns = (Turn("model", "5"), Turn("environment", "too low"), Turn("model", "18"))
     (flip,) = Comparison(evaluation("base", "n"), Evaluation("adapter", (outcome("18", turns=turns),))).flips
-    assert [flip.record()[f"{side}_completion"] for side in ("before", "after")] == ["#### 7", "5\n> too low\n18"]
+    assert [flip[f"{side}_completion"] for side in ("before", "after")] == ["#### 7", "5\n> too low\n18"]
 
 
 def test_agreement_looks_at_log_probs_up_to_the_first_other_token():

@@ -155,7 +155,7 @@ def test_a_comparison_of_rewards_counts_what_is_higher_and_lower_and_names_the_l
     (pair,) = results.document({}, both)["comparisons"]
     assert (pair["gained"], pair["lost"], pair["difference"]) == (2, 1, pytest.approx(1 / 3))
     (found,) = results.all_pairs(both)
-    assert [flip.record()["after_reward"] for flip in found.flips] == [1.5, 0.75, 0.25]
+    assert [flip["after_reward"] for flip in found.flips] == [1.5, 0.75, 0.25]
     assert results.rows(both)[0] == ["reward", "0.500 [0.500, 0.500]", "0.875 [0.0469, 1.70]"]
 
 

@@ -49,22 +49,21 @@ class EvaluationHistory:
     measure: Measure = STRICT
 
     def __post_init__(self) -> None:
-        folder, settings, measure, problems = self.folder, self.settings, self.measure, self.problems
-        self.metric = "reward" if measure.is_reward and settings.metric != "loss" else settings.metric
-        named, first_step, is_main = measure.noted, self.first_step, distributed.is_main()
-        read = (_evaluated(folder, first_step, named), *_kept(folder, self.run, named)) if is_main else ([], None, "")
-        records, kept, wrong = distributed.gather(read)[0]
-        self.kept: dict[str, Any] | None = kept  # the content of best.json, about the model in `best/`
+        folder, settings, first_step, named = self.folder, self.settings, self.first_step, self.measure.noted
+        self.metric = "reward" if self.measure.is_reward and settings.metric != "loss" else settings.metric
+        records = distributed.on_main(lambda: _evaluated(folder, first_step, named))
+        kept, self.lost = distributed.on_main(lambda: _kept(folder, self.run, named))
+        self.kept = kept  # the content of best.json, about the model in `best/`
         by_step = {record["step"]: record for record in records}
         if kept and (kept["step"] < first_step or kept["step"] in by_step):  # otherwise its step is evaluated again
             by_step[kept["step"]] = {name if name == "step" else f"eval/{name}": value for name, value in kept.items()}
         self.milestones = [
             Milestone(step, _worth(record, self.metric))
             for step, record in sorted(by_step.items())
-            if record["eval/problems"] == problems
+            if record["eval/problems"] == self.problems
         ]
-        is_gone = settings.every and self.milestones and not kept
-        self.lost = wrong or (f"{folder / 'best'} is not there" if is_gone else "")
+        if settings.every and self.milestones and not kept:
+            self.lost = self.lost or f"{folder / 'best'} is not there"
         self.is_seen = any(record["step"] == first_step for record in records)  # whatever its number of problems
         self.spares_best = first_step >= self.total_steps and kept is not None
         self.last: Evaluation | None = None

@@ -260,10 +260,8 @@ def keep_base(folder: Path, evaluation: Evaluation, seconds: float) -> None:
     """Store the evaluation of the base and its seconds in the run folder, so that a resumed run need not repeat it."""
     if not distributed.is_main():
         return
-    sampled = evaluation.sampled
-    if sampled:
-        trials = tuple(tuple(map(_without_logprobs, trial)) for trial in sampled.trials)
-        sampled = replace(sampled, trials=trials)
+    if sampled := evaluation.sampled:
+        sampled = replace(sampled, trials=tuple(tuple(map(_without_logprobs, trial)) for trial in sampled.trials))
     stored = replace(evaluation, outcomes=_without_logprobs(evaluation.outcomes), sampled=sampled)
     document = {"seconds": seconds, "evaluation": STORED.dump_python(stored, mode="json")}
     disk.replace(folder / "base.json", json.dumps(document).encode())
@@ -271,19 +269,16 @@ def keep_base(folder: Path, evaluation: Evaluation, seconds: float) -> None:
 
 def kept_base(folder: Path, prompts: Sequence[Prompt], draws: Draws | None) -> tuple[Evaluation, float] | None:
     """Return the stored evaluation and its seconds, or None if it is not of these problems. Every rank calls it."""
-    document: Any = distributed.gather(_read(folder / "base.json") if distributed.is_main() else None)[0]
-    with suppress(LookupError, TypeError, ValueError):
+    path = folder / "base.json"
+    text = distributed.on_main(lambda: path.read_text(errors="replace") if path.is_file() else "")
+    with suppress(LookupError, TypeError, ValueError, RecursionError):
+        document = disk.parsed(text)
         evaluation, seconds = STORED.validate_python(document["evaluation"]), float(document["seconds"])
         answered = [(one.problem_id, one.question, one.gold) for one in evaluation.outcomes]
         asked = [(one.problem.id, one.problem.question, one.problem.gold) for one in prompts]
         if answered == asked and draws == (evaluation.sampled.draws if evaluation.sampled else None):
             return evaluation, seconds
     return None
-
-
-def _read(path: Path) -> Any:
-    with suppress(OSError, ValueError, RecursionError):
-        return disk.parsed(path.read_bytes())
 
 
 def _without_logprobs(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:

@@ -51,7 +51,8 @@ class Agreement:
 def agreement(one: Evaluation, other: Evaluation) -> Agreement:
     pairs = [(a.completion, b.completion) for a, b in zip(one.outcomes, other.outcomes, strict=True)]
     parts = [both for pair in pairs for both in _of_one_prompt(*pair)]
-    differences = [difference for a, b in parts for difference in _differences(a, b)]
+    # beyond the first different token the contexts differ
+    differences = [abs(x - y) for a, b in parts for x, y in list(zip(a.logprobs, b.logprobs))[: _shared(a, b)]]
     return Agreement(
         sum(a.tokens == b.tokens for a, b in pairs),
         len(pairs),
@@ -76,12 +77,6 @@ def _by_prompt(answer: Completion) -> dict[tuple[tuple[int, ...], int], Part]:
         parts[prompt, seen[prompt]] = part
         seen[prompt] += 1
     return parts
-
-
-def _differences(one: Part, other: Part) -> list[float]:
-    """Return the differences of log-probs before the first different token, after which the contexts differ."""
-    both = list(zip(one.logprobs, other.logprobs))
-    return [abs(x - y) for x, y in both[: _shared(one, other)]]
 
 
 def _parting(one: Part, other: Part) -> float:

@@ -14,34 +14,11 @@ from trainer.evaluation.evaluate import Evaluation, Outcome
 from trainer.machine import disk
 from trainer.records import Completion
 from trainer.run_folder.reader import table_rows
-from trainer.watch.measure import STRICT, Measure, number
+from trainer.watch.measure import Measure, number
 from trainer.watch.verdict import evidence_of
 
 SHOWN_FLIPS = 3  # in each direction; eval_flips.jsonl has all of them
 FILES = "eval.json, eval.md, eval_answers.jsonl, eval_flips.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """A problem that only one of two models solves, or whose two answers have different rewards."""
-
-    direction: str  # gained or lost
-    before: Outcome
-    after: Outcome
-    measure: Measure = STRICT
-
-    def record(self) -> dict[str, Any]:
-        asked = {"problem": self.before.problem_id, "question": self.before.question, "gold": self.before.gold}
-        sides = {"before": self.before, "after": self.after}
-        name, attribute = ("reward", "reward") if self.measure.is_reward else ("answer", "strict")
-        answers = {f"{side}_{name}": getattr(outcome.score, attribute) for side, outcome in sides.items()}
-        texts = {f"{side}_completion": _text(outcome.completion) for side, outcome in sides.items()}
-        return {"direction": self.direction, **asked, **answers, **texts}
-
-
-def _text(answer: Completion) -> str:
-    """Return the text of an answer. If it has several turns, those of the environment begin with `>`."""
-    return "\n".join("> " * (role != "model") + text for role, text in answer.turns) or answer.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +47,18 @@ class Comparison:
         return self.measure.compared([value for *_, value, _ in self.both], [value for *_, value in self.both])
 
     @property
-    def flips(self) -> list[Flip]:
-        """Return the problems with a difference, the largest first."""
-        both = sorted(self.both, key=lambda row: -abs(row[3] - row[2]))
-        return [Flip("gained" if b > a else "lost", old, new, self.measure) for old, new, a, b in both if a != b]
+    def flips(self) -> list[dict[str, Any]]:
+        """Return the problems that only one model solves, or whose answers differ in reward, the most different first:
+        the records of eval_flips.jsonl."""
+        name, attribute = ("reward", "reward") if self.measure.is_reward else ("answer", "strict")
+        flips = []
+        for old, new, a, b in sorted(self.both, key=lambda row: -abs(row[3] - row[2])):
+            asked = {"problem": old.problem_id, "question": old.question, "gold": old.gold}
+            answers = {f"before_{name}": getattr(old.score, attribute), f"after_{name}": getattr(new.score, attribute)}
+            texts = {"before_completion": _text(old.completion), "after_completion": _text(new.completion)}
+            if a != b:
+                flips.append({"direction": "gained" if b > a else "lost", **asked, **answers, **texts})
+        return flips
 
     @property
     def sentence(self) -> str:
@@ -92,6 +77,11 @@ class Comparison:
             return {**summary, "difference": value, "interval": interval}
         lenient = zip(("gained", "lost", "p"), mcnemar(self.before.correct_lenient, self.after.correct_lenient))
         return {**summary, "lenient": dict(lenient)}
+
+
+def _text(answer: Completion) -> str:
+    """Return the text of an answer. If it has several turns, those of the environment begin with `>`."""
+    return "\n".join("> " * (role != "model") + text for role, text in answer.turns) or answer.text
 
 
 def all_pairs(evaluations: Sequence[Evaluation]) -> list[Comparison]:
@@ -127,7 +117,7 @@ def document(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> 
 def write(folder: Path, settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     answers = [record for evaluation in evaluations for record in evaluation.records()]
-    flips = [{"models": one.names, **flip.record()} for one in all_pairs(evaluations) for flip in one.flips]
+    flips = [{"models": one.names, **flip} for one in all_pairs(evaluations) for flip in one.flips]
     disk.replace(folder / "eval.json", (json.dumps(document(settings, evaluations), indent=2) + "\n").encode())
     disk.replace(folder / "eval.md", markdown(settings, evaluations).encode())
     for name, records in (("eval_answers.jsonl", answers), ("eval_flips.jsonl", flips)):
@@ -160,18 +150,18 @@ def verdicts(evaluations: Sequence[Evaluation]) -> list[str]:
 def flip_lines(comparison: Comparison) -> Iterator[str]:
     """Yield some of the problems that flipped, in both directions."""
     for direction, label in zip(("gained", "lost"), comparison.measure.flipped):
-        flips = [flip for flip in comparison.flips if flip.direction == direction]
+        flips = [flip for flip in comparison.flips if flip["direction"] == direction]
         more = f", {SHOWN_FLIPS} of them" if len(flips) > SHOWN_FLIPS else ""
         if flips:
             yield f"{comparison.names}, {label}: {len(flips)}{more}"
         for flip in flips[:SHOWN_FLIPS]:
-            sides = ((comparison.before, flip.before.score.strict), (comparison.after, flip.after.score.strict))
-            answers = [f"{model.name} {'no answer' if text is None else shorten(text, 30)}" for model, text in sides]
-            change = f"gold {' '.join(flip.before.gold.split())}; {', '.join(answers)}"
             if comparison.measure.is_reward:
-                change = " -> ".join(number(one.score.reward or 0.0) for one in (flip.before, flip.after))
-            asked = f"{flip.before.problem_id}: {shorten(flip.before.question, 70, placeholder=' ...')}"
-            yield f"  {asked} ({change})"
+                change = f"{number(flip['before_reward'])} -> {number(flip['after_reward'])}"
+            else:
+                sides = ((comparison.before, flip["before_answer"]), (comparison.after, flip["after_answer"]))
+                said = [f"{model.name} {'no answer' if text is None else shorten(text, 30)}" for model, text in sides]
+                change = f"gold {' '.join(flip['gold'].split())}; {', '.join(said)}"
+            yield f"  {flip['problem']}: {shorten(flip['question'], 70, placeholder=' ...')} ({change})"
 
 
 # ------------------------------------------------------------------------------------------------------------ eval.md
