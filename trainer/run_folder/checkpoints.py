@@ -14,7 +14,6 @@ there is no cursor and no generator state to store.
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ from trainer.machine import disk, manifest
 from trainer.machine.visible import visible
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.run_folder import previous_run
+from trainer.run_folder import journal, previous_run
 from trainer.run_folder.previous_run import step_of
 
 _whole: dict[Path, bool] = {}  # checkpoints that this process has written or read, and whether they are undamaged
@@ -55,7 +54,16 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learne
     then = f"`--resume` then continues from {before[0].name}" if before else "the same command then starts again"
     remedy = f"Make room, or write run.keep=1; {then}."
     with disk.writing(partial, f"the checkpoint of step {step}", remedy, sum(map(disk.size, before))):
-        _write(policy, partial, step, learned)
+        if distributed.is_main():
+            disk.remove(partial)
+            partial.mkdir(parents=True)
+        distributed.barrier()
+        policy.save(partial)
+        if distributed.is_main():
+            state = {name: part.state() for name, part in learned._asdict().items()}
+            (partial / "state.json").write_text(json.dumps({"step": step, **state}))
+        distributed.barrier()
+        seal(partial)
     if distributed.is_main():
         _publish(partial, final)
     distributed.barrier()
@@ -67,20 +75,6 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learne
         for later in [path for path in previous_run.checkpoints(run_folder) if step_of(path) > step]:  # damaged ones
             shutil.rmtree(later)
     _delete_earlier(run_folder, step, keep)
-
-
-def _write(policy: Policy, partial: Path, step: int, learned: Learned) -> None:
-    if distributed.is_main():
-        disk.remove(partial)
-        partial.mkdir(parents=True)
-    distributed.barrier()
-    policy.save(partial)
-    if distributed.is_main():
-        state: dict[str, Any] = {"step": step}
-        state |= {name: part.state() for name, part in learned._asdict().items()}
-        (partial / "state.json").write_text(json.dumps(state))
-    distributed.barrier()
-    seal(partial)
 
 
 def latest(run_folder: Path) -> Path | None:
@@ -104,14 +98,12 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Learned) -> int
         _whole[folder] = not wrong
         if wrong.startswith(manifest.OTHER):
             raise CheckpointError(folder, visible(wrong), "Continue with that version, or delete it").of_all()
-        if wrong:
-            if distributed.is_main():
-                warning = f"octet: warning: {folder} is damaged and not used: {visible(wrong)[:500]}"
-                print(warning, file=sys.stderr, flush=True)
-        else:
+        if not wrong:
             step = _load(policy, folder, learned)
             _delete_earlier(run_folder, step, keep)
             return step
+        if distributed.is_main():
+            journal.warn(f"{folder} is damaged and not used: {wrong}")
     remedy = f"Restore one, or delete {run_folder} to start again"
     raise CheckpointError(run_folder / "checkpoints", "every checkpoint in it is damaged", remedy).of_all()
 
@@ -128,7 +120,7 @@ def seal(folder: Path) -> None:
 
 def damage(folder: Path) -> str:
     """Return what is wrong with a sealed folder, or "" if it is unchanged. Every rank calls it and gets the same."""
-    sums, wrong = distributed.gather(manifest.read(folder) if distributed.is_main() else ({}, ""))[0]
+    sums, wrong = distributed.on_main(lambda: manifest.read(folder))
     return wrong or manifest.unlike(sums, _checksums(folder, sums))
 
 

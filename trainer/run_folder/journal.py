@@ -141,7 +141,7 @@ def _keep_before(path: Path, first_step: int) -> None:
 
 
 def warn(text: str) -> None:
-    print(f"octet: warning: {text}. The run continues.", file=sys.stderr, flush=True)
+    print(f"octet: warning: {visible(text)[:1000]}. The run continues.", file=sys.stderr, flush=True)
 
 
 def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:

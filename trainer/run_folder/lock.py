@@ -26,7 +26,7 @@ from trainer.machine import disk, hardware
 from trainer.machine.shipped import CHECKOUT
 from trainer.model import hub
 from trainer.ranks import distributed, slurm
-from trainer.run_folder import previous_run
+from trainer.run_folder import journal, previous_run
 from trainer.run_folder.provenance import code_of, files_of, versions
 
 MACHINE = "machine.json"
@@ -98,8 +98,10 @@ def write_config(folder: Path, config: Config) -> None:
     """Write the configuration into the run folder. It is called after everything is loaded, so that an error leaves
     none behind."""
     if distributed.is_main():
+        packages, commit = [f"{name} {number}" for name, number in versions().items()], revision()
+        made_with = ", ".join([*packages, f"git revision {commit}" if commit else "no git revision"])
         machine = f"{counted(distributed.world_size(), 'rank')}; {hardware.detect()}"
-        text = f"# {provenance()}\n# {machine}\n{_movable(config, folder).to_yaml(folder)}"
+        text = f"# {made_with}\n# {machine}\n{_movable(config, folder).to_yaml(folder)}"
         if not (folder / "config.yaml").exists():
             disk.mark_as_made_here(folder)
         disk.replace(folder / "config.yaml", text.encode())
@@ -185,15 +187,9 @@ def _is_free(lock: IO[str]) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
             raise
-        warning = f"{Path(lock.name).parent}: its file system has no locks ({error.strerror})"
-        print(f"octet: warning: {warning}. Make sure that no other run writes there.", file=sys.stderr, flush=True)
+        without = f"its file system has no locks ({error.strerror}), so make sure that no other run writes there"
+        journal.warn(f"{Path(lock.name).parent}: {without}")
     return True
-
-
-def provenance() -> str:
-    """Return a line with the versions of Octet and of the packages that it trains with."""
-    packages, commit = [f"{name} {number}" for name, number in versions().items()], revision()
-    return ", ".join([*packages, f"git revision {commit}" if commit else "no git revision"])
 
 
 def revision() -> str:

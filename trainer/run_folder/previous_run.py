@@ -76,14 +76,10 @@ def changes(folder: Path, config: Config) -> list[Change]:
 
 
 def differences(folder: Path, config: Config) -> list[Change]:
-    """Return the changes from the settings in the folder, if there are any."""
-    before = settings_of(folder)
-    return between(folder, before, config) if before else []
-
-
-def between(folder: Path, *configs: Config) -> list[Change]:
-    """Return the changes between two configurations. A copy of a file counts as the original."""
-    before, now = (flat(stored(config.model_dump(mode="json"), folder)) for config in configs)
+    """Return the changes from the settings in the folder, if there are any. A copy of a file counts as the original."""
+    if not (saved := settings_of(folder)):
+        return []
+    before, now = (flat(stored(one.model_dump(mode="json"), folder)) for one in (saved, config))
     changed = [Change(key, before[key], now[key]) for key in now if before[key] != now[key]]
     return [change for change in changed if not _is_copied(change, folder)]
 
@@ -141,10 +137,17 @@ def refuse_to_lengthen(folder: Path, config: Config) -> None:
 
 def settings_of(folder: Path) -> Config | None:
     """Return the settings in the newest checkpoint, or in config.yaml. Settings added since have their defaults."""
-    return saved_settings(folder) or written_settings(folder)
+    if saved := _saved_settings(folder):
+        return saved
+    path = folder / "config.yaml"
+    try:
+        return resolve(str(path)) if path.is_file() else None
+    except (OSError, OctetError) as error:
+        remedy = "Restore the file, or delete it: the run then continues with the settings of this command"
+        raise ConfigError(path, f"the settings of this run cannot be read ({error})", remedy) from None
 
 
-def saved_settings(folder: Path) -> Config | None:
+def _saved_settings(folder: Path) -> Config | None:
     """Return the settings in the newest checkpoint whose state is not damaged, or None if there is none."""
     for checkpoint in checkpoints(folder)[::-1]:
         path = checkpoint / "state.json"
@@ -157,17 +160,6 @@ def saved_settings(folder: Path) -> Config | None:
                 remedy = f"Continue with the version that wrote it, or delete {folder} to start again"
                 raise CheckpointError(path, reason, remedy) from None
     return None
-
-
-def written_settings(folder: Path) -> Config | None:
-    path = folder / "config.yaml"
-    if not path.is_file():
-        return None
-    try:
-        return resolve(str(path))
-    except (OSError, OctetError) as error:
-        remedy = "Restore the file, or delete it: the run then continues with the settings of this command"
-        raise ConfigError(path, f"the settings of this run cannot be read ({error})", remedy) from None
 
 
 def refuse_what_is_not_its_own(folder: Path) -> None:
