@@ -102,9 +102,8 @@ def build(request: Request, data: Data | None = None) -> Run:
     history = EvaluationHistory(folder, config.eval, len(held_out), *run)
     if history.lost:
         log.screen.say(f"octet: warning: {history.lost}, so the best that was kept is lost")
-    draws = None
-    if config.eval.samples and not config.is_warmup:
-        draws = Draws(config.eval.samples, config.rollout.temperature, 1, config.run.seed)
+    samples = 0 if config.is_warmup else config.eval.samples
+    draws = Draws(samples, config.rollout.temperature, 1, config.run.seed) if samples else None
     longest = prompts.longest if config.is_warmup else sampler.longest(prompts.longest)
     return Run(
         Rollouts(config, prompts.curriculum, prompts.prompter, sampler, scorer, longest),

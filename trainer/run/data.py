@@ -90,13 +90,10 @@ def report(folder: Path, screen: Screen, data: Data, problems: Sequence[Problem]
         notes.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")
     if left_out := len(data.held_out) - held_out:
         notes.append(f"held-out problems left out because they exceed the context with an answer: {left_out}")
-    if data.task.name == "records" and len(data.training) <= gold_check.MOST:
-        odd = sheet.facts_of(data.task, [*data.training, *data.held_out])["odd"]
-        count = sum(one["count"] for one in odd)
-        notes += [
-            f"answers unlike the others: {count}, such as {one['gold']!r:.40}; `octet task show` lists them"
-            for one in odd[:1]
-        ]
+    is_small = data.task.name == "records" and len(data.training) <= gold_check.MOST
+    if is_small and (odd := sheet.facts_of(data.task, [*data.training, *data.held_out])["odd"]):
+        count, first = sum(one["count"] for one in odd), odd[0]["gold"]
+        notes.append(f"answers unlike the others: {count}, such as {first!r:.40}; `octet task show` lists them")
     for note in notes:
         screen.say(f"data: {note}")
     if distributed.is_main():

@@ -29,8 +29,6 @@ from trainer.run import assemble, evaluate_models
 from trainer.run.data import prompter_of, task_of
 from trainer.run_folder.source import Source
 
-UNCHECKED = "not checked: "
-
 
 def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any], options: Namespace) -> None:
     """Write a GGUF file, and for Ollama a Modelfile, and compare its answers."""
@@ -66,7 +64,7 @@ def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any
         if not why_not:
             facts, evaluations, lines = _checked(config, adapter, unchecked, weights, names)
         evaluate_models.record(out, {**made_of, "file": file.name, "format": options.format}, facts)
-    lines += [f"written to {file}", *([UNCHECKED + why_not] if why_not else [])]
+    lines += [f"written to {file}", *([f"not checked: {why_not}"] if why_not else [])]
     if modelfile:  # written only after the file has passed its check
         (out / "Modelfile").write_text(modelfile)
         tag = name.lower()

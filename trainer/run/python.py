@@ -98,7 +98,7 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward]) -
     if not settings:
         return config
     weights = config.reward.weights if "weights" in config.reward.model_fields_set else {}
-    changed = _changed(config, folder, "reward", custom=[*config.reward.custom, *settings], weights=weights)
+    changed = _changed(config, "reward", custom=[*config.reward.custom, *settings], weights=weights)
     for function, setting in zip(functions, settings):
         path = Path(setting.rpartition(":")[0])
         text, missing = source_of(function)
@@ -130,7 +130,7 @@ def _with_rows(
         changes["answer"] = "none"
         dead_by = config.rollout.dead_by if "code" in config.reward.weights else "reward"  # a preset's is for its task
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"dead_by": dead_by})})
-    changed = _changed(config, folder, "task", **changes)
+    changed = _changed(config, "task", **changes)
     for name, rows in parts.items():
         _write(paths[name], "".join(_line(name, index, row) for index, row in enumerate(rows)))
     return changed
@@ -163,11 +163,10 @@ def _line(name: str, index: int, row: Mapping[str, Any]) -> str:
         raise DataError(where, f"it cannot be written as JSON ({error})", remedy) from None
 
 
-def _changed(config: Config, folder: Path, section: str, **values: Any) -> Config:
-    """Return validated settings with new values in a section, and with the run folder."""
+def _changed(config: Config, section: str, **values: Any) -> Config:
+    """Return validated settings with new values in a section."""
     stored = config.model_dump()
     stored[section] |= values
-    stored["run"] |= {"dir": folder}
     return validated(stored)
 
 
