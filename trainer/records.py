@@ -21,17 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One question with its gold answer, before any prompt is built around it.
+    """One question with its gold answer, before any prompt is built around it."""
 
-    >>> Problem(id="gsm8k/train/0", question="Tom has 3 bags of 4 apples. How many?", gold="12",
-    ...         solution="3 * 4 = 12\\n#### 12")  # doctest: +ELLIPSIS
-    Problem(id='gsm8k/train/0', ...)
-    """
-
-    id: str
+    id: str  # such as gsm8k/train/0
     question: str
     gold: str
-    solution: str = ""  # a worked solution, for few-shot examples; may be empty
+    solution: str = ""  # a worked solution, for few-shot examples, such as "3 * 4 = 12\n#### 12"
     extra: Mapping[str, Any] = field(default_factory=dict)  # other columns, passed to custom rewards
     messages: tuple[Mapping[str, Any], ...] = ()  # the conversation, if the data set has one
     stem: str = ""  # the question without its choices, if it has some

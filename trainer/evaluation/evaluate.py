@@ -1,7 +1,4 @@
-"""Evaluate a model on held-out problems: greedy answers always, sampled answers on request.
-
-`docs/evaluation.md` explains each number.
-"""
+"""Evaluate a model on held-out problems: greedy answers always, sampled ones on request (docs/evaluation.md)."""
 
 import json
 from collections import defaultdict
@@ -26,7 +23,6 @@ from trainer.watch.measure import STRICT, Measure
 from trainer.watch.progress import Progress
 
 ShowProgress = Callable[[str, int], Progress]  # of the name of a task and the number of its parts
-CATEGORIES = ("correct", "wrong answer", "no answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +183,8 @@ STORED = TypeAdapter(Evaluation)
 
 def describe(outcomes: Sequence[Outcome], measure: Measure) -> dict[str, Any]:
     """Return the three categories as counts and shares, the share of truncated answers, and the mean length."""
-    counts = {name: sum(outcome.category == name for outcome in outcomes) for name in CATEGORIES}
+    found = [outcome.category for outcome in outcomes]
+    counts = {name: found.count(name) for name in ("correct", "wrong answer", "no answer")}
     shares = {name: count / len(outcomes) for name, count in counts.items()}
     truncated = fmean(outcome.completion.truncated for outcome in outcomes)
     length = fmean(outcome.completion.length for outcome in outcomes)
@@ -247,12 +244,11 @@ def evaluate(
 def gathered(prompts: Sequence[Prompt], groups: Sequence[ScoredGroup]) -> tuple[tuple[Outcome, ...], ...]:
     """Return the scored answers to each prompt of all ranks, in the order of the prompts."""
     scored = [list(zip(group.completions, group.scores, strict=True)) for group in groups]
-    parts = distributed.gather(SCORED.dump_python(scored, mode="json"))
-    by_rank = [iter(SCORED.validate_python(part)) for part in parts]
+    everywhere = SCORED.validate_python(distributed.dealt(SCORED.dump_python(scored, mode="json")))
     answered = []
-    for index, problem in enumerate(prompt.problem for prompt in prompts):
-        asked = (problem.id, problem.question, problem.gold)
-        answered.append(tuple(Outcome(*asked, *one, problem.part) for one in next(by_rank[index % len(by_rank)])))
+    for prompt, answers in zip(prompts, everywhere, strict=True):
+        problem, asked = prompt.problem, (prompt.problem.id, prompt.problem.question, prompt.problem.gold)
+        answered.append(tuple(Outcome(*asked, *one, problem.part) for one in answers))
     return tuple(answered)
 
 

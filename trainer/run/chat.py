@@ -2,11 +2,11 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from io import TextIOWrapper
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,17 +51,20 @@ def chat(source: Source, config: Config, temperature: float, question: str = "",
     models, scorer, console = list(_models(source, config, prompter)), make_verifier(config, task), Console()
     reader = Scorer(replace(scorer.rules, task=None))  # a person's question has no columns for tests or a task's score
     sampling = Sampling(1, temperature, config.rollout.max_new_tokens, config.run.seed)
-    held_out = partial(evaluation_problems, task, max(1, config.eval.problems))
+    held_out: Iterator[Problem] | None = None
     if not question:
         if not as_json:
             console.print("Ask, or press Enter for a held-out problem. Ctrl-D ends it.")
         if isinstance(sys.stdin, TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")  # input that is not UTF-8 does not end the conversation
-    for number, problem in enumerate(_questions([question] if question else iter(sys.stdin.readline, ""), held_out)):
+    for number, line in enumerate([question] if question else iter(sys.stdin.readline, "")):
         reseeded = replace(sampling, seed=sampling.seed + number)  # repeating a question samples another answer
         try:
-            if isinstance(problem, DataError):
-                raise problem
+            if text := line.strip():
+                problem = Problem(ASKED, text, "")
+            else:  # the first empty line reads the data
+                held_out = held_out or cycle(evaluation_problems(task, max(1, config.eval.problems)))
+                problem = next(held_out)
             prompt = prompter.prompt(problem)
             check_context(models[0].sampler.context_limit(), [prompt], sampling.max_new_tokens)
             if as_json:
@@ -92,22 +95,6 @@ def _load(config: Config, prompter: Prompter, adapter: Path | None = None) -> tu
     model = load_adapter(model, adapter) if adapter else model
     stops = assemble.stops_of(config.rollout.stop, prompter, model)
     return model, make_sampler(config.rollout, model, stops, copies=False, prompter=prompter)
-
-
-def _questions(lines: Iterable[str], held_out: Callable[[], list[Problem]]) -> Iterator[Problem | DataError]:
-    """Yield the questions of a person, and a held-out problem for each empty line. The first one reads the data."""
-    problems: list[Problem] = []
-    for line in lines:
-        if text := line.strip():
-            yield Problem(ASKED, text, "")
-        else:
-            try:
-                problems = problems or held_out()
-            except DataError as error:
-                yield error
-                continue
-            yield problems[0]
-            problems = [*problems[1:], problems[0]]
 
 
 def _answer(prompt: Prompt, models: list[ChatModel], sampling: Sampling, scorer: Scorer, console: Console) -> None:

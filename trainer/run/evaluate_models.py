@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -76,7 +76,12 @@ def _evaluations(
         stored_weights(config.model.clean, adapter, None)  # raises now if the adapter is of another base
     prompter = prompter_of(config, data.task, tokenizer)
     held_out = [prompter.prompt(problem) for problem in data.held_out]
-    with _outside(config, model, prompter, held_out, out) as (sampler, served):
+    served = StaticPolicy()  # by vLLM, if the settings select it: the base at first
+    out.mkdir(parents=True, exist_ok=True)
+    sampler = make_vllm_sampler(assemble.sampling_context(config, served, model, prompter, held_out, out, say))
+    with closing(sampler) if sampler else nullcontext():
+        if sampler:
+            _must_serve(model, prompter, held_out, config, sampler)
         first = evaluate_model("base" if models else "model", model, tokenizer, config, data, draws, sampler)
         yield first
         if adapter:
@@ -89,23 +94,6 @@ def _evaluations(
     if "merged" in models:
         model, tokenizer = load(config.model, str(models["merged"]))
         yield evaluate_model("merged", model, tokenizer, config, data, draws, like=first)
-
-
-@contextmanager
-def _outside(
-    config: Config, model: Any, prompter: Prompter, held_out: list[Prompt], out: Path
-) -> Iterator[tuple[Sampler | None, StaticPolicy]]:
-    """Yield vLLM's sampler, if the settings select vLLM, and the policy that it serves, which is the base at first."""
-    served = StaticPolicy()
-    out.mkdir(parents=True, exist_ok=True)
-    sampler = make_vllm_sampler(assemble.sampling_context(config, served, model, prompter, held_out, out, say))
-    try:
-        if sampler:
-            _must_serve(model, prompter, held_out, config, sampler)
-        yield sampler, served
-    finally:
-        if sampler:
-            sampler.close()
 
 
 def say(text: str) -> None:

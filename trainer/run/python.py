@@ -224,9 +224,9 @@ def _define(name: str, value: Any, texts: dict[str, str | None]) -> None:
     """Add the text that defines a name, or None if it has no source, after the texts of the names that it uses."""
     texts[name] = None  # a function may use itself
     text = None
-    with suppress(OSError, TypeError, SyntaxError):
+    with suppress(OSError, TypeError, SyntaxError, KeyError):
         source = textwrap.dedent(inspect.getsource(value))
-        is_whole = name in _defined_in(source) and not inspect.ismodule(value)
+        is_whole = symtable.symtable(source, "", "exec").lookup(name).is_assigned() and not inspect.ismodule(value)
         text = source if is_whole else None  # that of a lambda is the statement around it
     for used, its_value in _names(inspect.unwrap(value), text or ""):
         if used in texts:
@@ -237,15 +237,6 @@ def _define(name: str, value: Any, texts: dict[str, str | None]) -> None:
             _define(used, its_value, texts)
     del texts[name]
     texts[name] = text
-
-
-def _defined_in(text: str) -> set[str]:
-    """Return the names of the functions and classes that a text defines, and of the variables that it assigns to."""
-    body = ast.parse(text).body
-    parts = [part for one in body if isinstance(one, ast.Assign | ast.AnnAssign) for part in ast.walk(one)]
-    assigned = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    return assigned | {one.name for one in body if isinstance(one, kinds)}
 
 
 def _names(value: Any, text: str) -> Iterator[tuple[str, Any]]:

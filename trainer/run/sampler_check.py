@@ -72,4 +72,4 @@ def _differences(
     found: list[float] = []
     for batch in (batch.to(device) for batch in packer.pack(rows)):
         found += (measure(batch).logprobs_BT - batch.sampled_logprobs_BT)[batch.mask_BT].abs().tolist()
-    return [difference for of_rank in distributed.gather(found[:TOKENS]) for difference in of_rank]
+    return distributed.dealt(found[:TOKENS])

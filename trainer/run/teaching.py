@@ -85,9 +85,7 @@ def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
     writer = LessonWriter(config.rollout.turns, prompter, stops_of(config.rollout.stop, prompter, model))
     rows: list[TrainingRow] = []  # the model's own answers are sampled during the run
     if config.warmup.source == "solutions":
-        right = rows_of(problems, writer, rules)
-        rows = [row for row in right if len(row.completion) <= config.rollout.max_new_tokens]
-        _report(config, run.log, len(problems), right, rows, writer.stops.strings)
+        rows = _short(rows_of(problems, writer, rules), config, run.log, len(problems), writer.stops.strings)
     held_out = rows_of([prompt.problem for prompt in run.evaluator.held_out], writer, rules)
     if config.eval.metric == "loss" and not held_out:
         remedy = "Write warmup.metric=accuracy, or leave warmup.every out"
@@ -109,19 +107,20 @@ def rows_of(problems: Sequence[Problem], writer: LessonWriter, rules: Rules) -> 
     return rows
 
 
-def _report(
-    config: Config, log: RunLog, problems: int, right: list[TrainingRow], rows: list[TrainingRow], stops: Sequence[str]
-) -> None:
-    """Report which problems are left out. Raise DataError or ConfigError if none is left."""
-    limit, shortest = config.rollout.max_new_tokens, min((len(row.completion) for row in right), default=0)
+def _short(
+    right: list[TrainingRow], config: Config, log: RunLog, problems: int, stops: Sequence[str]
+) -> list[TrainingRow]:
+    """Return the rows that are short enough, and report what is left out. Raise an error if none is left."""
+    limit, lengths = config.rollout.max_new_tokens, [len(row.completion) for row in right]
+    rows = [row for row in right if len(row.completion) <= limit]
     if not right:
         ended = f", and search the solutions for {json.dumps(stops)}, where an answer ends" if stops else ""
         reason = f"none of the worked solutions of {problems} problems, as it is taught, yields the gold answer"
         remedy = f"Compare the two columns, task.solution and task.answer{ended}"
         raise DataError(f"task.name={config.task.name}", reason, remedy).of_all()
     if not rows:
-        reason = f"none of {len(right)} worked solutions is that short; the shortest has {shortest} tokens"
-        remedy = f"Write rollout.max_new_tokens={max(len(row.completion) for row in right)} for all"
+        reason = f"none of {len(right)} worked solutions is that short; the shortest has {min(lengths)} tokens"
+        remedy = f"Write rollout.max_new_tokens={max(lengths)} for all"
         raise ConfigError(f"rollout.max_new_tokens={limit}", reason, remedy).of_all()
     lost = {
         "have no worked solution that, as it is taught, yields their answer": problems - len(right),
@@ -130,6 +129,7 @@ def _report(
     for what, count in lost.items():
         if count:
             log.screen.say(f"data: {count} of {problems} problems {what}")
+    return rows
 
 
 def leave_start(config: Config, then: str, folder: Path) -> None:
