@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 from trainer.config.command_line import Request
 from trainer.config.paths import DATA
@@ -109,13 +109,13 @@ def _answers(step: int, before: Sequence[Mapping[str, Any]], now: Sequence[Mappi
 
 
 def _tensors(before: Path, now: Path, step: int) -> Iterator[str]:
-    with safe_open(before, "pt") as old, safe_open(now, "pt") as new:
-        if others := {*old.keys()} ^ {*new.keys()}:
-            yield f"after step {step}: {min(others)} is in one of the two adapters only"
-            return
-        for name in old.keys():  # noqa: SIM118  not a dictionary
-            if difference := (old.get_tensor(name).float() - new.get_tensor(name).float()).abs().max():
-                yield f"after step {step}: {name} differs by up to {difference:.1e}"
+    old, new = load_file(before), load_file(now)
+    if others := old.keys() ^ new.keys():
+        yield f"after step {step}: {min(others)} is in one of the two adapters only"
+        return
+    for name, tensor in old.items():
+        if difference := (tensor.float() - new[name].float()).abs().max():
+            yield f"after step {step}: {name} differs by up to {difference:.1e}"
 
 
 # ---------------------------------------------------------------- the cause
