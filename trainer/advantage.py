@@ -100,8 +100,7 @@ def decided_by_shaping(
 
 
 def of(rewards_G: Sequence[float | None], settings: Algorithm, spread: float = 0.0) -> list[float | None]:
-    """Return one advantage per reward; `spread` is the `step_deviation`. A completion without a reward has no advantage
-    and does not count in the group."""
+    """Return one advantage per reward; `spread` is the `step_deviation`. A missing reward does not count."""
     known = scored(rewards_G)
     values = iter(ADVANTAGES[settings.advantage](known, settings, spread) if known else [])
     return [None if reward is None else next(values) for reward in rewards_G]

@@ -60,8 +60,7 @@ class Policy(Protocol):
         """Make the policy its own reference if `algorithm.kl.refresh` says so at this step."""
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Gather all weights on every rank, for work that differs between ranks, such as sampling. Nothing is trained
-        inside."""
+        """Gather all weights on every rank, for work that differs between ranks, such as sampling, but not training."""
 
     # a run
 

@@ -48,8 +48,7 @@ class Comparison:
 
     @property
     def flips(self) -> list[dict[str, Any]]:
-        """Return the problems that only one model solves, or whose answers differ in reward, the most different first:
-        the records of eval_flips.jsonl."""
+        """Return the problems that only one model solves, or whose rewards differ, the most different ones first."""
         name, attribute = ("reward", "reward") if self.measure.is_reward else ("answer", "strict")
         flips = []
         for old, new, a, b in sorted(self.both, key=lambda row: -abs(row[3] - row[2])):

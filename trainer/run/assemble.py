@@ -243,8 +243,7 @@ def evaluate_model(
     folder: Path | None = None,
     like: Evaluation | None = None,
 ) -> Evaluation:
-    """Evaluate a model on the held-out problems, or on those of `like`, which `outside` samples if given. `folder`
-    counts a judge's costs."""
+    """Evaluate a model on the held-out problems, or those of `like`. The costs of a judge are counted in `folder`."""
     check_vocabulary(tokenizer, model)
     prompter = prompter_of(config, data.task, tokenizer)
     stops = stops_of(config.rollout.stop, prompter, model)

@@ -43,8 +43,7 @@ class ChatModel(NamedTuple):
 
 
 def chat(source: Source, config: Config, temperature: float, question: str = "", as_json: bool = False) -> None:
-    """Answer a question, or all questions on standard input, with the base and the trained model. As JSON, the answers
-    to a question are one line."""
+    """Answer a question, or all on standard input, with base and trained model; in JSON, a line for each question."""
     no_progress_bars()
     task = task_of(config.task, source.run)
     prompter = prompter_of(config, task, load_tokenizer(config.model))

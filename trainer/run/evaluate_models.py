@@ -47,8 +47,7 @@ evaluate_model = partial(assemble.evaluate_model, progress=progress)
 def evaluate(
     config: Config, data: Data, models: dict[str, Path], draws: Draws | None, out: Path, as_json: bool
 ) -> None:
-    """Evaluate the model of the configuration, and those in `models` (`adapter`, `merged`). Under srun or torchrun the
-    problems are split over the ranks."""
+    """Evaluate the model of the configuration, and those in `models` (`adapter`, `merged`), on all ranks together."""
     preflight.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
     joins = distributed.world_size() > 1 or config.rollout.engine == "vllm_colocate"
     with assemble.process_group(config) if joins else nullcontext():

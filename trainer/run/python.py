@@ -171,8 +171,7 @@ def _changed(config: Config, section: str, **values: Any) -> Config:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that was passed. Raise ConfigError if the run is going on, or has saved something with another
-    version of it."""
+    """Write a file that was passed. Raise ConfigError if the run is going on, or has saved something with another."""
     if disk.is_locked(path.parents[1] / ".lock"):
         remedy = "Wait for it, or choose another folder"
         raise ConfigError(f"run.dir={path.parents[1]}", "another run is writing to it", remedy)

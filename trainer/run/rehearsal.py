@@ -44,8 +44,7 @@ def report(plan: Mapping[str, int], peaks: Mapping[str, Peak], card: int) -> str
 
 
 def rehearse(rollouts: Rollouts, updater: Updater) -> dict[str, Peak]:
-    """Sample and train at full length, with fewer rows if memory runs out, and return the memory of each phase. Every
-    rank calls it."""
+    """Sample and train at full length, with fewer rows if memory runs out. Return the memory of each phase."""
     phases, rollout = Phases(), rollouts.config.rollout
     problems = -(-rollout.problems // distributed.world_size())
     with phases("rollout"), updater.policy.gathered():

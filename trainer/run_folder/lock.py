@@ -95,8 +95,7 @@ def must_still_be_ours(folder: Path) -> None:
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Write the configuration into the run folder. It is called after everything is loaded, so that an error leaves
-    none behind."""
+    """Write the configuration into the run folder, after everything is loaded: an error before that leaves none."""
     if distributed.is_main():
         packages, commit = [f"{name} {number}" for name, number in versions().items()], revision()
         made_with = ", ".join([*packages, f"git revision {commit}" if commit else "no git revision"])

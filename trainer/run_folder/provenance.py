@@ -164,8 +164,7 @@ def _named(config: Config, keys: Container[str] | None = None) -> list[Path]:
 
 
 def code_of(config: Config) -> dict[Path, list[Path]]:
-    """Return the folders of the user's code, templates and the like with their files, relative to them, that are named,
-    or imported by code."""
+    """Return the folders of the user's code, templates and the like, with the files that are named or imported."""
     code: dict[Path, list[Path]] = {}
     for path in _named(config, PATHS):
         imported = _imported(path.parent.resolve()) if path.suffix == ".py" else ()
