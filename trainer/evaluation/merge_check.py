@@ -50,7 +50,10 @@ class Agreement:
 
 def agreement(one: Evaluation, other: Evaluation) -> Agreement:
     pairs = [(a.completion, b.completion) for a, b in zip(one.outcomes, other.outcomes, strict=True)]
-    parts = [both for pair in pairs for both in _of_one_prompt(*pair)]
+    parts: list[tuple[Part, Part]] = []
+    for a, b in pairs:
+        others = _by_prompt(b)
+        parts += [(part, others[prompt]) for prompt, part in _by_prompt(a).items() if prompt in others]
     # beyond the first different token the contexts differ
     differences = [abs(x - y) for a, b in parts for x, y in list(zip(a.logprobs, b.logprobs))[: _shared(a, b)]]
     return Agreement(
@@ -62,14 +65,9 @@ def agreement(one: Evaluation, other: Evaluation) -> Agreement:
     )
 
 
-def _of_one_prompt(one: Completion, other: Completion) -> list[tuple[Part, Part]]:
-    """Return the pairs that answer the same prompt: two answers, or conversations in them that begin alike. An agent
-    may have several conversations at once, which end in any order, and may ask differently the next time."""
-    parts, others = _by_prompt(one), _by_prompt(other)
-    return [(part, others[prompt]) for prompt, part in parts.items() if prompt in others]
-
-
 def _by_prompt(answer: Completion) -> dict[tuple[tuple[int, ...], int], Part]:
+    """Return the answer, or its conversations by prompt, and number if they begin alike. An agent may have several at
+    once, which end in any order, and may ask differently the next time."""
     seen = Counter[tuple[int, ...]]()
     parts: dict[tuple[tuple[int, ...], int], Part] = {}
     for part in answer.segments or (answer,):

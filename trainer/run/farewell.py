@@ -156,7 +156,10 @@ def summarise(
 def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list[str]]]:
     """Yield a title and the commands that may come next, as they can be typed in this folder."""
     config, where, octet = request.config, as_command([str(folder)]), octet_here()
-    export = f"export {where} --to {'ollama' if _llama_cpp_knows(config) else 'safetensors'}"
+    shape = None
+    with suppress(ModelError):  # its family is unknown
+        shape = known_shape(config.model.name, config.model.revision)
+    export = f"export {where} --to {'ollama' if shape and shape.family.arch else 'safetensors'}"
     commands = [f"{octet} {one}" for one in (f"report {where}", f"chat {where}", export)]
     yield "next", [one for one in commands if one != last]
     if config.is_warmup:
@@ -175,13 +178,6 @@ def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list
         changes = [one for one in repeat.changes(settings, preset) if one.key in own and not fits_nano(one.key)]
         start = _start(request, preset, repeat.written(changes))
         yield f'on a card ({octet} plan --card "RTX 4060" says what fits yours)', [start]
-
-
-def _llama_cpp_knows(config: Config) -> bool:
-    with suppress(ModelError):  # its family is unknown
-        shape = known_shape(config.model.name, config.model.revision)
-        return shape is not None and bool(shape.family.arch)
-    return False
 
 
 def _start(request: Request, preset: str, settings: list[str]) -> str:

@@ -124,7 +124,10 @@ def _with_rows(
         return config
     parts = {"train": _rows("data", data)} | ({} if test is None else {"test": _rows("test", test)})
     paths = {name: folder / GIVEN / f"{name}.jsonl" for name in parts}
-    changes: dict[str, Any] = {"name": _task_of(config, parts["train"])}
+    name, column = config.task.name, config.task.answer or "answer"
+    is_of_gsm8k = name == "gsm8k" and all("####" in str(row.get(column)) for row in parts["train"])
+    is_of_preset = name in ("nano", "addition", "gsm8k") and not is_of_gsm8k  # not a task that was chosen for the data
+    changes: dict[str, Any] = {"name": "records" if is_of_preset else name}
     changes |= {"path": str(paths["train"])} | ({"test_path": str(paths["test"])} if "test" in paths else {})
     if functions and config.task.answer is None and not any("answer" in row for row in parts["train"]):
         changes["answer"] = "none"
@@ -134,13 +137,6 @@ def _with_rows(
     for name, rows in parts.items():
         _write(paths[name], "".join(_line(name, index, row) for index, row in enumerate(rows)))
     return changed
-
-
-def _task_of(config: Config, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the task that reads the data: `records` in place of a preset's task, except for rows of GSM8K."""
-    name, column = config.task.name, config.task.answer or "answer"
-    of_gsm8k = name == "gsm8k" and all("####" in str(row.get(column)) for row in rows)
-    return "records" if name in ("nano", "addition", "gsm8k") and not of_gsm8k else name
 
 
 def _rows(name: str, rows: Rows) -> list[Mapping[str, Any]]:

@@ -41,7 +41,10 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     own = ("run.dir", "run.track", *DATA)
     changed = [one for one in previous_run.differences(folder, config) if one.key not in own]
     causes = [f"the setting {one.key}={one.now}; the run has {one.before}" for one in changed]
-    causes += [*_data(folder, scratch, problems), *_surroundings(folder, scratch)]
+    before, now = provenance.recorded(folder), provenance.recorded(scratch)
+    if before and (difference := provenance.apart(before, now, problems)):
+        causes.append(difference if difference.startswith("the ") else f"the data: {difference}")
+    causes += _surroundings(folder, scratch)
     if first := next(_differences(folder, scratch, steps), None):
         print(f"differs: {first}")
         print("\n".join(f"likely cause: {cause}" for cause in causes or [UNKNOWN]))
@@ -118,9 +121,6 @@ def _tensors(before: Path, now: Path, step: int) -> Iterator[str]:
             yield f"after step {step}: {name} differs by up to {difference:.1e}"
 
 
-# ---------------------------------------------------------------- the cause
-
-
 def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
     """Yield the changes in what the run has recorded: base weights, versions, threads and more."""
     if not (folder / lock.MACHINE).is_file():
@@ -130,10 +130,3 @@ def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
     for name, value in before.items():
         if value != now.get(name) and not (name.startswith("checksum of ") and value in now.values()):  # only moved
             yield f"{name}: {now.get(name, 'none')}; the run had {value}"
-
-
-def _data(folder: Path, scratch: Path, problems: Sequence[str]) -> Iterator[str]:
-    """Yield how the training problems differ: the first that has changed, their order or their number."""
-    before = provenance.recorded(folder)
-    if before and (difference := provenance.apart(before, provenance.recorded(scratch), problems)):
-        yield difference if difference.startswith("the ") else f"the data: {difference}"
