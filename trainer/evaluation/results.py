@@ -181,7 +181,7 @@ def markdown(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> 
     cells = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     sentences = [f"- {line}" for line in verdicts(evaluations)]
     flips = [line for comparison in all_pairs(evaluations)[:1] for line in flip_lines(comparison)]
-    facts = ", ".join(f"{name} `{value}`" for name, value in settings.items() if value is not None)
+    facts = ", ".join(f"{name} `{value}`" for name, value in settings.items())
     legend = OF_REWARDS if evaluations[0].measure.is_reward else LEGEND
     parts = [f"# {title(evaluations)}", facts, "\n".join(cells), legend.rstrip()]
     parts += ["\n".join(sentences)] if sentences else []
