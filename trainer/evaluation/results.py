@@ -88,9 +88,6 @@ def all_pairs(evaluations: Sequence[Evaluation]) -> list[Comparison]:
     return [Comparison(*pair) for pair in combinations(evaluations, 2)]
 
 
-# ---------------------------------------------------------------------------------------------------------- the files
-
-
 def settings_of(config: Config) -> dict[str, Any]:
     """Return the settings that the numbers depend on."""
     settings: dict[str, Any] = {"model": config.model.name}
@@ -122,9 +119,6 @@ def write(folder: Path, settings: Mapping[str, Any], evaluations: Sequence[Evalu
     for name, records in (("eval_answers.jsonl", answers), ("eval_flips.jsonl", flips)):
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         disk.replace(folder / name, text.encode())
-
-
-# ------------------------------------------------------------------------------------------------------- side by side
 
 
 def rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
@@ -162,8 +156,6 @@ def flip_lines(comparison: Comparison) -> Iterator[str]:
                 change = f"gold {' '.join(flip['gold'].split())}; {', '.join(said)}"
             yield f"  {flip['problem']}: {shorten(flip['question'], 70, placeholder=' ...')} ({change})"
 
-
-# ------------------------------------------------------------------------------------------------------------ eval.md
 
 LEGEND = """`correct`: the right answer in the requested format. `in any format`: the right answer in any format.
 `wrong answer`: the requested format with another answer. `no answer found`: nothing in the requested format.

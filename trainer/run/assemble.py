@@ -113,9 +113,6 @@ def build(request: Request, data: Data | None = None) -> Run:
     )
 
 
-# ---------------------------------------------------------------- the models
-
-
 def make_policy(config: Config, total_steps: int) -> Any:
     """Load the model, add the adapter, and start the engine."""
     from trainer.step.engine import DeepSpeedPolicy
@@ -156,9 +153,6 @@ def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Teacher
         model = load_adapter(model, teacher.adapter, setting="teacher.adapter")
     score = LogProbs(model.requires_grad_(False), config.rollout.temperature, flat=config.optim.layout == "flat")
     return lambda batches: [score(batch).logprobs_BT for batch in batches]
-
-
-# ---------------------------------------------------------------- the samplers
 
 
 def make_sampling(config: Config, policy: Any, prompts: Prompts, log: RunLog) -> tuple[Sampler, Sampler, list[Prompt]]:
@@ -257,9 +251,6 @@ def evaluate_model(
     left_out, measure = len(held_out) - len(prompts), measure_of(config)
     scorer = make_scorer(config, data.task, folder) if measure.is_reward else make_verifier(config, data.task)
     return evaluate(name, sampler, scorer, prompts, new_tokens, draws, progress, left_out, measure)
-
-
-# ---------------------------------------------------------------- the log
 
 
 def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, learned: Learned) -> RunLog:

@@ -336,11 +336,8 @@ def _lines(path: Path, at_most: int | None = None) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-# ---------------------------------------------------------------- the numbers of eval.json as a table
-
-
 def table_rows(evaluations: Sequence[Record], comparisons: Sequence[Record]) -> list[list[str]]:
-    """Return a row for each number, with a column for each model."""
+    """Return a row for each number of eval.json, with a column for each model."""
     first, parts = evaluations[0]["name"], evaluations[0].get("parts", {})
     measure = REWARD if "reward" in evaluations[0] else STRICT
     rows = {
