@@ -93,7 +93,8 @@ class Journal:
             getattr(self._board, method)(*values)
         except OSError as error:
             self._without_board = True
-            warn(f"{self.folder}/tensorboard cannot be written ({error.strerror}). metrics.jsonl has all metrics")
+            reason = f"{self.folder}/tensorboard cannot be written ({error.strerror})"
+            warn(f"{reason}. metrics.jsonl has all metrics. The run continues")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -135,13 +136,14 @@ def _keep_before(path: Path, first_step: int) -> None:
         aside = path.with_suffix(".damaged")
         with open(aside, "ab", opener=disk.not_a_link) as file:
             file.writelines(damaged.values())
-        warn(f"{path}: line {', '.join(map(str, damaged))} is damaged and was moved to {aside.name}")
+        numbers = ", ".join(map(str, damaged))
+        warn(f"{path}: line {numbers} is damaged and was moved to {aside.name}. The run continues")
     if kept != lines:
         disk.replace(path, b"".join(kept))
 
 
 def warn(text: str) -> None:
-    print(f"octet: warning: {visible(text)[:1000]}. The run continues.", file=sys.stderr, flush=True)
+    print(f"octet: warning: {visible(text)[:1000]}.", file=sys.stderr, flush=True)
 
 
 def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:

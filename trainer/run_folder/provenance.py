@@ -16,7 +16,6 @@ from trainer.config.command_line import flat
 from trainer.config.paths import PATHS, file_of, place, stored
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
-from trainer.machine import manifest
 from trainer.machine.shipped import CHECKOUT
 from trainer.model import hub
 from trainer.ranks import distributed
@@ -61,7 +60,7 @@ class Provenance:
         self._compare_files(state["files"])
         others = [f"{name} {had}" for name, had in state["versions"].items() if versions().get(name) != had]
         if others and distributed.is_main():
-            journal.warn(f"the checkpoint was written with {', '.join(others)}, so not every bit will be the same")
+            journal.warn(f"the checkpoint was written with {', '.join(others)}: the run continues, but not bit for bit")
 
     def _compare_data(self, had: Mapping[str, str]) -> None:
         if had == self.data:
@@ -77,7 +76,7 @@ class Provenance:
 
     def _compare_files(self, had: Mapping[str, Any]) -> None:
         # A module that is imported later in a run is not in self.files yet, so it is read from its old place.
-        now = {name: manifest.checksum(self.folder / name) for name in had if not name.startswith(TEACHER)} | self.files
+        now = {name: _checksum(self.folder / name) for name in had if not name.startswith(TEACHER)} | self.files
         moved = {name for name in had if now.get(name) is None and had[name] in self.files.values()}
         if others := sorted(name for name in had.keys() & now.keys() - moved if had[name] != now[name]):
             files, reason = ", ".join(others), "changed since this run began"
@@ -90,6 +89,10 @@ class Provenance:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _checksum(path: Path) -> int | None:
+    return zlib.crc32(path.read_bytes()) if path.is_file() else None
 
 
 def checksums(problems: Sequence[Problem]) -> str:
@@ -149,9 +152,9 @@ def files_of(config: Config, folder: Path) -> dict[str, Any]:
     """Return the checksum of each of the user's files that a run depends on: the code of rewards and tasks, with what
     it has imported from its folder; templates, rubrics and settings of DeepSpeed; adapters and the teacher."""
     paths = _named(config) + [code / name for code, names in code_of(config).items() for name in names]
-    paths += [path for one in (config.lora.start, config.teacher.adapter) if one for path in one.glob("adapter_*.*")]
+    paths += [path for one in (config.lora.start, config.teacher.adapter) if one for path in one.glob("adapter_*")]
     teacher = {f"{TEACHER}{one.name}": hub.fingerprint(one) for one in [config.teacher_model] if one}
-    return {place(folder, str(path)): manifest.checksum(path) for path in paths} | teacher
+    return {place(folder, str(path)): _checksum(path) for path in paths} | teacher
 
 
 def _named(config: Config, keys: Container[str] | None = None) -> list[Path]:

@@ -107,7 +107,7 @@ class Logs:
             if [len(lines), zlib.crc32(b"".join(lines))] != known:
                 left = f"{len(lines)} of {known[0]} lines are left"
                 change = "its lines were changed" if len(lines) == known[0] else left
-                journal.warn(f"{self.folder / name}: {change} since the checkpoint was saved")
+                journal.warn(f"{self.folder / name}: {change} since the checkpoint was saved. The run continues")
 
 
 def metrics_of(
