@@ -93,8 +93,7 @@ class Journal:
             getattr(self._board, method)(*values)
         except OSError as error:
             self._without_board = True
-            reason = f"{self.folder}/tensorboard cannot be written ({error.strerror})"
-            warn(f"{reason}. metrics.jsonl has all metrics. The run continues")
+            warn(f"{self.folder}/tensorboard cannot be written ({error.strerror}). metrics.jsonl has all metrics")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -136,8 +135,7 @@ def _keep_before(path: Path, first_step: int) -> None:
         aside = path.with_suffix(".damaged")
         with open(aside, "ab", opener=disk.not_a_link) as file:
             file.writelines(damaged.values())
-        numbers = ", ".join(map(str, damaged))
-        warn(f"{path}: line {numbers} is damaged and was moved to {aside.name}. The run continues")
+        warn(f"{path}: line {', '.join(map(str, damaged))} is damaged and was moved to {aside.name}")
     if kept != lines:
         disk.replace(path, b"".join(kept))
 
