@@ -126,8 +126,7 @@ class RunFiles:
     @cached_property
     def _asked(self) -> int | None:
         """The number of problems of the last held-out result."""
-        asked = [line.get("eval/problems") for line in self.metrics if self.measure.logged in line]
-        return asked[-1] if asked else None
+        return next((line.get("eval/problems") for line in self.metrics[::-1] if self.measure.logged in line), None)
 
     def worth(self, measure: Measure) -> dict[tuple[str, ...], float]:
         """Whether the trained model solved each held-out problem, or its reward, by question and gold answer."""
