@@ -363,20 +363,19 @@ def test_octet_doctor_counts_the_cards_that_are_left_to_train_on(monkeypatch):
 
 
 def test_other_versions_than_those_that_were_tried_and_missing_packages_are_named(tmp_path, monkeypatch):
-    def lacking(name: str) -> str:
-        if name in ("peft", "pydantic"):
-            raise doctor.PackageNotFoundError(name)
-        return "1.0"
+    def installed(versions: dict[str, str]) -> None:
+        found = {name: [SimpleNamespace(version=version)] for name, version in versions.items()}
+        monkeypatch.setattr(doctor, "distributions", lambda name: found.get(name, []))
 
     file = tmp_path / "constraints.txt"
     file.write_text("# why\ntorch==2.13.0\nrich==1.0; python_version < '3'\nrich==15.0.0; python_version >= '3'\n")
     assert doctor.pinned(file) == {"torch": "2.13.0", "rich": "15.0.0"}
     tried = doctor.pinned(doctor.CONSTRAINTS)
-    monkeypatch.setattr(doctor, "version", lambda name: f"{tried[name]}+cpu")
+    installed({name: f"{version}+cpu" for name, version in tried.items()})
     assert doctor.python_and_packages().severity == "note"
-    monkeypatch.setattr(doctor, "version", lambda name: "1.0" if name == "pydantic" else tried[name])
+    installed(tried | {"pydantic": "1.0"})
     assert f"pydantic 1.0 (tried: {tried['pydantic']})" in doctor.python_and_packages().seen
-    monkeypatch.setattr(doctor, "version", lacking)
+    installed({name: "1.0" for name in tried if name not in ("peft", "pydantic")})
     monkeypatch.chdir(tmp_path)
     found = doctor.python_and_packages()
     assert (found.severity, found.seen) == ("end", "not installed: peft, pydantic")

@@ -14,7 +14,8 @@ from tests.ui.conftest import does
 from trainer.commands.page.access import LARGEST, LARGEST_UPLOAD
 from trainer.config.command_line import resolve
 
-ROUTES = ["", "ui.js", "ui.css", "live", "do/look", "commands", "upload?name=a.csv", "made/share.png?run=run-1"]
+ROUTES = ["", "ui.js", "ui.css", "page.css", "live", "do/look", "commands", "upload?name=a.csv"]
+ROUTES += ["made/share.png?run=run-1"]
 
 
 @pytest.mark.parametrize("path", ROUTES)

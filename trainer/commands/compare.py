@@ -32,12 +32,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     runs = read_runs(options.runs)
     with as_written(*(run.folder for run in runs)):
-        show(runs, options)
-
-
-def show(runs: Sequence[RunFiles], options: Namespace) -> None:
-    keys = differing([run.given for run in runs])
-    tasks = [[_row(run, ranking[0][0], pair, keys) for run, pair in ranking] for ranking in ranked(runs)]
+        keys = differing([run.given for run in runs])
+        tasks = [[_row(run, ranking[0][0], pair, keys) for run, pair in ranking] for ranking in ranked(runs)]
     if options.json:
         print(json.dumps([row for rows in tasks for row in rows], indent=2))
         return

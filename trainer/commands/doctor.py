@@ -1,7 +1,6 @@
 """`octet doctor`: check whether this machine can run these settings, and print what to do if it cannot.
 
-The light checks are those that every run makes at its start (plan/preflight.py). Meanwhile a separate process tests
-torch. Exit status: 0 if such a run can start, 1 if a problem prevents it.
+The checks are those that every run makes at its start (plan/preflight.py). Meanwhile a separate process tests torch.
 """
 
 import importlib.util
@@ -18,7 +17,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +87,13 @@ def run(options: Namespace) -> None:
 
 def line(finding: Finding, width: int) -> Text:
     """Return a finding wrapped to the width of the screen, or to 100 columns, with its remedy below."""
-    mark, colour = MARKS[finding.severity]
-    indent = " " * (NAME + 3)
-    rows = _wrapped(finding.seen, min(width, WIDTH) - len(indent))
-    remedy = _wrapped(finding.remedy, min(width, WIDTH) - len(indent) - 2)
-    rows += [f"{'> ' if index == 0 else '  '}{row}" for index, row in enumerate(remedy)]
-    return Text.assemble((mark, colour), f" {finding.name:<{NAME}} " + f"\n{indent}".join(rows))
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+    (mark, colour), indent = MARKS[finding.severity], " " * (NAME + 3)
+    wrapped = partial(textwrap.wrap, width=max(min(width, WIDTH), 40), break_long_words=False, break_on_hyphens=False)
+    rows = wrapped(finding.seen, initial_indent=f"{mark} {finding.name:<{NAME}} ", subsequent_indent=indent)
+    rows += wrapped(finding.remedy, initial_indent=f"{indent}> ", subsequent_indent=f"{indent}  ")
+    text = Text("\n".join(rows))
+    text.stylize(colour, 0, len(mark))
+    return text
 
 
 def everything(config: Config) -> Iterator[Finding]:
@@ -116,14 +113,15 @@ def everything(config: Config) -> Iterator[Finding]:
 
 def python_and_packages() -> Finding:
     """Compare the installed versions with those of constraints.txt, which were tested together."""
-    installed = {name: _version(name) for name in REQUIRED}
-    if missing := [name for name, found in installed.items() if found is None]:
+    found = {name: next(iter(distributions(name=name)), None) for name in REQUIRED}
+    installed = {name: one.version for name, one in found.items() if one}
+    if missing := [name for name in REQUIRED if name not in installed]:
         script = os.path.relpath(CHECKOUT / "run_deepspeed.sh")
         remedy = f"{'' if IS_INSTALLED else f'bash {script} --dry-run installs them, or '}{_reinstall()}"
         return Finding("end", "packages", f"not installed: {', '.join(missing)}", remedy)
     tried, python = pinned(CONSTRAINTS), f"Python {platform.python_version()}"
     # 2.13.0+cpu is a build of 2.13.0
-    others = [name for name, found in installed.items() if str(found).partition("+")[0] != tried[name]]
+    others = [name for name, own in installed.items() if own.partition("+")[0] != tried[name]]
     if others := [f"{name} {installed[name]} (tried: {tried[name]})" for name in others]:
         text = f"{python}; versions other than those that were tried together: {', '.join(others)}"
         return Finding("warn", "packages", text, f"If something fails: {_reinstall()}")
@@ -133,13 +131,6 @@ def python_and_packages() -> Finding:
 def _reinstall() -> str:
     what = ["octet-grpo"] if IS_INSTALLED else ["-e", os.path.relpath(CHECKOUT)]
     return shlex.join(["pip", "install", "-c", os.path.relpath(CONSTRAINTS), *what])
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def pinned(constraints: Path) -> dict[str, str]:
@@ -154,9 +145,8 @@ def visible_cards(model: Model, machine: hardware.Hardware) -> Iterator[Finding]
     if not machine.gpus:
         slow = model.name != "nano"
         remedy = "That takes days for a model of a billion parameters; --preset nano takes a minute." if slow else ""
-        yield Finding(
-            "warn" if slow else "note", "card", f"no GPU: training on {counted(machine.cores, 'CPU core')}", remedy
-        )
+        text = f"no GPU: training on {counted(machine.cores, 'CPU core')}"
+        yield Finding("warn" if slow else "note", "card", text, remedy)
         return
     for gpu in machine.gpus:
         yield from preflight.card(model.dtype, gpu)
@@ -171,14 +161,14 @@ def visible_cards(model: Model, machine: hardware.Hardware) -> Iterator[Finding]
 def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     """Check model, data and settings as a run does, and whether card, disk and RAM are large enough."""
     found = teacher = hub.NOTHING
-    errors = dict[str, OctetError]()
+    problems = list[Finding]()
 
     @contextmanager
     def noting(name: str) -> Iterator[None]:
         try:
             yield
         except OctetError as error:
-            errors[name] = error
+            problems.append(Finding("end", name, *_and_remedy(str(error))))
 
     with noting("model"):
         found = hub.find_model(config.model)
@@ -202,9 +192,11 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         yield from preflight.bf16_products(config, ours)
         yield from preflight.adapter(config)
         yield from plan(config, ours)
-        yield from room(config, found, ours, teacher)
-    for name, why in errors.items():
-        yield Finding("end", name, *_and_remedy(str(why)))
+        if found.sizes:  # else the model was not found, so its needs are unknown
+            wanted = preflight.needs(config, found, ours, teacher)
+            yield from preflight.disk(wanted, config.run.dir or RUNS)
+            yield preflight.ram(config, wanted, hardware.free_ram())
+    yield from problems
 
 
 def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
@@ -222,17 +214,6 @@ def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
 
 def _and_remedy(text: str) -> list[str]:
     return re.split(r"\. (?=[A-Z`])", text, maxsplit=1)
-
-
-def room(config: Config, found: hub.Found, machine: hardware.Hardware, teacher: hub.Found) -> Iterator[Finding]:
-    folder, free = config.run.dir or RUNS, hardware.free_ram()
-    if not found.sizes:  # the size is unknown, because the model was not found
-        yield Finding("note", "disk", f"{amount(preflight.free_disk(folder))} free for run.dir={folder}")
-        yield Finding("note", "RAM", f"{amount(free)} free")
-        return
-    wanted = preflight.needs(config, found, machine, teacher)
-    yield from preflight.disk(wanted, folder)
-    yield preflight.ram(config, wanted, free)
 
 
 def _where(found: hub.Found) -> str:

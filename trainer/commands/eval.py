@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path
 
-from trainer.commands.options import TASKS, add_overrides, latest, must_be_writable
+from trainer.commands.options import TASKS, add_overrides, latest, must_be_writable, positive
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import RUNS, Config, Model
 from trainer.errors import CheckpointError, ConfigError
@@ -31,9 +31,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--adapter", type=Path, help="the adapter folder of a run; its base is evaluated beside it")
     parser.add_argument("--merged", type=Path, help="the merged folder of a run; its base is evaluated beside it")
     parser.add_argument("--problems", type=int, help="how many held-out problems")
-    parser.add_argument("--samples", type=int, metavar="K", help="sampled answers too: avg@K, maj@K and pass@K")
+    parser.add_argument("--samples", type=positive, metavar="K", help="sampled answers too: avg@K, maj@K and pass@K")
     parser.add_argument("--temperature", type=float, help=f"of the sampled answers (default {SAMPLE_TEMPERATURE})")
-    parser.add_argument("--trials", type=int, metavar="T", help="sample everything T times: mean and deviation")
+    parser.add_argument("--trials", type=positive, metavar="T", help="sample everything T times: mean and deviation")
     parser.add_argument("--out", type=Path, help="the folder for eval.json, eval.md and the answers")
 
 
@@ -161,10 +161,6 @@ def _draws(options: Namespace, config: Config) -> Draws | None:
         samples = config.eval.samples or None
     if samples is options.trials is options.temperature is None:
         return None
-    for name in ("samples", "trials"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name} {value}", "it must be at least 1", "Leave it out for greedy answers only")
     temperature = SAMPLE_TEMPERATURE if options.temperature is None else options.temperature
     if not 0 < temperature < inf:
         reason = "samples need one above 0"

@@ -1,13 +1,7 @@
 """`octet fetch`: collect the model, data and packages of a run in a folder, for a machine without internet.
 
-    DIR/hub/        the model and its teacher, as huggingface_hub caches them
-        datasets/   the data, as `datasets` has prepared them
-        wheels/     the packages of constraints.txt, for this Python and this platform
-        manifest.json   the checksum of every file
-        README.txt      the commands for the other machine
-
 With HF_HOME=DIR the same settings run there, and the adapter refers to its base by name instead of a path that exists
-on one machine only. The same command completes an interrupted download.
+on one machine only. docs/offline.md lists what is in the folder.
 """
 
 import configparser

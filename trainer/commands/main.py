@@ -12,7 +12,7 @@ import trainer
 from trainer.machine.starting import naming_missing_packages
 
 with naming_missing_packages():
-    import argparse
+    from argparse import ArgumentParser, Namespace
 
     from trainer.config.arguments import Parser, argument_parser
     from trainer.config.nearest_name import did_you_mean
@@ -98,7 +98,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
         module = import_module(f"trainer.commands.{name}")
         from trainer.commands.options import fill_in_run
 
-        options = parser_of(name).parse_intermixed_args(arguments)
+        options = parser_of(name).parse_intermixed_args(arguments, Namespace(words=arguments))
         hardware.prepare_cuda()
         slurm.adopt_ranks()
 
@@ -112,7 +112,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     sys.exit(status)
 
 
-def parser_of(name: str) -> argparse.ArgumentParser:
+def parser_of(name: str) -> ArgumentParser:
     if name in ("train", "warmup"):
         return argument_parser(name)
     parser = Parser(prog=f"octet {name}", description=COMMANDS[name], allow_abbrev=False)

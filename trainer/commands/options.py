@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +19,13 @@ from trainer.machine.visible import print
 
 TASKS = f"{', '.join([*BUILT_IN][:-2])}, reasoning_gym:GENERATOR or FILE.py:FUNCTION"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")  # they can render an SVG as a PNG
+
+
+def positive(text: str) -> int:
+    """Convert the text of an option, as a `type` of argparse."""
+    if (number := int(text)) < 1:
+        raise ArgumentTypeError(f"{text}: it must be at least 1")
+    return number
 
 
 def add_overrides(parser: ArgumentParser, example: str = "task.data_dir=FOLDER") -> None:
@@ -103,10 +110,9 @@ def converted(svg: bytes, place: Path, kind: str) -> bytes | None:
                 return made.stdout
     if kind == "png" and (picture := _rendered_by_browser(svg)):
         return picture
-    programs = "rsvg-convert, cairosvg or Chromium" if kind == "png" else "rsvg-convert or cairosvg"
     source, target = (shlex.quote(f"{place}.{end}") for end in ("svg", kind))
     remedy = f"`pip install cairosvg`, then `cairosvg {source} -o {target}`"
-    print(f"octet: only an SVG: a {kind.upper()} needs {programs}. Try {remedy}", file=sys.stderr)
+    print(f"octet: only an SVG, because no program here converts it. Try {remedy}", file=sys.stderr)
     return None
 
 

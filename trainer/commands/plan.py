@@ -1,8 +1,5 @@
 """`octet plan`: print the memory and hours of a run, and which settings could be larger or must be smaller. With a card
-and no model, print the models that fit the card.
-
-Exit status: 0 if the run fits or may fit, 1 if it does not.
-"""
+and no model, print the models that fit the card."""
 
 import json
 import shlex
@@ -18,7 +15,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from trainer.commands.options import add_settings_of_a_run
+from trainer.commands.options import add_settings_of_a_run, positive
 from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
@@ -68,8 +65,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_settings_of_a_run(parser)
     parser.add_argument("--model", help="a hub id, a folder, or nano; by default that of the preset")
     parser.add_argument("--vram", type=float, metavar="GB", help="of the card; by default of --card or this machine")
-    parser.add_argument("--gpus", type=int, metavar="N", help="cards in a machine; by default those here")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines that share the work")
+    parser.add_argument("--gpus", type=positive, metavar="N", help="cards in a machine; by default those here")
+    parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="machines that share the work")
     parser.add_argument("--group", type=int, metavar="G", help="the same as rollout.group_size=G")
     parser.add_argument("--completion", type=int, metavar="N", help="the same as rollout.max_new_tokens=N")
     parser.add_argument("--prompt", type=int, metavar="N", help="the same as prompt.max_tokens=N")
@@ -115,11 +112,7 @@ def show_models(options: Namespace, console: Console) -> None:
         console.print(f"\nOn {questions[0].size}, times on {options.card or questions[0].card}.")
     else:
         console.print("Nothing fits it.")
-    vram = f"{options.vram:g}" if options.vram else None
-    named = {"--card": options.card, "--vram": vram, "--recipe": options.recipe, "--group": options.group}
-    named |= {"--prompt": options.prompt, "--completion": options.completion}
-    given = [str(part) for pair in named.items() if pair[1] is not None for part in pair]
-    command = shlex.join(["octet", "plan", "--model", "NAME", *given, *options.overrides])
+    command = shlex.join(["octet", "plan", "--model", "NAME", *options.words])
     console.print(f"{command} has the whole plan and the command.")
 
 
@@ -144,9 +137,6 @@ def ask(options: Namespace) -> Question:
     ranks, local = (1, 1) if elsewhere else hardware.ranks(machine)
     if options.gpus is not None:
         ranks = local = options.gpus
-    for option, number in {"--gpus": ranks, "--nodes": options.nodes}.items():
-        if number < 1:
-            raise ConfigError(f"{option} {number}", "at least one is needed", f"Write {option} 1")
     if not is_here or machine.gpus:
         there = tuple(hardware.Gpu(index, "", card, vram) for index in range(local))
         cards = machine if is_here else hardware.Hardware(there, machine.cores)

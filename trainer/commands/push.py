@@ -100,12 +100,9 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _kind(folder: Path) -> str:
-    if (folder / ADAPTER).is_file():
-        return "adapter"
-    if (folder / "config.json").is_file():
-        return "model"
-    if any(folder.glob("*.gguf")):
-        return "gguf"
+    for file, kind in {ADAPTER: "adapter", "config.json": "model", "*.gguf": "gguf"}.items():
+        if any(folder.glob(file)):
+            return kind
     raise CheckpointError(folder, "it holds neither an adapter nor a model", "Name a folder that does with --what")
 
 

@@ -5,27 +5,22 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from tempfile import TemporaryDirectory
 
-from trainer.commands.options import add_overrides, add_run
+from trainer.commands.options import add_overrides, add_run, positive
 from trainer.config.command_line import overrides_of, resolve
-from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.plan import preflight
 from trainer.run_folder.reader import read_run
-
-STEPS = 5
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet repro runs/demo --steps 3. Exit status: 0 if all is identical, 1 if not."
     add_run(parser)
     add_overrides(parser, "run.threads=1, to see whether it changes anything")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"how many steps (default {STEPS})")
+    parser.add_argument("--steps", type=positive, default=5, help="how many steps (default 5)")
 
 
 def run(options: Namespace) -> None:
     stored = read_run(options.run).folder / "config.yaml"
-    if options.steps < 1:
-        raise ConfigError(f"--steps {options.steps}", "it must be at least 1", f"Leave it out for {STEPS}")
     with TemporaryDirectory(prefix="octet-repro-") as scratch:
         config = resolve(str(stored), None, [*options.overrides, *overrides_of({"run.dir": scratch}), "run.track=null"])
         machine = hardware.detect()

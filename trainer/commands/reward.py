@@ -1,8 +1,7 @@
 """`octet reward test`: try the rewards of a run, or your own function, on texts that are known to be right or wrong.
 
 It writes right and wrong completions of the task's problems, or takes labelled ones, and changes them as a model might
-to gain reward. The exit status is 1 if a wrong text is paid or keeps much of the reward of a right one, if a right one
-is not paid, or if a reward is not deterministic, bounded and quick.
+to gain reward. docs/rewards.md lists the findings after which the exit status is 1.
 """
 
 import json
@@ -15,8 +14,9 @@ from math import sqrt
 from pathlib import Path
 
 from trainer.commands import score
+from trainer.commands.options import positive
 from trainer.config.settings import Config
-from trainer.errors import ConfigError, DataError
+from trainer.errors import DataError
 from trainer.machine.visible import print
 from trainer.plan import downloads
 from trainer.problem.task import make_task
@@ -30,7 +30,7 @@ from trainer.reward.make import make_scorer, rules_of, worked
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet reward test --task gsm8k reward.custom=mine.py:score"
     parser.add_argument("action", choices=["test"])
-    parser.add_argument("-n", type=int, default=16, help="how many problems (default 16)")
+    parser.add_argument("-n", type=positive, default=16, help="how many problems (default 16)")
     parser.add_argument("--labelled", metavar="FILE", help="JSON lines with completion, answer and right, a boolean")
     parser.add_argument("--data-dir", type=Path, help="a folder with train.jsonl and test.jsonl")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -38,8 +38,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    if options.n < 1:
-        raise ConfigError(f"-n {options.n}", "at least one problem is needed to try a reward", "Leave it out for 16")
     config = score.settings_for(options, options.data_dir)
     downloads.check(config, needs_data=not options.labelled)
     task = make_task(config.task)

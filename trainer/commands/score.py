@@ -1,14 +1,5 @@
-"""`octet score`: score the completions in a file as a run would. Input and output are JSON lines in the same order.
-
-in    completion and answer, both required; answer is the gold answer, or a worked solution that ends with it. With
-      reward.weights.code, tests replace the answer
-      question or prompt, id, tokens (token ids, which `overlong` counts); every further key is a column for
-      functions of your own
-out   strict, lenient                  what was parsed, as text or null
-      correct_strict, correct_lenient  true or false
-      each reward under its name       a number, or null if there is none; rewards without a weight are included
-      reward                           the weighted sum, or null if a reward with a weight is null
-"""
+"""`octet score`: score the completions in a file as a run would. Input and output are JSON lines in the same order;
+docs/rewards.md lists their keys."""
 
 import contextlib
 import json
@@ -152,18 +143,13 @@ def _sample(record: dict[str, Any], where: str, needs_answer: bool, decimal: str
         raise DataError(where, f"`tokens` is {tokens!r:.60}", "Write a list of token ids, or leave it out")
     if reward is not None and not isinstance(reward, int | float):  # from the samples.jsonl of a run
         raise DataError(where, f"`reward/environment` is {reward!r:.60}", "Write a number, or leave it out")
-    completed = Completion(tuple(tokens), (), completion, truncated=False, reward=reward)
     columns = {**record, "answer": answer}  # a function gets the column unchanged, as in training
-    return _prompt(record, Problem(str(record.get("id", where)), "", gold, answer, columns)), completed
-
-
-def _prompt(record: dict[str, Any], problem: Problem) -> Prompt:
-    """Make the prompt from a record whose `prompt` is a text or a list of chat messages."""
     question = record.get("question", record.get("prompt", ""))
-    prompt = record.get("prompt", question)
-    is_chat = isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
-    problem = replace(problem, question=_text(question), messages=tuple(prompt) if is_chat else ())
-    return Prompt(problem, _text(prompt), ())
+    prompt = record.get("prompt", question)  # a text, or a list of chat messages
+    messages = tuple(prompt) if isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt) else ()
+    problem = Problem(str(record.get("id", where)), _text(question), gold, answer, columns, messages)
+    completed = Completion(tuple(tokens), (), completion, truncated=False, reward=reward)
+    return Prompt(problem, _text(prompt), ()), completed
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,7 @@
 """`octet slurm`: write a job script and the resolved configuration into a run folder, and submit the job.
 
 The script is one of `slurm/*.sbatch` with the options of this job: the command line takes precedence over
-`slurm/site.env`, and that over the defaults of the script. Submitted again by hand, it continues the same run.
+`slurm/site.env`, and that over the defaults of the script.
 """
 
 import os
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from trainer.commands.options import add_overrides
+from trainer.commands.options import add_overrides, positive
 from trainer.config import ds_config
 from trainer.config.command_line import resolve
 from trainer.config.settings import RUNS, Config
@@ -63,19 +63,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--preset", default="cluster", help="by default cluster")
     parser.add_argument("--recipe", help="an objective on top of the preset")
     parser.add_argument("--nodes", default="1", help="how many (default 1), or from-to: whatever the queue has")
-    parser.add_argument("--gpus", type=int, default=1, help="of each node (default 1), with one rank each")
+    parser.add_argument("--gpus", type=positive, default=1, help="of each node (default 1), with one rank each")
     parser.add_argument("--time", help="limit, as sbatch reads it, or auto; by default that of slurm/site.env")
     hours.add_arguments(parser)
     parser.add_argument("--sweep", type=Path, metavar="GRID", help="a run for each line of this file")
-    parser.add_argument("--chain", type=int, default=1, metavar="N", help="N jobs, each resuming the one before")
+    parser.add_argument("--chain", type=positive, default=1, metavar="N", help="N jobs, each resuming the one before")
     parser.add_argument("--dry-run", action="store_true", help="print the script, and write and submit nothing")
     add_overrides(parser, "rollout.group_size=16")
 
 
 def run(options: Namespace) -> None:
     config = resolve(options.preset, options.recipe, options.overrides)
-    nodes = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,5})", options.nodes)
-    if not nodes:
+    nodes = re.fullmatch(r"(?:([1-9]\d{0,4})-)?([1-9]\d{0,4})", options.nodes)
+    if not nodes or int(nodes[1] or 1) > int(nodes[2]):
         raise ConfigError(f"--nodes {visible(options.nodes)[:100]}", "write a number, or a range such as 1-4")
     least = int(nodes[1]) if nodes[1] else None
     request = JobRequest(int(nodes[2]), options.gpus, options.time, options.sweep, options.chain, least)
@@ -191,16 +191,14 @@ def _without_options() -> dict[str, str]:
 
 def _lines(grid: Path) -> list[str]:
     """Return the lines of a grid that are neither empty nor comments."""
-    if not grid.is_file():
-        raise ConfigError(f"--sweep {grid}", "there is no such file", "Copy slurm/grid.example")
     try:
         text = grid.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--sweep {grid}", f"it is not UTF-8 text ({error.reason})", "Save it as UTF-8") from None
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    if not lines:
-        raise ConfigError(f"--sweep {grid}", "it has no line of settings", "Copy slurm/grid.example")
-    return lines
+        if lines := [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]:
+            return lines
+        reason = "it has no line of settings"
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"it cannot be read as UTF-8 text ({error})"
+    raise ConfigError(f"--sweep {grid}", reason, "Copy slurm/grid.example")
 
 
 def _words(line: str) -> list[str]:
@@ -212,11 +210,6 @@ def _words(line: str) -> list[str]:
 
 def _check(config: Config, request: JobRequest) -> None:
     ds_config.check(config, has_gpu=True)
-    for name, number in (("nodes", request.nodes), ("gpus", request.gpus), ("chain", request.chain)):
-        if number < 1:
-            raise ConfigError(f"--{name} {number}", "it must be at least 1")
-    if request.least is not None and not 1 <= request.least <= request.nodes:
-        raise ConfigError(f"--nodes {request.range}", "the first number is at least 1, and at most the second")
     engine = config.engine.ds_config
     if request.least is not None and ds_config.splits_weights(ds_config.read(engine).get("zero_optimization", {})):
         splits = f"engine.ds_config={engine} splits the weights over the ranks (ZeRO-3)"

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trainer.commands.options import add_overrides
+from trainer.commands.options import add_overrides, positive
 from trainer.commands.slurm import JobRequest, slurm
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
@@ -49,17 +49,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     instead.add_argument("--collect", action="store_true", help="train nothing, and judge the runs that have ended")
     instead.add_argument("--csv", action="store_true", help="as --collect, and print the comparisons as CSV")
     instead.add_argument("--tex", action="store_true", help="as --collect, and print the tables as LaTeX")
-    instead.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once; with several, ignore times")
+    instead.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs at once; then ignore times")
     instead.add_argument("--slurm", action="store_true", help="submit the runs as an array of jobs")
     parser.add_argument("--dry-run", action="store_true", help="print the command of each run, or the job; do nothing")
-    parser.add_argument("--gpus", type=int, default=1, help="with --slurm: of each job (default 1)")
+    parser.add_argument("--gpus", type=positive, default=1, help="with --slurm: of each job (default 1)")
     parser.add_argument("--time", help="with --slurm: limit of a job, as sbatch reads it")
     add_overrides(parser, "model.name=FOLDER")
 
 
 def run(options: Namespace) -> None:
-    if options.jobs < 1:
-        raise ConfigError(f"--jobs {options.jobs}", "it must be at least 1")
     if options.time == "auto":
         raise ConfigError("--time auto", "the runs of a study take different times", "Write --time HH:MM:SS")
     if not options.slurm and (options.time or options.gpus != 1):

@@ -1,9 +1,6 @@
 """Start train.py with the same arguments: through DeepSpeed's launcher on several cards, else as one process. Under
-`srun`, which has already started a process for each device, this process becomes train.py.
-
-The settings are checked first, so that a typo or a model that cannot be found is reported within a second, and not
-after torch has been imported three times.
-"""
+`srun`, which has already started a process for each device, this process becomes train.py. The settings are checked
+first, so that a typo is reported within a second, and not after torch has been imported three times."""
 
 import json
 import os

@@ -54,7 +54,8 @@ def application(folder: Path, key: str) -> Access:
     routes = [
         Route("/", pages.page),
         Route("/ui.js", lambda request: FileResponse(HERE / "ui.js")),
-        Route("/ui.css", pages.style),
+        Route("/ui.css", lambda request: FileResponse(HERE / "ui.css")),
+        Route("/page.css", lambda request: FileResponse(markup.HERE / "page.css")),
         Route("/live", pages.live),
         Route("/do/{action}", pages.act, methods=["POST"]),
         Route("/commands", pages.commands, methods=["POST"]),
@@ -69,7 +70,6 @@ class Pages:
         self.runs = Runs(folder)
         self.limiter = CapacityLimiter(2)  # commands at once, so that many clicks leave processors for a run
         self.row = lru_cache(1000)(lambda name, seen: row(folder / name, folder))
-        self.shown = lru_cache(8)(self._shown)
 
     async def page(self, request: Request) -> Response:
         """Return the form. Its script fills in the choices in the address, or else these defaults."""
@@ -84,27 +84,18 @@ class Pages:
         values = options | {key: joined(text) for key, text in texts.items()}
         return HTMLResponse(Template((HERE / "ui.html").read_text(encoding="utf-8")).substitute(values))
 
-    async def style(self, request: Request) -> Response:
-        files = (markup.HERE / "page.css", HERE / "ui.css")
-        return PlainTextResponse("".join(file.read_text(encoding="utf-8") for file in files), media_type="text/css")
-
-    async def live(self, request: Request) -> Response:
-        """Return the state of the runs, or status 304 if nothing has changed."""
-        selected = tuple(request.query_params.getlist("run"))
-        return await to_thread.run_sync(self._live, selected, request.headers.get("if-none-match"))
-
-    def _live(self, selected: tuple[str, ...], known: str | None) -> Response:
-        began = time.thread_time()
+    def live(self, request: Request) -> Response:
+        """Return the state of the runs, or status 304 if nothing has changed. Starlette runs this in a thread."""
+        began, selected = time.thread_time(), request.query_params.getlist("run")
         names = dict.fromkeys((*self.runs.named(), *(name for name in selected if name in self.runs.started)))
-        seen = tuple(self.runs.seen(name) for name in names)
+        seen = [self.runs.seen(name) for name in names]
         mark = sha256(repr((selected, seen)).encode()).hexdigest()
-        parts = self.shown(selected, seen) if mark != known else ()
+        parts = list[Html]()
+        if mark != request.headers.get("if-none-match"):
+            rows = [cells for name, *of_run in seen if (cells := self.row(name, tuple(of_run)))]
+            parts += views.of_runs(self.runs, rows, selected)
         headers = {"ETag": mark, "X-Seconds": f"{time.thread_time() - began:.3f}"}
         return _answer(*parts, headers=headers) if parts else Response(status_code=304, headers=headers)
-
-    def _shown(self, selected: tuple[str, ...], seen: tuple[tuple[str, ...], ...]) -> list[Html]:
-        rows = [cells for name, *of_run in seen if (cells := self.row(name, tuple(of_run)))]
-        return [*views.of_runs(self.runs, rows, selected)]
 
     async def commands(self, request: Request) -> Response:
         """Return the command of each requested action, or the reason why there is none."""
