@@ -1,7 +1,6 @@
 """The plan: shapes to the last parameter, terms to the last byte, presets held to their cards."""
 
 import json
-import sys
 from collections import Counter
 from contextlib import nullcontext
 
@@ -526,8 +525,7 @@ def test_a_target_is_known_by_the_end_of_its_name_and_by_the_name_of_peft(target
 
 
 def test_the_launcher_refuses_before_it_asks_the_hub(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["launch", "--preset", "8gb", "model.name=Qwen/Qwen2.5-14B"])
     monkeypatch.setattr(hardware, "detect", lambda: machine(8.6))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with refuses("model.name", names="card"):
-        train.main()
+        train.main(["--preset", "8gb", "model.name=Qwen/Qwen2.5-14B"])

@@ -62,8 +62,8 @@ def test_a_table_is_kept_and_nothing_that_could_run(asked, folder):
     assert sorted(os.listdir(folder / "runs/uploads")) == ["my_table.CSV", "out.csv"]
     assert sorted(os.listdir(folder)) == ["runs", "server.log"]
     (folder / "runs/uploads/out.csv.partial").symlink_to(folder / "elsewhere")
-    status, _, said = asked("PUT", "upload?name=out.csv", "x")
-    assert (status, 'class="error"' in said, (folder / "elsewhere").exists()) == (507, True, False)
+    assert asked("PUT", "upload?name=out.csv", "x")[0] == 200
+    assert not (folder / "elsewhere").exists()
     place, moved = folder / "runs/uploads", (folder / "runs/uploads").rename(folder / "moved")
     for kind in ("", moved):  # a file, or a link to a folder
         place.symlink_to(kind) if kind else place.touch()

@@ -34,19 +34,19 @@ def run(options: Namespace) -> None:
     with as_written(*(run.folder for run in runs)):
         keys = differing([run.given for run in runs])
         tasks = [[_row(run, ranking[0][0], pair, keys) for run, pair in ranking] for ranking in ranked(runs)]
-    if options.json:
-        print(json.dumps([row for rows in tasks for row in rows], indent=2))
-        return
-    if options.csv:
-        print(as_csv([_flat(row) for rows in tasks for row in rows]))
-        return
-    console = Console(wide=WIDTH)
-    names = {str(folder): name for folder, name in names_of(runs).items()}
-    for rows in tasks:
-        for table in tables(rows, names, console.width):
-            console.print(table)
-    if len(tasks) > 1:
-        console.print("Runs on different tasks are not compared with each other.")
+        if options.json:
+            print(json.dumps([row for rows in tasks for row in rows], indent=2))
+            return
+        if options.csv:
+            print(as_csv([_flat(row) for rows in tasks for row in rows]))
+            return
+        console = Console(wide=WIDTH)
+        names = {str(folder): name for folder, name in names_of(runs).items()}
+        for rows in tasks:
+            for table in tables(rows, names, console.width):
+                console.print(table)
+        if len(tasks) > 1:
+            console.print("Runs on different tasks are not compared with each other.")
 
 
 def _row(run: RunFiles, best: RunFiles, pair: Pair | None, keys: Sequence[str]) -> dict[str, Any]:

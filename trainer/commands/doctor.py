@@ -244,9 +244,6 @@ def sandbox() -> Finding:
     return Finding("note", "sandbox", f"programs that a model writes cannot be confined: {held}; optional")
 
 
-# ---------------------------------------------------------------- torch, in a separate process
-
-
 def of_torch(config: Config, probe: subprocess.Popen[str], machine: hardware.Hardware) -> Iterator[Finding]:
     output, errors = probe.communicate()  # reads both pipes, because a full one would block the probe
     for row in output.splitlines():

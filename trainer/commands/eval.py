@@ -65,7 +65,7 @@ def run(options: Namespace) -> None:
         seen, asked = provenance.shared(source.run, data.held_out), len(data.held_out)
         if seen > 1:  # one may have the checksum of another problem
             print(f"octet: warning: {seen} of {asked} problems are training problems of {source.run}", file=sys.stderr)
-    named = {"adapter": source.adapter if source else None, "merged": options.merged}
+    named = {"adapter": source and source.adapter, "merged": options.merged}
     models = {name: path for name, path in named.items() if path}
     evaluate_models.evaluate(config, data, models, draws, out, as_json=options.json)
 
@@ -79,9 +79,6 @@ def _source(options: Namespace) -> Source | None:
         return adapter_of(options)
     first = next(iter(options.overrides), "=")
     names_something = options.merged or options.preset or options.task or names_a_model(options)
-    if options.model and os.path.isfile(f"{first}/config.yaml"):
-        reason = f"the run {first} names a model as well"
-        raise ConfigError(f"--model {options.model}", reason, "Leave one of the two out")
     if not options.model and ("=" not in first or os.path.isfile(f"{first}/config.yaml")):
         folder = Path(options.overrides.pop(0))
     elif names_something or not any(RUNS.glob("*/config.yaml")):

@@ -44,9 +44,10 @@ run this in the folder of Octet, with the new path of this folder, and check the
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet fetch --preset 8gb --to DIR"
     add_settings_of_a_run(parser)
-    parser.add_argument("--to", type=Path, metavar="DIR", help="the folder to fill or complete")
+    either = parser.add_mutually_exclusive_group(required=True)
+    either.add_argument("--to", type=Path, metavar="DIR", help="the folder to fill or complete")
+    either.add_argument("--verify", type=Path, metavar="DIR", help="only compare a copied folder with its manifest")
     parser.add_argument("--no-wheels", action="store_true", help="leave the packages out")
-    parser.add_argument("--verify", type=Path, metavar="DIR", help="only compare a copied folder with its manifest")
 
 
 def run(options: Namespace) -> None:
@@ -56,8 +57,6 @@ def run(options: Namespace) -> None:
             raise DataError(f"--verify {options.verify}", wrong[:500], remedy)
         print(f"{options.verify}: all files are as they were fetched")
         return
-    if options.to is None:
-        raise ConfigError("--to", "it names the folder to fill", "Write --to DIR")
     if constants.is_offline_mode():
         raise ConfigError("HF_HUB_OFFLINE=1", "nothing can be fetched with it", "Unset it")
     preset = options.preset or choose_preset(hardware.detect())[0]

@@ -77,7 +77,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     """Print the plan, and exit with status 1 if the run cannot fit. Or print the models that fit a card."""
-    console = Console(soft_wrap=True)
+    console = Console()
     console.soft_wrap = not console.is_terminal
     named = options.preset or options.model or any(text.startswith("model.name=") for text in options.overrides)
     if not named and not options.search and (options.vram is not None or options.card is not None):
@@ -97,7 +97,13 @@ def run(options: Namespace) -> None:
 
 def show_models(options: Namespace, console: Console) -> None:
     """Print the models that fit a card, the best first, with their memory and the hours of a preset's run."""
-    questions = list(_fitting(options))
+    questions = []
+    for name in search.CHOICES:
+        question = ask(Namespace(**{**vars(options), "model": name}))
+        if question.placement.plan.fits:
+            questions.append(question)
+        elif question.placement.search():
+            questions.append(searched(question))
     if options.json:
         print(json.dumps([document(question) for question in questions], indent=2))
         return
@@ -114,15 +120,6 @@ def show_models(options: Namespace, console: Console) -> None:
         console.print("Nothing fits it.")
     command = shlex.join(["octet", "plan", "--model", "NAME", *options.words])
     console.print(f"{command} has the whole plan and the command.")
-
-
-def _fitting(options: Namespace) -> Iterator[Question]:
-    for name in search.CHOICES:
-        question = ask(Namespace(**{**vars(options), "model": name}))
-        if question.placement.plan.fits:
-            yield question
-        elif question.placement.search():
-            yield searched(question)
 
 
 def ask(options: Namespace) -> Question:
@@ -243,9 +240,6 @@ def _shipped(question: Question) -> Question | None:
     return None
 
 
-# for people
-
-
 def title(question: Question) -> Text:
     placement, config = question.placement, question.placement.config
     lora, rollout, ranks = config.lora, config.rollout, placement.world_size
@@ -285,7 +279,6 @@ def _size(size: float) -> str:
 
 
 def answer(question: Question) -> Iterator[str | Text]:
-    """Yield the lines below the table."""
     placement, plan = question.placement, question.placement.plan
     most = plan.phases[plan.peak_phase][plan.dominant]
     yield Text.assemble(
@@ -326,9 +319,6 @@ def _limits(placement: Placement) -> Iterator[str]:
     all_of = {name: " (all of a step)" if found[name] == whole.get(name) else "" for name in LARGEST}
     if parts := [f"{found[name]:,} {what}{all_of[name]}" for name, what in LARGEST.items() if found[name]]:
         yield f"the most that fits, each with the rest as it is:\n  {', '.join(parts)}"
-
-
-# for programs
 
 
 def document(question: Question) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`octet push`: send the adapter, the merged model or an export of a run to the hub, with a card made from the run."""
 
 import json
+import re
 import sys
 from argparse import ArgumentParser, Namespace
 from fnmatch import fnmatch
@@ -9,7 +10,6 @@ from typing import Any
 
 import httpx2
 from huggingface_hub import CommitOperationAdd, HfApi, errors
-from huggingface_hub.utils import validate_repo_id
 
 from trainer.commands.options import add_run
 from trainer.errors import CheckpointError, ConfigError
@@ -39,11 +39,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    try:
-        validate_repo_id(options.to)
-        _owner, _name = options.to.split("/")
-    except ValueError:
-        raise ConfigError(f"--to {options.to}", "it is not the name of a repository", "Write OWNER/NAME") from None
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", options.to):
+        raise ConfigError(f"--to {options.to}", "it is not the name of a repository", "Write OWNER/NAME")
     run = read_run(options.run)
     folder = options.run / (options.what or run.config.lora.product)
     manifest.must_be_whole(folder)
@@ -70,17 +67,15 @@ def run(options: Namespace) -> None:
 
 
 def _export_of(run: RunFiles, folder: Path) -> dict[str, Any]:
-    """Return the step of the model in a folder, and how it was exported. Raise CheckpointError if it is another run's.
-
-    A GGUF file that export.json does not name makes the rest of that file unreliable, so only the step is returned.
-    """
+    """Return step and export of the model in a folder. Raise CheckpointError if it is another run's."""
     export = exported(folder)
     source = (folder / export.get("source", "")).resolve()
     if not source.is_relative_to(run.folder.resolve()):
         origin = f"it was exported from {source}" if export else "it lies elsewhere, and has no export.json"
         raise CheckpointError(folder, f"it is not part of the run {run.folder}: {origin}", "Name a folder of this run")
-    is_of_another_file = any(path.name != export.get("file") for path in folder.glob("*.gguf"))
-    return {**({} if is_of_another_file else export), "step": run.step_of(folder)}
+    if any(path.name != export.get("file") for path in folder.glob("*.gguf")):  # the rest of it is of another file
+        export = {}
+    return {**export, "step": run.step_of(folder)}
 
 
 def _files(folder: Path) -> dict[str, Path]:

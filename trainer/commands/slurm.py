@@ -226,12 +226,10 @@ def _submit(script: Path, request: JobRequest) -> list[str]:
         try:
             jobs.append(_sbatch(script, after))
         except ClusterError as error:
-            if not jobs:
-                raise
-            raise ClusterError(
-                f"{error}\nSubmitted before that: job {' '.join(jobs)}. `scancel {' '.join(jobs)}` removes what is "
-                f"queued; otherwise these {len(jobs)} jobs of the chain will run."
-            ) from None
+            if jobs:
+                ids = " ".join(jobs)
+                error.args = (f"{error}\nSubmitted before that, and queued: job {ids}. `scancel {ids}` removes it.",)
+            raise
     return jobs
 
 

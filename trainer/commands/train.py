@@ -39,8 +39,7 @@ LEAVE_S = 60.0  # grace period of ranks after SIGTERM; DeepSpeed's launcher give
 LEFT_S = 5.0  # grace period of processes that outlive a train.py which has ended well
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    arguments = sys.argv[1:] if arguments is None else arguments
+def main(arguments: Sequence[str]) -> None:
     machine = hardware.detect()
     is_of_mpi = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > 1
     if is_of_mpi or slurm.is_one_of_several() or (slurm.is_step() and len(machine.gpus) <= 1):

@@ -2,9 +2,7 @@
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from rich.live import Live
 
@@ -24,19 +22,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    console = Console(wide=terminal.WIDE)  # plain text where standard output is not a terminal
-    if console.is_terminal and not options.once:
-        with suppress(KeyboardInterrupt):  # Ctrl-C ends the watching only
-            watch(options.runs, console)
-    console.print(terminal.shown(read_runs(options.runs), console))
-
-
-def watch(folders: Sequence[Path], console: Console) -> None:
     """Show the runs until all of them have ended, or were stopped."""
-    runs = read_runs(folders)
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while not all(run.has_ended or terminal.stopped(run) for run in runs):
-            with suppress(DataError):  # a file is just being written, and is complete at the next update
-                live.update(terminal.shown(runs, console, console.height), refresh=True)
-            time.sleep(SECONDS)
-            runs = [read_run(run.folder) for run in runs]
+    console, runs = Console(wide=terminal.WIDE), read_runs(options.runs)  # plain text if the output is not a terminal
+    if console.is_terminal and not options.once:
+        with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+            while not all(run.has_ended or terminal.stopped(run) for run in runs):
+                with suppress(DataError):  # a file is just being written, and is complete at the next update
+                    live.update(terminal.shown(runs, console, console.height), refresh=True)
+                time.sleep(SECONDS)
+                runs = [read_run(run.folder) for run in runs]
+    console.print(terminal.shown(read_runs(options.runs), console))

@@ -191,19 +191,17 @@ def export(chosen: Choices) -> Iterator[str]:
 
 def share(chosen: Choices) -> Iterator[str]:
     name, place = chosen.run()
-    if not (yield from output_of(["report", str(place), "--share"])):
-        return
-    kind = "png" if (place / "share.png").is_file() else "svg"
-    picture = {"src": f"made/share.{kind}?run={quote(name)}", "alt": f"The result of {name}", "class_": "picture"}
-    yield tag("a", tag("img", **picture), href=picture["src"], download=f"{place.name}.{kind}")
+    if (yield from output_of(["report", str(place), "--share"])):
+        kind = "png" if (place / "share.png").is_file() else "svg"
+        picture = {"src": f"made/share.{kind}?run={quote(name)}", "alt": f"The result of {name}", "class_": "picture"}
+        yield tag("a", tag("img", **picture), href=picture["src"], download=f"{place.name}.{kind}")
 
 
 def report(chosen: Choices) -> Iterator[str]:
     name, place = chosen.run()
-    if not (yield from output_of(["report", str(place)])):
-        return
-    where = f"made/report.html?run={quote(name)}"
-    yield tag("p", tag("a", "Open the report", href=where, target="_blank", rel="noopener"))
+    if (yield from output_of(["report", str(place)])):
+        where = f"made/report.html?run={quote(name)}"
+        yield tag("p", tag("a", "Open the report", href=where, target="_blank", rel="noopener"))
 
 
 def ask(chosen: Choices) -> Iterator[str]:

@@ -117,21 +117,14 @@ class Pages:
             error = ConfigError(name or "a file", "its name does not say what it is", remedy)
             return _answer(views.target("sent", views.error(str(error))), status_code=415)
         place = self.runs.folder / UPLOADS / name
-        part = place.with_name(f"{name}.partial")
         try:
             place.parent.mkdir(exist_ok=True)
             if place.parent.is_symlink():
                 raise OSError(f"{place.parent} is a link")
-            with open(part, "wb", opener=disk.not_a_link) as file:
-                async for piece in request.stream():
-                    file.write(piece)
-            part.replace(place)
+            await to_thread.run_sync(disk.replace, place, await request.body())
         except (OSError, HTTPException) as failed:
             said = views.error(getattr(failed, "detail", str(failed)))
             return _answer(views.target("sent", said), status_code=getattr(failed, "status_code", 507))
-        finally:
-            with suppress(OSError):
-                part.unlink()
         words = json.dumps(["task.name=records", f"task.path={place}", "task.question=", "task.answer="])
         sent = tag("p", f"{place}, {disk.amount(place.stat().st_size)}", data_take=words)
         return _answer(views.target("sent", sent))

@@ -74,7 +74,7 @@ class Runs:
 
     def output(self, name: str) -> str:
         """Return the last part of the output of the command that a page has started last for a run."""
-        if name not in (*self.started, *self.named()) or not self.log(name).is_file():
+        if not self.log(name).is_file():
             return ""
         with self.log(name).open("rb") as file:
             file.seek(max(0, self.log(name).stat().st_size - TAIL))
@@ -91,8 +91,7 @@ class Runs:
         """Make a run save and stop. Repeating the signal changes nothing."""
         if (process := self.process(name)) is None:
             raise ConfigError(f"run {name}", "no process of yours on this machine has it", "Stop it where it runs")
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGUSR1)
+        os.kill(process, signal.SIGUSR1)
 
     def hang_up(self, name: str) -> None:
         if chat := self.chats.pop(name, None):

@@ -30,7 +30,6 @@ Record = Mapping[str, Any]
 
 
 def target(name: str, *inside: object) -> Html:
-    """Return the new content of the element with this id."""
     return tag("div", *inside, id=name)
 
 
@@ -216,7 +215,6 @@ def waiting(runs: Runs, name: str) -> Iterator[Html]:
 
 
 def result(run: RunFiles) -> Iterator[Html]:
-    """Yield the result of a run, in parts of its report."""
     yield report.verdict(run, alarms_of(run.history))
     yield report.evaluation(run)
     gained = [one for one in run.flips() if one.get("direction") == "gained"]
