@@ -49,11 +49,8 @@ def run(options: Namespace) -> None:
     source = _source(options)
     config = settings_for(options, source)
     data = read_held_out(config)
-    draws, out = _draws(options, config), options.out
-    if out is None and source and source.run:
-        out = source.run / "eval"
-    elif out is None:
-        out = Path(f"eval-{((source and source.folder) or Path(config.model.name)).resolve().name}")
+    draws, name = _draws(options, config), ((source and source.folder) or Path(config.model.name)).resolve().name
+    out = options.out or (source.run / "eval" if source and source.run else Path(f"eval-{name}"))
     if out.exists() and (not out.is_dir() or (out.is_symlink() and not options.out)):  # somebody else may have made it
         raise ConfigError(f"--out {out}", "it is a link" if out.is_dir() else "it is a file", "Name a folder")
     must_be_writable(out)

@@ -76,7 +76,8 @@ def run(options: Namespace) -> None:
     config = resolve(options.preset, options.recipe, options.overrides)
     nodes = re.fullmatch(r"(?:([1-9]\d{0,4})-)?([1-9]\d{0,4})", options.nodes)
     if not nodes or int(nodes[1] or 1) > int(nodes[2]):
-        raise ConfigError(f"--nodes {visible(options.nodes)[:100]}", "write a number, or a range such as 1-4")
+        reason = "it is neither a number of machines nor a range of them"
+        raise ConfigError(f"--nodes {visible(options.nodes)[:100]}", reason, "Write 4, or 1-4")
     least = int(nodes[1]) if nodes[1] else None
     request = JobRequest(int(nodes[2]), options.gpus, options.time, options.sweep, options.chain, least)
     if options.time == "auto":
