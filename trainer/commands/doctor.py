@@ -10,7 +10,6 @@ import platform
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
 from argparse import ArgumentParser, Namespace
@@ -20,6 +19,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 from rich.text import Text
@@ -98,8 +98,7 @@ def line(finding: Finding, width: int) -> Text:
 
 def everything(config: Config) -> Iterator[Finding]:
     command = in_a_process(start="from trainer.plan.torch_probe import main; main()")
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as probe:
+    with Popen(command, text=True, stdout=PIPE, stderr=PIPE) as probe:
         machine = hardware.detect()
         yield python_and_packages()
         yield from visible_cards(config.model, machine)
@@ -244,7 +243,7 @@ def sandbox() -> Finding:
     return Finding("note", "sandbox", f"programs that a model writes cannot be confined: {held}; optional")
 
 
-def of_torch(config: Config, probe: subprocess.Popen[str], machine: hardware.Hardware) -> Iterator[Finding]:
+def of_torch(config: Config, probe: Popen[str], machine: hardware.Hardware) -> Iterator[Finding]:
     output, errors = probe.communicate()  # reads both pipes, because a full one would block the probe
     for row in output.splitlines():
         facts = json.loads(row)

@@ -5,13 +5,13 @@ Runs that have ended are not repeated and interrupted ones are resumed, so the s
 
 import json
 import shlex
-import subprocess
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from subprocess import STDOUT, Popen
 from typing import Any
 
 from trainer.commands.options import add_overrides, positive
@@ -120,7 +120,7 @@ class Runner:
     """Trains runs of a study in separate processes. Their output goes to log files beside the folders of the runs."""
 
     study: Study
-    children: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    children: set[Popen[bytes]] = field(default_factory=set)
 
     def train(self, one: StudyRun) -> str:
         """Train a run, and return its name if it fails."""
@@ -146,8 +146,7 @@ class Runner:
         log = self.study.folder / f"{one.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with disk.naming(log), open(log, "ab", opener=disk.not_a_link) as output:
-            streams: dict[str, Any] = {"stdout": output, "stderr": subprocess.STDOUT}
-            child = subprocess.Popen(in_a_process(words), preexec_fn=ended_with_parent, **streams)  # noqa: PLW1509
+            child = Popen(in_a_process(words), stdout=output, stderr=STDOUT, preexec_fn=ended_with_parent)  # noqa: PLW1509
             self.children.add(child)
             status = child.wait()
             self.children.remove(child)

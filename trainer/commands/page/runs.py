@@ -3,12 +3,12 @@
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import compress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -35,7 +35,7 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.started: dict[str, Popen[bytes]] = {}
         self.chats: dict[str, Chat] = {}
 
     def named(self) -> dict[str, Path]:
@@ -62,8 +62,8 @@ class Runs:
         with open(self.log(name), "ab", opener=disk.not_a_link) as log:
             log.write(f"$ {shown(words)}\n".encode())
             log.flush()
-            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-            self.started[name] = subprocess.Popen(in_a_process(words), start_new_session=True, **streams)
+            command = in_a_process(words)
+            self.started[name] = Popen(command, stdin=DEVNULL, stdout=log, stderr=STDOUT, start_new_session=True)
 
     def status(self, name: str) -> int | None:
         """Return the exit status of a command started here, or None if it still runs or was started elsewhere."""
@@ -118,8 +118,8 @@ class Chat:
     def __init__(self, place: Path) -> None:
         self.asked = 0
         self.out, self.errors = TemporaryFile(), TemporaryFile()  # noqa: SIM115  open during the conversation
-        streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": self.out, "stderr": self.errors}
-        self.process = subprocess.Popen(in_a_process(["chat", str(place), "--json"]), **streams)
+        command = in_a_process(["chat", str(place), "--json"])
+        self.process = Popen(command, stdin=PIPE, stdout=self.out, stderr=self.errors)
 
     def ask(self, question: str) -> None:
         assert self.process.stdin is not None, "it is a pipe"
