@@ -19,7 +19,7 @@ HEADERS |= {"Cross-Origin-Opener-Policy": "same-origin", "X-Frame-Options": "DEN
 
 
 class Access:
-    """Checks each request before its route runs. Web sockets are refused."""
+    """Checks each request before its route runs. uvicorn opens no web sockets, for which there is no route either."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self.app, self.key = app, key
@@ -27,8 +27,6 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
         elif refused := self._refused(scope):
             await PlainTextResponse(f"{refused}\n", 403, HEADERS)(scope, receive, send)
         else:
