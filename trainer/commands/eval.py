@@ -49,8 +49,8 @@ def run(options: Namespace) -> None:
     source = _source(options)
     config = settings_for(options, source)
     data = read_held_out(config)
-    draws, name = _draws(options, config), ((source and source.folder) or Path(config.model.name)).resolve().name
-    out = options.out or (source.run / "eval" if source and source.run else Path(f"eval-{name}"))
+    draws, model = _draws(options, config), (source and source.folder) or Path(config.model.name)
+    out = options.out or (source.run / "eval" if source and source.run else Path(f"eval-{model.resolve().name}"))
     if out.exists() and (not out.is_dir() or (out.is_symlink() and not options.out)):  # somebody else may have made it
         raise ConfigError(f"--out {out}", "it is a link" if out.is_dir() else "it is a file", "Name a folder")
     must_be_writable(out)
@@ -62,7 +62,7 @@ def run(options: Namespace) -> None:
         seen, asked = provenance.shared(source.run, data.held_out), len(data.held_out)
         if seen > 1:  # one may have the checksum of another problem
             print(f"octet: warning: {seen} of {asked} problems are training problems of {source.run}", file=sys.stderr)
-    named = {"adapter": source and source.adapter, "merged": options.merged}
+    named = {"adapter": source.adapter if source else None, "merged": options.merged}
     models = {name: path for name, path in named.items() if path}
     evaluate_models.evaluate(config, data, models, draws, out, as_json=options.json)
 

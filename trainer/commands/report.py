@@ -67,8 +67,7 @@ def _share(run: RunFiles) -> None:
     with as_written(run.folder):
         drawn = picture(run).encode()
     files = {"share.svg": drawn, "share.png": converted(drawn, run.folder / "share", "png")}
-    with writing(run.folder):
-        for name, content in files.items():
-            if content:
-                disk.replace(run.folder / name, content)
-                print(run.folder / name)
+    for name, content in files.items():
+        if content:
+            disk.replace(run.folder / name, content)
+            print(run.folder / name)

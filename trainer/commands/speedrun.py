@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from trainer.commands.options import add_overrides, writing
+from trainer.commands.options import add_overrides
 from trainer.config.command_line import overrides_of, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware
@@ -63,8 +63,7 @@ def run(options: Namespace) -> None:
     result |= {"processor": machine.pop("processor"), "cores": os.cpu_count()}
     result |= {"system": f"{platform.system()} {platform.machine()}", "date": str(date.today()), "made_with": machine}
     print(f"{COLUMNS}\n{row_of(result)}")
-    with writing(options.out):
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\n{options.out} is the file to send")
 
 

@@ -48,7 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     instead.add_argument("--collect", action="store_true", help="train nothing, and judge the runs that have ended")
     instead.add_argument("--csv", action="store_true", help="as --collect, and print the comparisons as CSV")
     instead.add_argument("--tex", action="store_true", help="as --collect, and print the tables as LaTeX")
-    instead.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs at once; then ignore times")
+    instead.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs at once; if several, ignore times")
     instead.add_argument("--slurm", action="store_true", help="submit the runs as an array of jobs")
     parser.add_argument("--dry-run", action="store_true", help="print the command of each run, or the job; do nothing")
     parser.add_argument("--gpus", type=positive, default=1, help="with --slurm: of each job (default 1)")

@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    """Show the runs until all of them have ended, or were stopped."""
+    """Show the runs until all of them have ended or were stopped, or until Ctrl-C."""
     console, runs = Console(wide=terminal.WIDE), read_runs(options.runs)  # plain text if the output is not a terminal
     if console.is_terminal and not options.once:
         with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
