@@ -30,11 +30,11 @@ from trainer.sandbox.kernel import ended_with_parent
 TRAIN = ROOT / "train.py"
 RETRY_S = 1
 KILLED = 128 + signal.SIGKILL
-OF_A_KILL = (
-    "a process of this run was killed (signal 9). The likely cause is that the machine or its job ran out of memory: "
-    "`dmesg` says so. `--resume` continues from the last checkpoint."
-)
-CRASHES = {128 + number for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)}  # say nothing
+# How a process has ended that could not print why.
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+SILENT_ENDS = {128 + number: f"has crashed ({signal.strsignal(number)})" for number in CRASHES}
+CAUSE = "The likely cause is that the machine or its job ran out of memory: `dmesg` says so"
+SILENT_ENDS[KILLED] = f"was killed (signal 9). {CAUSE}"
 LEAVE_S = 60.0  # grace period of ranks after SIGTERM; DeepSpeed's launcher gives them 30
 LEFT_S = 5.0  # grace period of processes that outlive a train.py which has ended well
 
@@ -102,12 +102,9 @@ def run_to_its_end(launch: Sequence[str], environment: Mapping[str, str]) -> int
     with tempfile.TemporaryDirectory() as folder:
         end = Path(folder) / "end"
         status = run(launch, {**environment, END: str(end), slurm.FOLDER: folder})
-        if status == KILLED:
-            print(f"octet: {OF_A_KILL}", file=sys.stderr)
-        elif status in CRASHES:
-            how = signal.strsignal(status - 128)
+        if how := SILENT_ENDS.get(status):
             again = "`--resume` continues from the last checkpoint."
-            print(f"octet: a process of this run has crashed ({how}). {again}", file=sys.stderr)
+            print(f"octet: a process of this run {how}. {again}", file=sys.stderr)
         if status or end.exists() or not end.parent.is_dir():  # programs that clean /tmp delete it after days
             return status
     print("octet: DeepSpeed's launcher was killed, which ended the run.", file=sys.stderr)
