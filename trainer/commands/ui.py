@@ -42,6 +42,8 @@ def run(options: Namespace) -> None:
 
 def _socket(port: int) -> socket.socket:
     try:
+        if not 0 <= port < 2**16:
+            raise OSError(0, "ports are below 65536")
         return socket.create_server((LOOPBACK, port))
-    except (OSError, OverflowError) as error:  # a port that does not exist is the latter
-        raise ConfigError(f"--port {port}", f"it cannot be used ({error.args[-1]})", "Leave it out") from None
+    except OSError as error:
+        raise ConfigError(f"--port {port}", f"it cannot be used ({error.strerror})", "Leave it out") from None
