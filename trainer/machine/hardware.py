@@ -159,15 +159,16 @@ def _cards() -> list[Gpu]:
             return [gpu for row in rows for gpu in _card(*row)]
     if any(Path(file).exists() for file in CARD_FILES):  # there is a card, but no nvidia-smi
         # the same command in every process, which finds these modules and none of the working folder
-        start = f"import sys; sys.path[0] = {str(CHECKOUT)!r}; from trainer.machine.hardware import main; main()"
-        lines = _answer_of([sys.executable, "-c", start]).splitlines()
+        start = f"import sys; sys.path[0] = {str(CHECKOUT)!r}; from trainer.machine import hardware; "
+        lines = _answer_of([sys.executable, "-c", f"{start}[*map(print, hardware.cards_of_the_driver())]"]).splitlines()
         return [gpu for line in lines for gpu in _card(*(part.strip() for part in line.split(",")))]
     return []
 
 
 def cards_of_the_driver() -> Iterator[str]:
     """Yield the cards that CUDA's driver knows, in the format of `nvidia-smi --query-gpu=index,uuid,name,memory.total`,
-    which is missing in WSL, in NixOS, and in containers without tools. A separate process runs this."""
+    which is missing in WSL, in NixOS, and in containers without tools. This needs a process of its own, because the
+    driver may crash or hang."""
     cuda, count = CDLL("libcuda.so.1"), c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(byref(count)):
         return
@@ -246,9 +247,3 @@ def _limits(groups: Path, own: Path) -> list[int]:
                 cached = sum(int(rows.get(f"{cache}{kind}_file", 0)) for kind in ("inactive", "active"))
                 limits.append(max(0, int(limit.read_text()) - int(current.read_text()) + cached))
     return limits
-
-
-def main() -> None:
-    """Print the cards that the driver names. `_cards` runs this in a process, because the driver may crash or hang."""
-    for card in cards_of_the_driver():
-        print(card)

@@ -10,13 +10,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def begin(work: Callable[[], T]) -> Future[T]:
-    """Call a function in a new thread."""
-    future: Future[T] = Future()
-    Thread(target=_run, args=(work, future), daemon=True).start()
-    return future
-
-
 class Workers:
     """Threads that call functions in the order in which they are given, `at_once` at a time."""
 
@@ -39,15 +32,21 @@ class Workers:
             self._waiting.clear()
 
     def _work(self) -> None:
-        while job := self._next():
-            _run(*job)
+        while True:
+            with self._counting:
+                if not self._waiting:
+                    self._running -= 1
+                    return
+                work, future = self._waiting.popleft()
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001  future.result() raises it in the caller
+                future.set_exception(error)
 
-    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | None:
-        with self._counting:
-            if self._waiting:
-                return self._waiting.popleft()
-            self._running -= 1
-            return None
+
+def begin(work: Callable[[], T]) -> Future[T]:
+    """Call a function in a new thread."""
+    return Workers(1).begin(work)
 
 
 def each(work: Sequence[Callable[[], T]], at_once: int) -> Iterator[tuple[int, T]]:
@@ -59,10 +58,3 @@ def each(work: Sequence[Callable[[], T]], at_once: int) -> Iterator[tuple[int, T
             yield indices[future], future.result()
     finally:
         workers.drop()
-
-
-def _run(work: Callable[[], T], future: Future[T]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:  # noqa: BLE001  future.result() raises it in the caller
-        future.set_exception(error)
