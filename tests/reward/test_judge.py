@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -283,10 +281,9 @@ def test_retry_after_holds_for_all_requests(server):
 
 
 def test_retry_after_in_all_its_forms():
-    soon = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=30), usegmt=True)
-    assert 25 < seconds_of(soon) <= 30
-    assert seconds_of("Wed, 21 Oct 2015 07:28:00 GMT") == 0
-    assert [seconds_of(text) for text in ("7", "1.5", None, "", "-3", "nan", "inf", "later")] == [7, 1.5] + [0] * 6
+    """A date, which is rare, is not read: the judge then waits as long as without the header."""
+    of_none = (None, "", "-3", "nan", "inf", "later", "Wed, 21 Oct 2037 07:28:00 GMT")
+    assert [seconds_of(text) for text in ("7", "1.5", *of_none)] == [7, 1.5] + [0] * 7
 
 
 def test_back_off_doubles_with_jitter(server, monkeypatch):

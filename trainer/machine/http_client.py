@@ -5,11 +5,7 @@ import json
 import math
 import os
 import ssl
-import time
 from collections.abc import Mapping
-from contextlib import suppress
-from datetime import timezone
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from trainer.errors import ConfigError
@@ -96,14 +92,12 @@ def _refusal(status: int, retry_after: str | None, body: bytes) -> NoReply:
 
 
 def seconds_of(retry_after: str | None) -> float:
-    """Return the seconds to wait for a `Retry-After` header, a number or a date; 0 for anything else."""
-    with suppress(ValueError):
+    """Return the seconds to wait for a `Retry-After` header, if it is a number; 0 for anything else, such as a date."""
+    try:
         seconds = float(retry_after or 0)
-        return max(0.0, seconds) if math.isfinite(seconds) else 0.0
-    with suppress(ValueError, TypeError, LookupError, OverflowError):
-        then = parsedate_to_datetime(retry_after or "")
-        return max(0.0, (then if then.tzinfo else then.replace(tzinfo=timezone.utc)).timestamp() - time.time())
-    return 0.0
+    except ValueError:
+        return 0.0
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
 
 
 def read_key(variable: str, setting: str = "") -> str:
