@@ -63,13 +63,6 @@ def command():
 listen()
 leave(answering_errors(command))
 """
-NO_ROOM = """
-import resource, threading
-from trainer.machine.exits import answering_errors
-
-resource.setrlimit(resource.RLIMIT_AS, (1 << 24, 1 << 24))
-raise SystemExit(answering_errors(threading.Thread(target=print).start))
-"""
 NO_PLACE = """
 import tempfile
 from trainer.machine.exits import answering_errors
@@ -99,7 +92,6 @@ DOCTOR = "from trainer.commands.main import main; main(['doctor', '--preset', 'n
 ENDS = {
     "a signal while an object is deleted": (["-c", DELETED], 130, "octet: stopped."),
     "a signal while an error is printed": (["-c", FAILS], 2, "octet: rank 0 died"),  # the launcher stops the others
-    "no memory for a thread": (["-c", NO_ROOM], 2, "octet: no thread can be started. Raise the limits of `ulimit -v`"),
     "no place for temporary files": (["-c", NO_PLACE], 2, "octet: no temporary file can be written"),
     "a signal while a start imports": (["-c", EARLY, "argparse"], 130, "octet: stopped."),
     "a signal while train is imported": (["-c", EARLY, "trainer.commands.train"], 130, "octet: stopped."),
@@ -124,9 +116,9 @@ def test_help_that_nobody_reads_ends_without_a_traceback():
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_marks_that_the_locale_lacks_have_others_in_ascii():
+def test_characters_that_the_locale_lacks_are_written_as_their_codes():
     done = ran(sys.executable, "-c", PRINTS, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "+x_\\u6f22\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\\u2713\\u2717\\u2581\\u6f22\n", "")
 
 
 def test_processes_that_user_code_has_left_running_are_ended():

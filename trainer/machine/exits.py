@@ -1,7 +1,6 @@
 """The end of every command: its message and its exit status."""
 
 import atexit
-import codecs
 import errno
 import io
 import os
@@ -19,7 +18,6 @@ from trainer.machine.visible import print, without_keys
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SOON_S = 0.05
-IN_ASCII = dict(zip("✓✗█░▁▂▃▄▅▆▇→", "+x#._.-:=*%>", strict=True))
 END = "OCTET_END"  # environment variable with the file that train.py creates if it succeeds
 
 
@@ -27,10 +25,9 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
     """Run a command and return its exit status. An error is printed as one message, or raised with `debug`."""
     for name in ("stdout", "stderr"):  # None if the shell has closed it
         setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
-    codecs.register_error("in ascii", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
-            stream.reconfigure(errors="in ascii")  # such a locale lacks some characters
+            stream.reconfigure(errors="backslashreplace")  # such a locale lacks some characters
     try:
         return _status(command, debug)
     except BrokenPipeError:  # the reader has finished: `octet plan | head`
@@ -43,13 +40,6 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
         except BrokenPipeError:  # `2>&1 | head`
             os.dup2(nowhere, sys.stderr.fileno())
         return 128 + signal.SIGPIPE
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Replace the characters that the encoding of an output lacks, for `codecs.register_error`."""
-    assert isinstance(error, UnicodeEncodeError)
-    missing = error.object[error.start : error.end]
-    return "".join(IN_ASCII.get(one) or one.encode("ascii", "backslashreplace").decode() for one in missing), error.end
 
 
 def _status(command: Callable[[], None], debug: bool) -> int:
@@ -66,7 +56,7 @@ def _status(command: Callable[[], None], debug: bool) -> int:
             raise
         _report(error)
         return error.status
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         if debug or not (what := _explained(error)):
             raise
         _say(f"octet: {what}")
@@ -78,11 +68,8 @@ def _status(command: Callable[[], None], debug: bool) -> int:
     return 0
 
 
-def _explained(error: OSError | RuntimeError) -> str:
+def _explained(error: OSError) -> str:
     """Return the reason of an error of the system and its remedy; "" if they are unknown."""
-    if isinstance(error, RuntimeError):
-        no_thread = "no thread can be started. Raise the limits of `ulimit -v` and `ulimit -u`."
-        return no_thread if "can't start new thread" in str(error) else ""
     if "No usable temporary directory" in str(error):
         return "no temporary file can be written. Make room in /tmp, or set TMPDIR to another folder."
     if error.errno == errno.ENOENT and error.filename is None:
