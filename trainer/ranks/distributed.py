@@ -8,8 +8,8 @@ import json
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -36,10 +36,11 @@ class Connection:
     """The state of the process group of this process, from connect() to disconnect()."""
 
     ranks: Ranks | None = None  # None in a group of one rank
-    before_disconnect: list[Callable[[], None]] = field(default_factory=list)
 
 
 _connection = Connection()
+_before_disconnect = ExitStack()
+before_disconnect = _before_disconnect.callback  # of a function that may need the group, or destroys it itself
 
 
 def rank() -> int:
@@ -74,24 +75,21 @@ def device() -> torch.device:
 
 
 def take_card() -> None:
-    """Select the card of this rank, and write its index to LOCAL_RANK, from which DeepSpeed reads it."""
-    if on_gpu():
-        _refuse_to_share_cards(torch.cuda.device_count())
-        os.environ["LOCAL_RANK"] = str(device().index)
-        torch.cuda.set_device(device())
-        if hardware.is_wsl():  # beyond the card's memory, the driver uses that of the machine, and can crash Windows
-            free, total = torch.cuda.mem_get_info()
-            torch.cuda.set_per_process_memory_fraction(max(0.1, (free - WSL_RESERVE) / total))
-
-
-def _refuse_to_share_cards(cards: int) -> None:
-    """Raise ClusterError if ranks would share a card. A rank that sees only one card may have it to itself."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if ranks > cards > 1:
+    """Select the card of this rank, and write its index to LOCAL_RANK, from which DeepSpeed reads it. Raise
+    ClusterError if ranks would share a card."""
+    if not on_gpu():
+        return
+    ranks, cards = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if ranks > cards > 1:  # a rank that sees only one card may have it to itself
         remedy = f"Start one for each: --num_gpus={cards} with deepspeed, --nproc-per-node={cards} with torchrun, "
         remedy += f"--ntasks-per-node={cards} with srun, or --gpus-per-task=1 where the node has {ranks}"
         reason = f"{ranks} ranks on this node, and each sees {cards} GPUs"
         raise ClusterError(f"LOCAL_WORLD_SIZE={ranks}", reason, remedy)
+    os.environ["LOCAL_RANK"] = str(device().index)
+    torch.cuda.set_device(device())
+    if hardware.is_wsl():  # beyond the card's memory, the driver uses that of the machine, and can crash Windows
+        free, total = torch.cuda.mem_get_info()
+        torch.cuda.set_per_process_memory_fraction(max(0.1, (free - WSL_RESERVE) / total))
 
 
 def connect(timeout_s: float, connect_s: float = 60.0) -> None:
@@ -145,14 +143,8 @@ def is_first_here() -> bool:
     return not _connection.ranks or _connection.ranks.is_first_here
 
 
-def before_disconnect(work: Callable[[], None]) -> None:
-    """Register a function to call before the process group is destroyed, such as one that destroys the group itself."""
-    _connection.before_disconnect.append(work)
-
-
 def disconnect() -> None:
-    while _connection.before_disconnect:
-        _connection.before_disconnect.pop()()
+    _before_disconnect.close()
     if dist.is_initialized():
         dist.destroy_process_group()
     if _connection.ranks:

@@ -58,13 +58,14 @@ class FolderStore:
 
 def connect(rank: int, seconds: float) -> Any:
     """Return the store of this start of the run. Rank 0 creates it."""
+    port, restarts = os.environ["MASTER_PORT"], os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if not is_one_machine():
         is_server = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        where, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         options: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "wait_for_workers": False}
-        return dist.PrefixStore(f"octet-{_restarts()}", dist.TCPStore(where, port, is_master=is_server, **options))
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(port), is_master=is_server, **options)
+        return dist.PrefixStore(f"octet-{restarts}", store)
     default = Path(tempfile.gettempdir()) / f"octet-ranks-{os.geteuid()}"
-    folder = disk.private_folder(Path(os.environ.get(FOLDER, default))) / f"{os.environ['MASTER_PORT']}-{_restarts()}"
+    folder = disk.private_folder(Path(os.environ.get(FOLDER, default))) / f"{port}-{restarts}"
     if rank == 0:
         return FolderStore(_create(folder))
     until = time.monotonic() + seconds
@@ -133,10 +134,6 @@ def absent(store: Any, keys: Sequence[str], seconds: float) -> list[int]:
         time.sleep(0.05)
         missing = [place for place in missing if not store.check([keys[place]])]
     return missing
-
-
-def _restarts() -> str:
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:

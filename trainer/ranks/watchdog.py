@@ -145,10 +145,10 @@ class Ranks:
         state = f"it ended with {short(error)}"
 
         def publish() -> None:
-            self._publish("state", state)
+            self.store.set(f"state/{self.mine}", state)
             if not absent(self.store, ["state/0"], ANSWER_S / 2):
                 self.state_of_main = self.store.get("state/0").decode()
-            self._publish("noticed", "yes")
+            self.store.set(f"noticed/{self.mine}", "yes")
             self._keep_store_for([f"noticed/{rank}" for rank in self._all()])
 
         with suppress(*UNREACHABLE):  # the store is gone, so no rank can read it
@@ -235,20 +235,17 @@ class Ranks:
     def _name(self, rank: int) -> str:
         return f"rank {rank} on {self.hosts[rank]}"
 
-    def _publish(self, key: str, value: str) -> None:
-        with suppress(*UNREACHABLE):  # the store is gone with rank 0, so no rank can read it
-            self.store.set(f"{key}/{self.mine}", value)
-
     def _diagnose(self, waited: str, error: BaseException) -> tuple[str, bool]:
         """Return the reason why a collective has failed, and whether a rank is lost. All ranks that are alive fail at
         about the same time, and write their state; one that is stuck writes its place."""
-        self._publish("state", WAITING)
+        self.store.set(f"state/{self.mine}", WAITING)
         self.store.set("somebody waits", "yes")
         silent = absent(self.store, [f"state/{rank}" for rank in self._all()], ANSWER_S)
         states = {rank: self.store.get(f"state/{rank}").decode() for rank in self._all() if rank not in silent}
         placed = [rank for rank in silent if self.store.check([f"place/{rank}"])]
         places = {rank: self.store.get(f"place/{rank}").decode() for rank in placed}
-        self._publish("diagnosed", "yes")
+        with suppress(*UNREACHABLE):  # the store is gone with rank 0, which has diagnosed it, too
+            self.store.set(f"diagnosed/{self.mine}", "yes")
         self._keep_store_for([f"diagnosed/{rank}" for rank, state in states.items() if state == WAITING])
         ended = [f"{self._name(rank)}: {state}" for rank, state in states.items() if state != WAITING]
         gone = [rank for rank in silent if rank not in places]
