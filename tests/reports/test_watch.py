@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,20 +56,24 @@ def broken_off(copied):
 
 
 def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
-    killed, mounts = "stopped after step 3 without saving it, because it failed or was killed; it ", tmp_path / "mounts"
+    killed = "stopped after step 3 without saving it, because it failed or was killed; it "
     assert stopped(read_run(broken_off)) == f"{killed}starts again"
     (broken_off / "checkpoints/step_000002").mkdir(parents=True)
     assert stopped(read_run(broken_off)) == f"{killed}continues after step 2"
     (broken_off / "checkpoints/step_000003").mkdir()
     assert stopped(read_run(broken_off)) == "stopped after step 3"
-    mounts.write_text("server:/home / nfs4 rw 0 0\n")
-    monkeypatch.setattr(terminal, "MOUNTS", mounts)
+    places = {"/": "nfs4"}
+
+    def mounts(all: bool) -> list[SimpleNamespace]:
+        return [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in places.items()]
+
+    monkeypatch.setattr(terminal.psutil, "disk_partitions", mounts)
     assert stopped(read_run(broken_off)) == "nothing for 5 min"
     spaced = shutil.copytree(broken_off, tmp_path / "a b" / "run")
     os.utime(spaced / "config.yaml")
-    mounts.write_text(f"disk / ext4 rw 0 0\nserver:/home {tmp_path}/a\\040b nfs4 rw 0 0\n")
+    places |= {"/": "ext4", f"{tmp_path}/a b": "nfs4"}
     assert stopped(read_run(spaced)) is None, "it is on the server, and has just written"
-    mounts.write_text("server:/home / nfs4 rw 0 0\n")
+    places["/"] = "nfs4"
     records = lines_of(broken_off / "metrics.jsonl")
     write_lines(broken_off / "metrics.jsonl", [*records[:-1], records[-1] | {"time/evaluation": 600.0}])
     for path in broken_off.iterdir():

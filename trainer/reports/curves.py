@@ -19,7 +19,7 @@ from trainer.run_folder.reader import RunFiles, differing, names_of, phases
 
 Metrics = Mapping[str, float]
 Range = tuple[float, float, float]  # a value, and the lower and upper end of its range
-Looks = Callable[[Metrics], "Range | None"]
+Looks = Callable[[RunFiles, Metrics], "Range | None"]  # finds a value in a line of a run's metrics
 LONGEST_NAME = 60
 COLUMNS = 2  # of charts in a file
 HELD_OUT = "held_out"
@@ -27,34 +27,33 @@ GAP, LINE = 14.0, 16.0
 
 
 def plain(name: str) -> Looks:
-    return lambda record: (record[name],) * 3 if name in record else None
+    return lambda run, record: (record[name],) * 3 if name in record else None
 
 
-def accuracy(run: RunFiles) -> Looks:
-    return plain("" if run.measure.is_reward else run.measure.of_training)
+def accuracy(run: RunFiles, record: Metrics) -> Range | None:
+    return None if run.measure.is_reward else plain(run.measure.of_training)(run, record)
 
 
-def held_out(of_reward: bool) -> Callable[[RunFiles], Looks]:
+def held_out(of_reward: bool) -> Looks:
     """Return a reader of evaluations for runs that are judged by their reward, or for the other runs."""
-    return lambda run: run.held_out if run.measure.is_reward == of_reward else plain("")
+    return lambda run, record: run.held_out(record) if run.measure.is_reward == of_reward else None
 
 
-def of_phases(run: RunFiles, kind: str, together: Callable[[Iterable[float]], float]) -> Looks:
+def of_phases(kind: str, together: Callable[[Iterable[float]], float]) -> Looks:
     """Return a reader of the time or memory of all phases of a step together."""
-    names = [f"{kind}/{name}" for name in phases(run.metrics, kind)]
 
-    def look(record: Metrics) -> Range | None:
-        found = [record[name] for name in names if name in record]
+    def look(run: RunFiles, record: Metrics) -> Range | None:
+        found = [record[f"{kind}/{name}"] for name in phases([record], kind)]
         return (together(found),) * 3 if found else None
 
     return look
 
 
 class Series(NamedTuple):
-    """What a curve shows: a metric, or the values that the reader returned by `looks` finds in a run's metrics."""
+    """What a curve shows."""
 
     name: str
-    looks: str | Callable[[RunFiles], Looks]
+    looks: Looks
     dots: bool = False
 
 
@@ -62,17 +61,17 @@ class Series(NamedTuple):
 CHARTS: dict[str, dict[str, list[Series]]] = {
     "curves": {
         "accuracy": [Series("training", accuracy), Series("held-out, 95 %", held_out(False), dots=True)],
-        "mean reward": [Series("reward", "reward/mean"), Series("held-out, 95 %", held_out(True), dots=True)],
-        "tokens of an answer": [Series("length", "length")],
-        "entropy of a token": [Series("entropy", "entropy")],
+        "mean reward": [Series("reward", plain("reward/mean")), Series("held-out, 95 %", held_out(True), dots=True)],
+        "tokens of an answer": [Series("length", plain("length"))],
+        "entropy of a token": [Series("entropy", plain("entropy"))],
     },
     "details": {
-        "reward of an answer": [Series("lowest", "reward/min"), Series("highest", "reward/max")],
-        "KL to the reference, a token": [Series("KL", "kl")],
-        "loss": [Series("loss", "loss")],
-        "norm of the gradient": [Series("norm", "grad_norm")],
-        "seconds of a step": [Series("all", lambda run: of_phases(run, "time", sum))],
-        "memory at its peak, GB": [Series("all", lambda run: of_phases(run, "memory", max))],
+        "reward of an answer": [Series("lowest", plain("reward/min")), Series("highest", plain("reward/max"))],
+        "KL to the reference, a token": [Series("KL", plain("kl"))],
+        "loss": [Series("loss", plain("loss"))],
+        "norm of the gradient": [Series("norm", plain("grad_norm"))],
+        "seconds of a step": [Series("all", of_phases("time", sum))],
+        "memory at its peak, GB": [Series("all", of_phases("memory", max))],
     },
 }
 PERCENT = "accuracy"
@@ -134,9 +133,8 @@ def _values(group: Group, one: Series) -> list[Value]:
     ranges: dict[int, list[Range]] = defaultdict(list)
     last = min((run.steps for run in group.runs if run.steps), default=0)
     for run in group.runs:
-        look = plain(one.looks) if isinstance(one.looks, str) else one.looks(run)
         for record in run.metrics:
-            if record["step"] <= last and (seen := look(record)) is not None:
+            if record["step"] <= last and (seen := one.looks(run, record)) is not None:
                 ranges[record["step"]].append(seen)
     values = []
     for step, of_runs in sorted(ranges.items()):
@@ -153,7 +151,7 @@ def of_metric(runs: Sequence[RunFiles], metric: str, names: Sequence[str], width
         raise ConfigError(f"--names {','.join(names)}", f"the curves are: {needed}", "Give each of them one name")
     groups = [Group(name, group.runs) for name, group in zip(names, groups, strict=True)] if names else groups
     is_held_out, measure = metric == HELD_OUT, runs[0].measure
-    looks = held_out(measure.is_reward) if is_held_out else metric
+    looks = held_out(measure.is_reward) if is_held_out else plain(metric)
     drawn = chart(metric, groups, [Series(metric, looks, is_held_out)])
     if not drawn.curves:
         logged = chain.from_iterable(line for run in runs for line in run.metrics)

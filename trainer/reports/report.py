@@ -245,7 +245,7 @@ def shown(value: object) -> str:
 
 def time_and_memory(run: RunFiles) -> Html:
     """Return the seconds of each phase, its peak and planned memory, and the energy if the card counts it."""
-    lines = [line for line in run.metrics if line["step"]]
+    lines = run.history.steps
     seconds = {name: [line[f"time/{name}"] for line in lines if f"time/{name}" in line] for name in phases(lines)}
     whole, plan = sum(map(sum, seconds.values())), run.memory_plan
     joules = {name: sum(line.get(f"energy/{name}", 0.0) for line in lines) for name in seconds}

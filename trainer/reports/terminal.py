@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import psutil
 from rich.columns import Columns
 from rich.panel import Panel
 from rich.text import Text
@@ -33,7 +34,6 @@ WIDE = 100  # columns if the width is unknown, and the most columns for a run
 SHOWN_PHASES = 4
 # File systems that only this machine uses, so that a lock that is free here is not held by any run.
 LOCAL = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
-MOUNTS = Path("/proc/mounts")
 WRITTEN = ("config.yaml", ".lock", "metrics.jsonl", "samples.jsonl")  # at the start of a run, and after each step
 PATIENCE_S, PATIENCE_STEPS = 60.0, 3  # a run on another node counts as stopped after this time without a record
 
@@ -72,7 +72,6 @@ def _panel(run: RunFiles, console: Console, width: int, height: int | None) -> P
 
 
 def _progress(run: RunFiles, width: int) -> Iterator[Text]:
-    """Yield a progress bar, and a line with the completed steps and the remaining time."""
     size = min(WIDTH, width)
     done = size * min(run.steps, run.total_steps) // run.total_steps
     yield Text("█" * done + "░" * (size - done), style="blue")
@@ -90,14 +89,10 @@ def state(run: RunFiles) -> str:
     path = run.folder / "metrics.jsonl"
     if not run.steps:
         return "no step is logged yet"
-    last = _recent(run.metrics)
+    last = run.history.steps[-RECENT:]
     names = [f"time/{name}" for name in phases(last)]
     left = fmean(sum(record.get(name, 0.0) for name in names) for record in last) * (run.total_steps - run.steps)
     return f"{clock(left)} of training left, last step at {datetime.fromtimestamp(path.stat().st_mtime):%H:%M:%S}"
-
-
-def _recent(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [record for record in records if record["step"]][-RECENT:]
 
 
 def _curves(run: RunFiles, width: int) -> Iterator[Text]:
@@ -121,7 +116,7 @@ def blocks(values: Sequence[float], width: int = WIDTH) -> str:
 
 def _phases(run: RunFiles) -> Iterator[Text]:
     """Yield the mean seconds of the longest phases, and the peak and the planned memory of the largest."""
-    last = _recent(run.metrics)
+    last = run.history.steps[-RECENT:]
     seconds = {name: fmean(record.get(f"time/{name}", 0.0) for record in last) for name in phases(last)}
     if longest := sorted(seconds, key=lambda name: -seconds[name])[:SHOWN_PHASES]:
         yield Text(f"{'seconds':<9} {', '.join(f'{name} {seconds[name]:.2g}' for name in longest)}")
@@ -172,10 +167,8 @@ def stopped(run: RunFiles) -> str | None:
         return None
     if run.current is not run:
         return stopped(run.current)
-    rows = [line.split() for line in MOUNTS.read_text().splitlines()]
-    mounts = [(Path(place.replace("\\040", " ")), kind) for _, place, kind, *_ in rows]  # a space is written so
-    around = [(len(str(place)), kind) for place, kind in mounts if run.folder.resolve().is_relative_to(place)]
-    if max(around, default=(0, ""))[1] in LOCAL:
+    mounts = [one for one in psutil.disk_partitions(all=True) if run.folder.resolve().is_relative_to(one.mountpoint)]
+    if max(mounts, key=lambda mount: len(mount.mountpoint)).fstype in LOCAL:
         saved = max(map(step_of, checkpoints(run.folder)), default=0)
         then = f"continues after step {saved}" if saved else "starts again"
         lost = f" without saving it, because it failed or was killed; it {then}" if saved < run.steps else ""
