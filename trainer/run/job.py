@@ -149,7 +149,7 @@ def _of_base(run: Run) -> Evaluation:
     evaluator, log = run.evaluator, run.log
     if log.first_step and (kept := kept_base(log.folder, evaluator.held_out, evaluator.draws)):
         evaluation, log.stopping.longest_evaluation_s = kept
-        log.screen.evaluated(kept[1])
+        log.screen.left.evaluated(kept[1])
         return evaluation
     with log.stopping.timing_an_evaluation(), run.updater.policy.as_base():
         evaluation = evaluator.evaluate("base", evaluator.draws)

@@ -90,7 +90,6 @@ class Progress:
         self._next_drawing = self._began + patience * (not self.footer.is_shown)
 
     def __enter__(self) -> "Progress":
-        self._began = perf_counter()
         self._show(is_due=True)
         return self
 

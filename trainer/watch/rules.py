@@ -80,9 +80,8 @@ def thinking_too_long(history: History) -> str | None:
 def answers_alike(history: History) -> str | None:
     """Equal answers earn equal rewards, so they teach nothing."""
     share, heat = history.now("distinct", 1.0), history.config.rollout.temperature
-    if history.config.learns_from_dead_groups:
-        return None
-    if share < 0.3 and heat < 0.9 and history.now("dead_groups") > 0.6 and history.solve_rate < 0.9:
+    are_alike = share < 0.3 and heat < 0.9 and history.now("dead_groups") > 0.6 and history.solve_rate < 0.9
+    if are_alike and not history.config.learns_from_dead_groups:
         return f"only {share:.0%} of the answers to a problem differ at rollout.temperature={heat:g}"
     return None
 
@@ -149,13 +148,12 @@ def all_right(history: History) -> str | None:
 def small_groups(history: History) -> str | None:
     """A group whose answers are all right or all wrong gives no gradient."""
     rate, size, dead = history.solve_rate, history.config.rollout.group_size, history.now("dead_groups")
-    mixed = mixed_share(rate, size)
-    if history.config.learns_from_dead_groups:
-        return None
-    if dead > 0.5 and mixed < 0.5 and mixed_share(rate, 4 * size) > 2 * mixed and 0.02 < rate < 0.8:
+    mixed, of_larger = mixed_share(rate, size), mixed_share(rate, 4 * size)
+    is_small = dead > 0.5 and mixed < 0.5 and of_larger > 2 * mixed and 0.02 < rate < 0.8
+    if is_small and not history.config.learns_from_dead_groups:
         return (
             f"{dead:.0%} of the groups are dead: with a solve rate of {rate:.0%}, at most {mixed:.0%} of the groups of "
-            f"{size} have right and wrong answers, and {mixed_share(rate, 4 * size):.0%} of the groups of {4 * size}"
+            f"{size} have right and wrong answers, and {of_larger:.0%} of the groups of {4 * size}"
         )
     return None
 
@@ -194,9 +192,8 @@ def wrong_form(history: History) -> str | None:
 def only_the_form(history: History) -> str | None:
     """The model learns the form of an answer and nothing else."""
     form, right = history.grown("reward/format"), history.grown("accuracy/lenient")
-    if history.measure.is_reward:  # no answer is right or wrong
-        return None
-    if form > 0.3 and right < 0.02 and history.grown("accuracy/strict") < 0.1:
+    has_right = not history.measure.is_reward
+    if has_right and form > 0.3 and right < 0.02 and history.grown("accuracy/strict") < 0.1:
         return f"reward/format has risen by {form:.2f}, and the share of right answers by {right:.2f}"
     return None
 
@@ -231,9 +228,8 @@ def shaping_decides(history: History) -> str | None:
 @rule("no reward", "Look at the judge or the function in reward.custom: it fails, or returns None.")
 def no_reward(history: History) -> str | None:
     """Nothing can be learned without rewards."""
-    if history.config.is_warmup:
-        return None
-    if len(history.steps) >= RECENT and not any("reward/mean" in record for record in history.steps[-RECENT:]):
+    has_none = not any("reward/mean" in record for record in history.steps[-RECENT:])
+    if has_none and len(history.steps) >= RECENT and not history.config.is_warmup:
         return f"no answer of the last {RECENT} steps has a reward"
     return None
 
@@ -352,10 +348,9 @@ def plateau(history: History) -> str | None:
 )
 def entropy_gone(history: History) -> str | None:
     """The model always writes the same text, so it explores nothing."""
-    if history.config.is_warmup:  # which should make the model certain of the solutions
-        return None
     first, now = history.first("entropy"), history.now("entropy", 1.0)
-    if first and now < 0.02 and now < 0.05 * first:
+    # a warm-up should make the model certain of the solutions
+    if first and now < 0.02 and now < 0.05 * first and not history.config.is_warmup:
         return f"the entropy has fallen from {first:.2f} to {now:.3f}"
     return None
 
@@ -420,10 +415,9 @@ def rate_too_small(history: History) -> str | None:
 )
 def sampler_apart(history: History) -> str | None:
     """The answers do not come from the policy that is being trained."""
-    values = history.of("sampler_difference")[-3:]
-    if history.config.rollout.weights != "same":  # rounded weights differ by more, which algorithm.correction is for
-        return None
-    if len(values) == 3 and min(values) > LARGE_DIFFERENCE:
+    values, is_same = history.of("sampler_difference")[-3:], history.config.rollout.weights == "same"
+    # rounded weights differ by more, which algorithm.correction is for
+    if is_same and len(values) == 3 and min(values) > LARGE_DIFFERENCE:
         return f"the log-probs of sampler and trainer differ by {fmean(values):.2f} a token"
     return None
 
@@ -491,10 +485,7 @@ def not_finite(history: History) -> str | None:
     """Such updates are skipped, so the run learns nothing."""
     last = history.records[-1]
     if (bad := last.get("bad_updates", 0)) and bad >= last["bad_updates_allowed"]:
-        return (
-            f"the gradient was not finite {bad:.0f} times in a row; the batches are in the run folder, in "
-            "bad_update_*.json"
-        )
+        return f"the gradient was not finite {bad:.0f} times in a row; see bad_update_*.json in the run folder"
     return None
 
 

@@ -42,19 +42,15 @@ class Screen:
         self._measure = measure
         self._every = max(1, total_steps // PERMANENT_LINES)
         self._first_step = first_step
-        self._left = left or TimeLeft(total_steps, None, 0)
+        self.left = left or TimeLeft(total_steps, None, 0)
         self._view = view
         self._next_drawing = 0.0
         self._explains_dead = True
 
     def start(self) -> None:
         """Start to measure time: the work before the first step does not predict the remaining time."""
-        self._left.start()
+        self.left.start()
         self._next_drawing = 0.0  # the first drawing is slower than later ones
-
-    def evaluated(self, seconds: float) -> None:
-        """Predict later evaluations by that of the base, which a resumed run does not repeat."""
-        self._left.evaluated(seconds)
 
     def say(self, content: RenderableType, is_command: bool = False) -> None:
         self.footer.print(content, is_command)
@@ -67,7 +63,7 @@ class Screen:
             self.say(text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        left = self._left.after(step)
+        left = self.left.after(step)
         if step in (1, self.total_steps) or step % self._every == 0:
             line = progress_line(step, self.total_steps, metrics, left, self._measure, self.footer.console.width)
             self.say(line)
@@ -94,7 +90,7 @@ class Screen:
 
     def progress(self, task: str, total: int) -> Progress:
         self.draw()
-        return Progress(task, total, self.footer, EVALUATION_S, self._left.evaluated)
+        return Progress(task, total, self.footer, EVALUATION_S, self.left.evaluated)
 
     def close(self) -> None:
         """Remove the view; the printed text stays."""

@@ -18,25 +18,20 @@ class Mean(NamedTuple):
         return {name: self.amount / self.weight} if self.weight else {}
 
 
-class Total(NamedTuple):
+class Single(NamedTuple):
     amount: float
 
     def metrics(self, name: str) -> dict[str, float]:
         return {name: self.amount}
 
 
-class Min(NamedTuple):
-    value: float
-
-    def metrics(self, name: str) -> dict[str, float]:
-        return {name: self.value}
+class Total(Single): ...
 
 
-class Max(NamedTuple):
-    value: float
+class Min(Single): ...
 
-    def metrics(self, name: str) -> dict[str, float]:
-        return {name: self.value}
+
+class Max(Single): ...
 
 
 class Std(NamedTuple):
@@ -70,7 +65,7 @@ class Correlation(NamedTuple):
 
 
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Mean, Total, Min, Max, Std, Correlation)}
-Accumulator = Mean | Total | Min | Max | Std | Correlation
+Accumulator = Mean | Single | Std | Correlation
 Sums = Mapping[str, Accumulator]
 Sent = dict[str, tuple[str, Accumulator]]  # includes the name of the kind, because ranks exchange JSON
 

@@ -56,8 +56,8 @@ def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
     """Compare the trained model with the base on the held-out problems, by the measure that the reward follows."""
     base, trained, *_ = evaluation["evaluations"]
     comparison, difference = measure.pair(evaluation["comparisons"][0], base["problems"])
-    values, p = (base[measure.of_model], trained[measure.of_model], base["problems"]), comparison["p"]
-    evidence = evidence_of(*values, difference, p, measure)
+    p, name, problems = comparison["p"], measure.of_model, base["problems"]
+    evidence = evidence_of(base[name], trained[name], problems, difference, p, measure)
     if p < SIGNIFICANT and difference.value > 0:
         return Verdict(LEARNED, evidence)
     if p < SIGNIFICANT or difference.high <= (RISE * base["deviation"] if measure.is_reward else GAIN):
