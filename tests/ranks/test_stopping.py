@@ -13,7 +13,7 @@ from trainer.ranks import stop_signal, stopping
 
 @pytest.fixture(autouse=True)
 def quiet_before(monkeypatch):
-    monkeypatch.setattr(stop_signal, "_stop", stop_signal.StopSignal())
+    monkeypatch.setattr(stop_signal, "received", stop_signal.StopSignal())
     for name in ("SLURM_JOB_ID", "SLURM_JOB_END_TIME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -128,9 +128,9 @@ def test_there_has_to_be_time_for_the_evaluation_of_the_merged_model(monkeypatch
 def test_a_signal_that_was_held_back_is_not_lost(signalled):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     signalled()
-    assert not stop_signal.stop_requested()
+    assert not stop_signal.received.reason
     stop_signal.listen()
-    assert stop_signal.stop_requested()
+    assert stop_signal.received.reason
 
 
 def test_an_evaluation_is_ended_in_the_middle_and_once(signalled):

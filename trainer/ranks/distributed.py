@@ -118,7 +118,9 @@ def connect(timeout_s: float, connect_s: float = 60.0) -> None:
     with ranks.naming_the_missing(f"{connect_s:g} s (engine.connect_s), in the first all-reduce"):
         store = stores.for_group(ranks.store, world_size())
         stores.within(connect_s, lambda: dist.init_process_group(backend, None, timeout, world_size(), rank(), store))
-        smoke_test(device(), connect_s)
+        count = torch.ones(1, device=device())  # of the ranks, over the network that training will use
+        dist.all_reduce(count, async_op=True).wait(timedelta(seconds=connect_s))
+        assert count.item() == world_size(), f"{count.item()} of {world_size()} ranks were added up"
     _connection.ranks = ranks
 
 
@@ -135,12 +137,14 @@ def keep_stacks_in(folder: Path) -> None:
 
 
 def ranks_here() -> int:
-    return _connection.ranks.here if _connection.ranks else 1
+    ranks = _connection.ranks
+    return ranks.hosts.count(ranks.hosts[ranks.mine]) if ranks else 1
 
 
 def is_first_here() -> bool:
     """Return True on exactly one rank per node."""
-    return not _connection.ranks or _connection.ranks.is_first_here
+    ranks = _connection.ranks
+    return not ranks or ranks.hosts.index(ranks.hosts[ranks.mine]) == ranks.mine
 
 
 def disconnect() -> None:
@@ -236,13 +240,6 @@ def _exchange_hosts(rank: int, world_size: int, seconds: float) -> tuple[Any, li
         absent(store, [f"read/{reader}" for reader in range(world_size)], 1.0)
         stores.close(store)
     return store, hosts
-
-
-def smoke_test(device: torch.device, seconds: float) -> None:
-    """Check that an all-reduce works over the network that training will use."""
-    count = torch.ones(1, device=device)
-    dist.all_reduce(count, async_op=True).wait(timedelta(seconds=seconds))
-    assert count.item() == dist.get_world_size(), f"{count.item()} of {dist.get_world_size()} ranks were added up"
 
 
 def _roll_call(store: Any, world_size: int, seconds: float) -> str:

@@ -26,18 +26,13 @@ class StopSignal:
     interrupts_with: str = ""  # message of the error to raise immediately; "" while the run stops only after a step
 
 
-_stop = StopSignal()
+received = StopSignal()
 
 
 def listen() -> None:
     """Handle SIGUSR1, and unblock it. The launcher blocks it, so a signal that was sent earlier arrives here."""
     signal.signal(signal.SIGUSR1, _on_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-
-
-def stop_requested() -> str:
-    """Return the reason why the run should stop, or ""."""
-    return _stop.reason
 
 
 @contextmanager
@@ -47,7 +42,7 @@ def ctrl_c_waits_for_the_step() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _stop.reason = _stop.reason.replace(CTRL_C, "")  # of an earlier run in this process
+    received.reason = received.reason.replace(CTRL_C, "")  # of an earlier run in this process
     before = signal.signal(signal.SIGINT, _on_ctrl_c)
     try:
         yield
@@ -58,32 +53,32 @@ def ctrl_c_waits_for_the_step() -> Iterator[None]:
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
     """Let a signal interrupt a block whose work the next start can repeat."""
-    _stop.interrupts_with = message
+    received.interrupts_with = message
     try:
         _interrupt_if_requested()
         yield
     finally:
-        _stop.interrupts_with = ""
+        received.interrupts_with = ""
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    _stop.reason = _stop.reason or SIGNALLED
+    received.reason = received.reason or SIGNALLED
     _interrupt_if_requested()
 
 
 def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
-    if _stop.reason == CTRL_C:
+    if received.reason == CTRL_C:
         raise KeyboardInterrupt
-    _stop.reason = CTRL_C
+    received.reason = CTRL_C
     _interrupt_if_requested()
     if os.environ.get("RANK", "0") == "0":
         os.write(2, AFTER_THIS_STEP.encode())  # the signal may have interrupted a print, which is not reentrant
 
 
 def _interrupt_if_requested() -> None:
-    if _stop.reason and _stop.interrupts_with:
-        message, _stop.interrupts_with = _stop.interrupts_with, ""  # a second signal must not interrupt the clean-up
-        raise interruption(_stop.reason, message.format(_stop.reason))
+    if received.reason and received.interrupts_with:
+        message, received.interrupts_with = received.interrupts_with, ""  # no second signal interrupts the clean-up
+        raise interruption(received.reason, message.format(received.reason))
 
 
 def interruption(reason: str, message: str) -> BaseException:

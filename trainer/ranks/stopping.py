@@ -91,6 +91,6 @@ class Stopping:
     def _agree(self, seconds: float) -> bool:
         """Return True, on all ranks, if one of them has a reason to stop before work of this duration."""
         is_short = self._ends is not None and monotonic() + seconds + SPARE_S > self._ends
-        reason = stop_signal.stop_requested() or ("the time limit of the job is near" if is_short else "")
+        reason = stop_signal.received.reason or ("the time limit of the job is near" if is_short else "")
         self._reason = next(filter(None, distributed.gather(reason)), "")
         return bool(self._reason)

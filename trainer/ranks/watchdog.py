@@ -107,14 +107,6 @@ class Ranks:
     state_of_main: str = ""  # the final state of rank 0, once it has written one
     stacks: Path | None = None  # the folder for the stacks of all ranks if one is stuck
 
-    @property
-    def here(self) -> int:
-        return self.hosts.count(self.hosts[self.mine])
-
-    @property
-    def is_first_here(self) -> bool:
-        return self.hosts.index(self.hosts[self.mine]) == self.mine
-
     @contextmanager
     def naming_the_missing(self, waited: str) -> Iterator[None]:
         """Turn the error of a failed collective into one that names the missing rank."""
