@@ -19,10 +19,12 @@ from trainer.errors import CheckpointError, MergeError
 from trainer.machine.shipped import CHECKOUT
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# The path cannot be used. It is often one from a setting, and the error names it.
-OF_THE_PATH = {errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM}
-OF_THE_PATH |= {errno.EROFS}
-BROKEN = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EREMOTEIO, errno.EFBIG)
+BROKEN = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EREMOTEIO)
+OF_THE_PATH = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EROFS)
+REMEDIES = dict.fromkeys(BROKEN, "Check the disk, or the server that it is on, and try again.")
+REMEDIES |= {errno.EFBIG: "Its file system, or `ulimit -f`, allows no file of this size."}
+REMEDIES |= dict.fromkeys((errno.EACCES, errno.EPERM), "`chmod u+rwX` gives its owner access.")
+REMEDIES |= dict.fromkeys(OF_THE_PATH, "See what is at this path.")  # often one from a setting; the error names it
 OF_TORCH = ("PytorchStreamWriter", "inline_container.cc", "iostream error")  # texts in errors of torch.save
 PROBE_BYTES = 1 << 20
 MADE_HERE = "user.octet"  # an extended attribute of a folder, which archives, downloads, cp -r and rsync -a leave out
@@ -33,13 +35,7 @@ def failure(error: OSError) -> str:
     if error.errno in FULL:
         folder = Path(error.filename or ".").parent
         return f"{full(folder)} ({error.strerror}). Make room and try again."
-    if error.errno == errno.EFBIG:
-        return f"{error.strerror}. Its file system, or `ulimit -f`, allows no file of this size."
-    if error.errno in BROKEN:
-        return f"{error.strerror}. Check the disk, or the server that it is on, and try again."
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return f"{error.strerror}. `chmod u+rwX` gives its owner access."
-    return f"{error.strerror}. See what is at this path." if error.errno in OF_THE_PATH else ""
+    return f"{error.strerror}. {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
 
 
 @contextmanager
@@ -85,7 +81,7 @@ def _error_of_disk(error: BaseException, folder: Path) -> int | None:
     that a file could not be written, so this tries to write one."""
     if isinstance(error, OSError) and error.errno:  # numpy raises one without
         return error.errno if failure(error) or not os.path.isdir(folder) else None
-    for number in (*FULL, *BROKEN, *OF_THE_PATH):
+    for number in (*FULL, *REMEDIES):
         if os.strerror(number) in str(error):
             return number
     if not os.path.isdir(folder):  # nothing was written yet, or the folder has disappeared, as torch.save says

@@ -21,7 +21,7 @@ from trainer.machine.shipped import CHECKOUT
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """The use of a card according to nvidia-smi, which older versions do not report, nor any for a MIG instance."""
+    """The use of a card according to nvidia-smi, which reports none for a MIG instance."""
 
     used_gb: float
     free_gb: float
@@ -113,8 +113,7 @@ def is_wsl() -> bool:
 # --- nvidia-smi
 
 PATIENCE_S = 30.0  # for nvidia-smi
-BASIC = "index,uuid,name,memory.total"
-DETAILED = f"{BASIC},memory.used,memory.free,compute_cap,driver_version,mig.mode.current"
+QUERY = "index,uuid,name,memory.total,memory.used,memory.free,compute_cap,driver_version,mig.mode.current"
 ANSWERS = "OCTET_NVIDIA_SMI"  # environment variable with which the launcher passes `answers` to its processes
 CARD_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia")  # one exists if there is a card
 HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all cards on purpose
@@ -152,17 +151,13 @@ def driver_cuda() -> str | None:
 
 def _cards() -> list[Gpu]:
     """Return the cards of this machine. A card in MIG mode is replaced by its instances."""
-    for columns in (DETAILED, BASIC):  # an older nvidia-smi refuses a query with an unknown column
-        lines = nvidia_smi(f"--query-gpu={columns}", "--format=csv,noheader,nounits").splitlines()
-        rows = [[part.strip() for part in line.split(",")] for line in lines if line.count(",") == columns.count(",")]
-        if rows:
-            return [gpu for row in rows for gpu in _card(*row)]
-    if any(Path(file).exists() for file in CARD_FILES):  # there is a card, but no nvidia-smi
+    answer = nvidia_smi(f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
+    if "," not in answer and any(Path(file).exists() for file in CARD_FILES):  # nvidia-smi is missing, or old
         # the same command in every process, which finds these modules and none of the working folder
         start = f"import sys; sys.path[0] = {str(CHECKOUT)!r}; from trainer.machine import hardware; "
-        lines = _answer_of([sys.executable, "-c", f"{start}[*map(print, hardware.cards_of_the_driver())]"]).splitlines()
-        return [gpu for line in lines for gpu in _card(*(part.strip() for part in line.split(",")))]
-    return []
+        answer = _answer_of([sys.executable, "-c", f"{start}[*map(print, hardware.cards_of_the_driver())]"])
+    rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if "," in line]
+    return [gpu for row in rows for gpu in _card(*row)]
 
 
 def cards_of_the_driver() -> Iterator[str]:
