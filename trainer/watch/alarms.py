@@ -18,8 +18,11 @@ def diagnose(history: History, rules: Iterable[Rule] = RULES) -> list[Finding]:
     if not history.steps:
         return []
     rate = "warmup.lr" if history.config.is_warmup else "algorithm.lr"  # which a warm-up replaces by its own
-    results = ((rule, rule.remedy.replace("algorithm.lr", rate), rule.looks(history)) for rule in rules)
-    return [Finding(rule.severity, rule.name, seen, remedy, rule.why) for rule, remedy, seen in results if seen]
+    return [
+        Finding(rule.severity, rule.name, seen, rule.remedy.replace("algorithm.lr", rate), rule.why)
+        for rule in rules
+        for seen in rule.looks(history)
+    ]
 
 
 class Alarms:
