@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -104,21 +104,26 @@ def _stop_soon(lost: "sys.UnraisableHookArgs") -> None:
 @contextmanager
 def finishing() -> Iterator[None]:
     """Delay the signals that stop this process until the block has ended."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
-        yield
-        return
     held: list[int] = []
-    before = {number: signal.getsignal(number) for number in (*STOPPING, signal.SIGUSR1)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: held.append(number))
+    heeded = [one for one in (*STOPPING, signal.SIGUSR1) if signal.getsignal(one) is not signal.SIG_IGN]
+    try:
+        with handling(heeded, lambda number, frame: held.append(number)):
+            yield
+    finally:
+        for received in held:  # the first Ctrl-C may only ask for the end of a step
+            signal.raise_signal(received)
+
+
+@contextmanager
+def handling(signals: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle signals in a block. This does nothing outside the main thread, because only that can handle signals."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in signals if is_main}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for received in held:  # the first Ctrl-C may only ask for the end of a step
-            signal.raise_signal(received)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def leave(status: int) -> None:

@@ -1,17 +1,14 @@
-"""Handlers of Ctrl-C, and of SIGUSR1, which `#SBATCH --signal=USR1@120` sends before the time limit; see stopping.py.
-
-This module imports no torch.
-"""
+"""Handlers of Ctrl-C and SIGUSR1, which `#SBATCH --signal=USR1@120` sends before the time limit; see stopping.py."""
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
 from trainer.errors import Interrupted
+from trainer.machine.exits import handling
 
 SIGNALLED = "SIGUSR1 was received"
 CTRL_C = "Ctrl-C was pressed"
@@ -37,17 +34,10 @@ def listen() -> None:
 
 @contextmanager
 def ctrl_c_waits_for_the_step() -> Iterator[None]:
-    """Let the first Ctrl-C stop the run after a step, as SIGUSR1 does, and the second one end it immediately. This
-    does nothing outside the main thread, because only that can handle signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Let the first Ctrl-C stop the run after a step, as SIGUSR1 does, and the second one end it immediately."""
     received.reason = received.reason.replace(CTRL_C, "")  # of an earlier run in this process
-    before = signal.signal(signal.SIGINT, _on_ctrl_c)
-    try:
+    with handling([signal.SIGINT], _on_ctrl_c):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
