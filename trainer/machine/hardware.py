@@ -225,9 +225,8 @@ def free_ram(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self
     return min([psutil.virtual_memory().available + psutil.swap_memory().free, *_limits(groups, own)])
 
 
-def _limits(groups: Path, own: Path) -> list[int]:
-    """Return the free bytes under each memory limit of this process's control group and its parents."""
-    limits = []
+def _limits(groups: Path, own: Path) -> Iterator[int]:
+    """Yield the free bytes under each memory limit of this process's control group and its parents."""
     for line in own.read_text().splitlines():
         _, controllers, path = line.split(":", maxsplit=2)
         root, names, cache = groups, ("memory.max", "memory.current"), ""
@@ -240,5 +239,4 @@ def _limits(groups: Path, own: Path) -> list[int]:
                 rows = dict(row.split() for row in (group / "memory.stat").read_text().splitlines())
                 # the kernel evicts cached files when memory is needed
                 cached = sum(int(rows.get(f"{cache}{kind}_file", 0)) for kind in ("inactive", "active"))
-                limits.append(max(0, int(limit.read_text()) - int(current.read_text()) + cached))
-    return limits
+                yield max(0, int(limit.read_text()) - int(current.read_text()) + cached)
