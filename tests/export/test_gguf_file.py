@@ -128,7 +128,7 @@ REFUSED = {
     "its output layer is not its embedding": ("gemma", {"tie_word_embeddings": False}),
     "Olmo3ForCausalLM: its layers with a sliding window": ("olmo3", {"rope_parameters": UNLIKE}),
     "query_pre_attn_scalar is 99": ("gemma3_text", {"query_pre_attn_scalar": 99}),
-    "linear_value_head_dim are 16 and 8": ("qwen3_5_text", QWEN3_5 | {"linear_value_head_dim": 8}),
+    "linear_value_head_dim differ": ("qwen3_5_text", QWEN3_5 | {"linear_value_head_dim": 8}),
     "Qwen3_5ForCausalLM: its attention has biases": ("qwen3_5_text", QWEN3_5 | {"attention_bias": True}),
     "Gemma4ForCausalLM: its attention has biases": ("gemma4_text", GEMMA4 | {"attention_bias": True}),
     "are mixtures of experts, which Octet": ("gemma4_text", GEMMA4 | EXPERTS),

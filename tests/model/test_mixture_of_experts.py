@@ -60,6 +60,14 @@ def base(family: str, **changed):
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings)).eval()
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_more_experts_of_a_token_than_a_layer_has_are_refused(family, tmp_path):
+    base(family, num_experts_per_tok=9).save_pretrained(tmp_path)
+    with refuses("model.name", ModelError, names="num_experts_per_tok is 9") as refused:
+        load_model(Model(name=str(tmp_path)), "fp32", CPU)
+    assert "4 experts" in refused.value.reason
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("targets", CHOICES, ids=str)
 def test_each_choice_of_layers_is_trained_or_refused(family, targets):

@@ -77,11 +77,13 @@ UNSAFE = {
 
 
 @pytest.mark.parametrize("what", UNSAFE)
-def test_a_copy_that_another_user_can_have_made_is_not_used(scratch, model, monkeypatch, capsys, what):
+@pytest.mark.parametrize("is_parent", [True, False])
+def test_a_copy_that_another_user_can_have_made_is_not_used(scratch, model, monkeypatch, capsys, what, is_parent):
     if what == "another user's" and os.geteuid():
         pytest.skip("only root can give a folder away")
     load.stage(model)
-    UNSAFE[what](load.staged_copy(model).parent)
+    copy = load.staged_copy(model)
+    UNSAFE[what](copy.parent if is_parent else copy)
     assert location(model) == model.name
     monkeypatch.setattr(shutil, "copytree", lambda *_: pytest.fail("it was copied"))
     load.stage(model)

@@ -128,7 +128,7 @@ def test_the_same_records_come_out_of_every_format(tmp_path):
     assert jsonl[0].extra == {"antwoord": "1", "n": "x"}
 
 
-def test_a_value_of_parquet_that_python_cannot_read_is_answered(tmp_path):
+def test_a_row_of_parquet_that_python_cannot_read_is_a_bad_record(tmp_path):
     import pyarrow.parquet
 
     places = b"".join(place.to_bytes(4, "little") for place in range(3))
@@ -139,8 +139,9 @@ def test_a_value_of_parquet_that_python_cannot_read_is_answered(tmp_path):
     for name, column in columns.items():
         table = pyarrow.table({"question": ["good?", "bad?"], "answer": ["1", "2"], name: column})
         pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-        with refuses(tmp_path / "a.parquet", DataError, names="cannot be read as Parquet"):
+        with refuses(tmp_path / "a.parquet", DataError, names=f"row 1: column {name}"):
             read(tmp_path / "a.parquet")
+        assert [one.question for one in read(tmp_path / "a.parquet", on_bad_record="skip")] == ["good?"]
 
 
 def test_a_long_value_of_a_csv_file_is_one_value(tmp_path):

@@ -1,8 +1,6 @@
 """Who this process is, from what srun leaves in the environment."""
 
 import os
-import time
-from datetime import datetime
 
 import pytest
 
@@ -94,14 +92,12 @@ def test_jobs_and_their_steps_have_ports_of_their_own(task):
     assert all(10_000 <= port < 30_000 for port in ports)
 
 
-def test_the_time_that_is_left_is_read(task, tmp_path, monkeypatch):
-    """As squeue says it on a cluster whose Slurm does not put it into the environment."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    task(SLURM_JOB_ID="1", SLURM_TIME_FORMAT="relative")
-    end = datetime.fromtimestamp(time.time() + 90_000).isoformat(timespec="seconds")
-    for said, seconds in ((end, 90_000), ("N/A", None), ("", None)):
-        program(tmp_path / "squeue", f'#!/bin/sh\n[ "$SLURM_TIME_FORMAT" = standard ] && echo "{said}"\n')
-        assert slurm.seconds_left() == (seconds and pytest.approx(seconds, abs=60))
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1:30", 90), ("2:00:05", 7205), ("1-00:00:01", 86_401), ("UNLIMITED", None), ("INVALID", None), ("", None)],
+)
+def test_the_time_that_is_left_is_read(text, seconds):
+    assert slurm.seconds_of(text) == seconds
 
 
 def test_a_controller_that_does_not_answer_is_no_reason_to_end_a_run(task, tmp_path, monkeypatch):

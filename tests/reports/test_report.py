@@ -316,7 +316,7 @@ def test_the_command_names_the_page_and_what_is_no_run(finished, copied, tmp_pat
     with refuses(old, DataError, names="gone"):
         report([read_run(old.parent)])
     for command in ("eval", "chat", "repro"):
-        assert f"octet: {old}: gone: there is no such section." in said_by(capsys, command, old.parent)[2]
+        assert f"octet: {old}: gone.key: there is no such setting." in said_by(capsys, command, old.parent)[2]
 
 
 LARGE = "1" + "0" * 400

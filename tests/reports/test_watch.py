@@ -62,18 +62,18 @@ def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
     assert stopped(read_run(broken_off)) == f"{killed}continues after step 2"
     (broken_off / "checkpoints/step_000003").mkdir()
     assert stopped(read_run(broken_off)) == "stopped after step 3"
-    places = {"/": "nfs4"}
+    places = [("/", "nfs4")]  # of several mounts on one place, the last is on top
 
     def mounts(all: bool) -> list[SimpleNamespace]:
-        return [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in places.items()]
+        return [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in places]
 
     monkeypatch.setattr(terminal.psutil, "disk_partitions", mounts)
     assert stopped(read_run(broken_off)) == "nothing for 5 min"
     spaced = shutil.copytree(broken_off, tmp_path / "a b" / "run")
     os.utime(spaced / "config.yaml")
-    places |= {"/": "ext4", f"{tmp_path}/a b": "nfs4"}
+    places += [("/", "ext4"), (f"{tmp_path}/a b", "nfs4")]
     assert stopped(read_run(spaced)) is None, "it is on the server, and has just written"
-    places["/"] = "nfs4"
+    places.append(("/", "nfs4"))
     records = lines_of(broken_off / "metrics.jsonl")
     write_lines(broken_off / "metrics.jsonl", [*records[:-1], records[-1] | {"time/evaluation": 600.0}])
     for path in broken_off.iterdir():

@@ -235,7 +235,7 @@ def run_of_a_study():
 WRITES = {
     ".lock": lambda: partial(lock._lock, Path()),
     "metrics.jsonl": lambda: partial(Journal(Path(), 0)._append, "metrics.jsonl", {}),
-    "vllm-0.log": lambda: partial(process._start, ["false"], (), Path("vllm-0.log"), Path()),
+    "vllm-0.log": lambda: partial(process._start, ["false"], (), Path("vllm-0.log")),
     "runs/study/arm-0.log": run_of_a_study,
 }
 

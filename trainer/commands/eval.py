@@ -76,6 +76,9 @@ def _source(options: Namespace) -> Source | None:
         return adapter_of(options)
     first = next(iter(options.overrides), "=")
     names_something = options.merged or options.preset or options.task or names_a_model(options)
+    if options.model and os.path.isfile(f"{first}/config.yaml"):
+        reason = f"the run {first} names a model as well"
+        raise ConfigError(f"--model {options.model}", reason, "Leave one of the two out")
     if not options.model and ("=" not in first or os.path.isfile(f"{first}/config.yaml")):
         folder = Path(options.overrides.pop(0))
     elif names_something or not any(RUNS.glob("*/config.yaml")):

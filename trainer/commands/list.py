@@ -1,6 +1,5 @@
 """`octet list`: the runs below a folder, the latest last; or the presets and recipes."""
 
-import os
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -36,7 +35,11 @@ def run(options: Namespace) -> None:
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the run folders below a folder, without the warm-ups inside runs, the most recently started last."""
-    configs = sorted(filter(os.path.isfile, folder.rglob("config.yaml")), key=os.path.getmtime)
+    written = dict[Path, float]()
+    for path in folder.rglob("config.yaml"):
+        with suppress(OSError):  # a dangling link, or a folder that may not be entered
+            written[path] = path.stat().st_mtime
+    configs = sorted(written, key=written.__getitem__)
     runs = {path.parent for path in configs}
     return [path.parent for path in configs if path.parent.name != "warmup" or path.parents[1] not in runs]
 

@@ -76,8 +76,9 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        target = str(error.filename2 or error.filename or path).removesuffix(".partial")  # not the temporary name
         reason = f"it cannot be written ({error.strerror})"
-        raise ConfigError(f"{option} {path}", reason, "Name another place") from None
+        raise ConfigError(f"{option} {target}", reason, "Name another place") from None
 
 
 def must_be_empty(out: Path, is_replaced: bool = True) -> None:
@@ -93,8 +94,11 @@ def must_be_empty(out: Path, is_replaced: bool = True) -> None:
 def must_be_writable(out: Path) -> None:
     """Raise an error, before any work, if nothing can be written into this folder."""
     nearest = next(path for path in (out, *out.absolute().parents) if os.path.lexists(path))
-    with writing(out), TemporaryDirectory(dir=nearest):  # each rank of `octet eval` looks, so it has a name of its own
-        pass
+    try:
+        with TemporaryDirectory(dir=nearest):  # each rank of `octet eval` looks, so it has a name of its own
+            pass
+    except OSError as error:
+        raise ConfigError(f"--out {out}", f"it cannot be written ({error.strerror})", "Name another place") from None
 
 
 def converted(svg: bytes, place: Path, kind: str) -> bytes | None:

@@ -1,7 +1,6 @@
 """`octet push`: send the adapter, the merged model or an export of a run to the hub, with a card made from the run."""
 
 import json
-import re
 import sys
 from argparse import ArgumentParser, Namespace
 from fnmatch import fnmatch
@@ -10,6 +9,7 @@ from typing import Any
 
 import httpx2
 from huggingface_hub import CommitOperationAdd, HfApi, errors
+from huggingface_hub.utils import validate_repo_id
 
 from trainer.commands.options import add_run
 from trainer.errors import CheckpointError, ConfigError
@@ -39,8 +39,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", options.to):
-        raise ConfigError(f"--to {options.to}", "it is not the name of a repository", "Write OWNER/NAME")
+    try:
+        validate_repo_id(options.to)
+        _owner, _name = options.to.split("/")
+    except ValueError:
+        raise ConfigError(f"--to {options.to}", "it is not the name of a repository", "Write OWNER/NAME") from None
     run = read_run(options.run)
     folder = options.run / (options.what or run.config.lora.product)
     manifest.must_be_whole(folder)

@@ -34,6 +34,7 @@ from trainer.sandbox.kernel import ended_with_parent
 from trainer.watch.progress import clock
 
 WIDTH = 160  # characters of a line if the output is not a terminal
+STOPPED = (130, 143)  # exit statuses after Ctrl-C and SIGTERM
 SOLUTIONS = 512  # the mean length of this many solutions is measured
 
 
@@ -152,7 +153,8 @@ class Runner:
             self.children.remove(child)
         if status in succeeds:
             return ""
-        print(f"{one.name:<24} ended with status {status}; see {log}", flush=True)
+        outcome = "was stopped" if status in STOPPED else f"failed with status {status}"
+        print(f"{one.name:<24} {outcome}; see {log}", flush=True)
         return one.name
 
 

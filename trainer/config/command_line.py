@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import reduce
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +109,17 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
 def code_and_servers(config: Config, keys: Iterable[str] = OF_OTHERS) -> dict[str, str]:
     """Return the code, commands and servers that may get a key, as far as these settings name them, each with the
     whole setting as it is written on a command line."""
-    found, values = dict[str, str](), flat(config.model_dump(mode="json"))
-    for key, value in ((key, values[key]) for key in keys if values[key]):
-        text = value if isinstance(value, str) else written(value)
-        is_one = isinstance(value, str | bool) or key == "rollout.vllm.arguments"
-        for part in [text] if is_one else value:
-            found[user_code.code_in(f"{key}={part}")] = f"{key}={written(value)}"
+    values = {key: attrgetter(key)(config) for key in keys}
+    if arguments := values.get("rollout.vllm.arguments"):
+        values["rollout.vllm.arguments"] = written([*arguments])  # as one text
+    found: dict[str, str] = {}
+    for key, stored in values.items():
+        value = "true" if stored is True else stored
+        parts = [value] if isinstance(value, str | Path) else value or ()
+        whole = dict(value) if isinstance(value, Mapping) else [*parts]
+        is_text = len(parts) == 1 and not isinstance(value, Mapping)
+        for one in (f"{key}={part}" for part in parts):
+            found[user_code.code_in(one)] = one if is_text else f"{key}={written(whole)}"
     return found
 
 
@@ -143,10 +149,12 @@ def preset_for(memory_gb: float) -> str | None:
 
 
 def parse_command_line(arguments: Sequence[str]) -> Request:
-    options = argument_parser().parse_intermixed_args(arguments)
-    if "=" in (options.resume or "") and not os.path.isdir(options.resume):  # a setting, so the latest run is meant
-        options.overrides.insert(0, options.resume)
-        options.resume = ""
+    followers = [*arguments[1:], ""]
+    separate = [  # `--resume run.steps=9` means the latest run with a setting, not a folder of that name
+        "--resume=" if argument == "--resume" and "=" in follower and not os.path.isdir(follower) else argument
+        for argument, follower in zip(arguments, followers)
+    ]
+    options = argument_parser().parse_intermixed_args(separate)
     options.overrides += [f"run.{name}=true" for name in ("strict_health", "strict_verdict") if vars(options)[name]]
     folder = None
     if options.resume is not None:
@@ -278,6 +286,8 @@ def _explained(errors: Sequence[Any], typed: Mapping[str, str]) -> list[ConfigEr
             error = detail["ctx"]["error"]
             name = key if isinstance(detail["input"], dict) or "url" in key else f"{key}={text}"  # which may have a key
             explained[key] = error if isinstance(error, ConfigError) else ConfigError(name, *str(error).rsplit(". ", 1))
+        elif "url" in key:
+            explained[key] = ConfigError(key, "it is not the address of a server", "Write http://127.0.0.1:8000")
         elif detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(detail["input"]))):
             text = _shown(typed.get(key, text))
             reason, remedy = f"YAML reads {text} as {kind}, and a text is needed", f"Quote it: '{key}=\"{text}\"'"

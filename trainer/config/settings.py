@@ -179,5 +179,6 @@ def fields(section: Any = None, prefix: str = "") -> tuple[str, ...]:
     names: list[str] = []
     for key, info in (section or Config).model_fields.items():
         name = f"{prefix}{info.alias or key}"
-        names += fields(info.annotation, f"{name}.") if is_section(info.annotation) else [name]
+        annotation: Any = info.annotation
+        names += fields(annotation, f"{name}.") if is_section(annotation) else [name]
     return tuple(names)

@@ -265,10 +265,13 @@ def keep_base(folder: Path, evaluation: Evaluation, seconds: float) -> None:
 
 def kept_base(folder: Path, prompts: Sequence[Prompt], draws: Draws | None) -> tuple[Evaluation, float] | None:
     """Return the stored evaluation and its seconds, or None if it is not of these problems. Every rank calls it."""
-    path = folder / "base.json"
-    text = distributed.on_main(lambda: path.read_text(errors="replace") if path.is_file() else "")
-    with suppress(LookupError, TypeError, ValueError, RecursionError):
-        document = disk.parsed(text)
+
+    def read() -> Any:
+        with suppress(OSError, ValueError, RecursionError):
+            return disk.parsed((folder / "base.json").read_bytes())
+
+    document: Any = distributed.on_main(read)
+    with suppress(LookupError, TypeError, ValueError):
         evaluation, seconds = STORED.validate_python(document["evaluation"]), float(document["seconds"])
         answered = [(one.problem_id, one.question, one.gold) for one in evaluation.outcomes]
         asked = [(one.problem.id, one.problem.question, one.problem.gold) for one in prompts]

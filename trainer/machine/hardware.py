@@ -151,13 +151,17 @@ def driver_cuda() -> str | None:
 
 def _cards() -> list[Gpu]:
     """Return the cards of this machine. A card in MIG mode is replaced by its instances."""
-    answer = nvidia_smi(f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
-    if "," not in answer and any(Path(file).exists() for file in CARD_FILES):  # nvidia-smi is missing, or old
+    rows = _rows(nvidia_smi(f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"))
+    if not rows and any(Path(file).exists() for file in CARD_FILES):  # nvidia-smi is missing, or old
         # the same command in every process, which finds these modules and none of the working folder
         start = f"import sys; sys.path[0] = {str(CHECKOUT)!r}; from trainer.machine import hardware; "
-        answer = _answer_of([sys.executable, "-c", f"{start}[*map(print, hardware.cards_of_the_driver())]"])
-    rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if "," in line]
+        rows = _rows(_answer_of([sys.executable, "-c", f"{start}[*map(print, hardware.cards_of_the_driver())]"]))
     return [gpu for row in rows for gpu in _card(*row)]
+
+
+def _rows(answer: str) -> list[list[str]]:
+    """Return the cells of each card: four from the driver, nine from nvidia-smi. Other lines are warnings."""
+    return [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.count(",") in (3, 8)]
 
 
 def cards_of_the_driver() -> Iterator[str]:

@@ -24,7 +24,7 @@ def quiet() -> None:
         logging.getLogger(MXFP4).setLevel(logging.ERROR)
     # bitsandbytes reports that an optional CPU kernel for 4-bit weights is not installed
     logging.getLogger(BITSANDBYTES).setLevel(logging.ERROR)
-    # transformers prints a table of unused weights; model/contradictions.py reports those that matter
+    # transformers prints a table of unused weights; model/load.py reports those that matter
     logging.getLogger(MODELS).addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
     # DeepSpeed has not tested the optimizers of bitsandbytes; tests/step/test_engine.py does
     logging.getLogger(DEEPSPEED).addFilter(lambda record: "ZeRO with an untested optimizer" not in record.getMessage())

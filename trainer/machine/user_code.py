@@ -226,7 +226,11 @@ def call(what: str, path: Path, work: Callable[[], Any], kind: type[OctetError] 
 
 def where(error: BaseException, path: Path) -> str:
     """Describe an exception and the last line of the user's file that was running."""
-    what = f"{type(error).__name__}: {without_keys(str(error), 500)}".rstrip(": ")
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001  an exception of user code may raise another one
+        text = "its text cannot be read"
+    what = f"{type(error).__name__}: {without_keys(text, 500)}".rstrip(": ")
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"SyntaxError: {error.msg} ({path.name}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)

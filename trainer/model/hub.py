@@ -26,6 +26,7 @@ from trainer.errors import CheckpointError, ModelError
 from trainer.machine import manifest, threads
 
 CONNECT_S = 3.0
+LONGEST_FILE = 255  # bytes of a file name
 DEADLINE_S = 10.0  # for the whole reply, including the DNS look-up, which no timeout of a socket covers
 SAMPLES, SAMPLE_BYTES = 64, 4096  # the samples of each file of weights that make its fingerprint
 UNPACKED = "mxfp4"  # a quantisation of experts to 4 bits, which transformers can convert to 16 bits
@@ -37,7 +38,11 @@ NANO = Path(__file__).parent / "nano"
 
 
 class Unreachable(Exception):
-    """The hub does not reply, has an internal error, or may not be asked."""
+    """The hub does not reply, or requests are forbidden."""
+
+
+class ServerError(Unreachable):
+    """The hub replies with an internal error."""
 
 
 class Refused(Exception):
@@ -87,7 +92,7 @@ def find_model(model: Model) -> Found:
     else:
         if not cached:
             files = {name: listed[name] for name in wanted(listed, model.trust_remote_code)}
-            if not any(map(_is_weights, files)):
+            if listed and not any(map(_is_weights, files)):
                 reason = "its repository on the hub has no weights of a model (model*.safetensors)"
                 raise ModelError(f"model.name={model.name}", reason, OF_GGUF)
             return Found(None, files)
@@ -158,7 +163,7 @@ def _shards(index: Path) -> set[str]:
     """Return the files that an index of weights names. Raise ModelError if it is damaged or names other folders."""
     try:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
-        strange = [name for name in shards if Path(name).name != name]
+        strange = [name for name in shards if Path(name).name != name or len(os.fsencode(name)) > LONGEST_FILE]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(index, f"it cannot be read ({type(error).__name__})", "Download the model again") from None
     if strange:
@@ -264,9 +269,12 @@ def read_json(whose: str, path: Path) -> dict[str, Any]:
 
 
 def listing(kind: Literal["models", "datasets"], name: str, revision: str | None) -> dict[str, int]:
-    """Return the files at the top of a repository with their sizes."""
-    entries = _get(f"/api/{kind}/{name}/tree/{_quoted(revision)}?limit={PAGE}")
-    return {entry["path"]: entry.get("size", 0) for entry in entries if entry["type"] == "file"}
+    """Return the files at the top of a repository with their sizes; none if the hub has an internal error."""
+    try:
+        entries = _get(f"/api/{kind}/{name}/tree/{_quoted(revision)}?limit={PAGE}")
+        return {entry["path"]: entry.get("size", 0) for entry in entries if entry["type"] == "file"}
+    except ServerError:
+        return {}
 
 
 def configuration(model: Model) -> dict[str, Any]:
@@ -299,7 +307,7 @@ def _quoted(revision: str | None) -> str:
 
 
 def _get(path: str) -> Any:
-    """Return the hub's reply in JSON. Raise Refused or Unreachable, at the latest after the deadline."""
+    """Return the hub's reply in JSON. Raise Refused, ServerError or Unreachable, at the latest after the deadline."""
     if constants.is_offline_mode():
         raise Unreachable("HF_HUB_OFFLINE forbids asking the hub")
     if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):  # pip reads it, but huggingface_hub only the other two
@@ -322,8 +330,8 @@ def _get(path: str) -> Any:
     except (OSError, ValueError, ImportError, httpx2.HTTPError, httpx2.InvalidURL, FutureTimeout) as error:
         reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or f"no answer within {DEADLINE_S:g} s"
         raise Unreachable(f"the hub cannot be reached ({reason})") from None
-    answer = f"{response.status_code} {response.reason_phrase}"
-    raise Refused(answer) if response.status_code in REFUSED else Unreachable(f"the hub answers {answer}")
+    kind = Refused if response.status_code in REFUSED else ServerError
+    raise kind(f"{response.status_code} {response.reason_phrase}")
 
 
 def stay_offline(reason: Unreachable) -> None:

@@ -65,8 +65,11 @@ def stage(settings: Model) -> None:
                 # under a temporary name until it is complete, because other jobs may read or copy it meanwhile
                 partial = place.with_name(f"{place.name}.{os.getpid()}")
                 disk.private_folder(place.parent)
+                if os.path.lexists(place):
+                    disk.private_folder(place)
                 try:
                     shutil.copytree(source, partial)
+                    partial.chmod(0o700)
                     if not place.is_dir():
                         partial.rename(place)
                 finally:
@@ -83,7 +86,8 @@ def staged_copy(settings: Model) -> Path | None:
         place = _place(settings)
     except OSError:  # a file cannot be read; `stage` has warned of it
         return None
-    return place if place and place.is_dir() and disk.is_private(place.parent) else None
+    is_ours = place and place.is_dir() and disk.is_private(place.parent) and disk.is_private(place)
+    return place if is_ours else None
 
 
 def _place(settings: Model) -> Path | None:
@@ -195,6 +199,10 @@ def _contradiction(model: Any, facts: Mapping[str, Any]) -> str:
     initialises missing weights at random, and ignores unexpected ones."""
     layers = {match[0] for name, _ in model.named_parameters() if (match := OF_LAYERS.match(name))}
     strange = [name for name in facts["unexpected_keys"] if (match := OF_LAYERS.match(name)) and match[0] in layers]
+    text = model.config.get_text_config()
+    experts, chosen = getattr(text, "num_experts", None), getattr(text, "num_experts_per_tok", None)
+    if experts and chosen and chosen > experts:
+        return f"num_experts_per_tok is {chosen} in its config.json, and a layer has {experts} experts"
     if unlike := sorted(facts["mismatched_keys"]):
         name, *shapes = unlike[0]
         filed, configured = (" x ".join(map(str, shape)) for shape in shapes)
@@ -204,7 +212,7 @@ def _contradiction(model: Any, facts: Mapping[str, Any]) -> str:
     if strange:
         return f"its files have {min(strange)}, which is no weight of the model that its config.json describes"
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_tied = model._tied_weights_keys and model.config.get_text_config().tie_word_embeddings
+    is_tied = model._tied_weights_keys and text.tie_word_embeddings
     if is_tied and getattr(head, "weight", None) is not embedding.weight:
         return "tie_word_embeddings is true in its config.json, and its output layer is not the embedding"
     return ""

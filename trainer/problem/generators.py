@@ -10,6 +10,7 @@ Several generators evaluate what a model wrote as Python, so they score in a san
 """
 
 import ast
+import atexit
 import json
 import re
 import sys
@@ -148,7 +149,9 @@ def _data_set(generator: str, parameters: str, seed: int, count: int) -> Any:
 
 @cache
 def _scorer() -> Child:
-    return Child(f"{__name__}:scorer", SCORING_S)
+    child = Child(f"{__name__}:scorer", SCORING_S)
+    atexit.register(child.close)
+    return child
 
 
 # ------------------------------------------------------------------------------------------------------- in the child

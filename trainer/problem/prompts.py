@@ -263,9 +263,7 @@ class Prompter:
         except (TemplateError, *OF_A_TEMPLATE) as error:
             roles = ", ".join(message["role"] for message in messages)
             reason = f"the chat template of the model refuses the messages ({roles}): {error}"
-            remedy = (
-                "It may have no role `system`, or want a message of it (prompt.system) or a variable (prompt.template)"
-            )
+            remedy = "It may have no role `system`, or need prompt.system=TEXT, or a variable of prompt.template"
             raise DataError(problem.where or problem.id or "prompt", reason, remedy) from None
         return str(text)
 

@@ -253,17 +253,24 @@ def _parquet(path: Path) -> Iterator[Record]:
     index = 0
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            short = [one.name for one in batch.schema if pyarrow.types.is_float32(one.type)]
-            for values in batch.to_pylist():
-                yield Record(f"{path}: row {index}", values | {name: _shortest(values[name]) for name in short})
+            for place in range(batch.num_rows):
+                values, flaw = {}, ""
+                for name, column in zip(batch.schema.names, batch.columns):
+                    try:
+                        values[name] = column[place].as_py()
+                        if pyarrow.types.is_float32(column.type):
+                            values[name] = _shortest(values[name])
+                    except (ValueError, OverflowError) as error:  # not UTF-8, or a date out of Python's range
+                        flaw = flaw or f"column {name}: {error}"
+                yield Record(f"{path}: row {index}", values, flaw)
                 index += 1
-    # ValueError, OverflowError: text that is not UTF-8, or a date out of Python's range
-    except (pyarrow.lib.ArrowException, ValueError, OverflowError) as error:
-        raise DataError(path, f"it cannot be read as Parquet ({str(error).partition(chr(10))[0]})") from None
+    except (pyarrow.lib.ArrowException, UnicodeDecodeError) as error:
+        raise DataError(path, f"not Parquet: {str(error).partition(chr(10))[0]}") from None
 
 
 READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
 ENDINGS = ", ".join(READERS)
+HERE = ", the path as seen from here"
 ENCODINGS = {"cp1252": "Windows-1252 (cp1252)", "utf-16": "UTF-16"}
 
 
@@ -272,7 +279,7 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
     if settings.data_dir is not None:
         folder = settings.data_dir.expanduser()
         if not folder.is_dir():
-            raise DataError(f"task.data_dir={folder}", "there is no such folder", "Write its path as seen from here")
+            raise DataError(f"task.data_dir={folder}", "there is no such folder", f"Write task.data_dir=FOLDER{HERE}")
         files = [file for ending in READERS if (file := folder / f"{split}{ending}").is_file()]
         if len(files) > 1:
             reason = f"it has {files[0].name} and {files[1].name}"
@@ -294,11 +301,15 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
 
 def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
     path = Path(name).expanduser()
-    is_table = path.suffix.lower() in READERS
-    if is_table and path.is_file():
+    if path.is_dir():
+        raise DataError(f"{setting}={name}", "it is a folder", f"Write task.data_dir={name}, with train.jsonl in it")
+    if path.exists() and path.suffix.lower() not in READERS:
+        remedy = "Save the table of a spreadsheet as CSV, and call a .tsv file .csv"
+        raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known", remedy)
+    if path.suffix.lower() in READERS:
+        if not path.is_file():
+            raise DataError(f"{setting}={name}", "there is no such file", f"Write {setting}=FILE{HERE}")
         return File(path)
-    if is_table or path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        reason = f"there is no such file ({ENDINGS}), and it is no name on the hub, owner/name"
-        remedy = f"Write {setting}=FILE as seen from here, or task.data_dir=FOLDER; save a spreadsheet as CSV"
-        raise DataError(f"{setting}={name}", reason, remedy)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise DataError(f"{setting}={name}", f"it is neither a file ({ENDINGS}) nor a name on the hub, owner/name")
     return HubSet(name, subset, split)

@@ -45,7 +45,7 @@ def drawn(story: str, working: str, rng: random.Random) -> tuple[str, str, str]:
     """Return a question with new numbers, names and things, its answer, and its worked solution."""
     lines, ranges = _parsed(working)
     values: dict[str, int] = {}
-    while not values or not all(_solve(*line, values) for line in lines):
+    while not values or not all(_solve(values, *line) for line in lines):
         values = {letter: low + int(rng.random() * (high - low + 1)) for letter, (low, high) in ranges.items()}
         values |= {"2": 2, "4": 4}
     who, other = rng.sample(NAMES, 2)
@@ -62,7 +62,7 @@ def _parsed(working: str) -> tuple[list[list[str]], dict[str, tuple[int, int]]]:
     return lines, {letter: ends for letter, ends in RANGES.items() if letter in working}
 
 
-def _solve(left: str, sign: str, right: str, result: str, values: dict[str, int]) -> bool:
+def _solve(values: dict[str, int], left: str, sign: str, right: str, result: str) -> bool:
     """Add the result of a line to the values. Return False if it is not a whole number from 1 to LARGEST."""
     values[result] = value = OPERATORS[sign](values[left], values[right])
     return 0 < value <= LARGEST and (sign != "/" or values[left] % values[right] == 0)
@@ -93,9 +93,9 @@ class NanoTask(Task):
     def _split(self, split: str, size: int) -> list[Problem]:
         splits, draws = self._generated()
         while len(splits[split]) < size:
-            question, *rest = next(draws)
+            question, gold, solution, made_of = next(draws)
             name = "test" if is_test(question) else "train"
-            splits[name].append(Problem(f"nano/{name}/{len(splits[name])}", question, *rest))
+            splits[name].append(Problem(f"nano/{name}/{len(splits[name])}", question, gold, solution, made_of))
         return splits[split][:size]
 
     @cache  # noqa: B019  a command makes one task and reads its problems several times

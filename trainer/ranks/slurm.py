@@ -2,12 +2,11 @@
 
 import os
 import re
+import shutil
 import subprocess
 import time
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from trainer.errors import ClusterError
 from trainer.machine.visible import visible, without_keys
@@ -127,12 +126,20 @@ def seconds_left() -> float | None:
     """Return the time until the job's limit, or None if there is no job, no limit or no answer from Slurm."""
     if os.environ.get("SLURM_JOB_END_TIME"):  # since Slurm 23.02
         return _number("SLURM_JOB_END_TIME") - time.time()
-    if not (job := job_number()):
+    job = job_number()
+    if not job or shutil.which("squeue") is None:
         return None
-    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%e"]
-    options: dict[str, Any] = {"env": os.environ | {"SLURM_TIME_FORMAT": "standard"}, "timeout": TIMEOUT_S}
+    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%L"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-        return datetime.fromisoformat(answer.stdout.strip()).timestamp() - time.time()
-    except (OSError, subprocess.SubprocessError, ValueError):  # no limit, or the controller is busy
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError):  # the controller may be busy, which must not end the run
         return None
+    return seconds_of(answer.stdout.strip())
+
+
+def seconds_of(text: str) -> float | None:
+    """Convert `1-02:03:04`, `2:03:04` or `3:04` to seconds. Return None for `UNLIMITED`, `INVALID` and the like."""
+    if not (parts := re.fullmatch(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,6})", text)):
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+    return float(86_400 * days + 3600 * hours + 60 * minutes + seconds)

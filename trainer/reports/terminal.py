@@ -168,7 +168,8 @@ def stopped(run: RunFiles) -> str | None:
     if run.current is not run:
         return stopped(run.current)
     mounts = [one for one in psutil.disk_partitions(all=True) if run.folder.resolve().is_relative_to(one.mountpoint)]
-    if max(mounts, key=lambda mount: len(mount.mountpoint)).fstype in LOCAL:
+    mounts.sort(key=lambda mount: len(mount.mountpoint))  # of several mounts on one place, the last is on top
+    if mounts and mounts[-1].fstype in LOCAL:
         saved = max(map(step_of, checkpoints(run.folder)), default=0)
         then = f"continues after step {saved}" if saved else "starts again"
         lost = f" without saving it, because it failed or was killed; it {then}" if saved < run.steps else ""

@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from symtable import SymbolTable, symtable
 from typing import Any
 
 from trainer.answers.find import program
@@ -177,20 +176,18 @@ def _python(source: str, columns: Mapping[str, Any]) -> Tests:
     tree = ast.parse(source)
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
         raise DataError("there is no assertion in it")
-    names = symtable(source, "tests.py", "exec")
-    bound = {one.get_name() for one in names.get_symbols() if one.is_local() or one.is_declared_global()}
-    used = _used(names)
-    missing = sorted(used - bound - set(dir(builtins)))
+    bound = _bound(tree)
+    missing = sorted(_loaded(tree) - bound - set(dir(builtins)))
     name = _function(columns.get("entry_point")) or (missing[0] if len(missing) == 1 else "")
     if name and not name.isidentifier():
         raise DataError(f"the column `entry_point` is {name!r:.60}, and no function has such a name")
     if name in bound:
         raise DataError(f"the tests define `{name}` themselves, so no answer would be tested")
     if not name or set(missing) - {name}:
-        undefined = ", ".join(missing) or "nothing"
-        reason = f"the tests use {undefined} without a definition, and only one function can be tested"
+        used = ", ".join(missing) or "nothing"
+        reason = f"the tests use {used} without a definition, and only one function can be tested"
         raise DataError(f"{reason}. Name it in a column `entry_point`, and define others in `test_setup_code`")
-    if "check" in bound - used:  # defined and never called: HumanEval leaves that to its harness
+    if "check" in bound - _loaded(tree):  # defined and never called: HumanEval leaves that to its harness
         source = f"{source}\ncheck({name})\n"
     return Tests(source=source, name=name)
 
@@ -200,7 +197,19 @@ def _function(entry_point: Any) -> str:
     return str(entry_point or "").rpartition(".")[2]
 
 
-def _used(names: SymbolTable) -> set[str]:
-    """Return the global names that the code of a module, or of a function or class in it, reads."""
-    own = {one.get_name() for one in names.get_symbols() if one.is_global() and one.is_referenced()}
-    return own.union(*map(_used, names.get_children()))
+def _loaded(tree: ast.Module) -> set[str]:
+    """Return the names that a program reads."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Return the names that a program defines."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler):
+            names.add(node.name or "")
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+    return names

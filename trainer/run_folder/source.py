@@ -62,7 +62,9 @@ class Source:
         """Return a text in the configuration of the adapter, or "" if it is not there."""
         assert self.folder is not None, "it is an adapter"
         text = hub.read_json(str(self.folder), self.folder / "adapter_config.json").get(name)
-        return text if isinstance(text, str) and len(text) <= LONGEST_NAME else ""
+        if isinstance(text, str) and len(text) <= LONGEST_NAME and text.isprintable() and not text.startswith("~"):
+            return text
+        return ""
 
     def is_over(self, model: Model) -> bool | None:
         """Return whether the adapter was trained over this model, or None if that cannot be known."""

@@ -91,7 +91,8 @@ class Runs:
         """Make a run save and stop. Repeating the signal changes nothing."""
         if (process := self.process(name)) is None:
             raise ConfigError(f"run {name}", "no process of yours on this machine has it", "Stop it where it runs")
-        os.kill(process, signal.SIGUSR1)
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGUSR1)
 
     def hang_up(self, name: str) -> None:
         if chat := self.chats.pop(name, None):

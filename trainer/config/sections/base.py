@@ -1,5 +1,6 @@
 """The base class of all sections of the configuration."""
 
+import os
 import re
 import urllib.parse
 from pathlib import Path
@@ -17,8 +18,8 @@ one_or_many = BeforeValidator(lambda value: (value,) if isinstance(value, str) e
 
 def _checked(url: str) -> str:
     """Refuse what is no address, and what may contain a key, which config.yaml and `ps` would show."""
-    parts = urllib.parse.urlsplit(url)
-    if not (url.isascii() and parts.scheme in ("http", "https") and parts.netloc):
+    parts = urllib.parse.urlsplit(url if url.isascii() else "")
+    if not (parts.scheme in ("http", "https") and parts.netloc):
         raise ValueError("it is not the address of a server. Write one like http://127.0.0.1:8000")
     if "@" in parts.netloc or "?" in url:
         raise ValueError("it has a user name or a query in it. Put its key into VLLM_API_KEY, or into OCTET_JUDGE_KEY")
@@ -50,6 +51,8 @@ class Section(BaseModel):
                 raise ValueError("it is too large. Write a smaller number")
             if isinstance(part, str) and NOT_IN_A_FILE.search(part):
                 raise ValueError("a text has no such character. Write it without")
+            if isinstance(part, str) and re.match(r"~[\w.-]+(/|$)", part) and os.path.expanduser(part) == part:
+                raise ValueError("there is no such user. Write the path of a folder")
         return value
 
 

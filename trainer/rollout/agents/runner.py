@@ -9,6 +9,7 @@ It is started with the setting `task.agent`, and imports nothing heavy. It reads
 
 import asyncio
 import gc
+import importlib.util
 import inspect
 import json
 import os
@@ -19,13 +20,13 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any
 
-from trainer.machine.user_code import load
 from trainer.machine.visible import without_keys
 
 LARGEST = 1_000_000  # bytes of a result
@@ -35,12 +36,19 @@ PART = 65_536  # bytes per read, which is the capacity of a pipe
 def agent_of(setting: str) -> Callable[[Any], Any]:
     """Return the agent: a function in a file, or a command that reads a problem and prints an answer."""
     path, _, name = setting.rpartition(":")
-    if path.endswith(".py") and name.isidentifier():
-        return load("task.agent", setting)
-    command = shlex.split(setting)
-    if not shutil.which(command[0]):
-        raise ValueError(f"there is no program {command[0]}, and no FILE.py:FUNCTION")
-    return partial(_command, command)
+    if not (path.endswith(".py") and name.isidentifier()):
+        command = shlex.split(setting)
+        if not shutil.which(command[0]):
+            raise FileNotFoundError(f"there is no program {command[0]}, and no FILE.py:FUNCTION")
+        return partial(_command, command)
+    spec = importlib.util.spec_from_file_location(f"octet_agent_{Path(path).stem}", path)
+    assert spec is not None, "every .py file has a spec"
+    assert spec.loader is not None, "every .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    spec.loader.exec_module(module)
+    return getattr(module, name)
 
 
 def _command(command: list[str], problem: Any) -> str:
@@ -51,13 +59,12 @@ def _command(command: list[str], problem: Any) -> str:
 def serve(setting: str) -> None:
     """Start and end agents as the lines on standard input request, until it is closed."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to every process, but only ranks act on it
-    results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the user's file, or a program that it runs, prints is no result
-    sys.stdout = sys.stderr
+    results, sys.stdout = sys.stdout, sys.stderr
     try:
-        agent = agent_of(setting)
-    except ValueError as error:  # such as a ConfigError
-        print(json.dumps({"error": str(error)}), file=results, flush=True)
+        with _output_on_stderr():
+            agent = agent_of(setting)
+    except BaseException as error:  # noqa: BLE001  the user's file may raise anything
+        print(json.dumps({"error": without_keys(f"{type(error).__name__}: {error}")}), file=results, flush=True)
         return
     if openai := sys.modules.get("openai"):
         with suppress(Exception):  # the first client loads certificates and modules, which all forks inherit
@@ -78,7 +85,7 @@ def serve(setting: str) -> None:
                     return
                 for order in map(json.loads, lines):
                     if "key" in order:
-                        children[order["id"]] = _start(agent, order, results)
+                        children[order["id"]] = _start(agent, order)
                         selector.register(children[order["id"]][1], selectors.EVENT_READ, order["id"])
                     elif order["id"] in children:
                         _end([children[order["id"]]])
@@ -92,7 +99,19 @@ def serve(setting: str) -> None:
                 print(json.dumps({**result, "id": key.data}), file=results, flush=True)
 
 
-def _start(agent: Callable[[Any], Any], order: Mapping[str, Any], results: IO[str]) -> tuple[int, int]:
+@contextmanager
+def _output_on_stderr() -> Iterator[None]:
+    """Redirect the output of programs that the user's file may run."""
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
+
+
+def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, int]:
     """Fork an agent. Return its process id, and the end of a pipe that its result can be read from."""
     read_end, write_end = os.pipe()
     if process := os.fork():
@@ -103,7 +122,7 @@ def _start(agent: Callable[[Any], Any], order: Mapping[str, Any], results: IO[st
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
-        results.close()
+        os.dup2(2, 1)
         os.environ.update(OPENAI_BASE_URL=order["url"], OPENAI_API_KEY=order["key"])
         known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
         if known != "*":  # a proxy cannot reach this machine

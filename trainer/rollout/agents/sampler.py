@@ -68,8 +68,7 @@ class Agents:
             first = {"error": f"its import took more than {START_S:g} s"}
         if isinstance(first, Mapping) and first:
             self.close()
-            reason = visible(first["error"]).removeprefix(f"task.agent={setting}: ")
-            raise ConfigError(f"task.agent={setting}", reason, "Correct the file or its name")
+            raise ConfigError(f"task.agent={setting}", visible(first["error"])[:300], "Correct the file or its name")
         distributed.before_disconnect(self.close)  # from Python this process goes on
 
     def start(self, conversation: Conversation) -> None:
