@@ -102,8 +102,8 @@ STUDIES = {
     ),
     "svamp": (
         "SmolLM2-135M on SVAMP, with a calculator",
-        "Trained on MAWPS and ASDiv-A, asked all 1,000 problems of SVAMP; 30 steps of 16 x 8 answers. The runs with"
-        " random rewards had `model.dtype=fp32`, on a CPU that does not multiply bf16.",
+        "Trained on MAWPS and ASDiv-A, asked all 1,000 problems of SVAMP; 30 steps of 16 x 8 answers. The controls had"
+        " `model.dtype=fp32`, on CPUs that do not multiply bf16 faster.",
     ),
     "gsm8k_cpu": (
         "SmolLM2-135M on GSM8K, equations and a calculator",
@@ -166,7 +166,8 @@ SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
      "octet study bench/studies/gym_word_order_gemma.yaml"),
     (SMOL, "numbers and a bound, undecided", "studies/gym_number_filter", "right",
      ("random", "format"), "octet study bench/studies/gym_number_filter.yaml"),
-    (SMOL, "SVAMP, with a calculator", "studies/svamp", "right", ("random",), "octet study bench/studies/svamp.yaml"),
+    (SMOL, "SVAMP, with a calculator", "studies/svamp", "right", ("random", "supervised"),
+     "octet study bench/studies/svamp.yaml"),
     (SMOL, "GSM8K, equations and a calculator", "studies/gsm8k_cpu", "right", ("random", "supervised"),
      "octet study bench/studies/gsm8k_cpu.yaml"),
     (SMOL, "GSM8K, after a longer warm-up", "studies/gsm8k_longer", "right", (),
