@@ -113,7 +113,7 @@ def everything(config: Config) -> Iterator[Finding]:
 def python_and_packages() -> Finding:
     """Compare the installed versions with those of constraints.txt, which were tested together."""
     found = {name: next(iter(distributions(name=name)), None) for name in REQUIRED}
-    installed = {name: one.version for name, one in found.items() if one}
+    installed = {name: one.version for name, one in found.items() if one and one.version}
     if missing := [name for name in REQUIRED if name not in installed]:
         script = os.path.relpath(CHECKOUT / "run_deepspeed.sh")
         remedy = f"{'' if IS_INSTALLED else f'bash {script} --dry-run installs them, or '}{_reinstall()}"
