@@ -266,7 +266,8 @@ def full_names(values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{section}{key}"
-        is_section = isinstance(value, dict) and name not in fields()
+        is_empty = not value and not any(key.startswith(f"{name}.") for key in fields())  # and so no section
+        is_section = isinstance(value, dict) and name not in fields() and not is_empty
         inner = full_names(value, f"{name}.") if is_section else {name: value}
         if twice := settings.keys() & inner:
             raise BadYaml(f"{min(twice)} is written twice. Remove one")

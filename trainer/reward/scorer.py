@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -49,19 +50,19 @@ class Meter:
         }
 
 
-class Grader:
+class Grader(ABC):
     """A reward from outside: tests, a function of the user, or a language model. A grade of None is missing."""
 
     name: str
     parallel = 1  # how many groups it can usefully grade at once
     last_failure = ""  # why the last missing grade is missing
 
-    def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
-        raise NotImplementedError
+    @abstractmethod
+    def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]: ...
 
+    @abstractmethod
     def rehearse(self, reading: Reading) -> None:
         """Grade one reading before the run, and raise an error if that fails."""
-        raise NotImplementedError
 
 
 class Scorer:
