@@ -73,6 +73,7 @@ def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
     os.utime(spaced / "config.yaml")
     places += [("/", "ext4"), (f"{tmp_path}/a b", "nfs4")]
     assert stopped(read_run(spaced)) is None, "it is on the server, and has just written"
+    assert stopped(read_run(broken_off)) == "stopped after step 3", "it is on this machine"
     places.append(("/", "nfs4"))
     records = lines_of(broken_off / "metrics.jsonl")
     write_lines(broken_off / "metrics.jsonl", [*records[:-1], records[-1] | {"time/evaluation": 600.0}])
