@@ -7,10 +7,15 @@ From Python: `from octet import resolve, train`; docs/python.md has examples. Th
 are first used, so that no command waits for them; __init__.pyi has their types.
 """
 
+import os
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
+
+# A thread of torch that waits for another one keeps its core, by default for milliseconds. Beside another busy program
+# the other one may be waiting for this very core, and steps took up to sixty times as long. libgomp reads this once.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 _PLACES = {
     "Config": "trainer.config.settings",

@@ -1,5 +1,6 @@
 """Parts of torch that Octet does not use are imported when somebody does."""
 
+import os
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ from tests.conftest import ran
 
 LATE = ["torch._dynamo.utils", "torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp", "datasets"]
 PROGRAM = f"""
+import os
 import sys
 read = []
 sys.addaudithook(lambda event, about: read.append(about[0]) if event == "open" else None)
@@ -66,3 +68,9 @@ def test_a_model_is_loaded_without_sympy(said):
 def test_the_compiler_is_imported_once_and_learns_what_it_was_asked_to_leave_alone(said):
     """`zero_grad` was called before there was a compiler. Torch keeps in an attribute what it was given then."""
     assert said[3:] == ["True True", "SourceFileLoader True", "module True", "False True", "False 2.0"]
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7")], ids=["default", "own"])
+def test_threads_of_torch_give_their_core_to_others_soon(given, used):
+    shown = ran(sys.executable, "-c", "import trainer, torch", env=os.environ | {"OMP_DISPLAY_ENV": "verbose"} | given)
+    assert f"GOMP_SPINCOUNT = '{used}'" in shown.stderr
