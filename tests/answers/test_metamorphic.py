@@ -74,7 +74,7 @@ CHANGED = [
     "{}0", "{}.5", "1{}", "-{}", "{}e1", "{}^2", "{}x", "{} x", "{}y + 1", "{} - 1", "{} * 2", "2{}", "{}:30", "0.{}",
     "{}!", "{} squared", "{} halves", "{} over 5", "{} mod 7", "\\sqrt{{{}}}", "\\frac{{1}}{{{}}}", "{}_8", "{}\\pi",
     "{} \\theta", "{} theta", "> {}", "\\leq {}", "not {}", "never {}", "{} is not right", "{} is incorrect",
-    "{} minus 2", "twice {}", "half of {}", "{} times", "{} to the power of 2", "{} thousandths", "{} tenths",
+    "{} minus 2", "twice {}", "half of {}", "{} times x", "{} to the power of 2", "{} thousandths", "{} tenths",
     "{} per x", "{}/x", "{} a",
     "{} - m", "{} - g", "{} m - 3", "{} m * m", "{}m", "at most {}", "up to {}", "log {}", "e^{{{}}}", "({}, x)",
     "{} remainder 2", "{} and a half", "{} and two thirds", "{} 1/2", "{}½", "{} or more", "over {}", "{} and up",

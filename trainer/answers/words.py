@@ -91,7 +91,7 @@ _KINDS = {  # besides these, N is a number, w any other word, and x a possible v
     "hexadecimal",  # these change a number, but not a name
 }
 _KIND = {word: kind for kind, words in _KINDS.items() for word in words.split()}
-_VERB = re.compile(r"(\w+?)(?:(?<=[sxzh])es|s|d|(?:(?<=([bgmnprt]))\2)?ed)?")  # the "drop" of "dropped"
+_VERB = re.compile(r"(\w+?)(?:(?<=[osxzh])es|s|d|(?:(?<=([bgmnprt]))\2)?ed)?")  # the "drop" of "dropped"
 _CHANGES = re.compile(  # "hardly", "isn't", "18ish", "thousandths", and thousands or dozens in other languages
     r"(?!family|supply|jelly|fish|dish|emily|[bhjkmpsw][aeiou]lly|lily|carly|italy).*(?:n't|ly|ish)\Z|.*[十百千万萬億亿兆]|тыс|млн|млрд|миллион|миллиард"
     r"|mio\b|mil(?:l?iard|jard|jo|ion|y(?:on|ar))|[mb]ilh(?:[oõ]e|[aã]o)|milhar|duizend|tus(?:en|ind)\b|dutzend|docena|douzaine|dozzin|d[uú]zia|tuzin|дюжин"
@@ -155,10 +155,10 @@ def kind(word: str) -> str:
 
 
 def unit_kind(word: str) -> str:
-    """Return the letter for a word right after a number, where `m` is a unit, `xy` a product, and `reversed` (V) a
-    change of the number unless a noun follows."""
+    """Return the letter for a word right after a number, where `m` is a unit, `xy` a product, `times` a noun, and
+    `reversed` (V) a change of the number unless a noun follows."""
     lower = word.lower()
-    if word in _ONE_LETTER_UNITS or (len(word) > 1 and unit(word)) or lower.rstrip("s") in SCALES:
+    if word in _ONE_LETTER_UNITS or (len(word) > 1 and unit(word)) or lower == "times" or lower.rstrip("s") in SCALES:
         return "w"
     letter = kind(word)
     if letter == "w" and len(word) > 5 and lower.endswith("ed"):
