@@ -22,7 +22,7 @@ _RELATION = re.compile(r"[=≈∈]|\\(?:approx|in)(?![A-Za-z])")
 _UNION = re.compile(r"\\cup")
 _SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
 _AND = re.compile(r",?\s(?:and|&)\s|,\s?")
-_BARE_NUMBER = re.compile(r"[-+]?[0-9,]*\.?[0-9]+")
+_BARE_NUMBER = re.compile(r"(?:[-+0-9.,/{} ]|\\frac)+")
 _POWER = re.compile(r"[$\s]*[0-9]+\s*\^\s*\{?[0-9]+\}?[$\s]*")
 _DEPTH = 3  # how deep lists may be nested
 
@@ -81,7 +81,7 @@ def _is_without_its_noun(answer: str, gold: str) -> bool:
     read = with_words(gold)
     if read is None or not " ".join(read[1]).islower() or {*read[1]} & {"am", "pm"}:
         return False
-    return _BARE_NUMBER.fullmatch(answer.strip()) is not None and number(answer) == read[0]
+    return _BARE_NUMBER.fullmatch(clean(answer)) is not None and number(answer) == read[0]
 
 
 def _are_together(answer: str, gold: str) -> bool:
