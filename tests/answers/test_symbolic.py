@@ -70,6 +70,7 @@ def test_equal_mathematics(shared: Symbolic, answer: str, gold: str) -> None:
     ("\\frac{7}{2}\\text{ p.m.}", "3.5\\text{ a.m.}"), ("7 a.m.", "7 p.m."), ("on", "no"), ("n", "N"),
     ("\\boxed{x} is wrong", "x"), ("not \\boxed{18}", "18"), ("\\text{not } 0", "0"), ("x+1 \\text{ maybe}", "x+1"),
     ("\\sqrt2 \\text{ million}", "\\sqrt2"), ("y\\in[1,4/2]", "x\\in[1,2]"), ("\\sqrt8 \\approx 2.9", "2\\sqrt2"),
+    ("\\frac{1}{2} \\cup 1", "\\frac{1}{2}"), ("\\frac{1}{2} \\to \\frac{1}{3}", "\\frac{1}{3}"), ("7 \\cup $5$", "5"),
     ("\\frac{1}{0}", "0"), ("\\frac{", "\\frac{1}{2}x"), ("\\ud800^2", "x^2"), ("", "x^2"),
 ])  # fmt: skip
 def test_different_mathematics(shared: Symbolic, answer: str, gold: str) -> None:

@@ -117,9 +117,11 @@ def comparer() -> Callable[[tuple[str, str]], bool]:
     from math_verify import LatexExtractionConfig, parse, verify
 
     i = sympy.Symbol("i", real=False)  # what math-verify makes of the imaginary unit
+    # Without it, math-verify would take the 5 out of `7 \\cup $5$`, because it cannot read the whole.
+    only_whole = LatexExtractionConfig(try_extract_without_anchor=False)
 
     def read(text: str) -> list[object]:
-        parsed = parse(f"\\boxed{{{text}}}", [LatexExtractionConfig()], "no_fallback", parsing_timeout=None)
+        parsed = parse(f"\\boxed{{{text}}}", [only_whole], "no_fallback", parsing_timeout=None)
         return [one.subs(i, sympy.I) if hasattr(one, "subs") else one for one in parsed]
 
     def same(pair: tuple[str, str]) -> bool:
