@@ -116,13 +116,14 @@ def comparer() -> Callable[[tuple[str, str]], bool]:
     import sympy  # type: ignore[import-untyped]
     from math_verify import LatexExtractionConfig, parse, verify
 
-    i = sympy.Symbol("i", real=False)  # what math-verify makes of the imaginary unit
+    # What math-verify makes of the imaginary unit: in 4+2i it is a real variable, in 2(2+i) it is not.
+    units = [(sympy.Symbol("i", real=is_real), sympy.I) for is_real in (True, False)]
     # Without it, math-verify would take the 5 out of `7 \\cup $5$`, because it cannot read the whole.
     only_whole = LatexExtractionConfig(try_extract_without_anchor=False)
 
     def read(text: str) -> list[object]:
         parsed = parse(f"\\boxed{{{text}}}", [only_whole], "no_fallback", parsing_timeout=None)
-        return [one.subs(i, sympy.I) if hasattr(one, "subs") else one for one in parsed]
+        return [one.subs(units) if hasattr(one, "subs") else one for one in parsed]
 
     def same(pair: tuple[str, str]) -> bool:
         answer, gold = pair
