@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from trainer.answers import compare, notation, number
 from trainer.answers.children import Child, Died
-from trainer.answers.words import kind
+from trainer.answers.words import kind, unit
 from trainer.errors import ConfigError
 
 DECIMALS = 12  # that have to agree with an irrational number: 1.414214 does not equal the square root of two
@@ -105,7 +105,7 @@ def _looks_like_maths(text: str) -> bool:
     if "\\boxed" in text or any(kind(word) in "qQ" for word in words if word != "or"):  # denied, doubted or changed
         return False
     is_short = len(text.strip()) == 1 or _PRODUCT.fullmatch(text.strip()) is not None
-    return sum(len(word) > 3 for word in words) < 2 and (is_short or _SIGNS.search(text) is not None)
+    return sum(len(word) > 3 and not unit(word) for word in words) < 2 and (is_short or _SIGNS.search(text) is not None)
 
 
 # ------------------------------------------------------------------------------------------------------- in the child
