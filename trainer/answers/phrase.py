@@ -217,8 +217,9 @@ _PARTS = re.compile(  # between two numbers neither of which is the answer: "17,
     r"(?i)(?:\s?[,;&]?\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|,?\s(?:it\s)?(?:could|may|might)\sbe\s"
     r"|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?"
 )
-TURNED = re.compile(  # before a number: "isn't 18", "at least 18", "half of 18", "x^18", "x > 18", "except 18"
-    r"""(?xi)(?:(?<![a-z]{2})[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|(?:any|every)thing\sbut)\s
+# Before a number: "isn't 18", "half of 18", "x^18", "x > 18", but not "=> 18", "<b>18" and a quoted "> 18"
+TURNED = re.compile(
+    r"""(?xi)(?:(?<=[^\s<>=-])(?:\s|(?<!<[a-z])(?<!<h[1-6])(?<![a-z]{2}))[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|(?:any|every)thing\sbut)\s
     |\b(?:(?:not|never|cannot|neither|nor|(?:doubt|unless)(?:\sthat)?|[a-z]+n't)(?:\s[a-z']+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
     |half(?:\sof)?|twice|up\sto|nearly|almost|hardly|barely|scarcely|(?:may|might|could)\sbe|maybe|perhaps|possibly|probably|guess(?:,|:|\sis|\swould\sbe)?
     |(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?
