@@ -70,7 +70,9 @@ _JOINED = re.compile(  # between two marks: "or", "\\quad\\text{and}", "**, mayb
     rf"|\b(?:or|and|also|either|{HEDGING})\b)*"
 )
 _CORRECTED = re.compile(rf"(?i)\b(?:no|rather|{CORRECTING})\b")
-_OPERAND_BEFORE = re.compile(r"(?:-|[0-9)}]\s?(?:\\(?:cdot|times|div)\s?|[-+*/x×·÷]\s?)?)\Z")  # 2\\boxed{18}
+_OPERAND_BEFORE = re.compile(  # 2\\boxed{18}, \\frac{1}{2}\\boxed{18}, but not \\text{Answer:} \\boxed{18}
+    r"(?:-|[0-9]\s?|[0-9)}][)}]|[0-9)}]\s?(?:\\(?:cdot|times|div)|[-+*/x×·÷])\s?)\Z"
+)
 _JOINED_BEFORE = re.compile(
     r"(?i)(?:\b(?:or|except|than|about|approximately|roughly)|(?:\A|[^0-9.}\s])\s?(?:\\approx|≈))"
     r"[ \t$*_({\[]*(?:\\[(\[][ \t]*)?\Z"

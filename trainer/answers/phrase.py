@@ -223,7 +223,7 @@ TURNED = re.compile(
     |\b(?:(?:not|never|cannot|neither|nor|(?:doubt|unless)(?:\sthat)?|[a-z]+n't)(?:\s[a-z']+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
     |half(?:\sof)?|twice|up\sto|nearly|almost|hardly|barely|scarcely|(?:may|might|could)\sbe|maybe|perhaps|possibly|probably|guess(?:,|:|\sis|\swould\sbe)?
     |(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?
-    |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|[\^_]\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$"""
+    |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|(?<=[^\s_*])[\^_]\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$"""
 )
 # After a number: "18x", "18 squared", "18^2", "18!", "18, right?"
 _CONTINUED = re.compile(r"[^\d.!?\n]{0,30}\?|[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?[\^_]|!|\s?\\(?:pi|sqrt)")
