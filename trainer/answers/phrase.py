@@ -226,7 +226,10 @@ TURNED = re.compile(
     |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|(?<=[^\s_*])[\^_]\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$"""
 )
 # After a number: "18x", "18 squared", "18^2", "18!", "18, right?"
-_CONTINUED = re.compile(r"[^\d.!?\n]{0,30}\?|[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?[\^_]|!|\s?\\(?:pi|sqrt)")
+_CONTINUED = re.compile(
+    r"[^\d.!?\n]{0,30}\?|[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?\^|_\{?[0-9]|!|\s?\\(?:pi|sqrt)"
+)
+_SUM = re.compile(r"(?:[0-9][A-Za-z]?|\))\s?[-+*/]\s?\Z")
 
 
 def last_number(text: str) -> str | None:
@@ -255,4 +258,4 @@ def _stands_alone(plain: str, numbers: list[re.Match[str]]) -> bool:
     if first is last or not _PARTS.fullmatch(plain, first.end(), last.start()) or number(first[0]) == number(last[0]):
         return True
     is_result = plain[first.end() : last.start()].strip() == "or"  # "10 + 8 or 18"
-    return is_result and plain[: first.start()].rstrip().endswith(("+", "-", "*", "/", "="))
+    return is_result and _SUM.search(plain, 0, first.start()) is not None
