@@ -8,7 +8,7 @@ from trainer.answers.words import ANOTHER
 LETTERS = "ABCDEFGHIJ"
 _BLANK_LINE = re.compile(rf"(?i)\n[ \t\r]*\n(?!\s*(?:{ANOTHER})\b)")  # an explanation may follow
 _STATED = re.compile(
-    r"(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter)\s+)?['\"(\[]?([A-J])['\"\]]?(?P<mark>\)?[.:]?)(?=[\s,;/&]|$)"
+    r"(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter)\s+)?['\"(\[{]?([A-J])['\"\]}]?(?P<mark>\)?[.:]?)(?=[\s,;/&]|$)"
 )
 _LABEL = re.compile(r"\(([A-J])\)|(?<![\w'])([A-J])(?=[).:](?:\s|$))|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\b")
 LETTER = re.compile(r"(?<![\w'$\\-])[A-J](?![\w'-])")

@@ -258,7 +258,7 @@ def _letter(text: str, wanted: str | None) -> str | None:
     if named_letters(phrase) or re.match(r"[A-J]\b(?! [a-z])", phrase):
         return choice_letter(phrase)
     before = _last_line(text.rstrip()[: -len(line)]) if line else ""
-    if named_letters(before[:4]) and named_letters(line[:4]):
+    if {chr(ord(letter) + 1) for letter in named_letters(before[:4])} & named_letters(line[:4]):
         return None  # the end of a list of choices
     if choice := choice_letter(phrase) or closing_choice(line) or choice_letter(line) or named_choice(line):
         return choice
