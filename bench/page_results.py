@@ -89,8 +89,8 @@ STUDIES = {
     ),
     "gym_word_order": (
         "SmolLM2-135M on the order of words",
-        "`word_sequence_reversal` of reasoning-gym, two or three words; 12 steps of 8 x 8 answers. The runs that are"
-        " paid for the format were made later, on another processor.",
+        "`word_sequence_reversal` of reasoning-gym, two or three words; 12 steps of 8 x 8 answers. On another"
+        " processor the first three seeds of `right` had reached 54, 33 and 45 %.",
     ),
     "gym_number_filter": (
         "SmolLM2-135M on numbers above and below a bound",
@@ -98,7 +98,8 @@ STUDIES = {
     ),
     "gym_word_order_gemma": (
         "Gemma 3 270M on the order of words",
-        "As above, with the weights of the package that `scripts/gemma3.py` reads.",
+        "As above, with the weights of the package that `scripts/gemma3.py` reads. On another processor the first three"
+        " seeds of `right` had reached 25, 38 and 64 %.",
     ),
     "svamp": (
         "SmolLM2-135M on SVAMP, with a calculator",
@@ -158,11 +159,11 @@ SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
     (SMOL, "sums, 20 steps", "studies/addition_cpu", "right", ("random", "shuffled_gold", "shuffled_advantages",
      "format", "supervised"), "octet study bench/studies/addition_cpu.yaml"),
     (SMOL, "sums, 60 steps", "addition", "right", ("random",), "octet study bench/studies/addition.yaml"),
-    (SMOL, "products, with a calculator", "studies/gym_products", "right", ("random",),
+    (SMOL, "products, with a calculator", "studies/gym_products", "right", ("random", "format"),
      "octet study bench/studies/gym_products.yaml"),
     (SMOL, "words in the opposite order", "studies/gym_word_order", "right", ("random", "format"),
      "octet study bench/studies/gym_word_order.yaml"),
-    (GEMMA, "words in the opposite order", "studies/gym_word_order_gemma", "right", ("random",),
+    (GEMMA, "words in the opposite order, undecided", "studies/gym_word_order_gemma", "right", ("random", "format"),
      "octet study bench/studies/gym_word_order_gemma.yaml"),
     (SMOL, "numbers and a bound, undecided", "studies/gym_number_filter", "right",
      ("random", "format"), "octet study bench/studies/gym_number_filter.yaml"),
