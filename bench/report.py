@@ -271,8 +271,9 @@ def _of_studies(*names: str) -> Iterator[str]:
 def _of_generators() -> Iterator[str]:
     for name in ("gym_products", "gym_word_order", "gym_word_order_gemma", "gym_number_filter"):
         arms = _read(f"studies/{name}")["arms"]
-        before, *after = ([f"{100 * one:.0f}" for one in arms[arm]["strict"]] for arm in arms)
-        yield " | ".join([f"{before[0]} %", *(f"{', '.join(seeds)} %" for seeds in after)])
+        before, *after = ([100 * one for one in arms[arm]["strict"]] for arm in arms)
+        cells = (f"{fmean(seeds):.0f} % ({min(seeds):.0f}-{max(seeds):.0f})" for seeds in after)
+        yield " | ".join([f"{before[0]:.0f} %", *cells])
     yield from _of_studies("gym_products")
 
 
