@@ -59,7 +59,7 @@ _DIMENSION = {"2": "square", "3": "cubic"}
 _POWER = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s?\^\s?\{?([23])\}?")  # 30 cm^2
 _REMARK = re.compile(  # "(see above)", "I hope this helps"
     r"(?i)\b(?:I(?:\s(?:think|believe)|(?:'m|\sam)\s(?:sure|certain))|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
-    r"\b(?:a\s)?total\sof\b|(?<=\bis\s)(?:therefore|thus|hence)\b|\bi\.e\.|(?:(?<=the\s)|(?<=all\s))(?:two|three|four|five|six)(?:\sof\sthem)?(?=\s[a-z][^.]*[0-9])|\bso\sfar\b|(?<=the\s)(?:first|second|third)(?=\s(?!of\b)[a-z])|\bus(?=\sdollars)|"
+    r"\b(?:a\s)?total\sof\b|(?<=[a-z]\s)(?:therefore|thus|hence)\b|\bat\sfirst$|\bi\.e\.|(?:(?<=the\s)|(?<=all\s))(?:two|three|four|five|six)(?:\sof\sthem)?(?=\s[a-z][^.]*[0-9])|\bso\sfar\b|(?<=the\s)(?:first|second|third)(?=\s(?!of\b)[a-z])|\bus(?=\sdollars)|"
     r"\b(?:(?:which|this|that)\s(?:gives|makes|means|leaves)|(?<![a-z]\s)giving)\b(?:\sthat\b)?|\b(?:mrs?|ms|dr)\.\s|(?<=[0-9])です|(?-i:(?:\b[A-Z][a-z]+,\s){2,}and\s(?=[A-Z]))|"
     r"^[^0-9]*\sat\sfirst,\sbut\b|,\sno\smore,?\s(?:(?:and|or|but)\s)?no\s(?:less|fewer)\b|"
     r",?\sas\s(?:computed|calculated|shown|found|required|requested|desired|expected|needed|stated)(?:\sabove)?\b|"

@@ -76,7 +76,8 @@ _KINDS = {  # besides these, N is a number, w any other word, and x a possible v
     "live measure move turn gather harvest deliver serve climb consume deposit borrow type order own play practice "
     "print put raise require return ride sew share ship sleep solve start stay study swim teach visit arrive end "
     "begin want wash wear write written grow come came call amount rise rose fell fall see drop increase decrease "
-    "reduce decline went go",
+    "reduce decline went go worth saw send sent draw drew break broke remove purchase pull contribute prepare burn "
+    "place store feed fed",
     "q": "not no nope nor never none cannot nobody nothing neither either or but if unless otherwise maybe perhaps "
     "could may might except without besides wrong false incorrect untrue invalid mistaken mistake error guess doubt "
     "unsure uncertain unknown joke kidding jk theory dreams what who whom whose when where while until before though "
@@ -113,7 +114,7 @@ _BEFORE = (
     rf"(?:[pPoE][dpE]{{0,2}}{_NOUN}{{1,4}}){{0,2}}"
     rf"(?:{_NAME}m?(?:[irv][irvE]*(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)|[ir]+|d?A{{1,3}})?d?m*"
 )
-_BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|r[wt])?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
+_BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|r[wtv])?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
 BEHIND = re.compile(_BEHIND)
 # "After checking:", "I checked it twice:", "No rounding was needed:"
 _LEAD = rf"(?:(?:[pP]|d?A{{1,3}}[ir])?{_NAME}(?:v+[sw]{{0,2}})?[ir]?|sw[sd]w{{0,2}}Q?|q[tw]{{1,3}}[ir][vtw])[:=]"
