@@ -94,7 +94,7 @@ _KINDS = {  # besides these, N is a number, w any other word, and x a possible v
 _KIND = {word: kind for kind, words in _KINDS.items() for word in words.split()}
 _VERB = re.compile(r"(\w+?)(?:(?<=[osxzh])es|s|d|(?:(?<=([bgmnprt]))\2)?ed)?")  # the "drop" of "dropped"
 _CHANGES = re.compile(  # "hardly", "isn't", "18ish", "thousandths", and thousands or dozens in other languages
-    r"(?!family|supply|jelly|fish|dish|emily|[bhjkmpsw][aeiou]lly|lily|carly|italy).*(?:n't|ly|ish)\Z|.*[十百千万萬億亿兆]|тыс|млн|млрд|миллион|миллиард"
+    r"(?!family|supply|jelly|fish|dish|emily|[bhjkmpsw][aeiou]lly|lily|carly|italy).*(?:n't|ly|ish)\Z|.*(?:[十百千万萬億亿兆]|以上|以下|左右|未満|정도|이상|이하|미만)|тыс|млн|млрд|миллион|миллиард"
     r"|mio\b|mil(?:l?iard|jard|jo|ion|y(?:on|ar))|[mb]ilh(?:[oõ]e|[aã]o)|milhar|duizend|tus(?:en|ind)\b|dutzend|docena|douzaine|dozzin|d[uú]zia|tuzin|дюжин"
     r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?"
 )
