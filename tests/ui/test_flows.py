@@ -208,11 +208,17 @@ OVERTAKEN = """
 window.whole = fetch;
 window.fetch = async (...asked) => {
   const answer = await whole(...asked);
-  if (String(asked[0]).includes("run=terminal")) await new Promise(done => setTimeout(done, 500));
+  if (/run=terminal|"late"/.test(asked[0] + asked[1]?.body)) await new Promise(done => setTimeout(done, 500));
   return answer;
 };
 seen = "";
 Promise.all([look(), (runs.clear(), look())]);
+"""
+COMMANDS = """
+form.elements.name.value = "late";
+late = commands();
+form.elements.name.value = "new";
+Promise.all([late, commands(), document.querySelector("[data-do=look]").remove()]);
 """
 
 
@@ -222,6 +228,8 @@ def test_a_page_shows_what_was_chosen_last_and_says_that_a_new_server_is_another
     page.until("#live", "Step 3 of 3")
     page.js(OVERTAKEN)
     assert page.text("#live") == ""
+    page.js(COMMANDS)
+    assert "run.dir=runs/new" in page.text("#train .row pre")
     page.js("ask('../another-key/live')")
     assert page.js("!lost.hidden")
     page.close()

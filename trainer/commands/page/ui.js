@@ -56,10 +56,12 @@ function given(button) {
   return { ...JSON.parse(button.dataset.given || "{}"), ...(typed && { completion: typed.value }) };
 }
 
+let asked = 0;
 async function commands() {
-  const buttons = [...form.querySelectorAll("[data-do]")];
+  const mine = ++asked, buttons = [...form.querySelectorAll("[data-do]")];
   const answer = await post("commands", { rows: buttons.map(button => [button.dataset.do, given(button)]) });
-  if (answer?.ok) JSON.parse(answer.text).forEach((text, place) => { buttons[place].nextElementSibling.textContent = text; });
+  if (mine !== asked || !answer?.ok) return;  // a later call, for other choices, has overtaken this one
+  JSON.parse(answer.text).forEach((text, place) => buttons[place].nextElementSibling?.replaceChildren(text));  // or is gone
 }
 
 /* What is chosen stands in the address, so that a reload has it, and another page has its own. */
