@@ -34,6 +34,10 @@ def test_every_action_has_a_command_before_it_is_asked_for(asked, folder):
     assert not (folder / "runs/new").exists()
     untold = json.dumps({"--preset": "nano", "rows": [["look", {}]]})
     assert json.loads(asked("POST", "commands", untold)[2]) == ["octet task show nano --model nano --preset nano"]
+    recipe = {"--preset": "nano", "--recipe": "verl_gsm8k", "task.question": "Q", "rows": [["look", {}], ["worth", {}]]}
+    shown, scored = json.loads(asked("POST", "commands", json.dumps(recipe))[2])
+    assert "task show gsm8k --model Qwen/Qwen2.5-1.5B-Instruct --preset nano prompt.style=gsm8k 'reward.weigh" in shown
+    assert (shown.endswith(" task.question=Q"), "task.name=gsm8k prompt.style=gsm8k" in scored) == (True, True)
     wrong = json.dumps(given | {"runs": [], "more": "'", "rows": [["export", {}], ["train", {}]]})
     said = [text.partition(":")[0] for text in json.loads(asked("POST", "commands", wrong)[2])]
     assert said == ["run", "More settings"]

@@ -20,7 +20,7 @@ from trainer.machine.visible import as_command
 from trainer.plan.preflight import card
 from trainer.plan.search import WITHOUT_A_CARD
 from trainer.reports.markup import Html, tag
-from trainer.reports.repeat import changes
+from trainer.reports.repeat import changes, written
 
 NAME = r"\w[\w.-]{0,63}"
 SETTING = r"[a-z]\w*\.[\w.]+"
@@ -53,6 +53,13 @@ class Choices:
             if not re.match(f"{SETTING}=", word) or word.startswith("run.dir="):
                 raise ConfigError(f"More settings: {word}", "it cannot stand here", "Write section.key=value")
         return words
+
+    def spelled_out(self, *without: str) -> Words:
+        """Return the settings after those of the objective, for commands that have no --recipe."""
+        preset = self.of("--preset")
+        found = changes(flat(resolve(preset, self.of("--recipe")).model_dump(mode="json")), preset)
+        own = [one for one in found if re.match("(task|prompt|reward)[.]", one.key) and one.key not in without]
+        return [*written(own), *self.settings(*without)]
 
     @property
     def card(self) -> Words:
@@ -91,16 +98,16 @@ def as_json(words: Words) -> Generator[str, None, Any]:
 
 
 def look(chosen: Choices) -> Iterator[str]:
-    preset = resolve(chosen.of("--preset"))
-    task, model = chosen.of("task.name") or preset.task.name, chosen.of("model.name") or preset.model.name
+    usual = resolve(chosen.of("--preset"), chosen.of("--recipe"))
+    task, model = chosen.of("task.name") or usual.task.name, chosen.of("model.name") or usual.model.name
     words = ["task", "show", task, "--model", model, *chosen.option("--preset")]
-    if facts := (yield from as_json([*words, *chosen.settings("task.name", "model.name")])):
+    if facts := (yield from as_json([*words, *chosen.spelled_out("task.name", "model.name")])):
         yield from views.sheet(facts)
 
 
 def worth(chosen: Choices) -> Iterator[str]:
     record = json.dumps({name: chosen.of(name) for name in ("prompt", "completion", "answer")})
-    settings = chosen.settings("model.name")
+    settings = chosen.spelled_out("model.name")
     words = ["score", "-", *chosen.option("--preset"), *settings]
     if scored := (yield from output_of(words, typed=record, before=f"{as_command(['printf', '%s', record])} | ")):
         yield views.worth(json.loads(scored), resolve(chosen.of("--preset"), None, settings).reward.weights)
