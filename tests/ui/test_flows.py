@@ -251,8 +251,9 @@ look();
 
 @pytest.mark.slow
 def test_a_page_whose_answer_is_interrupted_says_so_and_asks_again(browser, address):
-    page = browser.open(address)
+    page = browser.open(f"{address}?--preset=UNKNOWN&run.steps=7")
     page.until("#plan", "fit")
+    page.until("#train .row pre", "octet train --preset nano task.name=nano run.steps=7 run.dir=")
     page.js(INTERRUPTED)
     until(lambda: page.js("!lost.hidden"))
     page.js("window.fetch = whole")

@@ -185,6 +185,7 @@ for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(
 });
 
 const kept = new URLSearchParams(location.search);  // after a reload all that is not empty, so a preset
+if (![...form.elements["--preset"].options].some(({ value }) => value === kept.get("--preset"))) kept.delete("--preset");
 const first = { ...(kept.has("--preset") ? {} : JSON.parse(form.dataset.first)), ...Object.fromEntries(kept) };
 for (const field of fields) if (field.name in first) field.value = first[field.name];
 document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
