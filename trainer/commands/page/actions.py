@@ -223,7 +223,6 @@ def ask(chosen: Choices) -> Iterator[str]:
 def hang_up(chosen: Choices) -> Iterator[str]:
     yield f"kill {chosen.of('process')}"
     chosen.runs.hang_up(chosen.run()[0])
-    yield tag("p", "The conversation has ended, and its memory is free.")
 
 
 ACTIONS: dict[str, Callable[[Choices], Iterator[str]]] = {
