@@ -44,7 +44,7 @@ def test_from_a_messy_table_to_a_trained_model_its_verdict_and_a_chat(browser, a
     page.write(**{"task.question": "Frage", "task.answer": "Antwort", "prompt.style": "chat"})
     page.click("[data-do=look]")
     page.until("#sheet", "`Antwort` is empty")
-    assert "UTF-16" in page.text("#sheet")
+    assert "runs/uploads/plums.csv is not UTF-8; it was read as UTF-16" in page.text("#sheet")
     page.js("sheet.textContent = ''")
     page.drop(tmp_path / "plums.csv")
     page.until("#sheet", "`Antwort` is empty")

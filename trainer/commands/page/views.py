@@ -62,7 +62,7 @@ def sheet(facts: Record) -> Iterator[Html]:
     data, counts = facts["data"], {"training": facts.get("train"), "held-out": facts["test"]}
     yield tag("p", ", ".join(f"{count:,} {what} questions" for what, count in counts.items() if count is not None), ".")
     notes = [note for note in facts["notes"] if not note.startswith(LEFT_OUT)]  # which have a table
-    yield from (tag("p", f"{note[:1].upper()}{note[1:].rstrip('.')}.", class_="soft") for note in notes)
+    yield from (tag("p", f"Note: {note.rstrip('.')}.", class_="soft") for note in notes)  # which may begin with a path
     answers = [[kind, f"{one['count']:,}", "; ".join(one["such_as"])] for kind, one in data["answers"].items()]
     left_out = [[f"{one['count']:,}", one["first"]] for one in data["left_out"]]
     odd = [
