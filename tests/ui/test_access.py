@@ -133,7 +133,7 @@ def test_a_port_that_is_taken_is_said(capsys, address, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     port = urlsplit(address).port
     status, _, said = said_by(capsys, "ui", "--port", port)
-    assert (status, f"--port {port}: it cannot be used" in said) == (2, True)
+    assert (status, f"--port {port}: it cannot be used (Address already in use). " in said) == (2, True)
     assert said_by(capsys, "ui", "--port", 99999)[0] == 2
 
 

@@ -46,4 +46,5 @@ def _socket(port: int) -> socket.socket:
             raise OSError(0, "ports are below 65536")
         return socket.create_server((LOOPBACK, port))
     except OSError as error:
-        raise ConfigError(f"--port {port}", f"it cannot be used ({error.strerror})", "Leave it out") from None
+        reason = str(error.strerror).partition(" (")[0]  # create_server repeats the address
+        raise ConfigError(f"--port {port}", f"it cannot be used ({reason})", "Leave it out") from None
