@@ -13,7 +13,7 @@ from string import Template
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, until
 from tests.sandbox.escapes import ESCAPES, FORGERIES, NUMBERS, PRELUDE, TESTS
 from tests.sandbox.lacking import python_without
 from trainer.sandbox.kernel import FOLDER, Limits
@@ -66,6 +66,7 @@ class Canaries:
         self.file.chmod(0o644)
         self.state = self.file.stat()
         self.victim = subprocess.Popen(["sleep", "100"], env={"CANARY": SECRET}, start_new_session=True)
+        until(Path(f"/proc/{self.victim.pid}/environ").read_bytes)  # the kernel fills it a moment after the start
         self.tcp, self.udp = socket.socket(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.unix, self.abstract = (socket.socket(socket.AF_UNIX) for _ in range(2))
         for server in (self.tcp, self.udp):
