@@ -83,7 +83,9 @@ def test_what_is_too_large_is_refused_and_leaves_nothing(asked, folder, method, 
     assert not [name for name in os.listdir(folder / "runs") if "partial" in name]
 
 
-@pytest.mark.parametrize("name", ["", "..", "../out", "a/b", "/tmp/out", ".hidden", "-x", "a b", "a\nb", "x" * 65])
+@pytest.mark.parametrize(
+    "name", ["", "..", "../out", "a/b", "/tmp/out", ".hidden", "-x", "a b", "a\nb", "x" * 65, "uploads"]
+)
 def test_the_name_of_a_run_leads_nowhere_else(asked, folder, name):
     given = {"--preset": "nano", "task.name": "nano", "name": name, "into": "said"}
     assert "it consists of at most 64 letters" in does(asked, "train", **given)

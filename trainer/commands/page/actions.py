@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from trainer.commands.page import views
-from trainer.commands.page.runs import Chat, Runs, held, shown
+from trainer.commands.page.runs import UPLOADS, Chat, Runs, held, shown
 from trainer.config.command_line import flat, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware
@@ -143,8 +143,8 @@ def models(chosen: Choices) -> Iterator[str]:
 def train(chosen: Choices) -> Iterator[str]:
     """Start a new run. Raise ConfigError if its name is invalid or taken."""
     name, runs = chosen.of("name"), chosen.runs
-    if not re.fullmatch(NAME, name) or (runs.folder / name).is_symlink():
-        form = "it consists of at most 64 letters, digits, dots and dashes, and begins with a letter or a digit"
+    if name == UPLOADS or not re.fullmatch(NAME, name) or (runs.folder / name).is_symlink():
+        form = f"it consists of at most 64 letters, digits, dots and dashes, no dot or dash first, and is not {UPLOADS}"
         raise ConfigError("Name of the run", form, "Write run-1")
     words = ["train", *chosen.option("--preset", "--recipe"), *chosen.settings(), f"run.dir={runs.folder / name}"]
     yield shown(words)

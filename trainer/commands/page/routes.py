@@ -24,7 +24,7 @@ from trainer.commands.list import row
 from trainer.commands.page import views
 from trainer.commands.page.access import UPLOAD, Access
 from trainer.commands.page.actions import ACTIONS, Choices
-from trainer.commands.page.runs import Runs
+from trainer.commands.page.runs import UPLOADS, Runs
 from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.command_line import choose_preset
 from trainer.config.sections.task import BUILT_IN, PROMPT_STYLES
@@ -37,7 +37,6 @@ from trainer.reports import markup
 from trainer.reports.markup import Html, joined, tag
 
 HERE = Path(__file__).parent
-UPLOADS = "uploads"
 MADE = ("share.png", "share.svg", "report.html")
 FILE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; sandbox"
 

@@ -20,6 +20,7 @@ from trainer.machine import disk
 from trainer.machine.shipped import in_a_process
 from trainer.machine.visible import as_command
 
+UPLOADS = "uploads"  # the folder of the tables
 LOCKS = Path("/proc/locks")
 TAIL = 6000  # bytes of a log
 LIVE = ["config.yaml", "metrics.jsonl", "samples.jsonl"]
