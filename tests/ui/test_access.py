@@ -47,6 +47,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_says_so(asked):
     status, headers, page = asked("GET", "", Origin="http://localhost:1", Host="localhost:1")
     assert status == 200
     assert "http" not in page.replace("http-equiv", "")
+    assert page.count('value="q8_0"') == 1
     assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self';")
     assert headers["Referrer-Policy"] == "no-referrer"
     assert "access-control-allow-origin" not in headers

@@ -77,7 +77,8 @@ class Pages:
         name = next(name for number in count(1) if (name := f"run-{number}") not in named)
         first = {"--preset": preset, "task.name": "nano" if preset == "nano" else "gsm8k", "name": name}
         lists = {"tasks": BUILT_IN, "models": ("nano", *CHOICES), "cards": CARDS, "styles": PROMPT_STYLES}
-        lists |= {"presets": names_in(PRESETS), "recipes": names_in(RECIPES), "formats": ("q8_0", *FORMATS)}
+        lists |= {"presets": names_in(PRESETS), "recipes": names_in(RECIPES)}
+        lists |= {"formats": sorted(FORMATS, key="q8_0".__ne__)}
         options = {key: joined(*(tag("option", name, value=name) for name in names)) for key, names in lists.items()}
         texts = {"first": json.dumps(first), "machine": str(machine), "endings": ", ".join(READERS)}
         values = options | {key: joined(text) for key, text in texts.items()}
