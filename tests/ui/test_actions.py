@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 
 import pyarrow
 from pyarrow import parquet
@@ -12,7 +13,8 @@ from tests.conftest import ROOT
 from tests.reports.conftest import going_on
 from tests.ui.conftest import asking, does, serving
 from trainer.commands.page.actions import ACTIONS
-from trainer.commands.page.runs import held
+from trainer.commands.page.runs import Runs, held
+from trainer.commands.page.views import waiting
 from trainer.config.command_line import resolve
 
 NANO = {"--preset": "nano", "task.name": "nano"}
@@ -69,6 +71,14 @@ def test_a_table_in_parquet_is_read(asked):
     assert asked("PUT", "upload?name=sums.parquet", file.getvalue().to_pybytes())[0] == 200
     given = {"--preset": "nano", "task.name": "records", "task.path": "runs/uploads/sums.parquet", "into": "sheet"}
     assert "What the model will see" in does(asked, "look", **given)
+
+
+def test_a_run_that_is_stopped_while_it_loads_has_no_status(tmp_path):
+    runs = Runs(tmp_path)
+    runs.started["early"] = subprocess.Popen(["sleep", "600"])
+    runs.stop("early")
+    runs.started["early"].wait()
+    assert "status" not in "".join(waiting(runs, "early"))
 
 
 def test_a_run_beside_another_is_asked_about_first(asked, folder, tmp_path):

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from signal import SIGUSR1
 from typing import Any
 
 from trainer.commands.page.runs import Chat, Runs, shown
@@ -205,6 +206,7 @@ def waiting(runs: Runs, name: str) -> Iterator[Html]:
     """Yield a run that has not started yet, or has failed to start."""
     status, output = runs.status(name), runs.output(name)
     about = "It loads libraries, the model and the data." if status is None else f"It has ended with status {status}."
+    about = "It was stopped before its first step." if status == -SIGUSR1 else about
     yield joined(tag("h3", name), tag("p", about))
     printed = output.partition("\n")[2].strip()
     if status is None:
