@@ -5,11 +5,12 @@ import json
 import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow
 from pyarrow import parquet
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, until
 from tests.reports.conftest import going_on
 from tests.ui.conftest import asking, does, serving
 from trainer.commands.page.actions import ACTIONS
@@ -79,6 +80,27 @@ def test_a_run_that_is_stopped_while_it_loads_has_no_status(tmp_path):
     runs.stop("early")
     runs.started["early"].wait()
     assert "status" not in "".join(waiting(runs, "early"))
+
+
+SLOW = """
+import os, pathlib, time
+pathlib.Path(f"waits-{os.getpid()}").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.1)
+"""
+
+
+def test_a_run_is_stopped_while_commands_take_long(asked, folder):
+    (folder / "slow.py").write_text(SLOW)
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(2):
+            pool.submit(does, asked, "look", **NANO | {"task.name": "slow.py:build"})
+        until(lambda: len([*folder.glob("waits-*")]) == 2)
+        stopped = pool.submit(does, asked, "stop", run="none")
+        try:
+            assert "there is none of this name" in stopped.result(60)
+        finally:
+            (folder / "go").touch()
 
 
 def test_a_run_beside_another_is_asked_about_first(asked, folder, tmp_path):

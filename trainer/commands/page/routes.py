@@ -107,7 +107,8 @@ class Pages:
         name, chosen = request.path_params["action"], Choices(self.runs, await _object(request))
         if name not in ACTIONS:
             raise HTTPException(404, "There is no such action.")
-        return _answer(await to_thread.run_sync(_act, name, chosen, limiter=self.limiter))
+        limiter = None if name == "stop" else self.limiter  # which has to wait for nothing
+        return _answer(await to_thread.run_sync(_act, name, chosen, limiter=limiter))
 
     async def upload(self, request: Request) -> Response:
         """Store a table under its name. Files of other kinds are refused."""
