@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow
@@ -14,36 +15,41 @@ from tests.conftest import ROOT, until
 from tests.reports.conftest import going_on
 from tests.ui.conftest import asking, does, serving
 from trainer.commands.page.actions import ACTIONS
-from trainer.commands.page.runs import Runs, held
+from trainer.commands.page.runs import Runs, held, shown
 from trainer.commands.page.views import waiting
 from trainer.config.command_line import resolve
+from trainer.machine.shipped import octet_here
 
 NANO = {"--preset": "nano", "task.name": "nano"}
 
 
-def test_every_action_has_a_command_before_it_is_asked_for(asked, folder):
+def test_every_action_has_a_command_before_it_is_asked_for(asked, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    octet = octet_here()
     (folder / "runs/known").mkdir()
     (folder / "runs/known/config.yaml").write_text(resolve("nano").to_yaml())
     given = NANO | {"name": "new", "--card": "8 GB", "--to": "gguf", "asked": "Is it 4?", "runs": ["known", "unborn"]}
     rows = [[name, {"process": 7}] for name in ACTIONS]
     texts = json.loads(asked("POST", "commands", json.dumps(given | {"rows": rows}))[2])
     found = dict(zip(ACTIONS, texts, strict=True))
-    assert found["search"] == "octet plan --preset nano --vram 8 --search task.name=nano"
-    assert found["train"] == "octet train --preset nano task.name=nano run.dir=runs/new"
-    assert found["ask"] == "octet chat runs/known 'Is it 4?'"
-    assert found["export"] == "octet export runs/known --to gguf"
+    assert found["search"] == f"{octet} plan --preset nano --vram 8 --search task.name=nano"
+    assert found["train"] == f"{octet} train --preset nano task.name=nano run.dir=runs/new"
+    assert found["ask"] == f"{octet} chat runs/known 'Is it 4?'"
+    assert found["export"] == f"{octet} export runs/known --to gguf"
     assert found["worth"].startswith("printf %s '{")
-    assert all(text.startswith(("octet ", "printf ", "kill ")) for text in found.values())
+    assert all(text.startswith((f"{octet} ", "printf ", "kill ")) for text in found.values())
     assert not (folder / "runs/new").exists()
     untold = json.dumps({"--preset": "nano", "rows": [["look", {}]]})
-    assert json.loads(asked("POST", "commands", untold)[2]) == ["octet task show nano --model nano --preset nano"]
+    assert json.loads(asked("POST", "commands", untold)[2]) == [f"{octet} task show nano --model nano --preset nano"]
     recipe = {"--preset": "nano", "--recipe": "verl_gsm8k", "task.question": "Q", "rows": [["look", {}], ["worth", {}]]}
-    shown, scored = json.loads(asked("POST", "commands", json.dumps(recipe))[2])
-    assert "task show gsm8k --model Qwen/Qwen2.5-1.5B-Instruct --preset nano prompt.style=gsm8k 'reward.weigh" in shown
-    assert (shown.endswith(" task.question=Q"), "task.name=gsm8k prompt.style=gsm8k" in scored) == (True, True)
+    looked, scored = json.loads(asked("POST", "commands", json.dumps(recipe))[2])
+    assert "task show gsm8k --model Qwen/Qwen2.5-1.5B-Instruct --preset nano prompt.style=gsm8k 'reward.weigh" in looked
+    assert (looked.endswith(" task.question=Q"), "task.name=gsm8k prompt.style=gsm8k" in scored) == (True, True)
     wrong = json.dumps(given | {"runs": [], "more": "'", "rows": [["export", {}], ["train", {}]]})
     said = [text.partition(":")[0] for text in json.loads(asked("POST", "commands", wrong)[2])]
     assert said == ["run", "More settings"]
+    monkeypatch.setattr(sys, "prefix", f"{ROOT}/.venv")
+    assert shown(["list"]) == f"{os.path.relpath(ROOT / '.venv/bin/octet')} list"
 
 
 def test_only_a_column_that_is_known_is_offered(asked):

@@ -17,7 +17,7 @@ import psutil
 from trainer.commands.list import runs_in
 from trainer.errors import ConfigError
 from trainer.machine import disk
-from trainer.machine.shipped import in_a_process
+from trainer.machine.shipped import in_a_process, octet_here
 from trainer.machine.visible import as_command
 
 UPLOADS = "uploads"  # the folder of the tables
@@ -28,7 +28,7 @@ WATCHED = [*LIVE, *(f"warmup/{name}" for name in LIVE), "eval.json", "verdict.js
 
 
 def shown(words: Sequence[str]) -> str:
-    return as_command(["octet", *words])
+    return f"{octet_here()} {as_command(words)}"
 
 
 class Runs:
