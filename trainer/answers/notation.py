@@ -11,7 +11,7 @@ _INVISIBLE = [*range(9), 11, 12, *range(14, 32), 127, 0xAD, 0x61C, 0x200B, 0x200
 _INVISIBLE += [*range(0x202A, 0x202F), *range(0x2060, 0x2070), *range(0xFE00, 0xFE10), 0xFEFF, *range(0xD800, 0xE000)]
 VULGAR_FRACTIONS = {c: unicodedata.normalize("NFKC", c).replace("\u2044", "/") for c in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 _SIGNS = {
-    "×": "*", "✖": "*", "⋅": "*", "·": "*", "∙": "*",
+    "×": "*", "✖": "*", "⋅": "*", "·": "*", "∙": "*", "∅": "\\emptyset ",
     "÷": "/", "➗": "/", "⁄": "/", "∕": "/", "➕": "+", "。": ".", "∶": ":", "٫": ".", "٬": ",", "￥": "¥", "￡": "£",
     "∴": " ", "≈": "\\approx ", "π": "\\pi ", "∞": "\\infty ", "∪": "\\cup ", "∈": "\\in ", "≤": "\\leq ",
     "≥": "\\geq ", "≠": "\\neq ", "±": "\\pm ", "√": "\\sqrt ", "“": '"', "”": '"', "‘": "'", "’": "'",
@@ -63,7 +63,7 @@ _COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}(?:\s*\{([^{}]*)\})?")  # \c
 _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\!", ""),
+        (r"\\!\s*", ""),
         (r"(?<!\\)\\[,;: ]", " "),  # but not after the \\ that ends a row
         (r"\\q?quad(?![A-Za-z])", ", "),  # texts so far apart are not one number
         (r"\\[(\[\])]", " "),  # \( \) \[ \]
@@ -71,6 +71,7 @@ _LATEX = [
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         *[(rf"\\(?:{_TEXT_COMMANDS})\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}", r" \1 ")] * 2,  # may be nested
         (r"\\pounds(?![A-Za-z])", "£"),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"\^\s*\{?\s*(st|nd|rd|th)\b\s*\}?", r" \1"),  # 18^{\text{th}}
         (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])", " "),
         (r"\\([$%&#_])", r"\1"),
