@@ -18,7 +18,7 @@ _NAME = (
     r"(?:_(?:\w|\{\w+\}))?'*"
 )
 _LABEL = re.compile(  # also (x, y), and the area [ABC]
-    rf"(?:{_NAME}(?:(?:[\s,]+|(?=\\)){_NAME})*(?:\s?\([^()+*/^-]*\))?|\((?:{_NAME},?\s*)+\)|\[[A-Z]+\])"
+    rf"(?:{_NAME}(?:(?:[\s,]+|(?=\\)){_NAME})*(?:(?:\^\{{?-1\}}?)?\s?\([^()+*/^-]*\))?|\((?:{_NAME},?\s*)+\)|\[[A-Z]+\])"
 )
 GREEK = re.compile(  # but pi is a number
     "(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega)"
