@@ -309,7 +309,7 @@ _TAKEN_BACK = re.compile(  # "#### 18\n\nWait, that is wrong. The answer is 20."
     rf"""(?xi)(?:\A|[.!?\n,;])[\s*_$]{{0,9}}
     (?:(?P<corrected>(?:no|{CORRECTING})\b
         (?:[^\n]{{0,200}}?\b(?:should|answer\s+is|it\s+is|it's|make\s+that)\b|[\s:,.!-]{{1,4}}(?:\$?[0-9]|\(?(?-i:[A-J])\)?[*.!]*(?:\n|\Z))|\s?:))
-    |(?:(?!if\b)\w+,?\s)?(?:I\s+(?:was\s+wrong|made\s+an?\s(?:\w+\s){{0,3}}(?:mistake|error)|forgot(?!\sto\s(?:say|mention))|should\s+have\b(?!\s(?:about\s|exactly\s|only\s)?\$?[0-9])|mis(?:read|[a-z]+ed)\b)
+    |(?:(?!if\b)\w+,?\s)?(?:I\s+(?:was\s+wrong|made\s+an?\s(?:\w+\s){{0,3}}(?:mis[a-z]+|error|slip|typo)|forgot(?!\sto\s(?:say|mention))|should\s+have\b(?!\s(?:about\s|exactly\s|only\s)?\$?[0-9])|mis(?:read|[a-z]+ed)\b)
         |(?:that|this|it|which|(?:my|the|this|that)\s(?:\w+\s)?(?:answer|result|solution)(?:\sabove)?)
         (?:(?:\s+(?:is|was)|'s)\s+(?:actually\s+)?(?:wrong|incorrect|false|not\s+the\s+answer|an?\s+(?:mistake|error))
         |(?:\s+(?:isn't|is\snot|was\snot|can't\sbe|cannot\sbe)|'s\s+not)\s+(?:right|correct))(?!\sto\s))\b)"""
