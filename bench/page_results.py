@@ -165,7 +165,7 @@ SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
      "octet study bench/studies/gym_word_order.yaml"),
     (GEMMA, "words in the opposite order, undecided", "studies/gym_word_order_gemma", "right", ("random", "format"),
      "octet study bench/studies/gym_word_order_gemma.yaml"),
-    (SMOL, "numbers and a bound, the format alone", "studies/gym_number_filter", "right",
+    (SMOL, "numbers and a bound, perhaps the format alone", "studies/gym_number_filter", "right",
      ("random", "format"), "octet study bench/studies/gym_number_filter.yaml"),
     (SMOL, "SVAMP, with a calculator", "studies/svamp", "right", ("random", "supervised"),
      "octet study bench/studies/svamp.yaml"),

@@ -14,7 +14,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 # A thread of torch that waits for another one keeps its core, by default for milliseconds. Beside another busy program
-# the other one may be waiting for this very core, and steps took up to sixty times as long. libgomp reads this once.
+# the other one may be waiting for this very core, and a rollout took a hundred times as long. libgomp reads this once.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 _PLACES = {

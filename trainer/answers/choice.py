@@ -74,7 +74,7 @@ def closing_choice(line: str) -> str | None:
     if closing := _CLOSING.search(line):
         clause = _CLAUSE.split(line[: closing.start()])[-1]
         return None if _RULED_OUT.search(clause) or named_letters(clause) else closing[1]
-    return choice_letter(line) if len(line) <= 3 and line[:1] in "(ABCDEFGHIJ" else None
+    return choice_letter(line) if len(line) <= 4 and line[:1] in "(ABCDEFGHIJ" else None
 
 
 def named_choice(line: str) -> str | None:

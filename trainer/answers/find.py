@@ -319,7 +319,7 @@ _TAKEN_BACK = re.compile(  # "#### 18\n\nWait, that is wrong. The answer is 20."
 def _is_taken_back(rest: str, answer: str, wanted: str | None) -> bool:
     """Return True if what follows a mark calls its answer wrong, or corrects it to another one."""
     match = _TAKEN_BACK.search(rest)
-    other = _unmarked(rest, wanted) if match and match["corrected"] else None
+    other = _unmarked(rest, wanted) if match and match["corrected"] and number(answer) is not None else None
     return match is not None and not (other and equal(other, answer))
 
 

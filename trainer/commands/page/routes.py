@@ -78,7 +78,7 @@ class Pages:
         first = {"--preset": preset, "task.name": "nano" if preset == "nano" else "gsm8k", "name": name}
         lists = {"tasks": BUILT_IN, "models": ("nano", *CHOICES), "cards": CARDS, "styles": PROMPT_STYLES}
         lists |= {"presets": names_in(PRESETS), "recipes": names_in(RECIPES)}
-        lists |= {"formats": sorted(FORMATS, key="q8_0".__ne__)}
+        lists |= {"formats": ["q8_0", *(one for one in FORMATS if one != "q8_0")]}
         options = {key: joined(*(tag("option", name, value=name) for name in names)) for key, names in lists.items()}
         texts = {"first": json.dumps(first), "machine": str(machine), "endings": ", ".join(READERS)}
         values = options | {key: joined(text) for key, text in texts.items()}
@@ -107,7 +107,7 @@ class Pages:
         name, chosen = request.path_params["action"], Choices(self.runs, await _object(request))
         if name not in ACTIONS:
             raise HTTPException(404, "There is no such action.")
-        limiter = None if name == "stop" else self.limiter  # which has to wait for nothing
+        limiter = None if name == "stop" else self.limiter  # so that it never waits
         return _answer(await to_thread.run_sync(_act, name, chosen, limiter=limiter))
 
     async def upload(self, request: Request) -> Response:

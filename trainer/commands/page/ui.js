@@ -61,7 +61,7 @@ async function commands() {
   const mine = ++asked, buttons = [...form.querySelectorAll("[data-do]")];
   const answer = await post("commands", { rows: buttons.map(button => [button.dataset.do, given(button)]) });
   if (mine !== asked || !answer?.ok) return;  // a later call, for other choices, has overtaken this one
-  JSON.parse(answer.text).forEach((text, place) => buttons[place].nextElementSibling?.replaceChildren(text));  // or is gone
+  JSON.parse(answer.text).forEach((text, place) => buttons[place].nextElementSibling?.replaceChildren(text));  // or the button is gone
 }
 
 /* What is chosen stands in the address, so that a reload has it, and another page has its own. */
