@@ -71,7 +71,7 @@ _JOINED = re.compile(  # between two marks: "or", "\\quad\\text{and}", "**, mayb
 )
 _CORRECTED = re.compile(rf"(?i)\b(?:no|rather|{CORRECTING})\b")
 _OPERAND_BEFORE = re.compile(  # 2\\boxed{18}, \\frac{1}{2}\\boxed{18}, but not \\text{Answer:} \\boxed{18}
-    r"(?:-|[0-9]\s?|[0-9)}][)}]|[0-9)}]\s?(?:\\(?:cdot|times|div)|[-+*/x×·÷])\s?)\Z"
+    r"(?:-|[0-9]\s?|[0-9)}][)}]\s?|\\(?:[dt]?frac|sqrt)\{[^{}]*\}(?:\{[^{}]*\})?\s?|[0-9)}]\s?(?:\\(?:cdot|times|div)|[-+*/x×·÷])\s?)\Z"
 )
 _JOINED_BEFORE = re.compile(
     r"(?i)(?:\b(?:or|except|than|about|approximately|roughly)|(?:\A|[^0-9.}\s])\s?(?:\\approx|≈))"
@@ -258,7 +258,7 @@ def _letter(text: str, wanted: str | None) -> str | None:
     if named_letters(phrase) or re.match(r"[A-J]\b(?! [a-z])", phrase):
         return choice_letter(phrase)
     before = _last_line(text.rstrip()[: -len(line)]) if line else ""
-    if {chr(ord(letter) + 1) for letter in named_letters(before[:4])} & named_letters(line[:4]):
+    if named_letters(before[:4]) and named_letters(line[:4]):
         return None  # the end of a list of choices
     if choice := choice_letter(phrase) or closing_choice(line) or choice_letter(line) or named_choice(line):
         return choice
@@ -309,10 +309,10 @@ _TAKEN_BACK = re.compile(  # "#### 18\n\nWait, that is wrong. The answer is 20."
     rf"""(?xi)(?:\A|[.!?\n,;])[\s*_$]{{0,9}}
     (?:(?P<corrected>(?:no|{CORRECTING})\b
         (?:[^\n]{{0,200}}?\b(?:should|answer\s+is|it\s+is|it's|make\s+that)\b|[\s:,.!-]{{1,4}}(?:\$?[0-9]|\(?(?-i:[A-J])\)?[*.!]*(?:\n|\Z))|\s?:))
-    |(?:(?!if\b)\w+,?\s)?(?:I\s+(?:was\s+wrong|made\s+an?\s(?:\w+\s){{0,3}}(?:mis[a-z]+|error|slip|typo)|forgot(?!\sto\s(?:say|mention))|should\s+have\b(?!\s(?:about\s|exactly\s|only\s)?\$?[0-9])|mis(?:read|[a-z]+ed)\b)
+    |(?:(?!if\b)\w+,?\s)?(?:I\s+(?:was\s+wrong|made\s+an?\s(?!effort)|forgot|should\s+have\b(?!\s(?:about\s|exactly\s|only\s)?\$?[0-9])|mis(?:read|[a-z]+ed)\b)
         |(?:that|this|it|which|(?:my|the|this|that)\s(?:\w+\s)?(?:answer|result|solution)(?:\sabove)?)
         (?:(?:\s+(?:is|was)|'s)\s+(?:actually\s+)?(?:wrong|incorrect|false|not\s+the\s+answer|an?\s+(?:mistake|error))
-        |(?:\s+(?:isn't|is\snot|was\snot|can't\sbe|cannot\sbe)|'s\s+not)\s+(?:right|correct))(?!\sto\s))\b)"""
+        |(?:\s+(?:isn't|is\snot|was\snot|can't\sbe|cannot\sbe)|'s\s+not)\s+(?:right|correct)))\b)"""
 )
 
 

@@ -49,7 +49,7 @@ _MONEY_SCALES = {"k": 3, "K": 3, "grand": 3, "thou": 3, "M": 6, "B": 9, "bn": 9}
 _MEASURES = (UNITS.keys() - {"am", "pm"}) | SCALES.keys()
 _MEASURES |= {"rupee", "peso", "penny", "pence", "unit", "point", "time", "per", "a"}
 _COUNTERS = re.compile(  # counting words, but not 万 (ten thousand) and 左右 (about)
-    "(?:[美欧日]?元|块|圆|円|ドル|원|달러|개|명|마리|권|살|시간|个|個|只|人|天|岁|米|厘米|公里|公斤|小时|分钟)(?![半多以左])[\u4e00-\u9fff]{0,4}"
+    "(?:[美欧日]?元|块|圆|円|ドル|원|달러|개|명|마리|권|살|시간|个|個|只|人|天|岁|米|厘米|公里|公斤|小时|分钟)(?![半多以左未])[\u4e00-\u9fff]{0,4}"
 )
 _WORD = r"[^\W\d_][^\W\d_']*(?:\s*\^\s*\{?[23]\}?)?\.?"
 _LETTERS = re.compile(r"[^\W\d_][^\W\d_']*")

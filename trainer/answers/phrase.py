@@ -219,17 +219,17 @@ _PARTS = re.compile(  # between two numbers neither of which is the answer: "17,
 )
 # Before a number: "isn't 18", "half of 18", "x^18", "x > 18", but not "=> 18", "<b>18" and a quoted "> 18"
 TURNED = re.compile(
-    r"""(?xi)(?:(?<=[^\s<>=-])(?:\s|(?<!<[a-z])(?<!<h[1-6])(?<![a-z]{2}))[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|(?:any|every)thing\sbut)\s
+    r"""(?xi)(?:(?<=[^\s<>=-])(?:\s+|(?<!<[a-z])(?<!<h[1-6])(?<![a-z]{2}))[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|(?:any|every)thing\sbut)\s
     |\b(?:(?:not|never|cannot|neither|nor|(?:doubt|unless)(?:\sthat)?|[a-z]+n't)(?:\s[a-z']+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
     |half(?:\sof)?|twice|up\sto|nearly|almost|hardly|barely|scarcely|(?:may|might|could)\sbe|maybe|perhaps|possibly|probably|guess(?:,|:|\sis|\swould\sbe)?
     |(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?
-    |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|(?<=[^\s_*])[\^_]\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$"""
+    |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|(?:\^|(?<=[^\s_*])_)\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$"""
 )
 # After a number: "18x", "18 squared", "18^2", "18!", "18, right?"
 _CONTINUED = re.compile(
     r"[^\d.!?\n]{0,30}\?|[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?\^|_\{?[0-9]|!|\s?\\(?:pi|sqrt)"
 )
-_SUM = re.compile(r"(?:[0-9][A-Za-z]?|\))\s?[-+*/]\s?\Z")
+_SUM = re.compile(r"(?:[0-9]%?\s?[A-Za-z]*|[)}])\s?[-+*/]\s?\Z")
 
 
 def last_number(text: str) -> str | None:

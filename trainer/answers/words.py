@@ -89,12 +89,12 @@ _KINDS = {  # besides these, N is a number, w any other word, and x a possible v
     "triple tripled quadruple halved halves third thirds quarter quarters tens lakh lakhs crore crores mil mille "
     "tausend millones millionen short shy close far too tops max maximum minimum something odd ish give "
     "like bound point negative choose pi followed permille promille binary octal hex "
-    "hexadecimal",  # these change a number, but not a name
+    "반 쯤 hexadecimal",  # these change a number, but not a name
 }
 _KIND = {word: kind for kind, words in _KINDS.items() for word in words.split()}
 _VERB = re.compile(r"(\w+?)(?:(?<=[osxzh])es|s|d|(?:(?<=([bgmnprt]))\2)?ed)?")  # the "drop" of "dropped"
 _CHANGES = re.compile(  # "hardly", "isn't", "18ish", "thousandths", and thousands or dozens in other languages
-    r"(?!family|supply|jelly|fish|dish|emily|[bhjkmpsw][aeiou]lly|lily|carly|italy).*(?:n't|ly|ish)\Z|.*(?:[十百千万萬億亿兆]|以上|以下|左右|未満|정도|이상|이하|미만)|тыс|млн|млрд|миллион|миллиард"
+    r"(?!family|supply|jelly|fish|dish|emily|[bhjkmpsw][aeiou]lly|lily|carly|italy).*(?:n't|ly|ish)\Z|.*(?:[十百千万萬億亿兆]|以上|以下|左右|未満|정도|이상|이하|미만|초과|넘|쯤|가량|안팎|내외|남짓)|тыс|млн|млрд|миллион|миллиард"
     r"|mio\b|mil(?:l?iard|jard|jo|ion|y(?:on|ar))|[mb]ilh(?:[oõ]e|[aã]o)|milhar|duizend|tus(?:en|ind)\b|dutzend|docena|douzaine|dozzin|d[uú]zia|tuzin|дюжин"
     r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?"
 )
@@ -156,8 +156,8 @@ def kind(word: str) -> str:
 
 
 def unit_kind(word: str) -> str:
-    """Return the letter for a word right after a number, where `m` is a unit, `xy` a product, `times` a noun, and
-    `reversed` (V) a change of the number unless a noun follows."""
+    """Return the letter for a word right after a number, where `m` is a unit, `xy` a product, and `reversed`
+    (V) a change of the number unless a noun follows. `times` counts as a noun."""
     lower = word.lower()
     if word in _ONE_LETTER_UNITS or (len(word) > 1 and unit(word)) or lower == "times" or lower.rstrip("s") in SCALES:
         return "w"
