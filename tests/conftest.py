@@ -1,5 +1,6 @@
 """What tests share: a tiny random model, the shipped tokenizer, a process group of one, real GSM8K if it is here."""
 
+import copy
 import json
 import os
 import re
@@ -156,6 +157,13 @@ def tokenizer():
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(NANO)
+
+
+def templated(tokenizer: Any, template: str | None) -> Any:
+    """The tokenizer with another chat template."""
+    other = copy.copy(tokenizer)
+    other.chat_template = template
+    return other
 
 
 @pytest.fixture(scope="session")

@@ -8,15 +8,7 @@ import pytest
 
 from tests.conftest import refuses
 from trainer.config.command_line import resolve
-from trainer.problem.curriculum import (
-    CURRICULA,
-    BySolveRate,
-    Curriculum,
-    EasyFirst,
-    difficulties,
-    outcomes,
-    solve_rates,
-)
+from trainer.problem.curriculum import CURRICULA, BySolveRate, EasyFirst, difficulties, outcomes, solve_rates
 from trainer.problem.task import draw
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup
@@ -29,10 +21,11 @@ def ids(problems) -> list[str]:
     return [problem.id for problem in problems]
 
 
-def group(problem: Problem, *correct: bool, lenient: bool = False) -> ScoredGroup:
-    scores = [Score(float(one), {}, None, None, one, one or lenient) for one in correct]
-    completions = [Completion((2,), (-0.1,), "", False)] * len(correct)
-    return ScoredGroup(Prompt(problem, "", (1,)), tuple(completions), tuple(scores))
+def group(problem: Problem, *rewards: float | None, lenient: bool = False) -> ScoredGroup:
+    """Answers with these rewards. Those of 1 are right; `lenient` has all others right, too, for that reading."""
+    scores = tuple(Score(one, {}, None, None, one == 1, one == 1 or lenient) for one in rewards)
+    completions = (Completion((2,), (-0.1,), "", False),) * len(rewards)
+    return ScoredGroup(Prompt(problem, "", (1,)), completions, scores)
 
 
 @pytest.mark.parametrize("name", CURRICULA)
@@ -61,7 +54,7 @@ def test_a_task_that_makes_up_its_problems_has_others_in_each_pass(name):
 
 
 def test_without_a_curriculum_every_problem_comes_once_in_a_pass():
-    plain = Curriculum(PROBLEMS, 8, 0, 50)
+    plain = CURRICULA["none"](PROBLEMS, 8, 0, 50)
     drawn = [problem for step in range(25) for problem in plain.draw(step)]
     assert (sorted(ids(drawn)), plain.draw(11)) == (sorted(ids(PROBLEMS)), draw(PROBLEMS, 11, 8, 0))
     plain.observe([("p/0", 0.0)])
@@ -130,24 +123,20 @@ def test_problems_never_seen_weigh_as_much_as_the_best_and_the_newest_groups_cou
 
 
 def test_rates_believe_the_parse_that_the_reward_believes():
-    groups = [group(PROBLEMS[0], True, False, False, False, lenient=True), group(PROBLEMS[1], False, False)]
+    groups = [group(PROBLEMS[0], 1, 0, 0, 0, lenient=True), group(PROBLEMS[1], 0, 0)]
     assert solve_rates(outcomes(groups, "correct_strict"), scales=False) == [("p/0", 0.25), ("p/1", 0.0)]
     assert solve_rates(outcomes(groups, "correct_lenient"), scales=False) == [("p/0", 1.0), ("p/1", 0.0)]
 
 
 def test_without_gold_answers_the_rate_is_the_mean_reward_between_the_worst_and_the_best():
-    def rewarded(problem, *rewards):
-        scores = tuple(Score(reward, {}, None, None, False, False) for reward in rewards)
-        return replace(group(problem, *[False] * len(rewards)), scores=scores)
-
-    groups = [rewarded(PROBLEMS[0], -2.0, 8.0), rewarded(PROBLEMS[1], 8.0, None), rewarded(PROBLEMS[2], 3.0, -2.0)]
-    groups += [rewarded(PROBLEMS[3], None)]
+    rewards = [(-2.0, 8.0), (8.0, None), (3.0, -2.0), (None,)]
+    groups = [group(problem, *of_problem) for problem, of_problem in zip(PROBLEMS, rewards)]
     rates = solve_rates(outcomes(groups, "reward"), scales=True)
     assert rates == [("p/0", 0.5), ("p/1", 1.0), ("p/2", 0.25)]
     assert solve_rates(outcomes(groups[1:2], "reward"), scales=True) == [("p/1", 0.0)]  # all alike: nothing to learn
 
 
-def steps(curriculum: Curriculum, first: int, last: int) -> list[list[str]]:
+def steps(curriculum, first: int, last: int) -> list[list[str]]:
     """Draw for a made-up model that gets better."""
     drawn = []
     for step in range(first, last):

@@ -15,8 +15,7 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
-from tests.conftest import is_running, logprobs_of, refuses, until
-from tests.problem.test_environment import Templated
+from tests.conftest import is_running, logprobs_of, refuses, templated, until
 from tests.rollout.agents import REQUESTS, user
 from tests.rollout.test_decoder import adapted, answers_in, family, sampling
 from trainer.batch.pack import Packer, idle_row, minibatches, rows_of
@@ -396,7 +395,7 @@ def children():
 def test_calls_of_tools_keep_their_tokens_in_the_templates_of_models(tokenizer, name):
     """What a tool says tries to end its turn and to speak as the model."""
     folder, config = Path(pytest.importorskip("trl").__file__).parent / "chat_templates", resolve("nano")
-    own = Templated(tokenizer, (folder / f"{name}.jinja").read_text())
+    own = templated(tokenizer, (folder / f"{name}.jinja").read_text())
     prompt = Prompter(tokenizer, config.prompt, NanoTask()).prompt(Problem("p", "q", "4"))
     stops = Stops(tokenizer, [tokenizer.eos_token_id])
     talk = Conversation(Prompter(own, config.prompt, NanoTask()), stops, prompt, 0, Limits(4, 200, 5000, 9.0))
