@@ -2,12 +2,13 @@
 
 import json
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean
 
 import pytest
 
-from tests.conftest import ROOT, ran, refuses, said_by, write_lines
+from tests.conftest import ROOT, program, refuses, said_by, write_lines
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
@@ -215,11 +216,10 @@ def test_an_answer_that_is_evaluated_does_no_harm(tmp_path, generator, attack):
     assert attacked[0] < 0.1
 
 
-def test_without_reasoning_gym_the_error_says_what_to_install():
-    code = "import sys; sys.modules['reasoning_gym'] = None; from trainer.commands.main import main; main()"
-    done = ran(sys.executable, "-c", code, "task", "show", "reasoning_gym:gcd")
-    assert (done.returncode, "pip install -e '.[gym]'" in done.stderr) == (2, True)
-    assert "Traceback" not in done.stderr
+def test_without_reasoning_gym_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with refuses("task.name", names="pip install -e '.[gym]'"):
+        task_of("task.name=reasoning_gym:gcd")
 
 
 def test_a_mixture_asks_for_the_answer_where_it_is_looked_for():
@@ -240,15 +240,11 @@ def test_a_part_without_training_problems_is_named(tmp_path, settings):
 MIX = "task.mix={nano: 1, reasoning_gym:gcd: 3}"
 
 
-def test_a_mixture_has_its_parts_in_proportion_and_scores_each_in_its_own_way():
+def test_a_mixture_has_its_parts_in_proportion():
     config, task = made(MIX, "task.gym.size=60")
     assert (config.task.name, task.prompt_style, task.answer_style) == ("mix", "tags", "tags")
-    train = task.train()
-    counts = [sum(problem.part == part for problem in train) for part in ("nano", "reasoning_gym:gcd")]
-    assert abs(counts[1] - 3 * counts[0]) <= 2
-    one_of_each = [next(problem for problem in train if problem.part == part) for part in config.task.mix]
-    for problem in one_of_each:
-        assert [one[0] for one in graded(config, problem, f"<answer>{problem.gold}</answer>", "x")] == [1.0, 0.0]
+    counts = Counter(problem.part for problem in task.train())
+    assert abs(counts["reasoning_gym:gcd"] - 3 * counts["nano"]) <= 2
     assert config == configured(f"task.mix={json.dumps(config.task.mix)}", "task.name=mix", "task.gym.size=60")
 
 
@@ -274,7 +270,6 @@ def easy(settings):
 def hard(settings):
     return Task(0.25)
 """
-RECORDS = [{"question": f"Name {n}.", "answer": str(n)} for n in range(20)]
 
 
 @pytest.mark.parametrize("parts", [
@@ -286,12 +281,10 @@ RECORDS = [{"question": f"Name {n}.", "answer": str(n)} for n in range(20)]
 ])  # fmt: skip
 def test_every_part_of_a_mixture_judges_its_own_problems(tmp_path, monkeypatch, parts):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "data.jsonl").write_text("".join(map("{}\n".format, map(json.dumps, RECORDS))))
+    write_lines(tmp_path / "data.jsonl", [{"question": f"Name {n}.", "answer": str(n)} for n in range(20)])
     for part in parts:
         if ".py:" in part:
-            path = tmp_path / part.partition(":")[0]
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(FILE)
+            program(tmp_path / part.partition(":")[0], FILE)
     reads = ["task.path=data.jsonl"] if "records" in parts else []
     gym = ["task.gym.size=20"] if any(part.startswith("reasoning_gym") for part in parts) else []
     config, task = made(f"task.mix={json.dumps(dict.fromkeys(parts, 1))}", *reads, *gym)

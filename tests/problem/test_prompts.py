@@ -1,6 +1,5 @@
 """The exact text that a model sees, in each style, with a chat template and without."""
 
-import copy
 from dataclasses import replace
 from datetime import datetime
 
@@ -8,7 +7,7 @@ import pytest
 import yaml
 from transformers.utils import chat_template_utils
 
-from tests.conftest import refuses
+from tests.conftest import refuses, templated
 from trainer.answers import compare, find
 from trainer.config.command_line import resolve
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings
@@ -193,25 +192,21 @@ def test_the_model_goes_on_with_a_turn_that_the_data_begins(tokenizer):
 ])  # fmt: skip
 def test_a_template_that_does_not_end_or_refuses_the_messages_is_answered(tokenizer, monkeypatch, template, told):
     monkeypatch.setattr(prompts, "TEMPLATE_S", 0.2)
-    endless = copy.deepcopy(tokenizer)
-    endless.chat_template = template
     with refuses("mine.csv:3", DataError, names=told):
-        text(endless, replace(PROBLEM, where="mine.csv:3"), system="Be brief.")
+        text(templated(tokenizer, template), replace(PROBLEM, where="mine.csv:3"), system="Be brief.")
 
 
 @pytest.mark.parametrize("problem", [PROBLEM, talk(("system", "Be kind."), ("user", "1 + 2?"))])
 def test_a_template_that_leaves_the_system_message_out_is_refused(tokenizer, problem):
-    deaf = copy.deepcopy(tokenizer)  # like that of the first Phi-3
-    deaf.chat_template = "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}"
+    like_phi3 = "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}"
     with refuses(problem.id, DataError, names="system"):
-        text(deaf, problem, system="Be brief.")
-    deaf.chat_template += "{% for message in messages %}{{ message.content | upper }}{% endfor %}"
-    assert "BE " in text(deaf, problem, system="Be brief.")
+        text(templated(tokenizer, like_phi3), problem, system="Be brief.")
+    capitals = like_phi3 + "{% for message in messages %}{{ message.content | upper }}{% endfor %}"
+    assert "BE " in text(templated(tokenizer, capitals), problem, system="Be brief.")
 
 
 def test_a_template_that_names_the_day_writes_the_same_tomorrow(tokenizer, monkeypatch):
-    dated = copy.deepcopy(tokenizer)
-    dated.chat_template = "{{ strftime_now('%d %B %Y') }}"
+    dated = templated(tokenizer, "{{ strftime_now('%d %B %Y') }}")
     first = text(dated)
 
     class Later(datetime):
@@ -223,22 +218,20 @@ def test_a_template_that_names_the_day_writes_the_same_tomorrow(tokenizer, monke
     assert text(dated) == first == "01 January 2026"
 
 
-def test_a_question_that_a_style_repeats_counts_each_time(tokenizer, tmp_path):
+@pytest.mark.parametrize(("style", "most_words"), [("chat", 10), ("again.txt", 1)])
+def test_prompts_that_are_too_long_are_left_out(tokenizer, tmp_path, monkeypatch, style, most_words):
+    """A question that a style repeats counts each time."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "again.txt").write_text("{question}\n" * 6)
-    asks = prompter(tokenizer, style=str(tmp_path / "again.txt"), max_tokens=60)
-    problems = [Problem("p", "word " * count, "1") for count in (1, 7)]
-    assert asks.fitting(problems) == [one for one in problems if len(asks.prompt(one).tokens) <= 60] == problems[:1]
-
-
-def test_prompts_that_are_too_long_are_left_out(tokenizer):
-    problems = [Problem("p", "word " * count, "1") for count in (1, 10, 100)]
-    asks = prompter(tokenizer, style="chat", max_tokens=60)
+    problems = [Problem("p", "word " * count, "1") for count in (1, 7, 10, 100)]
+    asks = prompter(tokenizer, style=style, max_tokens=60)
     kept = asks.fitting(problems)
-    assert kept == [one for one in problems if len(asks.prompt(one).tokens) <= 60] == problems[:2]
+    assert kept == [one for one in problems if len(asks.prompt(one).tokens) <= 60]
+    assert kept == [one for one in problems if one.question.count("word") <= most_words]
     long_talk = talk(("user", "word " * 100))  # its `question` is short
     assert asks.fitting([problems[0], long_talk]) == problems[:1]
     with refuses("prompt.max_tokens", DataError):
-        asks.fitting(problems[2:])
+        asks.fitting(problems[3:])
 
 
 @pytest.mark.parametrize(("style", "templated", "stops"), [
@@ -262,8 +255,7 @@ THINKING = (
 
 
 def test_variables_reach_the_chat_template_and_the_run_folder(tokenizer):
-    thinking = copy.copy(tokenizer)
-    thinking.chat_template = THINKING
+    thinking = templated(tokenizer, THINKING)
     assert text(thinking, style="chat").endswith("<assistant>")
     assert text(thinking, style="chat", template={"enable_thinking": False}).endswith("<assistant><think></think>")
     for written in ("prompt.template={enable_thinking: false}", "prompt.template.enable_thinking=false"):
@@ -273,12 +265,9 @@ def test_variables_reach_the_chat_template_and_the_run_folder(tokenizer):
 
 @pytest.mark.parametrize("name", ["enable_thinkin", "role", "for", "shown", "raise_exception"])
 def test_a_variable_that_the_chat_template_does_not_read_is_an_error(tokenizer, name):
-    thinking = copy.copy(tokenizer)
-    thinking.chat_template = (
-        "{% set shown = 1 %}{% generation %}" + THINKING + "{% endgeneration %}"
-        "{% for m in messages %}{% continue %}{{ raise_exception(reasoning_effort) }}{% endfor %}"
-    )
+    own = "{% set shown = 1 %}{% generation %}" + THINKING + "{% endgeneration %}"
+    own += "{% for m in messages %}{% continue %}{{ raise_exception(reasoning_effort) }}{% endfor %}"
     with refuses("prompt.template", names="enable_thinking, reasoning_effort"):
-        prompter(thinking, template={name: False})
+        prompter(templated(tokenizer, own), template={name: False})
     with refuses("prompt.template"):
         prompter(WithoutTemplate(), template={name: False})

@@ -2,12 +2,11 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ran, said_by, write_lines
+from tests.conftest import said_by, write_lines
 from trainer.answers.number import has_comma, with_points
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
@@ -102,15 +101,6 @@ def test_a_run_and_the_doctor_say_in_a_line_that_there_are_odd_answers(tmp_path)
     assert all(setting in remedy for setting in ("task.holdout=0.5", "task.decimal=comma"))
     (tmp_path / "good.csv").write_text("question,answer\nWho?,4\nWhy?,5\n")
     assert sheet.finding(TaskSettings(name="records", path=f"{tmp_path}/good.csv")).severity == "note"
-
-
-def test_no_tokenizer_is_loaded_for_the_sheet_alone(tmp_path):
-    write_lines(tmp_path / "a.jsonl", [{"question": f"{number}?", "answer": number} for number in range(9)])
-    program = [sys.executable, "-X", "importtime", "-m", "trainer.commands.main", "task", "show", "records"]
-    program += [f"task.path={tmp_path}/a.jsonl", "-n", "0"]
-    done = ran(*program)
-    assert (done.returncode, "9  whole numbers" in done.stdout) == (0, True), done
-    assert not {"torch", "transformers"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 
 @pytest.mark.parametrize(("text", "is_comma", "pointed"), [

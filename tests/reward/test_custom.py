@@ -1,14 +1,13 @@
 """Functions of a user: called as TRL calls them, and never believed blindly."""
 
 import os
-import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
-from tests.conftest import ROOT, ran, refuses
+from tests.conftest import launch, ran, refuses
 from tests.forks import forked
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
@@ -159,10 +158,6 @@ def test_a_change_of_the_whole_process_is_named_with_the_function(mine, change):
         grades(scorer, "a")
 
 
-def python(code: str, **options) -> subprocess.CompletedProcess:
-    return ran(sys.executable, "-c", code, **options)
-
-
 @pytest.mark.parametrize("body, told", [
     # the first call imports torch, and the second would find it as the first has left it
     ("def score(completions):\n    import torch\n    torch.set_default_dtype(torch.float64)\n    return [1.0]\n",
@@ -173,7 +168,7 @@ def python(code: str, **options) -> subprocess.CompletedProcess:
 def test_a_setting_of_torch_that_is_changed_while_torch_is_imported_is_named(tmp_path, body, told):
     (tmp_path / "mine.py").write_text(body)
     scoring = f"scores_of(scorer_of('reward.custom={tmp_path}/mine.py:score'), 'a')"
-    assert told in python(f"from tests.rewarding import *; {scoring}").stderr
+    assert told in ran(sys.executable, "-c", f"from tests.rewarding import *; {scoring}").stderr
 
 
 RESTORED = [
@@ -214,9 +209,7 @@ for number, change in enumerate(CHANGES):
 @pytest.mark.parametrize("changes", [RESTORED, ["sys.stderr.close()"], ["sys.__stdout__.close()"]])
 def test_a_change_of_the_process_is_put_back(tmp_path, changes):
     """The program goes on with what it had, and no process that was forked goes on beside it."""
-    command = [*forked(), "-c", f"CHANGES = {changes}{STATE}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = ran(*command, cwd=tmp_path, env=environment)
+    done = launch(*forked(), "-c", f"CHANGES = {changes}{STATE}", folder=tmp_path)
     assert (done.returncode, done.stdout.splitlines()) == (0, changes), done.stderr
     assert done.stderr.count("said") == len(changes)
 
@@ -235,7 +228,7 @@ def test_code_that_never_lets_go_of_the_interpreter_ends_the_process(tmp_path):
     (tmp_path / "mine.py").write_text(body)
     quick = "from trainer.machine import user_code; user_code.GRACE_S = 0.2"
     scorer = f"scorer_of('reward.custom={tmp_path}/mine.py:score', 'reward.timeout=0.2')"
-    done = python(f"from tests.rewarding import *; {quick}; scores_of({scorer}, 'a')")
+    done = ran(sys.executable, "-c", f"from tests.rewarding import *; {quick}; scores_of({scorer}, 'a')")
     assert done.returncode == 1
     assert f'"{tmp_path}/mine.py", line 3 in score' in done.stderr
 
@@ -271,29 +264,12 @@ def test_a_wrong_number_of_rewards_is_found_before_torch_unless_prompts_are_read
         rehearse_functions(config, task, PROBLEM)
 
 
-@pytest.mark.parametrize(
-    "name, told", [("mine.py", "it returned 1 rewards for 4 completions"), ("nowhere.py", "there is no file")]
-)
-def test_a_run_tries_its_rewards_before_torch_is_imported(tmp_path, name, told):
-    """Importing torch takes seconds; `-X importtime` lists what was imported."""
-    (tmp_path / "mine.py").write_text("def score(completions, **c): return [1.0]")
-    command = [sys.executable, "-X", "importtime", str(ROOT / "train.py"), "--preset", "nano"]
-    command.append(f"reward.custom={name}:score")
-    done = ran(*command, cwd=tmp_path)
-    assert (done.returncode, told in done.stderr, (tmp_path / "runs").exists()) == (2, True, False)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert {"pydantic", "torch"} & imported == {"pydantic"}
-
-
-def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch):
+def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch, alone):
     from trainer.config.command_line import Request
     from trainer.run import assemble
 
     (tmp_path / "mine.py").write_text("def score(completions, **c): raise ValueError('bad')")
     config = resolve("nano", None, [f"reward.custom={tmp_path}/mine.py:score", f"run.dir={tmp_path}/run"])
-    monkeypatch.setattr(assemble.distributed, "gather", lambda value: [value])
-    monkeypatch.setattr(assemble.distributed, "barrier", lambda: None)
-    monkeypatch.setattr(assemble.distributed, "world_size", lambda: 1)
     monkeypatch.setattr(assemble, "load_model", lambda *arguments: pytest.fail("the model was loaded"))
     with refuses("reward.custom", RewardError, names="ValueError: bad (mine.py, line 1"):
         assemble.build(Request(config, "nano", ""))

@@ -78,16 +78,27 @@ def test_of_many_a_sample_is_checked(monkeypatch, tmp_path):
     assert (len(set(seen)), seen[:10]) == (10, seen[10:])
 
 
-RUN = [str(ROOT / "train.py"), "--preset", "nano", "task.name=records"]
-COMMANDS = {"train": RUN, **{name: ["-m", "trainer.commands.main", *name.split()] for name in (
-    "task show records", "task play records", "eval --task records")}}  # fmt: skip
+UNEARNED = "gold answers cannot be earned. Written as '#### ...'"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_refuses_before_torch_is_imported(tmp_path, command):
-    (tmp_path / "a.jsonl").write_text("".join(f'{{"question": "{n}?", "answer": "two\\nlines"}}\n' for n in range(9)))
-    program = [sys.executable, "-X", "importtime", *COMMANDS[command], "task.path=a.jsonl"]
+@pytest.mark.parametrize(("command", "status", "told"), [
+    ("train.py --preset nano task.name=records task.path=a.jsonl", 2, UNEARNED),
+    ("octet task show records task.path=a.jsonl", 2, UNEARNED),
+    ("octet task play records task.path=a.jsonl", 2, UNEARNED),
+    ("octet eval --task records task.path=a.jsonl", 2, UNEARNED),
+    ("octet task show records task.path=good.jsonl -n 0", 0, "9  whole numbers"),
+    ("train.py --preset nano reward.custom=mine.py:score", 2, "it returned 1 rewards for 4 completions"),
+    ("train.py --preset nano reward.custom=nowhere.py:score", 2, "there is no file"),
+])  # fmt: skip
+def test_data_and_rewards_are_tried_before_torch_is_imported(tmp_path, command, status, told):
+    """Importing torch takes seconds; `-X importtime` lists what was imported."""
+    for name, answer in {"a": "two\nlines", "good": "7"}.items():
+        write_lines(tmp_path / f"{name}.jsonl", [{"question": f"{n}?", "answer": answer} for n in range(9)])
+    (tmp_path / "mine.py").write_text("def score(completions, **c): return [1.0]")
+    words = command.replace("train.py", str(ROOT / "train.py")).replace("octet", "-m trainer.commands.main").split()
     options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "stdin": subprocess.DEVNULL}
-    done = ran(*program, **options)
-    assert (done.returncode, " torch\n" in done.stderr, (tmp_path / "runs").exists()) == (2, False, False), done
-    assert "gold answers cannot be earned. Written as '#### ...'" in done.stderr
+    done = ran(sys.executable, "-X", "importtime", *words, **options)
+    found = (done.returncode, told in done.stdout + done.stderr, (tmp_path / "runs").exists())
+    assert found == (status, True, False), done
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert {"pydantic", "torch", "transformers"} & imported == {"pydantic"}

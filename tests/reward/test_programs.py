@@ -20,7 +20,7 @@ from trainer.errors import ConfigError, DataError
 from trainer.problem.task import make_task
 from trainer.records import Problem, Prompt, Score
 from trainer.reward import exploits, gold_check, make
-from trainer.reward.programs import Programs, read_tests, same_text
+from trainer.reward.programs import read_tests, same_text
 from trainer.reward.scorer import Scorer
 from trainer.sandbox.pool import Assertions
 
@@ -33,24 +33,17 @@ HALF, FUNCTIONAL = "def half(x): return x // 2", [{"input": "[3]", "output": "[3
 PAIRS = [{"input": "3\n", "output": "6\n"}, {"input": "4\n", "output": "8"}]
 
 
-@pytest.fixture(scope="module")
-def scorer():
-    scorer = scorer_of("reward.weights={code: 1.0}")
-    yield scorer
-    close(scorer)
+CODE = "reward.weights={code: 1.0}"
 
 
 @pytest.fixture(scope="module")
-def sharing():
-    scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.score=share", "reward.code.seconds=20")
-    yield scorer
-    close(scorer)
+def scorer() -> Scorer:
+    return scorer_of(CODE)
 
 
-def close(scorer: Scorer) -> None:
-    (programs,) = scorer.graders
-    assert isinstance(programs, Programs)
-    programs.sandbox.close()
+@pytest.fixture(scope="module")
+def sharing() -> Scorer:
+    return scorer_of(CODE, "reward.code.score=share", "reward.code.seconds=20")
 
 
 def score(scorer: Scorer, text: str, tests: Any, **columns: Any) -> Score:
@@ -111,7 +104,7 @@ def test_an_answer_without_a_program_that_works_is_worth_nothing(sharing, text, 
 
 
 def test_the_processes_of_a_scorer_end_with_it():
-    one = scorer_of("reward.weights={code: 1.0}")
+    one = scorer_of(CODE)
     server = one.graders[0].sandbox._process
     del one
     gc.collect()
@@ -129,10 +122,9 @@ def test_tests_say_what_is_correct(scorer):
     ("while True: pass", 0.5, 0.0), ("import time; time.sleep(1.2); print(2 * int(input()))", 2, 0.5),
 ])  # fmt: skip
 def test_a_program_that_hangs_is_counted_and_the_time_is_for_all_tests_of_an_answer(body, seconds, most):
-    scorer = scorer_of("reward.weights={code: 1.0}", f"reward.code.seconds={seconds}", "reward.code.score=share")
+    scorer = scorer_of(CODE, f"reward.code.seconds={seconds}", "reward.code.score=share")
     assert score(scorer, f"```\n{body}\n```", PAIRS).reward <= most
     assert scorer.drain()["code/timeouts"] == (1.0, 1.0)
-    close(scorer)
 
 
 def test_the_programs_of_two_groups_do_not_run_at_once(scorer, monkeypatch):
@@ -158,20 +150,17 @@ def test_ranks_that_share_cores_run_fewer_programs_at_once(monkeypatch, of_job, 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", of_job or "")
-    scorer = scorer_of("reward.weights={code: 1.0}")
-    assert scorer.graders[0].at_once == at_once
-    close(scorer)
+    assert scorer_of(CODE).graders[0].at_once == at_once
 
 
 def test_a_command_runs_other_languages(tmp_path):
     try:
-        scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.command=sh program")
+        scorer = scorer_of(CODE, "reward.code.command=sh program")
     except ConfigError as error:
         pytest.skip(str(error))
     assert score(scorer, "```sh\nread x; echo $((2 * x)) | cat\n```", PAIRS).reward == 1.0
     with refuses("p/1", DataError, names="reward.code.command=sh program"):
         score(scorer, RIGHT, MBPP)
-    close(scorer)
 
 
 @pytest.mark.parametrize("text, block", [
@@ -203,8 +192,8 @@ def test_lines_are_compared_exactly_but_for_their_ends(output, expected, same):
 def test_tests_of_all_problems_are_read_before_a_run(tmp_path):
     records = [{"question": "Double it.", "tests": MBPP}, {"question": "Halve it."}]
     write_lines(tmp_path / "a.jsonl", records)
-    overrides = ["task.name=records", f"task.path={tmp_path}/a.jsonl", "task.answer=none", "task.holdout=1.0"]
-    config = resolve("nano", None, [*overrides, "reward.weights={code: 1.0}"])
+    overrides = ["task.name=records", f"task.path={tmp_path}/a.jsonl", "task.answer=none", "task.holdout=1.0", CODE]
+    config = resolve("nano", None, overrides)
     task = make_task(config.task)
     with refuses(f"{tmp_path}/a.jsonl:2", DataError, names="column"):
         gold_check.check(config, task, task.test())
@@ -226,21 +215,20 @@ def test_a_fault_of_the_tests_is_found_before_a_run(scorer):
 
 def test_a_machine_that_cannot_hold_programs_in_refuses_them(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", python_without("LANDLOCK_CREATE_RULESET", tmp_path))
-    overrides = ["reward.weights={code: 1.0}"]
-    for make_one in (lambda: make.check(resolve(None, None, overrides).reward), lambda: scorer_of(*overrides)):
+    for make_one in (lambda: make.check(resolve(None, None, [CODE]).reward), lambda: scorer_of(CODE)):
         with refuses("reward.weights.code", names="without Landl"):
             make_one()
-    make.check(resolve(None, None, [*overrides, "reward.code.unsafe=true"]).reward)
+    unsafe = [CODE, "reward.code.unsafe=true"]
+    make.check(resolve(None, None, unsafe).reward)
     monkeypatch.setattr(sys, "executable", python_without("UNSHARE", tmp_path))
     with refuses("reward.code.command"):
-        overrides += ["reward.code.command=sh program", "reward.code.unsafe=true"]
-        make.check(resolve(None, None, overrides).reward)
+        make.check(resolve(None, None, [*unsafe, "reward.code.command=sh program"]).reward)
 
 
 def test_octet_score_needs_tests_in_place_of_an_answer_and_two_of_one_name_have_their_own(tmp_path, capsys):
     records = [{"id": "a", "completion": RIGHT, "tests": f"assert double(1) == {number}"} for number in (3, 2)]
     write_lines(tmp_path / "a.jsonl", records)
-    assert octet("score", tmp_path / "a.jsonl", "reward.weights={code: 1.0}") == 0
+    assert octet("score", tmp_path / "a.jsonl", CODE) == 0
     assert [json.loads(line)["code"] for line in capsys.readouterr().out.splitlines()] == [0.0, 1.0]
 
 
@@ -248,7 +236,7 @@ def test_octet_reward_test_takes_labelled_programs(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(exploits, "SLOW_S", 99)  # on a busy machine a program takes longer
     records = [{"completion": text, "right": text == RIGHT, "tests": MBPP} for text in (RIGHT, PARTLY)]
     write_lines(tmp_path / "a.jsonl", records)
-    status = octet("reward", "test", "--labelled", tmp_path / "a.jsonl", "reward.weights={code: 1.0}")
+    status = octet("reward", "test", "--labelled", tmp_path / "a.jsonl", CODE)
     told = capsys.readouterr().out
     assert status == 0, told
     assert "nothing found: every right text is paid and no wrong one" in told

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import refuses
 from tests.rewarding import PROBLEM, PROMPT, MadeUp, answer, scorer_of, scores_of
+from tests.samplers import Scripted
 from trainer.answers import compare, symbolic
 from trainer.config.command_line import resolve
 from trainer.config.sections.reward import REWARDS
@@ -204,17 +205,15 @@ class Meeting:
         raise AssertionError("not asked for")
 
 
-class Echo:
-    def sample(self, prompts, sampling):
-        yield from ((index, [answer("#### 12")] * sampling.group) for index in range(len(prompts)))
-
-    def frozen(self):
-        return self
+@pytest.fixture
+def right(tokenizer):
+    """A sampler of right answers."""
+    return Scripted(tokenizer, lambda prompt, number: "#### 12")
 
 
-def test_several_groups_are_scored_at_once_where_a_grader_wants_it_and_a_verifier_asks_nobody():
+def test_several_groups_are_scored_at_once_where_a_grader_wants_it_and_a_verifier_asks_nobody(right):
     scorer = Scorer(scorer_of().rules, [Meeting()])
-    groups = collect(Echo(), scorer, [PROMPT] * 4, Sampling(2, 1.0, 8, 0))
+    groups = collect(right, scorer, [PROMPT] * 4, Sampling(2, 1.0, 8, 0))
     assert [score.components["meeting"] for group in groups for score in group.scores] == [1.0] * 8
     assert scores_of(scorer.verifier(), "#### 12")[0].components == {"correct": 1.0}
 
@@ -239,7 +238,7 @@ class Counting:
         return [1.0] * len(readings)
 
 
-def test_the_metrics_of_a_step_are_of_its_own_answers():
+def test_the_metrics_of_a_step_are_of_its_own_answers(right):
     """Also where those of the next one are graded before this one is written down, and not of an evaluation between."""
     from trainer.rollout.collect import Rollouts
 
@@ -250,7 +249,7 @@ def test_the_metrics_of_a_step_are_of_its_own_answers():
     steps, curriculum = 3, SimpleNamespace(observe=lambda rates: None)
     scorer = Scorer(scorer_of().rules, [Counting()])
     config = resolve(None, None, ["rollout.ahead=1", "rollout.vllm.urls=http://a", "rollout.group_size=2"])
-    rollouts = Growing(config, curriculum, None, Echo(), scorer, PROMPT)
+    rollouts = Growing(config, curriculum, None, right, scorer, PROMPT)
     for step in range(steps):
         scorer.meter.add("counting/graded", 100)  # of an evaluation
         tally = Tally()
