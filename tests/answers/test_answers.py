@@ -233,39 +233,30 @@ BEHIND = {
     "pairs of digits": ("1", ",23", 130), "approximations": ("", "1/3 ≈ ", 60), "entries": ("", '{"a": ', 60),
     "hyphens": ("18 ", "twenty-", 55),
 }  # fmt: skip
-HOSTILE = {name: unit * (MB // len(unit)) for name, unit in REPEATED.items()}
-HOSTILE |= {name: f"#### {begins}{unit * times}{''.join(end)}" for name, (begins, unit, times, *end) in BEHIND.items()}
-HOSTILE |= {
-    "digits in a box": "\\boxed{" + "1" * MB + "}",
-    "digits behind hashes": "#### " + "1" * MB,
-    "power tower": "#### 9**9**9",
-    "huge exponent": "#### 1e999999999",
-    "huge power of ten": "\\boxed{10^{999999999}}",
-    "exponent of a megabyte": "1e" + "9" * MB,
-    "nested braces": "\\boxed{" + "{" * MB + "}" * MB + "}",
-    "nested boxes": "\\boxed{" * 50 + "1" + "}" * 50,
-    "box far away": "\\boxed" + " " * MB + "{18}",
-    "nested brackets": "\\boxed{" + "(" * 150 + "," * 50 + ")" * 150 + "}",
-    "brackets": "#### " + "(" * 195 + ")" * 195,
-    "nested text": "\\boxed{" + "\\text{" * 60 + "}" * 60 + "}",
-    "long list": "\\boxed{" + "1," * 190 + "1}",
-    "long union": "\\boxed{" + "(1,2)\\cup" * 39 + "(1,2)}",
-    "stop tokens of one kind": "</s>" * (MB // 4) + "<s>",
-    "numbers, then letters": "1 " * (MB // 4) + "a" * (MB // 2),
-    "thousands": "1" + ",000" * (MB // 4),
-    "spaced thousands": "1" + " 000" * (MB // 4),
-    "digits, and a second thought": "1" * MB + " wait " + "1" * 1_000,
-    "groups of digits, and a second thought": "actually " + "1" + " 000" * (MB // 4),
-    "NUL bytes": "\0" * MB + "#### 18\0",
-    "lone surrogates": "\ud800" * MB + "#### 18\udfff",
-    "right-to-left marks": "\u202e" * MB + "#### \u202e18\u202c",
-    "emoji": "🎉" * MB + "#### 18",
-    "products": "#### 18 (" + f"{'9' * 60} * " * 5 + "9)",
+# How a text begins, what a megabyte of it repeats, and how it ends.
+WITHIN = {
+    "digits in a box": ("\\boxed{", "1", "}"), "digits behind hashes": ("#### ", "1", ""),
+    "exponent of a megabyte": ("1e", "9", ""), "box far away": ("\\boxed", " ", "{18}"),
+    "stop tokens of one kind": ("", "</s>", "<s>"), "numbers, then letters": ("", "1 ", "a" * (MB // 2)),
+    "thousands": ("1", ",000", ""), "spaced thousands": ("1", " 000", ""),
+    "digits, and a second thought": ("", "1", " wait " + "1" * 1_000),
+    "groups of digits, and a second thought": ("actually 1", " 000", ""),
+    "NUL bytes": ("", "\0", "#### 18\0"), "lone surrogates": ("", "\ud800", "#### 18\udfff"),
+    "right-to-left marks": ("", "\u202e", "#### \u202e18\u202c"), "emoji": ("", "🎉", "#### 18"),
+    "joiners between pictures": ("#### ", "🎉\u200d", ""), "decomposed accents": ("#### ", "a\u0301", ""),
+    "accents on one letter": ("#### 1", "\u0301", ""),
+}  # fmt: skip
+HOSTILE = {
+    "power tower": "#### 9**9**9", "huge exponent": "#### 1e999999999", "huge power of ten": "\\boxed{10^{999999999}}",
+    "nested braces": "\\boxed{" + "{" * MB + "}" * MB + "}", "nested boxes": "\\boxed{" * 50 + "1" + "}" * 50,
+    "nested brackets": "\\boxed{" + "(" * 150 + "," * 50 + ")" * 150 + "}", "brackets": "#### " + "(" * 195 + ")" * 195,
+    "nested text": "\\boxed{" + "\\text{" * 60 + "}" * 60 + "}", "long list": "\\boxed{" + "1," * 190 + "1}",
+    "long union": "\\boxed{" + "(1,2)\\cup" * 39 + "(1,2)}", "products": "#### 18 (" + f"{'9' * 60} * " * 5 + "9)",
     "blank lines behind an answer": "The answer is" + "\n" * 380 + "18",
-    "joiners between pictures": "#### " + "🎉\u200d" * (MB // 2),
-    "decomposed accents": "#### " + "a\u0301" * (MB // 2),
-    "accents on one letter": "#### 1" + "\u0301" * MB,
-}
+}  # fmt: skip
+HOSTILE |= {name: unit * (MB // len(unit)) for name, unit in REPEATED.items()}
+HOSTILE |= {name: begins + unit * (MB // len(unit)) + end for name, (begins, unit, end) in WITHIN.items()}
+HOSTILE |= {name: f"#### {begins}{unit * times}{''.join(end)}" for name, (begins, unit, times, *end) in BEHIND.items()}
 MOST_SECONDS = 0.05
 
 
@@ -401,9 +392,3 @@ def test_the_table_of_marks_is_true(texts: str, by_strict: str, by_lenient: str)
     for one in re.findall("`([^`]*)`", texts.rpartition("`:")[0] + "`"):
         style = "boxed" if "boxed" in one else "gsm8k"
         assert is_paid_by(one, style, "18") == (by_strict == "right", by_lenient == "right"), one
-
-
-def test_without_accents_brasilia_is_right():
-    """Both forms in which Unicode writes an accent."""
-    for gold in ("Bras\u00edlia", "Brasi\u0301lia"):
-        assert compare.without_accents(gold) == "Brasilia"

@@ -105,13 +105,14 @@ def test_what_sampling_keeps_is_given_back_before_a_batch_is_halved():
     assert len(forgotten) == len(said) + 1
 
 
-@pytest.fixture
-def run(tiny_model, tmp_path, alone):
+@pytest.fixture(scope="module")
+def run(tiny_model, tmp_path_factory, alone):
     """A run of a tiny model, before its first step."""
     from trainer.run import assemble
     from trainer.run_folder import lock
 
-    overrides = [f"model.name={tiny_model}", f"run.dir={tmp_path / 'run'}", "rollout.problems=2", "run.merge=false"]
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    overrides = [f"model.name={tiny_model}", f"run.dir={folder}", "rollout.problems=2", "run.merge=false"]
     overrides += ["rollout.group_size=4", "rollout.max_new_tokens=12", "optim.warmup=0", "eval.problems=0"]
     config = resolve("nano", None, [*overrides, "rollout.temperature=0.5", "algorithm.entropy_bonus=0.1"])
     made = assemble.build(Request(config, "nano", ""))

@@ -88,10 +88,11 @@ def test_a_stub_of_leetcode_needs_no_import_and_a_tuple_is_a_list(scorer):
         score(scorer, stub, checked, entry_point="5 pairs")
 
 
-@pytest.mark.parametrize("text, tests, share", [(RIGHT, MBPP, 1.0), (PARTLY, MBPP, 1 / 3), (READS, PAIRS, 1.0)])
+@pytest.mark.parametrize("text, tests, share", [
+    (RIGHT, MBPP, 1.0), (PARTLY, MBPP, 1 / 3), (READS, PAIRS, 1.0), ("```\nprint(6)\n```", PAIRS, 0.5),
+])  # fmt: skip
 def test_the_share_of_the_tests_that_pass(sharing, text, tests, share):
     assert score(sharing, text, tests).reward == pytest.approx(share)
-    assert score(sharing, "```\nprint(6)\n```", PAIRS).reward == 0.5
 
 
 @pytest.mark.parametrize("text", [

@@ -68,8 +68,9 @@ def test_r1_zero_wants_the_thought_closed_before_the_answer():
 
 
 @pytest.mark.parametrize(("setting", "worth"), [("false", 0.0), ("true", 1.0)])
-def test_accents_are_an_option(setting, worth):
-    prompt = replace(PROMPT, problem=replace(PROBLEM, gold="Brasília"))
+@pytest.mark.parametrize("gold", ["Bras\u00edlia", "Brasi\u0301lia"])  # both forms in which Unicode writes an accent
+def test_accents_are_an_option(setting, worth, gold):
+    prompt = replace(PROMPT, problem=replace(PROBLEM, gold=gold))
     assert value("correct", "#### Brasilia", f"reward.ignore_accents={setting}", prompt=prompt) == worth
 
 
@@ -85,19 +86,19 @@ def test_overlong_falls_over_the_buffer(tokens, expected):
     assert value("overlong", "x", "rollout.max_new_tokens=100", tokens=tokens) == pytest.approx(expected)
 
 
+def test_overlong_with_a_buffer_of_its_own():
+    settings = ("rollout.max_new_tokens=100", "reward.overlong_buffer=50")
+    assert value("overlong", "x", *settings, tokens=75) == pytest.approx(-0.5)
+    with refuses("reward.overlong_buffer", names=20):
+        value("overlong", "x", "rollout.max_new_tokens=100", "reward.overlong_buffer=101")
+
+
 def test_overlong_measures_each_reply_to_an_agent():
     written = [tuple([True] * 40 + [False] * 5 + [True] * last) for last in (50, 90)]
     short, long = (Segment((5,), (6,) * len(own), (0.0,) * len(own), own) for own in written)
     scorer = scorer_of("reward.weights={overlong: 1.0}", "rollout.max_new_tokens=100")
     answers = [replace(answer("x", 190), segments=(short, last)) for last in (short, long)]
     assert [one.reward for one in scorer.score(PROMPT, answers).scores] == pytest.approx([0.0, -0.5])
-
-
-def test_overlong_with_a_buffer_of_its_own():
-    settings = ("rollout.max_new_tokens=100", "reward.overlong_buffer=50")
-    assert value("overlong", "x", *settings, tokens=75) == pytest.approx(-0.5)
-    with refuses("reward.overlong_buffer", names=20):
-        value("overlong", "x", "rollout.max_new_tokens=100", "reward.overlong_buffer=101")
 
 
 def test_overlong_counts_what_an_environment_said_as_the_limit_does_and_knows_nothing_without_tokens():
@@ -170,20 +171,16 @@ def test_seconds_of_each_reward_are_measured_and_then_forgotten():
     assert {"time/reward/answers", "time/reward/correct", "time/reward/format"} == set(measured)
     assert all(0 < seconds < 1 and weight == 1 for seconds, weight in measured.values())
     assert scorer.drain() == {}
-    meter = Meter()
-    for missing in (True, False, False, False):
-        meter.add("missing", missing, 1)
-        meter.add("requests", 1)
-    assert meter.drain() == {"missing": (1, 4), "requests": (4,)}
 
 
 def test_requests_of_several_ranks_are_added_up_and_seconds_are_not():
     ranks = []
     for requests in (3, 1):
         meter, tally = Meter(), Tally()
-        meter.add("requests", requests)
-        meter.add("missing", 1, requests)
-        meter.add("time/reward/judge", requests)
+        for number in range(requests):
+            meter.add("requests", 1)
+            meter.add("missing", number == 0, 1)
+            meter.add("time/reward/judge", 1)
         tally.merge(meter.drain())
         ranks.append(tally.packed())
     assert Tally().means(lambda _: ranks) == {"requests": 4, "missing": 0.5, "time/reward/judge": 2}
@@ -200,9 +197,6 @@ class Meeting:
     def grade(self, readings, meter):
         self.together.wait()
         return [1.0] * len(readings)
-
-    def rehearse(self, reading):
-        raise AssertionError("not asked for")
 
 
 @pytest.fixture
