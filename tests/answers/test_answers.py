@@ -361,34 +361,31 @@ def test_whatever_the_strict_reading_pays_the_lenient_one_pays(text: str, more: 
         assert is_paid_by(text + more, style, gold) != (True, False)
 
 
-def rows_of_the_page() -> list[tuple[str, list[str], list[str]]]:
-    """The table of docs/tasks.md about equal answers: gold answer, right ones, wrong ones."""
-    page = (ROOT / "docs/tasks.md").read_text().partition("### What counts as the same answer")[2]
-    lines = page.partition("| --- | --- | --- | --- |\n")[2].partition("\n\n")[0].splitlines()
-    cells = [[re.findall("`([^`]*)`", cell.partition(", but")[0]) for cell in line.split("|")[2:5]] for line in lines]
-    return [(gold[0], right, wrong) for gold, right, wrong in cells]
+QUOTED = re.compile("`([^`]*)`")
 
 
-@pytest.mark.parametrize(("gold", "right", "wrong"), rows_of_the_page())
-def test_the_table_of_equal_answers_is_true(gold, right, wrong):
-    assert [one for one in right if not is_paid_by(f"<answer>{one}</answer>", "tags", gold)[0]] == []
-    assert [one for one in wrong if is_paid_by(f"<answer>{one}</answer>", "tags", gold)[0]] == []
-
-
-def rows_about_rewards(heading: str) -> list[list[str]]:
-    """The cells of a table of docs/rewards.md, whose first line begins so."""
-    lines = (ROOT / "docs/rewards.md").read_text().partition(heading)[2].partition("\n\n")[0].splitlines()[2:]
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """The cells of a table of this page, whose first line begins so."""
+    lines = (ROOT / "docs" / page).read_text().partition(heading)[2].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
-@pytest.mark.parametrize(("what", "texts"), rows_about_rewards("| behind the mark |"))
+@pytest.mark.parametrize(("what", "gold", "right", "wrong"), rows_of("tasks.md", "| | gold answer |"))
+def test_the_table_of_equal_answers_is_true(what: str, gold: str, right: str, wrong: str) -> None:
+    answer = QUOTED.findall(gold)[0]
+    for texts, is_right in ((right, True), (wrong, False)):
+        found = QUOTED.findall(texts.partition(", but")[0])
+        assert [one for one in found if is_paid_by(f"<answer>{one}</answer>", "tags", answer)[0] != is_right] == []
+
+
+@pytest.mark.parametrize(("what", "texts"), rows_of("rewards.md", "| behind the mark |"))
 def test_the_table_of_statements_is_true(what: str, texts: str) -> None:
-    found = re.findall("`([^`]*)`", texts)
+    found = QUOTED.findall(texts)
     assert [is_paid_by(f"#### {one}", "gsm8k", "18") for one in found] == [("right" in what,) * 2] * len(found)
 
 
-@pytest.mark.parametrize(("texts", "by_strict", "by_lenient"), rows_about_rewards("| text | strict |"))
+@pytest.mark.parametrize(("texts", "by_strict", "by_lenient"), rows_of("rewards.md", "| text | strict |"))
 def test_the_table_of_marks_is_true(texts: str, by_strict: str, by_lenient: str) -> None:
-    for one in re.findall("`([^`]*)`", texts.rpartition("`:")[0] + "`"):
+    for one in QUOTED.findall(texts.rpartition("`:")[0] + "`"):
         style = "boxed" if "boxed" in one else "gsm8k"
         assert is_paid_by(one, style, "18") == (by_strict == "right", by_lenient == "right"), one
