@@ -249,29 +249,18 @@ def test_a_switch_for_thoughts_decides_whether_they_must_be_kept(tokenizer):
     assert "calculator" in text
 
 
-class Echo:
-    """What a client of OpenEnv does."""
-
-    closed = False
-
-    def reset(self):
-        return SimpleNamespace(observation={"text": "ready"}, reward=None, done=False)
-
-    def step(self, action):
-        said = action["message"]
-        return SimpleNamespace(observation={"text": said.upper()}, reward=1.0, done=said == "bye")
-
-    def close(self):
-        self.closed = True
-
-
 def test_a_client_of_openenv():
-    client = Echo()
+    def result(text, reward=None, done=False):
+        return SimpleNamespace(observation={"text": text}, reward=reward, done=done)
+
+    calls = {"reset": lambda: result("ready"), "close": lambda: closed.append(client)}
+    calls["step"] = lambda action: result(action["message"].upper(), 1.0, action["message"] == "bye")
+    client, closed = SimpleNamespace(**calls), []
     environment = OpenEnv(client, lambda text: {"message": text}, lambda observation: observation["text"])
     assert environment.reset(PROBLEM) == "ready"
     assert [environment.step(text) for text in ("hi", "bye")] == [("HI", False, 1.0), ("BYE", True, 1.0)]
     environment.close()
-    assert client.closed
+    assert closed == [client]
 
 
 class Doubts:
