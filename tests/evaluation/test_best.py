@@ -20,7 +20,11 @@ from trainer.run import farewell
 from trainer.watch.measure import LENIENT, STRICT
 
 KEPT = ("best/best.json", "best/adapter_model.safetensors", "metrics.jsonl")
-LEVELS = {0: "nnnn", 1: "ynnn", 2: "yynn", 3: "yyyn", 4: "yyyy"}  # answers with so many right
+
+
+def level(right: int) -> Evaluation:
+    """The evaluation of four answers with so many right."""
+    return evaluation("", "y" * right + "n" * (4 - right))
 
 
 def course(
@@ -29,15 +33,23 @@ def course(
     return EvaluationHistory(folder, Eval(**{"every": 1, **settings}), problems, first_step, total_steps, run)
 
 
-def go(course: EvaluationHistory, *levels: int, first: int = 1) -> list[bool]:
-    """Evaluations after the steps first, first + 1 ...; whether each is a new best. They are journalled as in a run."""
+def go(course: EvaluationHistory, *levels: int) -> list[bool]:
+    """Evaluations after the next steps; whether each is a new best. They are journalled as in a run."""
     new = []
-    for step, level in enumerate(levels, first):
-        seen = evaluation("", LEVELS[level])
+    for seen in map(level, levels):
+        step = max([course.first_step, *(one.step for one in course.milestones)]) + 1
         with (course.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "loss": 0.1, **metrics_of(seen)}) + "\n")
         new.append(course.add(step, seen))
     return new
+
+
+def kept(folder: Path, *levels: int, text: str = "whole", run: str = "it") -> EvaluationHistory:
+    """A run with these evaluations, which keeps the model of the last one. It is this text."""
+    history = course(folder, run=run)
+    go(history, *levels)
+    history.keep(weights(text))
+    return history
 
 
 def weights(text: str):
@@ -52,8 +64,8 @@ def test_a_new_best_is_better_and_not_just_as_good_and_of_the_same_problems(tmp_
     assert go(run, 1, 3, 2, 3, 4) == [True, True, False, False, True]
     run.keep(weights("best"))
     assert run.kept == json.loads((tmp_path / "best/best.json").read_text())
-    assert go(course(tmp_path, first_step=5, every=None), 3, first=6) == [False]
-    assert go(course(tmp_path, first_step=5, problems=9), 1, first=6) == [True]
+    assert go(course(tmp_path, first_step=5, every=None), 3) == [False]
+    assert go(course(tmp_path, first_step=5, problems=9), 1) == [True]
 
 
 @pytest.mark.parametrize(
@@ -70,13 +82,13 @@ def test_a_resumed_run_counts_on_from_its_checkpoint(tmp_path):
     go(course(tmp_path), 2, 1, 3, 4)
     resumed = course(tmp_path, first_step=2, patience=2)  # steps 3 and 4 will be done again
     assert not resumed.has_stopped_rising
-    assert go(resumed, 2, first=3) == [False]
+    assert go(resumed, 2) == [False]
     assert resumed.has_stopped_rising
 
 
 def test_a_warm_up_may_be_judged_by_its_loss_of_which_less_is_better(tmp_path):
     run = course(tmp_path, metric="loss", patience=2)
-    found = [replace(evaluation("", LEVELS[at]), loss=loss) for at, loss in enumerate([0.5, 0.25, 0.75, 0.25])]
+    found = [replace(level(right), loss=loss) for right, loss in enumerate([0.5, 0.25, 0.75, 0.25])]
     assert [run.add(step, seen) for step, seen in enumerate(found, 1)] == [True, True, False, False]
     assert run.has_stopped_rising
     assert (run.best.step, metrics_of(found[1])["eval/loss"]) == (2, 0.25)
@@ -205,15 +217,12 @@ def test_a_note_that_cannot_be_read_is_named(tmp_path, content):
 @pytest.mark.parametrize(("lines", "lost_at"), [([], 4), (["1"], 4), (["1", "2"], 2)])
 def test_a_worse_one_never_replaces_the_best_when_lines_of_the_log_are_lost(tmp_path, lines, lost_at):
     """best.json knows the value of its step. An evaluation that was the last one is made again."""
-    run = course(tmp_path, run="it")
-    go(run, 1, 3)
-    run.keep(weights("second"))
-    go(run, 2, 2, first=3)
+    go(kept(tmp_path, 1, 3, text="second"), 2, 2)
     log = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(line for line in log if line[9] in lines))
     again = course(tmp_path, first_step=lost_at, patience=2, run="it")
     assert again.best.step == (2 if lost_at == 4 or "2" in lines else 1)
-    assert go(again, 2, 2, first=lost_at + 1) == [False, False]
+    assert go(again, 2, 2) == [False, False]
     assert again.has_stopped_rising
     assert (tmp_path / "best/weights").read_text() == "second"
 
@@ -230,14 +239,12 @@ AWRY = {
 def test_a_best_that_is_not_what_the_run_kept_is_said_and_never_used(tmp_path, name):
     for folder in ("it", "other"):
         (tmp_path / folder).mkdir()
-        run = course(tmp_path / folder, run=folder)
-        go(run, 3)
-        run.keep(weights("whole"))
+        kept(tmp_path / folder, 3, run=folder)
     AWRY[name](tmp_path / "it/best", tmp_path / "other/best")
     again = course(tmp_path / "it", first_step=1, run="it")
     assert (again.kept, (tmp_path / "it/best").exists()) == (None, False)
     assert {"gone": "best is not there", "of another run": "of another run"}.get(name, "is damaged (") in again.lost
-    assert go(again, 2, 4, first=2) == [False, True]
+    assert go(again, 2, 4) == [False, True]
     again.keep(weights("better"))
     assert (again.lost, course(tmp_path / "it", first_step=3, run="it").kept["step"]) == ("", 3)
     if name != "gone":  # no earlier one that was moved is deleted
@@ -245,9 +252,7 @@ def test_a_best_that_is_not_what_the_run_kept_is_said_and_never_used(tmp_path, n
 
 
 def test_a_best_without_a_manifest_stays(tmp_path):
-    run = course(tmp_path, run="it")
-    go(run, 3)
-    run.keep(weights("whole"))
+    kept(tmp_path, 3)
     (tmp_path / "best/manifest.json").unlink()
     (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / "best.partial").mkdir()  # of an export that was killed before it replaced a file
@@ -258,11 +263,9 @@ def test_a_best_without_a_manifest_stays(tmp_path):
 @pytest.mark.parametrize("moved", [0, 1, 2, 3])
 def test_a_replacement_that_a_kill_interrupted_is_finished(tmp_path, moved):
     best, partial, old = (tmp_path / name for name in ("best", "best.partial", "old"))
-    run = course(tmp_path, run="it")
-    go(run, 3)
-    run.keep(weights("first"))
+    run = kept(tmp_path, 3, text="first")
     shutil.copytree(best, old)
-    go(run, 4, first=2)
+    go(run, 4)
     run.keep(weights("second"))
     best.rename(partial)
     old.rename(best)
@@ -278,16 +281,13 @@ ENDS = [((1, 3, 2), "whole", "step 2 was best: "), ((1, 3, 3), "whole", "step 2 
 ENDS += [((1, 3, 4), "whole", ""), ((1, 3, 2), "gone", "It is not kept: ")]
 
 
-@pytest.mark.parametrize(("levels", "kept", "told"), ENDS)
-def test_the_end_says_what_was_best(tmp_path, levels, kept, told):
-    first = course(tmp_path)
-    for step, level in enumerate(levels[:-1], 1):
-        if go(first, level, first=step) == [True]:
-            first.keep(weights("whole"))
-    if kept == "gone":
+@pytest.mark.parametrize(("levels", "left", "told"), ENDS)
+def test_the_end_says_what_was_best(tmp_path, levels, left, told):
+    kept(tmp_path, *levels[:-1], run="")
+    if left == "gone":
         shutil.rmtree(tmp_path / "best")
     run = course(tmp_path, first_step=len(levels) - 1, total_steps=len(levels))  # a run that is continued
-    if go(run, levels[-1], first=len(levels)) == [True]:
+    if go(run, levels[-1]) == [True]:
         run.keep(weights("last"))
     said = " ".join(farewell.best_step(resolve("nano", None, ["eval.every=1"]), run, len(levels)))
     assert told in said if told else not said
