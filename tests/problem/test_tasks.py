@@ -181,8 +181,8 @@ def test_a_conversation_is_kept_as_it_is_and_makes_the_question(tmp_path):
     assert several.question == "2 + 2?\n\n4\n\nwhy?"
 
 
-def many(count: int, start: int = 0) -> list[dict]:
-    return [word_problem(f"What is {i} + 0?", f"#### {i}") for i in range(start, start + count)]
+def many(count: int) -> list[dict]:
+    return [word_problem(f"What is {i} + 0?", f"#### {i}") for i in range(count)]
 
 
 def test_a_held_out_share_never_meets_the_training_set(tmp_path):
@@ -258,11 +258,9 @@ def test_a_data_set_is_read_through_the_hub_library(tmp_path, monkeypatch):
 
 
 def test_a_question_under_another_system_message_is_another(tmp_path):
-    asked = [{"role": "user", "content": "Hello?"}]
-    lines = [
-        {"prompt": [{"role": "system", "content": who}, *asked], "answer": who} for who in ("Be kind.", "Be rude.")
-    ]
-    assert [one.gold for one in read(write(tmp_path / "data.jsonl", *lines))] == ["Be kind.", "Be rude."]
+    asked, told = {"role": "user", "content": "Hello?"}, ["Be kind.", "Be rude."]
+    records = [{"prompt": [{"role": "system", "content": who}, asked], "answer": who} for who in told]
+    assert [one.gold for one in read(write(tmp_path / "data.jsonl", *records))] == told
 
 
 def test_a_folder_with_two_training_files_is_refused(tmp_path):
