@@ -4,14 +4,14 @@ import peft
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM
 
 from tests.conftest import refuses
+from tests.plan.test_levers import base
 from tests.rollout.test_decoder import family, move_adapter
-from trainer.config.settings import Lora, Model, Optim
+from trainer.config.settings import Lora, Optim
 from trainer.errors import CheckpointError
 from trainer.model import lora
-from trainer.model.load import load_model, resolve_dtype
+from trainer.model.load import resolve_dtype
 from trainer.model.low_rank import LowRank, use_own
 from trainer.step.optimizer import schedule
 
@@ -28,7 +28,7 @@ def test_the_learning_rate_by_hand(name, expected):
 
 
 def test_the_fingerprint_moves_with_the_adapter_only(tiny_model):
-    model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora())
+    model = lora.add_adapter(base(tiny_model), Lora())
     before = lora.fingerprint(model)
     with torch.no_grad():
         model.get_base_model().model.norm.weight.add_(1.0)
@@ -44,13 +44,14 @@ def test_the_precision_of_a_processor():
         resolve_dtype("fp16", torch.device("cpu"))
 
 
-def test_a_teacher_beside_the_adapter_computes_only_where_it_is_asked(tiny_model, tmp_path):
+@pytest.mark.parametrize("kind", ["none", "nf4", "int8"])
+def test_a_teacher_beside_the_adapter_computes_only_where_it_is_asked(tiny_model, tmp_path, kind):
     """The layers that only the teacher adapts are as they were, and nothing of it is trained or written."""
     tokens = torch.tensor([[5, 6, 7]])
-    apart = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=2, targets="all", dora=True))
+    apart = lora.add_adapter(base(tiny_model, kind), Lora(r=2, targets="all", dora=kind == "none"))
     move_adapter(apart, seed=1)
     lora.save_adapter(apart, tmp_path / "teacher")
-    model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=4, targets="attention"))
+    model = lora.add_adapter(base(tiny_model, kind), Lora(r=4, targets="attention"))
     before, trained = model(tokens).logits, lora.trainable(model).keys()
     lora.add_teacher(model, tmp_path / "teacher")
     for _ in range(2):
@@ -77,18 +78,16 @@ def test_the_attention_of_other_families_is_adapted_and_nothing_else(name):
     assert all(".self_attn." in one for one in names)
 
 
+def made(tiny_model, **settings):
+    return lora.add_adapter(base(tiny_model), Lora(**{"r": 4, "alpha": 8, "targets": "attention", **settings}))
+
+
 @pytest.fixture(scope="module")
 def stored(tiny_model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stored")
-    model = made(tiny_model)
+    folder, model = tmp_path_factory.mktemp("stored"), made(tiny_model)
     move_adapter(model, seed=1)
     lora.save_adapter(model, folder)
     return folder, lora.trainable(model)
-
-
-def made(tiny_model, **settings):
-    wanted = Lora(**({"r": 4, "alpha": 8, "targets": "attention"} | settings))
-    return lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), wanted)
 
 
 def test_it_begins_with_the_values_of_the_folder(tiny_model, stored):
@@ -106,16 +105,6 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name(tiny_model, stored, set
         made(tiny_model, start=stored[0], **settings)
 
 
-def test_a_folder_without_an_adapter_or_with_one_that_is_not_finite_is_refused(tiny_model, tmp_path):
-    with refuses("lora.start", CheckpointError, names="adapter_config.json"):
-        made(tiny_model, start=tmp_path)
-    model = made(tiny_model)
-    next(iter(lora.trainable(model).values())).fill_(float("nan"))
-    lora.save_adapter(model, tmp_path)
-    with refuses("lora.start", CheckpointError, names="finite"):
-        made(tiny_model, start=tmp_path)
-
-
 def gradients(model):
     hidden = torch.randn(1, 6, model.config.hidden_size, generator=torch.Generator().manual_seed(2))
     output = model(inputs_embeds=hidden.requires_grad_()).logits
@@ -127,8 +116,7 @@ def gradients(model):
 
 @pytest.mark.parametrize(("quantize", "close"), [("none", 1e-6), ("nf4", 1e-6), ("int8", 1e-6), ("bf16", 0.02)])
 def test_results_and_gradients_are_those_of_peft(tiny_model, quantize, close):
-    model = load_model(Model(name=str(tiny_model), quantize=quantize), "fp32", torch.device("cpu"))
-    model = lora.add_adapter(model, Lora(r=4, targets="all")).train()
+    model = lora.add_adapter(base(tiny_model, quantize), Lora(r=4, targets="all")).train()
     for name, value in model.named_parameters():
         if "lora_" in name:
             value.data = torch.randn(value.shape, generator=torch.Generator().manual_seed(3)).mul(0.1)
@@ -141,7 +129,7 @@ def test_results_and_gradients_are_those_of_peft(tiny_model, quantize, close):
 
 
 def test_a_model_may_change_the_result_in_place(tiny_model):
-    use_own(model := lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora()))
+    use_own(model := lora.add_adapter(base(tiny_model), Lora()))
     _, layer = next(lora.layers(model))
     layer(torch.ones(1, 2, layer.in_features)).mul_(2).sum().backward()
     assert layer.lora_B["default"].weight.grad.abs().sum() > 0
@@ -149,5 +137,5 @@ def test_a_model_may_change_the_result_in_place(tiny_model):
 
 @pytest.mark.parametrize("settings", [Lora(dora=True, targets="attention"), Lora(targets=("embed_tokens",))])
 def test_other_layers_are_left_to_peft(tiny_model, settings):
-    use_own(model := lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), settings))
+    use_own(model := lora.add_adapter(base(tiny_model), settings))
     assert not any(isinstance(layer.lora_variant.get("default"), LowRank) for _, layer in lora.layers(model))

@@ -33,6 +33,8 @@ ADAPTERS = {
     "both embeddings": "lora.targets=[embed_tokens,lm_head,q_proj]",
     "dora over the embedding": "lora.dora=true lora.targets=[embed_tokens]",
 }
+QUANTISED = {kind: f"model.quantize={kind}" for kind in ("nf4", "int8", "bf16")}
+OVER_4_BITS = [f"{QUANTISED['nf4']} {more}" for more in ("", "lora.dora=true", "lora.rslora=true lora.plus_ratio=4")]
 EIGHT_BIT = "optim.name=adamw_8bit engine.ds_config=zero2"
 FULL = "lora.enabled=false algorithm.lr=0.001"
 
@@ -62,6 +64,10 @@ def read(folder, dtype: str = "fp32"):
     return load_model(Model(name=str(folder)), dtype, torch.device("cpu"))
 
 
+def base_of(policy):
+    return load_model(policy.config.model, "fp32", torch.device("cpu"))
+
+
 @torch.no_grad()
 def logits(model) -> torch.Tensor:
     return model.eval()(TOKENS).logits.float()
@@ -83,10 +89,10 @@ def test_the_saved_and_the_merged_adapter_are_what_was_trained(tiny_model, tmp_p
     assert torch.equal(logits(policy.model), trained), "saving changes nothing"
 
 
-@pytest.mark.parametrize("more", [*ADAPTERS.values(), FULL], ids=[*ADAPTERS, "full"])
+@pytest.mark.parametrize("more", [*ADAPTERS.values(), FULL, *OVER_4_BITS])
 def test_the_base_is_the_model_before_the_first_update(tiny_model, more):
     policy = make_policy(tiny_model, more)
-    original = logits(read(tiny_model))
+    original = logits(base_of(policy))
     assert_close(logits(policy.model), original)
     trained = logits(advance(policy, 0).model)
     with contextlib.suppress(ZeroDivisionError), policy.as_base():
@@ -98,15 +104,20 @@ def test_the_base_is_the_model_before_the_first_update(tiny_model, more):
 
 
 @pytest.mark.parametrize("more", [
-    ADAPTERS["pissa"], ADAPTERS["pissa_dora"], ADAPTERS["dora"], "lora.plus_ratio=8", FULL, EIGHT_BIT,
+    *(ADAPTERS[kind] for kind in ("pissa", "pissa_dora", "dora")), "lora.plus_ratio=8", FULL, EIGHT_BIT,
+    *QUANTISED.values(),
 ])  # fmt: skip
 def test_a_resumed_run_is_the_undisturbed_run(tiny_model, tmp_path, more):
     undisturbed = advance(make_policy(tiny_model, more), 0, 1, 2)
     advance(make_policy(tiny_model, more), 0, 1).save(tmp_path)
+    (states,) = tmp_path.glob("engine/*model_states.pt")
+    saved = torch.load(states, weights_only=False)["module"]
+    assert {"lora_" in name for name in saved} == {more != FULL}, "a frozen base is not written"
+    assert [path.parent.name for path in tmp_path.glob("**/*.safetensors")] == ["adapter"] * (more != FULL)
     resumed = make_policy(tiny_model, more)
     resumed.load(tmp_path)
     with resumed.as_base():
-        assert_close(logits(resumed.model), logits(read(tiny_model)))
+        assert_close(logits(resumed.model), logits(base_of(resumed)))
     advance(resumed, 2)
     for name, value in lora.trainable(undisturbed.model).items():
         assert torch.equal(lora.trainable(resumed.model)[name], value), name
@@ -196,10 +207,16 @@ def test_in_bf16_the_principal_part_loses_nothing(tiny_model, init):
             assert (error <= rest.abs() * 2**-8 + 1e-6).all(), name
 
 
+def without_its_base(tiny_model, tmp_path, more: str = ""):
+    """A whole model whose folder has gone since it was loaded."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    policy = make_policy(folder, f"{FULL} {more}")
+    folder.rename(tmp_path / "elsewhere")
+    return policy
+
+
 def test_a_fresh_whole_model_is_its_own_base_and_later_its_weights_are_read_again(tiny_model, tmp_path):
-    shutil.copytree(tiny_model, tmp_path / "model")
-    policy = make_policy(tmp_path / "model", FULL)
-    (tmp_path / "model").rename(tmp_path / "elsewhere")
+    policy = without_its_base(tiny_model, tmp_path)
     with policy.as_base():
         pass
     advance(policy, 0)
@@ -208,22 +225,13 @@ def test_a_fresh_whole_model_is_its_own_base_and_later_its_weights_are_read_agai
 
 
 def test_the_reference_of_a_whole_model_is_kept_and_not_read_at_every_step(tiny_model, tmp_path):
-    shutil.copytree(tiny_model, tmp_path / "model")
-    policy = make_policy(tmp_path / "model", f"{FULL} algorithm.kl.coef=0.1")
+    policy = without_its_base(tiny_model, tmp_path, "algorithm.kl.coef=0.1")
     original = logits(policy.model)
-    (tmp_path / "model").rename(tmp_path / "elsewhere")
     trained = logits(advance(policy, 0).model)
     with policy.as_reference():
         assert torch.equal(logits(policy.model), original)
     assert torch.equal(logits(policy.model), trained)
     assert not torch.equal(trained, original)
-
-
-def test_a_checkpoint_holds_the_whole_model_once_and_an_adapter_for_others(tiny_model, tmp_path):
-    for name, more in (("full", FULL), ("lora", "")):
-        advance(make_policy(tiny_model, more), 0).save(tmp_path / name)
-    assert not list(tmp_path.glob("full/**/*.safetensors"))
-    assert [path.parent.name for path in tmp_path.glob("lora/**/*.safetensors")] == ["adapter"]
 
 
 @pytest.fixture(scope="module")
