@@ -176,15 +176,6 @@ def test_a_machine_that_finds_another_principal_part_resumes_with_the_first(tiny
         assert_close(logits(resumed.model), original)
 
 
-def test_dora_trains_the_length_of_each_row_and_rslora_scales_by_the_root_of_the_rank(tiny_model):
-    for rslora, scale in ((False, 8 / 16), (True, 8 / 4)):
-        model = lora.add_adapter(read(tiny_model), Lora(r=16, alpha=8, rslora=rslora))
-        assert model.base_model.model.model.layers[0].self_attn.q_proj.scaling == {"default": scale}
-    names = lora.trainable(lora.add_adapter(read(tiny_model), Lora(dora=True)))
-    layers = {name.partition(".lora_")[0] for name in names}
-    assert {f"{layer}.lora_magnitude_vector.default.weight" for layer in layers} <= set(names)
-
-
 @pytest.mark.parametrize(("init", "tolerance"), [("pissa", 1e-5), ("pissa_niter_16", 1e-2)])
 def test_pissa_leaves_what_comes_after_the_first_singular_values(tiny_model, init, tolerance):
     whole = torch.linalg.svdvals(read(tiny_model).model.layers[0].self_attn.q_proj.weight.detach())
