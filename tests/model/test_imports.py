@@ -46,28 +46,17 @@ print(asked.__dynamo_disable is asked, torch.compile(lambda number: number + 1, 
 """
 
 
-@pytest.fixture(scope="module")
-def said() -> list[str]:
-    return ran(sys.executable, "-c", PROGRAM, check=True).stdout.splitlines()
-
-
-def test_the_files_of_transformers_are_read_once(said):
-    """Those of some packages are read again by Python itself, which imports them."""
-    is_read, again = said[0].split()
-    assert (is_read, int(again) < 100) == ("True", True)
-
-
-def test_a_step_of_training_needs_no_compiler(said):
-    assert said[1] == "[] True"
-
-
-def test_a_model_is_loaded_without_sympy(said):
-    assert said[2] == "False"
-
-
-def test_the_compiler_is_imported_once_and_learns_what_it_was_asked_to_leave_alone(said):
-    """`zero_grad` was called before there was a compiler. Torch keeps in an attribute what it was given then."""
-    assert said[3:] == ["True True", "SourceFileLoader True", "module True", "False True", "False 2.0"]
+def test_parts_of_torch_are_imported_when_somebody_uses_them():
+    """`zero_grad` is called before there is a compiler. Torch keeps in an attribute what it is given then."""
+    files, *said = ran(sys.executable, "-c", PROGRAM, check=True).stdout.splitlines()
+    are_many, read_again = files.split()
+    assert are_many == "True"
+    assert int(read_again) < 100, "those of some packages are read by Python as well, which imports them"
+    assert said == [
+        *("[] True", "False"),  # a step needs no compiler, and loading a model no sympy
+        *("True True", "SourceFileLoader True", "module True"),  # the compiler is imported once
+        *("False True", "False 2.0"),  # and learns what it was asked to leave alone
+    ]
 
 
 @pytest.mark.parametrize(("given", "used"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7")], ids=["default", "own"])
