@@ -1,19 +1,17 @@
 """What is scored before a step: only what cannot be had otherwise, and with the right weights."""
 
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from tests.conftest import group, logprobs_of, refuses, row
 from tests.e2e.updates import updater_of
+from tests.loss.test_trl_parity import Plain, moved_apart
 from tests.run_on_ranks import on_two_ranks
 from trainer.batch.pack import minibatches
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
-from trainer.loss.logprobs import LogProbs
 from trainer.records import Completion, MeasuredBatch
 from trainer.step.update import backward
 from trainer.watch.tally import Tally
@@ -23,49 +21,9 @@ PAIRS = [(row(4, 6, 1.0, first=20 + 9 * n), row(2, 3, -1.0, first=50 + n)) for n
 ROWS = [replace(one, place=place) for place, pair in enumerate(PAIRS) for one in pair]
 
 
-class Policy:
-    """A real model without an engine: counts its forward passes, and its reference is itself, moved."""
-
-    is_displaced = False
-
-    def __init__(self, folder, config) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(folder)
-        self.module = LogProbs(self.model, config.rollout.temperature)
-        self.is_flat = self.module.is_flat
-        self.passes: list[str] = []
-        self.name = "policy"
-
-    def score(self, batch):
-        self.passes.append("train")
-        return self.module(batch)
-
-    @torch.no_grad()
-    def measure(self, batch):
-        self.passes.append(self.name)
-        return self.module(batch)
-
-    def backward(self, loss):
-        loss.backward()
-
-    def gathered(self):
-        return nullcontext()
-
-    @contextmanager
-    def as_reference(self):
-        self.move(0.1)
-        self.name = "reference"
-        yield
-        self.name = "policy"
-        self.move(-0.1)
-
-    @torch.no_grad()
-    def move(self, amount):
-        self.model.get_output_embeddings().weight[:50] += amount
-
-
 def setting(tiny_model, *overrides):
     config = resolve("nano", None, ["rollout.temperature=0.7", "optim.tokens_per_micro_batch=30", *overrides])
-    policy = Policy(tiny_model, config)
+    policy = Plain(*moved_apart(tiny_model, 0.1), config)
     updater = updater_of(policy, config)
     return policy, updater, minibatches(ROWS, IDLE, config, updater.packer), config
 
@@ -77,18 +35,6 @@ def test_one_update_on_policy_needs_no_pass_before_it(tiny_model):
     trained = backward(policy, prepared, config.algorithm, 0.0, Tally())
     assert policy.passes == ["train"] * len(prepared.batches)
     assert all(isinstance(batch, MeasuredBatch) for batch in trained.batches)
-
-
-def test_old_logprobs_are_stored_once_for_all_passes(tiny_model):
-    policy, updater, dealt, config = setting(tiny_model, "algorithm.epochs=3")
-    (prepared,) = updater.prepare(dealt)
-    prepared = backward(policy, prepared, config.algorithm, 0.0, Tally())
-    first = [batch.old_logprobs_BT for batch in prepared.batches]
-    policy.move(0.3)
-    tally = Tally()
-    again = backward(policy, prepared, config.algorithm, 0.0, tally)
-    assert [batch.old_logprobs_BT for batch in again.batches] == first  # the very same tensors
-    assert tally.means(lambda sums: [sums])["ratio/max"] != 1.0
 
 
 def test_only_batches_that_come_after_another_update_are_scored_before(tiny_model):
@@ -105,7 +51,7 @@ def test_a_reference_is_scored_only_where_kl_has_a_price(tiny_model):
     (prepared,) = updater.prepare(dealt)
     assert policy.passes == ["reference"] * len(prepared.batches)
     for batch in prepared.batches:
-        assert (policy.module(batch).logprobs_BT - batch.reference_logprobs_BT).abs().max() > 1e-3
+        assert (policy.now(batch).logprobs_BT - batch.reference_logprobs_BT).abs().max() > 1e-3
 
 
 def test_only_the_most_uncertain_tokens_of_the_step_are_trained_on(tiny_model):
@@ -157,10 +103,8 @@ def test_kl_is_taken_off_each_reward(tiny_model, estimator):
 
 def divergence(policy, prompt, completion, estimator) -> float:
     """One answer, without padding, by the definition."""
-    now = logprobs_of(policy.model, prompt, completion, 0.7)
-    with policy.as_reference():
-        moved = logprobs_of(policy.model, prompt, completion, 0.7)
-    d = (now - moved).detach()
+    now, reference = (logprobs_of(one.model, prompt, completion, 0.7) for one in (policy.now, policy.reference))
+    d = (now - reference).detach()
     return float((d if estimator == "k1" else (-d).exp() + d - 1).sum())
 
 

@@ -127,7 +127,10 @@ def test_sampling_is_not_disturbed():
 
 
 # GPT-2 does not hand the layout on, and Blenderbot counts positions itself.
-@pytest.mark.parametrize(("kind", "shape"), [("gemma2", GEMMA2), ("gpt2", GPT2), ("blenderbot-small", SMALL_BOT)])
+OTHERS = [("gemma2", GEMMA2), ("gpt2", GPT2), ("blenderbot-small", SMALL_BOT)]
+
+
+@pytest.mark.parametrize(("kind", "shape"), [*OTHERS, ("qwen2", GEMMA2 | {"attn_implementation": "eager"})])
 def test_attention_that_knows_no_layout_stays_as_it_is(kind, shape):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape))
     before = model.config._attn_implementation

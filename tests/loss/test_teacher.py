@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import gradients, row
-from tests.loss.test_warmup import assert_same, padded
+from tests.loss.test_warmup import add_gradients, assert_same, padded
 from trainer.batch.pack import Packer, to_tensors
 from trainer.config.command_line import resolve
 from trainer.loss.before_update import with_teacher
@@ -122,18 +122,6 @@ def every_token(student_and_teacher) -> list[TrainingRow]:
     return rows
 
 
-def add_gradients(student_and_teacher, rows, settings) -> None:
-    student_and_teacher[0].zero_grad()
-    config = resolve("nano", None, [*DISTILL, *settings])
-    measure, told = (LogProbs(model, 1.0, flat=False) for model in student_and_teacher)
-    for packed in Packer(4000, 0, flat=False).pack(rows):
-        with torch.no_grad():
-            batch = with_teacher(packed, told(packed).logprobs_BT, None, config.teacher)
-        scores = measure(batch)
-        batch = batch.measured(scores.logprobs_BT.detach())
-        total(objective(scores, batch, config.algorithm, config.algorithm.kl.coef), batch, PLACES).backward()
-
-
 @pytest.fixture(scope="module")
 def of_gkd(student_and_teacher, tokenizer, tmp_path_factory):
     """The gradient of TRL's GKDTrainer for the same answers, with beta=1: the reverse KL, over the vocabulary."""
@@ -155,5 +143,10 @@ def of_gkd(student_and_teacher, tokenizer, tmp_path_factory):
 @pytest.mark.parametrize("settings", [[], LOSS], ids=["advantage", "loss"])
 def test_in_expectation_the_gradient_is_that_of_trls_gkd_trainer(student_and_teacher, every_token, of_gkd, settings):
     """Over the sampled token, in each place of the same answers. Sampling has no gradient in GKD, either."""
-    add_gradients(student_and_teacher, every_token, settings)
-    assert_same(gradients(student_and_teacher[0]), of_gkd)
+    config, (student, teacher) = resolve("nano", None, [*DISTILL, *settings]), student_and_teacher
+    told = LogProbs(teacher, 1.0, flat=False)
+    packed = Packer(4000, 0, flat=False).pack(every_token)
+    student.zero_grad()
+    batches = (with_teacher(batch, told(batch).logprobs_BT, None, config.teacher) for batch in packed)
+    add_gradients(student, batches, config, PLACES)
+    assert_same(gradients(student), of_gkd)

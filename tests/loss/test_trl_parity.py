@@ -11,7 +11,7 @@ differ by design:
 """
 
 import random
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from trainer.batch.pack import idle_row, minibatches, rows
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.loss.logprobs import LogProbs
-from trainer.records import Completion, MeasuredBatch, PreparedBatch, ScoredGroup
+from trainer.records import Completion, MeasuredBatch, PreparedBatch, ScoredGroup, Scores
 from trainer.step.update import backward
 from trainer.watch.tally import Tally
 
@@ -109,27 +109,37 @@ def answered(shapes, sampler, temperature: float) -> list[ScoredGroup]:
 
 
 class Plain:
-    """A policy as the loop sees it, without an engine."""
+    """A policy as the loop sees it, without an engine. It notes its forward passes."""
 
     is_displaced = False
 
-    def __init__(self, policies: Policies, train_entropy: bool, temperature: float) -> None:
-        self.score = LogProbs(policies.now, temperature, train_entropy, policies.flat)
-        self.is_flat = self.score.is_flat
-        assert self.is_flat == policies.flat
-        self.old, self.reference = (
-            LogProbs(model, temperature, flat=policies.flat) for model in (policies.old, policies.reference)
-        )
-        self.measure = torch.no_grad()(self.score)
+    def __init__(self, now, reference, config: Config, flat: bool = True) -> None:
+        temperature, algorithm = config.rollout.temperature, config.algorithm
+        self.now = LogProbs(now, temperature, bool(algorithm.entropy_bonus), flat)
+        self.reference = LogProbs(reference, temperature, flat=flat)
+        self.is_flat, self.is_reference = self.now.is_flat, False
+        self.passes: list[str] = []
+
+    def score(self, batch) -> Scores:
+        self.passes.append("train")
+        return self.now(batch)
+
+    @torch.no_grad()
+    def measure(self, batch) -> Scores:
+        self.passes.append("reference" if self.is_reference else "policy")
+        return (self.reference if self.is_reference else self.now)(batch)
 
     def backward(self, loss) -> None:
         loss.backward()
 
+    def gathered(self):
+        return nullcontext()
+
     @contextmanager
     def as_reference(self):
-        own, self.measure = self.measure, torch.no_grad()(self.reference)
+        self.is_reference = True
         yield
-        self.measure = own
+        self.is_reference = False
 
 
 class Outcome(NamedTuple):
@@ -149,13 +159,14 @@ def settings(case: Case, groups, kl: float = 0.0, correction: str = "none") -> C
 def ours(policies: Policies, groups, config: Config) -> Outcome:
     """The update of a run: everything from `rows` to the gradient."""
     algorithm = config.algorithm
-    policy = Plain(policies, bool(algorithm.entropy_bonus), config.rollout.temperature)
-    updater = updater_of(policy, config)
+    policy = Plain(policies.now, policies.reference, config, policies.flat)
+    assert policy.is_flat == policies.flat
+    updater, before = updater_of(policy, config), LogProbs(policies.old, config.rollout.temperature, flat=policies.flat)
     groups = [replace(one, prompt=replace(one.prompt, place=place)) for place, one in enumerate(groups)]
     made = rows(groups, [advantage.of(one.rewards_G, algorithm) for one in groups], algorithm)
     (minibatch,) = updater.prepare(minibatches(made, idle_row(groups[0]), config, updater.packer))
     with torch.no_grad():
-        old = [measured(batch, policy.old(batch).logprobs_BT) for batch in minibatch.batches]
+        old = [measured(batch, before(batch).logprobs_BT) for batch in minibatch.batches]
     policies.now.zero_grad()
     tally = Tally()
     backward(policy, replace(minibatch, batches=old), algorithm, algorithm.kl.coef, tally)

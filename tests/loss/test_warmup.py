@@ -32,19 +32,19 @@ def model(tiny_model):
     return AutoModelForCausalLM.from_pretrained(tiny_model, tie_word_embeddings=False)
 
 
-def ours(model, budget: int = 30) -> float:
+def add_gradients(model, batches, config, tokens: int) -> float:
     """Add up the gradient of all micro-batches, and return the loss."""
-    measure, loss = LogProbs(model, SETTINGS.rollout.temperature, flat=False), 0.0
-    for packed in Packer(budget, 0, flat=False).pack(ROWS):
-        scores = measure(packed)
-        batch = packed.prepared().measured(scores.logprobs_BT.detach())
-        share = total(objective(scores, batch, SETTINGS.algorithm, 0.0), batch, TOKENS)
+    measure, algorithm, loss = LogProbs(model, config.rollout.temperature, flat=False), config.algorithm, 0.0
+    for batch in batches:
+        scores = measure(batch)
+        known = batch.measured(scores.logprobs_BT.detach())
+        share = total(objective(scores, known, algorithm, algorithm.kl.coef), known, tokens)
         share.backward()
         loss += share.item()
     return loss
 
 
-def padded(rows=ROWS) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(rows) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs and labels as everybody else writes them: -100 where nothing is trained on."""
     width = max(one.length for one in rows)
     inputs, labels = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -100)
@@ -61,7 +61,7 @@ def assert_same(found: dict, expected: dict) -> None:
 
 
 def of_torch(model) -> torch.Tensor:
-    inputs, labels = padded()
+    inputs, labels = padded(ROWS)
     return cross_entropy(model(inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
@@ -70,7 +70,8 @@ def assert_learned_from(model, loss: torch.Tensor) -> None:
     loss.backward()
     expected = gradients(model)
     model.zero_grad()
-    assert ours(model) == pytest.approx(loss.item(), rel=1e-6)
+    batches = (batch.prepared() for batch in Packer(30, 0, flat=False).pack(ROWS))
+    assert add_gradients(model, batches, SETTINGS, TOKENS) == pytest.approx(loss.item(), rel=1e-6)
     assert_same(gradients(model), expected)
 
 
@@ -86,7 +87,7 @@ def test_the_loss_of_held_out_solutions_is_that_of_the_tokens_that_the_model_wri
 
 def test_trls_sft_trainer_has_the_same_loss_and_gradient(model, tmp_path):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    inputs, labels = ([row[: one.length].tolist() for row, one in zip(rows, ROWS)] for rows in padded())
+    inputs, labels = ([row[: one.length].tolist() for row, one in zip(rows, ROWS)] for rows in padded(ROWS))
     machine = {"use_cpu": True, "bf16": False, "report_to": [], "per_device_train_batch_size": len(ROWS)}
     whole = {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}}
     settings = trl.SFTConfig(output_dir=str(tmp_path), **machine, **whole)
