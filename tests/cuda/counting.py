@@ -15,6 +15,7 @@ from trainer.config.settings import Model
 from trainer.machine import quiet
 from trainer.model.load import load_tokenizer
 from trainer.records import MiniBatch
+from trainer.rollout.decoder.rows import Batch
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.decoder.schedule import NewAnswers
 from trainer.run import assemble
@@ -35,25 +36,25 @@ def counting(table: Table, name: str) -> Iterator[None]:
     table[name] = {what: after[what] - before[what] for what in COUNTED}
 
 
-def decode_steps(run: Run, table: Table) -> None:
+def decode_steps(batch: Batch, name: str, width: int, table: Table) -> None:
     """Count a step as it is, and the replay of a captured one. The second of each is counted: libraries are warm."""
+    for _ in range(2):
+        with counting(table, f"decode step of {name}"):
+            batch._step(ROWS, width)
+    for _ in range(3):  # seen, captured, replayed
+        with counting(table, f"captured decode step of {name}"):
+            batch.decode_step(batch._step, ROWS, ROWS, width, batch.size.places)
+
+
+def decode_steps_of_nano(run: Run, table: Table) -> None:
     rollouts = run.rollouts
     with torch.inference_mode():
         batch = rollouts.sampler._prepare(ROWS, len(rollouts.longest.tokens), rollouts.sampling_of(0))
         batch.add([NewAnswers(0, rollouts.longest, range(ROWS))])
-        for _ in range(2):
-            with counting(table, f"decode step of {ROWS} rows"):
-                batch._step(ROWS, WIDTH)
-        for _ in range(3):  # seen, captured, replayed
-            with counting(table, f"captured decode step of {ROWS} rows"):
-                batch.decode_step(batch._step, ROWS, ROWS, WIDTH, batch.size.places)
+        decode_steps(batch, f"{ROWS} rows", WIDTH, table)
 
 
-FAMILIES = ("smollm3", "lfm2", "qwen3.5", "gemma4")
-
-
-def decode_steps_of(name: str, table: Table) -> None:
-    """Count a step of a family of models as it is, and the replay of a captured one."""
+def decode_steps_of_family(name: str, table: Table) -> None:
     from tests.rollout.test_decoder import adapted, family, prompts, sampling, turns  # with it comes DS_ACCELERATOR=cpu
 
     model, asked = adapted(family(name)).to("cuda", torch.bfloat16), prompts(9)[0]
@@ -61,12 +62,7 @@ def decode_steps_of(name: str, table: Table) -> None:
     with torch.inference_mode():
         batch = sampler._prepare(ROWS, len(asked.tokens), sampling(group=ROWS, max_new_tokens=24))
         batch.add([NewAnswers(0, asked, range(ROWS))])
-        for _ in range(2):
-            with counting(table, f"decode step of {name}"):
-                batch._step(ROWS, batch.size.places)
-        for _ in range(3):
-            with counting(table, f"captured decode step of {name}"):
-                batch.decode_step(batch._step, ROWS, ROWS, batch.size.places, batch.size.places)
+        decode_steps(batch, name, batch.size.places, table)
 
 
 def update(run: Run, table: Table) -> None:
@@ -89,10 +85,10 @@ def main() -> None:
         with assemble.process_group(config):
             run = assemble.build(Request(config, "nano", ""))
             rehearse(run.rollouts, run.updater)
-            decode_steps(run, table)
+            decode_steps_of_nano(run, table)
             update(run, table)
-    for name in FAMILIES:
-        decode_steps_of(name, table)
+    for name in ("smollm3", "lfm2", "qwen3.5", "gemma4"):
+        decode_steps_of_family(name, table)
     print(json.dumps(table, indent=1))
 
 

@@ -1,5 +1,7 @@
 """The emulation is honest: what would fail on a card fails here, and what cannot be computed is not passed over."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -72,12 +74,6 @@ def test_tensors_of_two_devices_raise():
         numbers(1.0) + torch.ones(3)
 
 
-def test_memory_runs_out_as_it_does_on_a_card():
-    free, _ = torch.cuda.mem_get_info()
-    with pytest.raises(torch.OutOfMemoryError, match=r"8\.00 GiB"):
-        torch.empty(free + 2**30, dtype=torch.uint8, device="cuda")
-
-
 # --- graphs
 
 
@@ -116,23 +112,19 @@ def test_random_numbers_of_replays_are_those_of_the_same_steps():
     def draw() -> None:
         found.copy_(torch.rand(1, device="cuda", generator=generator))
 
-    generator.manual_seed(1)
-    draw()
-    one_by_one = [found.item()]
-    for _ in range(2):
-        draw()
-        one_by_one.append(found.item())
-    graph = torch.cuda.CUDAGraph()
+    def three(again: Callable[[], None]) -> list[float]:
+        generator.manual_seed(1)
+        drawn = []
+        for step in (draw, again, again):
+            step()
+            drawn.append(found.item())
+        return drawn
+
+    one_by_one, graph = three(draw), torch.cuda.CUDAGraph()
     graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
         draw()
-    generator.manual_seed(1)
-    draw()
-    replayed = [found.item()]
-    for _ in range(2):
-        graph.replay()
-        replayed.append(found.item())
-    assert replayed == one_by_one
+    assert three(graph.replay) == one_by_one
     assert len(set(one_by_one)) == 3
 
 
@@ -170,15 +162,6 @@ def test_decode_steps_are_replayed_without_waiting(weights, tokenizer):
     on_cpu = DecodeSampler(adapted(family()), turns(tokenizer, SOME), 8, weights=weights)
     assert tokens_of(found) == tokens_of(dict(on_cpu.sample(prompts(9, 3), sampling(group=4, max_new_tokens=40))))
     assert fast.batch.decode_step._graphs
-    batch = fast.batch
-    batch.reset(8, sampling(group=4, max_new_tokens=40))
-    graph, *_ = batch.decode_step._graphs.values()
-    before = counted()
-    graph.replay()
-    after = counted()
-    assert {name for name in before if before[name] != after[name]} <= {"graph_launches", "launches"}
-    assert after["graph_launches"] == before["graph_launches"] + 1
-    assert after["launches"] == before["launches"]
 
 
 def test_a_mask_on_the_cpu_raises_in_a_decode_step(tokenizer):

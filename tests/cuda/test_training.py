@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import ROOT, lines_of
+from tests.conftest import ROOT, learned, lines_of
 from tests.cuda.conftest import on_card
 
 SHORT = ["--preset", "nano", "run.steps=2", "eval.problems=4", "rollout.problems=2", "run.merge=false"]
@@ -15,20 +15,13 @@ def train(folder, *settings: str, device: str = "cuda", **card) -> str:
     return done.stdout
 
 
-def metrics(folder) -> list[dict[str, float]]:
-    return lines_of(folder / "metrics.jsonl")
-
-
 def test_the_numbers_of_the_cpu(tmp_path):
     for device in ("cuda", "cpu"):
         train(tmp_path, "model.dtype=fp32", "rollout.max_new_tokens=12", device=device)
     card, cpu = (tmp_path / device for device in ("cuda", "cpu"))
     assert (card / "samples.jsonl").read_text() == (cpu / "samples.jsonl").read_text()
-    for found, wanted in zip(metrics(card), metrics(cpu), strict=True):
-        names = [name for name in wanted if not name.startswith(("time/", "memory/"))]
-        assert {name: found[name] for name in names} == pytest.approx(
-            {name: wanted[name] for name in names}, rel=1e-4, abs=1e-5
-        )
+    for found, wanted in zip(learned(card), learned(cpu), strict=True):
+        assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 
 def test_a_full_card_goes_on_to_the_same_result(tmp_path):
@@ -43,10 +36,10 @@ def test_a_full_card_goes_on_to_the_same_result(tmp_path):
         assert ("out of memory" in said) == (folder == short)
     enough, short = enough / "cuda", short / "cuda"
     assert (enough / "samples.jsonl").read_text() == (short / "samples.jsonl").read_text()
-    for found, wanted in zip(metrics(short), metrics(enough), strict=True):
+    for found, wanted in zip(learned(short), learned(enough), strict=True):
         same = {"loss", "grad_norm", "reward", "entropy"} & set(wanted)
         assert [found[name] for name in same] == pytest.approx([wanted[name] for name in same], rel=1e-4, abs=1e-5)
-    assert all(record["sampler_difference"] < 0.01 for record in metrics(enough) if "loss" in record)
+    assert all(record["sampler_difference"] < 0.01 for record in learned(enough) if "loss" in record)
 
 
 def test_the_energy_of_a_card_that_counts_it(tmp_path):
@@ -55,10 +48,10 @@ def test_the_energy_of_a_card_that_counts_it(tmp_path):
     for folder in (counted, uncounted):
         folder.mkdir()
         train(folder, "run.steps=3", nvml=folder == counted)
-    steps = [one for one in metrics(counted / "cuda") if one["step"]]
+    steps = [one for one in lines_of(counted / "cuda/metrics.jsonl") if one["step"]]
     # the counter is read around the clock, and another program may run between the two
     surplus = [one["energy/rollout"] / one["time/rollout"] / 100 - 1 for one in steps]
     assert -0.01 < min(surplus) < 0.01
-    assert not any(name.startswith("energy/") for one in metrics(uncounted / "cuda") for name in one)
+    assert not any(name.startswith("energy/") for one in lines_of(uncounted / "cuda/metrics.jsonl") for name in one)
     assert on_card(["-m", "trainer.commands.main", "report", "cuda"], counted).returncode == 0
     assert "energy of a card" in (counted / "cuda/report.html").read_text()
