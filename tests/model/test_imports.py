@@ -26,6 +26,9 @@ def step():
     weight.sum().backward()
     optimizer.step()
 step()
+from trainer.step import engine
+engine._import_muon()
+print("deepspeed.runtime.zero.muon.muon_optimizer" in sys.modules)
 print([name for name in {LATE} if name in sys.modules], torch.distributed.is_available())
 
 from trainer.config.settings import Model
@@ -53,7 +56,8 @@ def test_parts_of_torch_are_imported_when_somebody_uses_them():
     assert are_many == "True"
     assert int(read_again) < 100, "those of some packages are read by Python as well, which imports them"
     assert said == [
-        *("[] True", "False"),  # a step needs no compiler, and loading a model no sympy
+        *("True", "[] True"),  # neither a step nor what DeepSpeed imports with the first gradient needs a compiler
+        "False",  # nor does a model that is loaded need sympy
         *("True True", "SourceFileLoader True", "module True"),  # the compiler is imported once
         *("False True", "False 2.0"),  # and learns what it was asked to leave alone
     ]

@@ -1,7 +1,6 @@
 """The real DeepSpeed engine: one gradient however the rows are dealt, equal to plain PyTorch, equal to what it was."""
 
 import json
-import sys
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -48,18 +47,15 @@ EIGHT_BITS = {"adamw_8bit": ("optim.name=adamw_8bit", "engine.ds_config=zero2")}
 
 
 ADVANTAGES = torch.tensor([one.advantage for one in ROWS for _ in one.completion])  # of each token
-DEALT_SLOWLY = (" rows", " even")  # in the slow tests: the default ones have pieces, uneven and idle
 
 
-def cases(world: int, tiers: set[str]) -> list[Case]:
-    """Every objective in one piece, in pieces, backwards, and over two ranks evenly, unevenly and with one idle."""
-    dealt = []
+def cases(world: int) -> list[Case]:
+    """Every objective in one piece, in pieces and backwards, and over two ranks unevenly and with one idle."""
     zero2: dict = {"ds_config": "zero2"}
     ways = {"whole": {"groups": [4]}, "pieces": {"groups": [4], "budget": 30, "backwards": True, **zero2}}
-    ways |= {"rows": {"groups": [4], "budget": 1}}
     if world == 2:
-        ways = {"even": {"groups": [2, 2], **zero2}, "uneven": {"groups": [3, 1], "budget": 1}}
-        ways |= {"idle": {"groups": [4, 0], "budget": 30}}
+        ways = {"uneven": {"groups": [3, 1], "budget": 1, **zero2}, "idle": {"groups": [4, 0], "budget": 30}}
+    dealt = []
     for name, chosen in OBJECTIVES.items():
         dealt += [Case(f"{name} {way}", settings=chosen, **how) for way, how in ways.items()]
     for name in SHORT:
@@ -67,9 +63,7 @@ def cases(world: int, tiers: set[str]) -> list[Case]:
         groups = [4] if world == 1 else [3, 1]
         dealt += [Case(f"{name} short of memory", groups, **short)]
         dealt += [Case(f"{name} short of memory late", groups, breaks="backward", ds_config="zero2", **short)]
-    shared = {f"{name} whole" for name in OBJECTIVES}  # with which both tiers compare
-    every = [(case, "slow" if case.name.endswith(DEALT_SLOWLY) else "quick") for case in dealt + variants(world)]
-    return [case for case, tier in every if tier in tiers or case.name in shared]
+    return dealt + variants(world)
 
 
 def variants(world: int) -> list[Case]:
@@ -87,13 +81,13 @@ def launch(model, out, world: int, cases: list[Case]) -> dict:
 
 
 @pytest.fixture(scope="module")
-def one_rank(tiny_model, tmp_path_factory, tiers):
-    return launch(tiny_model, tmp_path_factory.mktemp("one") / "out.json", 1, cases(1, tiers))
+def one_rank(tiny_model, tmp_path_factory):
+    return launch(tiny_model, tmp_path_factory.mktemp("one") / "out.json", 1, cases(1))
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tiny_model, tmp_path_factory, tiers):
-    return launch(tiny_model, tmp_path_factory.mktemp("two") / "out.json", 2, cases(2, tiers))
+def two_ranks(tiny_model, tmp_path_factory):
+    return launch(tiny_model, tmp_path_factory.mktemp("two") / "out.json", 2, cases(2))
 
 
 def assert_same(one: dict, other: dict, tolerance: float) -> None:
@@ -103,10 +97,7 @@ def assert_same(one: dict, other: dict, tolerance: float) -> None:
         torch.testing.assert_close(torch.tensor(other["adapter"][name]), torch.tensor(values), atol=tolerance, rtol=0)
 
 
-SLOWLY = [pytest.param(dealt, marks=pytest.mark.slow) for dealt in ("rows", "even")]
-
-
-@pytest.mark.parametrize("dealt", ["pieces", "uneven", "idle", *SLOWLY])
+@pytest.mark.parametrize("dealt", ["pieces", "uneven", "idle"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_micro_batches_order_offload_and_ranks_change_nothing(one_rank, two_ranks, objective, dealt):
     found = (one_rank | two_ranks)[f"{objective} {dealt}"]
@@ -256,16 +247,6 @@ def summary(result: dict) -> dict:
     values = torch.tensor([value for values in result["adapter"].values() for value in values])
     own = {"loss": result["loss"], "grad_norms": result["grad_norms"]}
     return own | {"adapter_norm": float(values.norm()), "adapter_sum": float(values.sum())}
-
-
-def test_nothing_is_compiled_for_an_optimizer_that_is_not_used(monkeypatch):
-    """DeepSpeed imports the optimizer with the first gradient, and compiles a part of it as it does so."""
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("the compiler takes a second to import"))
-    names = [f"deepspeed.runtime.zero.muon.{name}" for name in ("original_muon", "muon_optimizer")]
-    for name in names:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    engine._import_muon()
-    assert names[0] in sys.modules
 
 
 @pytest.mark.parametrize("zipped", [True, False])
