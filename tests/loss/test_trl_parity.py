@@ -25,7 +25,7 @@ from trainer.batch.pack import idle_row, minibatches, rows
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.loss.logprobs import LogProbs
-from trainer.records import Completion, MeasuredBatch, PreparedBatch, ScoredGroup, Scores
+from trainer.records import Completion, MeasuredBatch, ScoredGroup, Scores
 from trainer.step.update import backward
 from trainer.watch.tally import Tally
 
@@ -166,26 +166,38 @@ def ours(policies: Policies, groups, config: Config) -> Outcome:
     made = rows(groups, [advantage.of(one.rewards_G, algorithm) for one in groups], algorithm)
     (minibatch,) = updater.prepare(minibatches(made, idle_row(groups[0]), config, updater.packer))
     with torch.no_grad():
-        old = [measured(batch, before(batch).logprobs_BT) for batch in minibatch.batches]
+        old = [before(batch).logprobs_BT for batch in minibatch.batches]
+    # some have old log-probs of the policy that is trained
+    batches = [
+        replace(batch, old_logprobs_BT=old_BT) if isinstance(batch, MeasuredBatch) else batch.measured(old_BT)
+        for batch, old_BT in zip(minibatch.batches, old, strict=True)
+    ]
     policies.now.zero_grad()
     tally = Tally()
-    backward(policy, replace(minibatch, batches=old), algorithm, algorithm.kl.coef, tally)
-    assert len(old) > 1, "several micro-batches are part of what is compared"
+    backward(policy, replace(minibatch, batches=batches), algorithm, algorithm.kl.coef, tally)
+    assert len(batches) > 1, "several micro-batches are part of what is compared"
     metrics = tally.means(lambda sums: [sums])
     return Outcome(metrics["loss"], gradients(policies.now), metrics)
-
-
-def measured(batch: PreparedBatch, old_BT: torch.Tensor) -> MeasuredBatch:
-    """Return the batch with other old log-probs than those of the policy that is trained."""
-    return replace(batch, old_logprobs_BT=old_BT) if isinstance(batch, MeasuredBatch) else batch.measured(old_BT)
 
 
 @pytest.fixture
 def theirs(tiny_model, tokenizer, tmp_path):
     """TRL's loss of the inputs, with the options of its configuration."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    alike = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "num_generations": 4}
+    alike |= {"max_completion_length": LONGEST, "temperature": TEMPERATURE, "use_bias_correction_kl": False}
 
     def outcome(inputs: dict, options: dict, corrected: bool = False) -> Outcome:
-        trainer = make_trainer(tiny_model, tokenizer, tmp_path, len(inputs["advantages"]), options)
+        rows = len(inputs["advantages"])
+        trainer = GRPOTrainer(
+            model=str(tiny_model),
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            args=GRPOConfig(str(tmp_path), per_device_train_batch_size=rows, **alike, **options),
+            train_dataset=Dataset.from_dict({"prompt": ["1"] * rows}),
+            processing_class=tokenizer,
+        )
         trainer.current_gradient_accumulation_steps = 1  # what `train` would have set
         trainer.use_vllm = corrected  # at this point it only says that the ratio to the sampler is a factor
         model = trainer.model.train()
@@ -195,22 +207,6 @@ def theirs(tiny_model, tokenizer, tmp_path):
         return Outcome(loss.item(), gradients(model), metrics)
 
     return outcome
-
-
-def make_trainer(model, tokenizer, folder, rows: int, options: dict):
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    machine = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
-    sizes = {"per_device_train_batch_size": rows, "num_generations": 4, "max_completion_length": LONGEST}
-    alike = {"temperature": TEMPERATURE, "use_bias_correction_kl": False}
-    return GRPOTrainer(
-        model=str(model),
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=GRPOConfig(str(folder), **machine, **sizes, **alike, **options),
-        train_dataset=Dataset.from_dict({"prompt": ["1"] * rows}),
-        processing_class=tokenizer,
-    )
 
 
 @pytest.fixture(scope="module")
