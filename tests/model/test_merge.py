@@ -2,21 +2,20 @@
 
 import json
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import NANO, refuses
+from tests.model.test_bad_models import edit
+from tests.model.test_variants import read
 from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError
 from trainer.machine import manifest
 from trainer.model import hub, lora, merge
-from trainer.model.load import load_model
 from trainer.watch.progress import Progress
 
-CPU = torch.device("cpu")
 ADAPTERS = {
     "lora": Lora(r=4, rslora=True),
     "dora": Lora(r=4, dora=True),
@@ -45,7 +44,7 @@ def save_adapter(base, settings, folder):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_each_weight_is_that_of_the_whole_model(adapter, dtype):
     weights = merge.stored_weights(Model(), adapter, merge.DTYPES[dtype])
-    whole = lora.merged(load_model(Model(), "fp32", CPU), adapter)
+    whole = lora.merged(read("nano"), adapter)
     expected = dict(whole.named_parameters())
     assert {*weights} == {*expected}
     assert weights.config.tie_word_embeddings == whole.config.tie_word_embeddings
@@ -63,8 +62,7 @@ def test_a_base_whose_files_name_its_layers_otherwise(kind, tmp_path):
     stored = load_file(base / "model.safetensors")
     renamed = {name.removeprefix("transformer."): value for name, value in stored.items()}
     save_file(renamed, base / "model.safetensors", {"format": "pt"})
-    described = json.loads((base / "config.json").read_text())
-    (base / "config.json").write_text(json.dumps(described | {"dtype": None}))
+    edit(base / "config.json", dtype=None)
     adapter = save_adapter(base, Lora(r=2, targets="all"), tmp_path / "adapter")
     assert merge.stored_weights(Model(name=str(base)), adapter, None) is not None
     merge.write_merged(Model(name=str(base)), adapter, out, None)
@@ -73,8 +71,8 @@ def test_a_base_whose_files_name_its_layers_otherwise(kind, tmp_path):
 
 
 def assert_merged(base, adapter, out):
-    expected = lora.merged(load_model(Model(name=str(base)), "fp32", CPU), adapter).state_dict()
-    found = load_model(Model(name=str(out)), "fp32", CPU).state_dict()
+    expected = lora.merged(read(base), adapter).state_dict()
+    found = read(out).state_dict()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
@@ -110,19 +108,10 @@ def test_weights_that_lie_beside_the_model_are_not_merged_nor_counted(tmp_path, 
     assert_merged(base, adapter, tmp_path / "merged")
 
 
-def test_what_cannot_be_read_weight_by_weight_is_merged_as_a_whole(tmp_path):
-    """An adapter with a copy of a layer, and weights that are not in safetensors."""
-    base, adapter = tmp_path / "base", tmp_path / "adapter"
-    options = peft.LoraConfig(modules_to_save=["norm"], target_modules=["q_proj"])
-    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(NANO), options).save_pretrained(adapter)
-    assert merge.stored_weights(Model(), adapter, None) is None
-    merge.write_merged(Model(), adapter, tmp_path / "merged", None)
-    written = load_file(tmp_path / "merged/model.safetensors")
-    assert {value.dtype for value in written.values()} == {torch.float32}, "the precision of the base"
-    base.mkdir()
-    (base / "config.json").write_bytes((NANO / "config.json").read_bytes())
-    torch.save(load_file(NANO / "model.safetensors"), base / "pytorch_model.bin")
-    assert merge.stored_weights(Model(name=str(base)), None, None) is None
+def test_weights_in_a_pickle_are_not_read_one_by_one(tmp_path):
+    (tmp_path / "config.json").write_bytes((NANO / "config.json").read_bytes())
+    torch.save(load_file(NANO / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    assert merge.stored_weights(Model(name=str(tmp_path)), None, None) is None
 
 
 @pytest.mark.parametrize("adapter", ["both embeddings"], indirect=True)

@@ -1,6 +1,5 @@
 """Models whose feed-forward layers are mixtures of experts: how they are loaded, trained, saved and merged."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tests.conftest import NANO, ROOT, gradients, launch, lines_of, refuses, said_by
 from tests.e2e.short_job import resumes_to_the_bit
 from tests.forks import forked
+from tests.model.test_bad_models import edit
+from tests.model.test_variants import read
 from tests.rollout.test_decoder import SOME, prompts, rows_in, sample
 from trainer.batch.pack import to_tensors
-from trainer.config.settings import Lora, Model
+from trainer.config.settings import Lora
 from trainer.errors import ConfigError, ModelError
 from trainer.loss.logprobs import LogProbs
 from trainer.model import lora
-from trainer.model.load import load_model
 from trainer.records import TrainingRow
 from trainer.rollout.hf import HfSampler
-
-CPU = torch.device("cpu")
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 SMALL |= {"vocab_size": 64, "intermediate_size": 16, "num_experts_per_tok": 2, "initializer_range": 0.2}
@@ -64,7 +62,7 @@ def base(family: str, **changed):
 def test_more_experts_of_a_token_than_a_layer_has_are_refused(family, tmp_path):
     base(family, num_experts_per_tok=9).save_pretrained(tmp_path)
     with refuses("model.name", ModelError, names="num_experts_per_tok is 9") as refused:
-        load_model(Model(name=str(tmp_path)), "fp32", CPU)
+        read(tmp_path)
     assert "4 experts" in refused.value.reason
 
 
@@ -106,7 +104,7 @@ def test_a_mamba_samples_from_cached_states_what_it_is_trained_with(tmp_path):
     model = base("nemotron_h", n_groups=1, head_dim=8)
     torch.nn.init.constant_(model.model.layers[0].mixer.dt_bias, -8.0)  # steps below time_step_min
     model.save_pretrained(tmp_path)
-    model, cache, found = load_model(Model(name=str(tmp_path)), "fp32", CPU).eval(), None, []
+    model, cache, found = read(tmp_path).eval(), None, []
     with torch.no_grad():
         for token in TOKENS.split(1, dim=1):
             step = model(token, past_key_values=cache, use_cache=True)
@@ -116,10 +114,10 @@ def test_a_mamba_samples_from_cached_states_what_it_is_trained_with(tmp_path):
 
 def test_layers_that_are_read_without_a_call_keep_their_precision(tmp_path):
     base("jamba").save_pretrained(tmp_path)
-    model = load_model(Model(name=str(tmp_path), quantize="bf16"), "fp32", CPU)
+    model = read(tmp_path, quantize="bf16")
     model(TOKENS)
-    read = {part.weight.dtype for name, part in model.named_modules() if name.endswith("dt_proj")}
-    assert read == {torch.float32}
+    dtypes = {part.weight.dtype for name, part in model.named_modules() if name.endswith("dt_proj")}
+    assert dtypes == {torch.float32}
     adapted = lora.add_adapter(base("doge"), Lora(targets="all"))
     assert any("dt_proj" in name for name, _ in lora.layers(adapted)), "Doge calls it"
 
@@ -132,7 +130,7 @@ TEXT = {"vocab_size": 480, "max_position_embeddings": 512, "pad_token_id": 0, "e
 def test_sampling_and_training_choose_the_same_experts(family, tokenizer, tmp_path):
     """Another expert would change the log-prob by far more than rounding does."""
     base(family, **TEXT).save_pretrained(tmp_path)
-    model = lora.add_adapter(load_model(Model(name=str(tmp_path)), "fp32", CPU), Lora(targets="all", r=4))
+    model = lora.add_adapter(read(tmp_path), Lora(targets="all", r=4))
     asked = prompts(9, 3, 30, 4, 17)
     with torch.no_grad():
         for value in lora.trainable(model).values():
@@ -172,8 +170,7 @@ def pack(folder: Path) -> None:
         weights[f"{name}_blocks"] = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
         weights[f"{name}_scales"] = torch.full((experts, outputs, inputs // 32), 124, dtype=torch.uint8)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    edit(folder / "config.json", quantization_config={"quant_method": "mxfp4"})
 
 
 def write(family: str, folder: Path) -> Path:
@@ -188,14 +185,14 @@ def write(family: str, folder: Path) -> Path:
 
 def test_packed_experts_are_written_out_and_not_packed_again(tmp_path):
     folder = write("gpt_oss", tmp_path / "base")
-    model = load_model(Model(name=str(folder)), "fp32", CPU)
+    model = read(folder)
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
     packed = load_file(folder / "model.safetensors")["model.layers.0.mlp.experts.down_proj_blocks"]
     low, high = packed.int() % 16, packed.int() // 16
     wanted = torch.tensor(values)[torch.stack([low, high], dim=-1)].flatten(2) * 2.0 ** (124 - 127)
     torch.testing.assert_close(model.model.layers[0].mlp.experts.down_proj.data, wanted.transpose(1, 2))
     with refuses("model.quantize", ModelError, names="mxfp4"):
-        load_model(Model(name=str(folder), quantize="nf4"), "fp32", CPU)
+        read(folder, quantize="nf4")
 
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=8", "reward.control=random"]

@@ -29,15 +29,6 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """More threads are slower for a model of this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 train, held_out = NanoTask().train, NanoTask().test
 tokenizer = cache(lambda: AutoTokenizer.from_pretrained(NANO))
 model = cache(lambda: AutoModelForCausalLM.from_pretrained(NANO).eval())

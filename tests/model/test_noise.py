@@ -6,11 +6,10 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import refuses
+from tests.model.test_variants import read
 from tests.rollout.test_decoder import adapted
-from trainer.config.settings import Model
 from trainer.errors import ModelError
 from trainer.loss.logprobs import LogProbs
-from trainer.model.load import load_model
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64, "initializer_range": 0.2}
@@ -42,13 +41,13 @@ def test_training_mode_computes_what_eval_mode_does(tmp_path, kind, own):
     noisy = AutoModelForCausalLM.from_pretrained(folder)
     sampling = noisy.eval()(TOKENS).logits
     assert (noisy.train()(TOKENS).logits - sampling).abs().max() > 1e-3, "this family should be noisy by itself"
-    model = load_model(Model(name=str(folder)), "fp32", torch.device("cpu"))
+    model = read(folder)
     torch.testing.assert_close(model.train()(TOKENS).logits, sampling)
 
 
 def test_noise_that_stays_is_refused_by_name_and_without_using_up_random_numbers(tmp_path):
     folder = saved(tmp_path, *FAMILIES["modules"])
-    model = load_model(Model(name=str(folder)), "fp32", torch.device("cpu")).eval()
+    model = read(folder).eval()
     model.transformer.ln_f.register_forward_hook(lambda norm, _, hidden: F.dropout(hidden, 0.5, norm.training))
     state = torch.get_rng_state()
     with refuses("model.name", ModelError, names="something"):
@@ -60,6 +59,6 @@ def test_noise_that_stays_is_refused_by_name_and_without_using_up_random_numbers
 def test_rwkv_computes_in_training_mode_what_it_does_in_eval_mode_also_with_an_adapter(tmp_path):
     """It divides weights in eval mode, and an adapter beside them would count twice as much."""
     folder = saved(tmp_path, "rwkv", {"attention_hidden_size": 32, "rescale_every": 1})
-    model = adapted(load_model(Model(name=str(folder)), "fp32", torch.device("cpu")))
+    model = adapted(read(folder))
     with torch.no_grad():
         torch.testing.assert_close(model.train()(TOKENS).logits, model.eval()(TOKENS).logits)

@@ -27,21 +27,17 @@ def model(tiny_model, tmp_path):
     return Model(name=str(tmp_path / "model"))
 
 
-def test_it_is_copied_and_read_from_there(scratch, model):
+def test_it_is_copied_and_read_from_there(scratch, model, monkeypatch):
+    """The adapter names the folder of its base so that PEFT finds it from everywhere, and not the copy: it would look
+    for `./model` in another place, and for `models/mine` on the hub."""
+    folder, model = Path(model.name), Model(name="model")
+    monkeypatch.chdir(folder.parent)
     load.stage(model)
     (copy,) = scratch.glob("octet-models-*/model-*")
     assert location(model) == str(copy)
-    assert {file.name for file in copy.iterdir()} == {file.name for file in load._source(model).iterdir()}
+    assert {file.name for file in copy.iterdir()} == {file.name for file in folder.iterdir()}
     load_tokenizer(model)
     adapted = add_adapter(load_model(model, "fp32", torch.device("cpu")), Lora())
-    assert adapted.peft_config["default"].base_model_name_or_path == model.name, "and not the copy"
-
-
-def test_an_adapter_names_the_folder_of_its_base_so_that_it_is_found_from_everywhere(model, monkeypatch):
-    """PEFT would look for `./model` in another place, and for `models/mine` on the hub."""
-    folder = Path(model.name)
-    monkeypatch.chdir(folder.parent)
-    adapted = add_adapter(load_model(Model(name=folder.name), "fp32", torch.device("cpu")), Lora())
     assert adapted.peft_config["default"].base_model_name_or_path == str(folder)
 
 
