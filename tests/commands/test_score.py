@@ -97,7 +97,8 @@ def test_samples_of_a_run_have_the_columns_of_its_records(score, tmp_path):
     status, (one,), said = score(line | {"completion": f"{left.extra['who']}\n#### {left.gold}"}, options=())
     assert (status, one["named"], one["correct"]) == (0, 1.0, 1.0), said
     (held_out,) = make_task(resolve("nano", None, [*named, "task.holdout=0.1"]).task).test()
-    line = {"problem": held_out.id, "question": held_out.question, "gold": held_out.gold}  # as in eval_answers.jsonl
+    line = {"problem": held_out.id, "question": held_out.question, "gold": held_out.gold}
+    line["tokens"] = 5  # as in eval_answers.jsonl
     status, (one,), said = score(line | {"completion": f"{held_out.extra['who']}\n#### {held_out.gold}"}, options=())
     assert (status, one["named"], one["correct"]) == (0, 1.0, 1.0), said
     status, _, said = score(line | {"gold": "7", "completion": "#### 7"}, options=())  # another problem has its number

@@ -139,6 +139,8 @@ def _sample(record: dict[str, Any], where: str, needs_answer: bool, decimal: str
     if not isinstance(answer, str) or (not (gold := gold_of(answer, decimal)) and needs_answer):
         raise DataError(where, f"`answer` is {answer!r:.60}", "Write the gold answer, or a solution that ends with it")
     tokens, reward = record.get("tokens", []), record.get("reward/environment")
+    if type(tokens) is int:  # the number of them, in the eval_answers.jsonl of a run
+        tokens = []
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         raise DataError(where, f"`tokens` is {tokens!r:.60}", "Write a list of token ids, or leave it out")
     if reward is not None and not isinstance(reward, int | float):  # from the samples.jsonl of a run
