@@ -10,7 +10,6 @@ from trainer.commands import train
 from trainer.machine import hardware
 
 if __name__ == "__main__":
-    # `--include`, which chosen cards need, counts the cards of the machine
-    options = ["--log_level=critical", f"--master_port={hardware.free_port()}", "--num_gpus=2", "--no_local_rank"]
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", *options, str(train.TRAIN), *sys.argv[1:]]
+    cards = [hardware.Gpu(index, "", "", 0.0) for index in range(2)]
+    command = train.command(hardware.Hardware(tuple(cards), cores=2), sys.argv[1:])
     sys.exit(train.run_to_its_end(command, os.environ))

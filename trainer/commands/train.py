@@ -2,6 +2,7 @@
 `srun`, which has already started a process for each device, this process becomes train.py. The settings are checked
 first, so that a typo is reported within a second, and not after torch has been imported three times."""
 
+import base64
 import json
 import os
 import signal
@@ -29,12 +30,12 @@ from trainer.sandbox.kernel import ended_with_parent
 
 TRAIN = ROOT / "train.py"
 RETRY_S = 1
-KILLED = 128 + signal.SIGKILL
 # How a process has ended that could not print why.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 SILENT_ENDS = {128 + number: f"has crashed ({signal.strsignal(number)})" for number in CRASHES}
 CAUSE = "The likely cause is that the machine or its job ran out of memory: `dmesg` says so"
-SILENT_ENDS[KILLED] = f"was killed (signal 9). {CAUSE}"
+SILENT_ENDS[128 + signal.SIGKILL] = f"was killed (signal 9). {CAUSE}"
+LAUNCHER_STOPPED = 1  # status of DeepSpeed's launcher after a signal
 LEAVE_S = 60.0  # grace period of ranks after SIGTERM; DeepSpeed's launcher gives them 30
 LEFT_S = 5.0  # grace period of processes that outlive a train.py which has ended well
 
@@ -84,31 +85,24 @@ def with_choices(request: Request, arguments: Sequence[str]) -> list[str]:
 
 def command(machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
     """Return the command that starts DeepSpeed's launcher on several cards. It has a free port, so that two runs can
-    share a machine, and `--include` if only some cards are used, because with `--num_gpus` the launcher ignores
-    CUDA_VISIBLE_DEVICES. Its log is off, because its errors only repeat those of the ranks. It is started as a module,
-    because the program `deepspeed` names the Python of the folder in which the environment was made."""
-    launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
-    cards = [card.index for card in machine.gpus]
-    devices = f"--num_gpus={len(cards)}"
-    if cards != list(range(len(cards))) or os.environ.get("CUDA_VISIBLE_DEVICES"):
-        devices = f"--include=localhost:{','.join(map(str, cards))}"
+    share a machine. Its log is off, because its errors only repeat those of the ranks. The program `deepspeed` would
+    start the launcher as a process of its own, which survives it, and the ranks would keep the cards when this command
+    is killed."""
+    cards = {"localhost": [card.index for card in machine.gpus]}
+    world = base64.urlsafe_b64encode(json.dumps(cards).encode()).decode()
     quiet = ["--log_level=critical", f"--master_port={hardware.free_port()}"]
-    return [*launcher, *quiet, devices, "--no_local_rank", str(TRAIN), *arguments]
+    launcher = [sys.executable, "-u", "-m", "deepspeed.launcher.launch", f"--world_info={world}", *quiet]
+    return [*launcher, "--no_local_rank", str(TRAIN), *arguments]
 
 
 def run_to_its_end(launch: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the launcher and return its exit status. DeepSpeed's runner exits with 0 when a signal has ended the process
-    between it and the ranks; if train.py has not ended well, that status is replaced by that of a killed process."""
+    """Run the launcher and return its exit status. Print how a process has ended that could not print why."""
     with tempfile.TemporaryDirectory() as folder:
-        end = Path(folder) / "end"
-        status = run(launch, {**environment, END: str(end), slurm.FOLDER: folder})
-        if how := SILENT_ENDS.get(status):
-            again = "`--resume` continues from the last checkpoint."
-            print(f"octet: a process of this run {how}. {again}", file=sys.stderr)
-        if status or end.exists() or not end.parent.is_dir():  # programs that clean /tmp delete it after days
-            return status
-    print("octet: DeepSpeed's launcher was killed, which ended the run.", file=sys.stderr)
-    return KILLED
+        status = run(launch, {**environment, END: str(Path(folder) / "end"), slurm.FOLDER: folder})
+    if how := SILENT_ENDS.get(status):
+        again = "`--resume` continues from the last checkpoint."
+        print(f"octet: a process of this run {how}. {again}", file=sys.stderr)
+    return status
 
 
 def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
@@ -166,7 +160,8 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
         os.killpg(child.pid, signal.SIGTERM)
         _wait_for_group(child.pid, LEFT_S if Path((environment or {}).get(END, "")).is_file() else LEAVE_S)
         os.killpg(child.pid, signal.SIGKILL)
-    return 128 + received[0] if received and status == -signal.SIGTERM else shell_status(status)
+    ended_by_signal = received and status in (-signal.SIGTERM, LAUNCHER_STOPPED)
+    return 128 + received[0] if ended_by_signal else shell_status(status)
 
 
 def _wait_for_group(group: int, seconds: float) -> None:
@@ -183,14 +178,13 @@ def _wait_for_group(group: int, seconds: float) -> None:
         time.sleep(0.1)
 
 
-def _ranks_below(runner: int) -> list[psutil.Process]:
-    """Return the runner itself if it is the only rank, else its grandchildren that run train.py."""
+def _ranks_below(launcher: int) -> list[psutil.Process]:
+    """Return the launcher itself if it is the only rank, else its children that run train.py."""
     processes = list(psutil.process_iter(["ppid", "cmdline"]))
-    launchers = {process.pid for process in processes if process.info["ppid"] == runner}
     for process in processes:
-        if process.pid == runner and (process.info["cmdline"] or ())[1:3] == ["-u", str(TRAIN)]:
+        if process.pid == launcher and (process.info["cmdline"] or ())[1:3] == ["-u", str(TRAIN)]:
             return [process]
-    below = [process for process in processes if process.info["ppid"] in launchers]
+    below = [process for process in processes if process.info["ppid"] == launcher]
     return [process for process in below if str(TRAIN) in (process.info["cmdline"] or ())]
 
 
