@@ -224,6 +224,9 @@ def test_the_models_that_fit_a_card_are_listed_the_best_first(capsys):
         assert f"\n{one['model']} " in out
         assert {*(one["proposal"] or [])} <= {*out.split()} | {one["command"]}
     assert len(json.loads(octet_plan(capsys, "--vram", "80", "--json")[1])) > len(found)
+    assert re.search(
+        r"^Nothing fits 0.3 GB\..* google/gemma-3-270m-it, needs 2 GB\.$", octet_plan(capsys, "--vram", "0.3")[1]
+    )
 
 
 def test_the_command_below_the_list_has_what_was_asked(capsys):

@@ -8,6 +8,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from math import inf
 from textwrap import wrap
 from typing import Any
@@ -107,6 +108,11 @@ def show_models(options: Namespace, console: Console) -> None:
     if options.json:
         print(json.dumps([document(question) for question in questions], indent=2))
         return
+    if not questions:
+        smallest = question.placement  # the last one
+        least = next(size for size in count(1) if replace(smallest, vram=size * GB).search())
+        console.print(f"Nothing fits {question.size}. The smallest of the known models, {name}, needs {least} GB.")
+        return
     rows = []
     for question in questions:
         placement, time = question.placement, question.time
@@ -114,10 +120,7 @@ def show_models(options: Namespace, console: Console) -> None:
         rows.append([placement.config.model.name, f"{placement.plan.peak / GB:.1f}", *about])
         rows += [[line, "", "", ""] for line in wrap(shlex.join(question.proposal or []), **BELOW)]
     console.print(table(("model, with settings", "GB", "about", "steps"), rows))
-    if questions:
-        console.print(f"\nOn {questions[0].size}, times on {options.card or questions[0].card}.")
-    else:
-        console.print("Nothing fits it.")
+    console.print(f"\nOn {questions[0].size}, times on {options.card or questions[0].card}.")
     command = shlex.join(["octet", "plan", "--model", "NAME", *options.words])
     console.print(f"{command} has the whole plan and the command.")
 
