@@ -236,7 +236,8 @@ def test_settings_of_the_page_and_of_the_notebook_are_accepted():
         resolve(*ast.literal_eval(f"({call})"))
 
 
-def test_what_cannot_be_used_is_named(tmp_path):
+def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     config = resolve("nano", None, [f"run.dir={tmp_path}"])
 
     def correct(completions):
@@ -257,6 +258,9 @@ def test_what_cannot_be_used_is_named(tmp_path):
         resolve("nano", None, "run.steps=1")
     with refuses("recipe", names="resolve(preset, None, [...])"):
         resolve("nano", ["run.steps=1"])
+    with refuses("data", DataError):
+        train(data=3)
+    assert not list((tmp_path / "runs").iterdir())
     assert not list(tmp_path.rglob("*.yaml"))
 
 

@@ -73,12 +73,16 @@ def train(
         from trainer.run import job  # torch, deepspeed, transformers
         from trainer.run_folder import lock
 
-        folder = lock.folder_of(Request(config, "python", ""))
+        folder, is_new = lock.folder_of(Request(config, "python", "")), config.run.dir is None
         functions: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
-        config = _with_rows(_with_functions(config, folder, functions), folder, functions, data, test)
-        preflight.check(config, machine)
-        result = job.run(Request(config, "python", "", is_python=True))
+        try:
+            config = _with_rows(_with_functions(config, folder, functions), folder, functions, data, test)
+            preflight.check(config, machine)
+            result = job.run(Request(config, "python", "", is_python=True))
+        finally:
+            if is_new and not (folder / "config.yaml").exists():  # it was refused
+                disk.remove(folder)
         assert result is not None, "a run of one process has its result on rank 0"
         return result
 
