@@ -89,6 +89,12 @@ def test_a_rank_is_lost_three_times_at_most_and_preempted_for_ever(job):
     assert asks(137, SLURM_JOB_ID="55"), "another job has its own three"
 
 
+def test_a_site_that_ends_the_job_is_named(job, tmp_path):
+    (tmp_path / "site.env").write_text("exit 0\n")
+    answer = job("single_node.sbatch", "run.dir=it")
+    assert (answer.returncode, "site.env of this job calls exit" in answer.stderr) == (2, True)
+
+
 def test_an_error_of_one_rank_is_not_tried_again_however_the_others_are_ended(job):
     said = "rank 1 on node1 ended with ConfigError: out of cheese"
     answer = job("single_node.sbatch", "run.dir=it", STATUS="137", RANK_SAYS=said)

@@ -179,7 +179,7 @@ def read_site(path: Path) -> dict[str, str]:
         answer = subprocess.run(command, env=_without_options(), capture_output=True, timeout=SITE_S, check=False)
     except subprocess.TimeoutExpired:
         raise ConfigError(path, f"it has not ended after {SITE_S:g} seconds", "It should only set variables") from None
-    if answer.returncode:
+    if answer.returncode or not answer.stdout:  # after `exit 0`
         why = visible(os.fsdecode(answer.stderr).strip())[:500] or f"it exits with status {answer.returncode}"
         raise ConfigError(path, f"bash cannot read it: {why}", "Correct that line")
     return dict(entry.partition("=")[::2] for entry in os.fsdecode(answer.stdout).split("\0") if entry)

@@ -177,7 +177,8 @@ def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:
         raise ConfigError("--resume", "the run's own config.yaml is the preset", "Leave --preset and --recipe out")
     config = resolve(str(stored), None, [*overrides_of({"run.dir": str(folder)}), *options.overrides])
     if config.run.dir != folder:
-        raise ConfigError(f"run.dir={config.run.dir}", f"--resume continues in {folder}", "Leave one of the two out")
+        remedy = "Leave one of the two out; a job script, which sets run.dir, needs --resume FOLDER"
+        raise ConfigError(f"run.dir={config.run.dir}", f"--resume continues in {folder}", remedy)
     return config, folder
 
 
