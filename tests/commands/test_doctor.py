@@ -406,3 +406,10 @@ def test_octet_doctor_refuses_a_run_folder_that_a_run_refuses(tmp_path):
     config = resolve("nano", None, [f"run.dir={tmp_path}/file/run"])
     (finding,) = [one for one in doctor.settings(config, NO_CARDS) if one.severity == "end"]
     assert f"{tmp_path}/file is a file" in finding.seen
+
+
+def test_a_torch_that_hangs_in_the_driver_is_named(monkeypatch):
+    monkeypatch.setattr(doctor, "PATIENCE_S", 0.1)
+    with subprocess.Popen(["sleep", "600"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as probe:
+        (finding,) = doctor.of_torch(NANO, probe, NO_CARDS)
+    assert (finding.name, finding.severity) == ("torch", "end")

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from rich.text import Text
@@ -47,6 +47,7 @@ REQUIRED = ["torch", "deepspeed", "transformers", "peft", "accelerate", "dataset
 REQUIRED += ["safetensors", "pydantic", "PyYAML", "rich"]
 MARKS = {"note": ("✓", "green"), "warn": ("!", "yellow"), "end": ("✗", "red")}  # symbol and colour of a severity
 NAME, WIDTH = 14, 100
+PATIENCE_S = 300.0  # for the tests of torch, whose import takes long on a slow disk
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -244,7 +245,13 @@ def sandbox() -> Finding:
 
 
 def of_torch(config: Config, probe: Popen[str], machine: hardware.Hardware) -> Iterator[Finding]:
-    output, errors = probe.communicate()  # reads both pipes, because a full one would block the probe
+    try:
+        output, errors = probe.communicate(timeout=PATIENCE_S)  # reads both pipes: a full one would block the probe
+    except TimeoutExpired:
+        probe.kill()
+        remedy = "Restart the machine if nvidia-smi hangs in a terminal, too."
+        yield Finding("end", "torch", f"it has not answered for {PATIENCE_S:g} seconds", remedy)
+        return
     for row in output.splitlines():
         facts = json.loads(row)
         if "torch" in facts:

@@ -28,6 +28,7 @@ from trainer.model import hub
 from trainer.ranks import distributed, slurm
 from trainer.run_folder import journal, previous_run
 from trainer.run_folder.provenance import code_of, files_of, versions
+from trainer.watch.phases import total_memory
 
 MACHINE = "machine.json"
 LARGEST = 5_000_000  # bytes of data that are copied into the run folder
@@ -148,7 +149,7 @@ def write_machine(folder: Path, config: Config) -> None:
     facts: dict[str, Any] = {"base weights": hub.fingerprint(config.model)[:16], **versions()}
     facts |= {"python": platform.python_version(), "git revision": revision() or "none"}
     facts |= {"ranks": distributed.world_size(), "threads": torch.get_num_threads(), "device": device}
-    facts["processor"] = hardware.processor()
+    facts |= {"processor": hardware.processor(), "memory": round(total_memory() / 1e9, 2)}
     facts |= {f"checksum of {name}": checksum for name, checksum in files_of(config, folder).items()}
     disk.replace(folder / MACHINE, (json.dumps(facts, indent=2) + "\n").encode())
 

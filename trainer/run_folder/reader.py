@@ -80,7 +80,8 @@ class RunFiles:
 
     @cached_property
     def history(self) -> History:
-        return History(self.config, self.metrics, self.data.get("training_problems", 0))
+        memory = self.machine.get("memory", 0.0)
+        return History(self.config, self.metrics, self.data.get("training_problems", 0), memory)
 
     @cached_property
     def evaluation(self) -> dict[str, Any]:

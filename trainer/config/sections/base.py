@@ -42,7 +42,7 @@ class Section(BaseModel):
         kind = cls.model_fields[str(info.field_name)].annotation
         if is_section(kind):
             return value
-        takes_numbers = bool({kind, *get_args(kind)} & {int, float})
+        takes_numbers = bool({getattr(one, "__origin__", one) for one in (kind, *get_args(kind))} & {int, float})
         parts = [*value.values()] if isinstance(value, dict) else value
         for part in parts if isinstance(parts, list) else [parts]:
             if takes_numbers and isinstance(part, bool):
