@@ -177,8 +177,15 @@ def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
                 values = json.loads(line.decode("utf-8-sig").rstrip())
                 flaw = _flaw(values)
             except (ValueError, RecursionError) as error:  # also of a line that is not UTF-8
-                values, flaw = {}, f"not JSON: {error}"
+                values, flaw = {}, f"not JSON: {error}{_hint(line)}"
             yield Record(f"{name}:{number}", values, flaw)
+
+
+def _hint(line: bytes) -> str:
+    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return ". It is UTF-16; save it as UTF-8"
+    is_of_several = line.strip() in (b"{", b"[")
+    return ". Write each object on one line, or a list of them into a .json file" if is_of_several else ""
 
 
 def _flaw(values: Any) -> str:
