@@ -54,7 +54,8 @@ def test_the_page_loads_nothing_from_elsewhere_and_says_so(asked):
 
 
 def test_a_table_is_kept_and_nothing_that_could_run(asked, folder):
-    assert asked("PUT", "upload?name=my%20table.CSV", "question,answer\n1+1,2\n")[0] == 200
+    status, _, said = asked("PUT", "upload?name=my%20table.CSV", "question,answer\n1+1,2\n")
+    assert (status, "my_table.CSV, 22 bytes" in said) == (200, True)
     assert (folder / "runs/uploads/my_table.CSV").read_text() == "question,answer\n1+1,2\n"
     for name in ("x.py", "x.csv.py", "", "..", ".csv", "config.yaml", "x.csv/../../x.py"):
         assert asked("PUT", f"upload?name={quote(name)}", "x")[0] == 415

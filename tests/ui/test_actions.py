@@ -149,6 +149,10 @@ def test_what_has_ended_a_run_is_shown_whoever_serves_the_page(asked, folder):
     (folder / "runs/failed.log").write_text(
         "$ octet train\noctet: warning: another program holds 7.7 GB\noctet: loading nano\noctet: out of memory (<b>)\n"
     )
+    (folder / "runs/unborn.log").write_text("$ octet train\noctet: there is no such file\n")
+    live = asked("GET", "live?run=unborn")[2]
+    assert 'data-pick="unborn"' in live
+    assert '<p class="error">there is no such file</p>' in live
     live = asked("GET", "live?run=failed")[2]
     assert '<p class="error">out of memory (&lt;b&gt;)</p>' in live
     assert '<p class="soft">warning: another program holds 7.7 GB</p>' in live

@@ -119,6 +119,10 @@ def test_a_killed_run_and_one_that_cannot_start_are_shown_as_what_they_are(brows
         page.until("#live", "there is no such file")
         page.close()
     with serving(tmp_path) as address:
+        page = browser.open(f"{address}?run=wrong")
+        page.until("#live", "there is no such file")
+        assert page.js("one.hidden")
+        page.close()
         page = browser.open(f"{address}?run=killed")
         page.until("#live", "was killed (signal 9)")
         (tmp_path / "runs/killed.log").unlink()  # as of a run that a terminal has started

@@ -75,9 +75,9 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
     layers.append({})
     for text in overrides:
-        if text.startswith("reward.weights="):  # replaces all weights before it: those of a preset fit its own task
-            for layer in layers:
-                layer.get("reward", {}).pop("weights", None)
+        # new weights replace all before them: those of a preset fit its own task
+        for layer in layers if text.startswith("reward.weights=") else ():
+            layer.get("reward", {}).pop("weights", None)
         if text.startswith("task.name=") and text != "task.name=mix":  # the later one of the two applies
             layers[-1].get("task", {}).pop("mix", None)
         layers[-1] = _merge(layers[-1], _parsed(text))

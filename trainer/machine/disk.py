@@ -218,5 +218,7 @@ def size(folder: Path) -> int:
 
 def amount(count: float) -> str:
     """Format a number of bytes."""
+    if count < 1000:
+        return f"{count:.0f} bytes"
     unit, divisor = ("GB", 1e9) if count >= 1e9 else ("MB", 1e6) if count >= 5e4 else ("kB", 1e3)
     return f"{count / divisor:.1f} {unit}"

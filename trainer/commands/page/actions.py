@@ -170,7 +170,7 @@ def start(chosen: Choices, action: str, name: str, words: Words) -> Iterator[Htm
         yield views.button("Start it anyway", action, "said", shown(words), run=name, beside="yes")
     else:
         chosen.runs.start(name, words)
-        yield tag("p", f"{name} has started. It continues if this page or its server is closed.", data_run=name)
+        yield tag("p", f"{name}: its state is below. It continues if this page or its server is closed.", data_run=name)
 
 
 def in_progress(runs: Runs) -> Iterator[str]:

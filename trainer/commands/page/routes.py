@@ -87,12 +87,14 @@ class Pages:
     def live(self, request: Request) -> Response:
         """Return the state of the runs, or status 304 if nothing has changed. Starlette runs this in a thread."""
         began, selected = time.thread_time(), request.query_params.getlist("run")
-        names = dict.fromkeys((*self.runs.named(), *(name for name in selected if name in self.runs.started)))
+        unborn = self.runs.without_folder()
+        names = [*unborn, *self.runs.named()]
         seen = [self.runs.seen(name) for name in names]
         mark = sha256(repr((selected, seen)).encode()).hexdigest()
         parts = list[Html]()
         if mark != request.headers.get("if-none-match"):
-            rows = [cells for name, *of_run in seen if (cells := self.row(name, tuple(of_run)))]
+            rows = [[name, views.NOT_STARTED, "", "", "", ""] for name in unborn]
+            rows += [cells for name, *of_run in seen if (cells := self.row(name, tuple(of_run)))]
             parts += views.of_runs(self.runs, rows, selected)
         headers = {"ETag": mark, "X-Seconds": f"{time.thread_time() - began:.3f}"}
         return _answer(*parts, headers=headers) if parts else Response(status_code=304, headers=headers)

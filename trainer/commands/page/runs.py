@@ -43,6 +43,11 @@ class Runs:
         """Return the folders of the runs by name. Only these names are accepted, so no name leads elsewhere."""
         return {str(place.relative_to(self.folder)): place for place in runs_in(self.folder)}
 
+    def without_folder(self) -> list[str]:
+        """Return the names of the commands that have made no run, of which only a log is left."""
+        named, logs = self.named(), sorted(self.folder.glob("*.log"))
+        return [log.stem for log in logs if log.stem not in named and not log.is_symlink()]
+
     def place(self, name: object) -> Path:
         if (place := self.named().get(str(name))) is None:
             raise ConfigError(f"run {name!s:.80}", "there is none of this name", "Choose one under Train")

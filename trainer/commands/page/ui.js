@@ -119,7 +119,7 @@ async function look() {
     seen = answer.headers.get("ETag");
     show(answer.text);
     const [one, none] = ["one", "none"].map(id => document.getElementById(id));
-    const known = document.querySelectorAll("[data-pick]:checked").length === 1;
+    const known = document.querySelectorAll("[data-pick]:checked:not([data-unborn])").length === 1;
     if (one.hidden === known) commands();
     [one.hidden, none.hidden] = [!known, known];
   }

@@ -23,6 +23,7 @@ from trainer.watch.alarms import alarms_of, lasting
 
 GB = 10**9
 VERDICTS = {"fits": "It fits", "tight": "It may not fit", "too large": "It does not fit"}
+NOT_STARTED = "not started"  # the state of a command that has made no run
 RIGHT = {True: "right", False: "wrong"}
 WARNING, FAILED = r"(?m)^octet: (warning: .*)", r"\noctet: (?!stopped after)(.*)$"  # in the output of a run
 PROPOSED = r"task\.(?:question|answer|on_bad_record)=(?!COLUMN)\w+"  # settings that an error proposes as its remedy
@@ -160,8 +161,8 @@ def of_runs(runs: Runs, rows: Sequence[Sequence[str]], selected: Sequence[str]) 
     """Yield the list of all runs, the state of the chosen ones, and the result of a single one."""
     listed = []
     for place, (name, *cells) in enumerate(reversed(rows)):
-        checked = "" if name in selected else None
-        box = tag("input", type="checkbox", data_pick=name, checked=checked, id=f"run-{place}")
+        checked, unborn = ("" if is_so else None for is_so in (name in selected, cells[0] == NOT_STARTED))
+        box = tag("input", type="checkbox", data_pick=name, checked=checked, data_unborn=unborn, id=f"run-{place}")
         listed.append([tag("label", box, name), *cells])
     yield target("runs", table(["run", "state", "model", "task", "steps", "result"], listed) if listed else "")
     named, live, outcome = runs.named(), list[Html](), list[Html]()
@@ -175,9 +176,8 @@ def of_runs(runs: Runs, rows: Sequence[Sequence[str]], selected: Sequence[str]) 
                 outcome += result(run) if run.has_ended else ()
     except (DataError, OSError) as failed:
         live.append(error(str(failed)))
-    for name in selected:
-        if name in runs.started and name not in named:
-            live += waiting(runs, name)
+    for name in runs.without_folder():
+        live += waiting(runs, name) if name in selected else ()
     yield target("live", *live)
     yield target("outcome", *outcome)
     yield target("chat", *(talk(runs.chats[name]) for name in selected[:1] if name in runs.chats))
@@ -205,11 +205,12 @@ def progress(runs: Runs, run: RunFiles, name: str) -> Iterator[Html]:
 def waiting(runs: Runs, name: str) -> Iterator[Html]:
     """Yield a run that has not started yet, or has failed to start."""
     status, output = runs.status(name), runs.output(name)
-    about = "It loads libraries, the model and the data." if status is None else f"It has ended with status {status}."
+    is_running = name in runs.started and status is None
+    about = "It loads libraries, the model and the data." if is_running else "It has ended before its first step."
     about = "It was stopped before its first step." if status == -SIGUSR1 else about
     yield joined(tag("h3", name), tag("p", about))
     printed = output.partition("\n")[2].strip()
-    if status is None:
+    if is_running:
         yield button("Stop", "stop", "said", f"kill -USR1 {runs.process(name)}", run=name)
         yield tag("pre", output)
     elif printed:
