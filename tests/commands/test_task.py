@@ -118,7 +118,13 @@ def test_text_answers_are_asked_for_with_a_text(capsys, tmp_path):
     assert status == 0
     assert "like this:\n#### Paris<" in out
     path.write_text("question,answer\n1 + 1?,2\n2 + 2?,4\n")
-    assert "like this:\n#### 42<" in said_by(capsys, "task", "show", "records", f"task.path={path}", "-n", "1")[1]
+    words, advice = (
+        ["task", "show", "records", f"task.path={path}", "-n", "1"],
+        "embedded model write prompt.style=chat",
+    )
+    out = said_by(capsys, *words)[1]
+    assert ("like this:\n#### 42<" in out, advice in out) == (True, True)
+    assert advice not in said_by(capsys, *words, "--style", "chat")[1]
 
 
 def test_a_table_is_shown_where_the_model_is_not_on_this_machine(capsys, tmp_path):

@@ -65,6 +65,9 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     held_out = evaluation_problems(task, len(task.test()))
     facts: dict[str, Any] = {"task": task.name, **({"train": len(training)} if training else {})}
     facts |= {"test": len(held_out), "notes": task.notes(), "data": sheet.facts_of(task, [*training, *held_out])}
+    style = task.prompt_style if config.prompt.style == "auto" else config.prompt.style
+    if count and (config.model.name, task.name) == ("nano", "records") and style != "chat":
+        facts["notes"].append(f"for the embedded model write prompt.style=chat; larger ones understand {style}, too")
     if not as_json:
         print("\n".join(sheet.lines(facts)), flush=True)
     try:
