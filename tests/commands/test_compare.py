@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.conftest import octet, said_by, write_lines
+from tests.conftest import said_by, write_lines
 from trainer.commands import compare
 from trainer.config.command_line import resolve
 
@@ -135,15 +135,3 @@ def test_runs_on_other_problems_or_tasks_are_not_compared(runs, tmp_path, capsys
     assert said_by(capsys, "compare", *runs, other)[1].endswith(
         "Runs on different tasks are not compared with each other.\n"
     )
-
-
-BROKEN = [("config.yaml", text) for text in ("model: [", "name: a dataset card\n", "- a list\n")]
-NO_NUMBER = '{"step": 4, "eval/accuracy": 0.5, "eval/problems": 64, "eval/low": null, "eval/high": 1}\n'
-BROKEN += [("metrics.jsonl", text) for text in ('{"step": 0}\n[1]\n', NO_NUMBER)]
-
-
-@pytest.mark.parametrize(("file", "text"), BROKEN)
-def test_a_broken_file_is_named(runs, capsys, file, text):
-    (runs[0] / file).write_text(text)
-    assert octet("compare", *runs) == 2
-    assert capsys.readouterr().err.startswith(f"octet: {runs[0]}")

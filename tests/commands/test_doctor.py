@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
-from tests.conftest import ROOT, launch, refuses, said_by
+from tests.conftest import ROOT, launch, refuses, said_by, until
 from tests.forks import forked
 from tests.hub_server import use_hub
 from tests.sandbox.lacking import python_without
@@ -66,26 +65,22 @@ def test_a_run_that_goes_on_has_its_room_already(small_disk):
 def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_the_run_goes_on(small_disk, tmp_path):
     folder = small_disk(16 * MEGABYTE)
     few = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "eval.problems=0"]
-    arguments = [*few, f"run.dir={folder}/run", "run.steps=400", "run.save_every=2", "run.keep=1", "run.merge=false"]
+    arguments = [*few, f"run.dir={folder}/run", "run.save_every=2", "run.keep=1", "run.merge=false"]
     command = [*forked(), str(ROOT / "train.py"), "--preset", "nano", *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
-    while not (folder / "run/checkpoints/latest").exists() and process.poll() is None:
-        time.sleep(0.01)
+    own = {"cwd": tmp_path, "env": os.environ | {"OMP_NUM_THREADS": "1"}, "text": True}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*command, "run.steps=400"], **own, **pipes)
+    until(lambda: (folder / "run/checkpoints/latest").exists() or process.poll() is not None)
     ballast = folder / "ballast"
     ballast.write_bytes(b"\0" * (shutil.disk_usage(folder).free - MEGABYTE))
     complaint = process.communicate(timeout=580)[1]
     assert process.returncode == 2
-    assert re.fullmatch(
-        rf"octet: {folder}/run/checkpoints: the disk is full: the checkpoint of step \d+ needs 2\.4 MB, and \d\.\d MB "
-        r"were free\. Make room, or write run\.keep=1; `--resume` then continues from step_\d+\.\n",
-        complaint,
-    )
+    assert complaint.startswith(f"octet: {folder}/run/checkpoints: the disk is full: ")
     (last,) = (folder / "run/checkpoints").glob("step_*")  # nothing half-written
+    assert re.search(rf"needs 2\.4 MB, and \d\.\d MB .* run\.keep=1; .*from {last.name}\.\n$", complaint)
     step = int(last.name.removeprefix("step_"))
     ballast.unlink()
-    command[command.index("run.steps=400")] = f"run.steps={step + 1}"
-    answer = launch(*command, folder=tmp_path)
+    answer = launch(*command, f"run.steps={step + 1}", folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert f"continuing after step {step}" in answer.stdout
 
@@ -102,12 +97,6 @@ def test_whoever_writes_a_full_disk_is_one_error(small_disk, write):
     with pytest.raises(CheckpointError, match=r"4\.2 MB, and 1\.0 MB"), writing:
         write(folder / "file")
     assert not folder.exists()
-
-
-def test_another_error_stays_what_it_is(tmp_path):
-    with pytest.raises(RuntimeError, match="of another kind"), disk.writing(tmp_path, "it", "Do that."):
-        raise RuntimeError("of another kind")
-    assert tmp_path.exists()
 
 
 def test_too_little_ram_is_an_error_that_says_how_much(tmp_path, monkeypatch):
@@ -254,18 +243,16 @@ def test_octet_doctor_knows_that_a_card_does_not_take_what_makes_cpus_faster(one
     assert found["adapter"].severity == "warn"
 
 
-@pytest.mark.parametrize(("setting", "remedy"), [
-    ("lora.init=pissa", "algorithm.lr=0.003"), ("lora.r=1", "lora.r=16"), ("lora.enabled=false", "full_finetune"),
+OF_A_WARM_UP = "lora.enabled=false warmup.only=true warmup.steps=5 warmup.lr=0.01 algorithm.lr=1e-6"
+
+
+@pytest.mark.parametrize(("settings", "seen", "remedy"), [
+    ("lora.init=pissa", "lora.init=pissa", "algorithm.lr=0.003"), ("lora.r=1", "lora.r=1", "lora.r=16"),
+    ("lora.enabled=false", "lora.enabled=false", "full_finetune"), (OF_A_WARM_UP, "warmup.lr=0.01 ", ""),
 ])  # fmt: skip
-def test_what_learned_less_in_a_study_is_warned_of(setting, remedy):
-    (found,) = preflight.adapter(resolve("nano", overrides=[setting]))
-    assert (found.severity, setting in found.seen, remedy in found.remedy) == ("warn", True, True)
-
-
-def test_a_warm_up_is_warned_of_by_its_own_rate_and_usual_settings_are_not():
-    warmup = ["lora.enabled=false", "warmup.only=true", "warmup.steps=5", "warmup.lr=0.01"]
-    (found,) = preflight.adapter(resolve("nano", overrides=[*warmup, "algorithm.lr=1e-6"]))
-    assert found.seen.startswith("warmup.lr=0.01 ")
+def test_what_learned_less_in_a_study_is_warned_of_and_nothing_usual_is(settings, seen, remedy):
+    (found,) = preflight.adapter(resolve("nano", overrides=settings.split()))
+    assert (found.severity, seen in found.seen, remedy in found.remedy) == ("warn", True, True)
     assert [*preflight.adapter(NANO), *preflight.adapter(resolve("nano", "full_finetune"))] == []
 
 
@@ -286,15 +273,6 @@ def test_a_hub_that_is_silent_is_given_up(monkeypatch):
         downloads.check(resolve("8gb"))
     with refuses("task.name", DataError, names="cache"):
         downloads.check(resolve("nano", None, ["task.name=gsm8k"]))
-
-
-def test_without_a_network_the_run_ends_before_it_imports(tmp_path):
-    """Port 9 of this machine: nobody listens."""
-    environment = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
-    command = (sys.executable, ROOT / "train.py", "--preset", "nano", "model.name=Qwen/Qwen2.5-0.5B-Instruct")
-    answer = launch(*command, folder=tmp_path, **environment)
-    assert (answer.returncode, "`octet fetch`" in answer.stderr) == (2, True)
-    assert "model.name=Qwen/Qwen2.5-0.5B-Instruct: " in answer.stderr
 
 
 def test_a_run_of_the_embedded_model_hears_nothing_and_nothing_is_asked_twice(capsys, monkeypatch, nobody):
@@ -330,16 +308,17 @@ def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path, monkeypatch, 
     assert said.splitlines()[-1].startswith("4 problems, ")
 
 
-@pytest.mark.parametrize(("overrides", "severity", "text", "remedy"), [
-    (["model.name=Qwen/Qwen2.5-14B"], "end", "model.name=Qwen/Qwen2.5-14B: even one", "What fits: model.name="),
-    (["rollout.rows=64", "rollout.max_new_tokens=1024"], "warn", "memory will be short", "If it runs out"),
-    ([], "note", "it fits", ""),
+@pytest.mark.parametrize(("overrides", "name", "severity", "text", "remedy"), [
+    (["model.name=Qwen/Qwen2.5-14B"], "plan", "end", "model.name=Qwen/Qwen2.5-14B: even one", "What fits: model.name="),
+    (["rollout.rows=64", "rollout.max_new_tokens=1024"], "plan", "warn", "memory will be short", "If it runs out"),
+    ([], "plan", "note", "it fits", ""),
+    ([f"run.dir={__file__}/run"], "settings", "end", f"run.dir={__file__}/run: {__file__} is a file", ""),
 ])  # fmt: skip
-def test_octet_doctor_knows_what_a_run_would_be_told(one_card, monkeypatch, overrides, severity, text, remedy):
+def test_octet_doctor_knows_what_a_run_would_be_told(one_card, monkeypatch, overrides, name, severity, text, remedy):
     one_card(used=10, capability="8.6")
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * 10**9)
     found = doctor.settings(resolve("8gb", None, overrides), hardware.detect())
-    (finding,) = [one for one in found if one.name == "plan"]
+    (finding,) = [one for one in found if one.name == name]
     assert (finding.severity, finding.seen[: len(text)], finding.remedy[: len(remedy)]) == (severity, text, remedy)
 
 
@@ -399,13 +378,6 @@ def test_each_machine_holds_the_optimizer_state_of_its_ranks(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert alone - preflight.needs(config, there, ONE_CARD).ram == 3 / 4 * 12 * 10**9
-
-
-def test_octet_doctor_refuses_a_run_folder_that_a_run_refuses(tmp_path):
-    (tmp_path / "file").touch()
-    config = resolve("nano", None, [f"run.dir={tmp_path}/file/run"])
-    (finding,) = [one for one in doctor.settings(config, NO_CARDS) if one.severity == "end"]
-    assert f"{tmp_path}/file is a file" in finding.seen
 
 
 def test_a_torch_that_hangs_in_the_driver_is_named(monkeypatch):

@@ -148,11 +148,6 @@ def test_problems_that_the_run_was_trained_on_are_counted(run_folder, tmp_path, 
     (run_folder / "data.json").unlink()
 
 
-def test_a_run_beside_a_model_is_named(run_folder, capsys):
-    status, _, err = said_by(capsys, "eval", run_folder, "--model", "nano")
-    assert (status, f"the run {run_folder} names a model as well" in err) == (2, True)
-
-
 def test_trials_alone_take_one_sample_each(tmp_path, capsys):
     arguments = ("--model", "nano", "--problems", 8, "--trials", 3, "--json", "--out", tmp_path)
     _, first, _ = said_by(capsys, "eval", *arguments)

@@ -113,14 +113,6 @@ def test_gold_answers_with_a_decimal_comma(score):
         assert [one["correct_strict"] for one in out] == [True] * 4
 
 
-def test_problems_that_their_generator_did_not_make_are_refused(score):
-    pytest.importorskip("reasoning_gym")
-    options = ("--task", "reasoning_gym:chain_sum")
-    status, out, said = score({"completion": "<answer>5</answer>", "answer": "5"}, options=options)
-    assert (status, out) == (2, [])
-    assert "octet task play reasoning_gym:chain_sum" in said
-
-
 def test_functions_see_a_conversation(score, tmp_path):
     (tmp_path / "mine.py").write_text(
         "def chat(prompts, completions, **c):\n"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from scripts import make_speedrun_page as page
-from tests.conftest import ROOT, launch, said_by
+from tests.conftest import ROOT, launch
 from trainer.commands.speedrun import row_of
 from trainer.config.command_line import resolve
 from trainer.evaluation.best import EvaluationHistory, Milestone
@@ -47,22 +47,6 @@ def test_the_fewest_cpu_seconds_come_first(monkeypatch, tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(FIRST | {"cpu_seconds": seconds}))
     monkeypatch.setattr(page, "FOLDER", tmp_path)
     assert [line.split()[1] for line in page.table().splitlines()[2:]] == ["9.0", "11.0", "20.0"]
-
-
-@pytest.mark.parametrize("setting", [
-    "task.name=gsm8k", "eval.problems=8", "model.name=a", "rollout.vllm={}", "run.dir=x", "lora.start=a",
-])  # fmt: skip
-def test_what_all_racers_have_in_common_cannot_be_changed(capsys, setting):
-    status, _, errors = said_by(capsys, "speedrun", setting)
-    assert status == 2
-    assert setting.partition("=")[0] in errors
-    assert "same model, problems and evaluation" in errors
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_the_race(capsys, tmp_path):
-    for out in (tmp_path / "no/such.json", tmp_path):
-        status, _, err = said_by(capsys, "speedrun", "--out", out)
-        assert (status, "no file of this name can be written" in err) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["algorithm.lr", "algorithm.kl.coef", "optim.warmup", "lora.r", "run.threads"])

@@ -11,7 +11,7 @@ import yaml
 
 from scripts import make_configuration_page
 from tests.conftest import ROOT, refuses
-from trainer.config import command_line, ds_config
+from trainer.config import ds_config
 from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.command_line import choose_preset, parse_command_line, resolve
 from trainer.config.nearest_name import OTHER_NAMES
@@ -68,22 +68,12 @@ def test_steps_displace_the_epochs_of_the_preset_and_epochs_become_steps():
     assert resolve("8gb", None, ["run.epochs=2", "rollout.problems=8"]).total_steps(train_problems=100) == 25
 
 
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ('run.dir="e/x" y', r"""'run.dir="\"e/x\" y"'"""),
-        ("prompt.system=[/INST] hi", """'prompt.system="[/INST] hi"'"""),
-        ('prompt.system= "it\'s" #2', """'prompt.system="\\"it'"'"'s\\" #2"'"""),
-    ],
-)
-def test_what_is_said_about_quotes_can_be_typed(override, says):
+@pytest.mark.parametrize("value", ['"e/x" y', "[/INST] hi", ' "it\'s" #2'])
+def test_what_is_said_about_quotes_can_be_typed(value):
     with pytest.raises(ConfigError) as refused:
-        resolve("nano", None, [override])
-    assert str(refused.value).endswith(f"Put quotes around it: {says}.")
-    (argument,) = shlex.split(says)
-    key, _, value = override.partition("=")
-    found = resolve("nano", None, [argument])
-    assert str(found.run.dir if key == "run.dir" else found.prompt.system) == value.strip()
+        resolve("nano", None, [f"prompt.system={value}"])
+    (argument,) = shlex.split(str(refused.value).partition("Put quotes around it: ")[2].removesuffix("."))
+    assert resolve("nano", None, [argument]).prompt.system == value.strip()
 
 
 def test_spaces_around_a_value_are_left_out_unless_it_is_quoted():
@@ -152,21 +142,6 @@ def test_resume_takes_the_settings_from_the_folder(tmp_path, name):
     (folder / "config.yaml").write_text(resolve("nano", None, ["algorithm.lr=0.5", "run.steps=9"]).to_yaml())
     request = parse_command_line(["--resume", str(folder), "run.steps=12"])
     assert (request.config.algorithm.lr, request.config.run.steps, request.config.run.dir) == (0.5, 12, folder)
-    with refuses("--resume", names=tmp_path):
-        parse_command_line(["--resume", str(tmp_path)])
-    with refuses("--resume", names="--preset"):
-        parse_command_line(["--resume", str(folder), "--preset", "nano"])
-    with refuses("run.dir", names=folder):
-        parse_command_line(["--resume", str(folder), "run.dir=elsewhere"])
-
-
-def test_resume_without_a_folder_takes_the_latest_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(command_line, "RUNS", tmp_path)
-    with refuses("--resume"):
-        parse_command_line(["--resume"])
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/config.yaml").write_text(resolve("nano").to_yaml())
-    assert parse_command_line(["--resume"]).config.run.dir == tmp_path / "a"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ds_configs").glob("*.json")), ids=lambda path: path.stem)
@@ -185,26 +160,6 @@ def test_buffers_are_as_large_as_what_is_trained_unless_somebody_says_otherwise(
     assert ds_config.fill(asked, "fp32", 1.0, trained=1000)["zero_optimization"] == asked["zero_optimization"]
     whole = ds_config.fill({"zero_optimization": {"stage": 2}}, "fp32", 1.0, trained=1_500_000_000)
     assert whole["zero_optimization"]["reduce_bucket_size"] == ds_config.LARGEST_BUCKET
-
-
-@pytest.mark.parametrize("key", ds_config.ELSEWHERE)
-def test_a_ds_config_must_not_set_what_has_another_home(tmp_path, key):
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps({"zero_optimization": {"stage": 2}, key: 1}))
-    with refuses("engine.ds_config", names=ds_config.ELSEWHERE[key]):
-        ds_config.read(str(path))
-    with refuses("engine.ds_config", names="zero2_offload"):
-        ds_config.read("zero9")
-
-
-OF_ANOTHER_KIND = ["[]", '{"zero_optimization": 2}', '{"zero_optimization": {"x": "auto"}}', "{", '{"bf16": true}']
-
-
-@pytest.mark.parametrize("content", [*OF_ANOTHER_KIND, "{}", '{"zero_optimization": {"offload_optimizer": "cpu"}}'])
-def test_a_ds_config_of_another_kind_is_refused(tmp_path, content):
-    (tmp_path / "mine.json").write_text(content)
-    with refuses("engine.ds_config", names="mine.json"):
-        ds_config.read(str(tmp_path / "mine.json"))
 
 
 def test_a_ds_config_may_say_that_nothing_is_offloaded():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import ROOT
 from trainer.config.study import read_study
 
 GOOD = """
@@ -60,6 +60,3 @@ def test_the_control_of_the_format_pays_for_nothing_else(tmp_path):
     mixed = "settings: {reward.weights: {correct: 1}, reward.weights.length: 0.1}"
     study = study_of(tmp_path, f"{mixed}\narms: {{a: , b: {{reward.weights: {{code: 1}}}}}}\ncontrols: [format]")
     assert {one.arm: study.config(one).reward.weights for one in study.runs()}["b"] == {"code": 1}
-    for setting in ("reward.weights={correct: 2}", "reward.weights.correct=2"):
-        with refuses(f"{tmp_path / 'study.yaml'}, arm format", names="more than format"):
-            read_study(tmp_path / "study.yaml", [setting])

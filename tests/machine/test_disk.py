@@ -72,9 +72,11 @@ def test_a_file_of_numpy_that_is_cut_short_means_a_full_disk(tmp_path, monkeypat
     assert not folder.exists()
 
 
-def test_an_error_before_anything_is_written_is_none_of_the_disk(tmp_path):
-    with pytest.raises(OSError, match="no tokenizer"), disk.writing(tmp_path / "result", "it", "Make room."):
-        raise OSError("no tokenizer")
+@pytest.mark.parametrize("error", [OSError("no tokenizer"), RuntimeError("of another kind")])
+def test_an_error_before_anything_is_written_is_none_of_the_disk(error, tmp_path):
+    with pytest.raises(type(error), match=str(error)), disk.writing(tmp_path, "it", "Make room."):
+        raise error
+    assert tmp_path.exists()
 
 
 def test_a_folder_that_disappears_while_torch_writes_is_named(tmp_path):
