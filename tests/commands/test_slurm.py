@@ -6,7 +6,8 @@ import shlex
 import pytest
 import yaml
 
-from tests.conftest import ROOT, refuses, said_by
+from tests.commands.conftest import write
+from tests.conftest import ROOT, program, refuses, said_by
 from trainer.commands import slurm
 from trainer.config.command_line import resolve
 from trainer.errors import ClusterError
@@ -18,12 +19,11 @@ from trainer.plan.planner import Planner
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    path = tmp_path / "site.env"
     limits = "SBATCH_TIMELIMIT=01:00:00 SBATCH_REQ_SWITCH=1 SBATCH_NO_KILL=1 SBATCH_CPU_FREQ_REQ=high"
-    names = f'export SBATCH_PARTITION="h100,a100"\nexport SBATCH_ACCOUNT=\nexport {limits} SBATCH_IGNORE_PBS=1\n'
-    path.write_text(names)
-    monkeypatch.setenv("OCTET_SITE", str(path))
-    return path
+    names = f'export SBATCH_PARTITION="h100,a100" SBATCH_ACCOUNT= SBATCH_WAIT= {limits} SBATCH_IGNORE_PBS=1\n'
+    (tmp_path / "site.env").write_text(names)
+    monkeypatch.setenv("OCTET_SITE", str(tmp_path / "site.env"))
+    return tmp_path / "site.env"
 
 
 def made(folder, **options) -> tuple[list[str], str]:
@@ -39,7 +39,7 @@ def test_the_script_has_what_was_asked_and_what_the_site_says(site, tmp_path):
     own = {"nodes=2", "gpus-per-node=4", "partition=h100,a100", "time=01:00:00", "signal=USR1@120", "requeue"}
     own |= {"switches=1", "no-kill", "cpu-freq=high", "ignore-pbs"}
     assert {f"#SBATCH --{line}" for line in own} <= {*lines}
-    assert not [line for line in lines if "account" in line]
+    assert not [line for line in lines if "account" in line or "wait" in line]
     assert f"export OCTET_ROOT={ROOT} OCTET_SITE={site}" in body
     assert f"set -- --preset {tmp_path}/run/job.yaml run.dir={tmp_path}/run" in body
     assert (ROOT / "slurm/multi_node.sbatch").read_text().splitlines()[-1] in body
@@ -114,25 +114,18 @@ def test_a_broken_site_is_a_clear_error(site, monkeypatch, content, told):
 def test_what_the_site_asks_for_is_asked_for(site, tmp_path, monkeypatch):
     """Variables that another site has left in the shell are ignored."""
     monkeypatch.setenv("SBATCH_CLUSTERS", "elsewhere")
-    named = "SBATCH_GRES=nvme:1 SBATCH_CPUS_PER_GPU=2 SBATCH_MEM_PER_NODE=0 SBATCH_WAIT= SBATCH_NO_REQUEUE=1"
-    site.write_text(f"export {named}\n")
+    site.write_text("export SBATCH_GRES=nvme:1 SBATCH_CPUS_PER_GPU=2 SBATCH_MEM_PER_NODE=0 SBATCH_NO_REQUEUE=1\n")
     lines, _ = made(tmp_path / "run", nodes=1, gpus=1)
     options = ("gres=nvme:1", "cpus-per-gpu=2", "mem=0", "no-requeue")
     assert {f"#SBATCH --{option}" for option in options} <= {*lines}
     assert "clusters" not in "".join(lines)
-    assert "wait" not in "".join(lines)
 
 
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
-
-    def says(script: str) -> None:
-        (tmp_path / "bin").mkdir()
-        (tmp_path / "bin/sbatch").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "bin/sbatch").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-
-    return says
+    """Puts a program of that name on the PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+    return lambda script: program(tmp_path / "bin/sbatch", f"#!/bin/sh\n{script}\n")
 
 
 def test_a_chain_that_is_refused_half_way_says_what_is_queued(site, sbatch, tmp_path):
@@ -152,21 +145,20 @@ def submit(folder, *changes: str, **options):
 def test_a_job_that_its_run_folder_would_refuse_is_not_submitted(site, sbatch, tmp_path, change):
     sbatch("echo 1")
     config = submit(tmp_path)
-    (tmp_path / "run/config.yaml").write_text(config.to_yaml())
-    (tmp_path / "run/adapter").mkdir()
-    (tmp_path / "run/verdict.json").write_text("{}")
+    write(
+        tmp_path / "run", {"config.yaml": config.to_yaml(), "verdict.json": "{}", "adapter/adapter_config.json": "{}"}
+    )
     submit(tmp_path)  # it has nothing to do, and says so
     with refuses("run.dir"):
         submit(tmp_path, change)
 
 
 def test_a_job_that_its_warm_up_would_refuse_is_not_submitted(site, sbatch, tmp_path):
-    before, now = (resolve("nano", None, [f"run.dir={tmp_path}/run", f"warmup.steps={n}"]) for n in (3, 5))
-    warmup = tmp_path / "run/warmup"
-    (warmup / "adapter").mkdir(parents=True)
-    (warmup / "config.yaml").write_text(before.warmed_up_in(warmup).to_yaml())
+    before = resolve("nano", None, [f"run.dir={tmp_path}/run", "warmup.steps=3"])
+    of_warmup = before.warmed_up_in(tmp_path / "run/warmup").to_yaml()
+    write(tmp_path / "run/warmup", {"config.yaml": of_warmup, "adapter/adapter_config.json": "{}"})
     with refuses("run.dir", names="warmup.steps: 3"):
-        slurm.slurm(now, "nano", slurm.JobRequest(nodes=1, gpus=1), dry_run=True)
+        submit(tmp_path, "warmup.steps=5")
 
 
 def test_a_slurm_that_does_not_answer_is_a_clear_error(site, sbatch, tmp_path, monkeypatch):
@@ -190,10 +182,9 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path, capsys):
     assert (status, list(tmp_path.iterdir())) == (0, [])
     assert "#SBATCH --nodes=2" in said
     assert "# nothing is written or submitted; " in said
-    status, _, told = said_by(capsys, "slurm")
-    assert (status, "sbatch: it is not on this machine" in told) == (2, True)
-    status, _, told = said_by(capsys, "slurm", "--partition", "gpu")
-    assert (status, "Write export SBATCH_PARTITION=NAME into slurm/site.env." in told) == (2, True)
+    for options, named in (((), "sbatch: "), (("--partition", "gpu"), "SBATCH_PARTITION=NAME")):
+        status, _, told = said_by(capsys, "slurm", *options)
+        assert (status, named in told) == (2, True)
 
 
 @pytest.mark.usefixtures("alone")

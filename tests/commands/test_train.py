@@ -4,14 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import psutil
 import pytest
 
-from tests.conftest import ROOT, is_running, launch, refuses, until
+from tests.conftest import ROOT, is_running, launch, until
 from trainer.commands import train
 from trainer.commands.train import shell_status
-from trainer.config.command_line import resolve
 from trainer.machine import exits
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
@@ -27,18 +27,25 @@ def test_a_process_of_mpi_is_a_rank_and_starts_none(monkeypatch):
     assert became[1:] == [str(train.TRAIN), "--preset", "nano"]
 
 
-@pytest.mark.slow
-def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
-    """Slurm sends it to a task that has started the launcher; a second one arrives while the ranks stop."""
+@contextmanager
+def two_ranks(folder):
+    """Two ranks below the launcher, which have done their first step, and what they have said until then."""
     command = [sys.executable, "-m", "tests.e2e.two_ranks", *FEW, "run.dir=it"]
     own = {"PYTHONPATH": str(ROOT), "VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | own, **pipes) as train:
-        started = ""
-        while "  1/500" not in started:
+    with subprocess.Popen(command, cwd=folder, env=os.environ | own, **pipes) as train:
+        said = ""
+        while "  1/500" not in said:
             line = train.stdout.readline()
             assert line, train.stderr.read()
-            started += line
+            said += line
+        yield train, said
+
+
+@pytest.mark.slow
+def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
+    """Slurm sends it to a task that has started the launcher; a second one arrives while the ranks stop."""
+    with two_ranks(tmp_path) as (train, started):
         train.send_signal(signal.SIGUSR1)
         train.send_signal(signal.SIGUSR1)
         complained = train.communicate(timeout=300)[1]
@@ -85,6 +92,9 @@ except KeyboardInterrupt:
 """
 
 
+RUN = "import sys; from trainer.commands import train; sys.exit(train.run(sys.argv[1:]))"
+
+
 @pytest.mark.parametrize(("before", "number", "said", "status"), [
     ([], signal.SIGHUP, "saved\nstopped\n", 128 + signal.SIGHUP),
     ([], signal.SIGTERM, "saved\nstopped\n", 128 + signal.SIGTERM),
@@ -92,9 +102,8 @@ except KeyboardInterrupt:
 ])  # fmt: skip
 def test_a_signal_lets_the_ranks_save_before_the_command_ends(before, number, said, status):
     """The stand-in for the launcher ends at once. A terminal that closes sends SIGHUP, which nohup ignores."""
-    train = "import sys; from trainer.commands import train; sys.exit(train.run(sys.argv[1:]))"
     launcher = ["bash", "-c", '"$@"; exit $?', "bash", sys.executable, "-c", SAVING, str(ROOT)]
-    command = [*before, sys.executable, "-c", train, *launcher]
+    command = [*before, sys.executable, "-c", RUN, *launcher]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"up\n"
         for _ in range(2):
@@ -105,11 +114,13 @@ def test_a_signal_lets_the_ranks_save_before_the_command_ends(before, number, sa
     assert process.returncode == status
 
 
-FORKING = """
+LEAVES = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     time.sleep(1000)
+else:
+    open(os.environ["OCTET_END"], "w").close()
 """
 
 
@@ -118,16 +129,14 @@ def test_little_is_waited_for_after_a_run_that_has_ended_well():
     which whoever started the run may wait."""
     train = "import os, sys; from trainer.commands import train; train.LEAVE_S, train.LEFT_S = 600, 2; "
     train += "sys.exit(train.run_to_its_end(sys.argv[1:], os.environ))"
-    well = f"{FORKING}else: open(os.environ['OCTET_END'], 'w').close()"
-    done = launch(sys.executable, "-c", train, sys.executable, "-c", well, timeout=300)
+    done = launch(sys.executable, "-c", train, sys.executable, "-c", LEAVES, timeout=300)
     assert done.returncode == 0
     assert done.stderr == "octet: waiting up to 2 s for processes that the run has started\n"
 
 
 def test_a_run_ends_with_the_command_that_has_started_it():
-    started = "import sys; from trainer.commands import train; sys.exit(train.run(sys.argv[1:]))"
     ends = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-    command = [sys.executable, "-c", started, sys.executable, "-c", ends]
+    command = [sys.executable, "-c", RUN, sys.executable, "-c", ends]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         run = psutil.Process(int(process.stdout.readline()))
         process.kill()
@@ -140,7 +149,7 @@ def test_statuses_are_those_of_a_shell(status, said):
     assert shell_status(status) == said
 
 
-RUN = """
+RUN_EACH = """
 import os, sys
 from trainer.commands import train
 for rank in sys.argv[1:]:
@@ -149,7 +158,7 @@ for rank in sys.argv[1:]:
 
 
 def test_the_end_of_a_process_that_could_not_print_why_is_said():
-    done = launch(sys.executable, "-c", RUN, "exit 0", "exit 2", "exit 247", "kill -SEGV $$")
+    done = launch(sys.executable, "-c", RUN_EACH, "exit 0", "exit 2", "exit 247", "kill -SEGV $$")
     well, wrong, memory, last, crashed, end = done.stderr.splitlines()
     assert (well, wrong, last, end) == ("0", "2", "137", "139")
     assert "has crashed (Segmentation fault)" in crashed
@@ -159,11 +168,7 @@ def test_the_end_of_a_process_that_could_not_print_why_is_said():
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["launcher", "command"])
 def test_what_is_killed_takes_its_ranks_along(tmp_path, killed):
-    command = [sys.executable, "-m", "tests.e2e.two_ranks", *FEW, "run.dir=it"]
-    own = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
-    with subprocess.Popen(command, cwd=tmp_path, env=own, stdout=subprocess.PIPE, text=True) as started:
-        while "  1/500" not in started.stdout.readline():
-            assert started.poll() is None
+    with two_ranks(tmp_path) as (started, _):
         ranks = train._ranks_below(psutil.Process(started.pid).children()[0].pid)
         assert len(ranks) == 2
         launcher = ranks[0].parent()
@@ -176,10 +181,3 @@ def test_a_rank_that_ends_after_its_launcher_ends_quietly(tmp_path):
     ending = "from trainer.machine import exits; exits.leave(0)"
     done = launch(sys.executable, "-c", ending, **{exits.END: str(tmp_path / "gone" / "end")})
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_other_settings_in_a_used_folder_are_refused_before_anything_starts(tmp_path):
-    (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
-    (tmp_path / "checkpoints/step_000002").mkdir(parents=True)
-    with refuses("run.dir", names="algorithm.lr"):
-        train.main(["--preset", "nano", "algorithm.lr=0.5", f"run.dir={tmp_path}"])
