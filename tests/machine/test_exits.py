@@ -48,8 +48,6 @@ def command():
 listen()
 leave(answering_errors(command))
 """
-
-
 LEFT = """
 import multiprocessing, time
 from concurrent.futures import ProcessPoolExecutor
@@ -105,15 +103,6 @@ def test_a_process_ends_with_its_status_and_one_line(end):
     arguments, status, said = ENDS[end]
     done = ran(sys.executable, *arguments)
     assert (done.returncode, done.stderr.count("\n"), done.stderr.startswith(said)) == (status, 1, True)
-
-
-def test_help_that_nobody_reads_ends_without_a_traceback():
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "trainer.commands.main", "--help"]
-    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_characters_that_the_locale_lacks_are_written_as_their_codes():
@@ -185,11 +174,12 @@ def test_an_error_of_a_users_code_quotes_no_secret_and_no_part_of_one(monkeypatc
     assert [text in said for text in ("ValueError", f"${name}"[: 500 - before], "hunter2")] == [True, True, False]
 
 
-@pytest.mark.parametrize(
-    "name", ["COMPASS", "KEYBOARD_LAYOUT", "TOKENIZERS_PARALLELISM", "GIT_AUTHOR_NAME", "XAUTHORITY", "PWD", "HOMEPAGE"]
-)
-def test_other_variables_are_quoted(monkeypatch, name):
-    monkeypatch.setenv(name, "https://host:8000/ordinary")
+ORDINARY = ["COMPASS", "KEYBOARD_LAYOUT", "TOKENIZERS_PARALLELISM", "GIT_AUTHOR_NAME", "XAUTHORITY", "PWD", "HOMEPAGE"]
+
+
+def test_other_variables_are_quoted(monkeypatch):
+    for name in ORDINARY:
+        monkeypatch.setenv(name, "https://host:8000/ordinary")
     assert without_keys("at https://host:8000/ordinary") == "at https://host:8000/ordinary"
 
 
@@ -204,23 +194,29 @@ def test_the_password_of_an_address_and_an_escaped_key_are_not_quoted(monkeypatc
     assert "postgres://$DATABASE_URL@host/db" in shown
 
 
-def test_a_run_whose_output_nobody_reads_says_that_it_stops(tmp_path):
+def unread(*command: str, errors: int | None = None) -> tuple[int, str]:
+    """Run a program whose output nobody reads, nor its messages unless they have a pipe of their own."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=writing, stderr=errors or writing)
+    os.close(writing)
+    said = process.communicate()[1]
+    return process.returncode, (said or b"").decode()
+
+
+OCTET = ("-m", "trainer.commands.main")
+
+
+def test_a_program_whose_output_nobody_reads_says_so_only_if_it_is_a_run(tmp_path, monkeypatch):
     """As in `octet train | head -9`."""
-    command = [sys.executable, "train.py", "--preset", "nano", "run.steps=9", "eval.problems=0", f"run.dir={tmp_path}"]
-    alone = os.environ | {"RANK": "0"}
-    process = subprocess.Popen(command, cwd=ROOT, env=alone, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.close()
-    assert "octet: stopped, because nothing reads its output." in process.stderr.read().decode()
-    process.stderr.close()
-    assert process.wait() == 141
+    assert unread(*OCTET, "--help", errors=subprocess.PIPE) == (141, "")
+    monkeypatch.setenv("RANK", "0")
+    run = ("train.py", "--preset", "nano", "run.steps=9", "eval.problems=0", f"run.dir={tmp_path}")
+    status, said = unread(*run, errors=subprocess.PIPE)
+    assert (status, "octet: stopped, because nothing reads its output." in said) == (141, True)
 
 
 @pytest.mark.parametrize("arguments", ["train --preset nano", "plan --preset nano", "train --preset nano nope=1"])
 def test_a_command_whose_messages_nobody_reads_either_has_the_status_of_a_closed_pipe(arguments):
     """As in `octet train 2>&1 | head -1`."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = [sys.executable, "-m", "trainer.commands.main", *arguments.split()]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=writing, stderr=writing)
-    os.close(writing)
-    assert process.wait() == 141
+    assert unread(*OCTET, *arguments.split())[0] == 141

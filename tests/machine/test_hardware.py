@@ -21,8 +21,7 @@ from trainer.plan import preflight
 TWO_CARDS = "0, GPU-aa11, NVIDIA GeForce RTX 3070, 8192\n1, GPU-bb22, NVIDIA GeForce RTX 3090, 24576"
 
 
-def card(index: int) -> Gpu:
-    return Gpu(index, f"GPU-{index}", "a card", 8.6)
+CARDS = tuple(Gpu(index, f"GPU-{index}", "a card", 8.6) for index in range(3))
 
 
 def test_a_driver_that_does_not_answer_is_no_gpu(nvidia_smi):
@@ -71,17 +70,15 @@ CHOSEN |= {"1": ("NVIDIA A100-SXM4-40GB", pytest.approx(42.9, abs=0.1), "GPU-bb2
 
 
 @pytest.mark.parametrize(("visible", "found"), CHOSEN.items())
-def test_a_part_of_a_card_is_a_card_and_cuda_uses_one(nvidia_smi, monkeypatch, visible, found):
+def test_a_part_of_a_card_is_a_card_and_cuda_uses_one_which_is_named_to_the_rank(
+    nvidia_smi, monkeypatch, visible, found
+):
     nvidia_smi(f"{IN_PARTS}\n{ALONE}", listed=PARTS)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [(gpu.name, gpu.memory_gb, gpu.uuid) for gpu in hardware.detect().gpus] == [found]
-
-
-def test_a_part_of_a_card_is_named_to_the_rank(nvidia_smi, monkeypatch):
-    nvidia_smi(IN_PARTS, listed=PARTS)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-cba663e8")
-    assert train.alone(hardware.detect())["CUDA_VISIBLE_DEVICES"] == "MIG-cba663e8"
+    machine = hardware.detect()
+    assert [(gpu.name, gpu.memory_gb, gpu.uuid) for gpu in machine.gpus] == [found]
+    assert train.alone(machine)["CUDA_VISIBLE_DEVICES"] == ("1" if visible == "1" else found[2])
 
 
 def test_a_card_without_memory_of_its_own_has_that_of_the_machine(nvidia_smi):
@@ -112,7 +109,7 @@ def test_the_ranks_take_the_answers_of_nvidia_smi_from_the_launcher(nvidia_smi, 
 
 
 def test_the_launcher_starts_one_process_for_each_visible_card():
-    command = train.command(Hardware(gpus=(card(1), card(2)), cores=4), ["run.steps=3"])
+    command = train.command(Hardware(CARDS[1:], cores=4), ["run.steps=3"])
     (world,) = (part.partition("=")[2] for part in command if part.startswith("--world_info"))
     assert json.loads(base64.urlsafe_b64decode(world)) == {"localhost": [1, 2]}
     assert command[-1] == "run.steps=3"
@@ -120,7 +117,7 @@ def test_the_launcher_starts_one_process_for_each_visible_card():
 
 
 def test_one_card_or_none_needs_no_launcher():
-    found = train.alone(Hardware(gpus=(card(1),), cores=4))
+    found = train.alone(Hardware(CARDS[1:2], cores=4))
     assert (found["CUDA_VISIBLE_DEVICES"], found["RANK"], found["WORLD_SIZE"]) == ("1", "0", "1")
     assert train.alone(Hardware(gpus=(), cores=4))["DS_ACCELERATOR"] == "cpu"
 
