@@ -26,6 +26,7 @@ from trainer.problem.sources import HubSet
 
 NANO_HERE = hub.find_model(Model(name="nano"))
 TOKEN = "hf_a_token_that_stays_here"
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=8", "eval.problems=4"]
 ARGUMENTS = ["--preset", "8gb", "model.name=octet/nano", *FEW, "run.steps=2", "run.merge=false"]
 CARD = """---
@@ -215,17 +216,20 @@ def test_the_teacher_is_fetched_and_looked_for_as_the_model_is(strict_hub, tmp_p
     assert with_it - without == pytest.approx(teacher.weights, rel=0.01)  # fp32 in the file as well as here
 
 
-def test_a_model_of_which_a_part_is_missing_is_not_taken_for_cached(fetched, tmp_path, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    shutil.copytree(fetched[0] / "hub", tmp_path, symlinks=True, dirs_exist_ok=True)
+def test_a_model_of_which_a_part_is_missing_or_elsewhere_is_not_taken_for_cached(fetched, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    shutil.copytree(fetched[0] / "hub", tmp_path / "hub", symlinks=True)
     folder = hub.snapshot(Model(name="octet/nano"))
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    (folder / "model.safetensors").rename(folder / SHARDS[0])
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(zip("ab", SHARDS))}))
     assert hub.snapshot(Model(name="octet/nano")) is None
-    (folder / "model-00002-of-00002.safetensors").touch()
+    (folder / SHARDS[1]).touch()
     assert hub.snapshot(Model(name="octet/nano")) == folder
     assert hub.snapshot(Model(name="octet/nano", revision="other")) is None
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    (folder.parents[1] / "refs/main").write_text("../../../elsewhere")
+    assert (folder / "../../../../elsewhere/config.json").is_file()
+    assert hub.snapshot(Model(name="octet/nano")) is None
 
 
 def test_a_stored_login_is_used_and_without_one_the_answer_is_clear(strict_hub, tmp_path):
@@ -249,9 +253,6 @@ def test_a_folder_that_is_too_small_is_refused_before_the_download(strict_hub, s
     with refuses("--to", names="octet/nano"):
         fetch.fetch_model(Model(name="octet/nano"), small_disk(1 << 20))
     assert strict_hub.downloads == []
-
-
-SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 
 
 @pytest.mark.parametrize(("weights", "others", "kept"), [
@@ -297,15 +298,3 @@ def test_the_packages_are_those_of_the_constraints_and_make_the_environment_with
     done = launch(*command, "sniffio", **environment)
     assert done.returncode == 2
     assert "octet: pip could not install the dependencies; its message is above." in done.stderr
-
-
-def test_a_reference_that_leads_out_of_the_cache_is_no_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, "cache", lambda: tmp_path / "hub")
-    references = tmp_path / "hub/models--a--b/refs"
-    references.mkdir(parents=True)
-    (references.parent / "snapshots").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/config.json").write_text("{}")
-    (tmp_path / "elsewhere/model.safetensors").touch()
-    (references / "main").write_text("../../../elsewhere")
-    assert hub.snapshot(Model(name="a/b")) is None

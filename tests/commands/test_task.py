@@ -70,19 +70,6 @@ def test_left_out_records_are_told(capsys, folder):
     assert "\nbad records left out: 1; the first of each kind:\n        1  train.jsonl:8: not JSON" in out
 
 
-def test_bad_data_is_answered_before_a_tokenizer_is_looked_for(capsys, folder):
-    with (folder / "train.jsonl").open("a") as file:
-        file.write("broken\n")
-    model = folder / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")  # it looks like a model, and has no tokenizer
-    (model / "model.safetensors").touch()
-    code, out, err = said_by(capsys, "task", "show", "gsm8k", "--data-dir", str(folder), "--model", str(model))
-    assert (code, "bad records left out: 1" in out) == (2, True)  # counted, and then refused
-    assert err.startswith(f"octet: {folder}/train.jsonl:7: not JSON: ")
-    assert "Traceback" not in err
-
-
 def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
     with (folder / "train.jsonl").open("a") as file:
         file.write("broken\n")

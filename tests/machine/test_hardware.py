@@ -90,17 +90,11 @@ def test_a_card_without_memory_of_its_own_has_that_of_the_machine(nvidia_smi):
     assert "shared with the CPU" in str(finding)
 
 
-def test_nvidia_smi_is_asked_once(nvidia_smi, tmp_path):
+def test_nvidia_smi_is_asked_once_and_the_ranks_take_its_answers_from_the_launcher(nvidia_smi, tmp_path):
+    """A detection in another process asks again, unless it has been given the answers."""
     nvidia_smi(ALONE)
     for _ in range(3):
         assert list(preflight.card("auto", hardware.detect().gpus[0]))
-    assert len((tmp_path / "calls").read_text().splitlines()) == 1
-
-
-def test_the_ranks_take_the_answers_of_nvidia_smi_from_the_launcher(nvidia_smi, tmp_path):
-    """A detection in another process asks again, unless it has been given the answers."""
-    nvidia_smi(ALONE)
-    assert len(hardware.detect().gpus) == 1
     code = "from trainer.machine import hardware; print(len(hardware.detect().gpus))"
     handed = os.environ | {hardware.ANSWERS: json.dumps(hardware.answers)}
     for environment, calls in ((handed, 1), (os.environ, 2)):
