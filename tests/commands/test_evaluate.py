@@ -132,9 +132,6 @@ def test_a_run_folder_stands_for_its_adapter(run_folder, tmp_path, capsys):
         assert status == 0, error
         assert [one["name"] for one in json.loads(said)["evaluations"]] == ["base", "adapter"]
     assert lines_of(tmp_path / "out/eval_answers.jsonl")[0]["problem"].startswith("addition/")
-    shutil.copy(run_folder / "config.yaml", tmp_path)
-    status, _, error = said_by(capsys, "eval", tmp_path, *arguments)
-    assert (status, str(tmp_path) in error) == (2, True)
 
 
 def test_problems_that_the_run_was_trained_on_are_counted(run_folder, tmp_path, capsys):

@@ -11,49 +11,35 @@ from tests.data import exploitable
 from trainer.reward import exploits
 
 FILE = ROOT / "tests/data/exploitable.py"
-SWAYED = "depends on earlier calls, or on the rest of a group:"
-RISES = "pays for repetition:"
-KEEPS = "pays a wrong text"
-FOUND = {
-    "contains": "`contains` pays 4 of 4: every answer, listed",
-    "ends_with": "`ends_with` pays 4 of 4: the gold answer, pasted behind a wrong one",
-    "any_number": "`any_number` pays 4 of 4: two answers,",
-    "last_number": "`last_number` pays",
-    "begins_with": "`begins_with` pays 4 of 4: two answers,",
-    "exact": "`exact` does not pay 4 of 4: a right answer, polite words after it",
-    "english": "`english` does not pay 4 of 4: a right answer, another language before it",
-    "short": "`short` does not pay 4 of 4: a right answer, ten times as long",
-    "resembles": "`resembles` does not pay 4 of 4: a right answer, space around it",
-    "counts": "`counts` pays",
-    "long": "`long` is not bounded",
-    "tagged": "`tagged` pays for repetition: a wrong answer with format marks 0, 25 and 50 times earns 0, 10 and 20 on",
-    "formatted": "no reward tells right from wrong",
-    "useless": "`useless` is 0.5 for every text, so nothing can be learned from it",
-    "inverted": "`inverted` pays wrong answers more than right ones: 1 and 0 on average",
-    "near": "`near` pays",
-    "unsigned": "`unsigned` pays",
-    "fragile": "nothing: reward.custom=",
-    "lucky": "`lucky` is not deterministic",
-    "slow": "it is slow",
-    "truncating": "`truncating` pays 4 of 4: a decimal that is cut off to the answer",
-    "evaluating": "`evaluating` pays 4 of 4: working that nobody has worked out",
-    "previous": f"`previous` {SWAYED}",
-    "earlier_problem": f"`earlier_problem` {SWAYED}",
-    "by_row": "`by_row` is not deterministic",
-    "record": "`record` is not deterministic",
-    "agreement": f"`agreement` {SWAYED}",
-    "best_of_call": f"`best_of_call` {SWAYED}",
-    "steps": f"`steps` {RISES} a wrong answer with steps",
-    "logarithm": f"`logarithm` {RISES} a wrong answer with steps",
-    "connectives": f"`connectives` {RISES} a wrong answer with steps",
-    "formulas": f"`formulas` {RISES} a wrong answer with steps",
-    "equations": f"`equations` {RISES} a wrong answer with steps",
-    "right_steps": f"`right_steps` {RISES} a right answer with steps 0, 25 and 50 times earns 1, 1.25 and 1.5",
-    "generous": f"`generous` {KEEPS} 60% of what a right answer earns: a wrong answer, as it is",
-    "close": f"`close` {KEEPS} 49%",
-    "mentions": f"`mentions` {KEEPS} 33%",
-    "no_steps": "`no_steps` does not pay 4 of 4: a right answer, steps, 25 times",
+# What is found, with the name of a function in the place of {}, and the functions of which it is.
+KINDS = {
+    "`{}` pays 4 of 4: every answer, listed": "contains",
+    "`{}` pays 4 of 4: the gold answer, pasted behind a wrong one": "ends_with",
+    "`{}` pays 4 of 4: two answers,": "any_number begins_with",
+    "`{}` pays 4 of 4: a decimal that is cut off to the answer": "truncating",
+    "`{}` pays 4 of 4: working that nobody has worked out": "evaluating",
+    "`{}` pays": "last_number counts near unsigned",
+    "`{}` pays a wrong text 60% of what a right answer earns: a wrong answer, as it is": "generous",
+    "`{}` pays a wrong text 49%": "close",
+    "`{}` pays a wrong text 33%": "mentions",
+    "`{}` pays wrong answers more than right ones: 1 and 0 on average": "inverted",
+    "`{}` pays for repetition: a wrong answer with steps": "steps logarithm connectives formulas equations",
+    "`{}` pays for repetition: a right answer with steps 0, 25 and 50 times earns 1, 1.25 and 1.5": "right_steps",
+    "`{}` pays for repetition: a wrong answer with format marks 0, 25 and 50 times earns 0, 10 and 20 on": "tagged",
+    "`{}` does not pay 4 of 4: a right answer, polite words after it": "exact",
+    "`{}` does not pay 4 of 4: a right answer, another language before it": "english",
+    "`{}` does not pay 4 of 4: a right answer, ten times as long": "short",
+    "`{}` does not pay 4 of 4: a right answer, space around it": "resembles",
+    "`{}` does not pay 4 of 4: a right answer, steps, 25 times": "no_steps",
+    "`{}` depends on earlier calls, or on the rest of a group:": "previous earlier_problem agreement best_of_call",
+    "`{}` is not deterministic": "lucky by_row record",
+    "`{}` is not bounded": "long",
+    "`{}` is 0.5 for every text, so nothing can be learned from it": "useless",
+    "no reward tells right from wrong": "formatted",
+    "nothing: reward.custom=": "fragile",
+    "it is slow": "slow",
 }
+FOUND = {name: found.format(name) for found, names in KINDS.items() for name in names.split()}
 
 
 @pytest.fixture(autouse=True)

@@ -138,7 +138,6 @@ def test_a_port_that_is_taken_is_said(capsys, address, monkeypatch, tmp_path):
     port = urlsplit(address).port
     status, _, said = said_by(capsys, "ui", "--port", port)
     assert (status, f"--port {port}: it cannot be used (Address already in use). " in said) == (2, True)
-    assert said_by(capsys, "ui", "--port", 99999)[0] == 2
 
 
 def test_the_files_of_a_run_are_sent_and_no_others(asked, folder):
