@@ -57,11 +57,13 @@ def test_a_table_is_kept_and_nothing_that_could_run(asked, folder):
     status, _, said = asked("PUT", "upload?name=my%20table.CSV", "question,answer\n1+1,2\n")
     assert (status, "my_table.CSV, 22 bytes" in said) == (200, True)
     assert (folder / "runs/uploads/my_table.CSV").read_text() == "question,answer\n1+1,2\n"
+    assert asked("PUT", "upload?name=sums.parquet", b"PAR1\0\xff")[0] == 200
+    assert (folder / "runs/uploads/sums.parquet").read_bytes() == b"PAR1\0\xff"
     for name in ("x.py", "x.csv.py", "", "..", ".csv", "config.yaml", "x.csv/../../x.py"):
         assert asked("PUT", f"upload?name={quote(name)}", "x")[0] == 415
     for name in ("../../out.csv", "/tmp/out.csv", "..\\out.csv", "out.csv"):
         assert asked("PUT", f"upload?name={quote(name)}", "x")[0] == 200
-    assert sorted(os.listdir(folder / "runs/uploads")) == ["my_table.CSV", "out.csv"]
+    assert sorted(os.listdir(folder / "runs/uploads")) == ["my_table.CSV", "out.csv", "sums.parquet"]
     assert sorted(os.listdir(folder)) == ["runs", "server.log"]
     (folder / "runs/uploads/out.csv.partial").symlink_to(folder / "elsewhere")
     assert asked("PUT", "upload?name=out.csv", "x")[0] == 200

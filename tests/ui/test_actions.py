@@ -8,9 +8,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import pyarrow
-from pyarrow import parquet
-
 from tests.conftest import ROOT, until
 from tests.reports.conftest import going_on
 from tests.ui.conftest import asking, does, serving
@@ -69,15 +66,6 @@ def test_what_is_left_out_is_said_once(asked):
 def test_a_wrong_card_is_named_without_the_usage_of_the_command(asked):
     said = does(asked, "models", **NANO, **{"--card": "1.2.3"}, into="models")
     assert ("invalid float value" in said, "usage" in said) == (True, False)
-
-
-def test_a_table_in_parquet_is_read(asked):
-    table = pyarrow.table({"question": [f"{one} + 0?" for one in range(18)], "answer": [*map(str, range(18))]})
-    file = pyarrow.BufferOutputStream()
-    parquet.write_table(table, file)
-    assert asked("PUT", "upload?name=sums.parquet", file.getvalue().to_pybytes())[0] == 200
-    given = {"--preset": "nano", "task.name": "records", "task.path": "runs/uploads/sums.parquet", "into": "sheet"}
-    assert "What the model will see" in does(asked, "look", **given)
 
 
 def test_a_run_that_is_stopped_while_it_loads_has_no_status(tmp_path):
