@@ -307,11 +307,20 @@ def test_the_search_keeps_the_settings_of_a_file_of_ones_own(capsys, tmp_path):
     assert shlex.split(found["command"])[1:3] == ["--preset", str(file)]
 
 
-# No quantised model may have rounded weights, and a preset is quantised.
-@pytest.mark.parametrize("settings", [["rollout.weights=int8"], ["--recipe", "full_finetune"]])
+EIGHT_BITS = "rollout.weights=int8"  # which no quantised model may have, and a preset is quantised
+
+
+@pytest.mark.parametrize("settings", [[EIGHT_BITS], ["--recipe", "full_finetune"]])
 def test_settings_that_a_preset_excludes_have_a_list_of_models_that_a_run_takes(capsys, settings):
     for one in planned(capsys, "--vram", "8", *settings):
         assert parse_command_line(shlex.split(one["command"])[1:]).config
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "Qwen/Qwen3-4B-Instruct-2507"])
+def test_the_search_proposes_nothing_that_a_run_refuses(capsys, model):
+    found = planned(capsys, "--model", model, "--vram", "8", EIGHT_BITS, "--search")
+    config = resolve("8gb", None, shlex.split(found["command"])[3:])
+    assert (config.model.quantize, config.rollout.weights) == ("nf4", "same")
 
 
 def test_the_cards_of_servers_train_nothing(capsys):
