@@ -17,6 +17,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
+from tests.commands.conftest import write
 from tests.conftest import ROOT, launch, refuses, said_by, until
 from tests.forks import forked
 from tests.hub_server import use_hub
@@ -111,22 +112,19 @@ def test_too_little_ram_is_an_error_that_says_how_much(tmp_path, monkeypatch):
 
 def test_the_limit_of_a_container_or_a_job_counts(tmp_path):
     """The process is in the root group of this tree, or in one below it that has no limit."""
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("700000\n")
-    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 150000\nactive_file 50000\n")
+    stat = "anon 500000\ninactive_file 150000\nactive_file 50000\n"
+    write(tmp_path, {"memory.max": "1000000\n", "memory.current": "700000\n", "memory.stat": stat})
     assert hardware.free_ram(tmp_path) == 1_000_000 - 500_000
     (tmp_path / "memory.max").write_text("max\n")
     assert hardware.free_ram(tmp_path) > 1_000_000
 
 
 def test_the_limit_of_a_job_counts_with_control_groups_of_version_1(tmp_path):
-    own, job = tmp_path / "own", tmp_path / "memory" / "slurm" / "job_7"
-    own.write_text("5:cpu,cpuacct:/\n4:memory:/slurm/job_7/step_0\n0::/system.slice\n")
-    job.mkdir(parents=True)
-    (job / "memory.limit_in_bytes").write_text("1000000\n")
-    (job / "memory.usage_in_bytes").write_text("700000\n")
-    (job / "memory.stat").write_text("inactive_file 0\ntotal_inactive_file 150000\ntotal_active_file 50000\n")
-    assert hardware.free_ram(tmp_path, own) == 1_000_000 - 500_000
+    stat = "inactive_file 0\ntotal_inactive_file 150000\ntotal_active_file 50000\n"
+    of_job = {"limit_in_bytes": "1000000\n", "usage_in_bytes": "700000\n", "stat": stat}
+    write(tmp_path / "memory/slurm/job_7", {f"memory.{name}": content for name, content in of_job.items()})
+    write(tmp_path, {"own": "5:cpu,cpuacct:/\n4:memory:/slurm/job_7/step_0\n0::/system.slice\n"})
+    assert hardware.free_ram(tmp_path, tmp_path / "own") == 1_000_000 - 500_000
 
 
 def test_the_whole_model_with_its_optimizer_in_ram_needs_seven_times_the_weights():

@@ -1,6 +1,7 @@
 """octet plan, as a person calls it."""
 
 import json
+import re
 import shlex
 import sys
 

@@ -85,16 +85,18 @@ def test_samples_of_a_run_have_the_columns_of_its_records(score, tmp_path):
         '{"question": "Who?", "answer": "5", "who": "Ann"}\n{"question": "B?", "answer": "2", "who": "B"}\n'
     )
     named = ["task.name=records", f"task.path={tmp_path}/train.jsonl", f"reward.custom={tmp_path}/mine.py:named"]
-    (tmp_path / "config.yaml").write_text(resolve("nano", None, [*named, "task.holdout=0.1"]).to_yaml())
-    left = next(one for one in make_task(resolve("nano", None, [*named, "task.holdout=0.1"]).task).train())
-    line = {"problem": left.id, "prompt": "the text of a prompt", "gold": left.gold}
-    status, (one,), said = score(line | {"completion": f"{left.extra['who']}\n#### {left.gold}"}, options=())
-    assert (status, one["named"], one["correct"]) == (0, 1.0, 1.0), said
-    (held_out,) = make_task(resolve("nano", None, [*named, "task.holdout=0.1"]).task).test()
-    line = {"problem": held_out.id, "question": held_out.question, "gold": held_out.gold}
-    line["tokens"] = 5  # as in eval_answers.jsonl
-    status, (one,), said = score(line | {"completion": f"{held_out.extra['who']}\n#### {held_out.gold}"}, options=())
-    assert (status, one["named"], one["correct"]) == (0, 1.0, 1.0), said
+    config = resolve("nano", None, [*named, "task.holdout=0.1"])
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    task = make_task(config.task)
+    (left,), (held_out,) = task.train(), task.test()
+    asked = (
+        {"prompt": "the text of a prompt"},
+        {"question": held_out.question, "tokens": 5},
+    )  # the latter as in eval_answers.jsonl
+    for problem, question in zip((left, held_out), asked, strict=True):
+        line = {"problem": problem.id, "gold": problem.gold, **question}
+        status, (one,), said = score(line | {"completion": f"{problem.extra['who']}\n#### {problem.gold}"}, options=())
+        assert (status, one["named"], one["correct"]) == (0, 1.0, 1.0), said
     status, _, said = score(line | {"gold": "7", "completion": "#### 7"}, options=())  # another problem has its number
     assert (status, "`who`" in said) == (2, True), said
 
