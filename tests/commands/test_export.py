@@ -20,12 +20,12 @@ RUN = {"config.yaml": config_of(), "adapter/adapter_config.json": "{}", "metrics
 
 
 @pytest.mark.parametrize(("best", "last", "is_taken"), [
-    (None, 0.5, False), (0.75, 0.5, True), (0.5, 0.5, False), (0.25, 0.5, False), (0.75, None, False),
+    (None, EVALUATED, False), (0.75, EVALUATED, True), (0.5, EVALUATED, False), (0.25, EVALUATED, False),
+    (0.75, {"step": 9}, False),
 ])  # fmt: skip
 def test_the_best_is_exported_where_it_is_better_than_the_last(best, last, is_taken, tmp_path, capsys):
-    write(tmp_path, RUN | {"metrics.jsonl": EVALUATED if last else {"step": 9}})
-    if best is not None:
-        write(tmp_path, {"best/best.json": {"step": 3, "accuracy": best, "problems": 64}})
+    kept = {"best/best.json": {"step": 3, "accuracy": best, "problems": 64}} if best else {}
+    write(tmp_path, RUN | {"metrics.jsonl": last} | kept)
     assert best_of(tmp_path) == (tmp_path / "best" if is_taken else tmp_path)
     assert ("of step 3, with 75.0%. The last step, 9, has 50.0%" in capsys.readouterr().err) == is_taken
 

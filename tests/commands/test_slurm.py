@@ -71,9 +71,6 @@ def test_a_sweep_has_a_task_for_each_line_of_settings(site, tmp_path):
     lines, body = made(tmp_path / "run", nodes=1, gpus=1, grid=grid)
     assert "#SBATCH --array=1-2" in lines
     assert f"set -- {shlex.quote(str(grid))} --preset" in body
-    grid.write_bytes(b"optim.lr=1 \xff\n")
-    with refuses("--sweep", names="UTF-8"):
-        made(tmp_path / "other", nodes=1, gpus=1, grid=grid)
 
 
 def test_the_example_of_a_site_is_read_and_chooses_nothing_by_accident(monkeypatch):

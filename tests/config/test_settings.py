@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from scripts import make_configuration_page
+from tests.commands.conftest import config_of, write
 from tests.conftest import ROOT, refuses
 from trainer.config import ds_config
 from trainer.config.arguments import PRESETS, RECIPES, names_in
@@ -137,9 +138,7 @@ def test_options_and_settings_may_be_mixed_and_what_the_user_names_needs_no_reas
 
 @pytest.mark.parametrize("name", ["run", "lr=1e-3"])
 def test_resume_takes_the_settings_from_the_folder(tmp_path, name):
-    folder = tmp_path / name
-    folder.mkdir()
-    (folder / "config.yaml").write_text(resolve("nano", None, ["algorithm.lr=0.5", "run.steps=9"]).to_yaml())
+    folder = write(tmp_path / name, {"config.yaml": config_of("algorithm.lr=0.5", "run.steps=9")})
     request = parse_command_line(["--resume", str(folder), "run.steps=12"])
     assert (request.config.algorithm.lr, request.config.run.steps, request.config.run.dir) == (0.5, 12, folder)
 

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import ROOT, ran
 from trainer.errors import RewardError
 from trainer.machine import user_code
-from trainer.machine.exits import answering_errors, finishing
+from trainer.machine.exits import answering_errors, finishing, handling
 from trainer.machine.visible import without_keys
 from trainer.ranks import slurm
 
@@ -128,15 +128,10 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
 def test_each_signal_that_came_in_the_meantime_counts():
     """The first Ctrl-C asks for the end of the step, and the second one ends the run at once."""
     sent, received = [signal.SIGINT, signal.SIGINT, signal.SIGUSR1], []
-    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in sent[1:]}
-    try:
-        with finishing():
-            for number in sent:
-                signal.raise_signal(number)
-            assert not received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handling({*sent}, lambda number, frame: received.append(number)), finishing():
+        for number in sent:
+            signal.raise_signal(number)
+        assert not received
     assert received == sent
 
 

@@ -11,9 +11,10 @@ import sys
 import psutil
 import pytest
 
+from tests.commands.conftest import config_of, write
 from tests.conftest import program, ran, refuses
 from trainer.commands import train
-from trainer.config.command_line import parse_command_line, resolve
+from trainer.config.command_line import parse_command_line
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.plan import preflight
@@ -118,9 +119,7 @@ def test_one_card_or_none_needs_no_launcher():
 
 def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypatch):
     """The arguments that are passed on give the same request, without choosing again."""
-    (tmp_path / "runs/old").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs/old/config.yaml").write_text(resolve("nano", None, ["run.steps=7"]).to_yaml())
+    monkeypatch.chdir(write(tmp_path, {"runs/old/config.yaml": config_of("run.steps=7")}))
     starts = ([], ["run.seed=3"], ["--preset", "8gb", "algorithm.lr=2e-5"])
     starts += (["--resume", "run.steps=9"], ["--resume", "runs/old"])
     for start in starts:

@@ -8,11 +8,11 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
+from tests.commands.conftest import config_of, write
 from tests.conftest import NANO, said_by
 from tests.reports.conftest import HOSTILE
 from tests.ui.conftest import does
 from trainer.commands.page.access import LARGEST, LARGEST_UPLOAD
-from trainer.config.command_line import resolve
 
 ROUTES = ["", "ui.js", "ui.css", "page.css", "live", "do/look", "commands", "upload?name=a.csv"]
 ROUTES += ["made/share.png?run=run-1"]
@@ -98,9 +98,7 @@ def test_the_name_of_a_run_leads_nowhere_else(asked, folder, name):
 
 
 def test_a_link_out_of_the_folder_has_no_name(asked, folder, tmp_path):
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/config.yaml").write_text(resolve("nano").to_yaml())
-    (folder / "runs/link").symlink_to(tmp_path / "other")
+    (folder / "runs/link").symlink_to(write(tmp_path, {"config.yaml": config_of()}))
     assert "it consists of at most 64 letters" in does(asked, "train", **{"--preset": "nano", "name": "link"})
     assert "there is none of this name" in does(asked, "stop", run="link")
     assert "link" not in asked("GET", "live?run=link")[2]
@@ -143,10 +141,7 @@ def test_a_port_that_is_taken_is_said(capsys, address, monkeypatch, tmp_path):
 
 
 def test_the_files_of_a_run_are_sent_and_no_others(asked, folder):
-    place = folder / "runs/sent"
-    place.mkdir()
-    (place / "config.yaml").write_text(resolve("nano").to_yaml())
-    (place / "report.html").write_text("<script>alert(1)</script>")
+    place = write(folder / "runs/sent", {"config.yaml": config_of(), "report.html": "<script>alert(1)</script>"})
     status, headers, _ = asked("GET", "made/report.html?run=sent")
     assert (status, "sandbox" in headers["Content-Security-Policy"]) == (200, True)
     assert asked("GET", "made/config.yaml?run=sent")[0] == 404

@@ -3,18 +3,17 @@
 import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from tests.commands.conftest import config_of, write
 from tests.conftest import ROOT, until
 from tests.reports.conftest import going_on
 from tests.ui.conftest import asking, does, serving
 from trainer.commands.page.actions import ACTIONS
 from trainer.commands.page.runs import Runs, held, shown
 from trainer.commands.page.views import waiting
-from trainer.config.command_line import resolve
 from trainer.machine.shipped import octet_here
 
 NANO = {"--preset": "nano", "task.name": "nano"}
@@ -23,8 +22,7 @@ NANO = {"--preset": "nano", "task.name": "nano"}
 def test_every_action_has_a_command_before_it_is_asked_for(asked, folder, monkeypatch):
     monkeypatch.chdir(folder)
     octet = octet_here()
-    (folder / "runs/known").mkdir()
-    (folder / "runs/known/config.yaml").write_text(resolve("nano").to_yaml())
+    write(folder / "runs/known", {"config.yaml": config_of()})
     given = NANO | {"name": "new", "--card": "8 GB", "--to": "gguf", "asked": "Is it 4?", "runs": ["known", "unborn"]}
     rows = [[name, {"process": 7}] for name in ACTIONS]
     texts = json.loads(asked("POST", "commands", json.dumps(given | {"rows": rows}))[2])
@@ -131,12 +129,10 @@ def test_a_lock_that_is_shared_is_no_run_in_progress(tmp_path):
 
 
 def test_what_has_ended_a_run_is_shown_whoever_serves_the_page(asked, folder):
-    place = folder / "runs/failed"
-    place.mkdir()
-    (place / "config.yaml").write_text(resolve("nano", None, ["warmup.steps=30"]).to_yaml())
-    (folder / "runs/failed.log").write_text(
+    log = (
         "$ octet train\noctet: warning: another program holds 7.7 GB\noctet: loading nano\noctet: out of memory (<b>)\n"
     )
+    place = write(folder / "runs/failed", {"config.yaml": config_of("warmup.steps=30"), "../failed.log": log})
     (folder / "runs/unborn.log").write_text("$ octet train\noctet: there is no such file\n")
     live = asked("GET", "live?run=unborn")[2]
     assert 'data-pick="unborn"' in live
@@ -147,9 +143,8 @@ def test_what_has_ended_a_run_is_shown_whoever_serves_the_page(asked, folder):
     assert "octet train --resume runs/failed" in live
     with going_on(place):
         assert 'class="error"' not in asked("GET", "live?run=failed")[2]
-    (place / "warmup").mkdir()
-    shutil.copy(place / "config.yaml", place / "warmup")
-    (place / "warmup/metrics.jsonl").write_text('{"step": 7, "loss": 0.5}\n')
+    warmup = {"config.yaml": config_of("warmup.steps=30"), "metrics.jsonl": {"step": 7, "loss": 0.5}}
+    write(place / "warmup", warmup)
     live = asked("GET", "live?run=failed")[2]
     assert "failed, warm-up" in live
     assert "Step 7 of " in live
