@@ -7,14 +7,13 @@ import re
 
 import pytest
 
+from tests.commands.conftest import config_of, write
 from tests.conftest import said_by, write_lines
 from trainer.commands import compare
-from trainer.config.command_line import resolve
 
 
 def run_in(folder, accuracies: dict[int, float], *overrides: str):
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(resolve("nano", None, overrides).to_yaml())
+    write(folder, {"config.yaml": config_of(*overrides)})
     lines = [{"step": 0, "eval/accuracy": 0.9, "eval/low": 0.8, "eval/high": 0.95, "eval/problems": 64}]
     for step in range(1, 5):
         line = {"step": step, "time/rollout": 10.0, "time/step": 5.5, "time/reward/judge": 7.0, "time/evaluation": 9.0}
@@ -61,11 +60,9 @@ def test_a_run_without_a_result_comes_last_behind_negative_rewards_too(tmp_path,
         folder = run_in(tmp_path / name, {}, *of_task, f"lora.rslora={name == 'none'}".lower())
         found = {"eval/reward": reward, "eval/low": -1.0, "eval/high": 0.0, "eval/problems": 64}
         write_lines(folder / "metrics.jsonl", [{"step": 4, **(found if reward else {})}])
-    rows = [
-        line.split()[:2] for line in said_by(capsys, "compare", *(tmp_path / name for name in given))[1].splitlines()
-    ]
-    wanted = [["better", "false"], ["worse", "false"], ["none", "true"]]
-    assert [row for row in rows if row[:1] and row[0] in given] == wanted
+    _, table, _ = said_by(capsys, "compare", *(tmp_path / name for name in given))
+    rows = [line.split()[:2] for line in table.splitlines() if line.startswith(tuple(given))]
+    assert rows == [["better", "false"], ["worse", "false"], ["none", "true"]]
 
 
 def test_a_wide_table_is_split_into_some_that_fit(tmp_path, capsys, monkeypatch):
@@ -132,6 +129,4 @@ def test_runs_on_other_problems_or_tasks_are_not_compared(runs, tmp_path, capsys
     rows = json.loads(said_by(capsys, "compare", *runs, other, "--json")[1])
     assert [row["run"] for row in rows] == [str(runs[1]), str(runs[0]), str(other)]  # not before the other task
     assert [row["against"] for row in rows] == [None] * 3
-    assert said_by(capsys, "compare", *runs, other)[1].endswith(
-        "Runs on different tasks are not compared with each other.\n"
-    )
+    assert "different tasks are not compared" in said_by(capsys, "compare", *runs, other)[1]
