@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from tests.conftest import NANO, said_by
 from tests.hub_server import serving, use_hub
-from tests.reports.conftest import configure
+from tests.reports.conftest import change, configure
 from trainer.config.command_line import resolve
 
 
@@ -82,8 +82,7 @@ def test_the_card_of_an_adapter_loads_it_over_its_base(base, capsys, copied, tmp
     if base == "taught":
         configure(folder, model__name=str(taught))
     else:
-        described = folder / "adapter/adapter_config.json"
-        described.write_text(json.dumps(json.loads(described.read_text()) | {"base_model_name_or_path": "nano"}))
+        change(folder / "adapter/adapter_config.json", base_model_name_or_path="nano")
         (folder / "adapter/manifest.json").unlink()
     said = pushed(capsys, folder)
     assert "base_model:" not in said
@@ -101,8 +100,7 @@ def test_the_card_of_the_best_has_its_own_evaluation(what, capsys, finished, cop
     """In place of the verdict and the table of the final model."""
     folder = copied("demo")
     shutil.copytree(finished / "best", folder / "best")
-    kept = json.loads((folder / "best/best.json").read_text()) | {"step": 3, "accuracy": 0.75, "lenient": 0.875}
-    (folder / "best/best.json").write_text(json.dumps(kept))
+    change(folder / "best/best.json", step=3, accuracy=0.75, lenient=0.875)
     (folder / "best/manifest.json").unlink()
     if what != "best":  # as octet export writes it
         shutil.copytree(folder / "best", folder / what)
@@ -113,7 +111,7 @@ def test_the_card_of_the_best_has_its_own_evaluation(what, capsys, finished, cop
     assert "This is the model after step 3 of 6, the first with the best\n`eval.metric=accuracy` of the run." in out
     assert f"| | base | step 3 |\n| --- | --- | --- |\n| correct | {before} | 75.0% (57.9-86.7) |\n" in out
     assert not re.search(r"Verdict|trained \|", out)
-    (folder / "best/best.json").write_text(json.dumps(kept | {"step": 6}))
+    change(folder / "best/best.json", step=6)
     assert "after the last step, 6" in pushed(capsys, folder, "--what", "best")
 
 

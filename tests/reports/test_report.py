@@ -1,6 +1,6 @@
 """The page about a run: what is on it, and that nothing a model wrote is more than text there."""
 
-import json
+import io
 import re
 import shlex
 import shutil
@@ -10,9 +10,11 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT, lines_of, refuses, said_by, write_lines
-from tests.reports.conftest import configure, going_on
+from tests.reports.conftest import change, configure, going_on
+from tests.ui.browser import browsing
 from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
+from trainer.machine.visible import visible
 from trainer.reports import repeat
 from trainer.reports.curves import charts_of, groups_of
 from trainer.reports.report import MOST_WRONG, ranked, report
@@ -70,8 +72,7 @@ def test_a_page_has_every_section_and_loads_nothing(finished):
 
 def test_a_page_opens_with_the_result_and_what_is_still_wrong(copied):
     folder = copied("result")
-    data = json.loads((folder / "data.json").read_text())
-    (folder / "data.json").write_text(json.dumps(data | {"notes": ["bad records left out: 33."]}))
+    change(folder / "data.json", notes=["bad records left out: 33."])
     run, text = read_run(folder), report([read_run(folder)])
     base, trained = (one["accuracy"] for one in run.evaluation["evaluations"][:2])
     gained = [flip for flip in run.flips() if flip["direction"] == "gained"]
@@ -96,9 +97,8 @@ READ += [("lenient", None, "7", "7"), ("strict", "8", "7", "8")]
 def test_a_wrong_answer_is_shown_as_it_was_read(copied, paid, strict, lenient, said):
     folder = copied("read")
     configure(folder, reward__answer=paid)
-    wrong = {"strict": strict, "lenient": lenient, "correct_strict": False, "correct_lenient": False}
-    answers = lines_of(folder / "eval_answers.jsonl")
-    write_lines(folder / "eval_answers.jsonl", [one | wrong | {"gold": "9"} for one in answers])
+    wrong = {"correct_strict": False, "correct_lenient": False, "gold": "9"}
+    change(folder / "eval_answers.jsonl", strict=strict, lenient=lenient, **wrong)
     cells = page_of(folder).within("td")
     assert cells[cells.index("9") - 1] == said
 
@@ -106,11 +106,30 @@ def test_a_wrong_answer_is_shown_as_it_was_read(copied, paid, strict, lenient, s
 def test_what_a_model_wrote_is_text_on_the_page(finished, hostile):
     text = report([read_run(hostile)])
     seen = Seen(text)
-    assert not set(seen.tags) - set(Seen(report([read_run(finished)])).tags)
+    assert not set(seen.tags) - set(page_of(finished).tags)
     assert "onerror" not in seen.attributes
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e\u2066\u200b\ud800]", text)
     for shown in ("<script>document.title='taken'</script>", "␛[31mred", "<U+202E>txet"):
         assert shown in "".join(seen.within("pre"))
+
+
+COLOURS = {(0x3B, 0x82, 0xC4), (0xE0, 0x7B, 0x39), (0xF6, 0xF7, 0xF9)}  # of two curves, and of the style of the page
+
+
+@pytest.mark.parametrize("which", ["finished", "hostile"])
+def test_a_browser_shows_the_page_and_runs_nothing(which, request, tmp_path):
+    from PIL import Image
+
+    path, run = tmp_path / "page.html", read_run(request.getfixturevalue(which))
+    path.write_text(text := report([run]), encoding="utf-8")
+    with browsing(tmp_path) as browser:
+        page = browser.open(path.as_uri(), 500, 1200)
+        assert page.js("document.title") == f"{visible(run.name)}: Octet"  # a script would have changed it
+        shown = [page.js(f"document.querySelectorAll('{tag}').length") for tag in ("svg", "h2")]
+        assert shown == [Seen(text).tags.count(tag) for tag in ("svg", "h2")]
+        with Image.open(io.BytesIO(page.picture())) as image:
+            assert {colour for _, colour in image.convert("RGB").getcolors(2**20)} >= COLOURS
+        assert page.complaints() == []
 
 
 @pytest.mark.parametrize("name", ["eval.json", "eval_flips.jsonl", "samples.jsonl", "metrics.jsonl", "data.json"])
@@ -161,8 +180,7 @@ def test_several_runs_are_told_apart(finished, copied):
 
 def test_runs_are_tested_on_the_problems_that_both_were_asked(finished, copied):
     other = copied("other")
-    wrong = [one | {"correct_strict": False} for one in lines_of(other / "eval_answers.jsonl")]
-    write_lines(other / "eval_answers.jsonl", wrong)
+    change(other / "eval_answers.jsonl", correct_strict=False)
     solved = sum(read_run(finished).worth(STRICT).values())
     seen = page_of(finished, other)
     assert "against demo, points" in seen.within("th")
@@ -179,8 +197,7 @@ def test_problems_that_ask_the_same_are_all_compared(copied):
     """An environment that hides a number may ask every time: Guess it."""
     folder, other = copied("alike"), copied("other")
     for one in (folder, other):
-        answers = lines_of(one / "eval_answers.jsonl")
-        write_lines(one / "eval_answers.jsonl", [answer | {"question": "Guess it.", "gold": ""} for answer in answers])
+        change(one / "eval_answers.jsonl", question="Guess it.", gold="")
     run = read_run(folder)
     assert len(run.worth(STRICT)) == len({one["problem"] for one in run.greedy["trained"].values()}) == 32
     assert run.worth(STRICT).keys() == read_run(other).worth(STRICT).keys()
@@ -188,8 +205,8 @@ def test_problems_that_ask_the_same_are_all_compared(copied):
 
 def test_the_answers_that_are_paid_decide(copied):
     folder = copied("lenient")
-    answers, records = lines_of(folder / "eval_answers.jsonl"), lines_of(folder / "metrics.jsonl")
-    write_lines(folder / "eval_answers.jsonl", [one | {"correct_lenient": True} for one in answers])
+    records = lines_of(folder / "metrics.jsonl")
+    change(folder / "eval_answers.jsonl", correct_lenient=True)
     paid_more = [one | {"eval/lenient": 1.0} if "eval/accuracy" in one else one for one in records]
     write_lines(folder / "metrics.jsonl", paid_more)
     strict = read_run(folder)
@@ -199,7 +216,7 @@ def test_the_answers_that_are_paid_decide(copied):
     paid = read_run(folder)
     assert (all(paid.worth(paid.measure).values()), facts_of(paid)["accuracy"]) == (True, 1.0)
     paid_in_the_format = copied("in the format")
-    write_lines(paid_in_the_format / "eval_answers.jsonl", lines_of(folder / "eval_answers.jsonl"))
+    change(paid_in_the_format / "eval_answers.jsonl", correct_lenient=True)
     ((_, (_, pair)),) = ranked([paid, read_run(paid_in_the_format)])
     assert (pair.gained, pair.lost) == (0, 0)  # the same answers, of which one format is compared
     assert facts_of(paid)["interval"] == pytest.approx([0.893, 1.0], abs=1e-3)
@@ -218,8 +235,7 @@ def test_a_page_does_not_forget_the_warm_up(copied, finished):
     alone = facts_of(read_run(folder))["training_s"]
     shutil.copytree(finished, folder / "warmup", ignore=shutil.ignore_patterns("verdict.json"))
     configure(folder, warmup__steps=6)
-    lines = lines_of(folder / "warmup/metrics.jsonl")
-    write_lines(folder / "warmup/metrics.jsonl", [line | {"empty": 0.9} for line in lines])
+    change(folder / "warmup/metrics.jsonl", empty=0.9)
     seen = "".join(page_of(folder).within("p"))
     assert "Its warm-up has made 6 of 6 steps; `base` is the model after it." in seen
     assert "Alarms of the warm-up: empty answers" in seen
@@ -269,9 +285,8 @@ def test_watching_ends_when_the_run_is_deleted(copied, tmp_path, capsys, monkeyp
 
 def test_a_page_has_one_verdict(copied):
     folder = copied("paid")
-    evaluation = json.loads((folder / "eval.json").read_text())
-    evaluation["comparisons"][0] |= {"gained": 9, "lost": 1, "lenient": {"gained": 4, "lost": 3, "p": 0.5}}
-    (folder / "eval.json").write_text(json.dumps(evaluation))
+    flips = {"gained": 9, "lost": 1, "lenient": {"gained": 4, "lost": 3, "p": 0.5}}
+    change(folder / "eval.json", comparisons=[read_run(folder).evaluation["comparisons"][0] | flips])
     assert report([read_run(folder)]).count("+25.0 points") == 2
     configure(folder, reward__answer="lenient")
     text = report([read_run(folder)])
@@ -323,14 +338,15 @@ LARGE = "1" + "0" * 400
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "verdict.json", "machine.json"])
-@pytest.mark.parametrize("command", ["report", "plot", "compare", "watch"])
-def test_whole_numbers_that_no_float_can_hold_are_infinite(copied, capsys, name, command):
+@pytest.mark.parametrize("command", ["report", "share", "plot", "compare", "watch"])
+def test_whole_numbers_that_no_float_can_hold_are_infinite(copied, capsys, monkeypatch, name, command):
+    monkeypatch.setenv("PATH", "")  # so that no browser makes a PNG
     folder = copied("large")
     text = re.sub(r"(?<=: )-?\d+(\.\d+)?(e-?\d+)?(?=[,}\n])", LARGE, (folder / name).read_text())
     (folder / name).write_text(re.sub(rf'"step": {LARGE}', '"step": 1', text))
-    options = {"compare": [str(copied("another"))], "watch": ["--once"]}.get(command, [])
-    status, _, err = said_by(capsys, command, folder, *options)
+    words = {"compare": ["compare", copied("another")], "watch": ["watch", "--once"], "share": ["report", "--share"]}
+    status, _, err = said_by(capsys, *words.get(command, [command]), folder)
     assert status in (0, 2), err
     (folder / name).write_text('{"step": 1, "reward/mean": "a", "length": [], "completion": 7, "reward": "b"}\n')
-    status, _, err = said_by(capsys, command, folder, *options)
+    status, _, err = said_by(capsys, *words.get(command, [command]), folder)
     assert status == 0 or (status == 2 and f"{folder}" in err), err

@@ -4,7 +4,7 @@ import os
 from xml.etree import ElementTree
 
 import trainer
-from tests.conftest import octet, program, said_by, write_lines
+from tests.conftest import octet, program, said_by
 from tests.reports.conftest import configure
 from tests.ui.browser import found
 from trainer.run_folder.reader import read_run
@@ -15,7 +15,8 @@ def texts_of(folder) -> tuple[ElementTree.Element, list[str]]:
     return drawn, [one.text or "" for one in drawn.iter() if one.tag.endswith("}text")]
 
 
-def test_the_picture_has_the_result_the_verdict_and_a_curve(copied):
+def test_the_picture_has_the_result_the_verdict_and_a_curve(copied, monkeypatch):
+    monkeypatch.setenv("PATH", "")  # no browser makes a PNG of it
     folder = copied("demo")
     assert octet("report", "--share", folder) == 0
     run, (drawn, texts) = read_run(folder), texts_of(folder)
@@ -29,29 +30,14 @@ def test_the_picture_has_the_result_the_verdict_and_a_curve(copied):
     assert any(one.tag.endswith("}polyline") for one in drawn.iter())
 
 
-def test_without_evaluations_the_verdict_stands_in_their_place(copied):
+def test_without_evaluations_the_verdict_stands_in_their_place(copied, monkeypatch):
+    monkeypatch.setenv("PATH", "")
     folder = copied("demo")
     (folder / "eval.json").unlink()
     configure(folder, warmup__only=True, warmup__steps=6)
     assert octet("report", "--share", folder) == 0
     assert read_run(folder).verdict.kind in texts_of(folder)[1]
     assert f"6 steps of supervised training with octet {trainer.__version__}" in texts_of(folder)[1]
-
-
-def test_a_damaged_log_is_an_error(copied, capsys):
-    folder = copied("demo")
-    write_lines(folder / "metrics.jsonl", [{**line, "reward/mean": None} for line in read_run(folder).metrics])
-    status, _, error = said_by(capsys, "report", "--share", folder)
-    assert (status, f"{folder}: it is not as Octet writes it" in error) == (2, True)
-
-
-def test_the_names_of_others_are_text(copied):
-    configure(folder := copied("demo"), model__name="<script>&amp;[bold]<img>")  # settings have no hidden characters
-    assert octet("report", "--share", folder) == 0
-    drawn, texts = texts_of(folder)
-    assert texts[0] == "<script>&amp;[bold]<img> on word problems"
-    known = {"svg", "title", "rect", "text", "polyline", "polygon", "circle", "g"}
-    assert {one.tag.rpartition("}")[2] for one in drawn.iter()} <= known
 
 
 def test_a_png_is_written_if_something_can_convert_it(copied, tmp_path, capsys, monkeypatch):

@@ -3,78 +3,48 @@
 import io
 import json
 import shutil
+from xml.etree import ElementTree
 
 import pytest
-import yaml
 
 from tests.conftest import said_by, write_lines
-from tests.reports.conftest import configure
+from tests.reports.conftest import EVIL, configure
 from trainer.errors import DataError
 from trainer.machine.visible import visible
 from trainer.reports import report
 from trainer.run_folder.reader import read_run
 
-EVIL = "[/INST] [bold]b[/bold] :smile: \x1b]0;title\x07\x1b[2J\x9b31m\r\u202etxet\u2066\u200b\x7f <script>x</script>"
-
-
-@pytest.fixture
-def strange(copied):
-    """A run in whose every file a text is out to take over the screen."""
-    folder = copied(f"strange{EVIL}".replace("/", "")[:60])
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["model"]["name"] = config["prompt"]["system"] = EVIL
-    config["task"] |= {"name": "records", "path": f"{EVIL}.jsonl"}
-    config["rollout"]["stop"] = ["[/INST]", EVIL]
-    head = "# octet 0\u202e [bold] <script>, git revision abc;touch${IFS}x"  # YAML refuses control characters here
-    (folder / "config.yaml").write_text(f"{head}\n{yaml.safe_dump(config)}")
-    for name in ("eval.json", "machine.json", "verdict.json"):
-        found = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
-        (folder / name).write_text(json.dumps(_poisoned(found)))
-    (folder / "adapter/export.json").write_text(json.dumps({"source": ".", "format": EVIL, "not_checked": EVIL}))
-    return folder
-
-
-def _poisoned(value):
-    """The value with the text at the end of each text in it, but for the keys of mappings."""
-    if isinstance(value, dict):
-        return {key: _poisoned(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_poisoned(one) for one in value]
-    return value + EVIL if isinstance(value, str) else value
-
-
-@pytest.fixture
-def records(tmp_path):
-    rows = [{"question": f"{EVIL} {number}?", "answer": f"{EVIL} #### {number}", "id": EVIL} for number in range(3)]
-    return write_lines(tmp_path / "rows.jsonl", rows)
-
-
+DRAWN = {"svg", "title", "rect", "text", "polyline", "polygon", "circle", "g"}
 COMMANDS = {name: (name,) for name in ("report", "plot", "repro", "chat", "list")}
 COMMANDS |= {"compare": ("compare", "USUAL"), "push": ("push", "--to", "me/demo"), "watch": ("watch", "--once")}
-COMMANDS |= {"eval": ("eval",), "resume": ("train", "--dry-run", "--resume")}
+COMMANDS |= {"eval": ("eval",), "resume": ("train", "--dry-run", "--resume"), "share": ("report", "--share")}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_of_a_stranger_is_text_on_the_screen(command, strange, capsys):
-    usual = shutil.copytree(strange, strange.parent / "usual")
+def test_a_run_of_a_stranger_is_text_on_the_screen_and_in_pictures(command, hostile, capsys):
+    usual = shutil.copytree(hostile, hostile.parent / "usual")
     configure(usual, model__name="nano", rollout__stop=["[/yes]"])
-    status, *said = said_by(capsys, *(usual if word == "USUAL" else word for word in COMMANDS[command]), strange)
+    status, *said = said_by(capsys, *(usual if word == "USUAL" else word for word in COMMANDS[command]), hostile)
     said = "".join(said)
     assert visible(said) == said
     assert status == (2 if command in ("repro", "chat", "eval") else 0), said
-    if command in ("compare", "push"):
-        assert "[bold]b[/bold] :smile: ␛]0;title" in said
+    if command in ("compare", "push", "watch"):
+        assert ("␛]0;title" in said, "[bold]markup[/bold]" in said) == (True, True)
     if command == "push":
         assert all(line.startswith("    ") for line in said.splitlines() if "<script" in line)  # in code, as text
+    for picture in hostile.glob("*.svg"):
+        assert {one.tag.rpartition("}")[2] for one in ElementTree.parse(picture).iter()} <= DRAWN
 
 
-@pytest.mark.parametrize("command", [("task", "play", "records"), ("task", "show", "records")])
-def test_a_data_set_of_a_stranger_is_text_on_the_screen(command, records, capsys, monkeypatch):
+@pytest.mark.parametrize("command", ["play", "show"])
+def test_a_data_set_of_a_stranger_is_text_on_the_screen(command, tmp_path, capsys, monkeypatch):
+    rows = [{"question": f"{EVIL} {number}?", "answer": f"{EVIL} #### {number}", "id": EVIL} for number in range(3)]
+    records = write_lines(tmp_path / "rows.jsonl", rows)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{EVIL}\n\n"))
-    status, *said = said_by(capsys, *command, f"task.path={records}")
+    status, *said = said_by(capsys, "task", command, "records", f"task.path={records}")
     said = "".join(said)
     assert visible(said) == said
-    assert (status, "[bold]b[/bold] :smile: ␛]0;title" in said) == (0, True), said
+    assert (status, "␛]0;title␇" in said, "[bold]markup[/bold]" in said) == (0, True, True), said
 
 
 def _leaves(value, path=()):

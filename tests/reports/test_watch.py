@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import ROOT, lines_of, said_by, write_lines
-from tests.reports.conftest import configure, going_on
+from tests.reports.conftest import change, configure, going_on
 from tests.terminal import on_a_terminal, read
 from trainer.machine.console import Console
 from trainer.reports import terminal
@@ -124,16 +124,10 @@ def test_a_run_fits_the_terminal_of_its_screen(finished, width, height):
 
 def test_several_runs_and_their_alarms(finished, copied, capsys):
     folder = copied("alarm")
-    write_lines(folder / "metrics.jsonl", [record | {"empty": 0.9} for record in lines_of(folder / "metrics.jsonl")])
+    change(folder / "metrics.jsonl", empty=0.9)
     said = said_by(capsys, "watch", finished, folder, "--once")[1]
     assert said.count("step 6 of 6") == 2
     assert said.count("! since step 5: empty answers: 90% of the answers are empty.") == 1
-
-
-def test_what_a_model_wrote_is_text_on_the_screen(hostile, capsys):
-    said = said_by(capsys, "watch", hostile)[1]
-    assert not re.search("[\x00-\x09\x0b-\x1f\u202e\u2066\ud800]", said)
-    assert ("␛[31mred" in said, "[bold]markup[/bold]" in said) == (True, True)
 
 
 def test_blocks_and_times():
