@@ -166,16 +166,24 @@ def test_the_card_of_a_gguf_file_says_what_its_check_found(case, capsys, copied)
     assert "  export.json" not in out
 
 
-@pytest.mark.parametrize("place", ["in its folder", "on the hub", "nowhere"])
-def test_the_licence_of_the_base_is_that_of_its_card(place, capsys, copied, monkeypatch, tmp_path):
-    base, folder = tmp_path / "base", copied("demo")
+HEADS = ["license: [mit", "license: {a: b}", "license: '<script>'", "license: 'a\n\n\n# b'", "license: 5", "license:"]
+HEADS += ["- a", "", "license: !!python/object/apply:os.system [x]", "license: \x1b[2J"]
+HEADS += ["a: &a [x,x]\nb: &b [*a,*a]\nlicense: [*b,*b]"]
+LICENCES = [("license: mit", "in its folder", "mit"), ("license: mit", "on the hub", "mit")]
+LICENCES += [("license: mit", "nowhere", "see its page"), *((head, "in its folder", "see its page") for head in HEADS)]
+
+
+@pytest.mark.parametrize(("head", "place", "said"), LICENCES)
+def test_the_licence_of_the_base_is_that_of_its_card_if_it_is_a_name(head, place, said, capsys, copied, monkeypatch):
+    folder = copied("demo")
+    base = folder.parent / "base"
     base.mkdir()
     (base / "config.json").write_text("{}")
-    (base / "README.md").write_text("---\nlicense: mit\n---\n")
+    (base / "README.md").write_text(f"---\n{head}\n---\n")
     configure(folder, model__name=str(base) if place == "in its folder" else "octet/tiny")
     with serving({} if place == "nowhere" else {"models/octet/tiny": base}) as server:
-        use_hub(monkeypatch, server.url, tmp_path / "home")
-        assert f"The base: {'see its page' if place == 'nowhere' else 'mit'}." in pushed(capsys, folder)
+        use_hub(monkeypatch, server.url, base / "home")
+        assert f"The base: {said}." in pushed(capsys, folder)
 
 
 def test_a_model_whose_step_is_another_one_has_no_evaluation(capsys, copied):
@@ -189,44 +197,31 @@ def test_a_model_whose_step_is_another_one_has_no_evaluation(capsys, copied):
     assert "is not recorded, so no evaluation is shown" in pushed(capsys, folder)
 
 
-def linked(name: str):
-    def link(folder, other):
-        (folder / "adapter" / name).unlink(missing_ok=True)
-        (folder / "adapter" / name).symlink_to(other / "adapter/adapter_config.json")
-
-    return link
-
-
-def exported(place: str, record: str):
-    def export(folder, other):
-        (folder / place).parent.mkdir(exist_ok=True)
-        (folder / place).write_bytes(b"GGUF")
-        (folder / place).with_name("export.json").write_text(record)
-
-    return export
-
-
-def damaged(folder, other):
-    path = folder / "adapter/adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"\1")
-
-
-REFUSED = {
-    "of another run": ("../other/adapter", lambda folder, other: None, "it lies elsewhere"),
-    "of an export": ("../out", exported("../out/x.gguf", '{"source": "../other/adapter"}'), "it was exported from"),
-    "refused": ("gguf", exported("gguf/model-q8_0.gguf.refused", "{}"), "did not pass its check"),
-    "unchecked": ("gguf", exported("gguf/model-q8_0.gguf.unchecked", "{}"), "did not pass its check"),
-    "damaged": ("adapter", damaged, "adapter_model.safetensors"),
-    "a link": ("adapter", linked("x.gguf"), "x.gguf is a link, or lies in one, to "),
-    "a linked adapter": ("adapter", linked("adapter_config.json"), "adapter_config.json"),
+NOT_SENT = {"../other/adapter": "it lies elsewhere", "../export": "it was exported from"}
+NOT_SENT |= {"refused": "did not pass its check", "unchecked": "did not pass its check"}
+NOT_SENT |= {
+    "damaged": "adapter_model.safetensors",
+    "linked": "x.gguf is a link, or lies in one, to ",
+    "described": "adapter_config.json",
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_the_whole_model_of_this_run_is_not_sent(case, capsys, copied):
-    what, change, said = REFUSED[case]
-    folder, other = copied("demo"), copied("other")
-    change(folder, other)
+@pytest.mark.parametrize(("what", "said"), NOT_SENT.items())
+def test_what_is_not_the_whole_model_of_this_run_is_not_sent(what, said, capsys, copied):
+    folder, other = copied("demo"), copied("other") / "adapter"
+    for name in ("damaged", "linked", "described"):
+        shutil.copytree(folder / "adapter", folder / name)
+    (folder / "described/adapter_config.json").unlink()
+    for link in ("linked/x.gguf", "described/adapter_config.json"):
+        (folder / link).symlink_to(other / "adapter_config.json")
+    weights = folder / "damaged/adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    exports = {"../export": "x.gguf", "refused": "model-q8_0.gguf.refused", "unchecked": "model-q8_0.gguf.unchecked"}
+    for place, name in exports.items():
+        (folder / place).mkdir()
+        (folder / place / name).write_bytes(b"GGUF")
+        (folder / place / "export.json").write_text("{}")
+    change(folder / "../export/export.json", source="../other/adapter")
     status, out, err = said_by(capsys, "push", folder, "--to", "me/demo", "--what", what, "--yes")
     assert (status, out, said in err) == (2, "", True), err
 
@@ -255,20 +250,6 @@ def test_files_that_belong_to_no_model_are_left_out(capsys, copied):
     assert (status, [name for name in LEFT_OUT if f"  {name}\n" in out]) == (0, [])
     assert all(name in err for name in LEFT_OUT)
     assert ("  additional_chat_templates/tool_use.jinja\n" in out, "q8_0" in out) == (True, False)
-
-
-CARDS = ["license: [mit", "license: {a: b}", "license: '<script>'", "license: 'a\n\n\n# b'", "license: 5", "license:"]
-CARDS += ["- a", "", "license: !!python/object/apply:os.system [x]", "license: \x1b[2J"]
-CARDS += ["a: &a [x,x]\nb: &b [*a,*a]\nlicense: [*b,*b]"]
-
-
-@pytest.mark.parametrize("head", CARDS)
-def test_a_licence_that_is_no_name_is_not_shown(head, capsys, copied, tmp_path):
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base/config.json").write_text("{}")
-    (tmp_path / "base/README.md").write_text(f"---\n{head}\n---\n")
-    configure(folder := copied("demo"), model__name=str(tmp_path / "base"))
-    assert "The base: see its page." in pushed(capsys, folder)
 
 
 @pytest.mark.parametrize("then", ["same", "merged"])
