@@ -12,6 +12,7 @@ program itself. A test about starting, imports or the launcher takes `sys.execut
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -83,80 +84,49 @@ def ask(address: str, arguments: list[str]) -> None:
 # ---------------------------------------------------------------- the server
 
 
-class Server:
-    """Answers the requests of clients until its owner ends."""
-
-    def __init__(self, listener: socket.socket, owner: int) -> None:
-        import selectors
-
-        self.listener, self.owner = listener, os.pidfd_open(owner)
-        self.imported_with = _read_by_imports(os.environ)
-        self.running: dict[int, tuple[int, socket.socket]] = {}  # pidfd of a program -> its process, and its client
-        self.watched = selectors.DefaultSelector()
-        for source in (self.owner, listener):
-            self.watched.register(source, selectors.EVENT_READ)
-        _import_everything()
-
-    def serve(self) -> None:
-        """Return when the owner has ended and, in each fork, when its program has."""
-        while True:
-            for key, _ in self.watched.select():
-                if key.fd == self.owner:
-                    for process, _ in self.running.values():
-                        os.kill(process, signal.SIGKILL)
-                    return
-                if key.fileobj is self.listener:
-                    client, _ = self.listener.accept()
-                    request, files = _receive(client)
-                    if request and self.start(client, request):
-                        _become(request, files)
-                        return
-                    for file in files:
-                        os.close(file)
-                    break  # what is known of the others may be of a number that a new file has got
-                if key.fd in self.running:
-                    self.end(key.fd)
-                elif any(client is key.fileobj for _, client in self.running.values()):
-                    self.pass_on(key.fileobj)
-
-    def start(self, client: socket.socket, request: dict[str, Any]) -> bool:
-        """Fork, and return True in the fork."""
-        if _read_by_imports(request["environment"]) != self.imported_with:
-            client.send(b"start it yourself")
-            client.close()
-        elif process := os.fork():
-            program = os.pidfd_open(process)
-            self.running[program] = process, client
-            for source in (program, client):
-                self.watched.register(source, 1)
-        else:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs without
-            self.watched.close()
-            for source in (self.listener, client, *(other for _, other in self.running.values())):
-                source.close()
-            for program in (*self.running, self.owner):
-                os.close(program)
-            return True
-        return False
-
-    def end(self, program: int) -> None:
-        process, client = self.running.pop(program)
-        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        with suppress(BrokenPipeError):  # the client may be gone
-            client.send(str(status).encode())
-        for source in (program, client):
-            with suppress(KeyError):
-                self.watched.unregister(source)
-        os.close(program)
+def serve(listener: socket.socket, owner: int) -> None:
+    """Answer the requests of clients. Return when the owner has ended and, in each fork, when its program has."""
+    _import_everything()
+    imported_with, ended = _read_by_imports(os.environ), os.pidfd_open(owner)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks that answer
+    while ended not in select.select([listener, ended], [], [])[0]:
+        client, _ = listener.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            _answer(client, imported_with, ended)
+            return
         client.close()
 
-    def pass_on(self, client: socket.socket) -> None:
-        """Send a program the signal that its client was sent, or end it with its client."""
-        received = client.recv(1)
-        (process,) = (process for process, other in self.running.values() if other is client)
+
+def _answer(client: socket.socket, imported_with: Mapping[str, str], owner_ended: int) -> None:
+    """Run the program of a request in a fork, tell the client how it has ended, and exit. Only the fork returns."""
+    request, files = _receive(client)
+    if request and _read_by_imports(request["environment"]) != imported_with:
+        client.send(b"start it yourself")
+    elif request:
+        process = os.fork()
+        if process == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs without
+            client.close()
+            os.close(owner_ended)
+            _become(request, files)
+            return
+        for file in files:
+            os.close(file)
+        _attend(process, client, owner_ended)
+    os._exit(0)
+
+
+def _attend(process: int, client: socket.socket, owner_ended: int) -> None:
+    """Send a program the signals that its client is sent, until it ends. It is ended with its client or the owner."""
+    program, watched = os.pidfd_open(process), [client.fileno(), owner_ended]
+    while program not in (ready := select.select([program, *watched], [], [])[0]):
+        received = client.recv(1) if client.fileno() in ready else b""
         os.kill(process, received[0] if received else signal.SIGKILL)
-        if not received:
-            self.watched.unregister(client)
+        watched = watched if received else []
+    with suppress(OSError):  # the client may be gone
+        client.send(str(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])).encode())
 
 
 def _import_everything() -> None:
@@ -223,4 +193,4 @@ if __name__ == "__main__":
     if sys.flags.isolated:
         ask(sys.argv[1], sys.argv[2:])
     else:
-        Server(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).serve()
+        serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
