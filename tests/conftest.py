@@ -1,5 +1,6 @@
 """What tests share: a tiny random model, the shipped tokenizer, a process group of one, real GSM8K if it is here."""
 
+import configparser
 import copy
 import json
 import os
@@ -80,6 +81,12 @@ def program(path: Path, script: str) -> Path:
     path.write_text(script)
     path.chmod(0o755)
     return path
+
+
+def setup_cfg() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -37,8 +37,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Double(ThreadingHTTPServer):
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
+    def __init__(self, port: int = 0, handler: type[BaseHTTPRequestHandler] = Handler) -> None:
+        super().__init__(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.headers: list[dict[str, str]] = []  # of all requests
 
@@ -48,6 +48,8 @@ class Double(ThreadingHTTPServer):
         with self:
             thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
             thread.start()
-            yield self
-            self.shutdown()
-            thread.join()
+            try:
+                yield self
+            finally:
+                self.shutdown()
+                thread.join()

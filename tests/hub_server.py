@@ -5,11 +5,10 @@ import hashlib
 import json
 import re
 import ssl
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -17,41 +16,35 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from huggingface_hub import ModelCard, constants
 
+from tests.http_double import Double
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
 FILE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
-PUSH = re.compile(
-    r"/(?:api/models/([^/]+/[^/]+)|([^/]+/[^/]+)\.git/info/lfs)/(preupload|commit|objects)/(?:main|batch)"
-)
+PUSH = re.compile(r"/(?:api/models/)?([^/]+/[^/]+?)(?:\.git/info/lfs)?/(preupload|commit|objects)/(?:main|batch)")
 LARGE = (".safetensors", ".gguf")  # what is sent beside the commit
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(Double):
     """`repositories` are folders by their names, such as `models/octet/tiny`."""
-
-    daemon_threads = True
 
     def __init__(
         self, repositories: Mapping[str, Path], token: str | None = None, certificate: Path | None = None
     ) -> None:
-        super().__init__(("127.0.0.1", 0), _Answer)
-        self.scheme = "https" if certificate else "http"
+        super().__init__(handler=_Answer)
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
             self.socket = context.wrap_socket(self.socket, server_side=True)
+            self.url = self.url.replace("http", "https")
         self.repositories = dict(repositories)
         self.token = token  # when there is one, nothing is given without it
         self.downloads: list[tuple[str, str]] = []  # each file sent, and the range that was asked for
         self.delay_s = 0.0  # before each answer
-        self.uploads: dict[str, dict[str, bytes]] | None = None  # files that were pushed; None: nobody may push
+        self.uploads: dict[str, dict[str, bytes]] = {}  # files that were pushed
         self.private: dict[str, object] = {}
         self.large: dict[str, bytes] = {}
         self.cut_after: int | None = None  # bytes after which a download breaks off, once
-
-    @property
-    def url(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.server_port}"
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
@@ -65,24 +58,14 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
-@contextmanager
-def serving(*arguments: Any, **options: Any) -> Iterator[Hub]:
-    hub = Hub(*arguments, **options)
-    thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield hub
-    finally:
-        hub.shutdown()
-        hub.server_close()
-        thread.join()
+def serving(*arguments: Any, **options: Any) -> AbstractContextManager[Hub]:
+    return Hub(*arguments, **options).serving()
 
 
 class _Answer(BaseHTTPRequestHandler):
     server: Hub
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+    def log_message(self, format: str, *args: object) -> None: ...
 
     def do_GET(self) -> None:
         time.sleep(self.server.delay_s)
@@ -101,16 +84,14 @@ class _Answer(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         if path == "/api/validate-yaml":
             self._reply_json({"errors": [], "warnings": []})
-        elif path == "/api/repos/create" and not self._may_write():
+        elif path == "/api/repos/create" and not self._has_token():
             self._refuse(401, "")
-        elif self.server.uploads is None:
-            self._answer_paths(asked)
         elif path == "/api/repos/create":
             self._create(json.loads(asked))
         elif push := PUSH.fullmatch(path):
-            self._take(push[1] or push[2], push[3], asked)
+            self._take(push[1], push[2], asked)
         else:
-            self._answer_paths(asked)
+            self._answer_paths(path, asked)
 
     def do_PUT(self) -> None:
         """Take a large file, whose name is its sum."""
@@ -127,7 +108,7 @@ class _Answer(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def _may_write(self) -> bool:
+    def _has_token(self) -> bool:
         return self.headers.get("Authorization") == f"Bearer {self.server.token}"
 
     def _create(self, asked: Mapping[str, object]) -> None:
@@ -157,24 +138,23 @@ class _Answer(BaseHTTPRequestHandler):
             url = f"{self.server.url}/{name}/commit/{COMMIT}"
             self._reply_json({"commitUrl": url, "commitOid": COMMIT, "success": True})
 
-    def _answer_paths(self, asked: str) -> None:
+    def _answer_paths(self, path: str, asked: str) -> None:
         paths = json.loads(asked)["paths"] if asked.startswith("{") else parse_qs(asked).get("paths", [])
-        api = API.fullmatch(unquote(urlsplit(self.path).path))
-        assert api, self.path
+        api = API.fullmatch(path)
+        assert api, path
         folder = self._repository(f"{api[1]}/{api[2]}", api[4])
         if folder:
-            self._reply_json([_entry(folder, folder / path) for path in paths if (folder / path).exists()])
+            self._reply_json([_entry(folder, folder / one) for one in paths if (folder / one).exists()])
 
     def _describe(self, api: re.Match[str]) -> None:
         kind, name, question, revision, below = api.groups()
         folder = self._repository(f"{kind}/{name}", revision or "main")
         if folder is None:
             return
-        if question == "tree":
-            start = folder / (below or "")
-            if not start.is_dir():
-                self._refuse(404, "EntryNotFound")
-                return
+        start = folder / (below or "")
+        if question == "tree" and not start.is_dir():
+            self._refuse(404, "EntryNotFound")
+        elif question == "tree":
             entries = sorted(start.rglob("*") if "recursive=True" in self.path else start.iterdir())
             self._reply_json([_entry(folder, path) for path in entries])
         else:
@@ -186,7 +166,7 @@ class _Answer(BaseHTTPRequestHandler):
 
     def _repository(self, name: str, revision: str) -> Path | None:
         """The folder; None when the answer has been given already."""
-        if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+        if self.server.token and not self._has_token():
             self._refuse(401, "GatedRepo")
         elif name not in self.server.repositories:
             self._refuse(401, "RepoNotFound")  # as the hub answers strangers

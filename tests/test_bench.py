@@ -1,6 +1,5 @@
 """The measurements in bench/: every script runs, none hides a package, and the pages of numbers are up to date."""
 
-import configparser
 import importlib
 import json
 import re
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, launch, lines_of, write_lines
+from tests.conftest import ROOT, launch, lines_of, setup_cfg, write_lines
 from tests.ui.browser import found
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"]
@@ -34,8 +33,7 @@ SCRIPTS = [name for name in MODULES if "__main__" in (ROOT / f"bench/{name}.py")
 
 def test_no_script_hides_a_package():
     """The folder of a script comes first on its path, so `bench/vllm.py` would be the `vllm` of every library."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
+    setup = setup_cfg()
     requirements = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
     named = {re.split(r"\W", line)[0] for lines in requirements for line in lines.split()}
     assert not set(MODULES) & {*sys.stdlib_module_names, *packages_distributions(), *named}

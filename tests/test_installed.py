@@ -1,6 +1,5 @@
 """Octet as others install it: from a wheel, in an empty folder; and from a checkout that nobody has installed."""
 
-import configparser
 import json
 import os
 import re
@@ -8,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, program, ran, setup_cfg
 from trainer import __version__
 from trainer.commands.doctor import pinned
 
@@ -35,9 +34,8 @@ def make_environment(folder: Path, *wheels: Path) -> Path:
                 (packages / package.name).symlink_to(package)
     (own,) = folder.glob("lib/python*/site-packages")
     (own / "packages.pth").write_text(f"{packages}\n")
-    launcher = folder / "bin/deepspeed"  # pip would have written it beside the package
-    launcher.write_text(f"#!{folder}/bin/python\nfrom deepspeed.launcher.runner import main\nmain()\n")
-    launcher.chmod(0o755)
+    launcher = f"#!{folder}/bin/python\nfrom deepspeed.launcher.runner import main\nmain()\n"
+    program(folder / "bin/deepspeed", launcher)  # pip would have written it beside the package
     if wheels:
         pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet", "--no-deps"]
         subprocess.run([*pip, "--no-index", *wheels], check=True)
@@ -85,9 +83,18 @@ def run(*command: str | Path, folder: Path, path: Path, **environment: str) -> s
     return answer
 
 
+@pytest.fixture
+def of_wheel(installed, tmp_path) -> Callable[..., str]:
+    """Run a program of the environment with a wheel in an empty folder, and return what it prints."""
+
+    def run_there(name: str, *words: str | Path, **environment: str) -> str:
+        return run(installed / name, *words, folder=tmp_path, path=installed, **environment).stdout
+
+    return run_there
+
+
 def test_every_package_is_listed_for_the_wheel():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
+    setup = setup_cfg()
     folders = [ROOT / "octet", *(file.parent for file in (ROOT / "trainer").rglob("__init__.py"))]
     packages = [".".join(folder.relative_to(ROOT).parts) for folder in folders]
     assert sorted(setup["options"]["packages"].split()) == sorted([*packages, "trainer.shipped"])
@@ -118,8 +125,7 @@ def required(names: list[str]) -> Iterator[tuple[str, Requirement]]:
 def test_an_extra_fits_the_constraints_and_imports(extra):
     """All together: each package has one pin, and every requirement of every package allows it. tests/vllm resolves
     them with the extra vllm, which is not among the pins."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
+    setup = setup_cfg()
     names = [*setup["options"]["install_requires"].split(), *setup["options.extras_require"][extra].split()]
     pins = pinned(ROOT / "constraints.txt")
     try:
@@ -135,29 +141,26 @@ def test_an_extra_fits_the_constraints_and_imports(extra):
 
 
 @pytest.mark.slow
-def test_the_light_commands_of_a_wheel_need_no_checkout(installed, tmp_path):
-    where = "import trainer; print(trainer.__file__)"
-    home = Path(run(installed / "python", "-c", where, folder=tmp_path, path=installed).stdout.strip()).parent
-    assert home.is_relative_to(installed.parent)
-    octet = installed / "octet"
-    assert run(octet, "--version", folder=tmp_path, path=installed).stdout == f"octet {__version__}\n"
-    assert (
-        " rows, " in run(octet, "plan", "--card", "RTX 4060", "--preset", "8gb", folder=tmp_path, path=installed).stdout
-    )
+def test_the_light_commands_of_a_wheel_need_no_checkout(of_wheel, installed, tmp_path):
+    """And none prints a command that needs one: there is no run_deepspeed.sh in an empty folder."""
+    assert Path(of_wheel("python", "-c", "import trainer; print(trainer.__file__)")).is_relative_to(installed.parent)
+    assert of_wheel("octet", "--version") == f"octet {__version__}\n"
+    plan = of_wheel("octet", "plan", "--card", "RTX 4060", "--preset", "8gb", "--search")
+    assert (" rows, " in plan, "octet train --preset 8gb" in plan) == (True, True)
+    fetched = "from trainer.commands.fetch import command; from pathlib import Path; "
+    printed = of_wheel("python", "-c", fetched + "print(command(Path('it'), 'a=b', True))")
+    assert ("octet train a=b" in printed, "run_deepspeed.sh" in printed) == (True, False)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_a_job_script_of_a_wheel_starts_the_installed_program(installed, tmp_path):
+def test_a_job_script_of_a_wheel_starts_the_installed_program(of_wheel, installed, tmp_path):
     """In a job whose srun is a stand-in, up to the first check of the run, which finds no such model."""
     job = ["--gpus=1", "--preset", "nano", "model.name=no/such-model", "run.dir=it"]
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 5\n")
-    (tmp_path / "bin/sbatch").chmod(0o755)
-    run(installed / "octet", "slurm", *job, folder=tmp_path, path=installed, PATH=f"{tmp_path}/bin:{os.defpath}")
+    program(tmp_path / "bin/sbatch", "#!/bin/sh\necho 5\n")
+    of_wheel("octet", "slurm", *job, PATH=f"{tmp_path}/bin:{os.defpath}")
     assert f"export OCTET_ROOT={installed.parent}" in (tmp_path / "it/job.sbatch").read_text()
-    (tmp_path / "bin/srun").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\n"$@"\nexit 0\n')
-    (tmp_path / "bin/srun").chmod(0o755)
+    program(tmp_path / "bin/srun", '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\n"$@"\nexit 0\n')
     inside = {"PATH": f"{tmp_path}/bin:{os.defpath}", "SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "node1"}
     inside["HF_HUB_OFFLINE"] = "1"
     answer = run("bash", "it/job.sbatch", folder=tmp_path, path=installed, **inside)
@@ -170,24 +173,11 @@ def test_a_job_script_of_a_wheel_starts_the_installed_program(installed, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_wheel_says_how_it_is_started(installed, tmp_path):
-    """There is no run_deepspeed.sh in an empty folder."""
-    code = "from trainer.commands.fetch import command; from pathlib import Path; "
-    code += "print(command(Path('it'), 'a=b', True))"
-    printed = run(installed / "python", "-c", code, folder=tmp_path, path=installed).stdout
-    assert "octet train a=b" in printed
-    assert "run_deepspeed.sh" not in printed
-    plan = run(installed / "octet", "plan", "--preset", "8gb", "--search", folder=tmp_path, path=installed).stdout
-    assert "octet train --preset 8gb" in plan
-
-
-@pytest.mark.slow
-def test_octet_says_that_another_trainer_is_in_its_place(installed, tmp_path):
+def test_octet_says_that_another_trainer_is_in_its_place(of_wheel, installed, tmp_path):
     """Once as a file of the user in the working folder, once as a distribution that has overwritten Octet's files."""
     (tmp_path / "trainer.py").write_text("raise SystemExit('imported')\n")
-    ask = "from octet import train"
     with pytest.raises(AssertionError, match=r"ImportError: .*trainer\.py"):
-        run(installed / "python", "-c", ask, folder=tmp_path, path=installed)
+        of_wheel("python", "-c", "from octet import train")
     packages = next(installed.parent.glob("lib/python*/site-packages"))
     kept = (packages / "trainer/__init__.py").read_text()
     record = packages / "trainer-0.0.36.dist-info"
@@ -204,18 +194,15 @@ def test_octet_says_that_another_trainer_is_in_its_place(installed, tmp_path):
     finally:
         (packages / "trainer/__init__.py").write_text(kept)
         shutil.rmtree(record)
-    assert run(installed / "octet", "--version", folder=tmp_path, path=installed).stdout == f"octet {__version__}\n"
+    assert of_wheel("octet", "--version") == f"octet {__version__}\n"
 
 
 @pytest.mark.slow
-def test_a_wheel_trains(installed, tmp_path):
+def test_a_wheel_trains(of_wheel, tmp_path):
     """In an empty folder; `octet doctor` says before that it will."""
-    doctor = run(installed / "octet", "doctor", "--preset", "nano", folder=tmp_path, path=installed).stdout
-    assert "No problem" in doctor
-    launch = [installed / "python", "-m", "trainer.commands.main", "train", *RUN, "run.steps=2"]
-    answer = run(*launch, folder=tmp_path, path=installed)
-    assert "run_deepspeed.sh" not in answer.stdout
-    assert "8 of 8 greedy answers identical" in answer.stdout
+    assert "No problem" in of_wheel("octet", "doctor", "--preset", "nano")
+    printed = of_wheel("python", "-m", "trainer.commands.main", "train", *RUN, "run.steps=2")
+    assert ("8 of 8 greedy answers identical" in printed, "run_deepspeed.sh" in printed) == (True, False)
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
     assert (tmp_path / "it/merged/model.safetensors").is_file()
 
@@ -236,13 +223,13 @@ def test_a_checkout_trains_without_an_installation_and_without_git(uninstalled, 
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_in_a_kernel_over_a_wheel(installed, tmp_path):
+def test_the_notebook_runs_in_a_kernel_over_a_wheel(of_wheel, tmp_path):
     """It learns, and the last cell asks the new model. What is shipped has been run, too."""
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     shipped = json.loads((ROOT / "examples/octet.ipynb").read_text())
     shutil.copy(ROOT / "examples/octet.ipynb", tmp_path)
-    run(installed / "python", ROOT / "scripts/execute_notebook.py", "octet.ipynb", folder=tmp_path, path=installed)
+    of_wheel("python", ROOT / "scripts/execute_notebook.py", "octet.ipynb")
     for notebook in (shipped, json.loads((tmp_path / "octet.ipynb").read_text())):
         outputs = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
         texts = ["".join(one.get("text", "")) for cell in outputs for one in cell]
@@ -264,9 +251,7 @@ def test_a_release_is_built_and_tried(source, tmp_path):
     release = [str(checkout / "scripts/release"), "--quick"]
 
     def refused(reason: str) -> None:
-        answer = subprocess.run(
-            release, env={**os.environ, **surroundings}, capture_output=True, text=True, check=False
-        )
+        answer = ran(*release, env=os.environ | surroundings)
         assert (answer.returncode, reason in answer.stderr) == (2, True), answer.stderr
 
     (checkout / "README.md").write_text("changed")
@@ -293,35 +278,24 @@ def test_a_release_is_built_and_tried(source, tmp_path):
     assert json.loads((checkout / "build/sbom.json").read_text())["metadata"]["component"]["version"] == __version__
 
 
-def steps_of_an_image() -> tuple[list[str], list[str], list[str]]:
-    """Return what the Dockerfile copies, what Apptainer.def copies, and the commands that both run."""
-    docker = (ROOT / "Dockerfile").read_text()
-    copied = [
-        name for line in re.findall(r"^COPY (.*) /octet\S*$", docker, flags=re.MULTILINE) for name in line.split()
-    ]
-    sections = dict(re.findall(r"^%(\w+)\n((?:    .*\n)+)", (ROOT / "Apptainer.def").read_text(), flags=re.MULTILINE))
-    files = [line.split()[0] for line in sections["files"].splitlines()]
-    ran = re.findall(r"^RUN (.*)$", docker, flags=re.MULTILINE)
-    assert [line.strip() for line in sections["post"].splitlines()] == ran
-    for script in (*sections.values(), *ran):
-        subprocess.run(["bash", "-n"], input=script if script != sections["files"] else "", text=True, check=True)
-    return copied, files, ran
-
-
 @pytest.mark.slow
 def test_an_image_has_what_its_steps_need(tmp_path):
-    """The steps run in a folder that has only what is copied, up to the packages."""
-    copied, files, commands = steps_of_an_image()
-    assert sorted(copied) == sorted(files)
+    """The Dockerfile and Apptainer.def copy the same and run the same. The steps run in a folder that has only what is
+    copied, up to the packages."""
+    docker = (ROOT / "Dockerfile").read_text()
+    copied = " ".join(re.findall(r"^COPY (.*) /octet\S*$", docker, flags=re.MULTILINE)).split()
+    sections = dict(re.findall(r"^%(\w+)\n((?:    .*\n)+)", (ROOT / "Apptainer.def").read_text(), flags=re.MULTILINE))
+    assert sorted(copied) == sorted(line.split()[0] for line in sections.pop("files").splitlines())
+    (command,) = re.findall(r"^RUN (.*)$", docker, flags=re.MULTILINE)
+    assert sections["post"].strip() == command
+    for script in (*sections.values(), command):
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     for name in copied:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
-    (command,) = commands
     here = {"OCTET_PYTHON": sys.executable, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     shown = run("sh", "-c", command.replace("/octet", str(tmp_path)), folder=tmp_path, path=tmp_path, **here).stdout
     assert "with adapter/, merged/" in shown
     assert not (tmp_path / "run").exists()
-    setup = configparser.ConfigParser()
-    setup.read(tmp_path / "setup.cfg")
-    shipped = setup["options.package_data"]["trainer.shipped"].split()
+    shipped = setup_cfg()["options.package_data"]["trainer.shipped"].split()
     assert all(any(tmp_path.glob(pattern)) for pattern in shipped)

@@ -1,6 +1,5 @@
 """The files that a project is known by: those of GitHub, the citation, and pages that name versions and files."""
 
-import configparser
 import json
 import re
 import shlex
@@ -13,7 +12,7 @@ import yaml
 
 from bench import first_page
 from scripts import make_sbom
-from tests.conftest import ROOT, launch
+from tests.conftest import ROOT, launch, setup_cfg
 from trainer import __version__
 from trainer.config.command_line import parse_command_line
 
@@ -25,14 +24,8 @@ MARKDOWN = [*(ROOT / name for name in PAGES), *(ROOT / "docs").glob("*.md"), *GA
 OF_A_RUNNER = {"git", "pip", "python"}
 
 
-def setup() -> configparser.ConfigParser:
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg")
-    return parser
-
-
 def classified() -> list[str]:
-    return re.findall(r"Python :: (3\.\d+)", setup()["metadata"]["classifiers"])
+    return re.findall(r"Python :: (3\.\d+)", setup_cfg()["metadata"]["classifiers"])
 
 
 def test_the_citation_is_of_this_version():
@@ -40,7 +33,7 @@ def test_the_citation_is_of_this_version():
     assert citation["cff-version"] == "1.2.0"
     assert {"message", "title", "authors"} <= citation.keys()
     assert str(citation["version"]) == __version__
-    assert citation["license"] == setup()["metadata"]["license"]
+    assert citation["license"] == setup_cfg()["metadata"]["license"]
 
 
 def test_the_changelog_begins_with_this_version():
@@ -75,7 +68,7 @@ def test_every_supported_python_is_tried():
     jobs = yaml.safe_load((GITHUB / "workflows/ci.yml").read_text())["jobs"]
     versions = jobs["quick"]["strategy"]["matrix"]["python"]
     assert versions == classified()
-    assert setup()["options"]["python_requires"] == f">={versions[0]}"
+    assert setup_cfg()["options"]["python_requires"] == f">={versions[0]}"
     assert f"| Python | {versions[0]} to {versions[-1]} " in (ROOT / "docs/supported.md").read_text()
     assert f"Python {versions[0]} to {versions[-1]};" in (ROOT / "CHANGELOG.md").read_text()
 
@@ -94,7 +87,7 @@ def test_hooks_run_what_the_development_environment_has():
     assert repository["repo"] == "local"
     programs = {hook["entry"].split()[0] for hook in repository["hooks"]}
     assert programs == {"ruff", "mypy"}
-    assert programs <= set(setup()["options.extras_require"]["dev"].split())
+    assert programs <= set(setup_cfg()["options.extras_require"]["dev"].split())
     assert all((Path(sys.executable).parent / program).exists() for program in programs)
 
 

@@ -20,7 +20,6 @@ def hub(monkeypatch, tmp_path):
     """A hub that takes what is pushed, by the protocol for large files that every version of it speaks."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     with serving({}, token="hf_secret") as server:
-        server.uploads = {}
         use_hub(monkeypatch, server.url, tmp_path / "home")
         yield server
 
