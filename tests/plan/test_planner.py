@@ -102,6 +102,7 @@ def test_a_folder_is_read_with_all_that_its_family_has(tmp_path, family, biases)
 
 
 KINDS = {
+    "attention alone": {"model_type": "llama", "tie_word_embeddings": True},
     "convolutions": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True},
     "a gated delta rule": {"model_type": "qwen3_5_text", "full_attention_interval": 3, "linear_num_value_heads": 4}
     | {"linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 16},
@@ -116,6 +117,11 @@ KINDS = {
 }
 
 
+ADAPTERS = {"attention": Lora(targets="attention"), "all": Lora(r=8), "dora": Lora(dora=True)}
+ADAPTERS |= {"two": Lora(targets=("q_proj", "k_proj"), r=3)}
+ADAPTERS |= {"ends": Lora(targets=("q_proj", "lm_head", "embed_tokens"), dora=True)}
+
+
 @pytest.mark.parametrize("written", ["by its makers", "by transformers"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_of_every_kind_are_counted_to_the_last_number(tmp_path, kind, written):
@@ -128,11 +134,13 @@ def test_layers_of_every_kind_are_counted_to_the_last_number(tmp_path, kind, wri
     shape = shapes.shape_of(str(tmp_path))
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert planned_linears(shape) == linears_of(model)
-    for targets in ("attention", "all"):
-        planned = planner_of(str(tmp_path), f"lora.targets={targets}").trained
+    assert planner_of(str(tmp_path)).weights == bytes_of(model.parameters())
+    for name, adapter in ADAPTERS.items():
+        overrides = [f"lora.{key}={json.dumps(value)}" for key, value in adapter.model_dump(mode="json").items()]
         with init_empty_weights():
-            adapted = lora.add_adapter(without_weights(settings), Lora(targets=targets))
-        assert planned == sum(value.numel() for value in adapted.parameters() if value.requires_grad)
+            adapted = lora.add_adapter(without_weights(settings), adapter)
+        trained = sum(value.numel() for value in adapted.parameters() if value.requires_grad)
+        assert planner_of(str(tmp_path), *overrides).trained == trained, name
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "experts" not in kind])
@@ -142,7 +150,10 @@ def test_what_the_decoder_keeps_of_a_row_is_planned_to_the_byte(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps(SMALL | KINDS[kind]))
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SMALL | KINDS[kind]), dtype=torch.bfloat16)
     planned = planner_of(str(tmp_path), "prompt.max_tokens=20", "rollout.max_new_tokens=12")
+    assert planned.places == 32
     assert planned._cache(3) == Forward(model, copies=False).allocate_cache(3, 32).bytes
+    if kind == "attention alone":
+        assert planned._cache(1) == row_bytes(model.config, 32, 2) - 12 * planned.shape.vocabulary
 
 
 def test_a_mixture_computes_with_few_experts_and_keeps_all():
@@ -205,35 +216,6 @@ def plan_of(
 ) -> planner.Plan:
     config = resolve(preset, None, overrides)
     return planner.Planner(shape or shapes.shape_of(config.model.name), config, world_size, vram).plan
-
-
-ADAPTERS = {"attention": Lora(targets="attention"), "all": Lora(r=8), "dora": Lora(dora=True)}
-ADAPTERS |= {"two": Lora(targets=("q_proj", "down_proj"), r=3)}
-ADAPTERS |= {"ends": Lora(targets=("q_proj", "lm_head", "embed_tokens"), dora=True)}
-
-
-@pytest.mark.parametrize("settings", ADAPTERS.values(), ids=ADAPTERS)
-@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B", "meta-llama/Llama-3.2-1B"])
-def test_weights_and_adapter_to_the_byte(name, settings):
-    overrides = [f"lora.{key}={json.dumps(value)}" for key, value in settings.model_dump(mode="json").items()]
-    planned = planner_of(name, *overrides)
-    model = without_weights(shapes.KNOWN[name])
-    assert planned.weights == bytes_of(model.parameters())
-    with init_empty_weights():
-        adapted = lora.add_adapter(model, settings)
-    assert planned.trained == sum(value.numel() for value in adapted.parameters() if value.requires_grad)
-
-
-def test_the_cache_to_the_byte():
-    planned = planner_of("Qwen/Qwen2.5-1.5B", "prompt.max_tokens=100", "rollout.max_new_tokens=60")
-    shape, config = planned.shape, AutoConfig.for_model(**shapes.KNOWN["Qwen/Qwen2.5-1.5B"])
-    from trainer.rollout.decoder.layers.passes import Cache, Keys
-
-    kept = [[Keys(2 * shape.kv_heads, shape.head_size)]] * shape.layers
-    cache = Cache(kept, 32, 160, torch.bfloat16, torch.device("meta"))
-    assert planned.places == 160
-    assert planned._cache(32) == cache.bytes
-    assert planned._cache(1) == row_bytes(config, 160, 2) - 12 * shape.vocabulary
 
 
 def test_four_bits_are_what_bitsandbytes_makes_of_a_weight():
