@@ -144,17 +144,22 @@ def test_a_healthy_run_is_left_alone(history):
     assert diagnose(history) == []
 
 
-@pytest.mark.parametrize(
-    ("paid", "rule", "seen"), [(0.0, "constant reward", "pays 0"), (rising(3, 5), "a part dominates", "pays")]
-)
-def test_a_function_counts_without_a_weight(paid, rule, seen):
-    (finding,) = diagnose(run("reward.custom=a.py:z", **{"reward/z": paid}))
-    assert (finding.name, f"reward.weights.z {seen}" in finding.seen) == (rule, True)
+WARMUP = run("warmup.only=true", "warmup.steps=20", steps=1)
+LARGE = {**WARMUP.records[0], "update_size": 0.8, "lr": WARMUP.config.algorithm.lr}
+OTHER_LIMITS = "rollout.max_new_tokens=256 or another limit, such as rollout.turns.most=3"
+NAMED = [  # a function counts without a weight
+    (run("reward.custom=a.py:z", **{"reward/z": 0.0}), "constant reward", "reward.weights.z pays 0"),
+    (run("reward.custom=a.py:z", **{"reward/z": rising(3, 5)}), "a part dominates", "reward.weights.z pays"),
+    (run("rollout.turns.most=3", truncated=0.6, turns=3.0), "cut off", OTHER_LIMITS),
+    (History(WARMUP.config, [LARGE]), "learning rate too large", "warmup.lr"),
+]
 
 
-def test_answers_of_several_turns_have_more_limits():
-    (finding,) = diagnose(run("rollout.turns.most=3", truncated=0.6, turns=3.0))
-    assert "rollout.max_new_tokens=256 or another limit, such as rollout.turns.most=3" in finding.seen
+@pytest.mark.parametrize(("history", "rule", "said"), NAMED)
+def test_a_finding_names_the_settings_of_this_run(history, rule, said):
+    (finding,) = diagnose(history)
+    text = f"{finding.seen} {finding.remedy}"
+    assert (finding.name, said in text, "algorithm.lr" in text) == (rule, True, False)
 
 
 def test_one_update_that_makes_the_adapter_another_one_is_enough():
@@ -164,13 +169,6 @@ def test_one_update_that_makes_the_adapter_another_one_is_enough():
 
     assert [finding.name for finding in diagnose(measured(0.8))] == ["learning rate too large"]
     assert diagnose(measured(0.2)) == []  # one update may be large by chance
-
-
-def test_an_alarm_of_a_warm_up_names_the_rate_of_the_warm_up():
-    history = run("warmup.only=true", "warmup.steps=20", steps=1)
-    large = {**history.records[0], "update_size": 0.8, "lr": history.config.algorithm.lr}
-    (finding,) = diagnose(History(history.config, [large]))
-    assert ("warmup.lr" in finding.remedy, "algorithm.lr" in finding.remedy) == (True, False)
 
 
 def falling(by: float) -> History:
