@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.forks import forked
@@ -14,24 +15,33 @@ def on_two_ranks(program: str, *arguments: str) -> list[str]:
 
 def on_ranks(count: int, program: str, *arguments: str) -> list[str]:
     """Run code on a number of ranks and return the output of each."""
-    return [said for _, said in ended(count, "-c", program, *arguments)]
+    return [rank.stdout.strip() for rank in ended(count, "-c", program, *arguments)]
 
 
 def start_ranks(count: int, *command: object) -> None:
     """Run a program, as `python` is told of it, on a number of ranks. All of them have to end well."""
-    statuses = [status for status, _ in ended(count, *command)]
-    assert statuses == [0] * count
+    for rank in ended(count, *command):
+        assert rank.returncode == 0, rank.stderr
 
 
-def ended(count: int, *command: object) -> list[tuple[int, str]]:
-    """Run a program on a number of ranks, and return the status and the output of each."""
-    group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    start = {"args": [*forked(), *map(str, command)], "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    own = [os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
-    ranks = [subprocess.Popen(**start, env=of_rank) for of_rank in own]
+def ended(count: int, *command: object, folder: Path = ROOT) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program on a number of ranks, and return how each has ended."""
+    ranks = started(count, *command, folder=folder)
     try:
-        said = [rank.communicate(timeout=580)[0].strip() for rank in ranks]
-        return [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
+        said = [rank.communicate(timeout=999) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
+    return [subprocess.CompletedProcess(rank.args, rank.returncode, *text) for rank, text in zip(ranks, said)]
+
+
+def started(count: int, *command: object, folder: Path = ROOT, **own: str) -> list[subprocess.Popen[str]]:
+    """Start a program on a number of ranks, with these variables. One rank is a process that knows of no group."""
+    around = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
+    around |= {"PYTHONPATH": str(ROOT)} | own
+    numbers = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)] if count > 1 else [{}]
+    if count > 1:
+        around |= {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    words = [*forked(), *map(str, command)]
+    return [subprocess.Popen(words, cwd=folder, env=around | number, **pipes) for number in numbers]

@@ -1,12 +1,10 @@
 """A job of two steps, as the launcher starts it, on one or two ranks."""
 
-import os
 import shutil
-import subprocess
 
 from tests.conftest import ROOT, learned
-from tests.forks import forked
-from trainer.machine import disk, hardware
+from tests.run_on_ranks import ended
+from trainer.machine import disk
 
 ADAPTER = "adapter/adapter_model.safetensors"
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
@@ -16,16 +14,9 @@ FEW += ["reward.length_band=[1, 30]"]
 
 def train(folder, *arguments: str, ranks: int = 1) -> str:
     """Start the ranks as the launcher does, and return the output of rank 0."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
-    if ranks > 1:
-        own |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(hardware.free_port())}
-    command = [*forked(), str(ROOT / "train.py"), *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    numbers = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {} for rank in range(ranks)]
-    started = [subprocess.Popen(command, cwd=folder, env=own | number, **pipes) for number in numbers]
-    said = [process.communicate(timeout=999) for process in started]
-    assert [(process.returncode, complained) for process, (_, complained) in zip(started, said)] == [(0, "")] * ranks
-    return said[0][0]
+    found = ended(ranks, ROOT / "train.py", *arguments, folder=folder)
+    assert [(one.returncode, one.stderr) for one in found] == [(0, "")] * ranks
+    return found[0].stdout
 
 
 def do_the_last_step_again(folder, ranks: int = 1) -> str:

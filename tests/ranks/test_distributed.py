@@ -88,10 +88,8 @@ except DataError as error:
 
 
 def test_every_rank_gets_the_items_and_errors_of_all_ranks():
-    """Whatever their length."""
-    of = [
-        {"of": n, "text": "\u20ac\ud800" * n, "numbers": [0.1 + n, -0.0, float("inf")], "none": None} for n in range(3)
-    ]
+    numbers = [[0.1 + own, -0.0, float("inf")] for own in range(3)]
+    of = [{"of": own, "text": "\u20ac\ud800" * own, "numbers": numbers[own], "none": None} for own in range(3)]
     items = [of, ["", "", ""], [[0, True], [1, True], [2, True]]]
     assert on_ranks(3, GATHER) == [f"{items} 7\nno such record True"] * 3
 
@@ -109,15 +107,13 @@ def test_the_groups_that_deepspeed_makes_wait_as_long_as_the_settings_say():
 
 
 ATTACK = """
-import os, sys
+import sys
 import torch.distributed as dist
+from tests.conftest import Opens
 from trainer.ranks import distributed
-class Evil:
-    def __reduce__(self):
-        return os.mkdir, (sys.argv[1],)
 distributed.connect(60)
 try:
-    distributed.gather("mine") if distributed.is_main() else dist.all_gather_object([None] * 2, Evil())
+    distributed.gather("mine") if distributed.is_main() else dist.all_gather_object([None] * 2, Opens(sys.argv[1]))
 except ValueError as error:
     print(type(error).__name__)
 """

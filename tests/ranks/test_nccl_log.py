@@ -29,20 +29,22 @@ def write(*lines: str) -> Path:
     return file
 
 
-def test_its_last_words_are_shown_with_the_warnings_first(log, tmp_path):
+INFOS = [f"{INFO} {number}" for number in range(20)]
+WARNINGS = [f"{WARN} {number}" for number in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [([*INFOS[:10], WARN, *INFOS[10:]], [WARN, *INFOS[-7:]]), ([INFO, *WARNINGS, INFO], WARNINGS[-8:])],
+    ids=["warnings are first", "many warnings leave no room for the rest"],
+)
+def test_its_last_words_are_shown(log, written, shown):
     log.start()
     assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"], log.excerpt()) == ("INFO", NCCL_PARTS, "")
-    infos = [f"{INFO} {number}" for number in range(20)]
-    file = write(*infos[:10], WARN, *infos[10:])
-    head, *shown = log.excerpt().splitlines()
+    file = write(*written)
+    head, *lines = log.excerpt().splitlines()
     assert str(file) in head
-    assert [line.strip() for line in shown] == [WARN, *infos[-7:]]
-
-
-def test_many_warnings_leave_no_room_for_the_rest(log):
-    log.start()
-    write(INFO, *[f"{WARN} {number}" for number in range(30)], INFO)
-    assert [line.strip() for line in log.excerpt().splitlines()[1:]] == [f"{WARN} {number}" for number in range(22, 30)]
+    assert [line.strip() for line in lines] == shown
 
 
 def test_a_file_that_an_error_has_named_stays_and_another_goes(log, tmp_path):

@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.conftest import ROOT, ran, refuses
+from tests.conftest import ROOT, refuses
 from tests.forks import forked
-from tests.run_on_ranks import on_two_ranks
+from tests.run_on_ranks import on_ranks, on_two_ranks, started
 from trainer.errors import ClusterError, Interrupted, LostRank
 from trainer.machine.hardware import free_port
 from trainer.ranks import distributed, stores, watchdog
@@ -29,16 +29,21 @@ def slow(*values: object) -> object:
 PROCESSES = pytest.mark.parametrize("address", ["files", slow("TCP")], indirect=True)
 
 
-@pytest.fixture(params=["files", "TCP"])
-def address(monkeypatch, tmp_path, request) -> str:
-    """The port of ranks on one machine, which use files, or of some that each think they are alone on theirs."""
+@pytest.fixture
+def files(monkeypatch, tmp_path) -> Path:
+    """The folder in which the ranks of one machine meet."""
     monkeypatch.setenv("OCTET_RANKS", str(tmp_path / "ranks"))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    return tmp_path / "ranks"
+
+
+@pytest.fixture(params=["files", "TCP"])
+def address(files, monkeypatch, request) -> None:
+    """Ranks on one machine, which use files, or some that each think they are alone on theirs."""
     if request.param == "TCP":
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", port := str(free_port()))
-    return port
 
 
 @pytest.fixture
@@ -89,7 +94,7 @@ def test_a_rank_that_does_not_come_is_named_to_all_the_others(address, quick):
 
 
 def test_a_main_rank_that_does_not_come_is_named_with_its_address(address):
-    with refuses(f"rank 1 on {watchdog.host()}", ClusterError, names=f"MASTER_PORT={address}"):
+    with refuses(f"rank 1 on {watchdog.host()}", ClusterError, names=os.environ["MASTER_PORT"]):
         distributed.meet(1, 2, seconds=0.5)
 
 
@@ -201,12 +206,33 @@ def test_in_a_container_without_slurm_the_missing_rank_is_named_all_the_same(add
         distributed.meet(0, 2, seconds=0.5)
 
 
-def start_two(*arguments: object, cwd: Path = ROOT) -> list[subprocess.Popen]:
-    around = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
-    around |= {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far", "PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [*forked(), *map(str, arguments)]
-    return [subprocess.Popen(command, cwd=cwd, env=around | {"RANK": rank}, **pipes) for rank in "01"]
+PROGRAM = """
+import os, signal, sys, tempfile, threading, time
+import torch.distributed as dist
+from pathlib import Path
+from trainer import errors
+from trainer.ranks import distributed, stores, watchdog
+BEFORE
+try:
+    DOES
+except errors.OctetError as error:
+    print(error, flush=True)  # os._exit writes nothing
+    AFTER
+    os._exit(error.status)
+"""
+
+
+CONNECT = "distributed.connect(timeout_s=60, connect_s=20)"
+
+
+def program(does: str, before: str = CONNECT, after: str = "") -> str:
+    """A rank that prints its error."""
+    does = does.strip().replace("\n", "\n    ")
+    return PROGRAM.replace("BEFORE", before.strip()).replace("DOES", does).replace("AFTER", after)
+
+
+def start_two(*arguments: object, folder: Path = ROOT) -> list[subprocess.Popen]:
+    return started(2, *arguments, folder=folder, SLURMD_NODENAME="far")
 
 
 def said_by(rank: subprocess.Popen) -> str:
@@ -214,32 +240,25 @@ def said_by(rank: subprocess.Popen) -> str:
 
 
 RANK = """
-import os, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from trainer.ranks import distributed
-from trainer import errors
-distributed.connect(timeout_s=60, connect_s=20)
 distributed._connection.ranks.nccl_log.start()  # connect() does it where there are GPUs, and NCCL writes the file
 with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())), "w") as file:
     print("far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer", file=file)
 assert distributed.gather(distributed.rank()) == [0, 1]
 if distributed.rank() == 1:
     os._exit(9)
-try:
-    with distributed.naming_the_missing(60):
-        distributed.barrier()
-        distributed.gather("never")
-except errors.ClusterError as error:
-    print(error, flush=True)  # os._exit writes nothing
-distributed.disconnect()
-os._exit(0)
+with distributed.naming_the_missing(60):
+    distributed.barrier()
+    distributed.gather("never")
 """
 
 
 @PROCESSES
-def test_a_rank_that_dies_is_named_over_gloo(address, tmp_path):
+def test_a_rank_that_dies_is_named_over_gloo(address, tmp_path, monkeypatch):
     """NCCL's log is shown and kept; the log of the rank that died is kept anyway."""
-    first, second = start_two("-c", RANK, tmp_path)
+    for name in watchdog.NCCL_CHOICES:
+        monkeypatch.delenv(name, raising=False)
+    first, second = start_two("-c", program(RANK, after="distributed.disconnect()"), tmp_path)
     assert said_by(second) == ""
     said = said_by(first)
     assert second.returncode == 9
@@ -250,45 +269,31 @@ def test_a_rank_that_dies_is_named_over_gloo(address, tmp_path):
 
 
 ERROR = """
-import os, sys
-from trainer.ranks import distributed
-from trainer import errors
-distributed.connect(timeout_s=60, connect_s=20)
-try:
-    with distributed.naming_the_missing(60):
-        if distributed.rank() == 0:
-            raise errors.ConfigError("out of cheese")
-        distributed.barrier()
-except errors.OctetError as error:
-    print(error, flush=True)
-    os._exit(error.status)
+with distributed.naming_the_missing(60):
+    if distributed.rank() == 0:
+        raise errors.ConfigError("out of cheese")
+    distributed.barrier()
 """
 
 
 @PROCESSES
 def test_an_error_of_rank_0_is_heard_before_its_store_goes(address):
     """Over gloo: the barrier of the other one fails only when rank 0 has gone."""
-    first, second = start_two("-c", ERROR)
+    first, second = start_two("-c", program(ERROR))
     assert said_by(first) == "out of cheese\n"
     assert "rank 0 on far: it ended with ConfigError: out of cheese" in said_by(second)
     assert (first.returncode, second.returncode) == (2, 2)
 
 
-SHARED = ERROR.replace("if distributed.rank() == 0:", "if True:").replace("print(error,", "print(error.is_of_all,")
-SHARED = f"from trainer.ranks import watchdog\nwatchdog.ANSWER_S = 60\n{SHARED}"  # however busy the machine is
-
-
 @PROCESSES
 def test_an_error_that_rank_0_has_too_is_one_of_all(address):
     """It is printed once."""
-    assert [said_by(one) for one in start_two("-c", SHARED)] == ["True\n"] * 2
+    shared = program(ERROR.replace("distributed.rank() == 0", "True"), f"watchdog.ANSWER_S = 60\n{CONNECT}")
+    shared = shared.replace("print(error,", "print(error.is_of_all,")
+    assert [said_by(one) for one in start_two("-c", shared)] == ["True\n"] * 2
 
 
-STUCK = """
-import os, signal, sys, threading, time
-from pathlib import Path
-from trainer.ranks import distributed, watchdog
-from trainer import errors
+CONNECTED = """
 watchdog.ANSWER_S = 1.5
 distributed.connect(timeout_s=3, connect_s=60)
 distributed.keep_stacks_in(Path("stacks"))
@@ -297,34 +302,33 @@ def score():
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()  # which never comes back
-
-try:
-    with distributed.naming_the_missing(3):
-        if distributed.rank() == int(sys.argv[1]):
-            time.sleep(0.5)  # it is slow, which is no fault
-        distributed.barrier()
-        if distributed.rank() == int(sys.argv[1]):
-            score() if sys.argv[2] == "stuck" else os.kill(os.getpid(), signal.SIGSTOP)
-        distributed.barrier()
-except errors.LostRank as error:
-    print(error, flush=True)
-    os._exit(error.status)
 """
+STUCK = """
+with distributed.naming_the_missing(3):
+    if distributed.rank() == int(sys.argv[1]):
+        time.sleep(0.5)  # it is slow, which is no fault
+    distributed.barrier()
+    if distributed.rank() == int(sys.argv[1]):
+        score() if sys.argv[2] == "stuck" else os.kill(os.getpid(), signal.SIGSTOP)
+    distributed.barrier()
+"""
+STUCK = program(STUCK, CONNECTED)
 
 
 @PROCESSES
 @pytest.mark.parametrize("stuck", [0, slow(1)])
 def test_a_rank_that_is_alive_and_stuck_is_named_with_its_place_and_ended(address, tmp_path, stuck):
     (tmp_path / "my_reward.py").write_text(STUCK)
-    ranks = start_two("my_reward.py", stuck, "stuck", cwd=tmp_path)
+    ranks = start_two("my_reward.py", stuck, "stuck", folder=tmp_path)
     said = [rank.communicate(timeout=180) for rank in ranks]
-    place = "my_reward.py:13 in score"
+    line = STUCK[: STUCK.index("  # which never comes back")].count("\n") + 1
+    place = f"my_reward.py:{line} in score"
     told = f"rank {stuck} on far is alive, but took no part in the collective within 3 s (engine.timeout_s): it is at "
     assert f"{told}{place}; the stacks of all ranks are in stacks (RuntimeError: " in said[1 - stuck][0]
     assert said[stuck][1] == f"octet: rank {stuck} on far is ended at {place}: the others have ended\n"
     assert [rank.returncode for rank in ranks] == [LostRank.status] * 2
     stacks = [(tmp_path / f"stacks/rank_{rank}.txt").read_text() for rank in (0, 1)]
-    assert "line 13 in score" in stacks[stuck]
+    assert f"line {line} in score" in stacks[stuck]
     assert "in barrier" in stacks[1 - stuck]
 
 
@@ -332,7 +336,7 @@ def test_a_rank_that_is_alive_and_stuck_is_named_with_its_place_and_ended(addres
 @pytest.mark.parametrize("stopped", [slow(0), 1])
 def test_a_rank_that_was_stopped_is_named(address, tmp_path, stopped):
     """It may be stopped by a debugger, by SIGSTOP, or by the machine. If the TCPStore is in it, that never answers."""
-    ranks = start_two("-c", STUCK, stopped, "stopped", cwd=tmp_path)
+    ranks = start_two("-c", STUCK, stopped, "stopped", folder=tmp_path)
     said = said_by(ranks[1 - stopped])
     assert re.search(rf"rank {stopped} on far(: it died, or did not answer within 3 s| died, was stopped, or)", said)
     assert ranks[1 - stopped].returncode == LostRank.status
@@ -340,13 +344,8 @@ def test_a_rank_that_was_stopped_is_named(address, tmp_path, stopped):
     said_by(ranks[stopped])
 
 
-STOPPED_EARLY = """
-import os, signal, sys
-import torch.distributed as dist
-from trainer import errors
-from trainer.ranks import distributed, stores, watchdog
+STOPS = """
 watchdog.ANSWER_S = 1.5
-
 meet = distributed.meet
 
 def stop(*of, **named):
@@ -362,12 +361,8 @@ if distributed.is_main():
     if sys.argv[1] == "before it meets the others":
         stop()
     setattr(dist, {"while it connects": "init_process_group"}.get(sys.argv[1], "all_reduce"), stop)
-try:
-    distributed.connect(timeout_s=600, connect_s=4)
-except errors.ClusterError as error:
-    print(error, flush=True)
-    os._exit(error.status)
 """
+STOPPED_EARLY = program("distributed.connect(timeout_s=600, connect_s=4)", STOPS)
 
 
 @PROCESSES
@@ -415,14 +410,6 @@ def test_a_rank_is_not_ended_by_a_word_in_the_store(address, quick, monkeypatch)
     assert not any(ended)
 
 
-@pytest.fixture
-def one_machine(monkeypatch, tmp_path) -> Path:
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    monkeypatch.setenv("OCTET_RANKS", str(tmp_path / "ranks"))
-    return tmp_path / "ranks"
-
-
 KILLED = """
 import os
 from trainer.ranks import stores
@@ -432,7 +419,7 @@ input()
 """
 
 
-def test_what_a_killed_start_has_left_is_not_read(one_machine):
+def test_what_a_killed_start_has_left_is_not_read(files):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     killed = subprocess.Popen([*forked(), "-c", KILLED], cwd=ROOT, **pipes)
     assert killed.stdout.readline() == "up\n"
@@ -440,29 +427,29 @@ def test_what_a_killed_start_has_left_is_not_read(one_machine):
         distributed.meet(0, 2, seconds=1.0)
     killed.kill()
     killed.communicate()
-    with refuses(f"rank 1 on {watchdog.host()}", ClusterError, names="29500"):
+    with refuses(f"rank 1 on {watchdog.host()}", ClusterError, names=os.environ["MASTER_PORT"]):
         distributed.meet(1, 2, seconds=0.1)
     met = together(lambda rank: distributed.meet(rank, 2, 60.0), (0, 1))
     assert [ranks.hosts for ranks in met] == [[watchdog.host()] * 2] * 2
 
 
-def test_what_killed_runs_have_left_is_deleted_and_what_is_in_use_stays(one_machine, monkeypatch):
+def test_what_killed_runs_have_left_is_deleted_and_what_is_in_use_stays(files, monkeypatch):
     used = distributed.meet(0, 1, seconds=60.0).store.folder
-    (one_machine / "29400-0").mkdir()
-    (one_machine / "29400-0/lock").touch()
-    (one_machine / "end").touch()
-    monkeypatch.setenv("MASTER_PORT", "29501")
+    (files / "1-0").mkdir()
+    (files / "1-0/lock").touch()
+    (files / "end").touch()
+    monkeypatch.setenv("MASTER_PORT", "2")
     mine = distributed.meet(0, 1, seconds=60.0).store.folder
-    assert {*one_machine.iterdir()} == {used, mine, one_machine / "end"}
+    assert {*files.iterdir()} == {used, mine, files / "end"}
     assert (used / "lock").stat().st_mode & 0o111 == 0
 
 
-def test_what_ranks_on_one_machine_say_is_for_this_user_alone(one_machine):
+def test_what_ranks_on_one_machine_say_is_for_this_user_alone(files):
     ranks = distributed.meet(0, 1, seconds=60.0)
-    assert ranks.store.folder.parent == one_machine
-    assert {path.stat().st_mode & 0o077 for path in (one_machine, ranks.store.folder)} == {0}
+    assert ranks.store.folder.parent == files
+    assert {path.stat().st_mode & 0o077 for path in (files, ranks.store.folder)} == {0}
     stores.close(ranks.store)
-    assert list(one_machine.iterdir()) == []
+    assert list(files.iterdir()) == []
 
 
 OTHERS = {
@@ -474,12 +461,12 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_a_folder_that_others_can_enter_is_refused(one_machine, what):
+def test_a_folder_that_others_can_enter_is_refused(files, what):
     if what == "another user's" and os.geteuid():
         pytest.skip("only root can give a folder away")
-    OTHERS[what](one_machine)
+    OTHERS[what](files)
     for rank in (0, 1):
-        with refuses(one_machine, ClusterError, names="TMPDIR"):
+        with refuses(files, ClusterError, names="TMPDIR"):
             distributed.meet(rank, 2, seconds=0.1)
 
 
@@ -495,9 +482,7 @@ distributed.disconnect()
 
 
 def test_a_run_on_one_machine_listens_on_no_outer_interface():
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
-    answer = ran(*forked(), "-c", LISTENING, env=alone, check=True)
-    assert [answer.stdout.strip(), *on_two_ranks(LISTENING)] == ["set()"] * 3
+    assert [*on_ranks(1, LISTENING), *on_two_ranks(LISTENING)] == ["set()"] * 3
 
 
 LEAVING = """

@@ -30,50 +30,37 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "77", "SLURM_STEP_NUM_TASKS": "4",
 STEP |= {"SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
 
 
-def adopted(*names: str) -> list[str]:
-    slurm.adopt_ranks()
-    return [os.environ[name] for name in names]
-
-
-def test_a_task_of_srun_takes_its_rank_from_it(task):
-    task(**STEP, MASTER_ADDR="node1")
-    assert adopted("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT") == ["3", "1", "4", "10539"]
-
-
+OF_MPI = {"RANK": "5", "LOCAL_RANK": "1", "SIZE": "8", "LOCAL_SIZE": "4"}
+PORT_OF_MPI = str(slurm.PORTS[os.getppid() % len(slurm.PORTS)])
+OF_DEEPSPEED = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_SIZE": "4"}
+WHO = {  # -> what is in the environment, and what becomes of it
+    "a task of srun": (STEP, {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_PORT": "10539"}),
+    "a rank of deepspeed": (OF_DEEPSPEED, {"LOCAL_WORLD_SIZE": "4"}),
+    "a rank of torchrun": (OF_DEEPSPEED | {"LOCAL_WORLD_SIZE": "2"}, {"LOCAL_WORLD_SIZE": "2"}),
+    "a rank of mpirun": (
+        {f"OMPI_COMM_WORLD_{name}": value for name, value in OF_MPI.items()},
+        {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_PORT": PORT_OF_MPI},
+    ),
+    "a launcher in a task": (STEP | {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}),
+    "a lone task": (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, {"RANK": None}),
+    "the shell of a job": ({name: STEP[name] for name in STEP if name != "SLURM_STEP_ID"}, {"RANK": None}),
+}
 NODES = [("4(x2),3", "0", "4"), ("4(x2),3", "1", "4"), ("4(x2),3", "2", "3"), ("1,3", "1", "3"), ("2", "0", "2")]
+WHO |= {
+    f"a task of node {node} of {each}": (
+        STEP | {"SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": each},
+        {"LOCAL_WORLD_SIZE": here},
+    )
+    for each, node, here in [*NODES, ("1(x10)", "9", "1")]
+}
 
 
-@pytest.mark.parametrize(("each", "node", "here"), [*NODES, ("1(x10)", "9", "1")])
-def test_a_task_of_srun_knows_how_many_are_on_its_node(task, each, node, here):
-    task(**STEP, MASTER_ADDR="node1", SLURM_NODEID=node, SLURM_STEP_TASKS_PER_NODE=each)
-    assert adopted("LOCAL_WORLD_SIZE") == [here]
-
-
-def test_deepspeed_has_another_word_for_the_ranks_here(task):
-    task(RANK="5", WORLD_SIZE="8", LOCAL_SIZE="4")
-    assert adopted("LOCAL_WORLD_SIZE") == ["4"]
-    task(LOCAL_WORLD_SIZE="2")
-    assert adopted("LOCAL_WORLD_SIZE") == ["2"]
-
-
-def test_mpirun_has_other_words_for_all_of_them(task):
-    words = {"RANK": "5", "LOCAL_RANK": "1", "SIZE": "8", "LOCAL_SIZE": "4"}
-    task(**{f"OMPI_COMM_WORLD_{word}": value for word, value in words.items()})
-    assert adopted("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") == ["5", "1", "8", "4"]
-    assert int(os.environ["MASTER_PORT"]) in slurm.PORTS
-
-
-def test_what_a_launcher_says_goes_before(task):
-    task(**STEP, RANK="0", WORLD_SIZE="1")
-    assert adopted("RANK", "WORLD_SIZE") == ["0", "1"]
-
-
-@pytest.mark.parametrize("alone", [{"SLURM_STEP_NUM_TASKS": "1"}, {}])
-def test_the_shell_of_a_job_and_a_lone_task_are_no_ranks(task, alone):
-    """The first has SLURM_PROCID, too."""
-    task(**(STEP | alone if alone else {key: value for key, value in STEP.items() if key != "SLURM_STEP_ID"}))
+@pytest.mark.parametrize("who", WHO)
+def test_a_process_takes_its_rank_from_what_has_started_it(task, who):
+    given, expected = WHO[who]
+    task(**given, MASTER_ADDR="node1")
     slurm.adopt_ranks()
-    assert "RANK" not in os.environ
+    assert {name: os.environ.get(name) for name in expected} == expected
 
 
 def test_without_scontrol_it_says_what_to_export(task, monkeypatch):

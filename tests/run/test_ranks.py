@@ -2,9 +2,9 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ import torch
 from tests.conftest import ROOT
 from tests.e2e.loops import DEAD_STEP, PROBLEMS
 from tests.forks import forked
+from tests.run_on_ranks import start_ranks
 from trainer.config.settings import Model
+from trainer.machine.hardware import free_port
 from trainer.model.load import load_model
 
 SOME = ("zero2", "zero2_offload", "zero3", "zero3 whole")
@@ -27,20 +29,9 @@ def results(tmp_path_factory, tiers) -> dict[int, dict]:
     """The results of one rank and of two, by case; the three processes run at the same time."""
     folder = tmp_path_factory.mktemp("loops")
     cases = sorted({case for tier in tiers for case in NEEDED[tier]})
-    command = [*forked(), "-m", "tests.e2e.loops", str(folder), *cases]
-    ranks = []
-    for world in (1, 2):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-        for rank in range(world):
-            own = os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            ranks.append(subprocess.Popen(command, cwd=ROOT, env=own, stdout=subprocess.DEVNULL))
-    try:
-        assert [rank.wait(timeout=580) for rank in ranks] == [0, 0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    forked()  # starts the server, before there are threads
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda world: start_ranks(world, "-m", "tests.e2e.loops", folder, *cases), (1, 2)))
     return {world: json.loads((folder / f"{world}.json").read_text()) for world in (1, 2)}
 
 
@@ -89,17 +80,13 @@ def test_what_is_logged_is_of_all_ranks(results, case):
 def test_a_hostfile_starts_a_rank_on_each_node(tmp_path):
     """The launcher is started on both nodes by hand, without ssh."""
     (tmp_path / "hosts").write_text("127.0.0.1 slots=1\n127.0.0.2 slots=1\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        where = ["--master_addr=127.0.0.1", f"--master_port={probe.getsockname()[1]}"]
+    launcher = [f"{sys.prefix}/bin/deepspeed", f"--hostfile={tmp_path / 'hosts'}", "--no_ssh", "--no_local_rank"]
+    launcher += ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     few = ["run.steps=1", "rollout.problems=2", "rollout.group_size=2", "eval.problems=0", "run.merge=false"]
     run = [str(ROOT / "train.py"), "--preset", "nano", *few, f"run.dir={tmp_path / 'run'}"]
-    nodes = []
-    for node in "01":
-        launch = [f"{sys.prefix}/bin/deepspeed", f"--hostfile={tmp_path / 'hosts'}", "--no_ssh", f"--node_rank={node}"]
-        command = [*launch, *where, "--no_local_rank", *run]
-        own = os.environ | {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
-        nodes.append(subprocess.Popen(command, cwd=tmp_path, env=own, stdout=subprocess.PIPE, text=True))
+    own = os.environ | {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
+    start = {"cwd": tmp_path, "env": own, "stdout": subprocess.PIPE, "text": True}
+    nodes = [subprocess.Popen([*launcher, f"--node_rank={node}", *run], **start) for node in (0, 1)]
     try:
         said = [node.communicate(timeout=580)[0] for node in nodes]
     finally:
