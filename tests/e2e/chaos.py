@@ -19,13 +19,14 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import pytest
 
 import train
 from bench.machine import describe
@@ -34,6 +35,7 @@ from trainer.machine import hardware, quiet
 from trainer.machine.exits import answering_errors
 from trainer.problem.word_problems import NanoTask
 from trainer.run import job
+from trainer.run_folder.run_log import RunLog
 
 SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]
 SETTINGS += ["run.steps=5", "run.save_every=2", "eval.problems=8", "eval.every=3", "rollout.dead_groups=keep"]
@@ -141,6 +143,21 @@ def _count_operations(folder: Path, last: int | None) -> list[int]:
 
     sys.addaudithook(count)
     return operations
+
+
+@contextmanager
+def before_step(number: int | None, act: Callable[[], object]) -> Iterator[None]:
+    """Have the runs that are started meanwhile call a function before they log this step."""
+    log_step = RunLog.step
+
+    def step(log: RunLog, done: int, *rest: Any) -> None:
+        if done == number:
+            act()
+        log_step(log, done, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunLog, "step", step)
+        yield
 
 
 def result(folder: Path) -> dict[str, Any]:

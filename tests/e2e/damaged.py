@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e import chaos
-from trainer.run_folder.run_log import RunLog
 
 FILES = ["config.yaml", "data.json", "machine.json", "metrics.jsonl", "samples.jsonl", "verdict.json", "eval.json"]
 FILES += [".lock", "best", "adapter", "checkpoints/latest", "checkpoints/step_000005"]
@@ -80,23 +79,13 @@ WAYS = {
 CASES = [f"{run}/{name.replace('/', ':')}/{way}" for run in ("stopped", "ended") for name in FILES for way in WAYS]
 
 
-def stop_in_the_last_step(log: RunLog, done: int, *rest: Any) -> None:
-    if done == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    WRITE_STEP(log, done, *rest)
-
-
-WRITE_STEP = RunLog.step
-
-
 def runs(place: Path) -> Iterator[str]:
     """Make the runs that are damaged, and another one. Yield what goes wrong."""
-    for name, settings in (("ended", []), ("stopped", []), ("other", ["run.seed=1"])):
+    for name, seed, stopped_at in (("ended", 0, None), ("stopped", 0, 5), ("other", 1, None)):
         (place / name).mkdir()
-        RunLog.step = stop_in_the_last_step if name == "stopped" else WRITE_STEP  # type: ignore[method-assign]
-        ended = chaos.start(place / name / "run", 1, ["run.merge=false", *settings])
-        RunLog.step = WRITE_STEP  # type: ignore[method-assign]
-        if ended.statuses != [-signal.SIGKILL if name == "stopped" else 0]:
+        with chaos.before_step(stopped_at, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+            ended = chaos.start(place / name / "run", 1, ["run.merge=false", f"run.seed={seed}"])
+        if ended.statuses != [-signal.SIGKILL if stopped_at else 0]:
             yield f"{name}: {ended.said}"
 
 

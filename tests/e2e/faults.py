@@ -14,13 +14,12 @@ import tempfile
 from collections.abc import Iterator
 from errno import EDQUOT, EIO, ENOLCK, ENOSPC, EROFS, ESTALE
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench import machine
 from tests.conftest import lines_of
 from tests.e2e import chaos
 from trainer.run_folder import checkpoints, previous_run
-from trainer.run_folder.run_log import RunLog
 
 
 class Fault(NamedTuple):
@@ -73,21 +72,6 @@ def start(folder: Path, fault: Fault) -> chaos.Ended:
     return ended
 
 
-def start_and_delete(folder: Path) -> chaos.Ended:
-    """Start a run whose folder is deleted during its third step."""
-    write_step = RunLog.step
-
-    def delete(log: RunLog, done: int, *rest: Any) -> None:
-        if done == 3:
-            shutil.rmtree(folder)
-        write_step(log, done, *rest)
-
-    RunLog.step = delete  # type: ignore[method-assign]
-    ended = start(folder, NONE)
-    RunLog.step = write_step  # type: ignore[method-assign]
-    return ended
-
-
 def wrong(ended: chaos.Ended, status: int, told: str, folder: Path) -> str:
     """Return what is wrong with a start, or "" if it has ended with this status and this message."""
     if damaged := [path.name for path in previous_run.checkpoints(folder) if checkpoints.damage(path)]:
@@ -117,7 +101,9 @@ def rows(place: Path) -> Iterator[dict[str, str]]:
     told = "tensorboard cannot be written (No space left on device), "
     yield row(NO_BOARD.part, NO_BOARD, told, wrong(start(board, NO_BOARD), 0, told[:-2], board))
     told = f"{folder} has disappeared: "
-    yield row("the folder", NONE, "run has disappeared: ", wrong(start_and_delete(folder), 2, told, folder))
+    with chaos.before_step(3, lambda: shutil.rmtree(folder)):
+        deleted = start(folder, NONE)
+    yield row("the folder", NONE, "run has disappeared: ", wrong(deleted, 2, told, folder))
     for fault, told in FAULTS.items():
         yield row(fault.part, fault, told, wrong(start(folder, fault), 2, told, folder))
     told = "its file system has no locks (No locks available)"

@@ -4,7 +4,6 @@ python -m tests.e2e.interrupted FOLDER
 """
 
 import json
-import os
 import signal
 import sys
 import time
@@ -12,17 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import train
+import pytest
+
 from tests.e2e import chaos
 from trainer import advantage
 from trainer.evaluation import best
-from trainer.machine.exits import answering_errors
 from trainer.ranks import stopping
 from trainer.run import farewell, job
 from trainer.run_folder import checkpoints
 
-SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]
-SETTINGS += ["run.steps=2", "eval.problems=8", "eval.every=1", "rollout.dead_groups=keep", "run.threads=1"]
 AN_HOUR = "an evaluation takes an hour, and the job has one and a half"
 # The moments at which the starts of a run are told; evaluations by the name of what is evaluated.
 RUNS: dict[str, Sequence[str]] = {
@@ -68,25 +65,19 @@ def takes_an_hour(work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def start(folder: Path, moment: str) -> tuple[int, str]:
-    """Status, and what was said."""
-    said = folder.parent / "said"
-    if (child := os.fork()) == 0:
-        for descriptor in (1, 2):
-            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
-        best.evaluate = tells(moment, "", best.evaluate)
-        job.write_merged = tells(moment, "merge", job.write_merged)
-        farewell.conclude = tells(moment, "end", farewell.conclude, signal.SIGINT)
-        checkpoints.seal = stops(moment, checkpoints.seal)
-        advantage.live_groups = tells(moment, "step", advantage.live_groups, signal.SIGINT)
-        best.EvaluationHistory.keep = tells(moment, "best", best.EvaluationHistory.keep)
+    """Return the status, and what was said."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(best, "evaluate", tells(moment, "", best.evaluate))
+        patch.setattr(job, "write_merged", tells(moment, "merge", job.write_merged))
+        patch.setattr(farewell, "conclude", tells(moment, "end", farewell.conclude, signal.SIGINT))
+        patch.setattr(checkpoints, "seal", stops(moment, checkpoints.seal))
+        patch.setattr(advantage, "live_groups", tells(moment, "step", advantage.live_groups, signal.SIGINT))
+        patch.setattr(best.EvaluationHistory, "keep", tells(moment, "best", best.EvaluationHistory.keep))
         if moment == AN_HOUR:
-            os.environ["SLURM_JOB_END_TIME"] = str(int(time.time() + 1.5 * 3600))
-            best.evaluate = takes_an_hour(best.evaluate)
-        sys.argv = ["train.py", *SETTINGS, f"run.dir={folder}"]
-        status = answering_errors(train.main)
-        sys.stdout.flush()
-        os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said.read_text()
+            patch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + 1.5 * 3600)))
+            patch.setattr(best, "evaluate", takes_an_hour(best.evaluate))
+        ended = chaos.start(folder, 1, ["run.steps=2", "eval.every=1"])
+    return ended.statuses[0], ended.said
 
 
 def main(folder: str) -> None:

@@ -6,16 +6,18 @@ namespace of its own, so that its host is called node1 or node2 and these names 
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.conftest import ran, until
+from trainer.machine.hardware import free_port
 
 PACKAGES = ("munge", "slurmctld", "slurmd", "slurm-client")
 NODES = ("node1", "node2")
@@ -127,11 +129,9 @@ class Lab:
 
     def kill_node(self, node: str) -> None:
         """Kill everything in the node's namespace at once, as a power failure does."""
-        daemon = (self.folder / f"slurmd.{node}.pid").read_text().strip()
-        home = os.readlink(f"/proc/{daemon}/ns/uts")
-        running = [pid for pid in self.processes("SLURM_CONF=") if _link(f"/proc/{pid}/ns/uts") == home]
-        for pid in sorted(running, key=lambda pid: not _name(pid).startswith("slurm")):
-            _kill(pid)
+        home = _namespace((self.folder / f"slurmd.{node}.pid").read_text().strip())
+        running = [one for one in self.processes() if _namespace(one.pid) == home]
+        _kill(sorted(running, key=lambda one: not one.info["name"].startswith("slurm")))
 
     def stop(self) -> None:
         """Whatever state it is in: nothing of it may outlive the tests."""
@@ -142,10 +142,9 @@ class Lab:
         until(self._is_dead)
 
     def _is_dead(self) -> bool:
-        """Jobs before daemons, which would report their end."""
-        running = sorted(self.processes("SLURM_CONF="), key=lambda pid: _name(pid).startswith(("slurm", "munge")))
-        for pid in running:
-            _kill(pid)
+        """Kill jobs before daemons, which would report their end."""
+        running = sorted(self.processes(), key=lambda one: one.info["name"].startswith(("slurm", "munge")))
+        _kill(running)
         return not running
 
     def client(self, *command: str, **variables: str) -> str:
@@ -163,15 +162,11 @@ class Lab:
         facts = dict(word.split("=", 1) for word in said.split() if "=" in word)
         return f"{facts.get('JobState', 'GONE')} {facts.get('ExitCode', '')}".strip()
 
-    def processes(self, beginning: str) -> Iterator[int]:
-        """Those of this lab that have such a variable."""
-        ours = f"SLURM_CONF={self.folder / 'slurm.conf'}".encode()
-        for folder in Path("/proc").iterdir():
-            with suppress(OSError):
-                if folder.name.isdigit() and int(folder.name) != os.getpid():
-                    variables = (folder / "environ").read_bytes().split(b"\0")
-                    if ours in variables and any(one.startswith(beginning.encode()) for one in variables):
-                        yield int(folder.name)
+    def processes(self, **variables: str) -> list[psutil.Process]:
+        """Those of this lab that have these variables."""
+        own = {"SLURM_CONF": str(self.folder / "slurm.conf")} | variables
+        every = psutil.process_iter(["environ", "name"])
+        return [one for one in every if own.items() <= (one.info["environ"] or {}).items()]
 
     def logs(self) -> str:
         return "\n".join(f"== {file.name}\n{file.read_text()[-2000:]}" for file in (self.folder / "log").iterdir())
@@ -191,7 +186,7 @@ class Lab:
         (self.folder / "gres.conf").write_text(
             f"AutoDetect=off\nNodeName=node[1-2] Name=gpu File={self.folder}/dev/gpu[0-{GPUS - 1}]\n"
         )
-        port, *ports = _free_ports(1 + len(NODES))
+        port, *ports = (free_port() for _ in range(1 + len(NODES)))
         shape = f"CPUs={CPUS} Boards=1 SocketsPerBoard=1 CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory=64000"
         nodes = "\n".join(
             f"NodeName={node} NodeAddr=127.0.0.1 Port={its} {shape} Gres=gpu:{GPUS}"
@@ -202,28 +197,13 @@ class Lab:
         (self.folder / "slurm.conf").write_text(conf.lstrip())
 
 
-def _link(path: str) -> str:
+def _namespace(process: object) -> str:
     with suppress(OSError):
-        return os.readlink(path)
+        return os.readlink(f"/proc/{process}/ns/uts")
     return ""
 
 
-def _name(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text()
-    return ""
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _free_ports(count: int) -> Sequence[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -4,14 +4,13 @@ import json
 import os
 import re
 import shlex
-import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, lines_of, ran, until
-from tests.slurm.conftest import ENDED, SMALL, Job
+from tests.slurm.conftest import SMALL, Job
 from tests.slurm.lab import NODES
 
 pytestmark = pytest.mark.slurm
@@ -19,21 +18,20 @@ pytestmark = pytest.mark.slurm
 STEPS = 30
 RUN = [*SMALL, f"run.steps={STEPS}"]
 TWO_NODES = ("--nodes=2", "--gpus-per-node=1", "--cpus-per-gpu=1")
+TWO_GPUS = ("--gpus-per-node=2", "--cpus-per-gpu=1")
 SHORT = ("--time=1", "--signal=CONT@1")  # instead of USR1: it may come half a minute early
+METRICS = "metrics.jsonl"
 EXACT = ("loss", "reward/mean", "accuracy/strict", "grad_norm", "length", "entropy", "eval/accuracy")
 
 
-def adapter(folder: Path) -> bytes:
-    return (folder / "adapter/adapter_model.safetensors").read_bytes()
-
-
-def metrics(folder: Path) -> list[dict]:
-    lines = lines_of(folder / "metrics.jsonl")
-    return [{name: line[name] for name in ("step", *EXACT) if name in line} for line in lines]
+def result(folder: Path) -> tuple[bytes, list[dict]]:
+    """The adapter of a run, and what is the same to the last bit in its metrics."""
+    metrics = [{name: line[name] for name in ("step", *EXACT) if name in line} for line in lines_of(folder / METRICS)]
+    return (folder / "adapter/adapter_model.safetensors").read_bytes(), metrics
 
 
 def steps_done(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS
     return len(path.read_text().splitlines()) - 1 if path.is_file() else 0  # the first line is of the base model
 
 
@@ -61,8 +59,7 @@ def test_the_result_is_that_of_two_ranks_without_slurm(undisturbed, tmp_path):
     command = [*launch, str(ROOT / "train.py"), *RUN, f"run.dir={tmp_path / 'run'}"]
     answer = ran(*command, env=clean | {"OMP_NUM_THREADS": "1"}, timeout=580)
     assert answer.returncode == 0, answer.stderr
-    assert adapter(tmp_path / "run") == adapter(undisturbed[0])
-    assert metrics(tmp_path / "run") == metrics(undisturbed[0])
+    assert result(tmp_path / "run") == result(undisturbed[0])
 
 
 def test_a_signal_saves_starts_again_and_changes_nothing(undisturbed, cluster, tmp_path):
@@ -75,8 +72,7 @@ def test_a_signal_saves_starts_again_and_changes_nothing(undisturbed, cluster, t
     assert stopped, job.output
     assert f"continuing after step {stopped[1]}" in job.output
     assert "restart 1 (SLURM_RESTART_COUNT)" in job.output
-    assert adapter(folder) == adapter(undisturbed[0])
-    assert metrics(folder) == metrics(undisturbed[0])
+    assert result(folder) == result(undisturbed[0])
 
 
 def test_a_node_that_dies_is_survived(undisturbed, cluster, tmp_path):
@@ -91,18 +87,17 @@ def test_a_node_that_dies_is_survived(undisturbed, cluster, tmp_path):
     assert job.wait() == "COMPLETED 0:0", job.output
     assert "restart 1 (SLURM_RESTART_COUNT)" in job.output
     assert re.search(r"continuing after step \d+", job.output)
-    assert adapter(folder) == adapter(undisturbed[0])
-    assert metrics(folder) == metrics(undisturbed[0])
+    assert result(folder) == result(undisturbed[0])
 
 
 def test_a_rank_that_is_killed_is_named_and_tried_again(cluster, tmp_path):
     """The system kills a rank when it runs out of memory. Two ranks on one node."""
     folder = tmp_path / "run"
     settings = [*SMALL, "run.steps=12", "run.save_every=2", f"run.dir={folder}"]
-    job = cluster.submit("single_node.sbatch", *settings, options=("--gpus-per-node=2", "--cpus-per-gpu=1"))
+    job = cluster.submit("single_node.sbatch", *settings, options=TWO_GPUS)
     job.until((folder / "checkpoints/latest").exists)
-    (second,) = set(cluster.lab.processes("SLURM_PROCID=1")) & set(cluster.lab.processes(f"SLURM_JOB_ID={job.number}"))
-    os.kill(second, signal.SIGKILL)
+    (second,) = cluster.lab.processes(SLURM_PROCID="1", SLURM_JOB_ID=job.number)
+    second.kill()
     assert job.wait() == "COMPLETED 0:0", job.output
     assert re.search(r"rank 1 on node\d: it died, or did not answer", job.output)
     assert re.search(r"restart 1 .*\n(.*\n)*.*continuing after step \d+", job.output)
@@ -125,7 +120,7 @@ def test_a_run_saves_before_its_time_is_up_and_the_chain_goes_on(cluster, tmp_pa
     assert f"continuing after step {stopped[1]}" in second.output
     second.cancel()
     assert second.wait().startswith("CANCELLED")
-    until(lambda: not list(cluster.lab.processes(f"SLURM_JOB_ID={second.number}")))
+    until(lambda: not cluster.lab.processes(SLURM_JOB_ID=second.number))
 
 
 def test_a_sweep_is_a_run_for_each_line(cluster, tmp_path):
@@ -133,10 +128,7 @@ def test_a_sweep_is_a_run_for_each_line(cluster, tmp_path):
     grid.write_text("# two\nalgorithm.lr=1e-3\n\nalgorithm.lr=2e-3 'reward.weights={correct: 1.0, format: 0.1}'\n")
     settings = [*SMALL, "run.steps=2", f"run.dir={tmp_path}"]
     job = cluster.submit("sweep.sbatch", str(grid), *settings, options=("--array=1-2",))
-    tasks = [f"{job.number}_{task}" for task in (1, 2)]
-    for task in tasks:
-        until(lambda task=task: cluster.lab.state(task).startswith(ENDED))
-        assert cluster.lab.state(task) == "COMPLETED 0:0", (cluster.folder / f"octet-sweep-{task}.out").read_text()
+    _complete(job, tasks=2)
     runs = [tmp_path / name for name in ("001", "002")]
     assert [steps_done(run) for run in runs] == [2, 2]
     assert "format: 0.1" in (runs[1] / "config.yaml").read_text()
@@ -155,9 +147,9 @@ def test_a_study_is_an_array_with_a_run_for_each_arm_and_seed(cluster, tmp_path)
     answer = cluster.lab.ask(*command, "--slurm", folder=tmp_path, **site)
     assert answer.returncode == 0, answer.stderr
     assert "repeat this command after its runs have ended" in answer.stdout
-    _complete(cluster, answer, tasks=2)
+    _complete(_submitted(cluster, answer), tasks=2)
     grid, lines = tmp_path / "runs/tiny/grid-1", (tmp_path / "runs/tiny/grid-1").read_text()
-    _complete(cluster, cluster.lab.ask(*command, "--slurm", folder=tmp_path, **site), tasks=1)
+    _complete(_submitted(cluster, cluster.lab.ask(*command, "--slurm", folder=tmp_path, **site)), tasks=1)
     assert grid.read_text() == lines  # tasks of the first array might have been waiting
     assert "supervised" in (grid.parent / "grid-2").read_text()
     answer = cluster.lab.ask(*command, "--collect", folder=tmp_path, **site)
@@ -166,20 +158,21 @@ def test_a_study_is_an_array_with_a_run_for_each_arm_and_seed(cluster, tmp_path)
     assert "supervised (control)" in answer.stdout
 
 
-def _complete(cluster, answer, tasks: int) -> None:
-    """Wait until each task of the array that a command has submitted has completed."""
+def _submitted(cluster, answer) -> Job:
     assert answer.returncode == 0, answer.stderr
-    number = re.search(r"submitted job (\d+)", answer.stdout)[1]
+    return Job(cluster, re.search(r"submitted job (\d+)", answer.stdout)[1])
+
+
+def _complete(job: Job, tasks: int) -> None:
+    """Wait until each task of an array has completed."""
     for task in range(1, tasks + 1):
-        until(lambda task=task: cluster.lab.state(f"{number}_{task}").startswith(ENDED))
-        assert cluster.lab.state(f"{number}_{task}") == "COMPLETED 0:0"
+        one = Job(job.cluster, f"{job.number}_{task}")
+        assert one.wait() == "COMPLETED 0:0", one.output
 
 
 def test_an_evaluation_is_split_over_the_ranks_and_gathered(undisturbed, cluster):
     folder = undisturbed[0]
-    job = cluster.submit(
-        "eval.sbatch", "--adapter", str(folder / "adapter"), "--json", options=("--gpus-per-node=2", "--cpus-per-gpu=1")
-    )
+    job = cluster.submit("eval.sbatch", "--adapter", str(folder / "adapter"), "--json", options=TWO_GPUS)
     assert job.wait() == "COMPLETED 0:0", job.output
     said = json.loads(job.output[job.output.index("{") :])  # from one of the two ranks
     accuracies = [one["accuracy"] for one in said["evaluations"]]
@@ -198,37 +191,39 @@ def test_vllm_samples_on_one_gpu_for_a_run_on_the_other(cluster, tmp_path):
     shared = (cluster.folder / "site.env").read_text()
     site.write_text(f"{shared}export OCTET_VLLM_PYTHON={python}\nexport {small}\nexport {quick}\n")
     folder, settings = tmp_path / "run", [*SMALL, "run.steps=2"]
-    options = ("--gpus-per-node=2", "--cpus-per-gpu=1")
-    job = cluster.submit("vllm.sbatch", *settings, f"run.dir={folder}", options=options, OCTET_SITE=str(site))
+    job = cluster.submit("vllm.sbatch", *settings, f"run.dir={folder}", options=TWO_GPUS, OCTET_SITE=str(site))
     assert job.wait() == "COMPLETED 0:0", job.output
     assert "octet: 1 vLLM servers on node1, ranks on node1" in job.output
     assert "vllm_server" in (folder / "config.yaml").read_text()
     assert "/v1/completions" in (folder / "vllm-0.log").read_text()
-    until(lambda: not list(cluster.lab.processes(f"SLURM_JOB_ID={job.number}")), 15)
+    until(lambda: not cluster.lab.processes(SLURM_JOB_ID=job.number), 15)
+
+
+def adopted(cluster, *step: str, names: list[str]) -> list[list[str]]:
+    """The values of these variables in each task of a step."""
+    code = "import os; from trainer.ranks import slurm; slurm.adopt_ranks(); "
+    code += f"print(*(os.environ[name] for name in {names}))"
+    answer = cluster.lab.ask("srun", "--nodes=2", *step, sys.executable, "-c", code, folder=ROOT)
+    assert answer.returncode == 0, answer.stderr
+    return sorted(line.split() for line in answer.stdout.splitlines())
 
 
 def test_each_task_may_see_one_card_of_its_own(cluster):
     """Many clusters give cards out in this way. CUDA then sees one card, the first."""
-    code = "import os; from trainer.ranks import slurm; slurm.adopt_ranks(); "
     names = ["SLURMD_NODENAME", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"]
-    code += f"print(*(os.environ[name] for name in {names}))"
-    step = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1", "--gpu-bind=single:1", "--cpus-per-gpu=1"]
-    answer = cluster.lab.ask("srun", *step, sys.executable, "-c", code, folder=ROOT, timeout=240)
-    assert answer.returncode == 0, answer.stderr
-    seen = sorted(tuple(line.split()) for line in answer.stdout.splitlines())
-    places = [(node, rank, "4", local, "2") for node, rank, local in zip(NODES, "02", "00")]
-    places += [(node, rank, "4", local, "2") for node, rank, local in zip(NODES, "13", "11")]
-    assert [task[:5] for task in seen] == sorted(places)
+    step = ["--ntasks-per-node=2", "--gpus-per-task=1", "--gpu-bind=single:1", "--cpus-per-gpu=1"]
+    seen = adopted(cluster, *step, names=names)
+    ranks = [[NODES[0], "0", "4", "0", "2"], [NODES[0], "1", "4", "1", "2"]]
+    ranks += [[NODES[1], "2", "4", "0", "2"], [NODES[1], "3", "4", "1", "2"]]
+    assert [task[:5] for task in seen] == ranks
     for node in NODES:
         assert sorted(task[5] for task in seen if task[0] == node) == ["0", "1"]  # one each
 
 
 def test_a_step_of_unequal_nodes_knows_its_ranks(cluster):
     """Three tasks on two nodes."""
-    code = "import os; from trainer.ranks import slurm; slurm.adopt_ranks(); print(os.environ['LOCAL_WORLD_SIZE'])"
-    step = ["--nodes=2", "--ntasks=3", "--cpus-per-task=1"]
-    answer = cluster.lab.ask("srun", *step, sys.executable, "-c", code, folder=ROOT, timeout=240)
-    assert sorted(answer.stdout.split()) == ["1", "2", "2"], answer.stderr
+    step = ["--ntasks=3", "--cpus-per-task=1"]
+    assert adopted(cluster, *step, names=["LOCAL_WORLD_SIZE"]) == [["1"], ["2"], ["2"]]
 
 
 def test_a_launcher_inside_of_a_task_passes_the_signal_on(cluster, tmp_path):
@@ -238,8 +233,8 @@ def test_a_launcher_inside_of_a_task_passes_the_signal_on(cluster, tmp_path):
     settings = [*SMALL, "run.steps=2000", f"run.dir={folder}"]
     command = shlex.join([sys.executable, "-m", "tests.e2e.two_ranks", *settings])
     script.write_text(f"#!/bin/sh\ncd {ROOT}\nexec srun --ntasks=1 {command}\n")
-    options = ("--gpus-per-node=2", "--cpus-per-gpu=1", f"--output={cluster.folder}/inside-%j.out")
-    answer = cluster.lab.ask("sbatch", "--parsable", *options, str(script), folder=tmp_path)
+    output = f"--output={cluster.folder}/inside-%j.out"
+    answer = cluster.lab.ask("sbatch", "--parsable", *TWO_GPUS, output, str(script), folder=tmp_path)
     job = Job(cluster, answer.stdout.strip())
     job.until(lambda: steps_done(folder) >= 1)
     cluster.lab.client("scancel", "--signal=USR1", job.number)

@@ -174,37 +174,36 @@ def test_a_container_without_its_python_is_refused(job, tmp_path, kind):
     assert "OCTET_PYTHON is not" in answer.stderr
 
 
-def test_vllm_servers_of_neighbouring_jobs_have_ports_of_their_own(job):
+def test_vllm_servers_of_neighbouring_jobs_have_ports_of_their_own_and_share_the_memory_with_the_ranks(job):
+    """Without --mem=0 the step of the servers would take what `sbatch --mem=64G` has asked for, and that of the ranks
+    would wait."""
     shape = {"SLURM_GPUS_ON_NODE": "4", "OCTET_VLLM_GPUS": "2"}
     urls = []
     for number in ("5", "6"):
-        answer = job("vllm.sbatch", "--preset", "nano", SLURM_JOB_ID=number, **shape)
-        (line,) = [line for line in answer.stdout.splitlines() if line.startswith("rollout.vllm.urls=")]
+        said = job("vllm.sbatch", "--preset", "nano", SLURM_JOB_ID=number, **shape).stdout.splitlines()
+        (line,) = [line for line in said if line.startswith("rollout.vllm.urls=")]
         urls += line.removeprefix("rollout.vllm.urls=").split(",")
+        assert "--mem=0" in said
     assert len(set(urls)) == 4, urls
 
 
-def test_servers_and_ranks_share_the_memory_of_the_job(job):
-    """Otherwise the step of the servers takes what `sbatch --mem=64G` has asked for, and that of the ranks waits."""
-    answer = job("vllm.sbatch", "--preset", "nano", "run.dir=it", SLURM_GPUS_ON_NODE="2")
-    assert "--mem=0" in answer.stdout.splitlines()
+NO_GPU = "octet: no GPU is left to {} on\n"
+REFUSED = [
+    ({"OCTET_VLLM_GPUS": "0"}, [], NO_GPU.format("sample")),
+    ({"OCTET_VLLM_GPUS": "2"}, [], NO_GPU.format("train")),
+]
+REFUSED += [({"OCTET_VLLM_NODES": "0"}, [], NO_GPU.format("sample")), ({}, ["run.step=1"], "Did you mean run.steps?")]
 
 
-@pytest.mark.parametrize(
-    ("variables", "told"),
-    [({"OCTET_VLLM_GPUS": "0"}, "sample"), ({"OCTET_VLLM_GPUS": "2"}, "train"), ({"OCTET_VLLM_NODES": "0"}, "sample")],
-)
-def test_gpus_have_to_be_left_for_both(job, tmp_path, variables, told):
+@pytest.mark.parametrize(("variables", "settings", "told"), REFUSED)
+def test_no_vllm_server_is_started_with_wrong_settings_or_without_gpus_for_both(
+    job, tmp_path, variables, settings, told
+):
     if "OCTET_VLLM_NODES" in variables:
         (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf 'node1\\nnode2\\n'\n")
-    answer = job("vllm.sbatch", "--preset", "nano", "run.dir=it", SLURM_GPUS_ON_NODE="2", **variables)
-    assert (answer.returncode, answer.stderr) == (2, f"octet: no GPU is left to {told} on\n")
-
-
-def test_no_vllm_server_is_started_with_wrong_settings(job):
-    answer = job("vllm.sbatch", "run.step=1", SLURM_GPUS_ON_NODE="2")
-    assert (answer.returncode, answer.stdout.splitlines()) == (2, ["octet: job 5 on node1, restart 0"])
-    assert "Did you mean run.steps?" in answer.stderr
+    answer = job("vllm.sbatch", *settings, SLURM_GPUS_ON_NODE="2", **variables)
+    assert (answer.returncode, len(answer.stdout.splitlines())) == (2, 1)
+    assert told in answer.stderr
 
 
 @pytest.mark.parametrize("given", ["", "of the user"])
@@ -241,6 +240,22 @@ def test_lines_of_a_grid_are_counted_as_octet_slurm_does(job, tmp_path):
     assert (answer.returncode, "a quote is open in line 4" in answer.stderr) == (2, True)
 
 
+STAMP = "4294967295 0\n"  # of the empty setup.cfg and constraints.txt
+
+
+@pytest.fixture
+def checkout(tmp_path) -> list[str]:
+    """The command that finds or makes the environment of an empty checkout."""
+    for name in ("setup.cfg", "constraints.txt"):
+        (tmp_path / name).touch()
+    return [
+        "bash",
+        "-c",
+        f'set -euo pipefail; source scripts/environment.sh; use_environment {tmp_path}; eval "$1"',
+        "-",
+    ]
+
+
 @pytest.mark.parametrize("fails", ["sys.version_info", "venv"])
 def test_without_a_python_that_will_do_a_cluster_is_told_of_its_modules(tmp_path, fails):
     """A Debian without python3-venv leaves a folder with a python and no pip, which the next start must not take."""
@@ -265,19 +280,15 @@ def test_the_named_python_need_not_be_called_python(tmp_path):
 
 
 @pytest.mark.parametrize("package", ["pip", "deepspeed"])
-def test_packages_that_are_gone_are_installed_again(tmp_path, package):
+def test_packages_that_are_gone_are_installed_again(checkout, tmp_path, package):
     """The system's Python may have a new version, which finds nothing that the old one has installed."""
     asked = tmp_path / "asked"
     new = program(tmp_path / "new", f"#!/bin/sh\ncase $* in *install*) echo $* >> {asked} ;; esac\n")
     gone = f"case $* in *find_spec*) case $* in *{package}*|*deepspeed*) exit 1 ;; esac ;; esac"
     python = program(tmp_path / ".venv/bin/python", f"{new.read_text()}{gone}\n")
     program(tmp_path / "python3", f"#!/bin/sh\ncase $* in *venv*) cp -p {new} {python} ;; esac\n")
-    for name in ("setup.cfg", "constraints.txt"):
-        (tmp_path / name).touch()
-    stamp = "4294967295 0\n"  # of the two files
-    (tmp_path / ".venv/.octet-installed").write_text(stamp)
-    script = f"set -euo pipefail; source scripts/environment.sh; use_environment {tmp_path}"
-    ran("bash", "-c", script, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
+    (tmp_path / ".venv/.octet-installed").write_text(STAMP)
+    ran(*checkout, "", env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
     assert (python.read_bytes() == new.read_bytes()) == (package == "pip"), "it is made anew if it has no pip either"
     assert package == "pip" or len(asked.read_text().splitlines()) == 3
 
@@ -304,23 +315,20 @@ def test_the_start_script_may_be_a_link_and_its_python_a_name(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["VIRTUAL_ENV", "CONDA_PREFIX"])
-def test_the_active_environment_comes_before_the_python_of_a_module(tmp_path, kind):
+def test_the_active_environment_comes_before_the_python_of_a_module(checkout, tmp_path, kind):
     """A job loads its modules after `source .venv/bin/activate`. Octet was installed into the module's python."""
     for folder in ("active/bin", "module"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "python").symlink_to("/bin/true")
-    for name in ("setup.cfg", "constraints.txt"):
-        (tmp_path / name).touch()
-    (tmp_path / "active/.octet-installed").write_text("4294967295 0\n")
-    script = f"set -euo pipefail; source scripts/environment.sh; use_environment {tmp_path}; command -v python; env"
+    (tmp_path / "active/.octet-installed").write_text(STAMP)
     around = {"PATH": f"{tmp_path}/module:/usr/bin:/bin", kind: f"{tmp_path}/active", "PYTHONDONTWRITEBYTECODE": "1"}
-    python, *variables = ran("bash", "-c", script, env=around, check=True).stdout.splitlines()
+    python, *variables = ran(*checkout, "command -v python; env", env=around, check=True).stdout.splitlines()
     assert python == f"{tmp_path}/active/bin/python"
     assert "PYTHONDONTWRITEBYTECODE=1" not in variables, "packages are installed without compiled modules"
 
 
 @pytest.mark.parametrize(("setting", "installer"), [("", "uv"), ("global.index-url='mirror'", "pip")])
-def test_jobs_that_start_together_install_once(tmp_path, setting, installer):
+def test_jobs_that_start_together_install_once(checkout, tmp_path, setting, installer):
     """They use uv, unless pip has settings that uv does not read. Stand-ins record the calls."""
     if shutil.which("flock") is None:
         pytest.skip("there is no flock(1)")
@@ -328,11 +336,8 @@ def test_jobs_that_start_together_install_once(tmp_path, setting, installer):
     said = f"case $* in *config*) {config} ;; *find_spec*) ;; *) echo pip $* >> {tmp_path}/asked ;; esac"
     program(tmp_path / ".venv/bin/python", f"#!/bin/sh\n{said}\nsleep 0.2\n")
     program(tmp_path / "uv", f"#!/bin/sh\necho uv $* >> {tmp_path}/asked\n")
-    for name in ("setup.cfg", "constraints.txt"):
-        (tmp_path / name).touch()
-    script = f"set -euo pipefail; source scripts/environment.sh; use_environment {tmp_path}"
     clean = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    jobs = [subprocess.Popen(["bash", "-c", script], cwd=ROOT, env=clean) for _ in range(3)]
+    jobs = [subprocess.Popen([*checkout, ""], cwd=ROOT, env=clean) for _ in range(3)]
     assert [job.wait(timeout=240) for job in jobs] == [0, 0, 0]
     asked = (tmp_path / "asked").read_text().splitlines()
     assert [line.split()[0] for line in asked] == [installer] * 3, "as often as one job needs"
