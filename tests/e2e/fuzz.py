@@ -27,6 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -333,15 +334,11 @@ def of_slurm(rng: random.Random, folder: Path) -> None:
     good = {"STEP_NUM_TASKS": "2", "STEP_TASKS_PER_NODE": "2(x1)", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}
     good |= {"STEP_ID": "0", "JOB_ID": "7", "RESTART_COUNT": "0", "STEP_NODELIST": "a[1-2]"}
     good |= {name: rng.choice(OF_SLURM) for name in rng.sample(SLURM, rng.randint(1, 4))}
-    before = dict(os.environ)
-    os.environ.update({f"SLURM_{name}": value for name, value in good.items()} | {"MASTER_ADDR": "127.0.0.1"})
-    try:
+    variables = {f"SLURM_{name}": value for name, value in good.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    with mock.patch.dict(os.environ, variables):
         if slurm.is_step():
             slurm.adopt_ranks()
         slurm.restarts(), slurm.describe(), slurm.seconds_left(), slurm.port(), slurm.nodes()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 KINDS: dict[str, Callable[[random.Random, Path], None]] = {

@@ -1,8 +1,12 @@
 """A job of two steps, as the launcher starts it, on one or two ranks."""
 
+import os
 import shutil
+import subprocess
+from typing import Any
 
-from tests.conftest import ROOT, learned
+from tests.conftest import ROOT, learned, ran
+from tests.forks import forked
 from tests.run_on_ranks import ended
 from trainer.machine import disk
 
@@ -17,6 +21,13 @@ def train(folder, *arguments: str, ranks: int = 1) -> str:
     found = ended(ranks, ROOT / "train.py", *arguments, folder=folder)
     assert [(one.returncode, one.stderr) for one in found] == [(0, "")] * ranks
     return found[0].stdout
+
+
+def octet(folder, *arguments: object, columns: int = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, and return how it has ended."""
+    around = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": str(columns)}
+    command = [*forked(), "-m", "trainer.commands.main", *arguments]
+    return ran(*command, cwd=folder, env=around, timeout=999, **options)
 
 
 def do_the_last_step_again(folder, ranks: int = 1) -> str:

@@ -22,6 +22,7 @@ from tests.forks import forked
 SOME = ["stopped/config.yaml/flipped", "stopped/metrics.jsonl/removed", "ended/best:adapter_model.safetensors/flipped"]
 PROGRAMS = {
     "chaos": (["10"], "10 kills, 0 faults"),
+    "damaged": ([*SOME, *random.Random(0).sample(CASES, 57)], "60 cases, 0 faults"),
     "fuzz": (["3000"], "3000 inputs of 16 kinds, 0 faults"),
     "pairs": (["{}/pairs.json", "0", "5"], "'equal'"),
 }
@@ -31,7 +32,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_run_survives(program, tmp_path):
     own, said = PROGRAMS[program]
-    answer = launch(*forked(), "-m", f"tests.e2e.{program}", *(one.format(tmp_path) for one in own), timeout=1800)
+    answer = launch(*forked(), "-m", f"tests.e2e.{program}", *(one.format(tmp_path) for one in own), timeout=3600)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert said in answer.stdout
 
@@ -43,13 +44,6 @@ def test_every_two_values_meet_in_a_run_or_are_refused():
     sizes = [len(names) for names in FEATURES.values()]
     assert len(met) + len(refused) == sum(one * other for one, other in combinations(sizes, 2))
     assert len(runs) < 100
-
-
-@pytest.mark.slow
-def test_damage_is_said_or_refused_or_has_no_effect():
-    cases = [*SOME, *random.Random(0).sample(CASES, 57)]
-    answer = launch(*forked(), "-m", "tests.e2e.damaged", *cases, timeout=3600)
-    assert answer.returncode == 0, answer.stdout + answer.stderr[-3000:]
 
 
 @pytest.mark.slow

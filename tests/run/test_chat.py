@@ -5,11 +5,11 @@ import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, launch, ran
+from tests.e2e.short_job import octet, train
 from tests.forks import forked
 from tests.terminal import Terminal, on_a_terminal, read
 from trainer.config.command_line import resolve
@@ -23,28 +23,21 @@ from trainer.run_folder.source import Source
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=1", "eval.problems=4"]
 
 
-class Octet(NamedTuple):
-    """`octet chat` beside a run. Called, it returns what is said."""
-
-    folder: Path
-    command: list[str]
-
-    def __call__(self, *arguments: str, columns: int = 120, **options: Any) -> str:
-        own = {"cwd": self.folder, "env": os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": str(columns)}}
-        return ran(*self.command, *arguments, check=True, timeout=580, **own, **options).stdout
-
-
 @pytest.fixture(scope="module")
-def octet(tmp_path_factory):
-    """`octet chat` with a run of one step."""
+def folder(tmp_path_factory):
+    """The folder of a run of one step, which is called `it`."""
     folder = tmp_path_factory.mktemp("chat")
-    done = launch(*forked(), ROOT / "train.py", "--preset", "nano", *FEW, "run.dir=it", folder=folder)
-    assert done.returncode == 0, done.stderr
-    return Octet(folder, [*forked(), "-m", "trainer.commands.main", "chat", "it"])
+    train(folder, "--preset", "nano", *FEW, "run.dir=it")
+    return folder
 
 
-def test_the_models_answer_a_question_and_a_held_out_problem(octet):
-    said = octet(input=f"{'3 ' * 300}\nWhat is 3 + 4?\n\n")
+def chat_in(folder: Path, *arguments: str, **options: Any) -> str:
+    """Chat with the models of the run, and return what is said."""
+    return octet(folder, "chat", "it", *arguments, check=True, **options).stdout
+
+
+def test_the_models_answer_a_question_and_a_held_out_problem(folder):
+    said = chat_in(folder, input=f"{'3 ' * 300}\nWhat is 3 + 4?\n\n")
     assert "the context of this model, 256. Write a shorter prompt" in " ".join(said.split())
     assert said.startswith("Ask, or press Enter for a held-out problem.")
     by_hand, _, held_out = said.partition("adapter ─")
@@ -55,15 +48,16 @@ def test_the_models_answer_a_question_and_a_held_out_problem(octet):
     assert said.count("\nread: ") == 2
 
 
-def test_a_question_on_the_command_line_is_answered_once(octet):
-    said = octet("x=3.", "What is x + 4?", "rollout.max_new_tokens=8", input="2 + 2?\n")
+def test_a_question_on_the_command_line_is_answered_once(folder):
+    said = chat_in(folder, "x=3.", "What is x + 4?", "rollout.max_new_tokens=8", input="2 + 2?\n")
     assert [line.split()[0] for line in said.splitlines() if line.endswith("─")] == ["base", "adapter"]
 
 
-def test_long_answers_stay_on_a_small_terminal(octet, tmp_path):
+def test_long_answers_stay_on_a_small_terminal(folder, tmp_path):
     (tmp_path / "asked").write_text("\n")
     with (tmp_path / "asked").open() as asked:
-        process, terminal = on_a_terminal(octet.command, octet.folder, 30, 4, stdin=asked)
+        command = [*forked(), "-m", "trainer.commands.main", "chat", "it"]
+        process, terminal = on_a_terminal(command, folder, 30, 4, stdin=asked)
     said = b""
     while part := read(terminal):
         said += part
@@ -71,14 +65,14 @@ def test_long_answers_stay_on_a_small_terminal(octet, tmp_path):
     assert process.wait(60) == 0
     assert not re.search(rb"\x1b\[\d*[A-HJ]", said)  # nothing moves up to what was printed before
     left = Terminal(30).feed(said.decode()).text
-    assert left.rstrip() == Terminal(30).feed(octet(columns=30, input="\n")).text.rstrip()
+    assert left.rstrip() == Terminal(30).feed(chat_in(folder, columns=30, input="\n")).text.rstrip()
     assert left.count("read: ") == 2
 
 
 @pytest.mark.slow
-def test_samples_of_the_same_question_differ_and_bytes_that_are_no_text_are_asked_as_such(octet):
+def test_samples_of_the_same_question_differ_and_bytes_that_are_no_text_are_asked_as_such(folder):
     question = "Amy has \udcff 3 bags of 4 apples. How many is that?\n"
-    said = octet("--temperature", "2", input=4 * question, errors="surrogateescape")
+    said = chat_in(folder, "--temperature", "2", input=4 * question, errors="surrogateescape")
     answers = said.split("\nbase ─")[1:]
     assert len(answers) == 4
     assert len({answer.partition("\nadapter ─")[0] for answer in answers}) > 1

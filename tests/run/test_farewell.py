@@ -38,7 +38,9 @@ def ending(folder, capsys, *overrides) -> list[str]:
 def test_the_command_for_a_card_has_the_settings_of_the_task_and_none_of_the_small_run(tmp_path, capsys, overrides):
     said = ending(tmp_path, capsys, *overrides)
     assert len(said) <= 10
-    command = said[-5].strip()
+    *before, empty, _, where, last = said
+    assert (empty, where, f"  {last}" in before) == ("", f"run folder {tmp_path}, with no model", False)
+    command = before[-1].strip()
     assert "'\"'\"'" not in command
     kept = [*OWN, "prompt.style=boxed"] if "prompt.style=boxed" in overrides else OWN if OWN[0] in overrides else []
     start, *settings = shlex.split(command.partition(" --preset 8gb")[2]) or [""]
@@ -80,23 +82,14 @@ def test_what_llama_cpp_does_not_know_is_exported_otherwise(tmp_path, capsys, fa
     ("kind", "colour", "look"), [(LEARNED, "32", "chat"), (NOT_LEARNED, "31", "report"), (CANNOT_TELL, "33", "report")]
 )
 def test_three_lines_are_the_result_in_colour_the_run_and_the_next_command(tmp_path, kind, colour, look):
-    (tmp_path / "adapter").mkdir()
-    result, where, command = farewell.three_lines(Verdict(kind, "48.2% -> 93.9%."), tmp_path)
+    folder = tmp_path / "my run"
+    (folder / "adapter").mkdir(parents=True)
+    result, where, command = farewell.three_lines(Verdict(kind, "48.2% -> 93.9%."), folder)
     console = Console(force_terminal=True, color_system="standard", file=io.StringIO(), width=200)
     console.print(result)
     assert console.file.getvalue() == f"\x1b[1;{colour}mverdict: {kind}: 48.2% -> 93.9%.\x1b[0m\n"
-    assert where == f"run folder {tmp_path}, with adapter/"
-    assert command.endswith(f"octet {look} {tmp_path}")
-
-
-@pytest.mark.parametrize("name", ["plain", "my run"])
-def test_they_are_the_last_ones_that_are_printed(tmp_path, capsys, name):
-    folder = tmp_path / name
-    folder.mkdir()
-    *before, empty, result, where, command = ending(folder, capsys)
-    assert (empty, result.split(": ")[0], where) == ("", "verdict", f"run folder {folder}, with no model")
-    assert shlex.split(command)[-2:] == ["report", str(folder)]
-    assert f"  {command}" not in before
+    assert where == f"run folder {folder}, with adapter/"
+    assert shlex.split(command)[-2:] == [look, str(folder)]
 
 
 AHEAD = ["rollout.ahead=1", "rollout.vllm.urls=http://localhost:1"]

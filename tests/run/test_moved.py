@@ -4,13 +4,14 @@ import json
 import os
 import shutil
 from contextlib import nullcontext
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.conftest import ROOT, ran, refuses
-from tests.forks import forked
+from tests.conftest import refuses
+from tests.e2e import short_job
 from trainer.config.command_line import resolve
 from trainer.config.paths import file_of
 from trainer.machine import disk, user_code
@@ -28,9 +29,7 @@ TRAIN = ["train", "--preset", "nano", *FEW, *OWN]
 
 def octet(folder, *command):
     """Run a command in a folder, and return its status and what it has printed."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    program = [*forked(), "-m", "trainer.commands.main", *command]
-    done = ran(*program, cwd=folder, env=environment, input="2+3?\n\n")
+    done = short_job.octet(folder, *command, input="2+3?\n\n")
     return done.returncode, done.stdout + done.stderr
 
 
@@ -113,6 +112,12 @@ def test_files_of_one_name_have_a_copy_each_and_a_copy_in_use_is_kept(tmp_path):
     assert [Path(file_of(text)).read_text() for text in found] == ["# a", "# b"]
 
 
+def nested(key: str, value: object) -> object:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
 AWAY = ["away.py", "~/away.py", "{run}/../away.py"]  # in the working folder, in the home folder, and anywhere else
 
 
@@ -128,10 +133,10 @@ def test_code_that_only_a_run_folder_names_is_not_run(tmp_path, setting, named, 
     copy = tmp_path / "away.py" if named in AWAY else copy
     (run / "given/code").mkdir(parents=True)
     copy.write_text(f"open({str(ran)!r}, 'w').close()\n\ndef brief(completions, **_):\n    return [0.0]\n")
-    code, (section, key) = named.format(run=run) + ":brief", setting.split(".")
+    code = named.format(run=run) + ":brief"
     value = {"reward.custom": [code], "task.name": code, "task.mix": {code: 1.0}}[setting]
-    (run / "config.yaml").write_text(yaml.safe_dump({section: {key: value}}))
-    value = getattr(getattr(resolve(str(run / "config.yaml")), section), key)
+    (run / "config.yaml").write_text(yaml.safe_dump(nested(setting, value)))
+    value = attrgetter(setting)(resolve(str(run / "config.yaml")))
     (found,) = [value] if isinstance(value, str) else value
     assert (Path(file_of(found)).expanduser().absolute() == copy) or named in AWAY
     with refuses(setting, names="somebody else"):
@@ -157,49 +162,31 @@ def test_the_remedy_for_code_of_a_stranger_has_the_whole_setting(tmp_path):
 SERVERS = {"reward.judge.url": "http://a.example/v1", "teacher.url": "http://b.example"}
 SERVERS |= {"rollout.vllm.urls": "http://c.example"}
 MORE = {"reward.judge.url": ["reward.judge.model=m", "reward.weights={judge: 1}"], "teacher.url": ["teacher.name=m"]}
-MORE |= {"rollout.vllm.urls": ["rollout.engine=vllm_server"]}
+MORE |= {"rollout.vllm.urls": ["rollout.engine=vllm_server"], "model.trust_remote_code": ["model.name=nano"]}
+USES = {key: lambda config, setting: read_key("VLLM_API_KEY", setting) for key in SERVERS}
+USES["task.agent"] = USES["task.agent (code)"] = lambda config, setting: Agents(config.task.agent, print).close()
+USES["model.trust_remote_code"] = lambda config, setting: load_tokenizer(config.model)
+USES["reward.code.unsafe"] = lambda config, setting: refuse_unheld(config.reward.code, Held(9, True, True, True))
 
 
-@pytest.mark.parametrize("setting", ["task.agent", "task.agent (code)", *SERVERS])
-def test_no_agent_is_run_and_no_key_is_sent_as_only_a_run_folder_says(tmp_path, setting, monkeypatch):
-    run, ran, (key, *in_code) = tmp_path / "stranger", tmp_path / "ran", setting.split()
+@pytest.mark.parametrize("name", USES)
+def test_nothing_is_run_or_let_in_and_no_key_is_sent_as_only_a_run_folder_says(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(user_code, "named", set())
+    run, ran, use, key = tmp_path / "stranger", tmp_path / "ran", USES[name], name.split()[0]
     (run / "given").mkdir(parents=True)
     (run / "given/agent.py").write_text(f"open({str(ran)!r}, 'w').close()\n\ndef go(problem): ...\n")
-    value = SERVERS.get(key, f"touch {ran}")
-    *sections, name = key.split(".")
-    written = {name: "given/agent.py:go" if in_code else value}
-    for section in reversed(sections):
-        written = {section: written}
-    (run / "config.yaml").write_text(yaml.safe_dump(written))
-    value = f"{run}/given/agent.py:go" if in_code else value
-
-    def use():
-        assert resolve(str(run / "config.yaml"), None, MORE.get(key, ()))
-        if key == "task.agent":
-            Agents(value, print).close()
-        return read_key("VLLM_API_KEY", f"{key}={value}")
-
-    assert key == "task.agent" or use() == ""
+    values = SERVERS | {"task.agent": f"touch {ran}", "task.agent (code)": "given/agent.py:go"}
+    stored, value = str(run / "config.yaml"), values.get(name, "true")
+    (run / "config.yaml").write_text(yaml.safe_dump(nested(key, yaml.safe_load(value))))
+    setting = f"{key}={run}/{value}" if "(code)" in name else f"{key}={value}"
+    config = resolve(stored, None, MORE.get(key, ()))
+    assert key not in SERVERS or use(config, setting) == ""  # there is no key yet
     monkeypatch.setenv("VLLM_API_KEY", "a-key-of-mine")
     with refuses(key, names="somebody else"):
-        use()
+        use(config, setting)
     assert not ran.exists()
-    resolve(str(run / "config.yaml"), None, [f"{key}={value}", *MORE.get(key, ())])
-    assert use() == "a-key-of-mine"
-
-
-LETS_IN = {"model.trust_remote_code": lambda config: load_tokenizer(config.model)}
-LETS_IN["reward.code.unsafe"] = lambda config: refuse_unheld(config.reward.code, Held(9, True, True, True))
-
-
-@pytest.mark.parametrize("setting", LETS_IN)
-def test_no_other_code_is_let_in_as_only_a_run_folder_says(tmp_path, monkeypatch, setting):
-    monkeypatch.setattr(user_code, "named", set())
-    stored, use = tmp_path / "config.yaml", LETS_IN[setting]
-    stored.write_text("model: {name: nano, trust_remote_code: true}\nreward: {code: {unsafe: true}}")
-    with refuses(setting, names="somebody else"):
-        use(resolve(str(stored)))
-    use(resolve(str(stored), None, [f"{setting}=true"]))
+    found = use(resolve(stored, None, [setting, *MORE.get(key, ())]), setting)
+    assert key not in SERVERS or found == "a-key-of-mine"
 
 
 def test_a_run_that_was_made_here_is_trusted_and_its_copy_or_that_of_another_user_is_not(tmp_path, monkeypatch):

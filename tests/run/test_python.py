@@ -12,6 +12,8 @@ import pytest
 
 from octet import Config, resolve, train
 from tests.conftest import ROOT, launch, learned, refuses
+from tests.e2e.short_job import ADAPTER
+from tests.e2e.short_job import train as train_by_command
 from tests.forks import forked
 from trainer.errors import ConfigError, DataError
 from trainer.machine import user_code
@@ -104,12 +106,11 @@ def test_it_comes_to_the_same_as_the_command(scripted, tmp_path):
     (tmp_path / "rewards.py").write_text(SCORE)
     data = [f"task.path={given}/train.jsonl", f"task.test_path={given}/test.jsonl", "task.name=records"]
     settings = [*FEW, *data, "reward.custom=rewards.py:score", "reward.weights={}", "run.dir=it"]
-    run(*forked(), ROOT / "train.py", "--preset", "nano", *settings, folder=tmp_path)
+    train_by_command(tmp_path, "--preset", "nano", *settings)
     first, command = scripted[0] / "first", tmp_path / "it"
     assert learned(first) == learned(command)
     assert (first / "samples.jsonl").read_text() == (command / "samples.jsonl").read_text()
-    adapters = [folder / "adapter/adapter_model.safetensors" for folder in (first, command)]
-    assert adapters[0].read_bytes() == adapters[1].read_bytes()
+    assert (first / ADAPTER).read_bytes() == (command / ADAPTER).read_bytes()
     assert learned(command)[-1]["grad_norm"] > 0
 
 
@@ -145,15 +146,10 @@ def test_another_run_in_the_same_process_has_data_without_answers(scripted):
     assert function(["x" * 20, "12"]) == [2, 2]  # the copy has the modules, the function and the constants that it uses
 
 
-@pytest.mark.parametrize(
-    ("preset", "answer", "task"),
-    [
-        ("8gb", "7", "records"),
-        ("12gb", "Paris", "records"),
-        ("smollm2", 7, "records"),
-        ("8gb", "3 + 4\n#### 7", "gsm8k"),
-    ],
-)
+GIVEN = [("8gb", "7", "records"), ("12gb", "Paris", "records"), ("smollm2", 7, "records")]
+
+
+@pytest.mark.parametrize(("preset", "answer", "task"), [*GIVEN, ("8gb", "3 + 4\n#### 7", "gsm8k")])
 def test_data_take_the_place_of_the_task_of_a_preset(tmp_path, preset, answer, task):
     data = [{"question": f"{number} + {number}?", "answer": answer} for number in range(9)]
     config = python._with_rows(resolve(preset), tmp_path, [], data, None)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.conftest import NANO, ROOT, launch, lines_of, write_lines
-from tests.forks import forked
+from tests.conftest import NANO, ROOT, lines_of, write_lines
+from tests.e2e.short_job import octet, train
 from trainer.config.command_line import resolve
 from trainer.machine import disk, hardware
 from trainer.run import replay
@@ -20,12 +20,12 @@ from trainer.watch.phases import total_memory
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "run.steps=3", "run.save_every=2"]
 FEW += ["task.name=records", "task.path=data.jsonl", "eval.problems=0", "run.merge=false", "rollout.dead_groups=keep"]
-FEW += ["reward.custom=score.py:score", "reward.weights={}"]  # its rewards differ within most groups
+FEW += ["run.threads=1", "reward.custom=score.py:score", "reward.weights={}"]  # its rewards differ within most groups
 SCORE = "def score(completions, **columns):\n    return [float(len(text) % 5) for text in completions]\n"
 
 
 def repro(folder: Path, *options: str) -> tuple[int, list[str]]:
-    answer = launch(*forked(), "-m", "trainer.commands.main", "repro", "it", *options, folder=folder)
+    answer = octet(folder, "repro", "it", *options)
     assert answer.returncode < 2, answer.stderr
     return answer.returncode, answer.stdout.splitlines()
 
@@ -36,8 +36,7 @@ def recorded(tmp_path_factory) -> Path:
     asked = "Ann has {} apples and gets 7. How many has she?"
     write_lines(folder / "data.jsonl", [{"question": asked.format(one), "answer": str(one + 7)} for one in range(9)])
     (folder / "score.py").write_text(SCORE)
-    answer = launch(*forked(), ROOT / "train.py", "--preset", "nano", *FEW, "run.dir=it", folder=folder)
-    assert answer.returncode == 0, answer.stderr
+    train(folder, "--preset", "nano", *FEW, "run.dir=it")
     return folder
 
 
@@ -60,7 +59,11 @@ def test_a_run_is_identical(recorded):
 @pytest.mark.parametrize("name", ["default", "calculator", "maze"])
 def test_the_first_step_of_a_run_in_the_gallery_is_repeated(name):
     """On another processor sums round differently, so a metric may differ; what is asked and answered may not."""
-    answer = launch(*forked(), "-m", "trainer.commands.main", "repro", ROOT / "gallery" / name, "--steps", "1")
+    repeats_the_first_step(ROOT / "gallery" / name, ROOT)
+
+
+def repeats_the_first_step(run: Path, folder: Path) -> None:
+    answer = octet(folder, "repro", run, "--steps", "1")
     assert answer.returncode < 2, answer.stderr
     first = answer.stdout.splitlines()[0]
     assert re.match(r"identical to the bit: .* 16 answers|differs: step 1: \S+ is [\d.e-]+, and was ", first), first
@@ -159,7 +162,7 @@ def test_other_weights_of_the_base_are_the_cause(again):
     """The first run is over a copy of the embedded model, and the weights of the copy change afterwards."""
     shutil.copytree(NANO, again / "base")
     shutil.rmtree(again / "it")
-    launch(*forked(), ROOT / "train.py", "--preset", "nano", *FEW, "model.name=base", "run.dir=it", folder=again)
+    train(again, "--preset", "nano", *FEW, "model.name=base", "run.dir=it")
     path = again / "base/model.safetensors"
     save_file({name: 1.01 * value for name, value in load_file(path).items()}, path, {"format": "pt"})
     status, said = repro(again, "--steps", "1")

@@ -1,7 +1,6 @@
 """Real pretrained models, SmolLM2-135M-Instruct and Gemma 3 270M, which Python packages hold."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, launch, lines_of
+from tests.run.test_repro import repeats_the_first_step
 
 pytestmark = pytest.mark.slow
 
@@ -27,11 +27,7 @@ def smollm2(tmp_path_factory) -> Path:
 
 def test_the_first_step_of_its_run_in_the_gallery_is_repeated(smollm2, tmp_path):
     (tmp_path / "smollm2").symlink_to(smollm2)
-    command = ["-m", "trainer.commands.main", "repro", ROOT / "gallery/sums", "--steps", "1"]
-    answer = launch(sys.executable, *command, folder=tmp_path, PYTHONPATH=str(ROOT))
-    assert answer.returncode < 2, answer.stderr
-    first = answer.stdout.splitlines()[0]
-    assert re.match(r"identical to the bit: .* 16 answers|differs: step 1: \S+ is [\d.e-]+, and was ", first), first
+    repeats_the_first_step(ROOT / "gallery/sums", tmp_path)
 
 
 def test_a_step_of_a_real_model_on_real_text(smollm2, gsm8k_folder, tmp_path):

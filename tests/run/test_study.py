@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.conftest import ROOT, launch, said_by
+from tests.conftest import ROOT, said_by, until
+from tests.e2e.short_job import octet
 from trainer.machine import disk
 
 TEXT = """
@@ -37,11 +37,8 @@ def sums(first: int) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
-def octet(folder, *arguments: str) -> str:
-    command = ["-m", "trainer.commands.main", "study", "tiny.yaml", *arguments]
-    done = launch(sys.executable, *command, folder=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def study(folder, *arguments: str) -> str:
+    return octet(folder, "study", "tiny.yaml", *arguments, check=True).stdout
 
 
 def test_a_dry_run_reads_no_data(tmp_path, monkeypatch, capsys):
@@ -76,21 +73,14 @@ def test_a_study_that_is_in_progress_is_not_started_again(tmp_path, monkeypatch,
 def test_a_study_that_is_ended_ends_its_runs(tmp_path, number):
     settings = "settings: {run: {steps: 200, save_every: 1}, eval.problems: 4}"
     (tmp_path / "tiny.yaml").write_text(f"{settings}\narms: {{grpo: }}")
-    arguments = [sys.executable, "-m", "trainer.commands.main", "study", "tiny.yaml"]
+    command = [sys.executable, "-m", "trainer.commands.main", "study", "tiny.yaml"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    study = subprocess.Popen(arguments, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    checkpoints = tmp_path / "runs/tiny/grpo-0/checkpoints"
-    deadline = time.monotonic() + 300
-    while not (checkpoints.is_dir() and any(checkpoints.iterdir())):
-        assert time.monotonic() < deadline
-        assert study.poll() is None
-        time.sleep(0.2)
-    study.send_signal(number)
-    said = study.communicate(timeout=120)[1]
+    started = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    until(lambda: started.poll() is not None or [*tmp_path.glob("runs/tiny/grpo-0/checkpoints/*")], 300)
+    started.send_signal(number)
+    said = started.communicate(timeout=120)[1]
     assert number == signal.SIGKILL or "The same command continues the study" in said
-    while any(str(tmp_path) in _cwd(one) for one in psutil.process_iter()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: not any(str(tmp_path) in _cwd(one) for one in psutil.process_iter()), 300)
     assert "octet: stopped. " in (tmp_path / "runs/tiny/grpo-0.log").read_text()
 
 
@@ -106,9 +96,9 @@ def test_a_study_trains_what_is_missing_and_judges(tmp_path):
     (tmp_path / "tiny.yaml").write_text(TEXT)
     for split, first in (("train", 21), ("test", 41)):
         (tmp_path / f"{split}.jsonl").write_text(sums(first))
-    assert "run.dir=runs/tiny/grpo-0" in octet(tmp_path, "--dry-run")
+    assert "run.dir=runs/tiny/grpo-0" in study(tmp_path, "--dry-run")
     assert not (tmp_path / "runs").exists()
-    assert "2 runs to make, 0 ready" in octet(tmp_path)
+    assert "2 runs to make, 0 ready" in study(tmp_path)
     found = json.loads((tmp_path / "runs/tiny/study.json").read_text())
     assert {*found["arms"]} == {"base", "grpo", "supervised"}
     tokens = {arm: found["arms"][arm]["tokens"] for arm in ("grpo", "supervised")}
@@ -116,4 +106,4 @@ def test_a_study_trains_what_is_missing_and_judges(tmp_path):
     assert found["arms"]["grpo"]["samples"] == 32
     assert [(one["arm"], one["problems"]) for one in found["gaps"]] == [("base", 16), ("grpo", 16), ("supervised", 16)]
     (tmp_path / "runs/tiny/supervised-0/verdict.json").unlink()
-    assert "1 run to make, 1 ready" in octet(tmp_path, "--jobs", "2")
+    assert "1 run to make, 1 ready" in study(tmp_path, "--jobs", "2")

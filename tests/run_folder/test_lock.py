@@ -35,25 +35,24 @@ def test_where_there_are_no_locks_it_is_free_with_a_warning(tmp_path, monkeypatc
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with (tmp_path / ".lock").open("w") as file:
-        if number == errno.EIO:
-            with pytest.raises(OSError, match="Input/output"):
-                lock._is_free(file)
-        else:
-            assert lock._is_free(file)
-            assert "its file system has no locks" in capsys.readouterr().err
+    is_error = number == errno.EIO
+    with (
+        (tmp_path / ".lock").open("w") as file,
+        pytest.raises(OSError, match="Input/output") if is_error else nullcontext(),
+    ):
+        assert lock._is_free(file)
+    assert ("its file system has no locks" in capsys.readouterr().err) != is_error
 
 
 def test_a_process_that_a_reward_has_forked_does_not_keep_the_folder(tmp_path, alone):
     lock._lock(tmp_path)
-    child = subprocess.Popen(["sleep", "60"], pass_fds=[lock._held[tmp_path].fileno()])
-    try:
+    with subprocess.Popen(["sleep", "60"], pass_fds=[lock._held[tmp_path].fileno()]) as child:
         distributed.disconnect()
-        with (tmp_path / ".lock").open() as other:
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        child.kill()
-        child.wait()
+        try:
+            with (tmp_path / ".lock").open() as other:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            child.kill()
 
 
 def test_a_run_ends_if_its_folder_was_deleted_and_made_again_by_another(tmp_path, alone):

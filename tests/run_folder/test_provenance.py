@@ -18,37 +18,34 @@ from trainer.records import Problem
 from trainer.run_folder.provenance import Provenance, checksums, code_of, shared
 
 
-def origin(model: Model) -> Provenance:
-    return Provenance(Config(model=model), Path("no-folder"), [], [], accepts=False)
+def origin(name: object) -> Provenance:
+    return Provenance(Config(model=Model(name=str(name))), Path("no-folder"), [], [], accepts=False)
 
 
 def test_other_weights_are_refused(tiny_model, tmp_path):
-    shutil.copytree(tiny_model, tmp_path / "model")
-    model = Model(name=str(tmp_path / "model"))
+    model = shutil.copytree(tiny_model, tmp_path / "model")
     saved = origin(model).state()
     origin(model).load(saved)
-    path = tmp_path / "model/model.safetensors"
-    *content, last = path.read_bytes()
-    path.write_bytes(bytes([*content, last ^ 1]))
+    *content, last = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(bytes([*content, last ^ 1]))
     with refuses("model.name", CheckpointError, names="weights"):
         origin(model).load(saved)
 
 
 def test_other_versions_are_said(capsys):
-    saved = origin(Model(name="nano")).state()
+    saved = origin("nano").state()
     saved["versions"]["torch"] = "1.0"
-    origin(Model(name="nano")).load(saved)
+    origin("nano").load(saved)
     assert "the checkpoint was written with torch 1.0: the run continues" in capsys.readouterr().err
-    origin(Model(name="some/where")).load(saved)  # weights that are not on this machine are not compared
+    origin("some/where").load(saved)  # weights that are not on this machine are not compared
 
 
 def problems(*golds: str) -> list[Problem]:
     return [Problem(f"records/train/{number}", "q", gold) for number, gold in enumerate(golds)]
 
 
-def made_from(folder, training, held_out=(), files=(), accepts=False) -> Provenance:
-    own = [f"{key}={value}" for key, value in files]
-    config = resolve("nano", None, ["task.name=records", "task.path=rows.jsonl", *own])
+def made_from(folder, training, held_out=(), settings=(), accepts=False) -> Provenance:
+    config = resolve("nano", None, ["task.name=records", "task.path=rows.jsonl", *settings])
     return Provenance(config, folder, training, held_out, accepts)
 
 
@@ -81,24 +78,24 @@ def test_each_file_of_the_user_that_a_run_depends_on_is_compared(tmp_path, monke
         Path(name).write_text("{}")
     monkeypatch.syspath_prepend(tmp_path / "b")
     importlib.import_module("own_helper_of_rw")
-    files = [("reward.custom", "[a/rw.py:f, b/rw.py:g]"), ("task.mix", "{task.py:make: 1, nano: 1}")]
-    files += [("engine.ds_config", "ds.json"), ("lora.start", "start")]
-    saved = made_from(tmp_path, [], files=files).state()
+    files = ["reward.custom=[a/rw.py:f, b/rw.py:g]", "task.mix={task.py:make: 1, nano: 1}"]
+    files += ["engine.ds_config=ds.json", "lora.start=start"]
+    saved = made_from(tmp_path, [], settings=files).state()
     assert len(saved["files"]) == 6
     for name in saved["files"]:
         before = Path(name).read_text()
         Path(name).write_text("{} ")
         with refuses(name, names="--accept-changes"):
-            made_from(tmp_path, [], files=files).load(saved)
-        made_from(tmp_path, [], files=files, accepts=True).load(saved)
+            made_from(tmp_path, [], settings=files).load(saved)
+        made_from(tmp_path, [], settings=files, accepts=True).load(saved)
         assert f"{name}: changed since this run began, which --accept-changes accepts" in capsys.readouterr().err
         Path(name).write_text(before)
-    made_from(tmp_path, [], files=files).load(saved)
+    made_from(tmp_path, [], settings=files).load(saved)
 
 
 def test_a_long_or_odd_text_among_the_settings_is_no_file(tmp_path):
-    files = [("prompt.system", "the of and " * 30), ("rollout.stop", "~~~")]
-    assert made_from(tmp_path, [], files=files).state()["files"] == {}
+    settings = ["prompt.system=" + "the of and " * 30, "rollout.stop=~~~"]
+    assert made_from(tmp_path, [], settings=settings).state()["files"] == {}
 
 
 ODD = """
@@ -124,10 +121,9 @@ def test_files_of_the_user_are_copied_and_installed_packages_are_not(tmp_path, m
     importlib.import_module("odd_package_of_mine")
     for name in ("reward.py", "other.py", "asked.txt"):
         (tmp_path / name).write_text("{question}")
-    files = [("reward.custom", f"[{tmp_path}/reward.py:f,{tmp_path}/other.py:g]")]
-    files += [("prompt.style", f"{tmp_path}/asked.txt")]
-    files += [("rollout.vllm.python", sys.executable), ("rollout.vllm.start", "true")]  # no code of the user
-    ((folder, names),) = code_of(resolve("nano", None, [f"{key}={value}" for key, value in files])).items()
+    files = [f"reward.custom=[{tmp_path}/reward.py:f,{tmp_path}/other.py:g]", f"prompt.style={tmp_path}/asked.txt"]
+    files += [f"rollout.vllm.python={sys.executable}", "rollout.vllm.start=true"]  # no code of the user
+    ((folder, names),) = code_of(resolve("nano", None, files)).items()
     assert (folder, sorted(map(str, names))) == (tmp_path, ["asked.txt", "other.py", "reward.py"])
 
 
@@ -144,13 +140,11 @@ def test_a_file_that_is_gone_is_a_change_and_one_that_is_not_imported_yet_is_non
 
 
 def test_a_run_is_known_by_what_its_steps_depend_on(tmp_path):
-    run = made_from(tmp_path, problems("1")).run
-    same, *others = (
-        made_from(tmp_path, problems(gold), files=[setting]).run
-        for gold, setting in (("1", ("run.steps", "7")), ("1", ("run.seed", "7")), ("2", ("run.steps", "7")))
-    )
-    assert run == same
-    assert run not in others
+    def run_of(gold: str, *settings: str) -> str:
+        return made_from(tmp_path, problems(gold), settings=settings).run
+
+    assert run_of("1") == run_of("1", "run.steps=7")
+    assert run_of("1") not in (run_of("1", "run.seed=7"), run_of("2", "run.steps=7"))
     resumed = made_from(tmp_path, problems("1"))
     resumed.load(resumed.state() | {"run": "of a version with other settings"})
     assert resumed.run == "of a version with other settings"
