@@ -40,29 +40,28 @@ def stale(one: Completion) -> Completion:
     return replace(one, logprobs=tuple(value - 0.3 for value in one.logprobs))
 
 
-class Slower(Sampler):
-    """A sampler that takes longer and longer from the twentieth step on."""
+class Counted(Sampler):
+    """Another sampler, which first calls a function with the number of the step."""
 
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler, self.calls = sampler, 0
+    def __init__(self, sampler: Sampler, before: Callable[[int], object]) -> None:
+        self.sampler, self.before, self.steps = sampler, before, 0
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        self.calls += 1
-        if self.calls > STEPS:
-            time.sleep(3.0)
+        self.steps += 1
+        self.before(self.steps)
         yield from self.sampler.sample(prompts, sampling)
 
 
-class Formed(Scripted):
-    """Writes wrong answers, from the eighth step on in the form that is asked for."""
+def slower(sampler: Sampler, tokenizer: Any) -> Sampler:
+    """Return a sampler that takes longer from the twentieth step on."""
+    return Counted(sampler, lambda step: time.sleep(3.0 if step > STEPS else 0))
 
-    def __init__(self, tokenizer: Any) -> None:
-        super().__init__(tokenizer, lambda _, number: f"{'#### ' if self.calls > 8 else ''}{-1 - number}")
-        self.calls = 0
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        self.calls += 1
-        yield from super().sample(prompts, sampling)
+def formed(sampler: Sampler, tokenizer: Any) -> Sampler:
+    """Return a sampler of wrong answers, from the eighth step on in the form that is asked for."""
+    steps: list[int] = []
+    wrong = Scripted(tokenizer, lambda _, number: f"{'#### ' if len(steps) > 8 else ''}{-1 - number}")
+    return Counted(wrong, steps.append)
 
 
 # what a model that is being ruined also shows
@@ -131,13 +130,13 @@ FAULTS = {
     "form is learned alone": fault(
         WEIGHTS + "{correct: 1.0, format: 1.0}",
         raises="form alone, all wrong, constant reward",
-        sampler=lambda _, tokenizer: Formed(tokenizer),
+        sampler=formed,
     ),
     "shortness is paid, and held-out problems are asked": fault(
         "{short}", "eval.every=2", "eval.problems=64", raises=("held-out accuracy falls", *LENGTH)
     ),
     "a constant reward alone": fault("{constant}", "rollout.dead_groups=keep", raises="no gradient, constant reward"),
-    "a machine that slows down": fault("run.steps=40", raises="slower", sampler=lambda sampler, _: Slower(sampler)),
+    "a machine that slows down": fault("run.steps=40", raises="slower", sampler=slower),
     "no hold by the KL": fault(*UNHELD, raises=("far from the reference", "no gradient", *RUIN)),
 }
 HEALTHY: dict[str, list[str]] = {f"seed {seed}": [f"run.seed={seed}"] for seed in range(8)}

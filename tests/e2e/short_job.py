@@ -30,21 +30,15 @@ def octet(folder, *arguments: object, columns: int = 120, **options: Any) -> sub
     return ran(*command, cwd=folder, env=around, timeout=999, **options)
 
 
-def do_the_last_step_again(folder, ranks: int = 1) -> str:
-    """Leave a run as a crash in the second of two steps does."""
-    (folder / "checkpoints/latest").unlink(missing_ok=True)
-    shutil.rmtree(folder / "checkpoints/step_000002")
-    return train(folder.parent, "--resume", str(folder), "run.merge=false", "eval.problems=0", ranks=ranks)
-
-
-def resumes_to_the_bit(whole, train=train) -> None:
-    """Cut off the second of two steps in a copy of a run, take it again, and compare metrics, answers and adapters."""
+def resumes_to_the_bit(whole, train=train, steps: int = 2) -> None:
+    """Cut off the last step in a copy of a run, take it again, and compare metrics, answers and weights."""
     cut = shutil.copytree(whole, whole.parent / "again/it", symlinks=True)
     disk.mark_as_made_here(cut)  # a copy may be of somebody else's run, whose code does not run
-    shutil.rmtree(cut / "adapter")
-    shutil.rmtree(cut / "checkpoints/step_000002")
+    (product,) = (name for name in ("adapter", "model") if (whole / name).exists())
+    shutil.rmtree(cut / product)
+    shutil.rmtree(cut / f"checkpoints/step_{steps:06d}")
     (cut / "checkpoints/latest").unlink()
-    assert "continuing after step 1" in train(cut.parent, "--resume", "it")
+    assert f"continuing after step {steps - 1}" in train(cut.parent, "--resume", "it")
     assert learned(cut) == learned(whole)
-    for name in ("samples.jsonl", ADAPTER):
-        assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
+    for path in [*whole.glob("samples.jsonl"), *whole.glob(f"{product}/*.safetensors")]:
+        assert (cut / path.relative_to(whole)).read_bytes() == path.read_bytes(), path

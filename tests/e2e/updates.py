@@ -103,14 +103,14 @@ def updater_of(policy: Any, config: Config, say: Callable[[str], None] = print) 
     return Updater(policy, config, torch.device("cpu"), packer, Coefficient(config.algorithm.kl), say)
 
 
-def run(config: Config, mine: list[TrainingRow], memory: int | None, breaks: str, as_it_is: bool) -> dict:
+def run(config: Config, case: Case, mine: list[TrainingRow]) -> dict:
     from trainer.step.engine import DeepSpeedPolicy
 
     model = make_model(config)
     if config.lora.init == "zero":  # PiSSA needs weights of full rank
-        deterministic(model, only_trained=as_it_is)
-    if memory is not None:
-        limit(model, memory, breaks)
+        deterministic(model, only_trained=case.as_it_is)
+    if memory := case.memory[distributed.rank()]:
+        limit(model, memory, case.breaks)
     policy = DeepSpeedPolicy(model, config, "fp32", total_steps=UPDATES)
     told: list[str] = []
     updater = updater_of(policy, config, told.append)
@@ -149,7 +149,7 @@ def main(model: str, out: str, cases: str) -> None:
         groups = [*zip(rows[::2], rows[1::2])][:: -1 if case.backwards else 1]
         start = sum(case.groups[: distributed.rank()])
         mine = [row for pair in groups[start : start + case.groups[distributed.rank()]] for row in pair]
-        results[case.name] = run(config, mine, case.memory[distributed.rank()], case.breaks, case.as_it_is)
+        results[case.name] = run(config, case, mine)
     if distributed.is_main():
         Path(out).write_text(json.dumps(results))
     distributed.barrier()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import ROOT, learned, lines_of, refuses
-from tests.e2e.short_job import ADAPTER, train
+from tests.e2e.short_job import ADAPTER, resumes_to_the_bit, train
 from trainer.config.command_line import resolve
 from trainer.errors import CheckpointError
 from trainer.run.farewell import what_is_saved
@@ -133,8 +133,7 @@ def test_a_warm_up_ends_on_a_file_system_without_links(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_whole_model_is_trained_further(tmp_path):
-    rates = ["warmup.lr=1e-4", "algorithm.lr=1e-3"]
-    train(tmp_path, *WARMUP, "lora.enabled=false", *rates, "run.dir=it")
+    train(tmp_path, *WARMUP, "lora.enabled=false", "warmup.lr=1e-4", "algorithm.lr=1e-3", "run.dir=it")
     assert resolve(str(tmp_path / "it/config.yaml")).model.name == str(tmp_path / "it/warmup/start")
     assert (tmp_path / "it/model/model.safetensors").is_file()
 
@@ -146,8 +145,6 @@ SAMPLES += ["warmup.problems=4", "warmup.keep=2", "run.dir=it"]
 def test_own_right_answers_in_rounds_and_the_same_after_an_interruption(tmp_path):
     """Cut off in the second round, after its first step: the model that sampled its answers is gone by then."""
     said = train(tmp_path, *SAMPLES)
-    cut = tmp_path / "cut/it"
-    shutil.copytree(tmp_path / "it", cut, symlinks=True)
     first, _, third, _ = steps = learned(tmp_path / "it")[1:]
     assert [index for index, one in enumerate(steps) if "samples/right" in one] == [0, 2]
     assert 0 < first["samples/right"] <= first["samples/solved"] <= 1
@@ -157,12 +154,7 @@ def test_own_right_answers_in_rounds_and_the_same_after_an_interruption(tmp_path
     prompts = [tuple(row["prompt"]) for row in rows]
     assert max(map(prompts.count, prompts)) <= 2
     assert len({(*row["prompt"], *row["completion"]) for row in rows}) == len(rows)
-    shutil.rmtree(cut / "adapter")
-    shutil.rmtree(cut / "checkpoints/step_000004")
-    (cut / "checkpoints/latest").unlink()
-    assert "continuing after step 3" in train(tmp_path / "cut", "--resume", "it")
-    assert learned(cut) == learned(tmp_path / "it")
-    assert (cut / ADAPTER).read_bytes() == (tmp_path / "it" / ADAPTER).read_bytes()
+    resumes_to_the_bit(tmp_path / "it", steps=4)
 
 
 @pytest.mark.slow
