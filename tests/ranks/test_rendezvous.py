@@ -378,36 +378,23 @@ def test_a_main_rank_that_is_stopped_at_the_start_is_named(address, when, status
     said_by(stopped)
 
 
-def test_a_rank_is_not_ended_by_a_word_in_the_store(address, quick, monkeypatch):
+def test_a_rank_is_not_ended_by_a_word_in_the_store(address, monkeypatch):
     """Whoever reaches a TCPStore can say that rank 1 waits in vain; its heartbeats say that it goes on."""
-    monkeypatch.setattr(watchdog, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(watchdog, "ANSWER_S", 0.5)
-    asked, ended = threading.Semaphore(0), []
-    has_ended = Ranks._has_one_ended
+    monkeypatch.setattr(watchdog, "ANSWER_S", 1.0)
+    store, is_dead = distributed.meet(0, 1, seconds=60.0).store, threading.Event()
+    store.set("state/1", watchdog.WAITING)
 
-    def ask(ranks: Ranks, *of) -> bool:
-        if ranks.mine == 0:
-            ended.append(has_ended(ranks, *of))
-            asked.release()
-        return False
+    def beat() -> None:
+        while not is_dead.wait(0.01):
+            store.add("heartbeats/1", 1)
 
-    monkeypatch.setattr(Ranks, "_has_one_ended", ask)
-
-    def works(rank: int) -> None:
-        ranks = meet(rank)
-        with ranks.naming_the_missing("9 s"):
-            ranks.store.set("somebody waits", "yes")
-            ranks.store.set("state/1", watchdog.WAITING)
-            if rank == 0:
-                assert asked.acquire(timeout=60)
-                assert asked.acquire(timeout=60)
-            else:
-                over.wait(60)
-        over.set()
-
-    over = threading.Event()
-    assert together(works) == [None] * 3
-    assert not any(ended)
+    heart = threading.Thread(target=beat, daemon=True)
+    heart.start()
+    ranks = Ranks(store, 0, ["here", "here"])
+    assert not ranks._has_one_ended(store, threading.Event())
+    is_dead.set()
+    heart.join()
+    assert ranks._has_one_ended(store, threading.Event())
 
 
 KILLED = """

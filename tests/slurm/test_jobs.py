@@ -47,6 +47,7 @@ def undisturbed(cluster, tmp_path_factory):
 def test_two_nodes_come_to_the_end(undisturbed):
     folder, job = undisturbed
     assert "2 x cpu" in job.output
+    assert "sets partition" not in job.output  # it is in that of the site
     assert re.search(r"octet: Slurm job \d+ on node\[1-2\], restart 0 \(SLURM_RESTART_COUNT\)", job.output)
     assert job.output.count("after step 30: ") == 1  # of two ranks one speaks
     assert steps_done(folder) == STEPS

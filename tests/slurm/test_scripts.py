@@ -72,6 +72,24 @@ def job(tmp_path):
     return run
 
 
+def test_a_job_outside_of_a_checkout_says_so(job, tmp_path):
+    answer = job("single_node.sbatch", OCTET_ROOT=str(tmp_path))
+    assert answer.returncode == 2
+    assert f"octet: {tmp_path} is not a checkout: submit from one, or export OCTET_ROOT" in answer.stderr
+
+
+def test_another_partition_than_that_of_the_site_is_pointed_out(job, tmp_path):
+    (tmp_path / "site.env").write_text("export SBATCH_PARTITION=elsewhere OCTET_PYTHON=/nowhere/python\n")
+    answer = job("single_node.sbatch", SLURM_JOB_PARTITION="gpu")
+    assert "sets partition elsewhere, but this job is in gpu: sbatch does not read the file" in answer.stdout
+
+
+@pytest.mark.parametrize(("named", "taken"), [([], "cluster"), (["--preset", "nano"], "nano")])
+def test_several_nodes_take_the_preset_cluster_if_none_is_named(job, named, taken):
+    words = job("multi_node.sbatch", *named, "eval.problems=9").stdout.splitlines()
+    assert (words[words.index("--preset") + 1], "eval.problems=9" in words) == (taken, True)
+
+
 @pytest.mark.parametrize(
     ("status", "asks"), [(0, False), (2, False), (75, True), *((often, True) for often in (76, 134, 137, 138))]
 )
@@ -362,32 +380,6 @@ def test_sbatch_takes_every_script(cluster, script):
     answer = cluster.lab.ask(*command, folder=cluster.folder, **cluster.site())
     assert answer.returncode == 0, answer.stderr
     assert "to start at" in answer.stderr
-
-
-@pytest.mark.slurm
-def test_a_job_outside_of_a_checkout_says_so(cluster, tmp_path):
-    job = cluster.submit("single_node.sbatch", OCTET_ROOT=str(tmp_path))
-    assert job.wait() == "FAILED 2:0"
-    assert f"octet: {tmp_path} is not a checkout: submit from one, or export OCTET_ROOT" in job.output
-
-
-@pytest.mark.slurm
-def test_another_partition_than_that_of_the_site_is_pointed_out(cluster, tmp_path):
-    site = tmp_path / "site.env"
-    site.write_text("export SBATCH_PARTITION=elsewhere OCTET_PYTHON=/nowhere/python\n")
-    job = cluster.submit("single_node.sbatch", "--dry-run", OCTET_SITE=str(site))
-    job.wait()
-    assert "sets partition elsewhere, but this job is in gpu: sbatch does not read the file" in job.output
-
-
-@pytest.mark.slurm
-@pytest.mark.parametrize(("named", "taken"), [([], "cluster"), (["--preset", "nano"], "nano")])
-def test_several_nodes_take_the_preset_cluster_if_none_is_named(cluster, named, taken):
-    nodes = ("--nodes=2", "--gpus-per-node=1", "--cpus-per-gpu=1")
-    job = cluster.submit("multi_node.sbatch", *named, "--dry-run", "eval.problems=9", options=nodes)
-    assert job.wait() == "COMPLETED 0:0", job.output
-    assert "problems: 9" in job.output
-    assert f"name: {resolve(taken, None, []).model.name}" in job.output
 
 
 def octet_slurm(cluster, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
