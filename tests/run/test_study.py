@@ -41,17 +41,20 @@ def study(folder, *arguments: str) -> str:
     return octet(folder, "study", "tiny.yaml", *arguments, check=True).stdout
 
 
-def test_a_dry_run_reads_no_data(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A study in the working folder."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text("arms: {grpo: }\ncontrols: [supervised]\n")
+    (tmp_path / "tiny.yaml").write_text("arms: {grpo: }\ncontrols: [supervised, random]\nseeds: 2\n")
+
+
+def test_a_dry_run_reads_no_data(tiny, capsys):
     missing = ("task.name=records", "task.path=not_there.jsonl")
     status, said, _ = said_by(capsys, "study", "tiny.yaml", "--dry-run", *missing)
     assert (status, "# supervised-0: after grpo-0, for as many steps " in said) == (0, True)
 
 
-def test_a_dry_run_of_jobs_prints_the_array_and_its_settings_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text("arms: {grpo: }\ncontrols: [random]\nseeds: 2\n")
+def test_a_dry_run_of_jobs_prints_the_array_and_its_settings_and_writes_nothing(tiny, tmp_path, capsys):
     _, said, _ = said_by(capsys, "study", "tiny.yaml", "--slurm", "--gpus=2", "--dry-run")
     assert [line in said for line in ("#SBATCH --array=1-4\n", "#SBATCH --gpus-per-node=2\n")] == [True, True]
     settings = [line for line in said.splitlines() if line.startswith("#   ")]
@@ -59,9 +62,7 @@ def test_a_dry_run_of_jobs_prints_the_array_and_its_settings_and_writes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
-def test_a_study_that_is_in_progress_is_not_started_again(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text("arms: {grpo: }")
+def test_a_study_that_is_in_progress_is_not_started_again(tiny, tmp_path, capsys):
     with disk.claimed(Path("runs/tiny/study.json"), ""):
         status, _, said = said_by(capsys, "study", "tiny.yaml")
     assert (status, "runs/tiny/study.json: another command is writing it" in said) == (2, True)
