@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -32,6 +33,7 @@ def ended(count: int, *command: object, folder: Path = ROOT) -> list[subprocess.
     finally:
         for rank in ranks:
             rank.kill()
+    sys.stderr.write("".join(complained for _, complained in said))  # pytest shows it if a test fails
     return [subprocess.CompletedProcess(rank.args, rank.returncode, *text) for rank, text in zip(ranks, said)]
 
 
