@@ -13,11 +13,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.conftest import NANO, ROOT, lines_of
 from trainer.config.command_line import Request, resolve
+from trainer.config.settings import Lora, Model
 from trainer.loop import train as run_loop
 from trainer.machine import hardware
 from trainer.machine.http_client import NoReply, exchange
+from trainer.model.load import load_model
+from trainer.model.lora import add_adapter, save_adapter, trainable
+from trainer.records import Completion, Sampling
+from trainer.rollout.hf import HfSampler
+from trainer.rollout.turns import TurnTaking
 from trainer.rollout.vllm.process import RANK_VARIABLES
 from trainer.run import assemble, sampler_check
 from trainer.run.assemble import Run
@@ -35,6 +43,7 @@ PYTHON = os.environ.get("OCTET_VLLM_PYTHON", sys.executable)
 QUICK = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 QUICK |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 QUICK |= {"VLLM_NO_USAGE_STATS": "1"}
+HEADS = {"hidden_size": 128, "head_dim": 32}  # of a tiny model: vLLM has no smaller ones on a CPU
 ALLOWED = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
 
 
@@ -118,6 +127,22 @@ def train_all(run: Run) -> None:
 def apart(run: Run) -> float:
     """The largest difference of a log-prob between what samples and what is trained."""
     return max(difference for of_one in sampler_check.differences_of(run).values() for difference in of_one)
+
+
+def served_and_local(run: Run, drawn: Sampling) -> tuple[dict[int, list[Completion]], dict[int, list[Completion]]]:
+    """Return what the sampler of a run answers to the prompts of a later step, and what the local one does."""
+    prompts, sampler = run.rollouts.prompts_of(7), run.rollouts.sampler
+    local = HfSampler(run.updater.policy.model, TurnTaking(sampler.context.stops), 8)
+    return dict(sampler.sample(prompts, drawn)), dict(local.sample(prompts, drawn))
+
+
+def save_random_adapter(folder: Path) -> torch.nn.Module:
+    """Save an adapter that makes the embedded model another one, and return that one."""
+    model = add_adapter(load_model(Model(), "fp32", torch.device("cpu")), Lora(r=8, targets="all"))
+    for value in trainable(model).values():
+        value.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
+    save_adapter(model, folder)
+    return model
 
 
 def command(folder: Path, *more: str, ranks: int = 1) -> list[str]:

@@ -4,13 +4,9 @@ import json
 import sys
 
 import pytest
-import torch
 
 from tests.conftest import NANO, ran
-from tests.vllm.serving import largest, metrics, samples, surroundings, train
-from trainer.config.settings import Lora, Model
-from trainer.model.load import load_model
-from trainer.model.lora import add_adapter, save_adapter
+from tests.vllm.serving import largest, metrics, samples, save_random_adapter, surroundings, train
 
 SAME = """
 import json, os, random, numpy, torch
@@ -24,17 +20,19 @@ from trainer.rollout.vllm.colocate import VllmColocateSampler
 from trainer.model.load import load_tokenizer
 from trainer.config.command_line import resolve
 
+def seed():
+    for of_one in (random.seed, numpy.random.seed, torch.manual_seed):
+        of_one(7)
+
 def drawn():
     return [random.random(), float(numpy.random.rand()), float(torch.rand(1))]
 
 distributed.connect(60)
 config = resolve("nano", None, ["rollout.engine=vllm_colocate"])
 stops = Stops(load_tokenizer(config.model), [2])
-for seed in (random.seed, numpy.random.seed, torch.manual_seed):
-    seed(7)
+seed()
 expected = drawn()
-for seed in (random.seed, numpy.random.seed, torch.manual_seed):
-    seed(7)
+seed()
 before = dict(os.environ), torch.get_num_threads()
 said = []
 run = SamplingContext(config, StaticPolicy(), NANO, "fp32", 128, stops, Path("."), said.append)
@@ -47,12 +45,15 @@ print("FOUND", json.dumps([drawn() == expected, (dict(os.environ), torch.get_num
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_what_samples_is_what_is_trained_at_every_step(tmp_path, ranks):
-    """In the program that also trains: each step begins with the adapter of the step before."""
+WHOLE = ["lora.enabled=false", "algorithm.lr=0.001"]
+
+
+@pytest.mark.parametrize(("more", "ranks"), [([], 1), ([], 2), (WHOLE, 1)], ids=["alone", "two ranks", "whole model"])
+def test_what_samples_is_what_is_trained_at_every_step(tmp_path, more, ranks):
+    """In the program that also trains: each step begins with the policy of the step before."""
     folder = tmp_path / "run"
     colocated = ["rollout.engine=vllm_colocate", "rollout.dead_groups=keep"]  # every step changes the policy
-    said = train(folder, *colocated, "run.steps=4", "eval.problems=4", ranks=ranks)
+    said = train(folder, *colocated, *more, "run.steps=4", "eval.problems=4", ranks=ranks)
     assert "log-probs of sampler and trainer differ by" in said
     assert "Traceback" not in said
     assert largest(folder, "sampler_difference/max") < 1e-4
@@ -70,14 +71,6 @@ def test_answers_end_with_the_token_that_completes_a_stop_string(tmp_path):
     assert any(text.endswith("= ") for text in texts)
 
 
-def test_a_whole_model_is_sampled_as_it_is_trained(tmp_path):
-    folder = tmp_path / "run"
-    whole = ["rollout.engine=vllm_colocate", "lora.enabled=false", "algorithm.lr=0.001", "rollout.dead_groups=keep"]
-    train(folder, *whole, "run.steps=3", "eval.problems=4")
-    assert largest(folder, "sampler_difference/max") < 1e-4
-    assert [one["version"] for one in samples(folder)][::8] == [0, 1, 2]
-
-
 def test_building_the_engine_leaves_random_numbers_and_environment_alone():
     code = f"NANO = {str(NANO)!r}\n{SAME}"
     answer = ran(sys.executable, "-c", code, timeout=580, env=surroundings())
@@ -91,7 +84,7 @@ def test_building_the_engine_leaves_random_numbers_and_environment_alone():
 def test_octet_eval_has_base_and_adapter_answered_in_its_own_process(tmp_path):
     """Log-probs are compared for each, because the adapter is loaded after the base was checked."""
     adapter = tmp_path / "adapter"
-    save_adapter(add_adapter(load_model(Model(), "fp32", torch.device("cpu")), Lora(r=8)), adapter)
+    save_random_adapter(adapter)
     settings = [f"--adapter={adapter}", "--model=nano", "--problems=8", f"--out={tmp_path / 'out'}"]
     command = [sys.executable, "-m", "trainer.commands.main", "eval", *settings, "rollout.engine=vllm_colocate"]
     answer = ran(*command, timeout=580, env=surroundings())

@@ -1,16 +1,15 @@
 """Real servers with little memory, another model, or arguments that cannot work."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.conftest import NANO, refuses
+from tests.llama.families import make
+from tests.rollout.test_decoder import tokens_of
 from tests.vllm import serving
 from tests.vllm.serving import RealServer, built
 from trainer.config.command_line import resolve
@@ -19,8 +18,7 @@ from trainer.machine.http_client import exchange
 from trainer.model.load import load_tokenizer
 from trainer.records import Sampling
 from trainer.rollout.collect import SamplingContext, StaticPolicy
-from trainer.rollout.hf import HfSampler
-from trainer.rollout.turns import Stops, TurnTaking
+from trainer.rollout.turns import Stops
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Published
 from trainer.rollout.vllm.server import connect
@@ -37,16 +35,9 @@ class Servers(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory, tokenizer) -> Path:
-    """Another one than that of the other tests, random, with heads as large as vLLM wants them on a CPU."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "layer_types": ["full_attention"] * 2, "initializer_range": 0.2}
-    config = json.loads((NANO / "config.json").read_text())
-    Qwen2ForCausalLM(Qwen2Config(**{**config, **shape})).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def model(tmp_path_factory) -> Path:
+    """Another one than that of the other tests."""
+    return make("qwen2", tmp_path_factory.mktemp("model"), **serving.HEADS)
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +67,9 @@ def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, mode
     with built(tmp_path / "run", *more) as run:
         serving.train_all(run)
         assert serving.apart(run) < 1e-4
-        prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 64, 0)
-        local = HfSampler(run.updater.policy.model, TurnTaking(run.rollouts.sampler.context.stops), 8)
-        served, expected = (dict(one.sample(prompts, greedy)) for one in (run.rollouts.sampler, local))
+        served, local = serving.served_and_local(run, Sampling(1, 0.0, 64, 0))
     assert preemptions(servers.small) > 4
-    assert {i: group[0].tokens for i, group in served.items()} == {i: g[0].tokens for i, g in expected.items()}
+    assert tokens_of(served) == tokens_of(local)
     assert serving.largest(tmp_path / "run", "sampler_difference/max") < 1e-4
     assert {one["version"] for one in serving.samples(tmp_path / "run")} == {0, 1}
     assert {one["groups"] for one in serving.metrics(tmp_path / "run")} == {4.0}

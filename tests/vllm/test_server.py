@@ -13,26 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.conftest import ROOT, is_running, refuses, until
 from tests.rollout.test_agents import worst_difference
+from tests.rollout.test_decoder import tokens_of
 from tests.vllm import serving
-from tests.vllm.serving import RealServer, apart, built, train_all
-from trainer.config.settings import Lora, Model
+from tests.vllm.serving import RealServer, apart, built, served_and_local, train_all
 from trainer.errors import TrainingError
 from trainer.machine.http_client import NoReply, exchange
-from trainer.model.load import load_model
-from trainer.model.lora import add_adapter, save_adapter
 from trainer.records import Sampling
-from trainer.rollout.hf import HfSampler
-from trainer.rollout.turns import TurnTaking
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Published
 from trainer.rollout.vllm.server import VllmServerSampler
-from trainer.run import assemble
 
-DTYPE = "fp32"
 pytestmark = pytest.mark.usefixtures("alone")
 
 
@@ -58,48 +51,6 @@ def test_calls_of_an_agent_are_recorded_as_the_tokens_and_logprobs_of_vllm(serve
     assert serving.largest(tmp_path / "run", "sampler_difference/max") < 1e-4
 
 
-def test_greedy_tokens_are_those_of_generate(run):
-    """The adapter is trained: a fresh one computes what the base does."""
-    train_all(run)
-    prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 24, 0)
-    assert min(len(prompt.tokens) for prompt in prompts) > 64
-    sampler = run.rollouts.sampler
-    local = HfSampler(run.updater.policy.model, TurnTaking(sampler.context.stops), 8)
-    served, expected = (dict(one.sample(prompts, greedy)) for one in (sampler, local))
-    assert {i: group[0].tokens for i, group in served.items()} == {i: g[0].tokens for i, g in expected.items()}
-    assert {group[0].version for group in served.values()} == {3}
-    with run.updater.policy.as_base():
-        base, expected = (dict(one.sample(prompts, greedy)) for one in (sampler, local))
-    assert {i: group[0].tokens for i, group in base.items()} == {i: g[0].tokens for i, g in expected.items()}
-    assert base[0][0].version is None
-    assert any(served[i][0].tokens != base[i][0].tokens for i in base), "three updates should change something"
-
-
-def test_answers_end_with_the_token_that_completes_a_stop_string(server, tmp_path):
-    """Each line of the shipped model is a calculation, so nearly every answer has such a string in it."""
-    stops = ["= ", "7\n"]
-    at = [f"rollout.vllm.urls={server.url}", f"rollout.stop={json.dumps(stops)}", "run.steps=1"]
-    with built(tmp_path / "run", *at) as run:
-        prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 24, 0)
-        context, model = run.rollouts.sampler.context, run.updater.policy.model
-        local = HfSampler(model, TurnTaking(context.stops), 8)
-        served, expected = (dict(one.sample(prompts, greedy)) for one in (run.rollouts.sampler, local))
-        assert [served[i][0].tokens for i in sorted(served)] == [expected[i][0].tokens for i in sorted(expected)]
-        assert any(group[0].text.endswith("= ") for group in served.values())
-        assert apart(run) < 1e-4
-        groups = run.rollouts.sampler.sample(prompts, replace(greedy, temperature=1.0, group=8))
-        answers = [one for _, group in groups for one in group]
-        decoded = [context.stops.tokenizer.decode(one.tokens[:-1], skip_special_tokens=True) for one in answers]
-        assert not any(stop in before for before in decoded for stop in stops)
-
-
-def test_logprobs_are_those_of_a_training_forward_at_another_temperature(server, tmp_path):
-    at = ["rollout.temperature=0.7", f"rollout.vllm.urls={server.url}", "algorithm.lr=0.01", "run.steps=1"]
-    with built(tmp_path / "run", *at) as run:
-        train_all(run)
-        assert apart(run) < 1e-4
-
-
 def test_after_three_updates_the_served_policy_is_the_trained_one(run, server):
     """The next test shows that this check finds a sampler that misses an update."""
     train_all(run)
@@ -107,6 +58,31 @@ def test_after_three_updates_the_served_policy_is_the_trained_one(run, server):
     name = run.rollouts.sampler.published.name
     assert server.loaded() == [name]
     assert name.endswith("-v3")
+    assert min(len(prompt.tokens) for prompt in run.rollouts.prompts_of(7)) > 64
+    served, local = served_and_local(run, Sampling(1, 0.0, 24, 0))
+    assert tokens_of(served) == tokens_of(local)
+    assert {group[0].version for group in served.values()} == {3}
+    with run.updater.policy.as_base():
+        base, local = served_and_local(run, Sampling(1, 0.0, 24, 0))
+    assert tokens_of(base) == tokens_of(local)
+    assert base[0][0].version is None
+    assert tokens_of(served) != tokens_of(base), "three updates should change something"
+
+
+def test_answers_end_with_the_token_that_completes_a_stop_string(server, tmp_path):
+    """Each line of the shipped model is a calculation, so nearly every answer has such a string in it."""
+    stops = ["= ", "7\n"]
+    at = [f"rollout.vllm.urls={server.url}", f"rollout.stop={json.dumps(stops)}", "run.steps=1"]
+    with built(tmp_path / "run", *at) as run:
+        served, local = served_and_local(run, Sampling(1, 0.0, 24, 0))
+        assert tokens_of(served) == tokens_of(local)
+        assert any(group[0].text.endswith("= ") for group in served.values())
+        assert apart(run) < 1e-4
+        groups = run.rollouts.sampler.sample(run.rollouts.prompts_of(7), Sampling(8, 1.0, 24, 0))
+        tokenizer = run.rollouts.sampler.context.stops.tokenizer
+        for answer in (one for _, group in groups for one in group):
+            before = tokenizer.decode(answer.tokens[:-1], skip_special_tokens=True)
+            assert not any(stop in before for stop in stops)
 
 
 def test_a_sampler_that_misses_the_updates_is_found_out(run, monkeypatch):
@@ -142,7 +118,7 @@ def test_a_run_with_a_server_learns_what_one_without_learns(server, tmp_path):
 def test_a_seed_repeats_and_answers_differ(run):
     prompts = run.rollouts.prompts_of(0)
     one, same, other = (dict(run.rollouts.sampler.sample(prompts, Sampling(4, 1.0, 24, seed))) for seed in (1, 1, 2))
-    assert {i: [c.tokens for c in g] for i, g in one.items()} == {i: [c.tokens for c in g] for i, g in same.items()}
+    assert tokens_of(one) == tokens_of(same)
     assert one != other
     assert len({c.tokens for c in one[0]}) > 1
 
@@ -155,15 +131,16 @@ def test_an_adapter_above_the_servers_rank_is_refused(server, tmp_path):
         run.rollouts.sampler.sync()
 
 
-SCALED = {"PiSSA": ["lora.r=8", "lora.init=pissa"]}  # which is served as a plain one of twice the rank
-SCALED |= {"rsLoRA": ["lora.rslora=true", "lora.r=16"], "LoRA+": ["lora.plus_ratio=16", "algorithm.lr=0.0005"]}
+TRAINED = {"PiSSA": ["lora.r=8", "lora.init=pissa"]}  # which is served as a plain one of twice the rank
+TRAINED |= {"rsLoRA": ["lora.rslora=true", "lora.r=16"], "LoRA+": ["lora.plus_ratio=16", "algorithm.lr=0.0005"]}
+TRAINED |= {"temperature": ["rollout.temperature=0.7"]}
 
 
-@pytest.mark.parametrize("name", SCALED)
-def test_an_adapter_of_another_scale_or_rate_is_served_as_it_was_trained(server, tmp_path, name):
+@pytest.mark.parametrize("name", TRAINED)
+def test_with_another_scale_rate_or_temperature_it_is_served_as_it_was_trained(server, tmp_path, name):
     """After two updates: before the first one every adapter computes what the base does, whatever its scale."""
     more = [f"rollout.vllm.urls={server.url}", "run.steps=2", "rollout.dead_groups=keep", "algorithm.lr=0.002"]
-    with built(tmp_path / "run", *more, *SCALED[name]) as run:
+    with built(tmp_path / "run", *more, *TRAINED[name]) as run:
         train_all(run)
         assert apart(run) < 1e-4
 
@@ -173,16 +150,12 @@ def test_a_folder_that_the_server_cannot_see_is_said_so(server, tmp_path):
         Server(server.url).load_adapter(Published("octet-x-v1", tmp_path / "nowhere", 1))
 
 
-def test_a_server_that_says_nothing_is_asked_for_its_logprobs(tmp_path):
-    """One without development mode and without runtime adapters, as somebody might start it."""
+def test_a_server_without_runtime_adapters_is_refused(tmp_path):
+    """As somebody might start it."""
     plain = RealServer(tmp_path / "log", serving.ARGUMENTS, {}).start()
-    adapter = tmp_path / "octet-x-v1"
-    model = load_model(Model(), DTYPE, assemble.distributed.device())
-    save_adapter(add_adapter(model, Lora(r=8)), adapter)
     try:
-        server = Server(plain.ready().url)
         with refuses("rollout.vllm.urls", names="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
-            server.load_adapter(Published("octet-x-v1", adapter, 1))
+            Server(plain.ready().url).load_adapter(Published("octet-x-v1", tmp_path, 1))
     finally:
         plain.end()
 
@@ -223,9 +196,8 @@ def test_a_run_ahead_goes_on_as_if_it_had_not_been_cut_off(server, tmp_path):
     with built(cut, *more) as run:
         assert run.log.first_step == 3
         train_all(run)
-    assert [(one["step"], one["completion"]) for one in serving.samples(cut)] == [
-        (one["step"], one["completion"]) for one in serving.samples(whole)
-    ]
+    after, undisturbed = ([(one["step"], one["completion"]) for one in serving.samples(run)] for run in (cut, whole))
+    assert after == undisturbed
     assert serving.metrics(cut)[-1]["loss"] == pytest.approx(serving.metrics(whole)[-1]["loss"], abs=1e-4)
 
 
@@ -242,11 +214,7 @@ def test_two_ranks_share_a_server(server, tmp_path):
 def test_octet_eval_asks_the_server_for_base_and_adapter(server, tmp_path):
     """The greedy answers are those of the local sampler."""
     adapter = tmp_path / "adapter"
-    model = add_adapter(load_model(Model(), DTYPE, assemble.distributed.device()), Lora(r=8, targets="all"))
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
-    save_adapter(model, adapter)
+    serving.save_random_adapter(adapter)
     found = {}
     for name, more in (("server", [f"rollout.vllm.urls={server.url}"]), ("local", [])):
         settings = [f"--adapter={adapter}", "--model=nano", "--problems=16", f"--out={tmp_path / name}"]

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from tests.vllm.serving import ALLOWED, BASIC, RealServer, built, metrics, train_all
+from tests.vllm.serving import ALLOWED, BASIC, RealServer, built, metrics, save_random_adapter, train_all
 from trainer.batch.pack import to_tensors
-from trainer.config.settings import Lora, Model
+from trainer.config.settings import Model
 from trainer.loss.logprobs import LogProbs
 from trainer.model.load import load_model
-from trainer.model.lora import add_adapter, save_adapter, trainable
 from trainer.records import TrainingRow
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -17,13 +16,8 @@ DISTILL = ["algorithm.loss=reinforce_baseline", "algorithm.lr=0.01", "rollout.de
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
-    """An adapter that makes the embedded model another one."""
     folder = tmp_path_factory.mktemp("adapter")
-    model = add_adapter(load_model(Model(name="nano"), "fp32", torch.device("cpu")), Lora(r=8, alpha=16))
-    for value in trainable(model).values():
-        value.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
-    save_adapter(model, folder)
-    return folder, LogProbs(model.requires_grad_(False), 1.0, flat=False)
+    return folder, LogProbs(save_random_adapter(folder).requires_grad_(False), 1.0, flat=False)
 
 
 @pytest.fixture(scope="module")
