@@ -9,12 +9,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, is_running, refuses, until
+from tests.conftest import ROOT, is_running, lines_of, refuses, until
 from tests.rollout.test_agents import worst_difference
 from tests.rollout.test_decoder import tokens_of
 from tests.vllm import serving
@@ -29,16 +29,24 @@ from trainer.rollout.vllm.server import VllmServerSampler
 pytestmark = pytest.mark.usefixtures("alone")
 
 
+UPDATES = ("algorithm.lr=0.01", "rollout.dead_groups=keep")  # in each step
+
+
 @pytest.fixture
-def run(server, tmp_path):
-    more = ["run.steps=3", "algorithm.lr=0.01", "rollout.dead_groups=keep"]  # an update in each step
-    with built(tmp_path / "run", f"rollout.vllm.urls={server.url}", *more) as run:
+def of_server(server, tmp_path):
+    """Builds a run of the server with more settings."""
+    return partial(built, tmp_path / "run", f"rollout.vllm.urls={server.url}")
+
+
+@pytest.fixture
+def run(of_server):
+    with of_server(*UPDATES, "run.steps=3") as run:
         yield run
 
 
-def test_calls_of_an_agent_are_recorded_as_the_tokens_and_logprobs_of_vllm(server, tmp_path):
-    more = [f"rollout.vllm.urls={server.url}", f"task.agent={ROOT}/tests/rollout/agents.py:twice"]
-    with built(tmp_path / "run", *more, "run.steps=2", "algorithm.lr=0.01", "rollout.dead_groups=keep") as run:
+def test_calls_of_an_agent_are_recorded_as_the_tokens_and_logprobs_of_vllm(of_server, tmp_path):
+    agent = f"task.agent={ROOT}/tests/rollout/agents.py:twice"
+    with of_server(*UPDATES, agent, "run.steps=2") as run:
         train_all(run)
         prompts = run.rollouts.prompts_of(7)[:2]
         groups = dict(run.rollouts.sampler.sample(prompts, Sampling(2, 1.0, 24, 0)))
@@ -69,11 +77,10 @@ def test_after_three_updates_the_served_policy_is_the_trained_one(run, server):
     assert tokens_of(served) != tokens_of(base), "three updates should change something"
 
 
-def test_answers_end_with_the_token_that_completes_a_stop_string(server, tmp_path):
+def test_answers_end_with_the_token_that_completes_a_stop_string(of_server):
     """Each line of the shipped model is a calculation, so nearly every answer has such a string in it."""
     stops = ["= ", "7\n"]
-    at = [f"rollout.vllm.urls={server.url}", f"rollout.stop={json.dumps(stops)}", "run.steps=1"]
-    with built(tmp_path / "run", *at) as run:
+    with of_server(f"rollout.stop={json.dumps(stops)}", "run.steps=1") as run:
         served, local = served_and_local(run, Sampling(1, 0.0, 24, 0))
         assert tokens_of(served) == tokens_of(local)
         assert any(group[0].text.endswith("= ") for group in served.values())
@@ -85,23 +92,13 @@ def test_answers_end_with_the_token_that_completes_a_stop_string(server, tmp_pat
             assert not any(stop in before for stop in stops)
 
 
-def test_a_sampler_that_misses_the_updates_is_found_out(run, monkeypatch):
-    first = run.rollouts.sampler.sync()
-    monkeypatch.setattr(VllmServerSampler, "sync", lambda self: first)
-    with pytest.raises(TrainingError):
-        train_all(replaced(run, max_difference=1e-3))
-    assert apart(run) > 1e-2
-
-
-def replaced(run, **changed):
-    """The same run with other settings of vLLM."""
-    config = run.log.config
-    rollout = config.rollout
-    vllm = rollout.vllm.model_copy(update=changed)
-    rollout = rollout.model_copy(update={"vllm": vllm})
-    config = config.model_copy(update={"rollout": rollout})
-    run.log.alarms.history = replace(run.log.alarms.history, config=config)
-    return run._replace(log=replace(run.log, config=config))
+def test_a_sampler_that_misses_the_updates_is_found_out(of_server, monkeypatch):
+    with of_server(*UPDATES, "run.steps=3", "rollout.vllm.max_difference=1e-3") as run:
+        first = run.rollouts.sampler.sync()
+        monkeypatch.setattr(VllmServerSampler, "sync", lambda self: first)
+        with pytest.raises(TrainingError):
+            train_all(run)
+        assert apart(run) > 1e-2
 
 
 def test_a_run_with_a_server_learns_what_one_without_learns(server, tmp_path):
@@ -123,11 +120,8 @@ def test_a_seed_repeats_and_answers_differ(run):
     assert len({c.tokens for c in one[0]}) > 1
 
 
-def test_an_adapter_above_the_servers_rank_is_refused(server, tmp_path):
-    with (
-        refuses("rollout.vllm.urls", names="rank 32"),
-        built(tmp_path / "run", f"rollout.vllm.urls={server.url}", "run.steps=1", "lora.r=32") as run,
-    ):
+def test_an_adapter_above_the_servers_rank_is_refused(of_server):
+    with refuses("rollout.vllm.urls", names="rank 32"), of_server("run.steps=1", "lora.r=32") as run:
         run.rollouts.sampler.sync()
 
 
@@ -137,10 +131,9 @@ TRAINED |= {"temperature": ["rollout.temperature=0.7"]}
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_with_another_scale_rate_or_temperature_it_is_served_as_it_was_trained(server, tmp_path, name):
+def test_with_another_scale_rate_or_temperature_it_is_served_as_it_was_trained(of_server, name):
     """After two updates: before the first one every adapter computes what the base does, whatever its scale."""
-    more = [f"rollout.vllm.urls={server.url}", "run.steps=2", "rollout.dead_groups=keep", "algorithm.lr=0.002"]
-    with built(tmp_path / "run", *more, *TRAINED[name]) as run:
+    with of_server("run.steps=2", "rollout.dead_groups=keep", "algorithm.lr=0.002", *TRAINED[name]) as run:
         train_all(run)
         assert apart(run) < 1e-4
 
@@ -203,8 +196,7 @@ def test_a_run_ahead_goes_on_as_if_it_had_not_been_cut_off(server, tmp_path):
 
 def test_two_ranks_share_a_server(server, tmp_path):
     folder = tmp_path / "run"
-    counted = ["run.steps=3", "algorithm.lr=0.01", "rollout.dead_groups=keep"]
-    serving.train(folder, f"rollout.vllm.urls={server.url}", *counted, ranks=2)
+    serving.train(folder, f"rollout.vllm.urls={server.url}", *UPDATES, "run.steps=3", ranks=2)
     assert serving.largest(folder, "sampler_difference/max") < 1e-4
     assert [one["version"] for one in serving.samples(folder)][::8] == [0, 1, 2]
     assert server.loaded() == []
@@ -220,8 +212,8 @@ def test_octet_eval_asks_the_server_for_base_and_adapter(server, tmp_path):
         settings = [f"--adapter={adapter}", "--model=nano", "--problems=16", f"--out={tmp_path / name}"]
         command = [sys.executable, "-m", "trainer.commands.main", "eval", *settings, *more]
         subprocess.run(command, check=True, env=serving.surroundings(), cwd=ROOT, stdout=subprocess.DEVNULL)
-        answers = (tmp_path / name / "eval_answers.jsonl").read_text().splitlines()
-        found[name] = [(one["model"], one["problem"], one["completion"]) for one in map(json.loads, answers)]
+        answers = lines_of(tmp_path / name / "eval_answers.jsonl")
+        found[name] = [(one["model"], one["problem"], one["completion"]) for one in answers]
     assert found["server"] == found["local"]
     assert server.loaded() == []
 
