@@ -570,17 +570,13 @@ SIZES = [6, LARGE, LARGE + BLOCK // 2 + 1]  # of a vocabulary: small, and in who
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_no_token_of_probability_zero_is_drawn(temperature, size):
+def test_no_token_of_probability_zero_is_drawn_and_logits_that_are_no_numbers_are_survived(temperature, size):
     logits_BV = torch.full((4096, size), float("-inf"))
     logits_BV[:, 2:4] = torch.tensor([0.0, -15.0])
     tokens_B, logprobs_B = draw(logits_BV, temperature, torch.linspace(0, 1, 4097, dtype=torch.double)[:-1, None])
     assert set(tokens_B[:, 0].tolist()) <= {2, 3}
     assert logprobs_B.isfinite().all()
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_logits_that_are_not_numbers_are_survived(size):
-    tokens_B, logprobs_B = draw(torch.full((3, size), float("nan")), 1.0, torch.rand(3, 1, dtype=torch.double))
+    tokens_B, logprobs_B = draw(torch.full((3, size), float("nan")), temperature, torch.rand(3, 1, dtype=torch.double))
     assert all(0 <= token < size for token in tokens_B[:, 0].tolist())
     assert logprobs_B.isnan().all()
 

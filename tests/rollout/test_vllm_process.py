@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import is_running, refuses, said_by, until
+from tests.conftest import is_running, program, refuses, said_by, until
 from trainer.commands import eval as eval_command
 from trainer.commands.main import parser_of
 from trainer.config.command_line import resolve
@@ -21,7 +21,6 @@ from trainer.errors import TrainingError
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.machine.shipped import pip_install
-from trainer.model import shapes
 from trainer.model.load import load_tokenizer
 from trainer.model.shapes import shape_of
 from trainer.plan import memory_check, planner
@@ -54,33 +53,26 @@ def cards(count: int) -> Hardware:
 
 
 def test_the_policy_is_trained_on_the_cards_that_the_servers_leave():
-    def left(*overrides):
-        return [gpu.index for gpu in training_cards(cards(4), vllm_of(*overrides)).gpus]
-
-    assert left() == [0, 1, 2, 3]
-    assert left(START, "rollout.vllm.devices=0,1") == [2, 3]
-    with refuses("rollout.vllm.devices", names="train"):
-        left(START, "rollout.vllm.devices=0,1,2,3")
-
-
-def test_on_a_machine_with_cards_the_servers_are_told_theirs():
-    for look in (training_cards, lambda machine, vllm: must_leave_our_cards(machine, vllm, ranks=1)):
-        with refuses("rollout.vllm.start", names="rollout.vllm.devices=0"):
-            look(cards(2), vllm_of(START))
-        look(cards(0), vllm_of(START))
+    """What is refused is in tests/commands/test_plan.py."""
+    left = training_cards(cards(4), vllm_of(START, "rollout.vllm.devices=0,1"))
+    assert [gpu.index for gpu in left.gpus] == [2, 3]
+    assert training_cards(cards(0), vllm_of(START)).gpus == ()
 
 
 def test_a_rank_started_by_hand_does_not_share_its_card_with_a_server(monkeypatch):
-    def look(devices: str, ranks: int) -> None:
-        must_leave_our_cards(cards(2), vllm_of(START, f"rollout.vllm.devices={devices}"), ranks)
+    def look(devices: str, ranks: int = 1, there: int = 2) -> None:
+        must_leave_our_cards(cards(there), vllm_of(START, f"rollout.vllm.devices={devices}"), ranks)
 
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
-    look("1", ranks=1)
+    look("1")
     for devices, ranks, trained in (("0", 1, "[0], so [0]"), ("1", 2, "[0, 1], so [1]")):
         with refuses("rollout.vllm.devices", names=trained):
             look(devices, ranks)
+    with refuses("rollout.vllm.start", names="rollout.vllm.devices=0"):
+        look("[]")
+    look("[]", there=0)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    look("0", ranks=1)
+    look("0")
 
 
 def of_server(*overrides: str) -> str:
@@ -121,9 +113,7 @@ def stand_in(tmp_path) -> Callable[[str], str]:
     """Return a function that makes a stand-in for vLLM of a shell script, and returns the setting that names it."""
 
     def make(script: str) -> str:
-        python = tmp_path / "python"
-        python.write_text(f"#!/bin/sh\n{script}\n")
-        python.chmod(0o755)
+        python = program(tmp_path / "python", f"#!/bin/sh\n{script}\n")
         return f"rollout.vllm.python={python}"
 
     return make
@@ -231,16 +221,14 @@ def test_a_server_that_ends_by_itself_is_an_error_with_its_error_lines(tmp_path)
 
 
 def test_of_a_log_the_reason_is_shown_and_not_the_end():
-    log = (
-        """
+    log = """
 WARNING [utils.py:2] an error like `OSError: [Errno 24] Too many open files`
 \x1b[1;36m(EngineCore pid=7)\x1b[0;0m ERROR 11-21 19:11:04 [core.py:13] ValueError: no room for the cache
 (EngineCore pid=7)     raise ValueError(
 (EngineCore pid=7) ValueError: no room for the cache
 (APIServer pid=5) RuntimeError: see above
 """
-        + "  warnings.warn('leaked')\n" * 9
-    )
+    log += "  warnings.warn('leaked')\n" * 9
     assert process.error_lines(log) == ["ValueError: no room for the cache", "RuntimeError: see above"]
 
 
@@ -309,8 +297,11 @@ def test_a_server_that_waits_for_its_clients_is_asked_twice(tmp_path, note):
     assert note.read_text() == "asked 2 times", "one that is ended with SIGKILL says nothing"
 
 
+MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+
+
 def test_the_plan_gives_vllm_its_share_of_the_card():
-    shape, vram = shapes.shape_of("Qwen/Qwen2.5-1.5B-Instruct"), 24 * 10**9
+    shape, vram = shape_of(MODEL), 24 * GB
 
     def planned(*overrides: str) -> planner.Plan:
         return planner.Planner(shape, resolve("8gb", None, overrides), 1, vram).plan
@@ -343,9 +334,6 @@ def test_whoever_asks_about_a_served_adapter_does_not_need_its_server(tmp_path, 
     options = parser_of("eval").parse_intermixed_args([f"--adapter={tmp_path / 'adapter'}", *given])
     rollout = eval_command.settings_for(options, eval_command.adapter_of(options)).rollout
     assert (rollout.engine, rollout.vllm.urls, rollout.ahead) == (engine, urls, 0)
-
-
-MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 
 
 def test_a_share_that_does_not_hold_the_base_is_refused_with_what_it_needs(capsys):

@@ -421,21 +421,16 @@ def test_an_adapter_in_a_folder_is_served_under_a_new_name(double, make_sampler,
     assert (adapter / "adapter").is_file()
 
 
-def test_the_key_of_the_server_goes_with_every_request(double, monkeypatch, make_sampler):
-    monkeypatch.setenv("VLLM_API_KEY", "secret")
-    sampler = make_sampler(double)
-    sample(sampler)
-    sampler.close()
-    assert {headers.get("Authorization") for headers in double.headers} == {"Bearer secret"}
-
-
-def test_a_server_is_asked_without_the_proxies_that_others_are_asked_through(double, make_sampler, monkeypatch):
+def test_every_request_has_the_key_of_the_server_and_goes_through_no_proxy(double, make_sampler, monkeypatch):
     """The proxy of the environment is a closed port here; a judge still has to go through it."""
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{hardware.free_port()}")
     monkeypatch.setenv("no_proxy", "")
     sampler = make_sampler(double)
     sampler.check()
     assert first_tokens(sample(sampler)) == {100}
+    sampler.close()
+    assert {headers.get("Authorization") for headers in double.headers} == {"Bearer secret"}
     with pytest.raises(http_client.NoReply, match="refused"):
         http_client.exchange(double.url, None, 5, 1 << 20)
 
