@@ -35,13 +35,13 @@ HERE = Path(__file__).parent
 STOPS = [2, *range(0, 480, 16)]  # many tokens end a turn of the random model
 
 
-def sample(kind, run, tokenizer, count=3, group=3, model=None, said=None, prompted=NanoTask, use=None, **changed):
+def sample(kind, run, tokenizer, count=3, group=3, model=None, said=None, use=None, **changed):
     """Return the groups that an agent of this folder makes, or what `use` makes of its sampler and its prompts."""
     path = run if {*": "} & {*run} else f"{HERE / 'agents.py'}:{run}"
     config = resolve("nano", None, ["prompt.max_tokens=300", f"task.agent={path}", *changed.pop("settings", ())])
     stops = Stops(tokenizer, STOPS)
     inner = kind(model or adapted(family()), TurnTaking(stops), 64)
-    prompter = Prompter(tokenizer, config.prompt, prompted())
+    prompter = Prompter(tokenizer, config.prompt, NanoTask())
     agents = Agents(path, (said if said is not None else []).append)
     asked = [prompter.prompt(Problem(f"p/{n}", str(n), "4")) for n in range(count)]
     sampler = AgentSampler(inner, agents, prompter, stops, config)
@@ -50,6 +50,12 @@ def sample(kind, run, tokenizer, count=3, group=3, model=None, said=None, prompt
         return use(sampler, asked) if use else dict(sampler.sample(asked, drawn))
     finally:
         sampler.close()
+
+
+def answer_of(run, tokenizer, **changed):
+    """The only answer of an agent that is asked once."""
+    [[answer]] = sample(DecodeSampler, run, tokenizer, count=1, group=1, **changed).values()
+    return answer
 
 
 def worst_difference(model, segment):
@@ -114,7 +120,7 @@ def test_a_conversation_of_several_calls_is_one_segment_with_the_marks_of_the_te
 
 
 def test_the_rows_of_an_answer_share_its_advantage_and_count_as_one(tokenizer):
-    [[answer]] = sample(DecodeSampler, "several", tokenizer, count=1, group=1).values()
+    answer = answer_of("several", tokenizer)
     score = Score(1.0, {}, None, None, True, True)
     prompter = Prompter(tokenizer, resolve("nano").prompt, NanoTask())
     silent = replace(answer, tokens=(), logprobs=(), written=(), segments=())
@@ -194,7 +200,7 @@ def test_a_rank_without_prompts_freezes_the_policy_as_all_ranks_do(tokenizer, mo
 
 
 def test_an_agent_may_never_call(tokenizer):
-    [[answer]] = sample(DecodeSampler, "silent", tokenizer, count=1, group=1).values()
+    answer = answer_of("silent", tokenizer)
     assert (answer.tokens, answer.text, answer.segments) == ((), "", ())
 
 
@@ -206,12 +212,11 @@ def test_a_reward_needs_a_weight(tokenizer):
     assert {answer.reward for answer in answers_in(groups)} == {0.25}
     for run in ("endless", "unlike", "whole_message"):
         with refuses("task.agent", DataError):
-            sample(DecodeSampler, run, tokenizer, count=1, group=1, settings=[weights])
+            answer_of(run, tokenizer, settings=[weights])
 
 
 def test_requests_that_cannot_be_answered_get_errors_in_the_form_of_openai(tokenizer):
-    [[answer]] = sample(DecodeSampler, "malformed", tokenizer, count=1, group=1).values()
-    found = json.loads(answer.text)
+    found = json.loads(answer_of("malformed", tokenizer).text)
     for name, (_, status, parameter) in REQUESTS.items():
         got, text = found[name]
         error = json.loads(text)["error"]
@@ -223,7 +228,7 @@ def test_requests_that_cannot_be_answered_get_errors_in_the_form_of_openai(token
 
 
 def test_what_few_agents_ask_is_answered(tokenizer):
-    [[answer]] = sample(DecodeSampler, "unusual", tokenizer, count=1, group=1).values()
+    answer = answer_of("unusual", tokenizer)
     (status, reply), (_, model) = json.loads(answer.text)
     assert (status, json.loads(model)["id"]) == (200, "octet"), reply
     told = answer.turns[0].text
@@ -231,8 +236,9 @@ def test_what_few_agents_ask_is_answered(tokenizer):
     assert "half ?" in told
 
 
-def test_a_reply_may_be_streamed(tokenizer):
-    [[answer]] = sample(DecodeSampler, "streamed", tokenizer, count=1, group=1).values()
+def test_a_reply_may_be_streamed_and_goes_through_no_proxy(tokenizer, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    answer = answer_of("streamed", tokenizer)
     assert answer.text == answer.turns[-1].text
 
 
@@ -277,11 +283,6 @@ def test_a_stop_string_that_the_agent_writes_again_stands_in_the_conversation_on
     assert tokenizer.decode(call.prompt.tokens).endswith("assistant\nI look.\nSeen: 3")
 
 
-def test_a_proxy_is_not_asked_for_this_machine(tokenizer, monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert answers_in(sample(DecodeSampler, "twice", tokenizer, count=1, group=1))[0].tokens
-
-
 def test_a_client_made_on_import_calls_nobody_else(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "of the user")
     (tmp_path / "made.py").write_text(
@@ -289,7 +290,7 @@ def test_a_client_made_on_import_calls_nobody_else(tokenizer, tmp_path, monkeypa
         "def run(problem):\n    return ' '.join(made)\n"
     )
     said = []
-    [answer] = answers_in(sample(DecodeSampler, f"{tmp_path}/made.py:run", tokenizer, count=1, group=1, said=said))
+    answer = answer_of(f"{tmp_path}/made.py:run", tokenizer, said=said)
     assert answer.text.startswith("http://127.0.0.1:")
     assert "of the user" not in answer.text
     assert "without a call" in said[0]
@@ -299,33 +300,28 @@ def test_what_an_agent_raises_is_shown_without_keys(tokenizer, tmp_path, monkeyp
     monkeypatch.setenv("SEARCH_API_KEY", "sk-1234567890")
     (tmp_path / "told.py").write_text("import os\ndef run(problem):\n    raise OSError(os.environ['SEARCH_API_KEY'])\n")
     said = []
-    sample(DecodeSampler, f"{tmp_path}/told.py:run", tokenizer, count=1, group=1, said=said)
+    answer_of(f"{tmp_path}/told.py:run", tokenizer, said=said)
     assert "OSError: $SEARCH_API_KEY" in said[0]
 
 
 def test_calls_are_limited(tokenizer):
-    said, settings = [], ["rollout.turns.most=2"]
-    groups = sample(DecodeSampler, "three_turns", tokenizer, count=1, group=1, said=said, settings=settings)
-    assert [(one.truncated, one.reward) for one in answers_in(groups)] == [(True, 0.0)]
+    said = []
+    answer = answer_of("three_turns", tokenizer, said=said, settings=["rollout.turns.most=2"])
+    assert (answer.truncated, answer.reward) == (True, 0.0)
     assert "rollout.turns.most=2" in said[0]
 
 
 def test_a_command_is_an_agent(tokenizer):
-    said, command = [], f"{sys.executable} {HERE / 'agents.py'}"
-    [[answer]] = sample(DecodeSampler, command, tokenizer, count=1, group=1, said=said).values()
+    said = []
+    answer = answer_of(f"{sys.executable} {HERE / 'agents.py'}", tokenizer, said=said)
     assert not said
     assert answer.text == answer.turns[-1].text.strip() + "!"
     assert [turn["role"] for turn in answer.transcript["turns"]] == ["environment", "model"]
 
 
 def test_what_an_agent_has_started_ends_with_it(tokenizer):
-    [[answer]] = sample(DecodeSampler, "leaving", tokenizer, count=1, group=1).values()
-    until(lambda: not is_running(int(answer.text)))
-
-
-def test_a_program_that_is_not_there_is_refused_at_the_start(tokenizer):
-    with refuses("task.agent", names="no-such-program"):
-        sample(DecodeSampler, "no-such-program: --fast", tokenizer)
+    process = int(answer_of("leaving", tokenizer).text)
+    until(lambda: not is_running(process))
 
 
 @pytest.mark.parametrize(("age_s", "waits_for_it"), [(1, True), (10, False)])
@@ -372,11 +368,15 @@ def test_the_process_of_agents_ends_with_the_run_although_this_one_goes_on(tmp_p
     assert not [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("text", ["raise ValueError('broken')", "other = 1"])
-def test_a_file_that_cannot_be_used_is_refused_at_the_start(text, tmp_path, tokenizer):
-    (tmp_path / "mine.py").write_text(text)
-    with refuses("task.agent"):
-        sample(DecodeSampler, f"{tmp_path / 'mine.py'}:run", tokenizer)
+@pytest.mark.parametrize(("run", "named"), [
+    ("no-such-program: --fast", "no-such-program"), ("raises.py:run", "broken"), ("lacks.py:run", "run"),
+])  # fmt: skip
+def test_an_agent_that_cannot_be_used_is_refused_at_the_start(run, named, tmp_path, tokenizer, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("raises.py").write_text("raise ValueError('broken')")
+    Path("lacks.py").write_text("other = 1")
+    with refuses("task.agent", names=named):
+        answer_of(run, tokenizer)
 
 
 def test_nothing_of_the_agents_is_left_behind(tokenizer):
