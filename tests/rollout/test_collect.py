@@ -75,7 +75,7 @@ def test_a_failing_reward_stops_the_sampling():
     assert scorer.calls <= 2
 
 
-def test_dead_groups_are_refilled_until_as_many_are_live():
+def test_dead_groups_are_refilled_until_as_many_are_live_for_so_many_rounds():
     asked, rounds = [], iter([[group([1, 1]), group([1, 0])], [group([0, 1])]])
 
     def more(number, count, before):
@@ -85,13 +85,9 @@ def test_dead_groups_are_refilled_until_as_many_are_live():
     groups = refill([group([1, 0]), group([0, 0]), group([1, 1])], more, rounds=5)
     assert (asked, sum(not one.is_dead for one in groups)) == ([(1, 2, 3), (2, 1, 5)], 3)
     assert len(groups) == 6  # the dead ones are still seen by the log
-
-
-def test_refilling_has_a_bound_and_none_where_all_are_live():
-    asked = []
-    groups = refill([group([0, 0])], lambda number, *_: asked.append(number) or [group([1, 1])], rounds=3)
-    assert asked == [1, 2, 3]
-    assert all(one.is_dead for one in groups)
+    numbers = []
+    groups = refill([group([0, 0])], lambda number, *_: numbers.append(number) or [group([1, 1])], rounds=3)
+    assert (numbers, [one.is_dead for one in groups]) == ([1, 2, 3], [True] * 4)
     assert refill([group([1, 0])], lambda *_: pytest.fail("not asked"), rounds=3) == [group([1, 0])]
 
 

@@ -258,6 +258,7 @@ def test_what_is_frozen_stays_the_version_of_its_moment(sampler, policy):
 FAULTS = {
     "500": lambda body: (500, b"EngineCore encountered an issue"),
     "429": lambda body: (429, b"busy"),
+    "a longer wait than ours": lambda body: (503, "busy", {"Retry-After": "300"}),
     "truncated": lambda body: (200, good(body)[1][:60]),
     "no token ids": lambda body: good(body, token_ids=None),
     "no log-probs": lambda body: good(body, logprobs=None),
@@ -300,12 +301,6 @@ def test_a_server_that_forgot_the_adapter_gets_it_again(sampler, double):
     double.adapters.clear()  # as one that was started again
     assert first_tokens(sample(sampler)) == {100}
     assert double.history == [double.history[0]] * 2, "the same version, so the same name and path"
-
-
-def test_a_long_wait_that_a_proxy_asks_for_is_no_longer_than_ours(sampler, double):
-    sampler.sync()
-    double.faults = [lambda body: (503, "busy", {"Retry-After": "300"})]
-    assert first_tokens(sample(sampler)) == {100}
 
 
 def test_a_server_that_is_not_there_before_the_run_begins_leaves_nothing_to_resume(policy, tmp_path):
