@@ -7,66 +7,47 @@ Equal requests get equal answers, whatever is asked beside them, so whole runs c
 """
 
 import sys
-import threading
 from typing import Any
 
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.http_double import Double, Reply
+from tests.http_double import OfVllm, Reply
 from trainer.model.hub import NANO
 
 
-class VllmDouble(Double):
+class VllmDouble(OfVllm):
     def __init__(self, port: int = 0, context: int = 1024) -> None:
-        super().__init__(port)
-        self.context = context
-        self.models: dict[str, Any] = {"nano": AutoModelForCausalLM.from_pretrained(NANO)}
+        super().__init__("nano", context, port)
+        self.base = AutoModelForCausalLM.from_pretrained(NANO)
         self.tokenizer = AutoTokenizer.from_pretrained(NANO)
-        self.one_at_a_time = threading.Lock()
 
-    def get(self, path: str) -> Reply:
-        adapters = [{"id": name, "parent": "nano"} for name in self.models if name != "nano"]
-        cards = [{"id": "nano", "parent": None, "max_model_len": self.context}, *adapters]
-        settings = {"model_config": {"logprobs_mode": "processed_logprobs"}, "lora_config": {"max_loras": 2}}
-        known = {"/v1/models": {"data": cards}, "/version": {"version": "0.32.0"}}
-        settings |= {"parallel_config": {"data_parallel_size": 1}}
-        known["/server_info?config_format=json"] = {"vllm_config": settings}
-        return (200, known[path]) if path in known else (404, "Not Found")
-
-    def post(self, path: str, body: dict[str, Any]) -> Reply:
-        with self.one_at_a_time:
-            if path == "/v1/load_lora_adapter":
-                return self.load(body["lora_name"], body["lora_path"])
-            if path == "/v1/unload_lora_adapter":
-                return (200, "removed") if self.models.pop(body["lora_name"], None) else (404, "cannot be found")
-            if path == "/detokenize":
-                return 200, {"prompt": self.tokenizer.decode(body["tokens"])}
-            return self.look_back(**body) if "prompt_logprobs" in body else self.complete(**body)
+    def say(self, path: str, body: dict[str, Any]) -> Reply:
+        if path == "/detokenize":
+            return 200, {"prompt": self.tokenizer.decode(body["tokens"])}
+        return self.look_back(**body) if "prompt_logprobs" in body else self.complete(**body)
 
     @torch.no_grad()
     def look_back(self, model: str, prompt: list[int], **_: Any) -> Reply:
         """Return the log-probs of the prompt itself."""
-        logprobs_TV = self.models[model](torch.tensor([prompt])).logits[0].float().log_softmax(dim=-1)
+        logprobs_TV = self.adapters.get(model, self.base)(torch.tensor([prompt])).logits[0].float().log_softmax(dim=-1)
         found = [{str(token): {"logprob": float(row_V[token])}} for row_V, token in zip(logprobs_TV, prompt[1:])]
         return 200, {"model": model, "choices": [{"index": 0, "prompt_logprobs": [None, *found]}]}
 
     def load(self, name: str, path: str) -> Reply:
-        if name in self.models:
-            return 400, "has already been loaded"
-        self.models[name] = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(NANO), path)
+        self.adapters[name] = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(NANO), path)
         return 200, "added"
 
     @torch.no_grad()
     def complete(self, model: str, prompt: list[int], n: int, seed: int, temperature: float, **asked: Any) -> Reply:
-        if model not in self.models:
+        if model not in (self.name, *self.adapters):
             return 404, {"error": {"message": f"The model `{model}` does not exist."}}
         randoms = [torch.Generator().manual_seed((seed + index) % (1 << 63)) for index in range(n)]
         choices = [{"index": index, "token_ids": [], "logprobs": {"token_logprobs": []}} for index in range(n)]
         going, tokens_GT, cache = list(range(n)), torch.tensor([prompt] * n), None
         while going:
-            passed = self.models[model](tokens_GT, past_key_values=cache, use_cache=True)
+            passed = self.adapters.get(model, self.base)(tokens_GT, past_key_values=cache, use_cache=True)
             logprobs_GV = (passed.logits[:, -1].float() / (temperature or 1.0)).log_softmax(dim=-1)
             tokens_GT, cache = logprobs_GV.argmax(dim=-1, keepdim=True), passed.past_key_values
             for index in list(going):

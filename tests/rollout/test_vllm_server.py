@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests import http_double
 from tests.conftest import ROOT, ran, refuses
 from tests.forks import forked
-from tests.http_double import Reply
+from tests.http_double import OfVllm, Reply
 from tests.run_on_ranks import on_two_ranks
 from trainer.batch.pack import Packer
 from trainer.config.command_line import Request, resolve
@@ -45,51 +44,29 @@ PROMPTS = [Prompt(Problem(f"p{n}", "q", "1"), "q", tuple(range(20, 25 + n))) for
 PACKER = Packer(512, 0, flat=False)
 
 
-class Double(http_double.Double):
-    """Keeps adapters by name, as vLLM does. `faults` are answers to requests for completions, in turn, before the good
-    ones."""
+class Double(OfVllm):
+    """`faults` are answers to requests for completions, in turn, before the good ones."""
 
     def __init__(self, port: int = 0) -> None:
-        super().__init__(port)
-        self.adapters: dict[str, str] = {}
+        super().__init__("base", 64, port)
         self.history: list[tuple[str, str]] = []  # every name and path that was ever loaded
         self.faults: list[Callable[[dict[str, Any]], Reply]] = []
         self.asked: list[dict[str, Any]] = []
-        self.name, self.context = "base", 64
         self.instead: dict[str, Reply] = {}  # of what a good server would say at a path
-        self.facts: dict[str, Any] = {"logprobs_mode": "processed_logprobs", "max_loras": 2, "version": "0.32.0"}
-        self.facts["replicas"] = 1
-        self.lock = threading.Lock()
 
     def get(self, path: str) -> Reply:
-        if path in self.instead:
-            return self.instead[path]
-        cards = [{"id": self.name, "parent": None, "max_model_len": self.context}]
-        cards += [{"id": name, "parent": "base"} for name in self.adapters]
-        settings = {"model_config": {"logprobs_mode": self.facts["logprobs_mode"]}}
-        settings["lora_config"] = {"max_loras": self.facts["max_loras"]}
-        settings["parallel_config"] = {"data_parallel_size": self.facts["replicas"]}
-        known = {"/v1/models": {"data": cards}, "/version": {"version": self.facts["version"]}}
-        known["/server_info?config_format=json"] = {"vllm_config": settings}
-        return (200, known[path]) if path in known else (404, {"detail": "Not Found"})
+        return self.instead.get(path) or super().get(path)
 
-    def post(self, path: str, body: dict[str, Any]) -> Reply:
-        with self.lock:
-            if path == "/v1/load_lora_adapter":
-                return self._load(**body)
-            if path == "/v1/unload_lora_adapter":
-                return (200, b"removed") if self.adapters.pop(body["lora_name"], None) else (404, b"cannot be found")
-            self.asked.append(body)
-            return self.faults.pop(0)(body) if self.faults else good(body, self)
+    def say(self, path: str, body: dict[str, Any]) -> Reply:
+        self.asked.append(body)
+        return self.faults.pop(0)(body) if self.faults else good(body, self)
 
-    def _load(self, lora_name: str, lora_path: str) -> Reply:
-        if lora_name in self.adapters:
-            return 400, b"has already been loaded"
-        if not Path(lora_path, "adapter").is_file():
-            return 404, b"Loading lora failed: No adapter found for"
-        self.adapters[lora_name] = lora_path
-        self.history.append((lora_name, lora_path))
-        return 200, b"added"
+    def load(self, name: str, path: str) -> Reply:
+        if not Path(path, "adapter").is_file():
+            return 404, "Loading lora failed: No adapter found for"
+        self.adapters[name] = path
+        self.history.append((name, path))
+        return 200, "added"
 
 
 def good(body: dict[str, Any], server: Double | None = None, **changed: Any) -> Reply:
