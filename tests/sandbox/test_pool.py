@@ -119,32 +119,22 @@ def test_the_memory_of_one_program_holds_nothing_of_those_before(sandbox):
                 assert word.encode() not in memory.read(end - start)
 
 
-@pytest.fixture
-def sleeping(sandbox):
-    """The process of a program that sleeps, and what the kernel says of it, as soon as it is held in."""
+def test_the_kernel_holds_a_program_in_which_ends_with_the_process_that_has_started_it(sandbox):
     if not sandbox.held.is_enough:
         pytest.skip(f"this machine cannot contain a program in: {sandbox.held}")
     running = threading.Thread(target=sandbox.run, args=("import time; time.sleep(60)", b"", 2.0))
     running.start()
-    children = Path(f"/proc/{sandbox._process.pid}/task/{sandbox._process.pid}/children")
-    child, status = "", dict[str, str]()
+    started, child, status = psutil.Process(sandbox._process.pid), None, dict[str, str]()
     while status.get("Seccomp") != "2" and running.is_alive():
-        for child in children.read_text().split():
-            lines = Path(f"/proc/{child}/status").read_text().splitlines()
+        for child in started.children():
+            lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
             status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    yield child, status
-    running.join()
-
-
-def test_the_kernel_says_that_a_program_is_held_in(sleeping):
     empty = "0" * 16
     wanted = {"NoNewPrivs": "1", "Seccomp": "2", "CapPrm": empty, "CapEff": empty, "CapInh": empty}
-    assert {name: sleeping[1][name] for name in wanted} == wanted
-
-
-def test_a_program_ends_with_the_process_that_has_started_it(sandbox, sleeping):
-    os.kill(sandbox._process.pid, signal.SIGKILL)
-    assert_ended([int(sleeping[0])])
+    assert {name: status[name] for name in wanted} == wanted
+    started.kill()
+    assert_ended([child.pid])
+    running.join()
 
 
 def test_the_process_that_starts_programs_is_started_again(sandbox):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +103,9 @@ def overrides(folder: Path, *more: str) -> list[str]:
     return [f"run.dir={folder}", f"prompt.system={json.dumps(LONG)}", "run.merge=false", *small, *more]
 
 
-@contextmanager
-def built(folder: Path, *more: str) -> Iterator[Run]:
+def built(folder: Path, *more: str) -> AbstractContextManager[Run]:
     """A small run, with the real engine and the real server."""
-    with opened(*overrides(folder, *more)) as run:
-        yield run
+    return opened(*overrides(folder, *more))
 
 
 @contextmanager
@@ -145,22 +143,19 @@ def save_random_adapter(folder: Path) -> torch.nn.Module:
     return model
 
 
-def command(folder: Path, *more: str, ranks: int = 1) -> list[str]:
-    launched = [f"{Path(sys.executable).parent}/deepspeed", f"--num_gpus={ranks}", "--no_local_rank"]
-    launched += [f"--master_port={hardware.free_port()}"]
-    start = [sys.executable] if ranks == 1 else launched
-    return [*start, str(ROOT / "train.py"), "--preset", "nano", *overrides(folder, *more)]
-
-
-def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
-    environment = surroundings(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+def start(folder: Path, *more: str, ranks: int = 1) -> subprocess.Popen[str]:
+    """Start a small run in a process of its own, or in one for each rank."""
+    bin = Path(sys.executable).parent
+    port = f"--master_port={hardware.free_port()}"
+    launched = [sys.executable] if ranks == 1 else [f"{bin}/deepspeed", f"--num_gpus={ranks}", "--no_local_rank", port]
+    command = [*launched, f"{ROOT}/train.py", "--preset", "nano", *overrides(folder, *more)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command(*arguments, **options), env=environment, cwd=ROOT, **pipes)
+    return subprocess.Popen(command, env=surroundings(PATH=f"{bin}:{os.environ['PATH']}"), cwd=ROOT, **pipes)
 
 
-def train(*arguments: Any, **options: Any) -> str:
+def train(folder: Path, *more: str, ranks: int = 1) -> str:
     """The whole output of a run that has to end well."""
-    process = start(*arguments, **options)
+    process = start(folder, *more, ranks=ranks)
     said, _ = process.communicate(timeout=580)
     assert process.returncode == 0, said[-4000:]
     return said
