@@ -7,6 +7,7 @@ import shutil
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import peft
 import pytest
@@ -216,36 +217,28 @@ def test_without_a_stop_token_it_is_truncated(kind, model, tokenizer):
 STRINGS = ("ou", "\n", "s an", "</answer>")  # of one token or several, or of none that is likely
 
 
-def is_ended(tokenizer, tokens):
-    return any(string in tokenizer.decode(tokens, skip_special_tokens=True) for string in STRINGS)
-
-
-def assert_read_up_to_the_stop(tokenizer, one):
-    """What a line break opens is not part of the answer."""
-    decoded = tokenizer.decode(one.tokens, skip_special_tokens=True)
-    assert decoded.startswith(one.text)
-    assert "\n" not in one.text
-    if is_ended(tokenizer, one.tokens):
-        assert not one.truncated
-        assert "\n" in decoded or one.text.endswith(STRINGS)
-
-
 @pytest.mark.parametrize(("kind", "rows", "steps"), [
     (HfSampler, 3, 1), (HfSampler, 64, 1), (DecodeSampler, 3, 1), (DecodeSampler, 64, 8),
 ])  # fmt: skip
 def test_greedy_tokens_end_with_the_one_that_completes_a_stop_string(kind, model, tokenizer, monkeypatch, rows, steps):
+    """What a line break opens is not part of the text."""
+    decoded = partial(tokenizer.decode, skip_special_tokens=True)
     monkeypatch.setitem(STEPS_PER_CHECK, "cpu", steps)
     asked, greedy = prompts(*range(4, 24)), {"group": 2, "temperature": 0.0, "max_new_tokens": 40}
     whole = sample(kind, model, tokenizer, asked, **greedy)
     ended = sample(kind, model, tokenizer, asked, strings=STRINGS, rows=rows, **greedy)
-    for index, (one, _) in whole.items():
-        prefixes = (count for count in range(1, len(one.tokens)) if is_ended(tokenizer, one.tokens[:count]))
-        count = next(prefixes, len(one.tokens))
-        assert {other.tokens for other in ended[index]} == {one.tokens[:count]}
-        assert_read_up_to_the_stop(tokenizer, ended[index][0])
-        assert ended[index][0].logprobs == pytest.approx(one.logprobs[:count], abs=1e-4)
-    lengths = {len(group[0].tokens) for group in ended.values()}
-    assert len(lengths) > 4, "the answers should end at different tokens"
+    for (one, _), (found, other) in ((whole[index], ended[index]) for index in whole):
+        texts = [decoded(one.tokens[:count]) for count in range(1, len(one.tokens) + 1)]
+        ends = [count for count, text in enumerate(texts, 1) if any(string in text for string in STRINGS)]
+        count = min(ends, default=len(texts))
+        assert found.tokens == other.tokens == one.tokens[:count]
+        assert found.logprobs == pytest.approx(one.logprobs[:count], abs=1e-4)
+        assert texts[count - 1].startswith(found.text)
+        assert "\n" not in found.text
+        if ends:
+            assert not found.truncated
+            assert "\n" in texts[count - 1] or found.text.endswith(STRINGS)
+    assert len({len(group[0].tokens) for group in ended.values()}) > 4, "the answers should end at different tokens"
 
 
 def test_a_seed_repeats_after_other_work_and_another_does_not(kind, model, tokenizer):
@@ -597,10 +590,7 @@ GPT2 = AutoConfig.for_model("gpt2", n_layer=1, n_head=2, n_embd=16, vocab_size=4
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 MAMBA = ["linear_attention", "full_attention"]
 UNSUPPORTED = {
-    "unknown family": (
-        lambda: AutoModelForCausalLM.from_config(GPT2),
-        "no forward pass for GPT2LMHeadModel, and no plan",
-    ),
+    "family": (lambda: AutoModelForCausalLM.from_config(GPT2), "no forward pass for GPT2LMHeadModel, and no plan"),
     "window": (lambda: family("llama", sliding_window=8), "a sliding window of 8 tokens"),
     "experts": (lambda: family("gemma4 with keys as values", **GEMMA4_EXPERTS), "mixtures of experts"),
     "experts of Granite 4": (lambda: family("granite 4", num_local_experts=4), "mixtures of experts"),
@@ -626,10 +616,11 @@ def test_a_model_that_the_fast_path_does_not_know(name, tokenizer):
 
 
 SCALED = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
-BETA = {"rope_parameters": SCALED | {"llama_4_scaling_beta": 0.1}}
 
 
-@pytest.mark.parametrize(("name", "changed"), [("phi4-mini", {}), ("ministral3", BETA)])
+@pytest.mark.parametrize(("name", "changed"), [
+    ("phi4-mini", {}), ("ministral3", {"rope_parameters": SCALED | {"llama_4_scaling_beta": 0.1}}),
+])  # fmt: skip
 def test_a_context_in_which_the_model_attends_in_another_way_is_refused(name, changed, tokenizer):
     sampler = make_sampler(Rollout(), family(name, **changed), Stops(tokenizer, [2]))
     with refuses("rollout.max_new_tokens", names=64):
@@ -691,11 +682,9 @@ def test_keys_are_repeated_where_only_the_slow_kernel_takes_fewer(monkeypatch, c
     assert not needs_repeated_keys(torch.device("cpu"), getattr(torch, dtype))
 
 
-class RoundedSteps:
+def rounded_step(step, *sizes):
     """Rounds rows and places up as a card does, without the graphs."""
-
-    def __call__(self, step, rows, most_rows, width, most_places):
-        step(*rounded(rows, most_rows, width, most_places))
+    step(*rounded(*sizes))
 
 
 @pytest.fixture(scope="module")
@@ -713,7 +702,7 @@ def test_neither_refill_nor_compaction_nor_rare_looks_change_greedy_tokens(kind,
     assert tokens_of(dict(sampler.sample(asked, greedy))) == wanted
     if kind is DecodeSampler:
         assert not sampler.batch.running_R.any(), "a moved row would run on where it had been, out of its cache"
-        sampler.batch.decode_step = RoundedSteps()
+        sampler.batch.decode_step = rounded_step
         sampler.batch.steps_per_check = 8
         assert tokens_of(dict(sampler.sample(asked, greedy))) == wanted
         drawn = answers_in(dict(sampler.sample(asked, sampling())))

@@ -145,12 +145,13 @@ def save_random_adapter(folder: Path) -> torch.nn.Module:
 
 def start(folder: Path, *more: str, ranks: int = 1) -> subprocess.Popen[str]:
     """Start a small run in a process of its own, or in one for each rank."""
-    bin = Path(sys.executable).parent
-    port = f"--master_port={hardware.free_port()}"
-    launched = [sys.executable] if ranks == 1 else [f"{bin}/deepspeed", f"--num_gpus={ranks}", "--no_local_rank", port]
+    programs = Path(sys.executable).parent
+    launcher = [f"{programs}/deepspeed", f"--num_gpus={ranks}", "--no_local_rank"]
+    launcher += [f"--master_port={hardware.free_port()}"]
+    launched = [sys.executable] if ranks == 1 else launcher
     command = [*launched, f"{ROOT}/train.py", "--preset", "nano", *overrides(folder, *more)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, env=surroundings(PATH=f"{bin}:{os.environ['PATH']}"), cwd=ROOT, **pipes)
+    return subprocess.Popen(command, env=surroundings(PATH=f"{programs}:{os.environ['PATH']}"), cwd=ROOT, **pipes)
 
 
 def train(folder: Path, *more: str, ranks: int = 1) -> str:
