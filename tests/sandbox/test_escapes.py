@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -76,6 +77,7 @@ class Canaries:
         self.abstract.bind(f"\0{self.name}")
         for server in (self.tcp, self.unix, self.abstract):
             server.listen()
+        self.servers = (self.tcp, self.udp, self.unix, self.abstract)
 
     def source(self, escape: str, own: str) -> str:
         places = {"HOME": self.home, "OWN": own, "MARK": self.mark, "ROOT": ROOT, "VICTIM": self.victim.pid}
@@ -86,17 +88,13 @@ class Canaries:
     def are_well(self) -> bool:
         """Return True if the files are as they were, the process runs as it did, and nobody has called the servers."""
         now, before = self.file.stat(), self.state
-        same = (now.st_mode, now.st_mtime_ns, now.st_uid) == (before.st_mode, before.st_mtime_ns, before.st_uid)
-        servers = (self.tcp, self.udp, self.unix, self.abstract)
-        for server in servers:
-            server.setblocking(False)
         return (
             self.file.read_text() == SECRET
-            and same
+            and (now.st_mode, now.st_mtime_ns, now.st_uid) == (before.st_mode, before.st_mtime_ns, before.st_uid)
             and sorted(os.listdir(self.home)) == ["empty", "secret.txt"]
             and self.victim.poll() is None
             and os.getpriority(os.PRIO_PROCESS, self.victim.pid) == os.getpriority(os.PRIO_PROCESS, 0)
-            and not any(map(_was_called, servers))
+            and not select.select(self.servers, [], [], 0)[0]
             and not Path(f"/tmp/{self.name}").exists()
         )
 
@@ -104,16 +102,8 @@ class Canaries:
         self.victim.kill()
         self.victim.wait()
         Path(f"/tmp/{self.name}").unlink(missing_ok=True)
-        for server in (self.tcp, self.udp, self.unix, self.abstract):
+        for server in self.servers:
             server.close()
-
-
-def _was_called(server: socket.socket) -> bool:
-    try:
-        server.recv(1) if server.type == socket.SOCK_DGRAM else server.accept()[0].close()
-    except BlockingIOError:
-        return False
-    return True
 
 
 @pytest.fixture
@@ -178,8 +168,7 @@ os.write(int(sys.argv[1]), b'[3, 3, ""]')
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forged_result_is_worth_nothing(name, sandbox):
     verdict = sandbox.judge(FORGERIES[name], TESTS, "add")
-    assert verdict.passed == 0
-    assert verdict.total > 0
+    assert verdict.passed == 0 < verdict.total
 
 
 @pytest.mark.parametrize("name", FORGERIES)
