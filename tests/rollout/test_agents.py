@@ -108,8 +108,11 @@ def test_a_conversation_begins_as_a_prompt_does(tokenizer):
         assert (tokens[0], tokens.count(1)) == (1, 2 if one is tokenizer else 1)
 
 
-def test_a_conversation_of_several_calls_is_one_segment_with_the_marks_of_the_template(tokenizer):
-    answers = answers_in(sample(DecodeSampler, "three_turns", tokenizer))
+def test_a_conversation_of_several_calls_is_one_segment_whatever_is_decoded_beside_it(tokenizer):
+    """With the marks of the template."""
+    asked = (DecodeSampler, "three_turns", tokenizer, 3, 3, adapted(family()))
+    answers, few = (answers_in(sample(*asked, settings=[f"rollout.rows={rows}"])) for rows in (16, 1))
+    assert [one.tokens for one in answers] == [one.tokens for one in few]
     for answer in answers:
         [segment] = answer.segments
         told = tokenizer.decode([one for one, own in zip(segment.tokens, segment.written, strict=True) if not own])
@@ -132,12 +135,6 @@ def test_the_rows_of_an_answer_share_its_advantage_and_count_as_one(tokenizer):
     assert sum(row.weight * sum(row.mask) for row in rows) == pytest.approx(1.0)
     (minibatch,) = minibatches(rows, idle_row(group), config, Packer(4000, 0))
     assert minibatch.divisor == 1
-
-
-def test_answers_do_not_depend_on_what_is_decoded_beside_them(tokenizer):
-    asked = (DecodeSampler, "three_turns", tokenizer, 3, 3, adapted(family()))
-    many, few = (answers_in(sample(*asked, settings=[f"rollout.rows={rows}"])) for rows in (16, 1))
-    assert [one.tokens for one in many] == [one.tokens for one in few]
 
 
 def test_agents_that_fail_earn_nothing_and_end_nothing(tokenizer):
@@ -345,11 +342,6 @@ def test_the_first_call_of_an_agent_is_waited_for_only_at_its_start(monkeypatch,
     assert sum(waited) == pytest.approx(FIRST_CALL_S if waits_for_it else PATIENCE_S)
 
 
-def test_what_programs_print_while_the_file_is_imported_is_no_result(tmp_path):
-    (tmp_path / "mine.py").write_text("import os\nos.system('echo hello')\ndef run(problem): ...")
-    Agents(f"{tmp_path / 'mine.py'}:run", print).close()
-
-
 def test_the_signal_of_slurm_before_the_time_is_up_ends_no_agents(tokenizer):
     def use(sampler, asked):
         sampler.agents._process.send_signal(signal.SIGUSR1)
@@ -359,7 +351,8 @@ def test_the_signal_of_slurm_before_the_time_is_up_ends_no_agents(tokenizer):
 
 
 def test_the_process_of_agents_ends_with_the_run_although_this_one_goes_on(tmp_path):
-    (tmp_path / "mine.py").write_text("def run(problem): ...")
+    """What a program prints while the file is imported is no result."""
+    (tmp_path / "mine.py").write_text("import os\nos.system('echo hello')\ndef run(problem): ...")
     before = {*psutil.Process().children()}
     Agents(f"{tmp_path / 'mine.py'}:run", print)
     started = {*psutil.Process().children()} - before

@@ -189,9 +189,7 @@ def assert_logprobs_of_training(groups, model, asked, temperature=1.0, tolerance
 
 
 @pytest.mark.parametrize(("kind", "name"), OF_FAMILIES)
-def test_logprobs_are_those_of_a_training_forward_and_a_common_beginning_is_read_once(
-    kind, name, tokenizer, monkeypatch
-):
+def test_logprobs_are_those_of_training_and_a_common_beginning_is_read_once(kind, name, tokenizer, monkeypatch):
     """Nine rows are too few for the third prompt, which is read by itself."""
     monkeypatch.setattr(rows, "LEAST_SHARED", 16)
     model, beginning, read, prefill = adapted(family(name)), prompts(20)[0].tokens, [], Forward.prefill
@@ -640,21 +638,15 @@ def test_other_adapters_and_ropes_answer_as_in_generate(name, options, changed, 
     assert_greedy_is_generate(groups, model, asked, SOME)
 
 
-def test_calls_that_take_turns_share_one_memory(tokenizer):
-    """Many short prompts, few long ones: as training and evaluation do."""
-    sampler = DecodeSampler(family(), turns(tokenizer, SOME), 64)
-    batches = []
-    for _ in range(3):
-        for asked in (prompts(3, 4, 5, 6), prompts(60)):
-            list(sampler.sample(asked, sampling()))
-            batches.append(sampler.batch)
+def test_calls_that_take_turns_share_one_memory_which_is_free_as_soon_as_it_is_given_back(tokenizer):
+    """Many short prompts, few long ones: as training and evaluation do. Memory in a reference cycle would stay until
+    the cyclic garbage collector runs, through a training pass."""
+    sampler, batches = DecodeSampler(family(), turns(tokenizer, SOME), 64), []
+    for asked in [prompts(3, 4, 5, 6), prompts(60)] * 3:
+        list(sampler.sample(asked, sampling()))
+        batches.append(sampler.batch)
     assert len(set(map(id, batches[1:]))) == 1
-
-
-def test_what_is_given_back_is_free_at_once(tokenizer):
-    """Memory in a reference cycle would stay until the cyclic garbage collector runs, through a training pass."""
-    sampler = DecodeSampler(family(), turns(tokenizer, SOME), 8)
-    list(sampler.sample(prompts(3, 9), sampling()))
+    batches.clear()
     batch, cache = weakref.ref(sampler.batch), weakref.ref(sampler.batch.cache.keys_LRKTD[0])
     gc.disable()
     try:
