@@ -33,8 +33,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    server = RealServer(tmp_path_factory.mktemp("server") / "log", [*ARGUMENTS, *PROCESSED], ALLOWED)
-    try:
-        yield server.start().ready()
-    finally:
-        server.end()
+    with RealServer(tmp_path_factory.mktemp("server") / "log", [*ARGUMENTS, *PROCESSED], ALLOWED).running() as server:
+        yield server

@@ -68,10 +68,8 @@ class RealServer:
         command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
         command += ["--served-model-name", "base", "--host", "127.0.0.1", "--port", str(self.port), *self.arguments]
         with self.log.open("ab") as log:
-            around = surroundings(**self.environment)
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=around, cwd=ROOT, start_new_session=True
-            )
+            own = {"env": surroundings(**self.environment), "cwd": ROOT, "start_new_session": True}
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, **own)
         return self
 
     def ready(self) -> RealServer:
@@ -85,6 +83,13 @@ class RealServer:
             else:
                 return self
         raise AssertionError(f"vLLM does not answer:\n{self.log.read_text()[-3000:]}")
+
+    @contextmanager
+    def running(self) -> Iterator[RealServer]:
+        try:
+            yield self.start().ready()
+        finally:
+            self.end()
 
     def end(self, number: int = signal.SIGINT) -> None:
         if self.process is not None:

@@ -57,12 +57,8 @@ def replies(trained) -> list[dict]:
         reply = exchange(f"{server.url}/v1/chat/completions", body, 60, 1 << 20, direct=True)
         return json.loads(reply)["choices"][0]
 
-    try:
-        server.start().ready()
-        with ThreadPoolExecutor(8) as pool:
-            return list(pool.map(ask, (outcome.question for outcome in evaluation.outcomes)))
-    finally:
-        server.end()
+    with server.running(), ThreadPoolExecutor(8) as pool:
+        return list(pool.map(ask, (outcome.question for outcome in evaluation.outcomes)))
 
 
 def test_the_answers_and_their_accuracy_are_those_of_the_trained_model(trained, replies):

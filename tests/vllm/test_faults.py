@@ -46,12 +46,8 @@ def servers(model, tmp_path_factory) -> Iterator[Servers]:
     allowed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     small = RealServer(logs / "small", [*serving.ARGUMENTS, *SMALL], allowed, model)
     plain = RealServer(logs / "plain", serving.BASIC, serving.ALLOWED, model)
-    try:
-        small.start(), plain.start()
-        yield Servers(small.ready(), plain.ready())
-    finally:
-        small.end()
-        plain.end()
+    with small.running(), plain.running():
+        yield Servers(small, plain)
 
 
 def preemptions(server: RealServer) -> float:

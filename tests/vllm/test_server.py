@@ -145,12 +145,9 @@ def test_a_folder_that_the_server_cannot_see_is_said_so(server, tmp_path):
 
 def test_a_server_without_runtime_adapters_is_refused(tmp_path):
     """As somebody might start it."""
-    plain = RealServer(tmp_path / "log", serving.ARGUMENTS, {}).start()
-    try:
-        with refuses("rollout.vllm.urls", names="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
-            Server(plain.ready().url).load_adapter(Published("octet-x-v1", tmp_path, 1))
-    finally:
-        plain.end()
+    plain = RealServer(tmp_path / "log", serving.ARGUMENTS, {})
+    with plain.running(), refuses("rollout.vllm.urls", names="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+        Server(plain.url).load_adapter(Published("octet-x-v1", tmp_path, 1))
 
 
 def test_a_server_that_is_killed_and_started_again_in_the_middle_of_a_run(server, tmp_path):

@@ -25,11 +25,9 @@ def server(tmp_path_factory, adapter):
     """A teacher as somebody would start it, with a generation config that bends samples."""
     served = ["--enable-lora", "--max-lora-rank", "16", "--lora-modules", f"taught={adapter[0]}"]
     bending = ["--override-generation-config", '{"temperature": 0.3, "top_k": 5, "repetition_penalty": 1.5}']
-    server = RealServer(tmp_path_factory.mktemp("server") / "log", [*BASIC, *served, *bending], ALLOWED)
-    try:
-        yield server.start().ready()
-    finally:
-        server.end()
+    log = tmp_path_factory.mktemp("server") / "log"
+    with RealServer(log, [*BASIC, *served, *bending], ALLOWED).running() as server:
+        yield server
 
 
 def test_the_logprobs_are_those_of_the_same_model_beside_the_policy(server, adapter, tmp_path):
