@@ -10,7 +10,7 @@ import pytest
 import yaml
 from datasets import Dataset
 
-from tests.conftest import ROOT, launch, lines_of, octet
+from tests.conftest import ROOT, launch, lines_of, octet, program
 from tests.forks import forked
 from tests.llama.families import FAMILIES, make
 from tests.test_pages import blocks
@@ -24,10 +24,8 @@ def folder(tmp_path_factory) -> Path:
     """A run of a few steps, and what the page makes of it."""
     folder = tmp_path_factory.mktemp("page")
     octet = [*forked(), "-m", "trainer.commands.main"]
-    (folder / "bin").mkdir()
     for name, command in (("octet", octet), ("lm_eval", [sys.executable, "-m", "lm_eval"])):
-        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
-        (folder / "bin" / name).chmod(0o755)
+        program(folder / "bin" / name, f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     (page,) = blocks("use.md")
     for script in (shlex.join([sys.executable, f"{ROOT}/train.py", *RUN]), page):
         own = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}

@@ -251,27 +251,16 @@ def note(tmp_path, monkeypatch) -> Path:
     return tmp_path / "note"
 
 
-def numbers_in(note: Path) -> list[int]:
-    until(lambda: note.is_file() and note.read_text().endswith("\n"))
-    return [int(number) for number in note.read_text().split()]
-
-
-def test_a_killed_trainer_leaves_no_server_behind(note):
+def test_a_killed_trainer_leaves_neither_a_server_nor_its_children_behind(note):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(process.SUPERVISOR), SERVER])
-    processes = numbers_in(note)
+    until(lambda: note.is_file() and note.read_text().endswith("\n"))
+    processes = [int(number) for number in note.read_text().split()]
     for number in processes:
         os.kill(number, signal.SIGUSR1)  # as Slurm does before the time is up; the run needs its server to the end
     time.sleep(0.2)
     assert all(map(is_running, processes))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    until(lambda: not any(map(is_running, processes)))
-
-
-def test_a_server_is_asked_to_leave_and_its_children_go_with_it(tmp_path, note):
-    started = process._start([sys.executable, "-c", SERVER], [], tmp_path / "log")
-    processes = numbers_in(note)
-    started.stop()
     until(lambda: not any(map(is_running, processes)))
 
 
