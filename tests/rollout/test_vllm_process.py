@@ -211,25 +211,25 @@ def test_no_server_is_started_as_only_the_folder_of_a_run_says(tmp_path, stand_i
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_server_that_ends_by_itself_is_an_error_with_its_error_lines(tmp_path):
-    dying = [sys.executable, "-c", "raise SystemExit('no room on this card')"]
-    started = process._start(dying, [], tmp_path / "log")
-    started.supervisor.wait(timeout=300)
-    with refuses("rollout.vllm.start", TrainingError, names="no room on this card"):
-        started.check()
-    started.stop()
-
-
-def test_of_a_log_the_reason_is_shown_and_not_the_end():
-    log = """
+LOG = """
 WARNING [utils.py:2] an error like `OSError: [Errno 24] Too many open files`
 \x1b[1;36m(EngineCore pid=7)\x1b[0;0m ERROR 11-21 19:11:04 [core.py:13] ValueError: no room for the cache
 (EngineCore pid=7)     raise ValueError(
 (EngineCore pid=7) ValueError: no room for the cache
 (APIServer pid=5) RuntimeError: see above
 """
-    log += "  warnings.warn('leaked')\n" * 9
-    assert process.error_lines(log) == ["ValueError: no room for the cache", "RuntimeError: see above"]
+LOG += "  warnings.warn('leaked')\n" * 9
+SHOWN = {"no room on this card": "no room on this card"}
+SHOWN[LOG] = "ValueError: no room for the cache\nRuntimeError: see above"
+
+
+@pytest.mark.parametrize("log", SHOWN, ids=["end", "errors"])
+def test_a_server_that_ends_by_itself_is_an_error_with_those_of_its_log_or_the_end_of_it(tmp_path, log):
+    started = process._start([sys.executable, "-c", f"raise SystemExit({log!r})"], [], tmp_path / "log")
+    started.supervisor.wait(timeout=300)
+    with refuses("rollout.vllm.start", TrainingError, names=f"/log:\n{SHOWN[log]}."):
+        started.check()
+    started.stop()
 
 
 PARENT = """
