@@ -166,6 +166,7 @@ def test_both_samplers_write_the_same_over_turns(tokenizer, monkeypatch, name, t
 
 
 def test_logprobs_of_sampler_and_trainer_agree_over_turns(kind, tokenizer):
+    """And what the model was told has none."""
     model = adapted(family(initializer_range=0.05))
     groups = sample(kind, model, turns_of(tokenizer, environments()), rows=6)
     asked = prompts(9, 3, 14, 5)
@@ -307,36 +308,17 @@ def test_a_tool_takes_its_time_without_ending_the_run(kind, tokenizer):
 
 @pytest.fixture(scope="module")
 def told(tokenizer):
-    """A model, a group of answers that were told something, and the same group that was told something else."""
+    """A model, and a group of its answers that were told something."""
     model = adapted(family())
     group = asked_group(sample(DecodeSampler, model, turns_of(tokenizer, environments()), stops=EVEN))
     assert all(one.written for one in group.completions)
-    other = []
-    for one in group.completions:
-        told = zip(one.tokens, one.written, strict=True)
-        other.append(replace(one, tokens=tuple(token if mine else (token + 7) % 480 for token, mine in told)))
-    return model, group, replace(group, completions=tuple(other))
-
-
-@pytest.mark.parametrize("flat", [True, False])
-def test_a_reply_changes_no_log_prob_but_those_of_later_tokens(told, flat):
-    model, *groups = told
-    batches = [batch_of(group)[0] for group in groups]
-    assert torch.equal(batches[0].mask_BT, batches[1].mask_BT)
-    with torch.no_grad():
-        one, other = (LogProbs(model, 1.0, flat=flat)(batch).logprobs_BT for batch in batches)
-    for row, mask_T in enumerate(batches[0].mask_BT):
-        first = mask_T.int().argmax()
-        told = int(first + (~mask_T[first:]).int().argmax())
-        torch.testing.assert_close(one[row, :told], other[row, :told], atol=1e-5, rtol=0)
-        assert not torch.allclose(one[row, told:][mask_T[told:]], other[row, told:][mask_T[told:]], atol=1e-3)
-        assert not one[row][~mask_T].any()
+    return model, group
 
 
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("aggregation", ["dapo", "grpo", "bnpo"])
 def test_the_gradient_is_that_of_the_tokens_that_the_model_wrote(told, flat, aggregation):
-    model, group, _ = told
+    model, group = told
     found = gradients(model, group, flat, aggregation=aggregation, loss="reinforce_baseline")
     lengths = [one.length for one in group.completions]
     weights = {"dapo": [1 / sum(lengths)] * 4, "bnpo": [1 / sum(lengths)] * 4}
@@ -353,7 +335,7 @@ def test_the_gradient_is_that_of_the_tokens_that_the_model_wrote(told, flat, agg
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_no_objective_sees_what_stands_at_the_places_of_a_reply(told, loss, level):
-    model, group, _ = told
+    model, group = told
     given = {"loss": loss, "correction": {"level": level}, "kl": {"coef": 0.1}, "entropy_bonus": 0.01, "clip_high": 5.0}
     settings = Algorithm.model_validate(given)
     batch, size = batch_of(group)

@@ -122,7 +122,7 @@ def test_the_memory_of_one_program_holds_nothing_of_those_before(sandbox):
 def test_the_kernel_holds_a_program_in_which_ends_with_the_process_that_has_started_it(sandbox):
     if not sandbox.held.is_enough:
         pytest.skip(f"this machine cannot contain a program in: {sandbox.held}")
-    running = threading.Thread(target=sandbox.run, args=("import time; time.sleep(60)", b"", 2.0))
+    running = threading.Thread(target=sandbox.run, args=("import time; time.sleep(600)", b"", 2.0))
     running.start()
     started, child, status = psutil.Process(sandbox._process.pid), None, dict[str, str]()
     while status.get("Seccomp") != "2" and running.is_alive():
@@ -148,8 +148,8 @@ def test_every_process_of_a_command_ends_with_the_process_that_starts_commands()
     with Sandbox(LIMITS, "sh program") as sandbox:
         if not (sandbox.held.namespaces and sandbox.held.counted):
             pytest.skip(f"this machine cannot contain a command in: {sandbox.held}")
-        source = "sleep 60 & setsid sleep 60 & (sleep 60 & exec sleep 60) & sleep 60"
-        running = threading.Thread(target=lambda: sandbox.run(source, b"", 60), daemon=True)
+        source = "sleep 600 & setsid sleep 600 & (sleep 600 & exec sleep 600) & sleep 600"
+        running = threading.Thread(target=lambda: sandbox.run(source, b"", 600), daemon=True)
         running.start()
         started = psutil.Process(sandbox._process.pid)
         sleeps = []
@@ -174,8 +174,8 @@ def test_a_program_cannot_write_to_its_input(sandbox, namespaces):
 def test_everything_ends_with_the_trainer():
     code = (
         "from trainer.sandbox.pool import *; import os, threading, time\n"
-        "sandbox = Sandbox(Limits(seconds=60))\n"
-        "threading.Thread(target=sandbox.run, args=('import time; time.sleep(60)', b'')).start()\n"
+        "sandbox = Sandbox(Limits(seconds=600))\n"
+        "threading.Thread(target=sandbox.run, args=('import time; time.sleep(600)', b'')).start()\n"
         "children = f'/proc/{sandbox._process.pid}/task/{sandbox._process.pid}/children'\n"
         "while not open(children).read(): time.sleep(0.05)\n"
         "print(sandbox._process.pid, open(children).read(), flush=True)\n"
