@@ -43,7 +43,6 @@ PYTHON = os.environ.get("OCTET_VLLM_PYTHON", sys.executable)
 QUICK = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 QUICK |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 QUICK |= {"VLLM_NO_USAGE_STATS": "1"}
-HEADS = {"hidden_size": 128, "head_dim": 32}  # of a tiny model: vLLM has no smaller ones on a CPU
 ALLOWED = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
 
 

@@ -14,7 +14,7 @@ import torch
 
 from tests.conftest import octet, ran
 from tests.llama.families import FAMILIES, make
-from tests.vllm.serving import BASIC, HEADS, PYTHON, RealServer, opened, surroundings, train_all
+from tests.vllm.serving import BASIC, PYTHON, RealServer, opened, surroundings, train_all
 from trainer.answers.compare import equal
 from trainer.answers.find import strict
 from trainer.config.command_line import resolve
@@ -81,6 +81,7 @@ def test_the_log_probs_are_those_of_the_trained_model(trained, replies):
 # ---------------------------------------------------------------- a tiny model of each family
 
 NAMES = [name for name in FAMILIES if " " not in name and name not in ("lfm2", "qwen3.5")]
+HEADS = {"hidden_size": 128, "head_dim": 32}  # vLLM has no smaller ones
 PROMPTS = [[1, *range(60, 90), 2], [1, 200, 201, 2]]
 IN_VLLM = """
 import json, sys

@@ -1,14 +1,16 @@
 """Real servers with little memory, another model, or arguments that cannot work."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.conftest import NANO, refuses
-from tests.llama.families import make
 from tests.rollout.test_decoder import tokens_of
 from tests.vllm import serving
 from tests.vllm.serving import RealServer, built
@@ -35,9 +37,16 @@ class Servers(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    """Another one than that of the other tests."""
-    return make("qwen2", tmp_path_factory.mktemp("model"), **serving.HEADS)
+def model(tmp_path_factory, tokenizer) -> Path:
+    """Another one than that of the other tests, random, with heads as large as vLLM wants them on a CPU."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "layer_types": ["full_attention"] * 2, "initializer_range": 0.2}
+    config = json.loads((NANO / "config.json").read_text())
+    Qwen2ForCausalLM(Qwen2Config(**{**config, **shape})).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +55,12 @@ def servers(model, tmp_path_factory) -> Iterator[Servers]:
     allowed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     small = RealServer(logs / "small", [*serving.ARGUMENTS, *SMALL], allowed, model)
     plain = RealServer(logs / "plain", serving.BASIC, serving.ALLOWED, model)
-    with small.running(), plain.running():
-        yield Servers(small, plain)
+    try:
+        small.start(), plain.start()
+        yield Servers(small.ready(), plain.ready())
+    finally:
+        small.end()
+        plain.end()
 
 
 def preemptions(server: RealServer) -> float:
