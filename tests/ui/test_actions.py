@@ -137,6 +137,12 @@ def test_what_has_ended_a_run_is_shown_whoever_serves_the_page(asked, folder):
     live = asked("GET", "live?run=unborn")[2]
     assert 'data-pick="unborn"' in live
     assert '<p class="error">there is no such file</p>' in live
+    (folder / "runs/stranger.log").write_text("of another program\n")
+    write(folder / "runs/unborn", {".lock": ""})
+    with (folder / "runs/unborn/.lock").open("w") as lock:  # as of a run that loads, and an earlier server has started
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        live = asked("GET", "live?run=unborn&run=stranger")[2]
+    assert ("It loads libraries" in live, "stranger" in live) == (True, False)
     live = asked("GET", "live?run=failed")[2]
     assert '<p class="error">out of memory (&lt;b&gt;)</p>' in live
     assert '<p class="soft">warning: another program holds 7.7 GB</p>' in live

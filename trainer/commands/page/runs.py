@@ -44,9 +44,10 @@ class Runs:
         return {str(place.relative_to(self.folder)): place for place in runs_in(self.folder)}
 
     def without_folder(self) -> list[str]:
-        """Return the names of the commands that have made no run, of which only a log is left."""
+        """Return the names of the commands without a run folder, of which only a log is left. Other logs may be beside
+        it; only that of a command begins with it."""
         named, logs = self.named(), sorted(self.folder.glob("*.log"))
-        return [log.stem for log in logs if log.stem not in named and not log.is_symlink()]
+        return [log.stem for log in logs if log.stem not in named and not log.is_symlink() and _has_command(log)]
 
     def place(self, name: object) -> Path:
         if (place := self.named().get(str(name))) is None:
@@ -104,6 +105,12 @@ class Runs:
         if chat := self.chats.pop(name, None):
             chat.process.terminate()
             chat.process.wait()
+
+
+def _has_command(log: Path) -> bool:
+    with suppress(OSError), log.open("rb") as file:
+        return file.read(2) == b"$ "
+    return False
 
 
 def held() -> dict[Path, int]:

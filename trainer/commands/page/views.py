@@ -205,8 +205,9 @@ def progress(runs: Runs, run: RunFiles, name: str) -> Iterator[Html]:
 def waiting(runs: Runs, name: str) -> Iterator[Html]:
     """Yield a run that has not started yet, or has failed to start."""
     status, output = runs.status(name), runs.output(name)
-    is_running = name in runs.started and status is None
-    about = "It loads libraries, the model and the data." if is_running else "It has ended before its first step."
+    is_running = runs.process(name) is not None
+    ended = "It has ended before its first step, or its folder was deleted."
+    about = "It loads libraries, the model and the data." if is_running else ended
     about = "It was stopped before its first step." if status == -SIGUSR1 else about
     yield joined(tag("h3", name), tag("p", about))
     printed = output.partition("\n")[2].strip()
