@@ -32,10 +32,10 @@ job_number() {
 
 read_site() {
     [ -f "$1" ] || { echo "octet: $1 does not exist, so the defaults of the cluster are used" && return; }
-    trap 'echo "octet: the site.env of this job calls exit: remove that line" >&2; exit 2' EXIT
+    trap 'echo "octet: the site.env of this job ends the shell, as exit does: remove that line" >&2; exit 2' EXIT
     # shellcheck source=slurm/site.env.example
     source "$1" || true # its last command may fail
-    trap - EXIT
+    [[ "$(trap -p EXIT)" != *"octet: the site.env"* ]] || trap - EXIT # unless the file has set its own
     if [ -n "${SBATCH_PARTITION:-}" ] && [[ ",$SBATCH_PARTITION," != *",${SLURM_JOB_PARTITION:-},"* ]]; then
         echo "octet: $1 sets partition $SBATCH_PARTITION, but this job is in ${SLURM_JOB_PARTITION:-none}: sbatch does" \
             "not read the file, so run source $1 before sbatch"

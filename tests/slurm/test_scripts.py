@@ -109,7 +109,13 @@ def test_a_rank_is_lost_three_times_at_most_and_preempted_for_ever(job):
 def test_a_site_that_ends_the_job_is_named(job, tmp_path):
     (tmp_path / "site.env").write_text("exit 0\n")
     answer = job("single_node.sbatch", "run.dir=it")
-    assert (answer.returncode, "site.env of this job calls exit" in answer.stderr) == (2, True)
+    assert (answer.returncode, "site.env of this job ends the shell" in answer.stderr) == (2, True)
+
+
+def test_a_site_keeps_its_own_trap(job, tmp_path):
+    (tmp_path / "site.env").write_text("trap 'echo the site cleans up' EXIT\n")
+    answer = job("single_node.sbatch", "run.dir=it")
+    assert (answer.returncode, answer.stdout.count("the site cleans up")) == (0, 1)
 
 
 def test_an_error_of_one_rank_is_not_tried_again_however_the_others_are_ended(job):
