@@ -152,11 +152,12 @@ for rank in sys.argv[1:]:
 
 def test_statuses_are_those_of_a_shell_and_silent_ends_are_explained():
     """247 is what is left of -9, with which the launcher of DeepSpeed leaves when signal 9 has ended a rank."""
-    ends = {"exit 0": "0", "exit 2": "2", "exit 75": "75", "exit 130": "130", "kill -TERM $$": "143"}
-    ends |= {"exit 247": "137", "kill -SEGV $$": "139", "exit 250": "134"}
+    ends = {'touch "$OCTET_END"': "0", "exit 0": "1", "exit 2": "2", "exit 75": "75", "exit 130": "130"}
+    ends |= {"kill -TERM $$": "143", "exit 247": "137", "kill -SEGV $$": "139", "exit 250": "134"}
     said = launch(sys.executable, "-c", RUN_EACH, *ends).stderr.splitlines()
     assert [line for line in said if line.isdigit()] == [*ends.values()]
-    memory, crashed = [line for line in said if not line.isdigit()]
+    early, memory, crashed = [line for line in said if not line.isdigit()]
+    assert "has ended before its last step" in early
     assert "the machine or its job ran out of memory" in memory
     assert "has crashed (Segmentation fault)" in crashed
 

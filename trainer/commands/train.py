@@ -35,6 +35,7 @@ CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 SILENT_ENDS = {128 + number: f"has crashed ({signal.strsignal(number)})" for number in CRASHES}
 CAUSE = "The likely cause is that the machine or its job ran out of memory: `dmesg` says so"
 SILENT_ENDS[128 + signal.SIGKILL] = f"was killed (signal 9). {CAUSE}"
+EARLY = "has ended before its last step, with status 0"  # as after os._exit(0) in a user's function
 LAUNCHER_STOPPED = 1  # status of DeepSpeed's launcher after a signal
 LEAVE_S = 60.0  # grace period of ranks after SIGTERM; DeepSpeed's launcher gives them 30
 LEFT_S = 5.0  # grace period of processes that outlive a train.py which has ended well
@@ -98,11 +99,14 @@ def command(machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
 def run_to_its_end(launch: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the launcher and return its exit status. Print how a process has ended that could not print why."""
     with tempfile.TemporaryDirectory() as folder:
-        status = run(launch, {**environment, END: str(Path(folder) / "end"), slurm.FOLDER: folder})
-    if how := SILENT_ENDS.get(status):
+        end = Path(folder) / "end"
+        status = run(launch, {**environment, END: str(end), slurm.FOLDER: folder})
+        # programs that clean /tmp delete the folder after days
+        is_early = not status and end.parent.is_dir() and not end.exists()
+    if how := EARLY if is_early else SILENT_ENDS.get(status):
         again = "`--resume` continues from the last checkpoint."
         print(f"octet: a process of this run {how}. {again}", file=sys.stderr)
-    return status
+    return status or int(is_early)
 
 
 def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
