@@ -93,7 +93,7 @@ class Pages:
         mark = sha256(repr((selected, seen)).encode()).hexdigest()
         parts = list[Html]()
         if mark != request.headers.get("if-none-match"):
-            rows = [[name, views.NOT_STARTED, "", "", "", ""] for name in unborn]
+            rows = [[name, views.NO_FOLDER, "", "", "", ""] for name in unborn]
             rows += [cells for name, *of_run in seen if (cells := self.row(name, tuple(of_run)))]
             parts += views.of_runs(self.runs, rows, selected)
         headers = {"ETag": mark, "X-Seconds": f"{time.thread_time() - began:.3f}"}

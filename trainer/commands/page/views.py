@@ -23,7 +23,7 @@ from trainer.watch.alarms import alarms_of, lasting
 
 GB = 10**9
 VERDICTS = {"fits": "It fits", "tight": "It may not fit", "too large": "It does not fit"}
-NOT_STARTED = "not started"  # the state of a command that has made no run
+NO_FOLDER = "no run folder"  # the state of a command that is loading, has failed, or whose run was deleted
 RIGHT = {True: "right", False: "wrong"}
 WARNING, FAILED = r"(?m)^octet: (warning: .*)", r"\noctet: (?!stopped after)(.*)$"  # in the output of a run
 PROPOSED = r"task\.(?:question|answer|on_bad_record)=(?!COLUMN)\w+"  # settings that an error proposes as its remedy
@@ -161,7 +161,7 @@ def of_runs(runs: Runs, rows: Sequence[Sequence[str]], selected: Sequence[str]) 
     """Yield the list of all runs, the state of the chosen ones, and the result of a single one."""
     listed = []
     for place, (name, *cells) in enumerate(reversed(rows)):
-        checked, unborn = ("" if is_so else None for is_so in (name in selected, cells[0] == NOT_STARTED))
+        checked, unborn = ("" if is_so else None for is_so in (name in selected, cells[0] == NO_FOLDER))
         box = tag("input", type="checkbox", data_pick=name, checked=checked, data_unborn=unborn, id=f"run-{place}")
         listed.append([tag("label", box, name), *cells])
     yield target("runs", table(["run", "state", "model", "task", "steps", "result"], listed) if listed else "")
