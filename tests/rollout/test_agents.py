@@ -109,7 +109,7 @@ def test_a_conversation_begins_as_a_prompt_does(tokenizer):
 
 
 def test_a_conversation_of_several_calls_is_one_segment_whatever_is_decoded_beside_it(tokenizer):
-    """With the marks of the template."""
+    """The segment includes the marks that the chat template puts between the turns."""
     asked = (DecodeSampler, "three_turns", tokenizer, 3, 3, adapted(family()))
     answers, few = (answers_in(sample(*asked, settings=[f"rollout.rows={rows}"])) for rows in (16, 1))
     assert [one.tokens for one in answers] == [one.tokens for one in few]

@@ -198,8 +198,8 @@ def test_a_container_without_its_python_is_refused(job, tmp_path, kind):
 
 
 def test_vllm_servers_of_neighbouring_jobs_have_ports_of_their_own_and_share_the_memory_with_the_ranks(job):
-    """Without --mem=0 the step of the servers would take what `sbatch --mem=64G` has asked for, and that of the ranks
-    would wait."""
+    """The steps of servers and ranks have --mem=0. Without it the servers would take what `sbatch --mem=64G` has asked
+    for, and the ranks would wait."""
     shape = {"SLURM_GPUS_ON_NODE": "4", "OCTET_VLLM_GPUS": "2"}
     urls = []
     for number in ("5", "6"):

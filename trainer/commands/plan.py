@@ -110,7 +110,7 @@ def show_models(options: Namespace, console: Console) -> None:
         return
     if not questions:
         smallest = question.placement  # the last one
-        least = next(size for size in count(1) if replace(smallest, vram=size * GB).search())
+        least = next(size for size in count(1) if replace(smallest, vram=size * GB, ram=inf).search())
         console.print(f"Nothing fits {question.size}. The smallest of the known models, {name}, needs {least} GB.")
         return
     rows = []
