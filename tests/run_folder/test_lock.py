@@ -1,4 +1,4 @@
-"""The lock of a run folder."""
+"""The lock of a run folder, and the facts of its machine."""
 
 import errno
 import fcntl
@@ -25,6 +25,8 @@ from trainer.rollout.vllm import process
 from trainer.run import job
 from trainer.run_folder import checkpoints, lock, previous_run
 from trainer.run_folder.journal import Journal
+from trainer.run_folder.reader import read_run
+from trainer.watch.phases import total_memory
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EIO])
@@ -286,3 +288,9 @@ def test_checkpoints_that_cannot_be_read_are_no_reason_to_delete_a_run():
             assert checkpoints.latest(folder)
         finally:
             os.seteuid(before)
+
+
+def test_the_memory_of_the_machine_is_kept_for_the_alarm_of_a_leak(tmp_path):
+    (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
+    lock.write_machine(tmp_path, resolve("nano"))
+    assert read_run(tmp_path).history.memory == pytest.approx(total_memory() / 1e9, abs=0.01)
