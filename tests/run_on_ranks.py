@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -26,13 +27,15 @@ def start_ranks(count: int, *command: object) -> None:
 
 
 def ended(count: int, *command: object, folder: Path = ROOT) -> list[subprocess.CompletedProcess[str]]:
-    """Run a program on a number of ranks, and return how each has ended."""
-    ranks = started(count, *command, folder=folder)
-    try:
-        said = [rank.communicate(timeout=999) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    """Run a program on a number of ranks, and return how each has ended. They meet in a folder of their own, because
+    nothing listens at their port, so that other ranks may have been given the same one."""
+    with tempfile.TemporaryDirectory() as meeting:
+        ranks = started(count, *command, folder=folder, OCTET_RANKS=meeting)
+        try:
+            said = [rank.communicate(timeout=999) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
     sys.stderr.write("".join(complained for _, complained in said))  # pytest shows it if a test fails
     return [subprocess.CompletedProcess(rank.args, rank.returncode, *text) for rank, text in zip(ranks, said)]
 
