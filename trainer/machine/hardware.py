@@ -77,9 +77,18 @@ def cores_of_rank() -> int:
 
 def processor() -> str:
     """Return the name of the CPU, on which rounding depends."""
+    return _fact("model name") or platform.machine()
+
+
+def is_amd() -> bool:
+    return _fact("vendor_id") == "AuthenticAMD"
+
+
+def _fact(name: str) -> str:
+    """Return what Linux says of the CPU, or "" on another system."""
     facts = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:(.*)", facts.read_text() if facts.is_file() else "", re.MULTILINE)
-    return found[1].strip() if found else platform.machine()
+    found = re.search(rf"^{name}\s*:(.*)", facts.read_text() if facts.is_file() else "", re.MULTILINE)
+    return found[1].strip() if found else ""
 
 
 def free_port() -> int:
