@@ -170,8 +170,9 @@ def test_a_generator_makes_problems_and_scores_answers():
     marked = [f"<answer>{gold}</answer>", f"<answer>{gold} or so</answer>", gold, f"<think><answer>{gold}</answer>"]
     right, near, unmarked, thought = graded(config, train[0], *marked)
     assert right == (1.0, gold, True, True)
-    assert 0 < near[0] < 1  # the generator's own opinion
-    assert not near[2]
+    assert (near[0], near[2]) == (0.0, False)
+    paid = configured("task.name=reasoning_gym:chain_sum", "task.gym={size: 40, max_terms: 3, partial: true}")
+    assert 0 < graded(paid, train[0], marked[1])[0][0] < 1  # the generator's own opinion
     assert (unmarked[0], unmarked[3], thought[0]) == (0.0, False, 0.0)
 
 

@@ -2,9 +2,10 @@
 
     octet task show reasoning_gym:chain_sum task.gym.max_terms=3
 
-`task.name` names a generator; `task.gym` holds its parameters, and `size`, the number of problems in a pass. Every pass
-has new problems. Training and held-out problems are generated from different seeds, and a question that is in both is
-held out. With `task.curriculum=difficulty` the problems have the levels of the generator's own curriculum.
+`task.name` names a generator; `task.gym` holds its parameters, `size`, the number of problems in a pass; and
+`partial`, whether partly right answers are paid. Every pass has new problems. Training and held-out problems are
+generated from different seeds, and a question that is in both is held out. With `task.curriculum=difficulty` the
+problems have the levels of the generator's own curriculum.
 
 Several generators evaluate what a model wrote as Python, so they score in a sandboxed child process.
 """
@@ -53,6 +54,10 @@ class GeneratorTask(Task):
         if type(size) is not int or size < LEVELS:
             remedy = f"Write {LEVELS} or more, such as {SIZE}"
             raise ConfigError(f"task.gym.size={size}", "it is a number of problems", remedy)
+        self.is_partial = parameters.pop("partial", False)
+        if type(self.is_partial) is not bool:
+            reason = "it says whether partly right answers are paid"
+            raise ConfigError(f"task.gym.partial={self.is_partial}", reason, "Write true or false")
         self.versions = _versions(self.name, self.generator, parameters, settings.curriculum == "difficulty")
 
     def train(self) -> list[Problem]:
@@ -74,12 +79,14 @@ class GeneratorTask(Task):
         return answers[-1].strip() if answers else None
 
     def score(self, problem: Problem, answer: str) -> float:
-        """Return the generator's score of an answer, or 0 if scoring fails or takes more than `SCORING_S` seconds."""
+        """Return the generator's score of an answer, or 0 if scoring fails or takes more than `SCORING_S` seconds. An
+        answer that is not fully right has 0, too, unless `task.gym.partial` is set."""
         if "made_by" not in problem.extra:
             reason = "only its generator scores the answers to a problem, and this is none of its problems"
             raise DataError(problem.id, reason, f"Answer them yourself: octet task play {self.name}")
         with suppress(Died):
-            return float(_scorer().ask([problem.extra["made_by"], answer]) or 0.0)
+            score = float(_scorer().ask([problem.extra["made_by"], answer]) or 0.0)
+            return score if self.is_partial or score >= 1.0 else 0.0
         return 0.0
 
     def _problems(self, split: str, size: int) -> list[Problem]:

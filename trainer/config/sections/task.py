@@ -45,7 +45,7 @@ class TaskSettings(Section):
     """Several tasks at once, with their shares: `{gsm8k: 2, reasoning_gym:gcd: 1}`. Sets `task.name=mix`."""
     gym: dict[str, Any] = Field({})
     """Parameters of a generator of `reasoning_gym`, such as `{max_terms: 4}`; `size` is the number of problems
-    per pass."""
+    per pass, and `partial: true` pays partly right answers."""
     seed: int = Field(0, ge=0)
     """Seed of the numbers of `gsm8k-renumbered`."""
     tools: Annotated[tuple[Literal["calculator", "python"], ...], one_or_many] = ()
