@@ -4,7 +4,8 @@ python bench/step_cost.py [--steps 6]
 
 Random weights, one CPU thread, seconds of the processor; one setting changes at a time. Medians over all steps but the
 first. The limit of a phase is the time that its matrix products (or, in sampling, its reads of weights and caches, if
-that takes longer) would take at the speed of a large product and of a copy, which are measured before and after.
+that takes longer) would take at the speed of a large product, by the faster one of MKL and oneDNN, and of a copy. Both
+are measured before and after.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,13 @@ CASES = {
 
 
 def product_speed(size: int = 1024) -> float:
-    """FLOP a second of a product of two matrices in fp32, the best of ten."""
+    """FLOP a second of a product of two matrices in fp32, the best of ten with the faster one of two libraries."""
     one, seconds = torch.ones(size, size), []
-    for _ in range(10):
+    packed = torch.ops.mkldnn._reorder_linear_weight(one, size)
+    by_onednn = partial(torch.ops.mkldnn._linear_pointwise, one, packed, None, "none", [], "")
+    for product in (partial(torch.mm, one, one), by_onednn) * 10:
         began = time.perf_counter()
-        torch.mm(one, one)
+        product()
         seconds.append(time.perf_counter() - began)
     return 2 * size**3 / min(seconds)
 
