@@ -166,7 +166,10 @@ def test_a_machine_that_finds_another_principal_part_resumes_with_the_first(tiny
     before.save(tmp_path)
     resumed = make_policy(tiny_model, ADAPTERS["pissa"])
     other = {name: value + 0.1 * torch.randn_like(value) for name, value in lora.trainable(resumed.model).items()}
+    _, layer = next(lora.layers(resumed.model))
+    rest = layer.get_base_layer().weight.clone()
     resumed.trained.restart(other)
+    assert not torch.equal(layer.get_base_layer().weight, rest)
     original = logits(read(tiny_model))
     with resumed.as_base():
         assert_close(logits(resumed.model), original)
