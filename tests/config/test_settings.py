@@ -32,7 +32,9 @@ def test_a_mixture_replaces_that_of_a_run_whose_parts_have_absolute_paths(tmp_pa
     assert settings.task.mix == {"mine.py:f": 2.0, "nano": 1.0}
     task = resolve("run/config.yaml", None, ["task.name=addition"]).task
     assert (task.name, task.mix) == ("addition", {})
-    assert resolve("nano", None, ["task.mix={nano: 1}", "task.name=addition"]).task.name == "addition"
+    for later in ("task.name=addition", "task={name: addition}"):
+        assert resolve("nano", None, ["task.mix={nano: 1}", later]).task.name == "addition"
+    assert resolve("nano", None, ["task.mix={nano: 1}", 'task.name="mix"']).task.mix == {"nano": 1.0}
     assert resolve("run/config.yaml", None, ["task.mix.nano=2"]).task.mix == {
         str(Path("mine.py:f").absolute()): 1.0,
         "nano": 2.0,

@@ -78,9 +78,10 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         # new weights replace all before them: those of a preset fit its own task
         for layer in layers if text.startswith("reward.weights=") else ():
             layer.get("reward", {}).pop("weights", None)
-        if text.startswith("task.name=") and text != "task.name=mix":  # the later one of the two applies
+        given = _parsed(text)
+        if flat(given, "mix")["task.name"] != "mix":  # the later one of the two applies
             layers[-1].get("task", {}).pop("mix", None)
-        layers[-1] = _merge(layers[-1], _parsed(text))
+        layers[-1] = _merge(layers[-1], given)
     folder = Path(preset).parent if preset and Path(preset).name == "config.yaml" else None  # of a run
     merged: dict[str, Any] = {"run": {"steps": Config.model_fields["run"].default.steps}}  # unless a layer has others
     for layer in layers:
