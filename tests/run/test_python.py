@@ -239,9 +239,6 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
     def correct(completions):
         return [0.0] * len(completions)
 
-    def written_before(completions):
-        return [0.0] * len(completions)
-
     good = {"question": "a", "answer": "1"}
     refused = [(ConfigError, "reward", {"reward": one}) for one in (lambda _: [0.0], 3, "rewards.py:score", [3])]
     refused += [(ConfigError, "reward.custom", {"reward": correct})]
@@ -259,10 +256,7 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
         resolve("nano", ["run.steps=1"])
     with refuses("data", DataError):
         train(data=3)
-    with refuses("data", DataError):
-        train(resolve("nano", None, ["run.dir=new"]), written_before, data=3)
     assert not list((tmp_path / "runs").iterdir())
-    assert not Path("new").exists()
     assert not list(tmp_path.rglob("*.yaml"))
 
 

@@ -73,8 +73,7 @@ def train(
         from trainer.run import job  # torch, deepspeed, transformers
         from trainer.run_folder import lock
 
-        is_new = config.run.dir is None or not config.run.dir.exists()
-        folder = lock.folder_of(Request(config, "python", ""))
+        folder, is_new = lock.folder_of(Request(config, "python", "")), config.run.dir is None
         functions: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
         try:
