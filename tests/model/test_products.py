@@ -1,9 +1,13 @@
 """Products with frozen weights in another library than torch's, which must change nothing but the rounding."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from trainer.machine import hardware
 from trainer.model import products
+from trainer.model.low_rank import _Product
 
 INPUTS = torch.randn(products.ROWS, 512, generator=torch.Generator().manual_seed(0))
 WEIGHT_OH = torch.randn(256, 512, generator=torch.Generator().manual_seed(1))
@@ -42,3 +46,33 @@ def test_others_are_those_of_torch(called, rows, outputs, dtype):
     inputs, weight = INPUTS[:rows].to(dtype), WEIGHT_OH[:outputs].to(dtype)
     assert torch.equal(products.linear(inputs, weight), torch.nn.functional.linear(inputs, weight))
     assert not called
+
+
+def test_a_layer_with_an_adapter_uses_it_in_both_directions(called):
+    x, a_RH, b_OR = (INPUTS.clone(), torch.randn(4, 512) / 20, torch.randn(256, 4) / 20)
+    expected, found = [], []
+    for results in (expected, found):
+        parts = [part.clone().requires_grad_() for part in (x, a_RH, b_OR)]
+        if results is found:
+            output = _Product.apply(None, *parts, 2.0, WEIGHT_OH, None)
+        else:
+            output = parts[0] @ WEIGHT_OH.t() + 2.0 * (parts[0] @ parts[1].t() @ parts[2].t())
+        output.square().mean().backward()
+        results += [output, *(part.grad for part in parts)]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert len(called) == 2
+
+
+@pytest.mark.parametrize(("is_amd", "capability", "expected"), [
+    (True, "AVX512", True), (False, "AVX512", False), (True, "AVX2", False),
+])  # fmt: skip
+def test_only_processors_of_amd_with_avx_512_gain(monkeypatch, is_amd, capability, expected):
+    monkeypatch.setattr(hardware, "is_amd", lambda: is_amd)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert products._gains.__wrapped__(torch.device("cpu")) is expected
+    assert not products._gains.__wrapped__(torch.device("cuda"))
+
+
+def test_the_maker_of_the_processor_is_read_from_linux():
+    facts = Path("/proc/cpuinfo")
+    assert hardware.is_amd() is (facts.is_file() and "AuthenticAMD" in facts.read_text())

@@ -44,7 +44,6 @@ CASES |= {"all wrong": run(**{"dead_groups/wrong": 0.95}), "all right": run(**{"
 CASES |= {"small groups": run("rollout.group_size=2", dead_groups=0.8, **{"accuracy/strict": 0.2})}
 CASES |= {"few problems": run(problems=8), "empty answers": run(empty=0.5)}
 CASES |= {"form never seen": run(**{"accuracy/strict": 0.01}), "form alone": run(**{"reward/format": rising(0.1, 0.9)})}
-CASES |= {"partly right": run(**{"reward/correct": rising(0.1, 0.9)})}
 CASES |= {"paid by length": run(**{"reward_length/correlation": 0.9, "reward_length/share": 0.8})}
 CASES |= {"shaping decides": run(**{"advantage/shaping": 0.3}), "constant reward": run(**{"reward/length": 1.0})}
 CASES |= {"a part dominates": run("reward.weights.format=5", **{"reward/format": rising(0.8, 0.9)})}

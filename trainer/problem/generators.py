@@ -2,7 +2,7 @@
 
     octet task show reasoning_gym:chain_sum task.gym.max_terms=3
 
-`task.name` names a generator; `task.gym` holds its parameters, `size`, the number of problems in a pass; and
+`task.name` names a generator; `task.gym` holds its parameters, `size`, the number of problems in a pass, and
 `partial`, whether partly right answers are paid. Every pass has new problems. Training and held-out problems are
 generated from different seeds, and a question that is in both is held out. With `task.curriculum=difficulty` the
 problems have the levels of the generator's own curriculum.

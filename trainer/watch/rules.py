@@ -191,18 +191,6 @@ def only_the_form(history: History) -> Iterator[str]:
         yield f"reward/format has risen by {form:.2f}, and the share of right answers by {right:.2f}"
 
 
-@rule(
-    "partly right",
-    "If only right answers count, let the task score 0 or 1, or leave out task.gym.partial and reward.code.score.",
-)
-def partly_right(history: History) -> Iterator[str]:
-    """The model learns answers that are partly right, because they are paid, in place of right ones."""
-    paid = max(history.grown("reward/correct"), history.grown("reward/code"))
-    right = history.grown(f"accuracy/{history.config.reward.answer}")
-    if not history.measure.is_reward and paid > 0.15 and right < paid / 4:
-        yield f"the pay for being right has risen by {paid:.2f}, and the share of right answers by {right:.2f}"
-
-
 @rule("paid by length", "Check reward.weights and reward.custom, with `octet reward test` if answers are known.")
 def paid_by_length(history: History) -> Iterator[str]:
     """The model learns to write answers of a certain length, because that is rewarded."""
