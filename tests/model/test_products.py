@@ -23,7 +23,7 @@ def called(monkeypatch):
     return layouts
 
 
-@pytest.mark.parametrize("bias", [None, torch.arange(256.0)])
+@pytest.mark.parametrize("bias", [None, torch.arange(256.0), torch.arange(512.0)[::2], torch.ones(1).expand(256)])
 def test_a_large_product_is_that_of_oneDNN(called, bias):
     found = products.linear(INPUTS, WEIGHT_OH, bias)
     exact = INPUTS.double() @ WEIGHT_OH.double().t() + (0.0 if bias is None else bias.double())
@@ -35,6 +35,13 @@ def test_so_is_one_with_the_transposed_weight(called):
     found = products.linear(INPUTS, WEIGHT_OH.t().contiguous().t())
     torch.testing.assert_close(found.double(), INPUTS.double() @ WEIGHT_OH.double().t(), rtol=0, atol=1e-4)
     assert len(called) == 1
+
+
+def test_a_number_of_inputs_between_two_steps_is_padded(called):
+    inputs = torch.cat([INPUTS, INPUTS[:3]])
+    found = products.linear(inputs, WEIGHT_OH)
+    torch.testing.assert_close(found.double(), inputs.double() @ WEIGHT_OH.double().t(), rtol=0, atol=1e-4)
+    assert [rows for _, rows in called] == [products.ROWS + products.STEP]
 
 
 @pytest.mark.parametrize(("rows", "outputs", "dtype"), [

@@ -57,7 +57,7 @@ class GeneratorTask(Task):
         self.is_partial = parameters.pop("partial", False)
         if type(self.is_partial) is not bool:
             reason = "it says whether partly right answers are paid"
-            raise ConfigError(f"task.gym.partial={self.is_partial}", reason, "Write true or false")
+            raise ConfigError(f"task.gym.partial={json.dumps(self.is_partial)}", reason, "Write true or false")
         self.versions = _versions(self.name, self.generator, parameters, settings.curriculum == "difficulty")
 
     def train(self) -> list[Problem]:
