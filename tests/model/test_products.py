@@ -24,7 +24,7 @@ def called(monkeypatch):
 
 
 @pytest.mark.parametrize("bias", [None, torch.arange(256.0), torch.arange(512.0)[::2], torch.ones(1).expand(256)])
-def test_a_large_product_is_that_of_oneDNN(called, bias):
+def test_a_large_product_is_that_of_onednn(called, bias):
     found = products.linear(INPUTS, WEIGHT_OH, bias)
     exact = INPUTS.double() @ WEIGHT_OH.double().t() + (0.0 if bias is None else bias.double())
     torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-4)

@@ -171,9 +171,17 @@ def test_a_generator_makes_problems_and_scores_answers():
     right, near, unmarked, thought = graded(config, train[0], *marked)
     assert right == (1.0, gold, True, True)
     assert (near[0], near[2]) == (0.0, False)
-    paid = configured("task.name=reasoning_gym:chain_sum", "task.gym={size: 40, max_terms: 3, partial: true}")
-    assert 0 < graded(paid, train[0], marked[1])[0][0] < 1  # the generator's own opinion
     assert (unmarked[0], unmarked[3], thought[0]) == (0.0, False, 0.0)
+
+
+@pytest.mark.parametrize("names", ["task.name=reasoning_gym:{0}", "task.mix={{nano: 1, reasoning_gym:{0}: 1}}"])
+def test_a_nearly_right_answer_is_paid_on_demand_only(names):
+    settings = names.format("word_sequence_reversal"), "task.gym={size: 8, min_words: 20, max_words: 25}"
+    config, task = made(*settings)
+    problem = next(problem for problem in task.train() if problem.part != "nano")
+    answer = f"<answer>{problem.gold}s</answer>"
+    assert graded(config, problem, answer)[0][0] == 0.0
+    assert 0.9 < graded(configured(*settings, "task.gym.partial=true"), problem, answer)[0][0] < 1
 
 
 @pytest.mark.parametrize("name", ["task.name=reasoning_gym:gcd", "task.mix={nano: 1, reasoning_gym:gcd: 1}"])

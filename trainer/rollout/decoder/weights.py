@@ -20,12 +20,12 @@ from torch.nn import functional as F
 from trainer.machine import hardware
 from trainer.model.lora import ADAPTER
 from trainer.model.low_rank import LowRank
+from trainer.model.products import LARGE
 from trainer.model.quantised import Bf16Linear
 from trainer.plan.planner import SPARE
 from trainer.rollout.decoder.eight_bits import EightBits, in_8_bits
 from trainer.rollout.limits import free_bytes
 
-LARGE = 2**17  # number of weights from which oneDNN's layout pays
 ROWS = 64  # number of input rows for which oneDNN chooses the layout
 
 
