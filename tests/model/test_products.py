@@ -55,6 +55,12 @@ def test_others_are_those_of_torch(called, rows, outputs, dtype):
     assert not called
 
 
+def test_a_narrow_product_is_that_of_torch(called):
+    inputs, weight = INPUTS.repeat(1, 8), WEIGHT_OH[: products.NARROW - 1].repeat(1, 8)
+    assert torch.equal(products.linear(inputs, weight), torch.nn.functional.linear(inputs, weight))
+    assert not called
+
+
 def test_a_layer_with_an_adapter_uses_it_in_both_directions(called):
     x, a_RH, b_OR = (INPUTS.clone(), torch.randn(4, 512) / 20, torch.randn(256, 4) / 20)
     expected, found = [], []
