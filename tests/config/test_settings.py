@@ -35,10 +35,9 @@ def test_a_mixture_replaces_that_of_a_run_whose_parts_have_absolute_paths(tmp_pa
     for later in ("task.name=addition", "task={name: addition}"):
         assert resolve("nano", None, ["task.mix={nano: 1}", later]).task.name == "addition"
     assert resolve("nano", None, ["task.mix={nano: 1}", 'task.name="mix"']).task.mix == {"nano": 1.0}
-    assert resolve("run/config.yaml", None, ["task.mix.nano=2"]).task.mix == {
-        str(Path("mine.py:f").absolute()): 1.0,
-        "nano": 2.0,
-    }
+    for others in ([], ["task={limit: 40}"]):  # a share changes no other part
+        mix = resolve("run/config.yaml", None, ["task.mix.nano=2", *others]).task.mix
+        assert mix == {str(Path("mine.py:f").absolute()): 1.0, "nano": 2.0}
 
 
 def test_a_warm_up_leaves_vllm_and_rounded_weights_to_the_run_after_it():

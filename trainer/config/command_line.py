@@ -8,7 +8,6 @@ A later layer wins. The result is validated and frozen.
 import argparse
 import json
 import os
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,12 +73,15 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
         layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
     layers.append({})
+    names_task = False  # or all parts of a mix, and not the share of one
     for text in overrides:
         # new weights replace all before them: those of a preset fit its own task
         for layer in layers if text.startswith("reward.weights=") else ():
             layer.get("reward", {}).pop("weights", None)
         given = _parsed(text)
-        if flat(given, "mix")["task.name"] != "mix":  # the later one of the two applies
+        name, mix = (flat(given)[key] for key in ("task.name", "task.mix"))
+        names_task |= bool(name or mix) and not text.startswith("task.mix.")
+        if name not in (None, "mix"):  # the later one of the two applies
             layers[-1].get("task", {}).pop("mix", None)
         layers[-1] = _merge(layers[-1], given)
     folder = Path(preset).parent if preset and Path(preset).name == "config.yaml" else None  # of a run
@@ -88,7 +90,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later one of the two applies
             if layer.get("run", {}).get(key) is not None:
                 merged = _merge(merged, {"run": {rival: None}})
-        is_share = layer is layers[-1] and not any(re.match(r"task(\.mix|\.name)?=", text) for text in overrides)
+        is_share = layer is layers[-1] and not names_task
         if {"mix", "name"} & {*layer.get("task", {})} and not is_share:  # another task, or other parts, replace a mix
             merged.get("task", {}).pop("mix", None)
         merged = _merge(merged, placed(layer, folder) if folder and layer is layers[0] else layer)
