@@ -79,6 +79,8 @@ NORMED_AFTER = model(192, 3, 6, 3, 512, 2048, model_type="olmo2", tie_word_embed
 SCALED = model(192, 3, 6, 3, 512, 2048, model_type="granite", logits_scaling=8.0)
 GEMMA = model(192, 3, 6, 3, 512, 2048, model_type="gemma3_text", head_dim=32)
 CONVOLUTIONS = model(192, 3, 6, 3, 768, 2048, model_type="lfm2", layer_types=["conv", "full_attention", "conv"])
+GATED = {"layer_types": ["conv", "sliding_attention", "full_attention"], "model_type": "lfm3", "head_dim": 32}
+GATED = model(192, 3, 6, 3, 768, 2048, pad_token_id=0, **GATED)
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 64}
 DELTA |= {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "model_type": "qwen3_5_text"}
 DELTA = model(192, 3, 6, 3, 512, 2048, head_dim=32, **DELTA)
@@ -111,6 +113,8 @@ CASES = [
     Case("scaled", SCALED, 96, 64, (ALL,)),
     Case("gemma 3", GEMMA, 96, 64, (ALL,)),
     Case("convolutions", CONVOLUTIONS, 96, 64, (ALL,)),
+    Case("gated heads", GATED, 96, 64, (ALL,)),
+    Case("gated heads, checkpointed", GATED, 96, 64, (CHECKPOINTED,)),
     Case("gated delta rule", DELTA, 96, 64, (ALL,)),
     Case("gated delta rule, checkpointed", DELTA, 96, 64, (CHECKPOINTED,)),
     Case("borrowed keys", BORROWED, 96, 64, (ALL,)),

@@ -28,7 +28,7 @@ from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.run.assemble import sampling_context
 
 ROWS = {row.model_type: row for row in families.ROWS}
-TODAY = ["smollm3", "lfm2", "qwen3.5", "gemma4"]
+TODAY = ["smollm3", "lfm2", "lfm3", "qwen3.5", "gemma4"]
 
 
 def small(model_type):
@@ -108,6 +108,7 @@ WHOLE = {
     "gemma3": ("gemma3", {**EYES, "image_size": 28, "patch_size": 14}, GEMMA3),
     "gemma4": ("gemma4", EYES, {"image_token_id": 470, "audio_config": None}),
     "lfm2_vl": ("lfm2", {**EYES, "model_type": "siglip2_vision_model"}, {"image_token_id": 470}),
+    "lfm3_vl": ("lfm3", {**EYES, "model_type": "siglip2_vision_model"}, {"image_token_id": 470}),
     "qwen3_vl": ("qwen3", {**OF_QWEN, "deepstack_visual_indexes": [0]}, MARKS),
 }
 
@@ -132,7 +133,7 @@ def logits(model):
         return model(input_ids=TOKENS).logits
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3", "gemma4", "lfm2_vl"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3", "gemma4", "lfm2_vl", "lfm3_vl"])
 def test_the_text_model_is_taken_out_of_one_that_reads_images_and_its_adapter_fits_both(kind, tmp_path):
     whole, settings = multimodal(kind, tmp_path / "whole"), Model(name=str(tmp_path / "whole"))
     text = load_model(settings, "fp32", CPU)

@@ -68,7 +68,9 @@ def test_a_teacher_beside_the_adapter_computes_only_where_it_is_asked(tiny_model
     assert all("mlp" not in name for name in peft.utils.load_peft_weights(str(tmp_path / "written")))
 
 
-OTHERS = {"phi3": {"qkv_proj", "o_proj"}, "lfm2": {"q_proj", "k_proj", "v_proj", "out_proj"}}  # layers of attention
+# layers of attention
+OTHERS = {"phi3": {"qkv_proj", "o_proj"}, "lfm2": {"q_proj", "k_proj", "v_proj", "out_proj"}}
+OTHERS |= {"lfm3": {"q_proj", "k_proj", "v_proj", "o_proj", "g_proj"}}
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -85,8 +85,10 @@ def planned_linears(shape: shapes.Shape) -> Counter:
 
 
 BIASES = {name: {"attention_bias": True, "mlp_bias": True} for name in ("llama", "smollm3", "granite", "seed_oss")}
-BIASES |= {name: {"attention_bias": True} for name in ("qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "olmo3")}
-WINDOWED = ("mistral", "ministral", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3")
+BIASES |= {
+    name: {"attention_bias": True} for name in ("qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "olmo3", "lfm3")
+}
+WINDOWED = ("mistral", "ministral", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "lfm3")
 
 
 @pytest.mark.parametrize("biases", [{}, BIASES], ids=["usual", "all biases"])
@@ -104,6 +106,8 @@ def test_a_folder_is_read_with_all_that_its_family_has(tmp_path, family, biases)
 KINDS = {
     "attention alone": {"model_type": "llama", "tie_word_embeddings": True},
     "convolutions": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True},
+    "a gate for each head": {"model_type": "lfm3", "layer_types": ["conv", "sliding_attention", "full_attention"]}
+    | {"conv_L_cache": 7},
     "a gated delta rule": {"model_type": "qwen3_5_text", "full_attention_interval": 3, "linear_num_value_heads": 4}
     | {"linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 16},
     "heads of two sizes": {"model_type": "gemma4_text", "global_head_dim": 32, "hidden_size_per_layer_input": 8},

@@ -52,6 +52,8 @@ GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_m
 GRANITE4 = GRANITE | {"layer_types": ["full_attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 48}
 GRANITE4 |= {"mamba_n_heads": 4, "mamba_d_state": 8}  # which layers that are not there have
 LFM2 = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+LFM3 = {"layer_types": ["conv", "sliding_attention", "full_attention"], "num_hidden_layers": 3, "sliding_window": 8}
+LFM3 |= {"head_dim": 16}
 QWEN3_5 = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16, "linear_num_key_heads": 2}
 QWEN3_5 |= {"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
 GEMMA4 = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "head_dim": 8}
@@ -83,6 +85,8 @@ FAMILIES = {
     "olmo3": ("olmo3", WINDOWED),
     "lfm2": ("lfm2", LFM2),
     "lfm2 with biases": ("lfm2", LFM2 | {"conv_bias": True, "conv_L_cache": 4}),
+    "lfm3": ("lfm3", LFM3),
+    "lfm3 without gates": ("lfm3", LFM3 | {"use_sandwich_norm": False, "use_attention_gate": False}),
     "qwen3.5": ("qwen3_5_text", QWEN3_5),
     "gemma4": ("gemma4_text", GEMMA4 | SHARING),
     "gemma4 with keys as values": ("gemma4_text", GEMMA4 | ALIKE),

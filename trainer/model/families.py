@@ -30,6 +30,7 @@ class Family:
     query_norms: Literal["none", "each", "all"] = "none"  # norms of queries and keys: of each head, or of all together
     adds_one: bool = False  # the norms' weights are stored minus 1
     is_gated: bool = False  # q also computes a gate for the output of each head
+    gates_heads: bool = False  # a layer g_proj computes one factor for each head
     names: tuple[tuple[str, str], ...] = ()  # Llama's names of parts, and the names that differ in this family
 
     # the forward pass
@@ -58,12 +59,15 @@ class Family:
 
 
 Names = tuple[tuple[str, str], ...]
-LFM2_NAMES: Names = (("o_proj", "out_proj"), ("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"))
-LFM2_NAMES += (("mlp", "feed_forward"), ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
-LFM2_NAMES += (("input_layernorm", "operator_norm"), ("post_attention_layernorm", "ffn_norm"))
-LFM2_NAMES += (("norm", "embedding_norm"),)
+LFM3_NAMES: Names = (("mlp", "feed_forward"), ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+LFM3_NAMES += (("norm", "embedding_norm"), ("input_layernorm", "operator_norm"))
+LFM2_NAMES = (("o_proj", "out_proj"), ("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"), *LFM3_NAMES)
+LFM2_NAMES += (("post_attention_layernorm", "ffn_norm"),)
+LFM3_NAMES += (("post_attention_layernorm", "post_operator_norm"), ("pre_feedforward_layernorm", "ffn_norm"))
+LFM3_NAMES += (("post_feedforward_layernorm", "post_ffn_norm"),)
 GRANITE4_NAMES = (("mlp", "shared_mlp"), ("gate_up_proj", "input_linear"), ("down_proj", "output_linear"))
 GEMMA: dict[str, Any] = {"is_tied": True, "norms": "both", "windows": "some layers"}  # Gemma 2 and later
+LFM3: dict[str, Any] = {**GEMMA, "query_norms": "each", "gates_heads": True, "names": LFM3_NAMES}
 
 ROWS = (
     Family("Qwen2", "qwen2", has_biases=True, arch="qwen2"),
@@ -85,6 +89,7 @@ ROWS = (
     Family("Gemma4", "gemma4_text", is_mixed=True, query_norms="each", arch="gemma4", ropes=("proportional",), **GEMMA),
     Family("Qwen3_5", "qwen3_5_text", is_mixed=True, query_norms="each", adds_one=True, is_gated=True, arch="qwen35"),
     Family("Lfm2", "lfm2", is_mixed=True, is_tied=True, query_norms="each", names=LFM2_NAMES, arch="lfm2"),
+    Family("Lfm3", "lfm3", is_mixed=True, **LFM3),
     Family("Qwen3Moe", "qwen3_moe", decodes=False, is_mixed=True, mixture="plain", query_norms="each"),
     Family("GptOss", "gpt_oss", decodes=False, is_mixed=True, mixture="gpt_oss", is_eager=True),
 )

@@ -124,6 +124,7 @@ class Shape:
             gated = self.queries * (1 + self.family.is_gated)
             outputs = {"q_proj": gated, "k_proj": self.keys, "v_proj": self.keys}
             heads = tuple(Linear(name, self.hidden, size, self.qkv_bias) for name, size in outputs.items())
+            heads += (Linear("g_proj", self.hidden, self.heads, False),) * self.family.gates_heads
         return heads, (Linear(self.family.part("o_proj"), self.queries, self.hidden, self.out_bias),)
 
     def feed_forward(self, width: int) -> Projections:

@@ -26,8 +26,8 @@ WITHOUT_A_CARD = 8  # GB of the card that is assumed on a machine without one
 CHOICES = (
     *("Qwen/Qwen3-14B", "Qwen/Qwen3.5-9B", "Qwen/Qwen3-8B", "google/gemma-4-E2B-it", "Qwen/Qwen3.5-4B"),
     *("Qwen/Qwen3-4B-Instruct-2507", "google/gemma-3-4b-it", "meta-llama/Llama-3.2-3B-Instruct"),
-    *("HuggingFaceTB/SmolLM3-3B", "LiquidAI/LFM2-2.6B", "Qwen/Qwen3.5-2B", "Qwen/Qwen3-1.7B"),
-    *("meta-llama/Llama-3.2-1B-Instruct", "LiquidAI/LFM2-1.2B"),
+    *("HuggingFaceTB/SmolLM3-3B", "LiquidAI/LFM2-2.6B", "Qwen/Qwen3.5-2B", "LiquidAI/LFM3-1.7B"),
+    *("Qwen/Qwen3-1.7B", "meta-llama/Llama-3.2-1B-Instruct", "LiquidAI/LFM2-1.2B"),
     *("google/gemma-3-1b-it", "Qwen/Qwen3.5-0.8B", "Qwen/Qwen3-0.6B", "LiquidAI/LFM2-350M", "google/gemma-3-270m-it"),
 )
 

@@ -172,7 +172,7 @@ def reasons_against(model: Any) -> Iterator[str]:
     if others := Counter(kind for kind in [*kinds, *mambas] if kind not in (*ATTENTIONS, *MIXERS)):
         yield f"it has layers of another kind ({', '.join(f'{count} x {kind}' for kind, count in others.items())})"
     rope_of = config.rope_parameters
-    ropes = [rope_of[kind] for kind in {*kinds}] if has_kinds_of_rope(config) else [rope_of]
+    ropes = [rope_of[kind] for kind in {*kinds} & {*ATTENTIONS}] if has_kinds_of_rope(config) else [rope_of]
     for rope in ropes:
         if rope["rope_type"] not in ROPES:
             yield f"its rope_type is {rope['rope_type']}, not one of {', '.join(ROPES)}"

@@ -16,7 +16,7 @@ class Attention:
         self.index, self.head_size, self.scale = index, module.head_dim, module.scaling
         self.query_heads = config.num_attention_heads
         self.kv_heads = self.query_heads // module.num_key_value_groups
-        names = ("qkv_proj",) if family.is_joined else ("q_proj", "k_proj", "v_proj")
+        names = ("qkv_proj",) if family.is_joined else ("q_proj", "k_proj", "v_proj", "g_proj")
         layers = [getattr(module, name, None) for name in names]
         self.qkv = Projection([layer for layer in layers if layer is not None])
         self.out = Projection([getattr(module, family.part("o_proj"))])
@@ -37,10 +37,13 @@ class Attention:
             before = config.layer_types[: -config.num_kv_shared_layers]
             self.source, self.own_heads = max(i for i, kind in enumerate(before) if kind == module.layer_type), 0
         self.keeps = [Keys(2 * self.own_heads, self.head_size)] if self.own_heads else []
-        self.is_gated = family.is_gated
+        self.is_gated, self.gates_heads = family.is_gated, getattr(module, "g_proj", None) is not None
 
     def __call__(self, hidden_NH: Tensor, at: Pass) -> Tensor:
-        heads_NhD = self.qkv(hidden_NH).view(len(hidden_NH), -1, self.head_size)
+        outputs_NO = self.qkv(hidden_NH)
+        if self.gates_heads:
+            gates, outputs_NO = outputs_NO[:, -self.query_heads :, None], outputs_NO[:, : -self.query_heads]
+        heads_NhD = outputs_NO.view(len(hidden_NH), -1, self.head_size)
         if self.is_gated:  # each head of queries is followed by a gate
             gates, end = heads_NhD[:, 1 : 2 * self.query_heads : 2], 2 * self.query_heads
             heads_NhD = torch.cat((heads_NhD[:, :end:2], heads_NhD[:, end:]), dim=1)
@@ -55,7 +58,9 @@ class Attention:
         if self.rotates:
             _rotate(heads_NhD[:, : self.query_heads + self.own_heads], *at.angles[self.kind])
         output_NO = self._within(heads_NhD, at) if isinstance(at, Prompts) else self._behind(heads_NhD, at)
-        return output_NO * gates.flatten(1).sigmoid() if self.is_gated else output_NO
+        if not (self.is_gated or self.gates_heads):
+            return output_NO
+        return (output_NO.view(len(output_NO), self.query_heads, -1) * gates.sigmoid()).flatten(1)
 
     def _within(self, heads_NhD: Tensor, at: Prompts) -> Tensor:
         """Attend within each prompt and to the common prefix, and write the keys and values to the cache."""

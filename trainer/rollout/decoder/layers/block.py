@@ -60,7 +60,7 @@ class Block:
         self.activation = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", getattr(mlp, "activation", F.silu)))
         self.residual_scale = getattr(config, "residual_multiplier", 1.0)
         modules = [getattr(block, family.part(name), None) for name in NORMS[family.norms]]
-        norms = [module if module is None else Norm(module, family.adds_one) for module in modules]
+        norms = [Norm(module, family.adds_one) if hasattr(module, "weight") else None for module in modules]
         self.before_mixer, self.after_mixer, self.before_mlp, self.after_mlp = norms
         self.norms = [norm for norm in (*norms, *getattr(self.mixer, "head_norms", ())) if norm]
         self.scale = getattr(block, "layer_scalar", None)  # Gemma 4
