@@ -99,8 +99,12 @@ def test_the_metric_decides(tmp_path):
     right = outcome("18")
     in_no_format = replace(right, score=replace(right.score, strict=None, correct_strict=False))
     strict_better, lenient_better = (Evaluation("", pair) for pair in ((right, outcome("7")), (in_no_format,) * 2))
-    for metric, better in (("accuracy", False), ("lenient", True)):
-        run = course(tmp_path, metric=metric)
+    for metric, measure, better in (
+        ("accuracy", STRICT, False),
+        ("lenient", STRICT, True),
+        ("accuracy", LENIENT, True),  # that which reward.answer=lenient pays
+    ):
+        run = EvaluationHistory(tmp_path, Eval(every=1, metric=metric), 4, 0, 9, measure=measure)
         assert [run.add(1, strict_better), run.add(2, lenient_better)] == [True, better]
     seen = [Evaluation("", (right, in_no_format), measure=measure) for measure in (STRICT, LENIENT)]
     assert [describe(one).partition("%")[0] for one in seen] == ["50.0", "100.0"]

@@ -193,6 +193,14 @@ def test_the_sentence_about_two_models_is_honest(before, after, said):
     assert found == [("gained", None, "18"), ("lost", "18", "7")]
 
 
+def test_models_are_compared_in_the_form_that_is_paid():
+    in_no_format = replace(outcome("18"), score=replace(outcome("18").score, strict=None, correct_strict=False))
+    sides = ((outcome("7"),) * 8, (in_no_format,) * 8)
+    one = Comparison(*(Evaluation(name, answers, measure=LENIENT) for name, answers in zip("ab", sides)))
+    assert one.sentence.startswith("better: 0.0% -> 100.0%")
+    assert [(flip["before_answer"], flip["after_answer"]) for flip in one.flips] == [("7", "18")] * 8
+
+
 def test_a_flip_is_one_line_also_if_its_answers_have_several():
     long = "1" * 40
     sides = (("base", "7"), ("new", f"{long}\n2"))

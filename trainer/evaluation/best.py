@@ -50,7 +50,9 @@ class EvaluationHistory:
 
     def __post_init__(self) -> None:
         folder, settings, first_step, named = self.folder, self.settings, self.first_step, self.measure.noted
-        self.metric = "reward" if self.measure.is_reward and settings.metric != "loss" else settings.metric
+        chosen = self.measure.logged.removeprefix("eval/")  # as `reward.answer` says
+        follows = settings.metric == "accuracy" or (self.measure.is_reward and settings.metric != "loss")
+        self.metric = chosen if follows else settings.metric
         records = distributed.on_main(lambda: _evaluated(folder, first_step, named))
         kept, self.lost = distributed.on_main(lambda: _kept(folder, self.run, named))
         self.kept = kept  # the content of best.json, about the model in `best/`

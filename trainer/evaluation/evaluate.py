@@ -134,10 +134,13 @@ class Evaluation:
     def values(self) -> list[float]:
         return self.measure.reported.values(outcome.score for outcome in self.outcomes)
 
+    def mean(self, measure: Measure) -> Share:
+        return measure.mean(measure.values(outcome.score for outcome in self.outcomes))
+
     @property
     def result(self) -> Share:
         """Return the mean reward if rewards are measured, otherwise the accuracy in the requested format."""
-        return self.measure.reported.mean(self.values)
+        return self.mean(self.measure.reported)
 
     @property
     def parts(self) -> dict[str, Share]:

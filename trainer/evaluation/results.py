@@ -14,7 +14,7 @@ from trainer.evaluation.evaluate import Evaluation, Outcome
 from trainer.machine import disk
 from trainer.records import Completion
 from trainer.run_folder.reader import table_rows
-from trainer.watch.measure import Measure, number
+from trainer.watch.measure import LENIENT, Measure, number
 from trainer.watch.verdict import evidence_of
 
 SHOWN_FLIPS = 3  # in each direction; eval_flips.jsonl has all of them
@@ -32,7 +32,7 @@ class Comparison:
 
     @property
     def measure(self) -> Measure:
-        return self.before.measure.reported
+        return self.before.measure
 
     @property
     def both(self) -> list[tuple[Outcome, Outcome, float, float]]:
@@ -49,7 +49,8 @@ class Comparison:
     @property
     def flips(self) -> list[dict[str, Any]]:
         """Return the problems that only one model solves, or whose rewards differ, the most different ones first."""
-        name, attribute = ("reward", "reward") if self.measure.is_reward else ("answer", "strict")
+        read = "lenient" if self.measure == LENIENT else "strict"
+        name, attribute = ("reward", "reward") if self.measure.is_reward else ("answer", read)
         flips = []
         for old, new, a, b in sorted(self.both, key=lambda row: -abs(row[3] - row[2])):
             asked = {"problem": old.problem_id, "question": old.question, "gold": old.gold}
@@ -65,7 +66,7 @@ class Comparison:
         before, after = self.before, self.after
         *_, p, difference = self.test
         kind = "within the noise" if p >= SIGNIFICANT else "better" if difference.value > 0 else "worse"
-        values = (before.result.value, after.result.value, len(before.outcomes))
+        values = (before.mean(before.measure).value, after.mean(before.measure).value, len(before.outcomes))
         return f"{kind}: {evidence_of(*values, difference, p, self.measure)}"
 
     def summary(self) -> dict[str, Any]:

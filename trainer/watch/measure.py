@@ -78,10 +78,10 @@ class Measure(NamedTuple):
 
 _OF_STRICT = ("accuracy", "accuracy/strict", "correct_strict", "", "eval/accuracy", ("accuracy", "lenient"))
 _OF_LENIENT = ("accuracy", "accuracy/lenient", "correct_lenient", "lenient_", "eval/lenient", ("accuracy", "lenient"))
+_FLIPS = ("correct", "gained/lost", ("now right", "no longer right"))
 _NO_BETTER = ("are right hardly more often", "exact McNemar test")
-_IN_FORMAT = ("now right in the format asked for", "no longer right in it")  # eval_flips.jsonl counts the strict ones
-STRICT = Measure(*_OF_STRICT, "correct", "gained/lost", ("now right", "no longer right"), *_NO_BETTER)
-LENIENT = Measure(*_OF_LENIENT, "correct", "gained/lost", _IN_FORMAT, *_NO_BETTER)
+STRICT = Measure(*_OF_STRICT, *_FLIPS, *_NO_BETTER)
+LENIENT = Measure(*_OF_LENIENT, *_FLIPS, *_NO_BETTER)
 _OF_REWARD = ("reward", "reward/mean", "reward", "", "eval/reward", ("reward",))
 REWARD = Measure(
     *_OF_REWARD, "reward", "higher/lower", ("higher reward", "lower reward"), "earn hardly more", "paired t test"
