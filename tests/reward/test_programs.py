@@ -57,6 +57,7 @@ def score(scorer: Scorer, text: str, tests: Any, **columns: Any) -> Score:
     (RIGHT, json.dumps(MBPP), {}),
     (RIGHT, HUMANEVAL, {"entry_point": "double"}),
     (RIGHT, f"{HUMANEVAL}\ncheck(double)", {}),
+    (RIGHT, HUMANEVAL.replace("candidate", "double"), {"entry_point": "double"}),
     (RIGHT, ["assert double(half(8)) == 8"], {"test_setup_code": HALF, "entry_point": "double"}),
     (RIGHT, ["assert double(math.pi) == math.tau"], {"test_imports": ["import math"]}),
     (RIGHT, [{"input": [3], "output": 6}, {"input": ["a"], "output": "aa"}], {"entry_point": "double"}),

@@ -8,6 +8,7 @@ import io
 import os
 import resource
 import signal
+import symtable
 import sys
 import threading
 import traceback
@@ -236,6 +237,16 @@ def where(error: BaseException, path: Path) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == str(path)]
     return f"{what} ({path.name}, line {own[-1].lineno}: `{own[-1].line}`)" if own else what
+
+
+def names_in(source: str) -> tuple[list[str], list[str]]:
+    """Return the global names that a program defines, and those that it reads."""
+    tables = [symtable.symtable(source, "program.py", "exec")]
+    for table in tables:
+        tables += table.get_children()
+    symbols = [symbol for table in tables for symbol in table.get_symbols() if symbol.is_global()]
+    defined = [symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()]
+    return defined, [symbol.get_name() for symbol in symbols if symbol.is_referenced()]
 
 
 @contextmanager

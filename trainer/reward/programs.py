@@ -26,7 +26,7 @@ from trainer.config.settings import Code
 from trainer.errors import ConfigError, DataError
 from trainer.machine import threads
 from trainer.machine.hardware import cores_of_rank
-from trainer.machine.user_code import must_be_named
+from trainer.machine.user_code import must_be_named, names_in
 from trainer.records import Problem
 from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Grader, Meter
@@ -173,21 +173,20 @@ def _calls(value: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Te
 
 
 def _python(source: str, columns: Mapping[str, Any]) -> Tests:
-    tree = ast.parse(source)
-    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+    if not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(source))):
         raise DataError("there is no assertion in it")
-    bound = _bound(tree)
-    missing = sorted(_loaded(tree) - bound - set(dir(builtins)))
+    defined, read = map(set, names_in(source))
+    missing = sorted(read - defined - set(dir(builtins)))
     name = _function(columns.get("entry_point")) or (missing[0] if len(missing) == 1 else "")
     if name and not name.isidentifier():
         raise DataError(f"the column `entry_point` is {name!r:.60}, and no function has such a name")
-    if name in bound:
+    if name in defined:
         raise DataError(f"the tests define `{name}` themselves, so no answer would be tested")
     if not name or set(missing) - {name}:
         used = ", ".join(missing) or "nothing"
         reason = f"the tests use {used} without a definition, and only one function can be tested"
         raise DataError(f"{reason}. Name it in a column `entry_point`, and define others in `test_setup_code`")
-    if "check" in bound - _loaded(tree):  # defined and never called: HumanEval leaves that to its harness
+    if "check" in defined - read:  # defined and never called: HumanEval leaves that to its harness
         source = f"{source}\ncheck({name})\n"
     return Tests(source=source, name=name)
 
@@ -195,21 +194,3 @@ def _python(source: str, columns: Mapping[str, Any]) -> Tests:
 def _function(entry_point: Any) -> str:
     """Return the name of a function: `f` for `Solution().f`, which LeetCodeDataset writes."""
     return str(entry_point or "").rpartition(".")[2]
-
-
-def _loaded(tree: ast.Module) -> set[str]:
-    """Return the names that a program reads."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-
-
-def _bound(tree: ast.Module) -> set[str]:
-    """Return the names that a program defines."""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler):
-            names.add(node.name or "")
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-    return names

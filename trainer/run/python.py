@@ -247,13 +247,8 @@ def _names(value: Any, text: str) -> Iterator[tuple[str, Any]]:
     for node in ast.walk(tree):  # annotations are not evaluated
         for part in {"annotation", "returns"} & {*node._fields}:
             setattr(node, part, getattr(node, part) and ast.Constant(None))
-    tables = [symtable.symtable(ast.unparse(tree), "", "exec")]
-    for table in tables:
-        tables += table.get_children()
-        for symbol in table.get_symbols():
-            is_own = table is tables[0] and symbol.is_assigned()
-            if symbol.is_global() and not is_own and symbol.get_name() in scope:
-                yield symbol.get_name(), scope[symbol.get_name()]
+    _, read = user_code.names_in(ast.unparse(tree))
+    yield from ((name, scope[name]) for name in read if name in scope)
 
 
 def _definition(name: str, value: Any, home: str) -> str | None:
