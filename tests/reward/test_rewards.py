@@ -48,6 +48,8 @@ def test_a_prompt_may_have_opened_the_thought():
     opened = replace(PROMPT, text="Solve it. <think>\n")
     assert value("think_tags", "3 * 4</think>#### 12", prompt=opened) == 1.0
     assert value("think_tags", "<think>3 * 4</think>#### 12", prompt=opened) == 0.0
+    asked = replace(PROMPT, problem=replace(PROMPT.problem, messages=({"role": "user", "content": "3 * 4?"},)))
+    assert value("think_tags", "<think>3 * 4</think>#### 12", "prompt.style=r1_zero", prompt=asked) == 1.0
 
 
 @pytest.mark.parametrize("text, expected", [

@@ -81,8 +81,7 @@ def read(
     has_comma = not own_score and rules.task is not None and rules.task.part(problem).decimal == "comma"
     if has_comma and not own_read:
         texts.append(with_points(completion.text))  # a model may write either form
-    # conversations from a data set are passed on without the style
-    opened = opens_thought(prompt) or (rules.opened and not problem.messages)
+    opened = opens_thought(prompt, rules)
 
     @cache
     def score(answer: str | None) -> float:
@@ -138,15 +137,16 @@ _OPEN, _CLOSE = find.THOUGHT, find.THOUGHT_END
 _THINKS = re.compile(rf"\s*{_OPEN}(?P<thought>.*?){_CLOSE}(?P<answer>.*)", re.DOTALL)
 
 
-def opens_thought(prompt: Prompt) -> bool:
-    """Return True if the text of a prompt ends with an opened thought."""
-    return prompt.text.rstrip().endswith(tuple(THOUGHTS))
+def opens_thought(prompt: Prompt, rules: Rules) -> bool:
+    """Return True if a prompt ends with an opened thought: by its text, or by the style, without which conversations
+    from a data set are passed on."""
+    return prompt.text.rstrip().endswith(tuple(THOUGHTS)) or (rules.opened and not prompt.problem.messages)
 
 
 def think_tags(reading: Reading, rules: Rules) -> float:
     """Return 1 for one thought in tags at the start and an answer after it. The prompt may have opened the thought."""
     text = reading.completion.text
-    if rules.opened or opens_thought(reading.prompt):
+    if opens_thought(reading.prompt, rules):
         text = _OPEN + text
     match = _THINKS.fullmatch(text)
     once = text.count(_OPEN) == text.count(_CLOSE) == 1
