@@ -89,7 +89,7 @@ def _are_together(answer: str, gold: str) -> bool:
     if " and " not in gold:
         return False
     parts = [_AND.split(clean(text)) for text in (answer, gold)]
-    is_list = all(part.islower() or part in PEOPLE.split() for part in parts[1])
+    is_list = all(part.islower() or part in PEOPLE for part in parts[1])
     return is_list and sorted(map(str.casefold, parts[0])) == sorted(map(str.casefold, parts[1]))
 
 

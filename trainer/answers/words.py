@@ -1,12 +1,13 @@
 """The grammar of the words around a number: `Janet makes $18 a day` states 18, and `hardly 18` does not.
 
 A phrase becomes a string with a letter for the kind of each word, and a regular expression over these letters defines
-what a statement is. Verbs and function words of English are listed; any other word counts as a noun or an adjective. So
-an unknown word makes a phrase no statement, unless it stands where a noun may stand.
+what a statement is. `words.txt` lists verbs and function words of English; any other word counts as a noun or an
+adjective. So an unknown word makes a phrase no statement, unless it stands where a noun may stand.
 """
 
 import re
 import unicodedata
+from pathlib import Path
 
 from trainer.answers.equation import FUNCTION, GREEK
 
@@ -25,73 +26,15 @@ SPOKEN = {word: value for value, word in enumerate(f"{_TO_TEN} {_TO_NINETEEN}".s
 SPOKEN |= {"zero": 0} | {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
 _ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth"
 _PARTS = {word: value for value, word in enumerate(_ORDINALS.split(), 3)} | {"half": 2, "halve": 2, "quarter": 4}
-
-PEOPLE = (  # names whose order does not matter; titles such as Pride and Prejudice have none of them
-    "Adam Alex Alice Amy Andrew Andy Anna Anne Ann Ben Bill Bob Brian Carl Carlos Chris Dan Daniel David Ella Emily "
-    "Emma Eric Eva Frank Fred George Grace Hannah Harry Henry Jack Jake James Jane Janet Jason Jeff Jenny Jerry Jill "
-    "Jim Joe John Jose Josh Julia Julie Karen Kate Kevin Kim Laura Leo Lily Linda Lisa Lucas Lucy Luis Luke Maria Mark "
-    "Martha Mary Matt Max Megan Mia Michael Mike Molly Nick Noah Olivia Paul Peter Rachel Robert Ryan Sally Sam Sara "
-    "Sarah Sophia Steve Susan Ted Thomas Tim Tina Tom Tony William Zoe Monday Tuesday Wednesday Thursday Friday "
-    "Saturday Sunday"
-)
 _RANKS = f"first second {_ORDINALS} eleventh twelfth".split()
 _RANK = re.compile(rf"(?:the\s)?(?:([0-9]+)(?:st|nd|rd|th)|({'|'.join(_RANKS)}))\.?", re.IGNORECASE)
 
-# Slashes join the names of one unit. Units of two or more letters may be joined to a number.
-_UNIT_NAMES = (
-    "mm/millimeter/millimetre cm/centimeter/centimetre m/meter/metre km/kilometer/kilometre in/inch/inche ft/foot/feet "
-    "yd/yard mi/mile mg/milligram g/gram kg/kilogram/kilo lb/pound oz/ounce ml/milliliter/millilitre cl dl "
-    "l/liter/litre kl ton/tonne s/sec/second min/minute h/hr/hour day wk/week mo/month yr/year °c/c/celsius "
-    "°f/f/fahrenheit sq/square cubic/cu/cc dollar/usd cent/ct euro/eur gbp rupee/rs chf brl yen kr zł kč "
-    "kph/kmh mph am pm st nd rd th pt pc ea tsp tbs fl qt/quart pint gallon px %/pct/percent pk pkg mcg nm kv mw hp dz "
-    "pp gb mb kb tb kwh kw hz khz mhz ghz rpm psi kj degree/deg radian/rad"
-)
-UNITS = {name: group.partition("/")[0] for group in _UNIT_NAMES.split() for name in group.split("/")}
+_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+_LISTS = {name: words.split() for name, words in re.findall(r"^(\w+) (.*(?:\n .*)*)", _TEXT, re.MULTILINE)}
+PEOPLE = frozenset(_LISTS["people"])
+UNITS = {name: group.partition("/")[0] for group in _LISTS["units"] for name in group.split("/")}
 _ONE_LETTER_UNITS = frozenset("mgshlLKVWNJCF")
-_KINDS = {  # besides these, N is a number, w any other word, and x a possible variable
-    "s": "i you he she it we they there me him us them",
-    "d": "the a an his her its their my our your every this these those that another",
-    "E": "each apiece both",
-    "m": "exactly precisely only just simply really actually clearly definitely certainly obviously originally "
-    "initially eventually currently now again still",
-    "p": "of per on from among during within into across between after than",
-    "P": "at for with in by",
-    "o": "to",
-    "u": "up",
-    "Y": "anno",
-    "a": "and",
-    "c": "so thus hence therefore then finally because since as which 因此 所以",
-    "r": "are were",
-    "i": "is was equals it's that's there's es son ist sind lautet est sont é è são 是 答案是 答えは هو",
-    "t": "all apart left over remaining remain remains more fewer extra total altogether overall combined "
-    "away old long tall wide deep high together daily weekly monthly yearly annually today tomorrow",
-    "C": "change",  # "18 dollars and change" is more than 18
-    "A": "answer result total solution correct right final 共 一共 总共",
-    "v": "be been being am has have had having will would can should must do does did made got sold bought took "
-    "taken ate ran drove spent paid lost won threw gave given kept brought built caught cut drank found held grew "
-    "rode slept swam taught wore wrote equal able born hat tiene tem heeft "
-    "last gives make earn spend pay cost need get sell buy take eat run walk drive travel read use weigh save owe "
-    "collect receive finish contain produce lose leave work watch bake plant pick score win throw give gain add drink "
-    "cook carry hold keep bring build catch charge complete cover donate fill find fit hike invest jump learn lift "
-    "live measure move turn gather harvest deliver serve climb consume deposit borrow type order own play practice "
-    "print put raise require return ride sew share ship sleep solve start stay study swim teach visit arrive end "
-    "begin want wash wear write written grow come came call amount rise rose fell fall see drop increase decrease "
-    "reduce decline went go worth saw send sent draw drew break broke remove purchase pull contribute prepare burn "
-    "place store feed fed",
-    "q": "not no nope nor never none cannot nobody nothing neither either or but if unless otherwise maybe perhaps "
-    "could may might except without besides wrong false incorrect untrue invalid mistaken mistake error guess doubt "
-    "unsure uncertain unknown joke kidding jk theory dreams what who whom whose when where while until before though "
-    "although however instead rather possible wait oops sorry hmm scratch lie lies yes yeah everything everyone "
-    "everybody anything anyone sure certain know idea clue rejected excluded suppose assume according non não",
-    "Q": "some about around approximately approx roughly least most best worst first almost under above below near "
-    "beyond upward upwards whenever fold fail fails onwards ballpark estimate estimated approximation "
-    "down off plus minus divided multiplied less remainder power root once thrice double doubled "
-    "triple tripled quadruple halved halves third thirds quarter quarters tens lakh lakhs crore crores mil mille "
-    "tausend millones millionen short shy close far too tops max maximum minimum something odd ish give "
-    "like bound point negative choose pi followed permille promille binary octal hex "
-    "반 쯤 hexadecimal",  # these change a number, but not a name
-}
-_KIND = {word: kind for kind, words in _KINDS.items() for word in words.split()}
+_KIND = {word: kind for kind, words in _LISTS.items() if len(kind) == 1 for word in words}
 _VERB = re.compile(r"(\w+?)(?:(?<=[osxzh])es|s|d|(?:(?<=([bgmnprt]))\2)?ed)?")  # the "drop" of "dropped"
 _CHANGES = re.compile(  # "hardly", "isn't", "18ish", "thousandths", and thousands or dozens in other languages
     r"(?!family|supply|jelly|fish|dish|emily|[bhjkmpsw][aeiou]lly|lily|carly|italy).*(?:n't|ly|ish)\Z|.*(?:[十百千万萬億亿兆]|以上|以下|左右|未満|정도|이상|이하|미만|초과|넘|쯤|가량|안팎|내외|남짓)|тыс|млн|млрд|миллион|миллиард"
