@@ -5,9 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -23,10 +21,8 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None,
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Symbolic]:
-    symbolic = Symbolic(deadline_s=20.0)
-    with closing(symbolic.child):
-        yield symbolic
+def shared() -> Symbolic:
+    return Symbolic(deadline_s=20.0)
 
 
 def process_of(symbolic: Symbolic) -> int:
@@ -126,10 +122,10 @@ def test_what_a_comparison_came_to_is_remembered_but_not_that_a_child_died(share
 
 
 @pytest.fixture
-def child() -> Iterator[Child]:
-    with closing(Child("tests.answers.doubling:answerer", deadline_s=8.0)) as child:
-        assert child.ask(3) == 6
-        yield child
+def child() -> Child:
+    child = Child("tests.answers.doubling:answerer", deadline_s=8.0)
+    assert child.ask(3) == 6
+    return child
 
 
 def is_computing(process: int) -> bool:
@@ -168,9 +164,11 @@ def test_a_child_killed_in_the_middle_of_a_call_is_counted_and_replaced(child) -
     assert (child.ask(4), child.hangs, child.failures) == (8, 0, 1)
 
 
-def test_a_child_that_is_closed_ends(child) -> None:
+def test_a_process_ends_with_its_child_object() -> None:
+    child = Child("tests.answers.doubling:answerer", deadline_s=8.0)
+    assert child.ask(3) == 6
     process = child._process.pid
-    child.close()
+    del child
     assert not is_running(process)
 
 

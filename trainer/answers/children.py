@@ -5,8 +5,8 @@
 
 A child does work that may never end or may do harm. It starts at the first request, in a fresh interpreter, so it
 inherits neither torch nor CUDA. It calls the named function once, and what that returns answers each request. It ends
-when its input closes, and therefore when the parent dies; if it is computing at that moment, its own alarm ends it a
-second after the deadline.
+with its `Child` object, and when its input closes, and therefore when the parent dies; if it is computing at that
+moment, its own alarm ends it a second after the deadline.
 """
 
 import json
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -71,11 +72,6 @@ class Child:
             raise Died
         return answer
 
-    def close(self) -> None:
-        """End the child after the current request."""
-        with self._asking:
-            self._kill()
-
     def _start(self) -> subprocess.Popen[bytes]:
         # The child needs the parent's sys.path to find the same packages, however they were installed.
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
@@ -88,6 +84,7 @@ class Child:
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,  # only the parent gets a Ctrl-C
         )
+        weakref.finalize(self, _end, process)
         if _read(process, START_S) != json.dumps(READY):
             by_hand = f"{sys.executable} -c 'from {__name__} import serve; serve(\"{self._function}\", 1)'"
             raise RewardError(f"the process of {self._function} did not start. To see why, run: {by_hand}")
@@ -95,9 +92,13 @@ class Child:
 
     def _kill(self) -> None:
         if self._process is not None:
-            with self._process as process:  # closes the pipes and waits for the process
-                process.kill()
+            _end(self._process)
             self._process = None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with process:  # closes the pipes and waits for the process
+        process.kill()
 
 
 def _read(process: subprocess.Popen[bytes], seconds: float) -> str | None:

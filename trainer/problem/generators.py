@@ -11,7 +11,6 @@ Several generators evaluate what a model wrote as Python, so they score in a san
 """
 
 import ast
-import atexit
 import json
 import re
 import sys
@@ -156,9 +155,7 @@ def _data_set(generator: str, parameters: str, seed: int, count: int) -> Any:
 
 @cache
 def _scorer() -> Child:
-    child = Child(f"{__name__}:scorer", SCORING_S)
-    atexit.register(child.close)
-    return child
+    return Child(f"{__name__}:scorer", SCORING_S)
 
 
 # ------------------------------------------------------------------------------------------------------- in the child

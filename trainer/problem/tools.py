@@ -11,7 +11,6 @@ A turn without a call ends the answer.
 """
 
 import ast
-import atexit
 import json
 import re
 import threading
@@ -210,7 +209,6 @@ def ran(source: str) -> str:
 @cache
 def _sandbox() -> Sandbox:
     sandbox = Sandbox(Limits(seconds=PYTHON_S, memory_mb=PYTHON_MB))
-    atexit.register(sandbox.close)
     if not sandbox.held.is_enough:
         reason = f"this machine cannot contain a program. It has {sandbox.held}, and needs Landlock and seccomp"
         raise ConfigError("task.tools=python", reason, "Take another machine, or write task.tools=calculator")

@@ -1,6 +1,5 @@
 """Make scorers from the settings."""
 
-import weakref
 from pathlib import Path
 
 from trainer.answers.symbolic import Symbolic
@@ -46,17 +45,9 @@ def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Score
 
 def make_verifier(config: Config, task: Task) -> Scorer:
     """Make a scorer with the rewards that decide what is correct. Evaluation needs no others, and pays for none."""
-    rules = rules_of(config, task)
-    graders: list[Grader] = []
-    if "code" in config.reward.weights:
-        runner = Programs(config.reward.code)
-        weakref.finalize(runner, runner.sandbox.close)
-        graders.append(runner)
-    if not compares_as_mathematics(config.reward, task):
-        return Scorer(rules, graders)
-    symbolic = Symbolic(config.reward.symbolic_s)
-    weakref.finalize(symbolic, symbolic.child.close)
-    return Scorer(rules, graders, symbolic)
+    graders = [Programs(config.reward.code)] if "code" in config.reward.weights else []
+    symbolic = Symbolic(config.reward.symbolic_s) if compares_as_mathematics(config.reward, task) else None
+    return Scorer(rules_of(config, task), graders, symbolic)
 
 
 def rules_of(config: Config, task: Task) -> Rules:

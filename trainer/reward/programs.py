@@ -55,11 +55,7 @@ class Programs(Grader):
         self.settings = settings
         limits = (settings.seconds, settings.memory_mb, settings.processes, settings.file_mb, settings.output_kb)
         self.sandbox = Sandbox(Limits(*limits), settings.command)
-        try:
-            refuse_unheld(settings, self.sandbox.held)
-        except ConfigError:
-            self.sandbox.close()
-            raise
+        refuse_unheld(settings, self.sandbox.held)
         self.at_once = cores_of_rank() + 1  # one more keeps all busy during a fork or a read
         self._grading = threading.Lock()  # the programs of several groups would use up each other's time limits
 

@@ -4,7 +4,7 @@
         sandbox.run("print(int(input()) + 1)", b"41").output                     # b"42\n"
         sandbox.judge("def f(x): return x + 1", "assert f(41) == 42", "f")       # Assertions(passed=1, total=1)
 
-A sandbox may be called from several threads; the processes run in parallel.
+A sandbox may be called from several threads; the processes run in parallel. It ends with the block or with its object.
 """
 
 import fcntl
@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -60,19 +61,10 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         self.limits = limits
         self.command = command
         self._starting = threading.Lock()
-        self._owner = os.getpid()
         self._start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        """End everything that runs in the sandbox."""
-        if os.getpid() == self._owner:  # and not in a process that user code has forked, which has the socket, too
-            with suppress(OSError):  # it has ended by itself
-                self._orders.shutdown(socket.SHUT_RDWR)
-        self._orders.close()
-        self._process.wait()
 
     def run(self, source: str, given: bytes, seconds: float | None = None) -> Ran:
         """Run a program on an input, by `command` if there is one, otherwise as Python."""
@@ -162,14 +154,23 @@ class Sandbox(AbstractContextManager["Sandbox"]):
                 why = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
                 raise RewardError(f"the process that starts programs did not start: {why or 'it hangs'}.") from None
             self._orders.settimeout(None)
+        self.close = weakref.finalize(self, _close, os.getpid(), self._orders, self._process)
 
     def _restart(self, ended: subprocess.Popen[bytes]) -> None:
         with self._starting:
             if self._process is ended:  # no other thread has restarted it
                 ended.kill()
-                ended.wait()
-                self._orders.close()
+                self.close()
                 self._start()
+
+
+def _close(owner: int, orders: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """End everything that runs in a sandbox."""
+    if os.getpid() == owner:  # and not in a process that user code has forked, which has the socket, too
+        with suppress(OSError):  # it has ended by itself
+            orders.shutdown(socket.SHUT_RDWR)
+    orders.close()
+    process.wait()
 
 
 def _assertions(text: bytes, timed_out: bool) -> Assertions:
