@@ -82,6 +82,7 @@ def read(
     if has_comma and not own_read:
         texts.append(with_points(completion.text))  # a model may write either form
     opened = opens_thought(prompt, rules)
+    plain = compare.without_accents if rules.settings.ignore_accents else str
 
     @cache
     def score(answer: str | None) -> float:
@@ -89,9 +90,8 @@ def read(
             return 0.0
         if own_score:
             return float(own_score(problem, answer))
-        if own_read and has_comma and equal(with_points(answer), gold):
-            return 1.0
-        return float(equal(answer, gold))
+        forms = [answer, with_points(answer)] if own_read and has_comma else [answer]
+        return float(any(equal(plain(form), plain(gold)) for form in forms))
 
     def found(look: Callable[[str], str | None]) -> tuple[str | None, float]:
         """Return the answer in the first text with a right one, or else in the first text, and its score."""

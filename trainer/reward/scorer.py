@@ -100,11 +100,7 @@ class Scorer:
 
     def read(self, prompt: Prompt, completion: Completion) -> Reading:
         """Find the answers in a completion, and compare them with the gold answer."""
-        equal = compare.equal if self.symbolic is None else self.symbolic.equal
-        if not self.rules.settings.ignore_accents:
-            return read(prompt, completion, self.rules, equal)
-        plain = compare.without_accents
-        return read(prompt, completion, self.rules, lambda answer, gold: equal(plain(answer), plain(gold)))
+        return read(prompt, completion, self.rules, self.symbolic.equal if self.symbolic else compare.equal)
 
     def rehearse(self, prompt: Prompt, completion: Completion) -> None:
         """Call every grader once before the run."""
