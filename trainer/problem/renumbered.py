@@ -125,24 +125,15 @@ def _values(text: str) -> Iterator[Fraction]:
     return map(_value, NUMBER.findall(text))
 
 
-_NAMED = re.compile(  # what stands before a number that is part of a name or a date
-    r"(?:[\w/:.#^-]|\b(?:day|week|month|year|grade|level|room|chapter|page|team|group|class|step|phase|round|route|"
-    r"highway|number|no\.|box|bus|store|shop|house|type|size|game|lot|part|section|lane|gate|stage|set|in the|"
-    r"january|february|march|april|may|june|july|august|september|october|november|december) )\Z",
-    re.IGNORECASE,
-)
+_WORDS = read_yaml(Path(__file__).with_suffix(".yaml").read_bytes())
+_ANY_OF = {kind: "|".join(_WORDS[kind].split()) for kind in ("before", "after", "dependent")}
+_NAMED = re.compile(rf"(?:[\w/:.#^-]|\b(?:{_ANY_OF['before']}|in the) )\Z", re.IGNORECASE)
 _MEANT = re.compile(  # what stands after a number that cannot be another one
     r"(?:[\w/:%°¢^-]|,\d|\s*(?:percent|%|[ap]\.?m\b|o'clock|(?:and )?\d+/\d|and (?:a|one) (?:half|quarter|third)|"
-    r"years? (?:old|of age)|(?:-|dollar )?bills?\b|cents?\b|coins?\b|grade|star\b|"
-    r"(?:legs?|wheels?|tires?|eyes?|ears?|wings?|arms?|hands?|sides?|strings?|fingers?|toes?|paws?|hooves|teeth|"
-    r"tentacles|faces?|corners?|halves|quarters?|innings|periods?|suits?|parents|twins|letters|bedrooms|stories|"
-    r"floors|weekdays)\b))",
+    rf"years? (?:old|of age)|(?:-|dollar )?bills?\b|cents?\b|coins?\b|grade|star\b|(?:{_ANY_OF['after']})\b))",
     re.IGNORECASE,
 )
-_WORDS = read_yaml(Path(__file__).with_suffix(".yaml").read_bytes())
-_DEPENDENT = re.compile(
-    r"\b(?:hundred|thousand|million|billion|ratio|average|mean|remainder|prime|odd|digit)", re.IGNORECASE
-)
+_DEPENDENT = re.compile(rf"\b(?:{_ANY_OF['dependent']})", re.IGNORECASE)
 
 
 def read(question: str, solution: str) -> "Template":
