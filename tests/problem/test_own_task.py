@@ -136,6 +136,7 @@ SCORE, READ = '{"right": 1.0, "nearly": 0.4}.get(answer, 0.0)', 'text.rpartition
 
 @pytest.mark.parametrize(("own", "result", "told"), [
     *((SCORE, one, "score() of 'x'") for one in ("2.0", "-0.5", "None", "'1'", "float('nan')", "10**400")),
+    (SCORE, "__import__('numpy').zeros(2)", "score() of 'x'"),
     *((READ, one, "read() of '= x'") for one in ("5", "['5']")),
     (READ, "text.nothing", "AttributeError"),
 ])  # fmt: skip

@@ -21,6 +21,7 @@ from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError, counted
 from trainer.machine import user_code
 from trainer.problem.adapters import Functions
+from trainer.problem.environment import is_number
 from trainer.problem.sources import Record, Source
 from trainer.problem.task import DataTask, Task
 from trainer.records import Problem
@@ -181,7 +182,7 @@ class OwnTask(RecordsTask):
 
 RESULTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "read": (lambda answer: answer is None or isinstance(answer, str), "text, or None"),
-    "score": (lambda worth: hasattr(worth, "__float__") and 0 <= worth <= 1, "a number from 0 to 1"),
+    "score": (lambda worth: is_number(worth) and 0 <= worth <= 1, "a number from 0 to 1"),
 }
 
 

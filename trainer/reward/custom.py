@@ -10,10 +10,8 @@ traceback.
 import asyncio
 import dis
 import inspect
-import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import compress
 from typing import Any
 
@@ -21,6 +19,7 @@ from trainer.config.settings import Reward, function_name
 from trainer.errors import RewardError
 from trainer.machine.user_code import Call, contained, find, load, where
 from trainer.machine.visible import without_keys
+from trainer.problem.environment import is_number
 from trainer.records import Problem
 from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Grader, Meter
@@ -93,9 +92,8 @@ class Custom(Grader):
     def _number(self, grade: Any, reading: Reading) -> float | None:
         if grade is None:
             return None
-        with suppress(TypeError, OverflowError):  # not a number, or an integer with hundreds of digits
-            if not isinstance(grade, str | bytes) and math.isfinite(float(grade)):
-                return float(grade)
+        if is_number(grade):
+            return float(grade)
         raise self._error(f"it returned {shown(grade)}, which is not a number. Return a number, or None.", [reading])
 
     def _arguments(self, readings: Sequence[Reading]) -> dict[str, Any]:
