@@ -5,7 +5,6 @@ import heapq
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,10 +44,17 @@ def make_prompts(config: Config, data: Data, tokenizer: Any) -> Prompts:
     # Only the longest texts are tokenised, to find the longest prompt.
     candidates = heapq.nlargest(64, problems, key=lambda problem: len(problem.question))
     longest = max(map(prompter.prompt, candidates), key=lambda prompt: len(prompt.tokens))
+
+    def later(passes: int) -> Sequence[Problem]:
+        """Return the problems of a later pass, except those with a prompt longer than `longest`, or the first ones."""
+        task: Any = data.task.later(passes)
+        with suppress(DataError):
+            return prompter.fitting(training_of(task, config), len(longest.tokens))
+        return problems
+
     changes = data.task.later(1) and not config.task.limit
-    later = partial(_later_pass, config, data.task, prompter, problems, longest) if changes else None
     kind = CURRICULA[config.task.curriculum]
-    curriculum = kind(problems, config.rollout.problems, config.run.seed, total_steps, later)
+    curriculum = kind(problems, config.rollout.problems, config.run.seed, total_steps, later if changes else None)
     held_out = [prompter.prompt(problem) for problem in data.held_out]
     return Prompts(prompter, problems, longest, total_steps, curriculum, held_out)
 
@@ -72,15 +78,6 @@ def prompter_of(config: Config, task: Task, tokenizer: Any) -> Prompter:
         remedy = "Leave it out; docs/environments.md says how to have one"
         raise ConfigError(f"reward.weights.environment={config.reward.weights['environment']:g}", reason, remedy)
     return Prompter(tokenizer, config.prompt, task, tools)
-
-
-def _later_pass(
-    config: Config, task: Any, prompter: Prompter, first: Sequence[Problem], longest: Prompt, passes: int
-) -> Sequence[Problem]:
-    """Return the problems of a later pass whose prompts are not longer than `longest`, or else those of the first."""
-    with suppress(DataError):
-        return prompter.fitting(training_of(task.later(passes), config), len(longest.tokens))
-    return first
 
 
 def report(folder: Path, screen: Screen, data: Data, problems: Sequence[Problem], held_out: int) -> None:
