@@ -80,7 +80,11 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             process = self._process
             with suppress(Ended):
                 return work()
-            self._restart(process)
+            with self._starting:
+                if self._process is process:  # no other thread has restarted it
+                    process.kill()
+                    self.close()
+                    self._start()
         raise RewardError("the process that starts programs ended twice. Is there memory left?")
 
     def _run(self, source: str, given: bytes, seconds: float) -> Ran:
@@ -155,13 +159,6 @@ class Sandbox(AbstractContextManager["Sandbox"]):
                 raise RewardError(f"the process that starts programs did not start: {why or 'it hangs'}.") from None
             self._orders.settimeout(None)
         self.close = weakref.finalize(self, _close, os.getpid(), self._orders, self._process)
-
-    def _restart(self, ended: subprocess.Popen[bytes]) -> None:
-        with self._starting:
-            if self._process is ended:  # no other thread has restarted it
-                ended.kill()
-                self.close()
-                self._start()
 
 
 def _close(owner: int, orders: socket.socket, process: subprocess.Popen[bytes]) -> None:
