@@ -40,7 +40,7 @@ def test_the_answer_stands_where_the_prompt_asks_for_it(style, solution, text):
 
 
 def test_a_solution_closes_an_open_thought_and_one_without_a_gold_answer_is_taught_as_it_is():
-    assert taught(PROBLEM, "tags", in_thought=True) == "2 + 1 = 3\n</think>\n<answer>3</answer>"
+    assert taught(PROBLEM, "tags", closing="</think>") == "2 + 1 = 3\n</think>\n<answer>3</answer>"
     assert taught(Problem("p", "q", "", "Good morning!"), "gsm8k") == "Good morning!"
 
 
@@ -86,6 +86,13 @@ def test_the_tokens_are_those_that_a_model_would_write_after_the_prompt(tokenize
 def test_an_answer_that_a_string_ends_has_no_stop_token(tokenizer):
     _, row = written(tokenizer, PROBLEM, "prompt.style=r1_zero", stops=[tokenizer.eos_token_id])
     assert tokenizer.decode(row.completion) == " 2 + 1 = 3\n</think>\n<answer>3</answer>"
+
+
+def test_a_thought_that_a_chat_template_opens_ends_with_its_own_mark(tokenizer, monkeypatch):
+    opens = "{% if add_generation_prompt %}<thinking>{% endif %}"
+    monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template + opens)
+    _, row = written(tokenizer, PROBLEM, "prompt.style=tags", stops=[tokenizer.eos_token_id])
+    assert tokenizer.decode(row.completion).startswith("2 + 1 = 3\n</thinking>\n<answer>3</answer>")
 
 
 INLINE = ["task.tools=calculator", "task.calls=inline"]

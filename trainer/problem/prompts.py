@@ -345,23 +345,23 @@ def solved(problem: Problem, answer_style: str) -> str:
 _MARKED = re.compile(r"\n?[ \t]*####[^\n]*|</?answer>")
 
 
-def taught(problem: Problem, style: str, in_thought: bool = False) -> str:
+def taught(problem: Problem, style: str, closing: str = "") -> str:
     """Return the text that a warm-up teaches: the solution, with its result where a strict answer has to stand.
 
         3 * 4 = 12            gsm8k       boxed       tags                       r1_zero
         12 - 5 = 7            #### 7      \\boxed{7}   <answer>7</answer>         </think>, then <answer>7</answer>
 
-    With `in_thought` the prompt has opened a thought, which this text closes. A solution without a gold answer is
+    If the prompt has opened a thought, this text ends it with the mark `closing`. A solution without a gold answer is
     taught as it is. A style that wants the answer alone leaves no place for the work.
     """
     if not problem.gold:
         return problem.solution
-    if not in_thought and find.strict(problem.solution, style, problem.gold) is not None:
+    if not closing and find.strict(problem.solution, style, problem.gold) is not None:
         return problem.solution
     work, mark = _MARKED.sub("", problem.solution).strip(), MARKS[style].format(problem.gold)
-    if style == "alone" and not in_thought:
+    if style == "alone" and not closing:
         return mark
-    return "\n".join([work, find.THOUGHT_END, mark] if in_thought else [work, mark])
+    return "\n".join([work, closing, mark] if closing else [work, mark])
 
 
 def must_have_solutions(task: Task, problems: Sequence[Problem]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from trainer.answers import find
+from trainer.answers.strip_thinking import THOUGHTS
 from trainer.config.command_line import Request
 from trainer.config.settings import Config, Turns
 from trainer.errors import CheckpointError, ConfigError, DataError
@@ -45,8 +45,8 @@ class LessonWriter:
     def answer(self, prompt: Prompt) -> Completion | None:
         """Return the solution as an answer. It is None if its arithmetic is wrong, or if a stop cuts it short and there
         is no gold answer to judge the rest by."""
-        is_thinking = prompt.text.rstrip().endswith(find.THOUGHT)
-        rest = taught(prompt.problem, self.prompter.answer_style, is_thinking)
+        closing = next((end for begin, end in THOUGHTS.items() if prompt.text.rstrip().endswith(begin)), "")
+        rest = taught(prompt.problem, self.prompter.answer_style, closing)
         dialogue, answer = OpenAnswer(prompt, 0, sys.maxsize, sys.maxsize, self.stops), None
         while answer is None:
             ends = [rest.index(string) + len(string) for string in self.stops.strings if string in rest]
