@@ -168,8 +168,8 @@ class Prompter:
         """Return the conversation after a turn of the model and a reply. The data set may have begun the turn."""
         assert self.environments is not None, "only an environment replies"
         if messages[-1]["role"] == "assistant":
-            *messages, begun = messages
-            turn = begun["content"] + turn
+            *messages, beginning = messages
+            turn = beginning["content"] + turn
         replied = {"role": self.environments.role, "content": reply}
         return [*messages, {"role": "assistant", "content": turn}, replied]
 

@@ -95,11 +95,11 @@ class ToolCalls:
 
     @property
     def request(self) -> str:
-        tool = next(iter(self.tools.values()))
+        first = next(iter(self.tools.values()))
         known = "\n".join(f"{tool.name}: {tool.about}" for tool in self.tools.values())
         return (
             "You may call tools. To call one, end your message with a block like this, and the result comes back:\n"
-            f"```{tool.name}\n{tool.example}\n```\nTools:\n{known}"
+            f"```{first.name}\n{first.example}\n```\nTools:\n{known}"
         )
 
     def _called(self, written: str) -> str:

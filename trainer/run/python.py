@@ -138,8 +138,8 @@ def _with_rows(
         dead_by = config.rollout.dead_by if "code" in config.reward.weights else "reward"  # a preset's is for its task
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"dead_by": dead_by})})
     changed = _changed(config, "task", **changes)
-    for name, rows in parts.items():
-        _write(paths[name], "".join(_line(name, index, row) for index, row in enumerate(rows)))
+    for split, rows in parts.items():
+        _write(paths[split], "".join(_line(split, index, row) for index, row in enumerate(rows)))
     return changed
 
 
