@@ -3,10 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import refuses, row
-from tests.rollout.test_decoder import FAMILIES, family
+from tests.rollout.test_decoder import family
 from trainer.batch.pack import to_tensors
 from trainer.errors import ModelError
 from trainer.loss import logprobs
@@ -14,22 +13,14 @@ from trainer.loss.logprobs import LogProbs, chunked
 from trainer.model.ends import Head
 
 ROWS = [row(4, 6, 1.0), row(9, 2, -1.0, first=50), row(2, 5, 0.5, first=33)]
-COHERE = {"vocab_size": 480, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-COHERE |= {"num_attention_heads": 4, "logit_scale": 0.5, "initializer_range": 0.2}
 SPECIAL = ("gemma4", "cohere", "granite")  # whose logits are capped, scaled and divided
-
-
-def made(name: str):
-    torch.manual_seed(0)
-    cohere = AutoConfig.for_model("cohere", **COHERE)
-    return family(name) if name in FAMILIES else AutoModelForCausalLM.from_config(cohere).eval()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("name", ["qwen2", "llama", *SPECIAL])
 def test_scores_are_those_of_the_models_own_logits(name, temperature):
     """The first model shares the weight of its embedding, the second does not."""
-    model, batch = made(name), to_tensors(ROWS, pad_token=0)
+    model, batch = family(name), to_tensors(ROWS, pad_token=0)
     everything = torch.log_softmax(model(batch.inputs_BT).logits / temperature, -1)
     expected = everything.gather(-1, batch.targets_BT[..., None])[..., 0] * batch.mask_BT
     scores = LogProbs(model, temperature)(batch)
@@ -41,7 +32,7 @@ def test_scores_are_those_of_the_models_own_logits(name, temperature):
 
 @pytest.mark.parametrize("name", SPECIAL)
 def test_a_head_that_does_more_than_is_known_is_refused_by_name(name, monkeypatch):
-    model = made(name)
+    model = family(name)
     monkeypatch.setattr(logprobs, "head_of", lambda model: Head(model.get_output_embeddings()))
     with refuses("model.name", ModelError, names=model.config.model_type):
         LogProbs(model, 1.0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from tests.conftest import row
 from tests.rollout.test_decoder import FAMILIES, family
@@ -48,12 +48,6 @@ def test_gradients_of_a_token_that_is_read_often_are_added_in_fp32():
     (found,) = torch.autograd.grad(read, line_NHD, gradient)
     (wanted,) = torch.autograd.grad(expected, exact_NHD, gradient.float())
     assert torch.equal(found, wanted.bfloat16())
-
-
-GEMMA2 = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-GEMMA2 |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-SMALL_BOT = {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 2, "init_std": 0.001, "dropout": 0.0}
-GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
 
 def tiny(kind: str, dtype=torch.float32, **options):
@@ -126,13 +120,14 @@ def test_sampling_is_not_disturbed():
     assert torch.equal(*answers)
 
 
-# GPT-2 does not hand the layout on, and Blenderbot counts positions itself.
-OTHERS = [("gemma2", GEMMA2), ("gpt2", GPT2), ("blenderbot-small", SMALL_BOT)]
+# Falcon does not hand the layout on, and Blenderbot counts positions itself.
+SMALL_BOT = {"decoder_layers": 1, "decoder_attention_heads": 2, "init_std": 0.001, "dropout": 0.0}
+OTHERS = [("gemma2", {}), ("falcon", {}), ("blenderbot-small", SMALL_BOT), ("qwen2", {"attn_implementation": "eager"})]
 
 
-@pytest.mark.parametrize(("kind", "shape"), [*OTHERS, ("qwen2", GEMMA2 | {"attn_implementation": "eager"})])
-def test_attention_that_knows_no_layout_stays_as_it_is(kind, shape):
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape))
+@pytest.mark.parametrize(("kind", "own"), OTHERS)
+def test_attention_that_knows_no_layout_stays_as_it_is(kind, own):
+    model = family(kind, **own)
     before = model.config._attn_implementation
     assert not make_flat(model)
     assert model.config._attn_implementation == before

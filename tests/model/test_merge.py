@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tests.conftest import NANO, refuses
 from tests.model.test_bad_models import edit
 from tests.model.test_variants import read
+from tests.rollout.test_decoder import family
 from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError
 from trainer.machine import manifest
@@ -22,9 +23,6 @@ ADAPTERS = {
     "both embeddings": Lora(r=4, targets=("embed_tokens", "lm_head", "q_proj")),
     "output layer": Lora(r=4, targets=("lm_head",)),
 }
-ENDS = {"vocab_size": 480, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
-OTHERS = {"gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2}}
-OTHERS["phi3"] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 @pytest.fixture(scope="module", params=ADAPTERS)
@@ -53,11 +51,11 @@ def test_each_weight_is_that_of_the_whole_model(adapter, dtype):
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", ["gpt2", "phi3"])
 def test_a_base_whose_files_name_its_layers_otherwise(kind, tmp_path):
     """GPT-2 on the hub leaves out the decoder's name, and the dtype. Phi-3 joins queries, keys and values."""
     base, out = tmp_path / "base", tmp_path / "merged"
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **ENDS, **OTHERS[kind])).save_pretrained(base)
+    family(kind).save_pretrained(base)
     AutoTokenizer.from_pretrained(NANO).save_pretrained(base)
     stored = load_file(base / "model.safetensors")
     renamed = {name.removeprefix("transformer."): value for name, value in stored.items()}

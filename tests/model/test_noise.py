@@ -3,24 +3,21 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from tests.conftest import refuses
 from tests.model.test_variants import read
-from tests.rollout.test_decoder import adapted
+from tests.rollout.test_decoder import adapted, family
 from trainer.errors import ModelError
 from trainer.loss.logprobs import LogProbs
 
-SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-SMALL |= {"num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64, "initializer_range": 0.2}
-SMALL |= {"bos_token_id": 1, "eos_token_id": 2}
 FAMILIES = {  # by where the probability stands
-    "modules": ("gpt2", {"n_embd": 32, "n_head": 4, "n_layer": 2, "resid_pdrop": 0.2}),
+    "modules": ("gpt2", {"resid_pdrop": 0.2}),
     "attention": ("persimmon", {"attention_dropout": 0.2}),
     "decoder layer": ("opt", {"word_embed_proj_dim": 32, "ffn_dim": 64, "dropout": 0.2}),
     "residual": ("starcoder2", {"residual_dropout": 0.2, "embedding_dropout": 0.2}),
-    "default": ("seed_oss", {"head_dim": 8}),
-    "hidden": ("bloom", {"n_head": 4, "n_layer": 2, "hidden_dropout": 0.2}),
+    "default": ("seed_oss", {"residual_dropout": 0.1, "attention_dropout": 0.1}),  # which config.json leaves out
+    "hidden": ("bloom", {"hidden_dropout": 0.2}),
     "configuration": ("falcon", {"hidden_dropout": 0.2}),
     "experts": ("phimoe", {"num_local_experts": 4, "router_jitter_noise": 0.5}),  # here a threshold, and no noise
     "router": ("mixtral", {"num_local_experts": 4, "router_jitter_noise": 0.1}),
@@ -29,8 +26,7 @@ TOKENS = torch.arange(3, 19)[None]
 
 
 def saved(folder, kind, own):
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SMALL, **own})).save_pretrained(folder)
+    family(kind, **own).save_pretrained(folder)
     return folder
 
 

@@ -96,8 +96,9 @@ PLAIN = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
 
 def family(name="qwen2", **changed):
-    """A random model of two layers. Norms and biases are random too: at their usual 1 and 0 nobody would miss them."""
-    kind, own = FAMILIES[name]
+    """A random model of two layers, by a name of the table or by its type. Norms and biases are random too: at their
+    usual 1 and 0 nobody would miss them."""
+    kind, own = FAMILIES.get(name, (name, {}))
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     shape |= {"num_key_value_heads": 2, "vocab_size": 480, "max_position_embeddings": 512, "initializer_range": 0.2}
     shape |= {"tie_word_embeddings": True, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 2}
@@ -588,11 +589,10 @@ def test_the_token_is_the_one_whose_share_of_the_line_has_the_random_number(size
     assert torch.allclose(logprobs_BG, (logits_BV / 0.7).log_softmax(dim=-1).gather(1, tokens_BG), atol=1e-4)
 
 
-GPT2 = AutoConfig.for_model("gpt2", n_layer=1, n_head=2, n_embd=16, vocab_size=480, n_positions=64, eos_token_id=2)
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 MAMBA = ["linear_attention", "full_attention"]
 UNSUPPORTED = {
-    "family": (lambda: AutoModelForCausalLM.from_config(GPT2), "no forward pass for GPT2LMHeadModel, and no plan"),
+    "family": (lambda: family("gpt2"), "no forward pass for GPT2LMHeadModel, and no plan"),
     "window": (lambda: family("llama", sliding_window=8), "a sliding window of 8 tokens"),
     "experts": (lambda: family("gemma4 with keys as values", **GEMMA4_EXPERTS), "mixtures of experts"),
     "experts of Granite 4": (lambda: family("granite 4", num_local_experts=4), "mixtures of experts"),

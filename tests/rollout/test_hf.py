@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import peft
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
-from tests.rollout.test_decoder import prompts, sample
+from tests.rollout.test_decoder import family, prompts, sample
 from trainer.config.settings import Model
 from trainer.model.load import load_model, load_tokenizer, stop_tokens
 from trainer.records import Problem, Prompt, Sampling
@@ -25,8 +25,7 @@ def test_a_model_that_checkpoints_gradients_generates_with_its_cache(tiny_model,
 
 def test_answers_with_other_limits_are_not_generated_beyond_the_context(tokenizer):
     """Agents ask for fewer tokens after a long conversation. GPT-2 has no positions beyond its context."""
-    sizes = {"vocab_size": len(tokenizer), "n_positions": 40, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    model = AutoModelForCausalLM.from_config(GPT2Config(**sizes))
+    model = family("gpt2", max_position_embeddings=40)
     asked = [Prompt(Problem("p", "q", "1"), "q", (5,) * (40 - most), most=most) for most in (5, 36)]
     sampler = HfSampler(model, TurnTaking(Stops(tokenizer, [])), rows=8)
     groups = dict(sampler.sample(asked, Sampling(2, temperature=1.0, max_new_tokens=36, seed=0)))
@@ -43,18 +42,13 @@ def test_a_row_is_counted_by_the_size_of_a_head_or_where_a_model_has_none_or_som
     assert found >= logits
 
 
-LIGHTNING = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_key_value_heads": 2}
+LIGHTNING = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_attention_heads": 2}
 LIGHTNING |= {"num_local_experts": 2, "intermediate_size": 32}
 
 
 @pytest.mark.parametrize(("kind", "own"), [("recurrent_gemma", {"lru_width": 32}), ("minimax", LIGHTNING)])
 def test_prompts_of_other_lengths_are_generated_apart_if_the_model_reads_padding(kind, own, tokenizer):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 480}
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **own))
-    for weight in model.parameters():
-        weight.data.normal_(std=0.2)
-    asked = prompts(9, 3, 30)
+    model, asked = family(kind, num_hidden_layers=3, **own), prompts(9, 3, 30)
     together = sample(HfSampler, model, tokenizer, asked, stops=[2], group=2)
     for index, prompt in enumerate(asked):
         alone = sample(HfSampler, model, tokenizer, [prompt], stops=[2], group=2)[0]
