@@ -23,40 +23,28 @@ def called(monkeypatch):
     return layouts
 
 
-@pytest.mark.parametrize("bias", [None, torch.arange(256.0), torch.arange(512.0)[::2], torch.ones(1).expand(256)])
-def test_a_large_product_is_that_of_onednn(called, bias):
-    found = products.linear(INPUTS, WEIGHT_OH, bias)
-    exact = INPUTS.double() @ WEIGHT_OH.double().t() + (0.0 if bias is None else bias.double())
+BIASES = [None, torch.arange(256.0), torch.arange(512.0)[::2], torch.ones(1).expand(256)]
+LARGE = [(INPUTS, WEIGHT_OH, bias, products.ROWS) for bias in BIASES]
+LARGE += [(INPUTS, WEIGHT_OH.t().contiguous().t(), None, products.ROWS)]
+LARGE += [(torch.cat([INPUTS, INPUTS[:3]]), WEIGHT_OH, None, products.ROWS + products.STEP)]
+
+
+@pytest.mark.parametrize(("inputs", "weight", "bias", "padded_to"), LARGE)
+def test_a_large_product_is_that_of_onednn(called, inputs, weight, bias, padded_to):
+    found = products.linear(inputs, weight, bias)
+    exact = inputs.double() @ weight.double().t() + (0.0 if bias is None else bias.double())
     torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-4)
-    assert len(called) == 1
+    assert [rows for _, rows in called] == [padded_to]
 
 
-def test_so_is_one_with_the_transposed_weight(called):
-    found = products.linear(INPUTS, WEIGHT_OH.t().contiguous().t())
-    torch.testing.assert_close(found.double(), INPUTS.double() @ WEIGHT_OH.double().t(), rtol=0, atol=1e-4)
-    assert len(called) == 1
-
-
-def test_a_number_of_inputs_between_two_steps_is_padded(called):
-    inputs = torch.cat([INPUTS, INPUTS[:3]])
-    found = products.linear(inputs, WEIGHT_OH)
-    torch.testing.assert_close(found.double(), inputs.double() @ WEIGHT_OH.double().t(), rtol=0, atol=1e-4)
-    assert [rows for _, rows in called] == [products.ROWS + products.STEP]
-
-
-@pytest.mark.parametrize(("rows", "outputs", "dtype"), [
-    (products.ROWS - 1, 256, torch.float32),
-    (products.ROWS, 255, torch.float32),
-    (products.ROWS, 256, torch.bfloat16),
+@pytest.mark.parametrize(("rows", "outputs", "wider", "dtype"), [
+    (products.ROWS - 1, 256, 1, torch.float32),
+    (products.ROWS, 255, 1, torch.float32),
+    (products.ROWS, 256, 1, torch.bfloat16),
+    (products.ROWS, products.NARROW - 1, 8, torch.float32),
 ])  # fmt: skip
-def test_others_are_those_of_torch(called, rows, outputs, dtype):
-    inputs, weight = INPUTS[:rows].to(dtype), WEIGHT_OH[:outputs].to(dtype)
-    assert torch.equal(products.linear(inputs, weight), torch.nn.functional.linear(inputs, weight))
-    assert not called
-
-
-def test_a_narrow_product_is_that_of_torch(called):
-    inputs, weight = INPUTS.repeat(1, 8), WEIGHT_OH[: products.NARROW - 1].repeat(1, 8)
+def test_others_are_those_of_torch(called, rows, outputs, wider, dtype):
+    inputs, weight = (part.repeat(1, wider).to(dtype) for part in (INPUTS[:rows], WEIGHT_OH[:outputs]))
     assert torch.equal(products.linear(inputs, weight), torch.nn.functional.linear(inputs, weight))
     assert not called
 
