@@ -93,6 +93,7 @@ def whole_message(problem):
 
 
 def leaving(problem):
+    Talk()([user("Hello")])
     return str(subprocess.Popen(["sleep", "600"]).pid)
 
 
@@ -103,7 +104,7 @@ def silent(problem):
 def failing(problem):
     number = int(problem.question)
     if number == 0:
-        raise ValueError("no idea")
+        raise ValueError(f"no idea, with {os.environ['SEARCH_API_KEY']}")
     if number == 1:
         os._exit(3)
     if number == 2:
