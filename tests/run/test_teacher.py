@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import threading
 
 import pytest
 import torch
@@ -77,11 +76,9 @@ def test_the_teacher_as_the_reference_of_the_kl(job, tmp_path):
 
 @pytest.mark.slow
 def test_a_server_says_what_the_same_teacher_says_beside_the_policy(job, tmp_path):
-    with VllmDouble(0) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    with VllmDouble().serving() as server:
         server.load("taught", str(job.parent / "teacher"))
         train(tmp_path, *TAUGHT, f"teacher.url=http://127.0.0.1:{server.server_port}", "teacher.name=taught", ranks=2)
-        server.shutdown()
     for one, other in zip(learned(job), learned(tmp_path / "it"), strict=True):
         assert other["advantage/token"] == pytest.approx(one["advantage/token"], abs=1e-4)
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
