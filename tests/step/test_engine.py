@@ -221,6 +221,7 @@ def test_gradient_regularisation_equals_plain_pytorch(one_rank, two_ranks, tiny_
         assert result["grad_norms"][0] == pytest.approx(norm_of(mixed), rel=1e-4)
         assert result["updates"][0]["gradreg/first_norm"] == pytest.approx(norm_of(first), rel=1e-4)
         assert result["updates"][0]["gradreg/second_norm"] == pytest.approx(norm_of(second), rel=1e-4)
+        assert result["loss"] == pytest.approx(one_rank["dapo whole"]["loss"], abs=1e-5)  # of the first gradient alone
     assert abs(norm_of(mixed) / norm_of(first) - 1) > 1e-2, "the term is large enough to be seen"
 
 

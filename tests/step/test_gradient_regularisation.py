@@ -1,28 +1,10 @@
-"""Gradient regularisation on a quadratic, where it is known in closed form."""
+"""The parts of gradient regularisation; test_engine.py and tests/model/test_variants.py hold the gradient itself."""
 
 import pytest
 import torch
 
 from trainer.config.settings import GradReg
 from trainer.step.gradient_regularisation import clipped, displaced, in_fp32, regularised, strength_at
-
-HESSIAN = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
-
-
-def test_a_quadratic_has_the_gradient_in_closed_form():
-    """L = x' H x / 2: g = H x, and the gradient of L + s/2 |g|^2 is g + s H g. The finite difference is exact. With
-    x = (a, b) and b left out, b keeps its plain gradient, and only H_aa matters. The second gradient is told that it is
-    displaced."""
-    a, b, seen = torch.tensor([0.3]), torch.tensor([-0.7]), []
-    g = HESSIAN @ torch.cat([a, b])
-
-    def gradient(is_displaced: bool) -> list[torch.Tensor]:
-        seen.append(is_displaced)
-        return list((HESSIAN @ torch.cat([a, b])).split(1))
-
-    mixed, *_ = regularised(gradient, [a, b], 0.01, 0.1, left_out=[b])
-    assert seen == [False, True]
-    torch.testing.assert_close(mixed, [g[:1] + 0.1 * HESSIAN[:1, :1] @ g[:1], g[1:]], atol=1e-6, rtol=0)
 
 
 def test_norms_are_of_all_parameters():

@@ -4,8 +4,8 @@
     gradient of L + strength/2 |grad L|^2  =  g1 + strength H g1  ~  g1 + strength / eps (g2 - g1)
 
 If the whole model is trained, embedding and output layer are excluded: they do not move, and are trained with g1. The
-norms include all parameters, as in the authors' code. The gradient is passed as a function, so that tests can use a
-quadratic in place of a model.
+norms include all parameters, as in the authors' code. The gradient is passed as a function, so that tests can do
+without a model.
 """
 
 from collections.abc import Callable, Sequence
