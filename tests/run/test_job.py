@@ -82,17 +82,6 @@ def test_the_run_folder_has_what_was_promised(job):
     assert size < 8 * trainable  # adapter twice, fp32 master weights, two moments: and no base
 
 
-@pytest.mark.slow
-def test_the_merged_model_loads_without_peft(job):
-    code = """
-import sys
-from transformers import AutoModelForCausalLM, AutoTokenizer
-AutoModelForCausalLM.from_pretrained("merged"), AutoTokenizer.from_pretrained("merged")
-print("peft.tuners" in sys.modules)
-"""
-    assert run(sys.executable, "-c", code, folder=job[0]).stdout.strip() == "False"
-
-
 def test_a_resumed_run_is_the_undisturbed_run(job, tmp_path):
     """Cut off after step 2, with a half-written checkpoint and half a line left behind."""
     cut = shutil.copytree(job[0], tmp_path / "it", symlinks=True)
