@@ -132,6 +132,8 @@ def test_the_rehearsal_is_of_the_worst_step_and_changes_nothing(run):
     (batch,) = passes
     assert batch.mask_BT.sum(dim=1).tolist() == [run.rollouts.config.rollout.max_new_tokens] * 8
     assert batch.rows[0].prompt == run.rollouts.longest.tokens
+    own_tokens = len(batch.tree.line_N) - len(batch.rows[0].prompt)
+    assert own_tokens > 0.95 * batch.mask_BT[:, :-1].sum(), "the answers have little in common"
     assert set(found) == {"rollout", "score", "step"}
     assert all(one.allocated > 0 for one in found.values())
     assert run.updater.policy.fingerprint() == before
@@ -176,10 +178,3 @@ def test_peaks_are_of_their_time():
 def test_out_of_memory_elsewhere_is_a_message():
     with pytest.raises(TrainingError, match=r"3 GiB.*octet plan"), explained():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB.\nand much more")
-
-
-def test_answers_of_the_rehearsal_have_little_in_common():
-    from trainer.run.rehearsal import _row
-
-    batch = to_tensors([_row(tuple(range(30, 60)), 64, index) for index in range(200)], 0)
-    assert len(batch.tree.line_N) > 0.95 * 200 * 64
