@@ -8,15 +8,14 @@ these are wrong, so that rank 1 has nothing to train on. The output layer takes 
 need it a different number of times.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch.distributed
 
-import train
 from tests.conftest import learned, lines_of
+from tests.e2e.updates import leave
 from tests.plan.conftest import without_threshold
 from tests.samplers import Scripted
 from trainer import loop
@@ -83,11 +82,7 @@ def main(folder: str, *cases: str) -> None:
     torch.distributed.distributed_c10d._object_to_tensor = None  # a rank that sends another one a pickle ends
     distributed.connect(timeout_s=580)
     results = {case: run(Path(folder), case) for case in cases}
-    if distributed.is_main():
-        Path(folder, f"{distributed.world_size()}.json").write_text(json.dumps(results))
-    distributed.barrier()
-    distributed.disconnect()
-    train.leave(0)
+    leave(Path(folder, f"{distributed.world_size()}.json"), results)
 
 
 if __name__ == "__main__":

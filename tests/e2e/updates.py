@@ -150,8 +150,13 @@ def main(model: str, out: str, cases: str) -> None:
         start = sum(case.groups[: distributed.rank()])
         mine = [row for pair in groups[start : start + case.groups[distributed.rank()]] for row in pair]
         results[case.name] = run(config, case, mine)
+    leave(Path(out), results)
+
+
+def leave(file: Path, results: dict[str, Any]) -> None:
+    """Let rank 0 write the results, and end all ranks."""
     if distributed.is_main():
-        Path(out).write_text(json.dumps(results))
+        file.write_text(json.dumps(results))
     distributed.barrier()
     distributed.disconnect()
     train.leave(0)
