@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.conftest import NANO, logprobs_of, refuses
 from tests.e2e.vllm_double import VllmDouble
 from tests.rollout.test_decoder import SOME, Card, adapted, answers_in, family, prompts, sampling
+from tests.rollout.test_vllm_process import outside
 from trainer.answers.strip_thinking import after_thinking
 from trainer.batch.pack import rows_of, rows_of_answer, to_tensors, weight_of
 from trainer.config.command_line import resolve
@@ -31,7 +32,6 @@ from trainer.records import Completion, Problem, Score, ScoredGroup, Turn
 from trainer.reward.built_in import Rules, read
 from trainer.reward.custom import Custom
 from trainer.reward.scorer import Meter
-from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.decoder.rows import STEPS_PER_CHECK
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
@@ -276,7 +276,8 @@ def test_a_long_observation_is_cut_and_says_so(tokenizer):
 ])  # fmt: skip
 def test_an_environment_that_fails_is_named(kind, tokenizer, step, error, named):
     made = SimpleNamespace(reset=lambda problem: None, step=step)
-    turns = turns_of(tokenizer, environments(lambda problem: made), seconds=0.2)
+    seconds = 0.2 if error is TrainingError else 30.0
+    turns = turns_of(tokenizer, environments(lambda problem: made), seconds=seconds)
     with refuses("task.name", error, names=named):
         sample(kind, family(), turns, asked=prompts(9), stops=EVEN)
 
@@ -354,10 +355,9 @@ def served(tmp_path, tokenizer):
     with VllmDouble().serving() as double:
 
         def sampler(found):
-            config = resolve("nano", None, [f"rollout.vllm.urls={double.url}"])
             prompter = turns_of(tokenizer, found).keywords["prompter"]
-            of_nano = ("nano", "fp32", 256, Stops(tokenizer, [2]), tmp_path, print, prompter)
-            return VllmServerSampler(SamplingContext(config, StaticPolicy(), *of_nano), [Server(double.url)])
+            context = outside(tmp_path, f"rollout.vllm.urls={double.url}")
+            return VllmServerSampler(replace(context, context_length=256, prompter=prompter), [Server(double.url)])
 
         yield sampler
 
