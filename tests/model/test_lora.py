@@ -119,9 +119,7 @@ def gradients(model):
 @pytest.mark.parametrize(("quantize", "close"), [("none", 1e-6), ("nf4", 1e-6), ("int8", 1e-6), ("bf16", 0.02)])
 def test_results_and_gradients_are_those_of_peft(tiny_model, quantize, close):
     model = lora.add_adapter(base(tiny_model, quantize), Lora(r=4, targets="all")).train()
-    for name, value in model.named_parameters():
-        if "lora_" in name:
-            value.data = torch.randn(value.shape, generator=torch.Generator().manual_seed(3)).mul(0.1)
+    move_adapter(model, seed=3)
     expected = gradients(model)
     use_own(model)
     assert all(type(layer.lora_variant["default"]) is LowRank for _, layer in lora.layers(model))

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tests.conftest import NANO, refuses
 from tests.model.test_bad_models import edit
 from tests.model.test_variants import read
-from tests.rollout.test_decoder import family
+from tests.rollout.test_decoder import family, move_adapter
 from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError
 from trainer.machine import manifest
@@ -31,10 +31,8 @@ def adapter(request, tmp_path_factory):
 
 
 def save_adapter(base, settings, folder):
-    torch.manual_seed(0)
     model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(base), settings)
-    for value in lora.trainable(model).values():
-        value.add_(torch.randn_like(value), alpha=0.1)
+    move_adapter(model, seed=0)
     lora.save_adapter(model, folder)
     return folder
 
