@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.conftest import refuses, row
 from tests.e2e.updates import limit
@@ -14,6 +15,9 @@ from trainer.config.command_line import Request, resolve
 from trainer.errors import TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.machine.out_of_memory import explained, is_out_of_memory, until_it_fits
+from trainer.run import assemble
+from trainer.run.rehearsal import planned, rehearse, report
+from trainer.run_folder import lock
 from trainer.step.update import Updater
 from trainer.watch.phases import Peak, forget_peak, peak
 
@@ -49,8 +53,6 @@ def test_another_error_is_not_tried_again():
 
 @pytest.mark.parametrize("flat", [True, False])
 def test_halves_have_the_rows_and_all_that_was_measured_of_them(tiny_model, flat):
-    from transformers import AutoModelForCausalLM
-
     batch = to_tensors(ROWS, 0)
     score = LogProbs(AutoModelForCausalLM.from_pretrained(tiny_model), temperature=0.7, flat=flat)
     parts = halves(batch.prepared().measured(score(batch).logprobs_BT.detach()))
@@ -108,9 +110,6 @@ def test_what_sampling_keeps_is_given_back_before_a_batch_is_halved():
 @pytest.fixture(scope="module")
 def run(tiny_model, tmp_path_factory, alone):
     """A run of a tiny model, before its first step."""
-    from trainer.run import assemble
-    from trainer.run_folder import lock
-
     folder = tmp_path_factory.mktemp("runs") / "run"
     overrides = [f"model.name={tiny_model}", f"run.dir={folder}", "rollout.problems=2", "run.merge=false"]
     overrides += ["rollout.group_size=4", "rollout.max_new_tokens=12", "optim.warmup=0", "eval.problems=0"]
@@ -122,8 +121,6 @@ def run(tiny_model, tmp_path_factory, alone):
 
 
 def test_the_rehearsal_is_of_the_worst_step_and_changes_nothing(run):
-    from trainer.run.rehearsal import rehearse
-
     passes = []
     run.updater.policy.engine.module.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0]))
     before, moments = run.updater.policy.fingerprint(), len(run.updater.policy.engine.optimizer.state)
@@ -143,8 +140,6 @@ def test_the_rehearsal_is_of_the_worst_step_and_changes_nothing(run):
 
 
 def test_a_step_that_will_not_fit_shows_before_the_first(run, capsys):
-    from trainer.run.rehearsal import rehearse
-
     longest = len(run.rollouts.longest.tokens) + run.rollouts.config.rollout.max_new_tokens
     limit(run.updater.policy.model, longest + 20, "backward")
     rehearse(run.rollouts, run.updater)
@@ -155,8 +150,6 @@ def test_a_step_that_will_not_fit_shows_before_the_first(run, capsys):
 
 
 def test_what_was_measured_stands_beside_the_plan():
-    from trainer.run.rehearsal import planned, report
-
     peaks = {name: Peak(GB // 2, 6 * GB // 10) for name in ("rollout", "score", "step")}
     text = report(planned(resolve("8gb"), 300, 8 * GB, outside=False), peaks, 8 * GB)
     for number in (r"rollout 0\.50 \(5\.\d\d\)", r"backward 0\.50 \(4\.\d\d\)", r"0\.60 reserved of 8\.0"):

@@ -22,8 +22,11 @@ from trainer.config.settings import Config
 from trainer.loss.objectives import Coefficient
 from trainer.machine import quiet
 from trainer.model.ends import causal_lm_of
+from trainer.model.load import load_model
+from trainer.model.lora import add_adapter, add_teacher
 from trainer.ranks import distributed
 from trainer.records import MiniBatch, PreparedBatch, TrainingRow
+from trainer.step.engine import DeepSpeedPolicy
 from trainer.step.update import Updater
 from trainer.watch.tally import Tally
 
@@ -70,9 +73,6 @@ def in_one(policy: Any, aggregation: str = "dapo") -> MiniBatch[PreparedBatch]:
 
 
 def make_model(config: Config, dtype: str = "fp32") -> Any:
-    from trainer.model.load import load_model
-    from trainer.model.lora import add_adapter, add_teacher
-
     torch.manual_seed(0)
     model = load_model(config.model, dtype, torch.device("cpu"))
     model = add_adapter(model, config.lora) if config.lora.enabled else model
@@ -104,8 +104,6 @@ def updater_of(policy: Any, config: Config, say: Callable[[str], None] = print) 
 
 
 def run(config: Config, case: Case, mine: list[TrainingRow]) -> dict:
-    from trainer.step.engine import DeepSpeedPolicy
-
     model = make_model(config)
     if config.lora.init == "zero":  # PiSSA needs weights of full rank
         deterministic(model, only_trained=case.as_it_is)

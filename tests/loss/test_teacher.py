@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.conftest import gradients, row
 from tests.loss.test_warmup import add_gradients, assert_same, padded
@@ -98,8 +99,6 @@ PLACES = sum(len(one.completion) for one in ANSWERED)
 
 @pytest.fixture(scope="module")
 def student_and_teacher(tiny_model):
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(0)
     student = AutoModelForCausalLM.from_pretrained(tiny_model, tie_word_embeddings=False)
     teacher = AutoModelForCausalLM.from_pretrained(tiny_model, tie_word_embeddings=False).requires_grad_(False)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.conftest import gradients, group, logprobs_of
 from tests.e2e.updates import updater_of
@@ -81,8 +82,6 @@ def policies(tiny_model, request) -> Policies:
 
 def moved_apart(folder, *scales: float) -> list[torch.nn.Module]:
     """Return a model, and copies that noise of these scales has moved away from it."""
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(1)
     now, *others = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in (0, *scales))
     with torch.no_grad():

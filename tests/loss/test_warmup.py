@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
 
 from tests.conftest import gradients, row
 from trainer.batch.pack import Packer
@@ -27,8 +28,6 @@ TOKENS = sum(sum(one.mask) for one in ROWS)
 
 @pytest.fixture
 def model(tiny_model):
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(tiny_model, tie_word_embeddings=False)
 
 

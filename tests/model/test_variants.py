@@ -16,6 +16,7 @@ from trainer.config.settings import Lora, Model
 from trainer.errors import ModelError
 from trainer.model import lora, merge
 from trainer.model.load import load_model
+from trainer.step.engine import DeepSpeedPolicy
 from trainer.step.update import backward, optimizer_step
 from trainer.watch.tally import Tally
 
@@ -42,8 +43,6 @@ pytestmark = WITH_ENGINE
 
 
 def make_policy(model, more: str = "", dtype: str = "fp32"):
-    from trainer.step.engine import DeepSpeedPolicy
-
     config = settings(str(model), Case("one", [4], settings=more.split()))
     return DeepSpeedPolicy(make_model(config, dtype), config, dtype, total_steps=UPDATES)
 

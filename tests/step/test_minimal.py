@@ -12,6 +12,7 @@ from tests.e2e.updates import updater_of
 from trainer import advantage
 from trainer.batch import pack
 from trainer.config.command_line import resolve
+from trainer.step.engine import DeepSpeedPolicy
 from trainer.watch.tally import Tally
 
 pytestmark = WITH_ENGINE
@@ -36,8 +37,6 @@ def answers_of(scored) -> list[minimal.Answer]:
 
 
 def test_the_engine_makes_the_update_of_the_minimal_example():
-    from trainer.step.engine import DeepSpeedPolicy
-
     model = AutoModelForCausalLM.from_pretrained(NANO)
     trained, config = copy.deepcopy(model), resolve("nano", None, SAME)
     policy = DeepSpeedPolicy(trained, config, "fp32", total_steps=10)
