@@ -141,13 +141,7 @@ def test_half_a_character_is_no_question_and_a_reply_may_have_the_mark_of_a_turn
     assert "one OCTET-TURN two OCTET-TURN-<" in found.reply(PROBLEM, "one OCTET-TURN two OCTET-TURN-")
 
 
-def test_what_does_not_go_together_is_refused(guessing, tokenizer):
-    with refuses("task.tools", names="guessing"):
-        environments_of(make_task(guessing), guessing.model_copy(update={"tools": ("calculator",)}))
-    with refuses("task.calls"):
-        prompter(tokenizer, tools=("calculator",), calls="template")
-    with refuses("prompt.style", names="task.tools=calculator"):
-        prompter(tokenizer, tools=("calculator",), style="r1_zero")
+def test_a_reward_of_an_environment_needs_one(tokenizer):
     config = resolve("nano", None, ["reward.weights={environment: 1.0}"])
     with refuses("reward.weights.environment"):
         prompter_of(config, NanoTask(), tokenizer)

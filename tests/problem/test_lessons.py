@@ -148,13 +148,10 @@ def records(tmp_path, *rows, **settings):
     return task.test()
 
 
-def test_a_record_without_a_solution_is_read_and_half_a_character_is_not(tmp_path):
+def test_a_record_without_a_solution_is_read(tmp_path):
     rows = [{"question": f"{text}?", "answer": "7", "sol": text} for text in ("", "It is 7.")]
     rows.insert(0, {"question": "none?", "answer": "7"})  # JSON lines may omit a column
     assert [one.solution for one in records(tmp_path, *rows, solution="sol")] == ["", "", "It is 7."]
-    with refuses(f"{tmp_path / 'data.jsonl'}:1", DataError, names="half a character"):
-        records(tmp_path, {"messages": [ASKS, {"role": "assistant", "content": "\ud800"}]},
-                question="messages", solution="messages", answer="none")  # fmt: skip
 
 
 def test_held_out_problems_need_no_column_of_solutions_and_training_problems_do(tmp_path):
@@ -166,8 +163,6 @@ def test_held_out_problems_need_no_column_of_solutions_and_training_problems_do(
         task = make_task(own)
         read = {split: [one.solution for one in getattr(task, split)()] for split in order}
         assert read == {"train": ["", "It is 7."], "test": [""]}
-    with refuses(str(train), DataError, names="no record has a column `sols`"):
-        make_task(own.model_copy(update={"solution": "sols"})).train()
 
 
 ASKS, SAYS = {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": " Good morning! "}

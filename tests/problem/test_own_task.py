@@ -11,7 +11,6 @@ import pytest
 from tests.conftest import ROOT, program, refuses, said_by, write_lines
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
-from trainer.errors import ConfigError, DataError
 from trainer.problem import generators
 from trainer.problem.environment import environments_of
 from trainer.problem.prompts import MARKS, answer_style
@@ -73,6 +72,8 @@ def test_records_of_a_function_become_problems_and_a_share_is_held_out(written):
     task = task_of(written(SUMS + "\nSums.test = lambda self: [{'question': '1 + 1?', 'answer': 2}]\n"))
     assert [problem.gold for problem in task.test()] == ["2"]
     assert len(task.train()) == 39  # without the question that is held out
+    with refuses("task.name", names="no method `test`"):
+        made(written(SUMS.replace("def train", "test = None\n    def train")))
 
 
 OWN = """
@@ -112,39 +113,11 @@ def test_answers_are_scored_one_at_a_time_also_where_groups_are_scored_at_once(w
     assert task.own.most == 1
 
 
-WRONG = {'f"{n} + 1?"': '"1 + 1?"', "return [": "import itertools; return itertools.repeat({}) or ["}
-WRONG["def train"] = "test = None\n    def train"
-
-
-@pytest.mark.parametrize("right", WRONG)
-def test_what_is_wrong_with_a_file_is_said(written, right):
-    config = configured(written(SUMS.replace(right, WRONG[right])))
-    with pytest.raises((ConfigError, DataError)) as refused:
-        training_problems(make_task(config.task), config.task, 0)
-    assert "mine.py:build" in str(refused.value)
-
-
 @pytest.mark.parametrize("answer", ["numpy.int64(n + 1)", "numpy.float32(n + 1)", "Fraction(n + 1)", "Decimal(n + 1)"])
 def test_an_answer_may_be_any_kind_of_number(written, answer):
     text = f"import numpy\nfrom decimal import Decimal\nfrom fractions import Fraction\n{SUMS}"
     problem = task_of(written(text.replace("n + 1, ", f"{answer}, "))).train()[0]
     assert float(problem.gold) == problem.extra["n"] + 1
-
-
-SCORE, READ = '{"right": 1.0, "nearly": 0.4}.get(answer, 0.0)', 'text.rpartition("=")[2].strip() or None'
-
-
-@pytest.mark.parametrize(("own", "result", "told"), [
-    *((SCORE, one, "score() of 'x'") for one in ("2.0", "-0.5", "None", "'1'", "float('nan')", "10**400")),
-    (SCORE, "__import__('numpy').zeros(2)", "score() of 'x'"),
-    *((READ, one, "read() of '= x'") for one in ("5", "['5']")),
-    (READ, "text.nothing", "AttributeError"),
-])  # fmt: skip
-def test_what_an_answer_and_a_score_cannot_be_is_said(written, own, result, told):
-    config = configured(written(READS.replace(own, result)))
-    with refuses("task.name", DataError, names=told) as error:
-        graded(config, make_task(config.task).train()[0], "= x")
-    assert "an answer to mine/train/0" in str(error.value)
 
 
 def test_the_example_is_a_task():
@@ -237,14 +210,6 @@ def test_a_mixture_asks_for_the_answer_where_it_is_looked_for():
     mixed = task_of("task.mix={nano: 1, addition: 1}")
     assert (mixed.prompt_style, mixed.answer_style) == ("tags", "tags")
     assert mixed.part(Problem("asked", "1 + 1?", "")) is mixed, "what a person asks is of no part"
-
-
-@pytest.mark.parametrize("settings", ["", "task.path={0} task.test_path={0}"])
-def test_a_part_without_training_problems_is_named(tmp_path, settings):
-    rows = write_lines(tmp_path / "rows.jsonl", [{"question": "a?", "answer": "1"}])
-    named, reason = ("task.mix", "problem of records is left") if settings else ("task.name", "task.path=FILE")
-    with refuses(named, DataError, names=reason):
-        task_of("task.mix={records: 1, nano: 1}", *settings.format(rows).split()).train()
 
 
 MIX = "task.mix={nano: 1, reasoning_gym:gcd: 3}"

@@ -139,11 +139,6 @@ def test_an_example_ends_with_a_strict_answer(style):
     assert solved(Problem("p", "q", "", "It is so."), style) == "It is so."
 
 
-def test_too_few_examples_are_answered(tokenizer):
-    with refuses("prompt.shots", names=9):
-        prompter(tokenizer, style="few_shot", shots=9)
-
-
 def test_a_template_file_keeps_its_braces(tokenizer, tmp_path):
     path = tmp_path / "mine.txt"
     path.write_text('Réponds en JSON {"answer": {}} à {question}! {0} %s\n', encoding="utf-8")
@@ -153,14 +148,6 @@ def test_a_template_file_keeps_its_braces(tokenizer, tmp_path):
     assert asks.answer_style == "tags"
     assert prompter(tokenizer, style=str(path)).answer_style == "gsm8k"  # the task's
     assert "user\nWhat is {question}?\n" in text(tokenizer, Problem("p", "What is {question}?", "1"))
-
-
-@pytest.mark.parametrize(("content", "names"), [(b"Answer this.", "{question}"), (b"\xff {question}", "utf-8")])
-def test_a_template_that_cannot_be_used_is_answered(tokenizer, tmp_path, content, names):
-    path = tmp_path / "mine.txt"
-    path.write_bytes(content)
-    with refuses("prompt.style", names=names):
-        prompter(tokenizer, style=str(path))
 
 
 def talk(*turns: tuple[str, str]) -> Problem:

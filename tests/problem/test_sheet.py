@@ -10,7 +10,6 @@ from tests.conftest import said_by, write_lines
 from trainer.answers.number import has_comma, with_points
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
-from trainer.errors import DataError
 from trainer.estimates import mcnemar, visible_gain
 from trainer.plan.read_data import Data
 from trainer.problem import sheet
@@ -163,12 +162,6 @@ def test_empty_rows_before_the_names_and_the_names_again_are_no_problems(tmp_pat
     task, _ = sheet_of(path=f"{tmp_path}/a.CSV", holdout=1.0)
     assert [one.gold for one in task.test()] == ["4", "5"]
     assert task.left_out() == [(1, f"{tmp_path}/a.CSV:{before.count(chr(10)) + 3}: it names the columns again.")]
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path):
-    (tmp_path / "a.csv").write_text("question,answer,,,answer\nWho?,4,,,wrong\n")
-    with pytest.raises(DataError, match="two columns are called `answer`"):
-        sheet_of(path=f"{tmp_path}/a.csv")
 
 
 @pytest.mark.parametrize(("name", "encoding", "row"), [

@@ -211,7 +211,7 @@ def test_a_folder_with_a_test_set_alone_can_be_evaluated(tmp_path):
         task.train()
 
 
-def test_the_seed_orders_and_the_limit_cuts_and_something_has_to_be_left(tmp_path):
+def test_the_seed_orders_and_the_limit_cuts(tmp_path):
     path = str(write(tmp_path / "a.jsonl", *many(100)))
     task = task_of("records", path=path)
     whole = training_problems(task, task.settings, seed=1)
@@ -219,8 +219,6 @@ def test_the_seed_orders_and_the_limit_cuts_and_something_has_to_be_left(tmp_pat
     assert sorted(problem.id for problem in whole) == sorted(problem.id for problem in task.train())
     assert training_problems(task, task.settings, seed=2) != whole
     assert evaluation_problems(task, 5) == evaluation_problems(task, 10)[:5]
-    with refuses("task.name", DataError):
-        training_problems(task_of("records", path=path, holdout=1.0), task.settings, seed=0)
 
 
 GOOD = word_problem("good?")
@@ -231,8 +229,6 @@ GOOD = word_problem("good?")
 )
 def test_a_bad_record_is_an_error_or_is_left_out_and_counted(tmp_path, bad):
     path = write(tmp_path / "a.jsonl", GOOD, "", bad)
-    with refuses(f"{path}:3", DataError):
-        read(path, "gsm8k")
     task = task_of("gsm8k", path=str(path), holdout=1.0, on_bad_record="skip")
     assert [problem.id for problem in task.test()] == ["gsm8k/held-out/0"]
     assert len(task.test()) == len(task.skipped) == 1
@@ -261,13 +257,6 @@ def test_a_question_under_another_system_message_is_another(tmp_path):
     asked, told = {"role": "user", "content": "Hello?"}, ["Be kind.", "Be rude."]
     records = [{"prompt": [{"role": "system", "content": who}, asked], "answer": who} for who in told]
     assert [one.gold for one in read(write(tmp_path / "data.jsonl", *records))] == told
-
-
-def test_a_folder_with_two_training_files_is_refused(tmp_path):
-    for name in ("train.jsonl", "train.csv"):
-        (tmp_path / name).touch()
-    with refuses("task.data_dir", DataError, names="train.csv"):
-        task_of("records", data_dir=tmp_path).train()
 
 
 def test_a_published_set_may_ask_twice(monkeypatch):
