@@ -214,15 +214,6 @@ def test_a_change_of_the_process_is_put_back(tmp_path, changes):
     assert done.stderr.count("said") == len(changes)
 
 
-@pytest.mark.parametrize("body", [
-    "def score(completions, **d): time.sleep(30)", "async def score(completions, **d): await asyncio.sleep(30)",
-])  # fmt: skip
-def test_a_function_that_hangs_ends_at_the_timeout(mine, body):
-    scorer = mine(f"import asyncio, time\n{body}", "reward.timeout=0.2")
-    with refuses("reward.custom", RewardError, names="reward.timeout"):
-        scores_of(scorer, "a")
-
-
 def test_code_that_never_lets_go_of_the_interpreter_ends_the_process(tmp_path):
     body = "import re\ndef score(completions, **c):\n    return [re.match('(a+)+$', 'a' * 40 + 'b')]\n"
     (tmp_path / "mine.py").write_text(body)

@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, ran, refuses, write_lines
+from tests.conftest import ROOT, ran, write_lines
 from trainer.config.command_line import resolve
-from trainer.errors import DataError
 from trainer.problem.task import make_task
 from trainer.reward import gold_check
 
@@ -23,44 +22,28 @@ def check(folder, answers: list[str], *overrides: str) -> None:
     gold_check.check(config, task, task.test())
 
 
-@pytest.mark.parametrize(
-    ("style", "stop"), [("r1_zero", "</think>"), ("r1_zero", "<answer>"), ("gsm8k", "####"), ("boxed", "boxed")]
-)
-def test_a_stop_string_that_cuts_every_answer_off_is_refused(tmp_path, style, stop):
-    with refuses("rollout.stop"):
-        check(tmp_path, ["18"], f"prompt.style={style}", f"rollout.stop=['{stop}']")
-    check(tmp_path, ["18"], f"prompt.style={style}", "rollout.stop=['Question:']")
-
-
 TEXTS = ["Apollo 11", "World War 2", "the end of the cold war", "Summary judgment", "7 Up", "U.S. Grant", "x=2 or x=3",
          "3 pm", "Step 1: add", "(1, 2)", "\\frac{1}{2}", "18", "1,234", "n", "no, wait", "maybe 18", "not 18",
          "18 or 20", "4!", "a/b", "The answer is 42", "#1", "50%", "A", "because"]  # fmt: skip
 
 
+# With a stop string that no answer contains, and with what a message proposes for other marks than those of the style.
+MORE = ["rollout.stop=['Question:']", "prompt.answer=gsm8k"]
+MORE += ["reward.answer=lenient", "reward.weights={correct: 1, format: 0.1}"]
+
+
 @pytest.mark.parametrize("style", ["gsm8k", "boxed", "chat", "few_shot", "r1_zero"])
-@pytest.mark.parametrize("reward", [[], ["reward.answer=lenient"], ["reward.weights={correct: 1, format: 0.1}"]])
-def test_every_kind_of_gold_answer_can_be_earned(tmp_path, style, reward):
-    check(tmp_path, TEXTS, f"prompt.style={style}", *reward)
-
-
-def test_the_remedy_works_where_the_settings_name_how_an_answer_is_marked(tmp_path):
-    with refuses("task.name", DataError, names="Write prompt.answer=gsm8k, under"):
-        check(tmp_path, ["Apollo 11", "18"], "prompt.answer=letter")
-    check(tmp_path, ["Apollo 11", "18"], "prompt.answer=gsm8k")
+@pytest.mark.parametrize("setting", MORE)
+def test_every_kind_of_gold_answer_can_be_earned(tmp_path, style, setting):
+    check(tmp_path, TEXTS, f"prompt.style={style}", setting)
 
 
 @pytest.mark.parametrize("task", ["task.name=reasoning_gym:gcd", "task.mix={nano: 1, reasoning_gym:gcd: 1}"])
-def test_a_style_in_which_no_answer_of_reasoning_gym_is_read_is_refused(task):
-    def checked(*settings: str) -> None:
-        config = resolve("nano", None, [task, "task.gym={size: 20}", *settings])
+def test_answers_of_reasoning_gym_are_read_in_tags(task):
+    for setting in ("prompt.style=auto", "prompt.style=few_shot", "prompt.style=tags", "prompt.answer=tags"):
+        config = resolve("nano", None, [task, "task.gym={size: 20}", setting])
         made = make_task(config.task)
         gold_check.check(config, made, made.train())
-
-    for setting in ("prompt.style=auto", "prompt.style=few_shot", "prompt.style=tags", "prompt.answer=tags"):
-        checked(setting)
-    for setting in ("prompt.style=boxed", "prompt.answer=gsm8k"):
-        with refuses(setting.partition("=")[0], names="between <answer> and </answer>"):
-            checked(setting)
 
 
 def test_nothing_is_refused_where_nothing_is_compared(tmp_path):
