@@ -6,11 +6,10 @@ from importlib.util import find_spec
 import pytest
 
 from tests.commands.conftest import config_of, write
-from tests.conftest import NANO, refuses, said_by
+from tests.conftest import NANO, said_by
 from trainer.commands import push
 from trainer.commands.export import OF_LLAMA_CPP, best_of
 from trainer.config.command_line import resolve
-from trainer.errors import DataError
 from trainer.model.merge import write_merged
 from trainer.run_folder.reader import read_run
 from trainer.run_folder.source import Source
@@ -88,9 +87,3 @@ def test_a_run_that_merges_over_an_export_forgets_where_that_was_from(tmp_path):
     write(tmp_path, {"merged/export.json": {"step": 3}})
     write_merged(resolve("nano").model, None, tmp_path / "merged", None)
     assert not (tmp_path / "merged/export.json").exists()
-
-
-def test_a_best_that_is_not_as_octet_writes_it_is_refused(tmp_path):
-    write(tmp_path, RUN | {"best/best.json": {"step": "x", "accuracy": "hi"}})
-    with refuses(f"{tmp_path}/best/best.json", DataError, names=f"Name {tmp_path}/adapter"):
-        best_of(tmp_path)

@@ -1,6 +1,5 @@
 """Every lever changes nothing but memory: held against the plain run, through the real engine."""
 
-import json
 import shutil
 
 import bitsandbytes
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import WITH_ENGINE, refuses
-from tests.e2e.updates import ROWS, Case, settings
+from tests.e2e.updates import ROWS, Case
 from tests.model.test_variants import make_policy, one_update, read
 from tests.step.test_engine import assert_same, launch
 from trainer.batch.pack import to_tensors
@@ -203,13 +202,10 @@ def test_fp16_scales_its_loss_and_survives_a_scale_that_is_too_high(tiny_model, 
     assert lora.fingerprint(policy.model) != before
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "remedy"), [("optim.name", "adamw_8bit", "zero2"), ("model.attention", "flash", "card")]
-)
-def test_a_lever_of_a_card_is_refused_without_one(key, value, remedy):
+def test_flash_attention_is_refused_without_a_card():
     """What no machine can do is in tests/data/refusals.yaml."""
-    with refuses(key, names=remedy):
-        ds_config.check(resolve("nano", None, ["engine.ds_config=zero2_offload", f"{key}={value}"]), has_gpu=False)
+    with refuses("model.attention", names="card"):
+        ds_config.check(resolve("nano", None, ["model.attention=flash"]), has_gpu=False)
 
 
 def test_what_goes_together_is_not_refused():
@@ -217,11 +213,3 @@ def test_what_goes_together_is_not_refused():
     eight = ["optim.name=adamw_8bit", "engine.ds_config=zero2"]
     for chosen in (eight, ["model.quantize=nf4", *OFFLOADED], split, [*split, *FULL], [*split, "lora.init=pissa"]):
         ds_config.check(resolve("nano", None, chosen), has_gpu=True)
-
-
-def test_the_check_of_settings_reads_the_engines_file(tmp_path):
-    """A file of the user's own is ZeRO-3 by what it says, not by its name."""
-    (tmp_path / "mine.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
-    mine = Case("one", [1], ds_config=str(tmp_path / "mine.json"), settings=["lora.dora=true"])
-    with refuses("engine.ds_config", names="mine.json"):
-        ds_config.check(settings("nano", mine), has_gpu=True)

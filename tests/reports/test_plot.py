@@ -142,18 +142,6 @@ def test_a_figure_of_one_metric_has_its_size_and_the_names_that_are_given(seeds,
         assert any((text or "").endswith("%") for text in texts) == (not given)
 
 
-OPTIONS = [("--names", "a,b", "demo"), ("--size", "3", "3.3x2.2"), ("--metric", "rewad/mean", "reward/mean")]
-OPTIONS += [("--metric", "nonsense", "held_out, step, "), ("--metric", "held_out", "Known: step, ")]
-
-
-@pytest.mark.parametrize(("option", "value", "word"), OPTIONS)
-def test_a_figure_that_cannot_be_drawn_is_an_error(copied, capsys, option, value, word):
-    log = (folder := copied("demo")) / "metrics.jsonl"
-    write_lines(log, [{name: one[name] for name in one if not name.startswith("eval/")} for one in lines_of(log)])
-    status, _, err = said_by(capsys, "plot", folder, option, value)
-    assert (status, f"{option} {value}: " in err, word in err) == (2, True, True)
-
-
 def test_a_figure_is_a_pdf_if_something_can_convert_it(finished, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     status, out, err = said_by(capsys, "plot", finished, "--pdf", "--out", tmp_path / "plots")
@@ -163,13 +151,6 @@ def test_a_figure_is_a_pdf_if_something_can_convert_it(finished, tmp_path, capsy
     assert said_by(capsys, "plot", finished, "--pdf", "--out", tmp_path / "plots")[0] == 0
     made = (tmp_path / "plots/held_out.pdf").read_bytes()
     assert made == b"%PDF -f pdf -\n" + (tmp_path / "plots/held_out.svg").read_bytes()
-
-
-def test_what_cannot_be_plotted_or_written_is_an_error(only_settings, finished, capsys):
-    status, _, err = said_by(capsys, "plot", only_settings)
-    assert (status, f"{only_settings}: " in err) == (2, True)
-    status, _, err = said_by(capsys, "plot", finished, "--out", finished / "config.yaml/plots")
-    assert (status, "plots: " in err) == (2, True)
 
 
 def test_a_link_or_a_folder_in_place_of_page_or_picture_leads_nothing_elsewhere(copied, capsys):

@@ -9,11 +9,10 @@ from html.parser import HTMLParser
 import pytest
 import yaml
 
-from tests.conftest import ROOT, lines_of, refuses, said_by, write_lines
+from tests.conftest import ROOT, lines_of, said_by, write_lines
 from tests.reports.conftest import change, configure, going_on
 from tests.ui.browser import browsing
 from trainer.config.command_line import flat, resolve
-from trainer.errors import DataError
 from trainer.machine.visible import visible
 from trainer.reports import repeat
 from trainer.reports.curves import charts_of, groups_of
@@ -316,22 +315,13 @@ def test_what_repeats_a_run_is_complete_and_makes_the_same_settings(finished):
     assert repeat.own_files(dict.fromkeys(repeat.FILES) | own) == files
 
 
-def test_the_command_names_the_page_and_what_is_no_run(finished, copied, tmp_path, capsys):
-    out, old = tmp_path / "page.html", copied("old") / "config.yaml"
+def test_the_command_names_the_page_and_what_is_no_run(finished, tmp_path, capsys):
+    out = tmp_path / "page.html"
     assert said_by(capsys, "report", finished, "--out", out) == (0, f"{out}\n", "")
     assert out.read_text().startswith("<!doctype html>")
     status, said, err = said_by(capsys, "report", tmp_path, out, finished, "--out", out)
     # a folder is left out, and a file passed over
     assert (status, said, err.count(str(tmp_path))) == (0, f"{out}\n", 1)
-    for arguments in ((finished, "--out", tmp_path / "missing/page.html"), (tmp_path,), (finished, tmp_path / "typo")):
-        status, _, err = said_by(capsys, "report", *arguments)
-        assert (status, f"{arguments[-1]}: " in err) == (2, True)
-    with old.open("a") as file:
-        file.write("gone: {key: 1}\n")  # a setting of another version
-    with refuses(old, DataError, names="gone"):
-        report([read_run(old.parent)])
-    for command in ("eval", "chat", "repro"):
-        assert f"octet: {old}: gone.key: there is no such setting." in said_by(capsys, command, old.parent)[2]
 
 
 LARGE = "1" + "0" * 400

@@ -149,14 +149,6 @@ def test_a_run_that_has_lost_its_steps_takes_other_settings_and_says_so(failed, 
     assert "2 steps" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"model:\n name: [", b"[1]", b"model: 3"])
-def test_settings_that_cannot_be_read_are_named(failed, content):
-    (failed / "checkpoints/step_000002").mkdir(parents=True)
-    (failed / "config.yaml").write_bytes(content)
-    with refuses(failed / "config.yaml" if content else "run.dir"):
-        lock.claim(asked(failed))
-
-
 def test_a_run_folder_that_is_a_link_is_the_folder_behind_it(tmp_path):
     """A second run that names the folder itself must not write into it, too."""
     (tmp_path / "behind").mkdir()
