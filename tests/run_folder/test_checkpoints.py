@@ -79,8 +79,10 @@ def test_a_file_system_without_links_holds_checkpoints(tmp_path, monkeypatch):
 
 def test_a_failure_while_writing_leaves_the_one_before(tmp_path):
     save(tmp_path, 5)
-    with pytest.raises(CheckpointError, match="the disk is full"):
+    told = r"the disk is full: the checkpoint of step 10 needs .* run\.keep=1; `--resume` .* from step_000005\.$"
+    with pytest.raises(CheckpointError, match=told):
         save(tmp_path, 10, fails=True)
+    assert names(tmp_path) == ["latest", "step_000005"]  # nothing half-written
     assert resume(tmp_path) == 5
     assert save(tmp_path, 10) == checkpoints.latest(tmp_path)  # the leftovers do not disturb the next try
 
