@@ -8,7 +8,6 @@ import pytest
 
 from tests.conftest import said_by, write_lines
 from tests.problem.test_environment import TRL
-from trainer.commands.task import typed
 from trainer.config.command_line import resolve
 from trainer.config.settings import PromptSettings, TaskSettings
 from trainer.plan.read_data import Data
@@ -139,13 +138,9 @@ def play(monkeypatch, capsys, text: str, *options: str, task: str = "nano") -> t
     return said_by(capsys, "task", "play", task, *options)
 
 
-def test_texts_end_with_an_empty_line_or_the_input():
-    assert list(typed(["\n", "a\n", " b\n", "\n", " \n", "c"])) == ["a\n b", "c"]
-    assert list(typed([])) == []
-
-
 def test_a_right_and_a_wrong_answer(monkeypatch, capsys):
-    status, shown, said = play(monkeypatch, capsys, "Let me think.\n#### 0\n\nThe answer is 0")
+    """Each ends with a line of spaces at most, or with the input."""
+    status, shown, said = play(monkeypatch, capsys, "\nLet me think.\n #### 0\n \nThe answer is 0")
     golds = re.findall(r"gold +'(\d+)'", shown)
     assert (status, said, len(golds)) == (0, "", 2)
     assert "  strict       '0' is wrong\n  lenient      '0' is wrong\n  correct         0.000  x 1" in shown
