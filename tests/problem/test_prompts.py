@@ -8,28 +8,20 @@ import yaml
 from transformers.utils import chat_template_utils
 
 from tests.conftest import refuses, templated
+from tests.rewarding import MadeUp
 from trainer.answers import compare, find
 from trainer.config.command_line import resolve
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings
 from trainer.errors import DataError
 from trainer.problem import prompts
 from trainer.problem.prompts import MARKS, STYLES, Prompter, begun, solved
-from trainer.problem.task import Task
 from trainer.records import Problem
 
 PROBLEM = Problem("p/1", "What is {a} + 1?", "3", "2 + 1 = 3\n#### 3")
 
 
-class Made(Task):
-    name = "made up"
-    prompt_style = "gsm8k"
-    answer_style = "gsm8k"
-
-    def train(self):
-        return [Problem(f"p/{i}", f"What is {i} + 0?", str(i), f"{i} + 0 = {i}\n#### {i}") for i in range(9)]
-
-    def test(self):
-        return [PROBLEM]
+SOLVED = [Problem(f"p/{i}", f"What is {i} + 0?", str(i), f"{i} + 0 = {i}\n#### {i}") for i in range(9)]
+MADE = MadeUp(prompt_style="gsm8k", train=lambda: SOLVED, test=lambda: [PROBLEM])
 
 
 class WithoutTemplate:
@@ -42,7 +34,7 @@ class WithoutTemplate:
 
 
 def prompter(tokenizer, task=None, **settings) -> Prompter:
-    return Prompter(tokenizer, PromptSettings(**settings), task or Made())
+    return Prompter(tokenizer, PromptSettings(**settings), task or MADE)
 
 
 def text(tokenizer, problem=PROBLEM, **settings) -> str:
@@ -118,14 +110,14 @@ def test_examples_are_solved_turns_before_the_question(tokenizer):
 def test_examples_are_the_same_for_every_problem_and_never_the_problem_itself(tokenizer):
     asks = prompter(tokenizer, style="few_shot", shots=3)
     assert asks.prompt(PROBLEM) == prompter(tokenizer, style="few_shot", shots=3).prompt(PROBLEM)
-    for problem in Made().train():
+    for problem in SOLVED:
         said = asks.prompt(problem).text
         assert (said.count(problem.question), said.count("<|im_start|>user")) == (1, 4)
 
 
 def test_a_problem_that_its_environment_puts_in_other_words_is_not_its_own_example(tokenizer):
     asks = prompter(tokenizer, style="few_shot", shots=8)
-    for problem in Made().train():
+    for problem in SOLVED:
         assert problem.solution not in asks.prompt(replace(problem, question="Begin.")).text
 
 
@@ -230,7 +222,7 @@ def test_prompts_that_are_too_long_are_left_out(tokenizer, tmp_path, monkeypatch
 ])  # fmt: skip
 def test_an_answer_ends_where_a_base_model_would_ask_itself_the_next_question(tokenizer, style, templated, stops):
     one = tokenizer if templated else WithoutTemplate()
-    assert Prompter(one, PromptSettings(style=style), Made()).stop_strings == stops
+    assert Prompter(one, PromptSettings(style=style), MADE).stop_strings == stops
     begins = text(one, style=style).rpartition(PROBLEM.question)[0]
     assert all(begins.endswith(stop.removeprefix("\n") + " ") for stop in stops if stop.endswith(":"))
 
