@@ -91,10 +91,6 @@ def test_sampled_numbers_follow_from_the_answers(side_by_side, number, name):
     assert summary["trial_accuracies"] == pytest.approx(accuracies)
     assert (summary["mean"], summary["deviation"]) == pytest.approx((fmean(accuracies), stdev(accuracies)))
     assert summary[f"avg@{SAMPLES}"]["value"] == pytest.approx(fmean(accuracies))
-    right = Counter(record["problem"] for record in records if record["correct_strict"])
-    assert summary[f"pass@{SAMPLES}"]["value"] >= summary["pass@2"]["value"] >= fmean(accuracies)
-    assert summary[f"pass@{SAMPLES}"]["value"] <= len(right) / PROBLEMS
-    assert f"maj@{SAMPLES}" in summary
     assert len({(record["problem"], record["completion"]) for record in records}) > 2 * PROBLEMS
     first, second = ([one["completion"] for one in records if one["trial"] == trial] for trial in range(TRIALS))
     assert first != second
@@ -123,15 +119,6 @@ def test_the_table_the_comparison_and_the_flips_are_printed(run_folder, capsys):
     counted = Counter(flip["direction"] for flip in lines_of(run_folder / "eval/eval_flips.jsonl"))
     shown = sum(line.startswith("  nano/test/") for line in said.splitlines())
     assert shown == min(3, counted["gained"]) + min(3, counted["lost"]) > 0
-
-
-def test_a_run_folder_stands_for_its_adapter(run_folder, tmp_path, capsys):
-    arguments = ("--problems", 2, "--json", "--out", tmp_path / "out")
-    for named in (run_folder, run_folder / "adapter"):
-        status, said, error = said_by(capsys, "eval", named, "task.name=addition", *arguments)
-        assert status == 0, error
-        assert [one["name"] for one in json.loads(said)["evaluations"]] == ["base", "adapter"]
-    assert lines_of(tmp_path / "out/eval_answers.jsonl")[0]["problem"].startswith("addition/")
 
 
 def test_problems_that_the_run_was_trained_on_are_counted(run_folder, tmp_path, capsys):
