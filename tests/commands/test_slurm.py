@@ -132,30 +132,19 @@ def test_a_chain_that_is_refused_half_way_says_what_is_queued(site, sbatch, tmp_
         submit(tmp_path, chain=3)
 
 
-def submit(folder, *changes: str, **options):
-    config = resolve("nano", None, [f"run.dir={folder}/run", *changes])
+def submit(folder, **options):
+    config = resolve("nano", None, [f"run.dir={folder}/run"])
     slurm.slurm(config, "nano", slurm.JobRequest(nodes=1, gpus=1, **options), dry_run=False)
-    return config
 
 
-@pytest.mark.parametrize("change", ["run.steps=9", "algorithm.lr=0.1"])
-def test_a_job_that_its_run_folder_would_refuse_is_not_submitted(site, sbatch, tmp_path, change):
-    sbatch("echo 1")
-    config = submit(tmp_path)
-    write(
-        tmp_path / "run", {"config.yaml": config.to_yaml(), "verdict.json": "{}", "adapter/adapter_config.json": "{}"}
-    )
-    submit(tmp_path)  # it has nothing to do, and says so
-    with refuses("run.dir"):
-        submit(tmp_path, change)
-
-
-def test_a_job_that_its_warm_up_would_refuse_is_not_submitted(site, sbatch, tmp_path):
-    before = resolve("nano", None, [f"run.dir={tmp_path}/run", "warmup.steps=3"])
-    of_warmup = before.warmed_up_in(tmp_path / "run/warmup").to_yaml()
-    write(tmp_path / "run/warmup", {"config.yaml": of_warmup, "adapter/adapter_config.json": "{}"})
-    with refuses("run.dir", names="warmup.steps: 3"):
-        submit(tmp_path, "warmup.steps=5")
+def test_a_job_of_a_run_that_has_ended_is_submitted(site, sbatch, tmp_path):
+    """It has nothing to do, and says so. What a job is refused for is in tests/data/refusals.yaml."""
+    config = resolve("nano", None, [f"run.dir={tmp_path}/run"])
+    files = {"config.yaml": config.to_yaml(), "verdict.json": "{}", "adapter/adapter_config.json": "{}"}
+    write(tmp_path / "run", files)
+    sbatch(f"touch {tmp_path}/asked; echo 1")
+    submit(tmp_path)
+    assert (tmp_path / "asked").exists()
 
 
 def test_a_slurm_that_does_not_answer_is_a_clear_error(site, sbatch, tmp_path, monkeypatch):
