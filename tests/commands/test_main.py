@@ -3,12 +3,12 @@
 import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import launch, ran, said_by
+from tests.conftest import ran, said_by
+from tests.e2e.short_job import octet
 from tests.forks import forked
 from tests.run.test_job import FEW, train
 from tests.terminal import shown
@@ -23,13 +23,9 @@ def adapter(tmp_path_factory):
     return folder / "it/adapter"
 
 
-def started(adapter, *arguments: str) -> subprocess.CompletedProcess:
-    return launch(*forked(), "-m", "trainer.commands.main", *arguments, folder=adapter.parent.parent)
-
-
 def test_merge_writes_a_model_that_answers_alike(adapter):
     out = adapter.parent / "whole"
-    answer = started(adapter, "merge", "--adapter", str(adapter), "--out", str(out), "--problems", "8", "--json")
+    answer = octet(adapter.parent, "merge", "--adapter", adapter, "--out", out, "--problems", 8, "--json")
     assert f"octet: merging {adapter} into the base, and writing {out}\n" in answer.stderr
     result = json.loads(answer.stdout)
     assert (result["identical"], result["problems"]) == (8, 8)
@@ -37,12 +33,12 @@ def test_merge_writes_a_model_that_answers_alike(adapter):
     assert (out / "model.safetensors").is_file()
     link = adapter.parent / "link"
     link.symlink_to(adapter)
-    assert "it is a link" in started(adapter, "merge", "--adapter", str(adapter), "--out", str(link)).stderr
+    assert "it is a link" in octet(adapter.parent, "merge", "--adapter", adapter, "--out", link).stderr
 
 
 @pytest.mark.slow
 def test_the_largest_seed_trains_and_samples(adapter):
-    answer = started(adapter, "eval", "--adapter", str(adapter), "--problems", "4", "--samples", "2", "--json")
+    answer = octet(adapter.parent, "eval", "--adapter", adapter, "--problems", 4, "--samples", 2, "--json")
     assert answer.returncode == 0, answer.stderr
     seeds = {one["name"]: one["sampled"]["seed"] for one in json.loads(answer.stdout)["evaluations"]}
     assert seeds == {"base": 2**63, "adapter": 2**63}

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 import yaml
 
 from tests.commands.conftest import config_of, write
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 from tests.e2e.short_job import train
 from tests.forks import forked
 from tests.run.test_study import sums
@@ -252,10 +251,9 @@ def test_a_printed_command_runs(words, work):
     rest = [path for word in rest for path in (sorted(map(str, work.glob(word))) if word[-1:] == "*" else [word])]
     for written in work.glob("runs/*/export-*"):  # of the line before, which this one must not find
         shutil.rmtree(written)
-    is_octet, environment = program == "octet", os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*forked(), *(["-m", "trainer.commands.main"] if is_octet else []), *rest]
-    where, pipes = work if is_octet else ROOT, {"input": "", "capture_output": True, "text": True}
-    done = subprocess.run(command, check=False, cwd=where, env=environment, timeout=590, **pipes)
+    command, where = (["-m", "trainer.commands.main", *rest], work) if program == "octet" else (rest, ROOT)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = ran(*forked(), *command, cwd=where, env=environment, timeout=590, input="")
     status = next((status for name, status in STATUS.items() if " ".join(words).startswith(name)), 0)
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -4,12 +4,10 @@ All of them are in docs/troubleshooting.md, from `python -m tests.e2e.faulty_run
 """
 
 import json
-import os
-import subprocess
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import launch
 from tests.e2e.faulty_runs import FAULTS, HEALTHY
 from tests.forks import forked
 
@@ -22,8 +20,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    command = [*forked(), "-m", "tests.e2e.faulty_runs", str(folder), *SOME, *SOME_HEALTHY]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=600)
+    done = launch(*forked(), "-m", "tests.e2e.faulty_runs", folder, *SOME, *SOME_HEALTHY, timeout=600)
+    assert done.returncode == 0, done.stderr
     return json.loads((folder / "alarms.json").read_text())
 
 
