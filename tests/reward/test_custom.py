@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.conftest import launch, ran, refuses
+from tests.conftest import launch, program, ran, refuses
 from tests.forks import forked
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
@@ -55,11 +55,8 @@ def test_it_gets_what_trl_gives_and_the_columns_of_the_record_first(mine):
     assert (seen_by(scorer)["level"], seen_by(scorer)["topic"]) == (["easy", None], [None, "sums"])
 
 
-@pytest.mark.parametrize("name", ["environments", "log_metric"])
-def test_what_only_trl_passes_is_refused_by_name(mine, name):
-    with refuses("reward.custom", RewardError, names=name):
-        grades(mine(f"def score(completions, {name}, **columns):\n    return [1.0] * len(completions)\n"), "a")
-    assert grades(mine(f"def score(completions, {name}=None):\n    return [1.0] * len(completions)\n"), "a") == [1.0]
+def test_what_only_trl_passes_may_have_a_default(mine):
+    assert grades(mine("def score(completions, environments=None, log_metric=None): return [1.0]"), "a") == [1.0]
 
 
 CHAT = [{"role": "user", "content": "3 * 4?"}]
@@ -268,9 +265,7 @@ def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch, alone
 
 def test_files_of_one_name_are_both_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    files = [tmp_path / folder / "game.py" for folder in ("m1", "m2")]
-    for file in files:
-        file.parent.mkdir()
-        file.write_text("def score(completions): return [1.0]\n")
+    one = "def score(completions): return [1.0]\n"
+    files = [program(tmp_path / folder / "game.py", one) for folder in ("m1", "m2")]
     functions = [user_code.load("reward.custom", f"{file}:score") for file in files]
     assert [sys.modules[one.__module__].__file__ for one in functions] == [*map(str, files)]
