@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from tests.commands.conftest import write
 from tests.commands.test_doctor import NO_CARDS
 from tests.conftest import NANO, ROOT, launch, refuses, said_by
 from tests.hub_server import Hub, serving, use_hub
@@ -60,10 +61,8 @@ def model(tmp_path_factory) -> Path:
     """The embedded model as a repository, with much beside it that no run reads."""
     folder = tmp_path_factory.mktemp("model") / "nano"
     shutil.copytree(NANO, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    for name in ("pytorch_model.bin", "onnx/model.onnx", "consolidated.safetensors", "modeling_it.py"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(b"not wanted")
-    return folder
+    others = ("pytorch_model.bin", "onnx/model.onnx", "consolidated.safetensors", "modeling_it.py")
+    return write(folder, dict.fromkeys(others, "not wanted"))
 
 
 def octet(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

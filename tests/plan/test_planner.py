@@ -11,6 +11,7 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.commands.conftest import write
 from tests.conftest import ROOT, ran, refuses
 from tests.forks import forked
 from tests.hub_server import serving, use_hub
@@ -197,14 +198,10 @@ WHOLE = shapes.KNOWN["Qwen/Qwen2.5-0.5B"]
 
 def test_a_snapshot_of_another_revision_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    folder = tmp_path / "models--some--body"
-    (folder / "refs").mkdir(parents=True)
     for revision, layers in (("main", 2), ("later", 3)):
-        snapshot = folder / "snapshots" / f"commit-of-{revision}"
-        snapshot.mkdir(parents=True)
-        (snapshot / "config.json").write_text(json.dumps(WHOLE | {"num_hidden_layers": layers}))
-        (snapshot / "model.safetensors").touch()
-        (folder / "refs" / revision).write_text(snapshot.name)
+        snapshot, config = f"snapshots/commit-of-{revision}", WHOLE | {"num_hidden_layers": layers}
+        files = {f"{snapshot}/config.json": config, f"{snapshot}/model.safetensors": ""}
+        write(tmp_path / "models--some--body", files | {f"refs/{revision}": f"commit-of-{revision}"})
     found = [shapes.known_shape("some/body", revision) for revision in (None, "later", "other")]
     assert [shape and shape.layers for shape in found] == [2, 3, None]
 

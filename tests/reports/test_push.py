@@ -9,6 +9,7 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
+from tests.commands.conftest import write
 from tests.conftest import NANO, said_by
 from tests.hub_server import serving, use_hub
 from tests.reports.conftest import change, configure
@@ -150,12 +151,10 @@ EXPORTS = {
 @pytest.mark.parametrize("case", EXPORTS)
 def test_the_card_of_a_gguf_file_says_what_its_check_found(case, capsys, copied):
     made, said = EXPORTS[case]
-    folder = copied("demo")
-    (folder / "export-gguf").mkdir()
-    (folder / "export-gguf/model-q4_0.gguf").write_bytes(b"GGUF")
+    folder = write(copied("demo"), {"export-gguf/model-q4_0.gguf": "GGUF"})
     if made:
         made = {"source": "../adapter", "step": 6, "file": "model-q4_0.gguf", **made}
-        (folder / "export-gguf/export.json").write_text(json.dumps(made))
+        write(folder, {"export-gguf/export.json": made})
     out = pushed(capsys, folder, "--what", "export-gguf")
     assert [text for text in said if text not in out] == []
     assert ("after the last step, 6" in out) == (made is not None)
@@ -172,10 +171,7 @@ LICENCES += [("license: mit", "nowhere", "see its page"), *((head, "in its folde
 @pytest.mark.parametrize(("head", "place", "said"), LICENCES)
 def test_the_licence_of_the_base_is_that_of_its_card_if_it_is_a_name(head, place, said, capsys, copied, monkeypatch):
     folder = copied("demo")
-    base = folder.parent / "base"
-    base.mkdir()
-    (base / "config.json").write_text("{}")
-    (base / "README.md").write_text(f"---\n{head}\n---\n")
+    base = write(folder.parent / "base", {"config.json": "{}", "README.md": f"---\n{head}\n---\n"})
     configure(folder, model__name=str(base) if place == "in its folder" else "octet/tiny")
     with serving({} if place == "nowhere" else {"models/octet/tiny": base}) as server:
         use_hub(monkeypatch, server.url, base / "home")
@@ -214,9 +210,7 @@ def test_what_is_not_the_whole_model_of_this_run_is_not_sent(what, said, capsys,
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
     exports = {"../export": "x.gguf", "refused": "model-q8_0.gguf.refused", "unchecked": "model-q8_0.gguf.unchecked"}
     for place, name in exports.items():
-        (folder / place).mkdir()
-        (folder / place / name).write_bytes(b"GGUF")
-        (folder / place / "export.json").write_text("{}")
+        write(folder / place, {name: "GGUF", "export.json": "{}"})
     change(folder / "../export/export.json", source="../other/adapter")
     status, out, err = said_by(capsys, "push", folder, "--to", "me/demo", "--what", what, "--yes")
     assert (status, out, said in err) == (2, "", True), err
@@ -236,12 +230,9 @@ LEFT_OUT += ["x.jinja", "additional_chat_templates/.x.jinja", "additional_chat_t
 
 def test_files_that_belong_to_no_model_are_left_out(capsys, copied):
     folder = copied("demo")
-    (folder / "adapter/additional_chat_templates").mkdir()
-    for name in LEFT_OUT:
-        (folder / "adapter" / name).write_text("secret")
-    for name in ("gguf/model-q8_0.gguf", "gguf/deep/model-q8_0.gguf", "additional_chat_templates/tool_use.jinja"):
-        (folder / "adapter" / name).parent.mkdir(exist_ok=True)  # an export that lies in the folder is another model
-        (folder / "adapter" / name).write_bytes(b"GGUF")
+    exports = ("gguf/model-q8_0.gguf", "gguf/deep/model-q8_0.gguf")  # in the folder of the adapter: another model
+    names = (*LEFT_OUT, *exports, "additional_chat_templates/tool_use.jinja")
+    write(folder / "adapter", dict.fromkeys(names, "secret"))
     status, out, err = said_by(capsys, "push", folder, "--to", "me/demo")
     assert (status, [name for name in LEFT_OUT if f"  {name}\n" in out]) == (0, [])
     assert all(name in err for name in LEFT_OUT)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.conftest import write
 from tests.conftest import ran, refuses
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config, Model
@@ -73,9 +74,8 @@ def test_other_data_are_refused_and_the_first_record_of_them_is_kept(tmp_path, g
 def test_each_file_of_the_user_that_a_run_depends_on_is_compared(tmp_path, monkeypatch, capsys):
     """Also a module that the file of a reward imports from its folder, and one of the same name in another folder."""
     monkeypatch.chdir(tmp_path)
-    for name in ("a/rw.py", "b/rw.py", "b/own_helper_of_rw.py", "task.py", "ds.json", "start/adapter_config.json"):
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).write_text("{}")
+    names = ("a/rw.py", "b/rw.py", "b/own_helper_of_rw.py", "task.py", "ds.json", "start/adapter_config.json")
+    write(tmp_path, dict.fromkeys(names, "{}"))
     monkeypatch.syspath_prepend(tmp_path / "b")
     importlib.import_module("own_helper_of_rw")
     files = ["reward.custom=[a/rw.py:f, b/rw.py:g]", "task.mix={task.py:make: 1, nano: 1}"]
@@ -115,12 +115,10 @@ def test_a_value_that_is_not_json_has_one_checksum_in_every_process():
 
 
 def test_files_of_the_user_are_copied_and_installed_packages_are_not(tmp_path, monkeypatch):
-    (tmp_path / ".local/site-packages").mkdir(parents=True)
-    (tmp_path / ".local/site-packages/odd_package_of_mine.py").touch()
+    write(tmp_path, {".local/site-packages/odd_package_of_mine.py": ""})
     monkeypatch.syspath_prepend(tmp_path / ".local/site-packages")
     importlib.import_module("odd_package_of_mine")
-    for name in ("reward.py", "other.py", "asked.txt"):
-        (tmp_path / name).write_text("{question}")
+    write(tmp_path, dict.fromkeys(("reward.py", "other.py", "asked.txt"), "{question}"))
     files = [f"reward.custom=[{tmp_path}/reward.py:f,{tmp_path}/other.py:g]", f"prompt.style={tmp_path}/asked.txt"]
     files += [f"rollout.vllm.python={sys.executable}", "rollout.vllm.start=true"]  # no code of the user
     ((folder, names),) = code_of(resolve("nano", None, files)).items()

@@ -1,11 +1,10 @@
 """What a path on a command line stands for."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from trainer.config.command_line import resolve
+from tests.commands.conftest import config_of, write
 from trainer.config.settings import Model
 from trainer.model import hub
 from trainer.run_folder.source import Source
@@ -14,12 +13,10 @@ from trainer.run_folder.source import Source
 @pytest.fixture
 def run(tmp_path) -> Path:
     """The files by which a run folder is known, its adapter, a checkpoint, and the merged model."""
-    for place in ("adapter", "checkpoints/step_000002/adapter", "merged", "other"):
-        (tmp_path / "it" / place).mkdir(parents=True)
-        name = "config.json" if place == "merged" else "adapter_config.json"
-        (tmp_path / "it" / place / name).write_text(json.dumps({"base_model_name_or_path": "you/base"}))
-    (tmp_path / "it/config.yaml").write_text(resolve("nano").to_yaml())
-    return tmp_path / "it"
+    adapters = ("adapter", "checkpoints/step_000002/adapter", "other")
+    names = ("merged/config.json", *(f"{place}/adapter_config.json" for place in adapters))
+    files = {name: {"base_model_name_or_path": "you/base"} for name in names}
+    return write(tmp_path / "it", files | {"config.yaml": config_of()})
 
 
 SAVED = "checkpoints/step_000002/adapter"
