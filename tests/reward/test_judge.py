@@ -291,8 +291,9 @@ def test_back_off_doubles_with_jitter(server, monkeypatch):
 
 
 def test_requests_run_side_by_side_up_to_the_limit_and_the_same_answer_is_asked_about_once(server):
-    server.replies = [lambda: (time.sleep(0.15), chat(GOOD))[1]]
-    scorer = judge(server.url, "reward.judge.concurrency=3")
+    three = threading.Barrier(3, timeout=240)  # nine answers are three times three
+    server.replies = [lambda: (three.wait(), time.sleep(0.15), chat(GOOD))[-1]]
+    scorer = judge(server.url, "reward.judge.concurrency=3", "reward.judge.timeout_s=250")
     assert grades(scorer, *"abcdefghiaab") == [pytest.approx(GOOD_REWARD)] * 12
     assert (server.most_at_once, scorer.parallel, len(server.requests)) == (3, 3, 9)
 

@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import wait
 from contextlib import nullcontext
 from dataclasses import replace
+from time import perf_counter
 from types import SimpleNamespace
 
 import pytest
@@ -168,10 +169,11 @@ def test_symbolic_without_math_verify_says_what_to_install(monkeypatch):
 
 def test_seconds_of_each_reward_are_measured_and_then_forgotten():
     scorer = scorer_of("reward.weights={correct: 1, format: 1}")
+    began = perf_counter()
     scores_of(scorer, "#### 12")
-    measured = scorer.drain()
+    took, measured = perf_counter() - began, scorer.drain()
     assert {"time/reward/answers", "time/reward/correct", "time/reward/format"} == set(measured)
-    assert all(0 < seconds < 1 and weight == 1 for seconds, weight in measured.values())
+    assert all(0 < seconds < took and weight == 1 for seconds, weight in measured.values())
     assert scorer.drain() == {}
 
 
