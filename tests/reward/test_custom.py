@@ -15,7 +15,7 @@ from trainer.errors import RewardError
 from trainer.machine import user_code
 from trainer.problem.task import make_task
 from trainer.records import Prompt
-from trainer.reward.make import rehearse_functions, worked
+from trainer.reward.make import rehearse_functions
 from trainer.reward.scorer import Scorer
 
 
@@ -226,16 +226,6 @@ def test_a_file_may_import_its_neighbour_and_define_dataclasses(tmp_path, mine):
     body = "from __future__ import annotations\nfrom neighbour_of_mine import VALUE\nfrom dataclasses import dataclass"
     body += "\n@dataclass\nclass A:\n    x: int\ndef score(completions, **c): return [VALUE]"
     assert grades(mine(body), "a") == [0.25]
-
-
-@pytest.mark.parametrize(("body", "format_", "told"), [
-    ("def score(completions, **c): return [float(len(x[0]['content'])) for x in completions]", "text", "chat"),
-    ("def score(completions, **c): return [float(len(x.split())) for x in completions]", "chat", "text"),
-])  # fmt: skip
-def test_completions_of_the_other_form_are_recognised(mine, body, format_, told):
-    scorer = mine(body, f"reward.custom_format={format_}")
-    with refuses("reward.custom", RewardError, names=f"_format={told}"):
-        scorer.rehearse(PROMPT, worked(PROBLEM))
 
 
 @pytest.mark.parametrize(("body", "early"), [
