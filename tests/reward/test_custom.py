@@ -135,23 +135,11 @@ def test_a_limit_that_a_function_sets_is_its_own_and_what_is_new_in_the_environm
     assert (sys.getrecursionlimit(), os.environ["OCTET_OF_A_REWARD"]) == (limit, "1")
 
 
-IMPORTS = "import os, signal, sys, threading, time, warnings, torch\n"
-NAMED = {
-    "torch.set_default_dtype(torch.float64)": "float64",
-    "torch.set_default_dtype(torch.bfloat16); raise ValueError": "get_default_dtype",
-    "torch.set_num_threads(torch.get_num_threads() + 1)": "get_num_threads",
-    "torch.set_float32_matmul_precision('medium')": "get_float32_matmul_precision",
-    "torch.backends.mkldnn.enabled = False": "mkldnn_enabled",
-    "torch.use_deterministic_algorithms(True)": "get_deterministic_debug_mode",
-    "import faulthandler; faulthandler.dump_traceback_later(9, exit=True)": "faulthandler",
-    "os.dup2(0, os.dup(0))": "os.dup2",
-}
-
-
-@pytest.mark.parametrize("change", NAMED)
-def test_a_change_of_the_whole_process_is_named_with_the_function(mine, change):
-    scorer = mine(f"{IMPORTS}def score(completions):\n    {change}\n    return [1.0]")
-    with refuses("reward.custom", RewardError, names=NAMED[change]):
+def test_a_change_of_the_whole_process_is_named_with_the_function(mine):
+    """Changes that have the same message on every machine are in tests/data/refusals.yaml."""
+    change = "torch.set_num_threads(torch.get_num_threads() + 1)"
+    scorer = mine(f"import torch\ndef score(completions):\n    {change}\n    return [1.0]")
+    with refuses("reward.custom", RewardError, names="get_num_threads"):
         grades(scorer, "a")
 
 
