@@ -153,6 +153,8 @@ def test_a_conversation_passes_untouched(tokenizer, style):
     said = text(tokenizer, problem, style=style, system="Be brief.")
     turns = ["", "system\nBe kind.<|im_end|>\n", "user\n 1 + 2? <|im_end|>\n", "assistant\n"]
     assert said.split("<|im_start|>") == turns
+    plain = text(tokenizer, talk(("user", " 1 + 2? ")), style=style, system="Be brief.")  # without one of its own
+    assert plain.split("<|im_start|>") == ["", "system\nBe brief.<|im_end|>\n", *turns[2:]]
 
 
 def test_the_model_goes_on_with_a_turn_that_the_data_begins(tokenizer):
@@ -209,8 +211,10 @@ def test_prompts_that_are_too_long_are_left_out(tokenizer, tmp_path, monkeypatch
     assert kept == [one for one in problems if one.question.count("word") <= most_words]
     long_talk = talk(("user", "word " * 100))  # its `question` is short
     assert asks.fitting([problems[0], long_talk]) == problems[:1]
-    with refuses("prompt.max_tokens", DataError):
+    shortest = min(len(asks.prompt(problem).tokens) for problem in problems[3:])
+    with refuses("prompt.max_tokens", DataError, names=f"Write ={shortest} or more"):
         asks.fitting(problems[3:])
+    assert asks.fitting(problems[3:], shortest)
 
 
 @pytest.mark.parametrize(("style", "templated", "stops"), [

@@ -67,8 +67,7 @@ class StudyFile(Section):
     seeds: PositiveInt | Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = 3
     """Write how many seeds, such as 3, or a list of them. Below three, no arm is judged."""
     arms: dict[ArmName, dict[str, Any] | None] = Field(min_length=1)
-    """Write a name and settings for each, such as {grpo: {}, small: {lora.r: 4}}; a name of digits needs quotes. The
-    others are compared with the first, to which the controls belong."""
+    """Write a name and settings for each, such as {grpo: {}, small: {lora.r: 4}}; a name of digits needs quotes."""
     controls: tuple[str, ...] = ()
     """Write a list of controls of the first arm, such as [format, random]."""
     renumbered: bool = False

@@ -142,7 +142,7 @@ class OwnTask(RecordsTask):
         super().__init__(settings)
         for method in METHODS:
             if not callable(getattr(own, method, None)) and (method == "train" or hasattr(own, method)):
-                reason = f"it returns {own!r:.60}, which has no method `{method}`"
+                reason = f"it returns an object of type {type(own).__name__}, which has no method `{method}`"
                 remedy = "Return an object whose train() returns records; see docs/tasks.md"
                 raise ConfigError(f"task.name={settings.name}", reason, remedy)
         self.own = own

@@ -116,10 +116,13 @@ class Prompter:
         """Return the problems whose prompts have at most `most` tokens, by default `prompt.max_tokens`. Raise DataError
         if there are none."""
         most = most or self.settings.max_tokens
-        too_long = {id(prompt.original or prompt.problem) for prompt in self.longer(problems, most)}
-        kept = [problem for problem in problems if id(problem) not in too_long]
+        longer = {id(prompt.original or prompt.problem): len(prompt.tokens) for prompt in self.longer(problems, most)}
+        kept = [problem for problem in problems if id(problem) not in longer]
         if not kept:
-            raise DataError(f"prompt.max_tokens={most}", f"none of {len(problems)} prompts is that short")
+            shortest = min(longer.values(), default=most)
+            reason = f"none of {len(problems)} prompts is that short; the shortest has {shortest} tokens"
+            fewer = ", or a smaller prompt.shots" if self._examples else ""
+            raise DataError(f"prompt.max_tokens={most}", reason, f"Write prompt.max_tokens={shortest} or more{fewer}")
         return kept
 
     def longer(self, problems: Sequence[Problem], most: int) -> Iterator[Prompt]:
@@ -132,9 +135,10 @@ class Prompter:
         yield from (prompt for prompt in map(self.prompt, long) if len(prompt.tokens) > most)
 
     def messages(self, problem: Problem) -> Messages:
-        if problem.messages:
-            return self._with_request(problem.messages)
         turns = [{"role": "system", "content": self.settings.system}] if self.settings.system else []
+        if problem.messages:
+            has_own = any(message["role"] == "system" for message in problem.messages)
+            return self._with_request([*([] if has_own else turns), *problem.messages])
         # by id as well, because an environment asks in other words than the data
         others = [one for one in self._examples if one.question != problem.question and one.id != problem.id]
         for example in others[: self.settings.shots]:

@@ -177,7 +177,7 @@ class DataTask(Task):
                 self.bad += 1
         if not problems:
             bad = self.skipped[skipped_before:]
-            raise DataError(source, f"no record can be used: {bad[0]}" if bad else "it is empty")
+            raise DataError(source, f"no record can be used: {bad[0]}" if bad else "it has no records")
         return problems
 
 
@@ -206,7 +206,8 @@ def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Pro
     if not problems:
         reason = "no training problem is left: the held-out set has all their questions"
         left_out = [note for note in task.notes() if note.startswith(LEFT_OUT)]
-        raise DataError(f"task.name={task.name}", "; ".join([reason, *left_out]), "Add training problems")
+        remedy = "Write a smaller task.holdout" if settings.holdout else "Add training problems"
+        raise DataError(f"task.name={task.name}", "; ".join([reason, *left_out]), remedy)
     return problems[: settings.limit]
 
 

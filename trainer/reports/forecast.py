@@ -39,9 +39,10 @@ def outlook(run: RunFiles) -> str:
     if then is None or gain is None or later <= step:
         return ""
     value, low, high = (round(100 * share) for share in then)
+    points_gained, least, most = (f"{round(100 * share, 1) + 0.0:+}" for share in gain)  # 0.0 is added to a -0.0
     return (
         f"Forecast: {what} near {value} % (90 % interval {low} to {high}) after step {later}; {later - step} more "
-        f"steps are worth about {100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})."
+        f"steps are worth about {points_gained} points ({least} to {most})."
     )
 
 

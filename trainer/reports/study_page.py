@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import Environment
 
+from trainer.config.command_line import overrides_of
 from trainer.config.study import BASE
 from trainer.estimates import FOUND, LEAST_SEEDS
 from trainer.reports.chart import differences, svg
@@ -100,6 +101,10 @@ def sections(found: Found, collected: Collected) -> Iterator[Html]:
         yield from section("Differences in points", *figures)
     groups = [Group(arm, [*runs.values()]) for arm, runs in collected.runs.items()]
     yield from section("Curves", charts(groups))
-    settings = [[arm, tag("code", str(one["settings"]))] for arm, one in found["arms"].items() if one["settings"]]
+    settings = [
+        [arm, tag("code", " ".join(overrides_of(one["settings"])))]
+        for arm, one in found["arms"].items()
+        if one["settings"]
+    ]
     yield from section("Settings of the arms", table(["arm", "settings"], settings))
     yield from section("How it was made", *(tag("p", line) for line in found["made_with"]))

@@ -152,7 +152,7 @@ class Reward(Section):
     @classmethod
     def _known_names(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
         known = [*REWARDS, *map(function_name, info.data.get("custom", ()))]
-        for name in value:
+        for name in value if "custom" in info.data else ():  # otherwise custom was refused, with a message of its own
             if name not in known:
                 nearest = did_you_mean(name, known)
                 own = "and your own functions, with reward.custom=FILE.py:FUNCTION"
