@@ -38,7 +38,7 @@ from trainer.rollout.decoder import weights
 from trainer.rollout.make import make_sampler
 from trainer.rollout.turns import Stops
 from trainer.step.engine import DeepSpeedPolicy
-from trainer.step.update import backward, optimizer_step
+from trainer.step.update import backward
 from trainer.watch.tally import Tally
 
 RESULTS = Path(__file__).parent / "results/plan.json"
@@ -251,7 +251,7 @@ def train(policy: Any, config: Config, groups: list[ScoredGroup], packer: Packer
         backward(policy, minibatch, algorithm, 0.0, Tally())
         found.end("backward")
 
-    optimizer_step(policy, collected, step, algorithm.gradreg)
+    policy.update(collected, step)
     found.end("step")
 
 

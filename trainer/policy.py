@@ -28,16 +28,8 @@ class Policy(Protocol):
     def backward(self, loss: Any) -> None:
         """Add the gradient of a part of the loss to that of the update."""
 
-    def set_learning_rate(self, step: int) -> None: ...
-
-    def accumulating(self) -> AbstractContextManager[None]:
-        """Add up the gradients of every `backward` inside, and reduce them once over the ranks at the end."""
-
-    def accumulate_regularised(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
-        """Add up the gradient with a penalty on its norm; return measurements."""
-
-    def step(self, measured: dict[str, float]) -> Update:
-        """Let the optimizer take a step with the accumulated gradient."""
+    def update(self, gradient: Callable[[], None], step: int) -> Update:
+        """Let the optimizer take a step with what `gradient` adds, and with the penalty on its norm in the settings."""
 
     def rehearse(self, gradient: Callable[[], None]) -> None:
         """Do everything that an update does except its step."""

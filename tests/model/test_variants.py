@@ -17,7 +17,7 @@ from trainer.errors import ModelError
 from trainer.model import lora, merge
 from trainer.model.load import load_model
 from trainer.step.engine import DeepSpeedPolicy
-from trainer.step.update import backward, optimizer_step
+from trainer.step.update import backward
 from trainer.watch.tally import Tally
 
 TOKENS = torch.tensor([[5, 6, 7, 30, 31, 32]])
@@ -50,7 +50,7 @@ def make_policy(model, more: str = "", dtype: str = "fp32"):
 def one_update(policy, step: int = 0):
     algorithm = policy.config.algorithm
     batch = in_one(policy, algorithm.aggregation)
-    return optimizer_step(policy, partial(backward, policy, batch, algorithm, 0.0, Tally()), step, algorithm.gradreg)
+    return policy.update(partial(backward, policy, batch, algorithm, 0.0, Tally()), step)
 
 
 def advance(policy, *steps: int):

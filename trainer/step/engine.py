@@ -122,17 +122,18 @@ class DeepSpeedPolicy:
             if part is not None:
                 self._collected[index] += part.float() / scale
 
-    def set_learning_rate(self, step: int) -> None:
+    def update(self, gradient: Callable[[], None], step: int) -> Update:
+        """The gradient is reduced once over the ranks. The size of the first updates of an adapter is measured."""
         share = schedule(self.config.optim, step, self.total_steps)
         for group, peak in zip(self.engine.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * share
-
-    def accumulating(self) -> AbstractContextManager[None]:
         self.engine.train()
-        return cast("AbstractContextManager[None]", self.engine.coalesce_grad_reduction())
-
-    def step(self, measured: dict[str, float]) -> Update:
-        """Step the optimizer on the accumulated gradient. The size of the first updates of an adapter is measured."""
+        measured = {}
+        if strength := gradient_regularisation.strength_at(self.config.algorithm.gradreg, step):
+            measured = self._add_regularised(gradient, strength)
+        else:
+            with self.engine.coalesce_grad_reduction():
+                gradient()
         is_measured = self.config.lora.enabled and not self.splits_weights and self.engine.global_steps < MEASURED_STEPS
         before_N = _joined(self.trainable) if is_measured else None
         self._read_norms()
@@ -140,7 +141,7 @@ class DeepSpeedPolicy:
         norm, rate = float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0]
         if before_N is not None:
             change = (_joined(self.trainable) - before_N).norm() / before_N.norm()
-            measured = measured | {"update_size": float(change)}
+            measured["update_size"] = float(change)
         return Update(norm, rate, self.engine.optimizer.overflow, measured)
 
     def _read_norms(self) -> None:
@@ -175,9 +176,9 @@ class DeepSpeedPolicy:
             parameter.grad = None
         self.engine.optimizer.zero_grad()
 
-    def accumulate_regularised(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
-        """Compute the regularised gradient outside the engine, and pass it on as the gradient of a linear function."""
-        self.engine.train()
+    def _add_regularised(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
+        """Compute the regularised gradient outside the engine, and pass it on as the gradient of a linear function.
+        Return measurements."""
         eps = self.config.algorithm.gradreg.eps
         with gradient_regularisation.in_fp32(self.trainable):
             whole = partial(self._whole_gradient, gradient)

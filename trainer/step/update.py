@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from trainer.batch.pack import Packer, halves, rows_of_answer, tokens_in
-from trainer.config.settings import Algorithm, Config, GradReg
+from trainer.config.settings import Algorithm, Config
 from trainer.errors import TrainingError
 from trainer.loss import before_update
 from trainer.loss.before_update import TeacherLogprobs
@@ -26,7 +26,6 @@ from trainer.records import (
     TrainingRow,
     Update,
 )
-from trainer.step.gradient_regularisation import strength_at
 from trainer.watch.tally import Tally
 
 T = TypeVar("T")
@@ -135,7 +134,7 @@ class Updater:
         for _ in range(self.config.algorithm.epochs):
             for index in range(len(minibatches)):
                 gradient = partial(self.add_gradient, minibatches, index, tally)
-                updates.append(optimizer_step(self.policy, gradient, step, self.config.algorithm.gradreg))
+                updates.append(self.policy.update(gradient, step))
         return updates
 
     def add_gradient(self, minibatches: list[MiniBatch[PreparedBatch]], index: int, tally: Tally) -> None:
@@ -156,16 +155,6 @@ class Updater:
         used = self.kl.value
         self.kl.observe(metrics["kl"])
         return {"kl_coef": used}
-
-
-def optimizer_step(policy: Policy, gradient: Callable[[], None], step: int, settings: GradReg) -> Update:
-    """Step the optimizer on the gradient that `gradient` accumulates, which is reduced once over the ranks."""
-    policy.set_learning_rate(step)
-    if strength := strength_at(settings, step):
-        return policy.step(policy.accumulate_regularised(gradient, strength))
-    with policy.accumulating():
-        gradient()
-    return policy.step({})
 
 
 def backward(
