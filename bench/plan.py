@@ -12,7 +12,7 @@ import argparse
 import gc
 import json
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -240,8 +240,7 @@ def scored(prompt: Prompt, completions: list[Completion]) -> ScoredGroup:
 def train(policy: Any, config: Config, groups: list[ScoredGroup], packer: Packer, step: int, found: Any) -> None:
     algorithm = config.algorithm
     made = rows(groups, [advantage.of(group.rewards_G, algorithm) for group in groups], algorithm)
-    (packed,) = deal(made, idle_row(groups[0]), config, packer)
-    minibatch = replace(packed, batches=[batch.prepared() for batch in packed.batches])
+    (minibatch,) = deal(made, idle_row(groups[0]), config, packer)
     found.live.forget_the_peak()
     for batch in minibatch.batches:
         policy.measure(batch)

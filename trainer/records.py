@@ -1,4 +1,4 @@
-"""The records that travel through a step. They are frozen and complete when they are created.
+"""The records that travel through a step. They are frozen; a measurement makes a new one.
 
 Axis letters at the end of a name replace a shape comment:
 
@@ -6,14 +6,14 @@ Axis letters at the end of a name replace a shape comment:
     G  completions of a problem    T  token positions
     V  vocabulary                  H  hidden size
 
-    Problem -> Prompt -> Completion -> ScoredGroup -> TrainingRow -> TrainingBatch -> PreparedBatch -> MeasuredBatch
+    Problem -> Prompt -> Completion -> ScoredGroup -> TrainingRow -> TrainingBatch -> MeasuredBatch
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -242,13 +242,21 @@ class TrainingBatch:
     rewards_B: Tensor
     weights_B: Tensor  # 0 for a row that only gives this rank as many micro-batches as the others
     tree: Tree
+    # computed before the first update (`loss/before_update.py`), if the objective needs them
+    reference_logprobs_BT: Tensor | None = None
+    token_advantages_BT: Tensor | None = None  # if a teacher gives more than one number for an answer
 
     def to(self, device: Any) -> TrainingBatch:
         return TrainingBatch(**_moved(self, device))
 
-    def prepared(self, reference_BT: Tensor | None = None, advantages_BT: Tensor | None = None) -> PreparedBatch:
-        """Return the batch with values that are computed before the first update."""
-        return PreparedBatch(**_parts(self), reference_logprobs_BT=reference_BT, token_advantages_BT=advantages_BT)
+    def measured(self, old_logprobs_BT: Tensor, trained_BT: Tensor | None = None) -> MeasuredBatch:
+        """Return the batch with the log-probs of the policy before the first update."""
+        return MeasuredBatch(**_parts(self), old_logprobs_BT=old_logprobs_BT, trained_BT=trained_BT)
+
+    @property
+    def advantages_BT(self) -> Tensor:
+        """The advantage of each token, or B x 1 if all tokens of an answer have the same one."""
+        return self.advantages_B[:, None] if self.token_advantages_BT is None else self.token_advantages_BT
 
     @property
     def present_BT(self) -> Tensor:
@@ -261,32 +269,12 @@ class TrainingBatch:
         return self.mask_BT & (self.weights_B > 0)[:, None]
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedBatch(TrainingBatch):
-    """A micro-batch with values that are computed before the first update (`loss/before_update.py`)."""
-
-    reference_logprobs_BT: Tensor | None  # None if the objective has no KL to a reference
-    token_advantages_BT: Tensor | None  # for each token, if a teacher gives more than one number for an answer
-
-    def measured(self, old_logprobs_BT: Tensor, trained_BT: Tensor | None = None) -> MeasuredBatch:
-        """Return the batch with the log-probs of the policy before the first update."""
-        return MeasuredBatch(**_parts(self), old_logprobs_BT=old_logprobs_BT, trained_BT=trained_BT)
-
-    @property
-    def advantages_BT(self) -> Tensor:
-        """The advantage of each token, or B x 1 if all tokens of an answer have the same one."""
-        return self.advantages_B[:, None] if self.token_advantages_BT is None else self.token_advantages_BT
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredBatch(PreparedBatch):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredBatch(TrainingBatch):
     """A micro-batch with everything that the objective compares, including the log-probs before the first update."""
 
     old_logprobs_BT: Tensor
     trained_BT: Tensor | None  # bool: this token is among those of the highest entropy; None if all are trained on
-
-
-Batch = TypeVar("Batch", bound=TrainingBatch)
 
 
 class Scores(NamedTuple):
@@ -298,11 +286,11 @@ class Scores(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MiniBatch(Generic[Batch]):
+class MiniBatch:
     """The micro-batches of one update on this rank; all ranks have equally many. The loss is a weighted sum over tokens
     / `divisor`. `divisor` and `tokens` count all ranks."""
 
-    batches: Sequence[Batch]
+    batches: Sequence[TrainingBatch]
     divisor: float
     tokens: float
 

@@ -55,7 +55,7 @@ def test_another_error_is_not_tried_again():
 def test_halves_have_the_rows_and_all_that_was_measured_of_them(tiny_model, flat):
     batch = to_tensors(ROWS, 0)
     score = LogProbs(AutoModelForCausalLM.from_pretrained(tiny_model), temperature=0.7, flat=flat)
-    parts = halves(batch.prepared().measured(score(batch).logprobs_BT.detach()))
+    parts = halves(batch.measured(score(batch).logprobs_BT.detach()))
     assert [len(part.weights_B) for part in parts] == [3, 4]
     assert [one for part in parts for one in part.advantages_B.tolist()] == [one.advantage for one in ROWS]
     assert [one for part in parts for one in part.rows] == ROWS

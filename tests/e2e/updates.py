@@ -25,7 +25,7 @@ from trainer.model.ends import causal_lm_of
 from trainer.model.load import load_model
 from trainer.model.lora import add_adapter, add_teacher
 from trainer.ranks import distributed
-from trainer.records import MiniBatch, PreparedBatch, TrainingRow
+from trainer.records import MiniBatch, TrainingRow
 from trainer.step.engine import DeepSpeedPolicy
 from trainer.step.update import Updater
 from trainer.watch.tally import Tally
@@ -65,11 +65,11 @@ def in_pairs(rows: Sequence[TrainingRow], aggregation: str) -> list[TrainingRow]
     return made
 
 
-def in_one(policy: Any, aggregation: str = "dapo") -> MiniBatch[PreparedBatch]:
+def in_one(policy: Any, aggregation: str = "dapo") -> MiniBatch:
     """All rows as one mini-batch, for one update of a policy."""
     packer = Packer(10_000, 0, policy.is_flat)
     (minibatch,) = minibatches(in_pairs(ROWS, aggregation), IDLE, policy.config, packer)
-    return replace(minibatch, batches=[batch.prepared() for batch in minibatch.batches])
+    return minibatch
 
 
 def make_model(config: Config, dtype: str = "fp32") -> Any:

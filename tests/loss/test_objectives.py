@@ -64,7 +64,7 @@ def test_a_mask_leaves_out_what_is_above_the_cap():
 def test_a_token_that_is_not_trained_keeps_its_entropy_bonus():
     """TRL leaves that out as well."""
     zeros, trained_BT = torch.zeros(1, 2), torch.tensor([[True, False]])
-    batch = to_tensors([row(1, 2, advantage=2.0)], pad_token=0).prepared().measured(zeros, trained_BT)
+    batch = to_tensors([row(1, 2, advantage=2.0)], pad_token=0).measured(zeros, trained_BT)
     scores = Scores(zeros, torch.tensor([[0.2, 0.4]]))
     (losses,) = objective(scores, batch, Algorithm(entropy_bonus=0.5, correction={"level": "none"}), 0.0).tolist()
     assert losses == pytest.approx([-2 - 0.5 * 0.2, -0.5 * 0.4])

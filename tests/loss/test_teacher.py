@@ -40,7 +40,7 @@ def gradient(policy, settings, weights) -> torch.Tensor:
     sampled = enumerate(now_V.tolist())
     rows = [replace(row(1, 1, 0.5, reward=2.0), completion=[token], logprobs=[logprob]) for token, logprob in sampled]
     batch = replace(to_tensors(rows, pad_token=0), weights_B=weights)
-    batch = with_teacher(batch, TEACHER[batch.targets_BT], None, config.teacher)
+    batch = with_teacher(batch, TEACHER[batch.targets_BT], config.teacher)
     batch = batch.measured(now_V.detach()[batch.targets_BT])
     scores = Scores(now_V[batch.targets_BT], torch.zeros(batch.mask_BT.shape))
     loss = total(objective(scores, batch, config.algorithm, config.algorithm.kl.coef), batch, 1.0)
@@ -146,6 +146,6 @@ def test_in_expectation_the_gradient_is_that_of_trls_gkd_trainer(student_and_tea
     told = LogProbs(teacher, 1.0, flat=False)
     packed = Packer(4000, 0, flat=False).pack(every_token)
     student.zero_grad()
-    batches = (with_teacher(batch, told(batch).logprobs_BT, None, config.teacher) for batch in packed)
+    batches = (with_teacher(batch, told(batch).logprobs_BT, config.teacher) for batch in packed)
     add_gradients(student, batches, config, PLACES)
     assert_same(gradients(student), of_gkd)

@@ -69,7 +69,7 @@ def assert_learned_from(model, loss: torch.Tensor) -> None:
     loss.backward()
     expected = gradients(model)
     model.zero_grad()
-    batches = (batch.prepared() for batch in Packer(30, 0, flat=False).pack(ROWS))
+    batches = Packer(30, 0, flat=False).pack(ROWS)
     assert add_gradients(model, batches, SETTINGS, TOKENS) == pytest.approx(loss.item(), rel=1e-6)
     assert_same(gradients(model), expected)
 

@@ -122,7 +122,7 @@ def batch_of(group, **settings):
 def gradients(model, group, flat=True, **settings):
     batch, size = batch_of(group, **settings)
     scores = LogProbs(model, 1.0, flat=flat)(batch)
-    batch = batch.prepared().measured(scores.logprobs_BT.detach())
+    batch = batch.measured(scores.logprobs_BT.detach())
     loss = total(objective(scores, batch, Algorithm(**settings), 0.0), batch, size)
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [loss.detach(), *torch.autograd.grad(loss, learned)]
@@ -341,7 +341,7 @@ def test_no_objective_sees_what_stands_at_the_places_of_a_reply(told, loss, leve
     settings = Algorithm.model_validate(given)
     batch, size = batch_of(group)
     scores = LogProbs(model, 1.0, train_entropy=True)(batch)
-    batch = batch.prepared(scores.logprobs_BT * 0).measured(scores.logprobs_BT.detach() - 0.1)
+    batch = replace(batch, reference_logprobs_BT=scores.logprobs_BT * 0).measured(scores.logprobs_BT.detach() - 0.1)
     expected = total(objective(scores, batch, settings, 0.1), batch, size)
     noise = torch.randn(batch.mask_BT.shape).where(~batch.mask_BT & batch.present_BT, 0.0)
     assert noise.any()

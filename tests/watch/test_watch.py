@@ -42,7 +42,9 @@ def test_extremes_are_those_of_all_ranks():
 def scored_batch(sampled_logprobs_BT=ZEROS, reference_logprobs_BT=None):
     """Two answers of two tokens and one token; the second row of padding has no weight."""
     batch = to_tensors([row(1, 2, 1.0), row(2, 1, -1.0), row(1, 1, 0.0, weight=0.0)], pad_token=0)
-    return replace(batch, sampled_logprobs_BT=sampled_logprobs_BT).prepared(reference_logprobs_BT).measured(ZEROS)
+    return replace(
+        batch, sampled_logprobs_BT=sampled_logprobs_BT, reference_logprobs_BT=reference_logprobs_BT
+    ).measured(ZEROS)
 
 
 def test_a_batch_becomes_ratios_clips_and_distances():
@@ -71,7 +73,7 @@ def test_gspo_is_judged_by_the_ratio_of_the_answer():
 
 def test_a_batch_without_weight_is_not_logged():
     batch = to_tensors([row(1, 2, 1.0, weight=0.0)], pad_token=0)
-    batch, tally = batch.prepared().measured(torch.zeros(1, 2)), Tally()
+    batch, tally = batch.measured(torch.zeros(1, 2)), Tally()
     tally_batch(tally, batch, Scores(torch.zeros(1, 2), torch.zeros(1, 2)), Algorithm())
     assert tally.sums == {}
 

@@ -16,7 +16,7 @@ depend on the machine, so here it is the group of one problem, which is never sp
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from trainer.config.settings import Algorithm, Config
 from trainer.ranks import distributed
-from trainer.records import Batch, Completion, MiniBatch, ScoredGroup, Segment, TrainingBatch, TrainingRow, Tree
+from trainer.records import Completion, MiniBatch, ScoredGroup, Segment, TrainingBatch, TrainingRow, Tree
 
 # Each function returns the weights of the answers of a group, given their lengths.
 AGGREGATIONS: dict[str, Callable[[Sequence[int]], list[float]]] = {
@@ -80,9 +80,7 @@ def idle_row(group: ScoredGroup) -> TrainingRow:
     return TrainingRow(prompt, prompt[-1:], (0.0,), advantage=0.0, weight=0.0)
 
 
-def minibatches(
-    rows: Sequence[TrainingRow], idle: TrainingRow, config: Config, packer: "Packer"
-) -> list[MiniBatch[TrainingBatch]]:
+def minibatches(rows: Sequence[TrainingRow], idle: TrainingRow, config: Config, packer: "Packer") -> list[MiniBatch]:
     """Return the rows of this rank, split into the updates of one pass. All ranks must run the same number of
     micro-batches in an update, so a rank with fewer adds the idle row. An update has the same groups for any number of
     ranks, because the groups of all ranks are assigned to updates by their place."""
@@ -195,18 +193,17 @@ def _in_order(rows: Sequence[Sequence[int | None]], width: int) -> tuple[Tensor,
     return _pad(numbers, width, 0), torch.tensor([place for _, place in seen.values()])
 
 
-def halves(batch: Batch) -> list[Batch]:
+def halves(batch: TrainingBatch) -> list[TrainingBatch]:
     """Split a batch into two, with all its measurements."""
     middle, parts = len(batch.rows) // 2, []
     assert middle, "a single row cannot be split"
+    named = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
+    tensors = [(name, value) for name, value in named if isinstance(value, Tensor)]
     for part in (slice(0, middle), slice(middle, None)):
         rows = batch.rows[part]
         width = max(row.length for row in rows) - 1
-        cut = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        for name, value in cut.items():
-            if isinstance(value, Tensor):
-                cut[name] = value[part, :width] if name.endswith("_BT") else value[part]
-        parts.append(type(batch)(**cut | {"rows": rows, "tree": tree_of(rows, width).to(batch.inputs_BT.device)}))
+        cut = {name: value[part, :width] if name.endswith("_BT") else value[part] for name, value in tensors}
+        parts.append(replace(batch, rows=rows, tree=tree_of(rows, width).to(batch.inputs_BT.device), **cut))
     return parts
 
 

@@ -25,7 +25,7 @@ from trainer.config.settings import Config, Teacher
 from trainer.loss.objectives import ESTIMATORS
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.records import PreparedBatch, TrainingBatch
+from trainer.records import TrainingBatch
 
 TeacherLogprobs = Callable[[Sequence[TrainingBatch]], Sequence[Tensor]]  # returns the log-probs_BT of each batch
 
@@ -36,15 +36,12 @@ def prepared(
     config: Config,
     is_first: bool,
     teacher: TeacherLogprobs | None = None,
-) -> list[PreparedBatch]:
+) -> list[TrainingBatch]:
     """Return the batches of one update with the inputs of the objective. `is_first` is True for the first update of a
     step. Collective operations come after all forward passes, so that a rank that runs out of memory can start over."""
-    references = _reference_logprobs(policy, batches, config)
-    if teacher is None:
-        ready = [batch.prepared(reference_BT) for batch, reference_BT in zip(batches, references, strict=True)]
-    else:
-        inputs = zip(batches, teacher(batches), references, strict=True)
-        ready = [with_teacher(*one, config.teacher) for one in inputs]
+    ready = _with_reference(policy, batches, config)
+    if teacher is not None:
+        ready = [with_teacher(*pair, config.teacher) for pair in zip(ready, teacher(batches), strict=True)]
     if config.algorithm.top_entropy < 1:
         return _with_uncertain_tokens(policy, ready, config.algorithm.top_entropy)
     if not is_first:
@@ -53,30 +50,26 @@ def prepared(
 
 
 @torch.no_grad()
-def with_teacher(
-    batch: TrainingBatch, teacher_BT: Tensor, reference_BT: Tensor | None, settings: Teacher
-) -> PreparedBatch:
+def with_teacher(batch: TrainingBatch, teacher_BT: Tensor, settings: Teacher) -> TrainingBatch:
     """Return a batch in which the log-probs of the teacher enter the advantages, or replace those of the reference."""
     share = settings.reward
     weighted = replace(batch, advantages_B=share * batch.advantages_B, rewards_B=share * batch.rewards_B)
     if settings.form == "loss":
-        return weighted.prepared(teacher_BT)
+        return replace(weighted, reference_logprobs_BT=teacher_BT)
     difference_BT = batch.sampled_logprobs_BT - teacher_BT
-    return weighted.prepared(reference_BT, weighted.advantages_B[:, None] - settings.weight * difference_BT)
+    return replace(weighted, token_advantages_BT=weighted.advantages_B[:, None] - settings.weight * difference_BT)
 
 
-def _reference_logprobs(
-    policy: Policy, batches: Sequence[TrainingBatch], config: Config
-) -> Sequence[Tensor] | Sequence[None]:
-    """Return the log-probs of the reference, or None for each batch if the loss does not use them."""
+def _with_reference(policy: Policy, batches: Sequence[TrainingBatch], config: Config) -> list[TrainingBatch]:
+    """Return the batches with the log-probs of the reference, if the loss uses them."""
     kl, by_teacher = config.algorithm.kl, config.teacher.is_there and config.teacher.form == "loss"
     if not kl.coef or kl.where != "loss" or by_teacher:
-        return [None] * len(batches)
+        return list(batches)
     with policy.as_reference():
-        return [policy.measure(batch).logprobs_BT for batch in batches]
+        return [replace(batch, reference_logprobs_BT=policy.measure(batch).logprobs_BT) for batch in batches]
 
 
-def _with_uncertain_tokens(policy: Policy, batches: Sequence[PreparedBatch], share: float) -> list[PreparedBatch]:
+def _with_uncertain_tokens(policy: Policy, batches: Sequence[TrainingBatch], share: float) -> list[TrainingBatch]:
     scores = [policy.measure(batch) for batch in batches]
     entropies_N = [one.entropy_BT[batch.counted_BT].cpu() for one, batch in zip(scores, batches, strict=True)]
     least = threshold(torch.cat([torch.empty(0), *entropies_N]), share)

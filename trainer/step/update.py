@@ -16,16 +16,7 @@ from trainer.loss.objectives import Coefficient, objective, tally_batch, total
 from trainer.machine.out_of_memory import until_it_fits
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.records import (
-    Batch,
-    MeasuredBatch,
-    MiniBatch,
-    PreparedBatch,
-    ScoredGroup,
-    TrainingBatch,
-    TrainingRow,
-    Update,
-)
+from trainer.records import MeasuredBatch, MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Update
 from trainer.watch.tally import Tally
 
 T = TypeVar("T")
@@ -82,7 +73,7 @@ class Updater:
         likelihood, tokens = map(sum, zip(*distributed.gather(sums), strict=True))
         return -likelihood / tokens if tokens else None
 
-    def until_it_fits(self, work: Callable[[Sequence[Batch]], T], batches: Sequence[Batch]) -> T:
+    def until_it_fits(self, work: Callable[[Sequence[TrainingBatch]], T], batches: Sequence[TrainingBatch]) -> T:
         """Return `work(batches)`. If memory runs out, repeat it with smaller batches."""
 
         def make_room() -> None:
@@ -91,7 +82,7 @@ class Updater:
 
         return until_it_fits(lambda: work(batches), make_room)
 
-    def shrink(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+    def shrink(self, batches: Sequence[TrainingBatch]) -> Sequence[TrainingBatch]:
         """Return the batches for the next attempt: the same ones if samplers free memory that they keep between
         rollouts, or smaller ones, which are packed from now on as well. Raise TrainingError if none can be split."""
         self.policy.start_over()  # an interrupted backward pass has added only a part of its gradient
@@ -115,19 +106,19 @@ class Updater:
         pairs = zip(batches, splits, strict=True)
         return [part for batch, is_split in pairs for part in (halves(batch) if is_split else [batch])]
 
-    def prepare(self, minibatches: Sequence[MiniBatch[TrainingBatch]]) -> list[MiniBatch[PreparedBatch]]:
+    def prepare(self, minibatches: Sequence[MiniBatch]) -> list[MiniBatch]:
         """Return the mini-batches on the device, with the inputs of the objective (`loss/before_update.py`)."""
 
-        def measure(is_first: bool, batches: Sequence[TrainingBatch]) -> list[PreparedBatch]:
+        def measure(is_first: bool, batches: Sequence[TrainingBatch]) -> list[TrainingBatch]:
             on_device = [batch.to(self.device) for batch in batches]
             return before_update.prepared(self.policy, on_device, self.config, is_first, self.teacher)
 
         return [
-            MiniBatch(self.until_it_fits(partial(measure, index == 0), one.batches), one.divisor, one.tokens)
+            replace(one, batches=self.until_it_fits(partial(measure, index == 0), one.batches))
             for index, one in enumerate(minibatches)
         ]
 
-    def update(self, prepared: Sequence[MiniBatch[PreparedBatch]], step: int, tally: Tally) -> list[Update]:
+    def update(self, prepared: Sequence[MiniBatch], step: int, tally: Tally) -> list[Update]:
         """Update the policy once per mini-batch, in `algorithm.epochs` passes over all mini-batches."""
         minibatches = [minibatch for minibatch in prepared if minibatch.tokens]
         updates = []
@@ -137,11 +128,11 @@ class Updater:
                 updates.append(self.policy.update(gradient, step))
         return updates
 
-    def add_gradient(self, minibatches: list[MiniBatch[PreparedBatch]], index: int, tally: Tally) -> None:
+    def add_gradient(self, minibatches: list[MiniBatch], index: int, tally: Tally) -> None:
         """Accumulate the gradient of a mini-batch, in smaller micro-batches if memory runs out. Replace the mini-batch
         by one with the old log-probs, which the first pass computes."""
 
-        def attempt(batches: Sequence[PreparedBatch]) -> tuple[MiniBatch[PreparedBatch], Tally]:
+        def attempt(batches: Sequence[TrainingBatch]) -> tuple[MiniBatch, Tally]:
             minibatch, measured = replace(minibatches[index], batches=batches), Tally()
             return backward(self.policy, minibatch, self.config.algorithm, self.kl.value, measured), measured
 
@@ -157,9 +148,7 @@ class Updater:
         return {"kl_coef": used}
 
 
-def backward(
-    policy: Policy, minibatch: MiniBatch[PreparedBatch], settings: Algorithm, kl_coef: float, tally: Tally
-) -> MiniBatch[PreparedBatch]:
+def backward(policy: Policy, minibatch: MiniBatch, settings: Algorithm, kl_coef: float, tally: Tally) -> MiniBatch:
     """Accumulate the gradient of the loss, and return the mini-batch with the old log-probs. If it has none, this is
     the first pass, before the first update, and its log-probs are the old ones."""
     measured = []
