@@ -83,11 +83,11 @@ def measure(way: str, tokens: int) -> dict[str, float]:
 
 def one_pass(way: str, layer: Any, hidden_NH: Any, targets_N: Any) -> float:
     """Forward and backward; the mean log-prob."""
-    from trainer.loss.logprobs import chunked
+    from trainer.loss.logprobs import Output
     from trainer.model.ends import Head
 
     if way == "chunked":
-        logprobs_N, _ = chunked(Head(layer), hidden_NH, targets_N, temperature=1.0)
+        logprobs_N, _ = Output(Head(layer), temperature=1.0)(hidden_NH, targets_N)
     else:
         logprobs_N = layer(hidden_NH).log_softmax(dim=-1).gather(-1, targets_N[:, None])[:, 0]
     logprobs_N.mean().backward()

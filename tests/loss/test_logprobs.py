@@ -9,7 +9,7 @@ from tests.rollout.test_decoder import family
 from trainer.batch.pack import to_tensors
 from trainer.errors import ModelError
 from trainer.loss import logprobs
-from trainer.loss.logprobs import LogProbs, chunked
+from trainer.loss.logprobs import LogProbs, Output
 from trainer.model.ends import Head
 
 ROWS = [row(4, 6, 1.0), row(9, 2, -1.0, first=50), row(2, 5, 0.5, first=33)]
@@ -40,11 +40,11 @@ def test_a_head_that_does_more_than_is_known_is_refused_by_name(name, monkeypatc
 
 def test_gradients_are_only_where_somebody_asks_and_log_softmax_is_in_float32():
     head, hidden = Head(nn.Linear(30, 30, dtype=torch.bfloat16)), torch.randn(2, 30, dtype=torch.bfloat16)
-    values, entropy = chunked(head, hidden, torch.tensor([1, 2]), 1.0, train_entropy=True)
+    values, entropy = Output(head, 1.0, train_entropy=True)(hidden, torch.tensor([1, 2]))
     assert entropy.requires_grad
     assert values.dtype == entropy.dtype == torch.float32
     with torch.no_grad():
-        values, _ = chunked(Head(nn.Linear(8, 30).requires_grad_(False)), torch.randn(4, 8), torch.arange(4), 1.0)
+        values, _ = Output(Head(nn.Linear(8, 30).requires_grad_(False)), 1.0)(torch.randn(4, 8), torch.arange(4))
     assert not values.requires_grad
 
 
@@ -62,7 +62,7 @@ def test_chunks_and_a_frozen_head_change_neither_values_nor_gradients(monkeypatc
         monkeypatch.setattr(logprobs, "CHUNK_BYTES", size)
         layer.requires_grad_(trained).zero_grad()
         hidden = torch.linspace(-3, 3, 50 * 16).reshape(50, 16).requires_grad_()
-        values, entropy = chunked(Head(layer, **head), hidden, targets, 0.7, train_entropy)
+        values, entropy = Output(Head(layer, **head), 0.7, train_entropy)(hidden, targets)
         assert entropy.requires_grad is train_entropy
         entropies = entropy if train_entropy else entropy.detach()
         (values * torch.arange(50) + entropies * torch.arange(50).flip(0)).sum().backward()
@@ -81,6 +81,6 @@ def test_no_tensor_of_tokens_by_vocabulary_stays_alive_for_backward(monkeypatch,
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         head, hidden = Head(nn.Linear(8, 2000).requires_grad_(trained)), torch.randn(400, 8, requires_grad=True)
-        chunked(head, hidden, torch.zeros(400, dtype=torch.long), 1.0)
+        Output(head, 1.0)(hidden, torch.zeros(400, dtype=torch.long))
     assert kept
     assert max(kept) < 400 * 2000 / 5

@@ -66,10 +66,11 @@ def _to_device(saved: tuple[Tensor, torch.device]) -> Tensor:
 
 
 class Output(nn.Module):
-    """The output layer and its log-probs. The weight is also a parameter of this module, so that ZeRO-3 gathers it once
-    and not per chunk, because the ranks differ in their number of chunks."""
+    """Returns the log-prob of each target and the entropy of its distribution, without all logits in memory at once.
+    The weight is also a parameter of this module, so that ZeRO-3 gathers it once and not per chunk, because the ranks
+    differ in their number of chunks."""
 
-    def __init__(self, head: Head, temperature: float, train_entropy: bool) -> None:
+    def __init__(self, head: Head, temperature: float, train_entropy: bool = False) -> None:
         super().__init__()
         self.head = head
         self.weight, self.bias = getattr(head.layer, "weight", None), head.layer.bias
@@ -77,20 +78,15 @@ class Output(nn.Module):
         self.train_entropy = train_entropy
 
     def forward(self, hidden_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-        return chunked(self.head, hidden_NH, targets_N, self.temperature, self.train_entropy)
-
-
-def chunked(
-    head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, train_entropy: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return the log-prob of each target and the entropy of its distribution, without all logits in memory at once."""
-    if not any(parameter.requires_grad for parameter in head.layer.parameters()):
-        return _FrozenHead.apply(hidden_NH, targets_N, head, temperature, train_entropy)
-    pieces = [
-        checkpoint(token_logprobs, head, hidden, targets, temperature, train_entropy, use_reentrant=False)
-        for hidden, targets in _chunks(head, hidden_NH, targets_N)
-    ]
-    return torch.cat([logprobs for logprobs, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
+        options = self.temperature, self.train_entropy
+        if not any(parameter.requires_grad for parameter in self.head.layer.parameters()):
+            return _FrozenHead.apply(hidden_NH, targets_N, self.head, *options)
+        pieces = [
+            checkpoint(token_logprobs, self.head, *chunk, *options, use_reentrant=False)
+            for chunk in _chunks(self.head, hidden_NH, targets_N)
+        ]
+        logprobs, entropies = zip(*pieces, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
 
 
 def _chunks(head: Head, hidden_NH: Tensor, targets_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
