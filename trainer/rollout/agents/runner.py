@@ -9,7 +9,6 @@ It is started with the setting `task.agent`, and imports nothing heavy. It reads
 
 import asyncio
 import gc
-import importlib.util
 import inspect
 import json
 import os
@@ -23,10 +22,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from trainer.errors import ConfigError
+from trainer.machine import user_code
 from trainer.machine.visible import without_keys
 
 LARGEST = 1_000_000  # bytes of a result
@@ -36,19 +36,12 @@ PART = 65_536  # bytes per read, which is the capacity of a pipe
 def agent_of(setting: str) -> Callable[[Any], Any]:
     """Return the agent: a function in a file, or a command that reads a problem and prints an answer."""
     path, _, name = setting.rpartition(":")
-    if not (path.endswith(".py") and name.isidentifier()):
-        command = shlex.split(setting)
-        if not shutil.which(command[0]):
-            raise FileNotFoundError(f"there is no program {command[0]}, and no FILE.py:FUNCTION")
-        return partial(_command, command)
-    spec = importlib.util.spec_from_file_location(f"octet_agent_{Path(path).stem}", path)
-    assert spec is not None, "every .py file has a spec"
-    assert spec.loader is not None, "every .py file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    spec.loader.exec_module(module)
-    return getattr(module, name)
+    if path.endswith(".py") and name.isidentifier():
+        return user_code.load("task.agent", setting)
+    command = shlex.split(setting)
+    if not shutil.which(command[0]):
+        raise ConfigError(f"task.agent={setting}", f"there is no program {command[0]}, and no FILE.py:FUNCTION")
+    return partial(_command, command)
 
 
 def _command(command: list[str], problem: Any) -> str:
@@ -63,8 +56,10 @@ def serve(setting: str) -> None:
     try:
         with _output_on_stderr():
             agent = agent_of(setting)
-    except BaseException as error:  # noqa: BLE001  the user's file may raise anything
-        print(json.dumps({"error": without_keys(f"{type(error).__name__}: {error}")}), file=results, flush=True)
+    except Exception as error:  # noqa: BLE001  the setting may be anything
+        reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        reason = without_keys(reason.removeprefix(f"task.agent={setting}: "))
+        print(json.dumps({"error": reason}), file=results, flush=True)
         return
     if openai := sys.modules.get("openai"):
         with suppress(Exception):  # the first client loads certificates and modules, which all forks inherit
