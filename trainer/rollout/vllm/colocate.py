@@ -67,30 +67,28 @@ class VllmColocateSampler(Sampler):
             raise ConfigError("rollout.engine=vllm_colocate", reason, remedy) from error
         self._sleep()
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
-        with self._awake():
-            yield from self._sampled(prompts, sampling, self.sync())
-
     def frozen(self) -> Sampler:
         with self._awake():
             self.sync()
         return self
 
-    def _sampled(self, prompts: Sequence[Prompt], sampling: Sampling, version: int | None) -> Groups:
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         """Sample the first turns of each group together, and then one turn at a time of every unfinished answer."""
         turns = self.context.turns
         dialogues = [[turns.begin(prompt, number, sampling) for number in range(sampling.group)] for prompt in prompts]
         done: dict[OpenAnswer, Completion] = {}
         requests = [(group[0], sampling.group, group_seed(sampling, group[0].prompt)) for group in dialogues]
         waiting = [one for group in dialogues for one in group]
-        while requests:
-            written = self._generate(requests, sampling, version)
-            added = [(one, turns.add(one, *turn, version)) for one, turn in zip(waiting, written, strict=True)]
-            ended = [(one, completion or turns.take_reply(one)) for one, completion in added]
-            done |= {one: completion for one, completion in ended if completion}
-            waiting = [one for one, completion in ended if completion is None]
-            seeds = [group_seed(sampling, one.prompt, f"/{one.number}/{len(one.tokens)}") for one in waiting]
-            requests = [(one, 1, seed) for one, seed in zip(waiting, seeds, strict=True)]
+        with self._awake():
+            version = self.sync()
+            while requests:
+                written = self._generate(requests, sampling, version)
+                added = [(one, turns.add(one, *turn, version)) for one, turn in zip(waiting, written, strict=True)]
+                ended = [(one, completion or turns.take_reply(one)) for one, completion in added]
+                done |= {one: completion for one, completion in ended if completion}
+                waiting = [one for one, completion in ended if completion is None]
+                seeds = [group_seed(sampling, one.prompt, f"/{one.number}/{len(one.tokens)}") for one in waiting]
+                requests = [(one, 1, seed) for one, seed in zip(waiting, seeds, strict=True)]
         for index, group in enumerate(dialogues):
             yield index, [done[dialogue] for dialogue in group]
 

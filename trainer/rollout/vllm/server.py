@@ -43,8 +43,7 @@ class VllmServerSampler(Sampler):
     owns_copy = True
 
     def __init__(self, context: SamplingContext, servers: Sequence[Server]) -> None:
-        self.context, self.settings = context, context.config.rollout
-        self.servers = servers
+        self.context, self.settings, self.servers = context, context.config.rollout.vllm, servers
         self.turns = context.turns
         self.publisher = Publisher(context.folder / "published")
         self.is_whole = not context.config.lora.enabled
@@ -109,7 +108,7 @@ class VllmServerSampler(Sampler):
                     server.unload_adapter(self.published, UNLOAD_S)
 
     def _retry(self, request: Callable[[], T], server: Server, begins: bool = False) -> T:
-        return Retry(self.settings.vllm, self._say, self._stop, begins=begins).call(request, server.url)
+        return Retry(self.settings, self._say, self._stop, begins=begins).call(request, server.url)
 
     def group(
         self, adapter: Published | None, servers: Sequence[Server], sampling: Sampling, index: int, prompt: Prompt
@@ -128,18 +127,18 @@ class VllmServerSampler(Sampler):
         dialogues = [self.turns.begin(prompt, number, sampling) for number in range(sampling.group)]
         begun = ask(self._body(dialogues[0], sampling, sampling.group, group_seed(sampling, prompt)))
         work = [partial(finished, *pair) for pair in zip(dialogues, begun, strict=True)]
-        if self.context.prompter is None or self.context.prompter.environments is None:
+        if self.turns.environments is None:
             return [finish() for finish in work]
         return [completion for _, completion in sorted(threads.each(work, len(work)), key=lambda done: done[0])]
 
     def _ask(self, adapter: Published | None, servers: Sequence[Server], index: int, body: Body) -> list[Written]:
         """Send a request to one server after another until one of them answers."""
-        retry, tries = Retry(self.settings.vllm, self._say, self._stop), 0
+        retry, tries = Retry(self.settings, self._say, self._stop), 0
         while True:
             server = servers[(index + tries) % len(servers)]
             body["model"] = adapter.name if adapter and not self.is_whole else server.base
             try:
-                reply = server.ask("/v1/completions", body, self.settings.vllm.timeout_s)
+                reply = server.ask("/v1/completions", body, self.settings.timeout_s)
                 return self._written(reply, server, body)
             except NoReply as failure:
                 tries += 1
