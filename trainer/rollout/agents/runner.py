@@ -2,9 +2,9 @@
 
 It is started with the setting `task.agent`, and imports nothing heavy. It reads and writes lines of JSON:
 
-    {"id": 3, "problem": {...}, "key": "...", "url": "http://127.0.0.1:1234/v1"}      in: start an agent
-    {"id": 3}                                                                         in: end it
-    {"id": 3, "value": "42"}   or   {"id": 3, "error": "ValueError: ..."}             out: it has ended
+    {"key": "Xb3", "problem": {...}, "url": "http://127.0.0.1:1234/v1"}               in: start an agent with an API key
+    {"key": "Xb3"}                                                                    in: end it
+    {"key": "Xb3", "value": "42"}   or   {"key": "Xb3", "error": "ValueError: ..."}   out: it has ended
 """
 
 import asyncio
@@ -66,7 +66,7 @@ def serve(setting: str) -> None:
             _ = openai.OpenAI(api_key="none").chat
     gc.freeze()
     print(json.dumps({}), file=results, flush=True)
-    children: dict[int, tuple[int, int]] = {}  # the process of each answer, and the pipe with its result
+    children: dict[str, tuple[int, int]] = {}  # the process of each answer, and the pipe with its result
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ)
     unread: defaultdict[int, bytes] = defaultdict(bytes)  # the incomplete last line of each pipe
@@ -79,11 +79,11 @@ def serve(setting: str) -> None:
                     _end(children.values())
                     return
                 for order in map(json.loads, lines):
-                    if "key" in order:
-                        children[order["id"]] = _start(agent, order)
-                        selector.register(children[order["id"]][1], selectors.EVENT_READ, order["id"])
-                    elif order["id"] in children:
-                        _end([children[order["id"]]])
+                    if "problem" in order:
+                        children[order["key"]] = _start(agent, order)
+                        selector.register(children[order["key"]][1], selectors.EVENT_READ, order["key"])
+                    elif order["key"] in children:
+                        _end([children[order["key"]]])
             elif lines or not read or len(unread[key.fd]) > LARGEST:
                 selector.unregister(key.fd)
                 os.close(key.fd)
@@ -91,7 +91,7 @@ def serve(setting: str) -> None:
                 _end([child])  # including processes that the agent has left behind
                 os.waitpid(process, 0)
                 result = _read([*lines, unread.pop(key.fd)][0])
-                print(json.dumps({**result, "id": key.data}), file=results, flush=True)
+                print(json.dumps({**result, "key": key.data}), file=results, flush=True)
 
 
 @contextmanager

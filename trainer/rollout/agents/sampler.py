@@ -48,11 +48,9 @@ class Agents:
         user_code.must_be_named(f"task.agent={setting}")
         self.setting, self.say = setting, say
         self.inbox: queue.SimpleQueue[Call | Mapping[str, Any]] = queue.SimpleQueue()
-        self.at_work: dict[int, Conversation] = {}
-        self._keys: dict[str, Conversation] = {}
-        self._started = 0
+        self.at_work: dict[str, Conversation] = {}  # by the API key of the agent
         self._said: set[str] = set()
-        self._endpoint = Endpoint(self._keys.get, self.inbox.put, self._say_once)
+        self._endpoint = Endpoint(self.at_work.get, self.inbox.put, self._say_once)
         # in its own session, because Ctrl-C must not reach it
         command = in_a_process(start=f"from trainer.rollout.agents.runner import serve; serve({setting!r})")
         # a client that the file makes on import must not call OpenAI with the user's own key
@@ -72,22 +70,20 @@ class Agents:
         distributed.before_disconnect(self.close)  # from Python this process goes on
 
     def start(self, conversation: Conversation) -> None:
-        self._started += 1
         conversation.deadline = time.monotonic() + conversation.limits.seconds
-        self.at_work[self._started] = self._keys[conversation.key] = conversation
+        self.at_work[conversation.key] = conversation
         problem = conversation.prompt.problem
         names = ("id", "question", "gold", "solution", "extra", "messages")
         fields = {name: getattr(problem, name) for name in names}
-        self._send({"id": self._started, "problem": fields, "key": conversation.key, "url": self._endpoint.url})
+        self._send({"key": conversation.key, "problem": fields, "url": self._endpoint.url})
 
     def ended(self, result: Mapping[str, Any]) -> tuple[Conversation, Completion] | None:
         """Return the conversation and the answer of an agent that has ended, or None if its answer is not needed."""
-        if "id" not in result:
+        if "key" not in result:
             raise TrainingError(f"task.agent={self.setting}", "the process that starts agents has ended", "See above")
-        conversation = self.at_work.pop(result["id"], None)
+        conversation = self.at_work.pop(result["key"], None)
         if conversation is None:
             return None
-        del self._keys[conversation.key]
         if error := result.get("error"):
             text = f"an agent failed, so its answer is empty: {visible(error)[:200]}"
             self._say_once(text, error.partition(":")[0])
@@ -101,18 +97,17 @@ class Agents:
     def end_late(self) -> None:
         """End the agents that have not made a call in time."""
         now = time.monotonic()
-        for number, conversation in [*self.at_work.items()]:
+        for key, conversation in [*self.at_work.items()]:
             if not conversation.pending and now > conversation.deadline:
                 late = f"late: no call and no result within rollout.turns.seconds={conversation.limits.seconds:g}"
-                self._send({"id": number})
-                self.inbox.put({"id": number, "error": late})
+                self._send({"key": key})
+                self.inbox.put({"key": key, "error": late})
                 conversation.deadline = now + WATCH_S * 10
 
     def end_all(self) -> None:
-        for number in self.at_work:
-            self._send({"id": number})
+        for key in self.at_work:
+            self._send({"key": key})
         self.at_work.clear()
-        self._keys.clear()
 
     def close(self) -> None:
         self._endpoint.shutdown()
@@ -238,7 +233,7 @@ class Calls(Scheduler):
 
     def _take(self, item: Call | Mapping[str, Any]) -> None:
         if isinstance(item, Call):
-            if item.conversation in self.agents.at_work.values():
+            if item.conversation.key in self.agents.at_work:
                 item.conversation.pending += 1
                 self._queued.append(item)
             else:  # of an answer that has ended
