@@ -5,7 +5,8 @@ those about weights, `rollout/decoder/` those about the forward pass, and `expor
 is a row here; new kinds of layers also need a forward pass in `rollout/decoder/`, and their bytes in `plan/`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 ATTENTIONS = ("full_attention", "sliding_attention")  # kinds of layers
@@ -31,7 +32,7 @@ class Family:
     adds_one: bool = False  # the norms' weights are stored minus 1
     is_gated: bool = False  # q also computes a gate for the output of each head
     gates_heads: bool = False  # a layer g_proj computes one factor for each head
-    names: tuple[tuple[str, str], ...] = ()  # Llama's names of parts, and the names that differ in this family
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)  # of parts, where they differ from Llama's
 
     # the forward pass
     windows: Literal["configured", "every layer", "some layers"] = "configured"  # which layers have a sliding window
@@ -45,12 +46,12 @@ class Family:
 
     def part(self, name: str) -> str:
         """Return the family's name of a part of Llama."""
-        return dict(self.names).get(name, name)
+        return self.names.get(name, name)
 
     @property
     def gates(self) -> tuple[str, ...]:
         """Names of the linear layers that read the input of the feed-forward part."""
-        is_joined = self.is_joined or "gate_up_proj" in dict(self.names)
+        is_joined = self.is_joined or "gate_up_proj" in self.names
         return tuple(map(self.part, ("gate_up_proj",) if is_joined else ("gate_proj", "up_proj")))
 
     @property
@@ -58,16 +59,13 @@ class Family:
         return 4 if self.norms == "both" else 2
 
 
-Names = tuple[tuple[str, str], ...]
-LFM3_NAMES: Names = (("mlp", "feed_forward"), ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
-LFM3_NAMES += (("norm", "embedding_norm"), ("input_layernorm", "operator_norm"))
-LFM2_NAMES = (("o_proj", "out_proj"), ("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"), *LFM3_NAMES)
-LFM2_NAMES += (("post_attention_layernorm", "ffn_norm"),)
-LFM3_NAMES += (("post_attention_layernorm", "post_operator_norm"), ("pre_feedforward_layernorm", "ffn_norm"))
-LFM3_NAMES += (("post_feedforward_layernorm", "post_ffn_norm"),)
-GRANITE4_NAMES = (("mlp", "shared_mlp"), ("gate_up_proj", "input_linear"), ("down_proj", "output_linear"))
-GEMMA: dict[str, Any] = {"is_tied": True, "norms": "both", "windows": "some layers"}  # Gemma 2 and later
-LFM3: dict[str, Any] = {**GEMMA, "query_norms": "each", "gates_heads": True, "names": LFM3_NAMES}
+LFM3_NAMES = {"mlp": "feed_forward", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2", "norm": "embedding_norm"}
+LFM2_NAMES = {**LFM3_NAMES, "o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
+LFM2_NAMES |= {"input_layernorm": "operator_norm", "post_attention_layernorm": "ffn_norm"}
+LFM3_NAMES |= {"input_layernorm": "operator_norm", "post_attention_layernorm": "post_operator_norm"}
+LFM3_NAMES |= {"pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffn_norm"}
+GRANITE4_NAMES = {"mlp": "shared_mlp", "gate_up_proj": "input_linear", "down_proj": "output_linear"}
+GEMMA: dict[str, Any] = {"is_tied": True, "norms": "both", "windows": "some layers"}  # Gemma 2 and later, LFM3
 
 ROWS = (
     Family("Qwen2", "qwen2", has_biases=True, arch="qwen2"),
@@ -89,7 +87,7 @@ ROWS = (
     Family("Gemma4", "gemma4_text", is_mixed=True, query_norms="each", arch="gemma4", ropes=("proportional",), **GEMMA),
     Family("Qwen3_5", "qwen3_5_text", is_mixed=True, query_norms="each", adds_one=True, is_gated=True, arch="qwen35"),
     Family("Lfm2", "lfm2", is_mixed=True, is_tied=True, query_norms="each", names=LFM2_NAMES, arch="lfm2"),
-    Family("Lfm3", "lfm3", is_mixed=True, **LFM3),
+    Family("Lfm3", "lfm3", is_mixed=True, query_norms="each", gates_heads=True, names=LFM3_NAMES, **GEMMA),
     Family("Qwen3Moe", "qwen3_moe", decodes=False, is_mixed=True, mixture="plain", query_norms="each"),
     Family("GptOss", "gpt_oss", decodes=False, is_mixed=True, mixture="gpt_oss", is_eager=True),
 )
