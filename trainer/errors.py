@@ -84,6 +84,11 @@ class Finding:
     remedy: str = ""
     why: str = ""
 
+    @classmethod
+    def of(cls, severity: Literal["warn", "end"], name: str, text: str) -> "Finding":
+        """Return a finding whose remedy begins with the second sentence of a text."""
+        return cls(severity, name, *re.split(r"\. (?=[A-Z`])", text, maxsplit=1))
+
     def __str__(self) -> str:
         return f"{self.name}: {' '.join(part for part in (f'{self.seen}.', self.why, self.remedy) if part)}"
 

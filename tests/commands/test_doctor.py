@@ -279,9 +279,15 @@ def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path, monkeypatch, 
     assert said.splitlines()[-1].startswith("4 problems, ")
 
 
+OF_A_LARGE_WARM_UP = ["warmup.steps=5", "warmup.problems=512", "optim.tokens_per_micro_batch=30000"]
+OF_A_LARGE_WARM_UP += ["rollout.problems=1", "rollout.group_size=2", "rollout.rows=2"]
+
+
 @pytest.mark.parametrize(("overrides", "name", "severity", "text", "remedy"), [
     (["model.name=Qwen/Qwen2.5-14B"], "plan", "end", "model.name=Qwen/Qwen2.5-14B: even one", "What fits: model.name="),
     (["rollout.rows=64", "rollout.max_new_tokens=1024"], "plan", "warn", "memory will be short", "If it runs out"),
+    (OF_A_LARGE_WARM_UP, "warm-up", "warn", "memory will be short", "If it runs out"),
+    (OF_A_LARGE_WARM_UP, "plan", "note", "it fits", ""),
     ([], "plan", "note", "it fits", ""),
     ([f"run.dir={__file__}/run"], "settings", "end", f"run.dir={__file__}/run: {__file__} is a file", ""),
 ])  # fmt: skip

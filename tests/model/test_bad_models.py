@@ -20,7 +20,7 @@ from trainer.errors import CheckpointError, DataError, ModelError
 from trainer.machine import hardware
 from trainer.model import hub, lora
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, stop_tokens
-from trainer.plan import downloads, memory_check
+from trainer.plan import downloads, memory_check, preflight
 from trainer.problem.prompts import Prompter, end_token
 from trainer.problem.task import make_task
 from trainer.records import Problem
@@ -55,7 +55,7 @@ def reweighed(change, name: str = WEIGHTS):
 def start(folder: Path, *overrides: str):
     """Do what a run does with its model before it samples, and return the tokenizer, the model and the prompter."""
     config = resolve("nano", None, [f"model.name={folder}", *overrides])
-    memory_check.check(config, hardware.Hardware(gpus=(), cores=2))
+    preflight.complain([*memory_check.findings(config, hardware.Hardware(gpus=(), cores=2))])
     downloads.check(config)
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(tokenizer, config.prompt, make_task(config.task))

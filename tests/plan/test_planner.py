@@ -17,12 +17,12 @@ from tests.forks import forked
 from tests.hub_server import serving, use_hub
 from trainer.commands import train
 from trainer.config.command_line import resolve
-from trainer.config.settings import Lora
+from trainer.config.settings import Config, Lora
 from trainer.errors import ModelError
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.model import families, lora, shapes
-from trainer.plan import memory_check, planner, search
+from trainer.plan import memory_check, planner, preflight, search
 from trainer.plan.hours import on_card
 from trainer.plan.planner import GB
 from trainer.plan.search import Placement, changed
@@ -182,7 +182,7 @@ def test_a_model_of_10_b_or_more_is_refused_on_8_gb_whatever_its_family(tmp_path
     config = resolve("8gb", None, [f"model.name={tmp_path}"])
     assert shapes.shape_of(str(tmp_path)).parameters > 10 * GB
     with refuses("model.name", names="card"):
-        memory_check.check(config, machine(8.6))
+        must_fit(config, machine(8.6))
 
 
 def test_every_family_of_the_table_is_decoded_and_exported_in_a_test():
@@ -392,6 +392,10 @@ def machine(gigabytes: float | None, count: int = 1) -> Hardware:
     return Hardware(gpus=gpus, cores=4)
 
 
+def must_fit(config: Config, machine: Hardware) -> None:
+    preflight.complain([*memory_check.findings(config, machine)])
+
+
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B", "google/gemma-2-2b"])
 @pytest.mark.parametrize("gigabytes", [8, 12, 24])
 def test_what_the_search_proposes_fits_and_can_be_written(name, gigabytes):
@@ -448,15 +452,15 @@ WHOLE_15B, WHOLE_3B = (["lora.enabled=false", f"model.name=Qwen/Qwen2.5-{size}B"
 def test_a_run_that_cannot_fit_is_refused_with_what_does(monkeypatch, settings, gigabytes, ram, key, fits):
     monkeypatch.setattr(hardware, "free_ram", lambda: ram * GB)
     with refuses(key, names=fits) if fits else nullcontext():
-        memory_check.check(resolve(settings[0], None, settings[1:]), machine(gigabytes))
+        must_fit(resolve(settings[0], None, settings[1:]), machine(gigabytes))
 
 
 def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * GB)
-    memory_check.check(resolve("8gb", None, ["rollout.max_new_tokens=1024", "rollout.rows=64"]), machine(8.6))
+    must_fit(resolve("8gb", None, ["rollout.max_new_tokens=1024", "rollout.rows=64"]), machine(8.6))
     assert "memory will be short: " in (told := capsys.readouterr().err)
     assert "What fits: rollout.rows=" in told
-    memory_check.check(resolve("8gb"), machine(8.6))
+    must_fit(resolve("8gb"), machine(8.6))
     assert capsys.readouterr().err == ""
 
 
@@ -478,8 +482,8 @@ def test_a_model_that_only_the_hub_describes_is_refused_before_its_download(tmp_
     with serving({"models/some/body": tmp_path}) as hub:
         use_hub(monkeypatch, hub.url, tmp_path)
         with refuses("model.name", names="32.5 GB"):
-            memory_check.check(resolve("8gb", None, ["model.name=some/body"]), machine(8.6))
-        memory_check.check(resolve("8gb", None, ["model.name=no/body"]), machine(8.6))
+            must_fit(resolve("8gb", None, ["model.name=some/body"]), machine(8.6))
+        must_fit(resolve("8gb", None, ["model.name=no/body"]), machine(8.6))
 
 
 def test_what_a_setting_takes_is_planned():

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import sys
@@ -35,7 +34,7 @@ from trainer.machine.disk import amount
 from trainer.machine.shipped import CHECKOUT, IS_INSTALLED, ROOT, in_a_process
 from trainer.machine.visible import print
 from trainer.model import hub
-from trainer.plan import downloads, memory_check, preflight, search
+from trainer.plan import downloads, memory_check, preflight
 from trainer.problem import sheet
 from trainer.problem.task import make_task
 from trainer.reward import make
@@ -168,7 +167,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         try:
             yield
         except OctetError as error:
-            problems.append(Finding("end", name, *_and_remedy(str(error))))
+            problems.append(Finding.of("end", name, str(error)))
 
     with noting("model"):
         found = hub.find_model(config.model)
@@ -191,29 +190,12 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         config.refuse_idle(max(1, len(ours.gpus)))
         yield from preflight.bf16_products(config, ours)
         yield from preflight.adapter(config)
-        yield from plan(config, ours)
+        yield from memory_check.findings(config, ours)
         if found.sizes:  # else the model was not found, so its needs are unknown
             wanted = preflight.needs(config, found, ours, teacher)
             yield from preflight.disk(wanted, config.run.dir or RUNS)
             yield preflight.ram(config, wanted, hardware.free_ram())
     yield from problems
-
-
-def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
-    """Yield a run's findings about memory, or none for a model whose memory cannot be planned."""
-    shape = search.planned_shape(config.model)
-    if shape is None:
-        return
-    if reason := memory_check.problem(config, machine, shape):
-        yield Finding("end", "plan", *_and_remedy(reason))
-    elif short := memory_check.warning(config, machine, shape):
-        yield Finding("warn", "plan", *_and_remedy(short))
-    else:
-        yield Finding("note", "plan", "it fits; `octet plan` says what takes the memory")
-
-
-def _and_remedy(text: str) -> list[str]:
-    return re.split(r"\. (?=[A-Z`])", text, maxsplit=1)
 
 
 def _where(found: hub.Found) -> str:

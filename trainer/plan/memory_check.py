@@ -1,14 +1,12 @@
-"""Refuse a run that cannot fit this machine before anything is downloaded, and warn if memory will be short."""
+"""Find out before anything is downloaded whether a run can fit this machine, and whether memory will be short."""
 
-import os
-import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 from trainer.config.sections.model import ENDS
 from trainer.config.settings import Config
-from trainer.errors import ConfigError, counted
+from trainer.errors import Finding, counted
 from trainer.machine import hardware
-from trainer.machine.visible import print
 from trainer.model.shapes import Shape
 from trainer.plan.planner import GB, SLEEPING, TAUGHT, TIGHT, Planner
 from trainer.plan.search import Placement, changed, difference, planned_shape, value_of
@@ -24,19 +22,22 @@ TAKES_RAM = {
 }
 
 
-def check(config: Config, machine: hardware.Hardware) -> None:
-    """Raise ConfigError for a run that cannot fit, and warn of one that may not. Models of unknown shape pass."""
+def findings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
+    """Yield whether a run, and its warm-up, can fit. Nothing is yielded for a model of unknown shape."""
     if config.warmup.steps and not config.is_warmup:
-        check(config.warmed_up_in(config.run.dir), machine)
+        warmup = findings(config.warmed_up_in(config.run.dir), machine)
+        yield from (replace(one, name="warm-up") for one in warmup if one.severity != "note")
     if (shape := planned_shape(config.model)) is None:
         return
-    if reason := problem(config, machine, shape):
-        raise ConfigError(reason)
-    if os.environ.get("LOCAL_RANK", "0") == "0" and (short := warning(config, machine, shape)):
-        print(f"octet: warning: {short}", file=sys.stderr, flush=True)
+    if reason := _problem(config, machine, shape):
+        yield Finding.of("end", "plan", reason)
+    elif short := _warning(config, machine, shape):
+        yield Finding.of("warn", "plan", short)
+    else:
+        yield Finding("note", "plan", "it fits; `octet plan` says what takes the memory")
 
 
-def warning(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
+def _warning(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
     """Return a warning if memory will be short, although the run can continue with smaller batches."""
     if not machine.gpus or (placement := _placement(config, machine, shape)).plan.fits:
         return None
@@ -48,7 +49,7 @@ def warning(config: Config, machine: hardware.Hardware, shape: Shape) -> str | N
     )
 
 
-def problem(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
+def _problem(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
     """Return why the run cannot work on this machine, and settings that can; None if it may."""
     if reason := no_layer_to_adapt(config, shape):
         return reason

@@ -50,7 +50,7 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     make.check(config.reward)
     if os.environ.get(CHECKED):
         return
-    memory_check.check(config, machine)
+    complain([*memory_check.findings(config, machine)])
     must_be_usable(config)
     found = downloads.check(config)  # on every rank, because it may switch the process to offline mode
     downloads.find_adapters(config)
@@ -101,12 +101,12 @@ def must_be_usable(config: Config) -> None:
 
 
 def complain(found: Sequence[Finding]) -> None:
-    """Raise ConfigError if there is a problem, else print the warnings."""
+    """Raise ConfigError if there is a problem, else print the warnings, on one rank of each machine."""
     problems = [f"{finding.seen}. {finding.remedy}" for finding in found if finding.severity == "end"]
     if problems:
         raise ConfigError("\n".join(problems))
     for finding in found:
-        if finding.severity == "warn":
+        if finding.severity == "warn" and os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"octet: warning: {finding.seen}. {finding.remedy}", file=sys.stderr, flush=True)
 
 
