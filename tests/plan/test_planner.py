@@ -25,7 +25,7 @@ from trainer.model import families, lora, shapes
 from trainer.plan import memory_check, planner, preflight, search
 from trainer.plan.hours import on_card
 from trainer.plan.planner import GB
-from trainer.plan.search import Placement, changed
+from trainer.plan.search import Placement
 from trainer.rollout.limits import row_bytes
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -419,8 +419,8 @@ def test_the_largest_values_fit_and_one_more_does_not():
     placement = Placement(shapes.shape_of(config.model.name), config, 1, 7 * GB)
     for key in ("optim.tokens_per_micro_batch", "rollout.max_new_tokens"):
         value = placement.limits()[key.partition(".")[2]]
-        assert placement.fits(changed(config, {key: value}))
-        assert not placement.fits(changed(config, {key: value + 1}))
+        assert placement.fits(config.changed({key: value}))
+        assert not placement.fits(config.changed({key: value + 1}))
 
 
 SEVEN, FOURTEEN = (f"model.name=Qwen/Qwen2.5-{size}B-Instruct" for size in (7, 14))

@@ -208,7 +208,7 @@ def searched(question: Question) -> Question:
         texts = f"prompts of {config.prompt.max_tokens} and answers of {config.rollout.max_new_tokens} tokens"
         tried = f"with {texts}, it is too large even with one answer at a time and every other setting tried"
         reason = f"nothing makes {config.model.name} fit {on}: {tried}"
-        least = search.changed(config, {"prompt.max_tokens": 1, "rollout.max_new_tokens": 1})
+        least = config.changed({"prompt.max_tokens": 1, "rollout.max_new_tokens": 1})
         shorten = "Shorten them. " if replace(placement, config=least).search() else ""
         raise ConfigError("--search", reason, f"{shorten}{placement.nearest()}")
     fuller = replace(placement, config=placement.grown(found))

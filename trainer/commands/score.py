@@ -95,7 +95,7 @@ def has_answers(config: Config) -> bool:
 def with_every_component(config: Config) -> Config:
     """Give every built-in component without a weight the weight 0, so that it is shown but does not count."""
     weights = {**{name: 0.0 for name in COMPONENTS if name != "environment"}, **config.reward.weights}
-    return config.model_copy(update={"reward": config.reward.model_copy(update={"weights": weights})})
+    return config.changed({"reward.weights": weights})
 
 
 def scored(given: Iterator[Sample], scorer: Scorer) -> Iterator[dict[str, Any]]:

@@ -120,8 +120,7 @@ def write(config: Config, folder: Path, request: JobRequest) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for mark in (*folder.glob("finished"), *folder.glob("*/finished")):  # left by a shorter run, it would end a chain
         mark.unlink()
-    settings = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
-    disk.replace(folder / "job.yaml", settings.to_yaml().encode())
+    disk.replace(folder / "job.yaml", config.changed({"run.dir": folder}).to_yaml().encode())
     script = folder / "job.sbatch"
     disk.replace(script, text.encode())
     script.chmod(script.stat().st_mode | (script.stat().st_mode & 0o444) >> 2)  # whoever may read it may run it

@@ -4,6 +4,7 @@ Each setting is in one section of `sections/`; numbers that follow from other se
 combines presets, recipes and the command line. Memory and precision of the engine are in `ds_configs/`.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,14 @@ class Config(Section):
         teacher = base if self.shares_base else {}  # its adapter belongs to the model before the warm-up
         model = {"name": str(weights), "revision": None}
         return self._with(warmup=done, model=model, lora={"start": None}, teacher=teacher)
+
+    def changed(self, settings: Mapping[str, Any]) -> "Config":
+        """Return the settings with some values replaced, such as {"rollout.rows": 8}, without validation."""
+        config = self
+        for key, value in settings.items():
+            section, _, name = key.partition(".")
+            config = config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
+        return config
 
     def _with(self, **sections: dict[str, Any]) -> "Config":
         """Return validated settings with other values in some sections."""

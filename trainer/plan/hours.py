@@ -293,8 +293,7 @@ def at_start(config: Config, first_step: int, total_steps: int, world_size: int)
     if not gpus or shape is None or first_step >= total_steps:
         return None
     section = "warmup" if config.is_warmup else "run"
-    steps = getattr(config, section).model_copy(update={"steps": total_steps - first_step})
-    left = config.model_copy(update={section: steps})
+    left = config.changed({f"{section}.steps": total_steps - first_step})
     time = on_card(gpus[0].name, Planner(shape, left, world_size, 0))
     return time and f"{time}{until(time.about)}. {'' if first_step else shorter(time)}".removesuffix(". ")
 

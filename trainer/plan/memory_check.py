@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 
+from trainer.config.command_line import overrides_of
 from trainer.config.sections.model import ENDS
 from trainer.config.settings import Config
 from trainer.errors import Finding, counted
 from trainer.machine import hardware
 from trainer.model.shapes import Shape
 from trainer.plan.planner import GB, SLEEPING, TAUGHT, TIGHT, Planner
-from trainer.plan.search import Placement, changed, difference, planned_shape, value_of
+from trainer.plan.search import Placement, difference, planned_shape
 
 LARGEST_ON_A_CPU = GB // 2  # parameters; with more, a step takes many minutes
 # The setting that decides about each term of the RAM.
@@ -87,7 +89,7 @@ def _too_large_for_the_card(placement: Placement) -> str | None:
     """Return an error if even one answer at a time does not fit, without merged copies: the least to which a run that
     runs out of memory shrinks."""
     config = placement.config
-    plan = replace(placement, config=changed(config, {"rollout.rows": 1, "optim.tokens_per_micro_batch": 1})).plan
+    plan = replace(placement, config=config.changed({"rollout.rows": 1, "optim.tokens_per_micro_batch": 1})).plan
     terms = plan.phases[plan.peak_phase]
     least = plan.peak - terms.get("merged copies", 0)
     if least <= TIGHT * placement.vram:
@@ -103,9 +105,9 @@ def _too_large_for_ram(placement: Placement) -> str | None:
     if peak <= placement.ram:
         return None
     key = TAKES_RAM.get(max(terms, key=lambda name: terms[name]), "model.name")
-    value = value_of(placement.config, key)
+    (setting,) = overrides_of({key: attrgetter(key)(placement.config)})
     return (
-        f"{key}={value if isinstance(value, str) else str(value).lower()}: {peak / GB:.1f} GB of CPU memory are needed "
+        f"{setting}: {peak / GB:.1f} GB of CPU memory are needed "
         f"({', '.join(f'{name} {size / GB:.1f} GB' for name, size in terms.items())}), and {placement.ram / GB:.1f} GB "
         f"are free. {placement.nearest()}"
     )

@@ -53,7 +53,7 @@ def asking_what_there_is(config: Config) -> Config:
     with suppress(DataError):
         if count and config.task.name == "records" and not (task := make_task(config.task)).hub_sets():
             count = min(count, len(task.test()))
-    return config.model_copy(update={"eval": config.eval.model_copy(update={"problems": count})})
+    return config.changed({"eval.problems": count})
 
 
 def count_local(config: Config) -> int | None:

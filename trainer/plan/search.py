@@ -3,10 +3,11 @@
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import reduce
+from operator import attrgetter
 from typing import Any
 
 from trainer.config import ds_config, rules
+from trainer.config.command_line import overrides_of
 from trainer.config.settings import Config, Model
 from trainer.errors import ConfigError
 from trainer.model import hub
@@ -61,10 +62,10 @@ class Placement(Planner):
 
     def _largest(self, limit: int, key: str) -> int:
         def fits(less: int) -> bool:
-            return self.fits(changed(self.config, {key: high - less}))
+            return self.fits(self.config.changed({key: high - less}))
 
         high = max(limit, 0)
-        spare = max(high - value_of(self.config, key), 0)
+        spare = max(high - attrgetter(key)(self.config), 0)
         # a slightly smaller value than that of the settings may not fit, because rows fill a micro-batch
         return high - bisect_left(range(spare if fits(spare) else high), True, key=fits)
 
@@ -76,7 +77,7 @@ class Placement(Planner):
         if config is None:
             return None
         for key in LEVERS:
-            reverted = changed(config, {key: value_of(self.config, key)})
+            reverted = config.changed({key: attrgetter(key)(self.config)})
             config = reverted if self._runs(reverted) else config
         return config
 
@@ -110,12 +111,12 @@ class Placement(Planner):
         if lora.enabled and lora.init == "zero":
             precisions += [("nf4", precisions[0][1]), *([("nf4", "int8")] if self._has_frozen_ends else [])]
         for quantize, head in dict.fromkeys(precisions):
-            rung = changed(self.config, {"model.quantize": quantize, "model.quantize_head": head})
+            rung = self.config.changed({"model.quantize": quantize, "model.quantize_head": head})
             if quantize != "none":  # of which the decoder makes no copy in 8 bits
-                rung = changed(rung, {"rollout.weights": "same"})
+                rung = rung.changed({"rollout.weights": "same"})
             yield rung
             for key, value in ((key, value) for key, values in steps for value in values):
-                rung = changed(rung, {key: value})
+                rung = rung.changed({key: value})
                 yield rung
 
     @property
@@ -128,7 +129,7 @@ class Placement(Planner):
         adapter: dict[str, Any] = {"lora.enabled": True}
         if ds_config.splits_weights(self.zero):
             adapter |= {"engine.ds_config": "zero2_offload", "optim.name": "adamw"}
-        for placement in (self, replace(self, config=changed(self.config, adapter))):
+        for placement in (self, replace(self, config=self.config.changed(adapter))):
             if found := placement.search():
                 return f"What fits: {' '.join(difference(self.config, found))}"
         for name in () if self.teacher else CHOICES:  # of another family, which could not learn from the teacher
@@ -143,9 +144,9 @@ class Placement(Planner):
         they are the upper limit."""
         fits = self.fits(self.config)
         for key, whole in (("rollout.rows", self.all_rows), ("optim.tokens_per_micro_batch", 16384)):
-            limit = whole if fits else min(whole, value_of(self.config, key))
+            limit = whole if fits else min(whole, attrgetter(key)(self.config))
             most = replace(self, config=config)._largest(limit, key)
-            config = changed(config, {key: max(most, value_of(config, key))})
+            config = config.changed({key: max(most, attrgetter(key)(config))})
         return config
 
 
@@ -154,22 +155,10 @@ def _halves(value: int, least: int) -> list[int]:
     return [half, *_halves(half, least)] if value > least else []
 
 
-def value_of(config: Config, key: str) -> Any:
-    return reduce(getattr, key.split("."), config)
-
-
-def changed(config: Config, settings: dict[str, Any]) -> Config:
-    """Return the configuration with some values replaced, such as {"rollout.rows": 8}, without validation."""
-    for key, value in settings.items():
-        section, _, name = key.partition(".")
-        config = config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
-    return config
-
-
 def difference(before: Config, after: Config) -> list[str]:
     """Return what the search has changed, as arguments of the command line."""
-    differing = [key for key in LEVERS if value_of(before, key) != value_of(after, key)]
-    return [f"{key}={str(value_of(after, key)).lower()}" for key in differing]
+    values = {key: attrgetter(key) for key in LEVERS}
+    return overrides_of({key: value(after) for key, value in values.items() if value(before) != value(after)})
 
 
 def planned_shape(model: Model) -> Shape | None:

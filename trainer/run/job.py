@@ -82,7 +82,7 @@ def run(request: Request, data: Data | None = None) -> Result | None:
 def _warm_up_first(request: Request, data: Data) -> Request:
     """Run the warm-up in a folder of its own unless it is done, and return the request for the run that follows."""
     folder = lock.folder_of(request)
-    whole = request.config.model_copy(update={"run": request.config.run.model_copy(update={"dir": folder})})
+    whole = request.config.changed({"run.dir": folder})
     warmup, config = folder / "warmup", whole.warmed_up_in(folder / "warmup")
     previous_run.refuse_other_settings(warmup, config)
     lock.hold(folder)

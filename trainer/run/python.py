@@ -75,7 +75,7 @@ def train(
 
         folder, is_new = lock.folder_of(Request(config, "python", "")), config.run.dir is None
         functions: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
-        config = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
+        config = config.changed({"run.dir": folder})
         try:
             config = _with_rows(_with_functions(config, folder, functions), folder, functions, data, test)
             preflight.check(config, machine)
@@ -136,7 +136,7 @@ def _with_rows(
     if functions and config.task.answer is None and not any("answer" in row for row in parts["train"]):
         changes["answer"] = "none"
         dead_by = config.rollout.dead_by if "code" in config.reward.weights else "reward"  # a preset's is for its task
-        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"dead_by": dead_by})})
+        config = config.changed({"rollout.dead_by": dead_by})
     changed = _changed(config, "task", **changes)
     for split, rows in parts.items():
         _write(paths[split], "".join(_line(split, index, row) for index, row in enumerate(rows)))

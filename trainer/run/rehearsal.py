@@ -7,7 +7,6 @@ from trainer.config.settings import Config
 from trainer.errors import ModelError
 from trainer.model.shapes import shape_of
 from trainer.plan.planner import Planner
-from trainer.plan.search import changed
 from trainer.ranks import distributed
 from trainer.records import MiniBatch, TrainingRow
 from trainer.rollout.collect import Rollouts
@@ -27,7 +26,7 @@ def planned(config: Config, longest_prompt: int, card: int, outside: bool) -> di
     except ModelError:
         return {}
     elsewhere = {"rollout.engine": "vllm_server"} if outside else {}
-    settings = changed(config, {"prompt.max_tokens": longest_prompt} | elsewhere)
+    settings = config.changed({"prompt.max_tokens": longest_prompt} | elsewhere)
     plan = Planner(shape, settings, distributed.world_size(), card).plan
     return {
         name: plan.allocated_of(phase)
