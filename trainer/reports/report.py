@@ -15,7 +15,7 @@ from trainer.reports.markup import Html, joined, page, table, tag
 from trainer.reports.terminal import earlier_turns, earned, stopped
 from trainer.run_folder.reader import RunFiles, as_written, differing, facts_of, names_of, phases, table_rows
 from trainer.watch.alarms import Alarm, alarms_of, interval
-from trainer.watch.measure import STRICT, Measure
+from trainer.watch.measure import LENIENT, STRICT, Measure
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
 
 SHORTER = {  # how to shorten the longest phase
@@ -134,7 +134,7 @@ def still_wrong(run: RunFiles) -> Iterator[Html]:
 
 
 def _read(one: Mapping[str, Any], run: RunFiles) -> str:
-    if (read := one["lenient" if run.pays_lenient else "strict"]) is not None:
+    if (read := one["lenient" if run.measure == LENIENT else "strict"]) is not None:
         return str(read)
     return "nothing" if one["lenient"] is None else f"{one['lenient']}, in another format"
 

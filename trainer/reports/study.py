@@ -17,10 +17,11 @@ from trainer.estimates import SIGNIFICANT, Table, corrected, effect, is_enough, 
 from trainer.run_folder import previous_run
 from trainer.run_folder.journal import VERDICT
 from trainer.run_folder.reader import RunFiles, phases, read_run
+from trainer.watch.measure import LENIENT, STRICT, Measure
 
 RENUMBERED = "renumbered"  # folder inside a run folder, with the answers to the problems with new numbers
 COSTS = ("samples", "tokens", "seconds")
-KINDS = ("strict", "lenient")
+KINDS = {"strict": STRICT, "lenient": LENIENT}
 EQUAL = 0.01  # costs that differ by a smaller share count as equal
 BETTER, WORSE, CANNOT_TELL = "better", "worse", "cannot tell"
 
@@ -37,7 +38,7 @@ class Collected:
     def problems(self) -> list[tuple[str, ...]]:
         """The held-out problems, by question and gold answer. Raise DataError if a run has other ones."""
         answers = {
-            (one.folder, model): one.answered(model, lenient=False)
+            (one.folder, model): one.answered(model, STRICT)
             for run in self._all
             for one, model in ((run, "trained"), (run.before_training, "base"))
         }
@@ -51,30 +52,31 @@ class Collected:
         return [*problems]
 
     @property
-    def pays_lenient(self) -> bool:
-        return self._all[0].pays_lenient
+    def measure(self) -> Measure:
+        """The accuracy in the format that is paid."""
+        return self._all[0].measure
 
     @property
     def _all(self) -> list[RunFiles]:
         return [run for seeds in self.runs.values() for run in seeds.values()]
 
-    def correct(self, arm: str, seed: int, lenient: bool) -> list[float]:
+    def correct(self, arm: str, seed: int, measure: Measure) -> list[float]:
         """Return 1.0 for each problem that an arm solves with a seed, else 0.0. The base is that of the first arm."""
         run = self.seeds(arm)[seed]
-        answered = run.before_training.answered("base", lenient) if arm == BASE else run.answered("trained", lenient)
+        answered = run.before_training.answered("base", measure) if arm == BASE else run.answered("trained", measure)
         return [float(answered[problem]) for problem in self.problems]
 
-    def differences(self, arm: str, against: str, lenient: bool) -> Table:
+    def differences(self, arm: str, against: str, measure: Measure) -> Table:
         """Return the differences of each problem, in a row for each seed that both arms have."""
         seeds = [seed for seed in self.seeds(arm) if seed in self.seeds(against)]
-        pairs = ((self.correct(arm, seed, lenient), self.correct(against, seed, lenient)) for seed in seeds)
+        pairs = ((self.correct(arm, seed, measure), self.correct(against, seed, measure)) for seed in seeds)
         return [[a - b for a, b in zip(*pair, strict=True)] for pair in pairs]
 
     def seeds(self, arm: str) -> Mapping[int, RunFiles]:
         return self.runs.get(self.study.first if arm == BASE else arm, {})
 
-    def accuracies(self, arm: str, lenient: bool) -> list[float]:
-        return [fmean(self.correct(arm, seed, lenient)) for seed in self.seeds(arm)]
+    def accuracies(self, arm: str, measure: Measure) -> list[float]:
+        return [fmean(self.correct(arm, seed, measure)) for seed in self.seeds(arm)]
 
 
 def collect(study: Study) -> Collected:
@@ -119,20 +121,20 @@ def summary(collected: Collected) -> dict[str, Any]:
     arms: dict[str, dict[str, Any]] = {}
     for arm in [BASE, *collected.runs]:
         costs = [totals(run) for run in collected.runs.get(arm, {}).values()]
-        accuracies = {kind: collected.accuracies(arm, kind == "lenient") for kind in KINDS}
+        accuracies = {kind: collected.accuracies(arm, measure) for kind, measure in KINDS.items()}
         arms[arm] = {"settings": study.arms.get(arm, {}), **accuracies}
         arms[arm] |= {name: fmean(one[name] for one in costs) for name in COSTS if costs}
     runs = [(arm, seed, run) for arm, seeds in collected.runs.items() for seed, run in seeds.items()]
     return {
         **{"study": study.name, "first": study.first, "controls": list(study.file.controls)},
-        **{"missing": list(collected.missing), "paid": "lenient" if collected.pays_lenient else "strict"},
+        **{"missing": list(collected.missing), "paid": "lenient" if collected.measure == LENIENT else "strict"},
         "problems": len(collected.problems),
         "made_with": next(iter(collected.runs[study.first].values())).made_with,
         "arms": arms,
         "comparisons": judged,
         "shares": [*shares(collected, judged)],
         "equal": equal(collected),
-        "gaps": [*gaps({arm: collected.seeds(arm).values() for arm in arms}, collected.pays_lenient)],
+        "gaps": [*gaps({arm: collected.seeds(arm).values() for arm in arms}, collected.measure)],
         "answers": {arm: _answers(collected, arm) for arm in arms},
         "runs": [{"arm": arm, "seed": seed, "curve": _points(run)} for arm, seed, run in runs],
     }
@@ -140,7 +142,7 @@ def summary(collected: Collected) -> dict[str, Any]:
 
 def comparisons(collected: Collected) -> Iterator[dict[str, Any]]:
     """Compare each arm with the untrained base and with the first arm. Holm's correction is over all comparisons."""
-    first, paid = collected.study.first, collected.pays_lenient
+    first, paid = collected.study.first, collected.measure
     pairs = [(arm, BASE) for arm in collected.runs]
     pairs += [(arm, first) for arm in collected.runs if arm != first]
     tables = {pair: table for pair in pairs if (table := collected.differences(*pair, paid))}
@@ -148,8 +150,7 @@ def comparisons(collected: Collected) -> Iterator[dict[str, Any]]:
     ps = dict(zip(judged, corrected([one.p for one in judged.values()]), strict=True))
     for pair, table in tables.items():
         one: dict[str, Any] = {"arm": pair[0], "against": pair[1], "seeds": len(table), "difference": _mean(table)}
-        one["strict"] = _mean(collected.differences(*pair, lenient=False))
-        one["lenient"] = _mean(collected.differences(*pair, lenient=True))
+        one |= {kind: _mean(collected.differences(*pair, measure)) for kind, measure in KINDS.items()}
         if pair in judged:
             value, p, (low, high) = judged[pair].value, ps[pair], judged[pair].interval
             one |= {"low": low, "high": high, "p": judged[pair].p, "p_holm": p}
@@ -164,7 +165,7 @@ def _mean(table: Table) -> float:
 
 def shares(collected: Collected, comparisons: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the share of the first arm's gain over the base that each control reaches, if there is a gain."""
-    first, paid = collected.study.first, collected.pays_lenient
+    first, paid = collected.study.first, collected.measure
     if not any(one["arm"] == first and one["against"] == BASE and one.get("verdict") == BETTER for one in comparisons):
         return
     gain = collected.differences(first, BASE, paid)
@@ -174,10 +175,10 @@ def shares(collected: Collected, comparisons: Sequence[Mapping[str, Any]]) -> It
         yield {"control": control, **dict(zip(("share", "low", "high"), share or (), strict=bool(share)))}
 
 
-def gaps(arms: Mapping[str, Iterable[RunFiles]], lenient: bool) -> Iterator[dict[str, Any]]:
+def gaps(arms: Mapping[str, Iterable[RunFiles]], measure: Measure) -> Iterator[dict[str, Any]]:
     """Yield for each arm its accuracy on the old problems and on those with new numbers."""
     for arm, runs in arms.items():
-        pairs = [both for run in runs if (both := _pairs(run, arm, lenient))]
+        pairs = [both for run in runs if (both := _pairs(run, arm, measure.of_answer))]
         if not pairs:
             continue
         table = [[float(old) - float(new) for old, new in both.values()] for both in pairs]
@@ -188,9 +189,8 @@ def gaps(arms: Mapping[str, Iterable[RunFiles]], lenient: bool) -> Iterator[dict
         yield gap
 
 
-def _pairs(run: RunFiles, arm: str, lenient: bool) -> Mapping[str, tuple[bool, bool]]:
+def _pairs(run: RunFiles, arm: str, kind: str) -> Mapping[str, tuple[bool, bool]]:
     """Return whether a model solved the old and the new version of a problem, by the number of the problem."""
-    kind = "correct_lenient" if lenient else "correct_strict"
     renumbered = RunFiles(run.folder / RENUMBERED, run.settings)
     before = run.before_training.greedy.get("base", {}) if arm == BASE else run.trained
     after = renumbered.greedy.get("base" if arm == BASE else "adapter", {})
@@ -229,7 +229,7 @@ def curve(run: RunFiles) -> Iterator[tuple[dict[str, float], Mapping[str, float]
 def equal(collected: Collected) -> dict[str, Any]:
     """Return for each kind of cost whether all arms have spent the same, and the accuracy of each arm at the cost of
     the cheapest one. Between two evaluations the accuracy is interpolated."""
-    name = "eval/lenient" if collected.pays_lenient else "eval/accuracy"
+    name = collected.measure.logged
     curves = {
         arm: [[(cost, line[name]) for cost, line in curve(run) if name in line] for run in runs.values()]
         for arm, runs in collected.runs.items()
@@ -259,11 +259,14 @@ def _at(budget: float, kind: str, points: Sequence[tuple[Mapping[str, float], fl
 
 def _answers(collected: Collected, arm: str) -> dict[str, list[str]]:
     """Return for each seed a text with 1 for each solved problem and 0 for the others."""
-    kinds = {kind: [collected.correct(arm, seed, kind == "lenient") for seed in collected.seeds(arm)] for kind in KINDS}
-    return {kind: ["".join(f"{right:.0f}" for right in one) for one in found] for kind, found in kinds.items()}
+    seeds = collected.seeds(arm)
+    answers = {kind: [collected.correct(arm, seed, measure) for seed in seeds] for kind, measure in KINDS.items()}
+    return {kind: ["".join(f"{right:.0f}" for right in one) for one in found] for kind, found in answers.items()}
 
 
 def _points(run: RunFiles) -> list[dict[str, float]]:
-    lines = [(cost, line) for cost, line in curve(run) if "eval/accuracy" in line]
-    shares = [{"strict": line["eval/accuracy"], "lenient": line["eval/lenient"]} for _, line in lines]
-    return [{"step": line["step"], **cost, **share} for (cost, line), share in zip(lines, shares, strict=True)]
+    lines = ((cost, line) for cost, line in curve(run) if STRICT.logged in line)
+    return [
+        {"step": line["step"], **cost, **{kind: line[measure.logged] for kind, measure in KINDS.items()}}
+        for cost, line in lines
+    ]

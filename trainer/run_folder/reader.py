@@ -105,16 +105,12 @@ class RunFiles:
         settings = self.settings
         return chosen(settings["task.answer"], settings["reward.weights"] or (), settings["reward.answer"])
 
-    @property
-    def pays_lenient(self) -> bool:
-        return self.measure == LENIENT
-
     def held_out(self, record: Record) -> Share | None:
         """Return the held-out result in a line of metrics, in the format that is paid. It is None if the line is about
         other problems than the last result: a resumed run may ask others."""
         if self.measure.logged not in record or record.get("eval/problems") != self._asked:
             return None
-        if self.pays_lenient:
+        if self.measure == LENIENT:
             right, problems = record["eval/lenient"], record["eval/problems"]
             return Share(right, *wilson(right * problems, problems))
         return Share(record[self.measure.logged], record["eval/low"], record["eval/high"])
@@ -153,10 +149,9 @@ class RunFiles:
         first = self.before_training.settings
         return {**self.settings, **{key: first[key] for key in OF_WARMUP}}
 
-    def answered(self, model: str, lenient: bool) -> dict[tuple[str, ...], bool]:
+    def answered(self, model: str, measure: Measure) -> dict[tuple[str, ...], bool]:
         """Return whether a model of the run solved each held-out problem with its greedy answer."""
-        kind = "correct_lenient" if lenient else "correct_strict"
-        return {key: one[kind] for key, one in self.greedy.get(model, {}).items()}
+        return {key: one[measure.of_answer] for key, one in self.greedy.get(model, {}).items()}
 
     @cached_property
     def greedy(self) -> dict[str, dict[tuple[str, ...], Record]]:
