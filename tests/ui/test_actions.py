@@ -38,8 +38,9 @@ def test_every_action_has_a_command_before_it_is_asked_for(asked, folder, monkey
     assert json.loads(asked("POST", "commands", untold)[2]) == [f"{octet} task show nano --model nano --preset nano"]
     recipe = {"--preset": "nano", "--recipe": "verl_gsm8k", "task.question": "Q", "rows": [["look", {}], ["worth", {}]]}
     looked, scored = json.loads(asked("POST", "commands", json.dumps(recipe))[2])
-    assert "task show gsm8k --model Qwen/Qwen2.5-1.5B-Instruct --preset nano prompt.style=gsm8k 'reward.weigh" in looked
-    assert (looked.endswith(" task.question=Q"), "task.name=gsm8k prompt.style=gsm8k" in scored) == (True, True)
+    of_recipe = "--preset nano --recipe verl_gsm8k task.question=Q"
+    assert looked == f"{octet} task show gsm8k --model Qwen/Qwen2.5-1.5B-Instruct {of_recipe}"
+    assert scored.endswith(f" | {octet} score - {of_recipe}")
     wrong = json.dumps(given | {"runs": [], "more": "'", "rows": [["export", {}], ["train", {}]]})
     said = [text.partition(":")[0] for text in json.loads(asked("POST", "commands", wrong)[2])]
     assert said == ["run", "More settings"]

@@ -41,6 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def add_reward_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--task", help=f"{TASKS}; by default nano")
     parser.add_argument("--preset", help="take the other settings from this preset, or from the config.yaml of a run")
+    parser.add_argument("--recipe", help="an objective on top of the preset")
     add_overrides(parser, "reward.custom=mine.py:score")
 
 
@@ -58,7 +59,7 @@ def run(options: Namespace) -> None:
 def settings_for(options: Namespace, data_dir: Path | None = None) -> Config:
     """Return the settings with the embedded model, because no model is loaded and this one always exists."""
     named = {"task.name": options.task, "task.data_dir": data_dir and str(data_dir), "model.name": "nano"}
-    return resolve(options.preset, None, [*overrides_of(named), *options.overrides])
+    return resolve(options.preset, options.recipe, [*overrides_of(named), *options.overrides])
 
 
 def score_file(config: Config, path: str, is_of_run: bool) -> None:

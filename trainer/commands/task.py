@@ -39,6 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--split", choices=["train", "test"], default="train", help="which problems (default train)")
     parser.add_argument("--model", default="nano", help="whose tokenizer: a hub id, a folder, or nano (default)")
     parser.add_argument("--preset", help="take the other settings from this preset")
+    parser.add_argument("--recipe", help="an objective on top of the preset")
     parser.add_argument("--style", help="the same as prompt.style=STYLE")
     parser.add_argument("--data-dir", help="the same as task.data_dir=FOLDER")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -50,7 +51,7 @@ def run(options: Namespace) -> None:
         raise ConfigError(f"-n {options.n}", "it is below 0", "Leave it out for 3")
     named = {"model.name": options.model, "task.name": options.task.removeprefix("task.name=")}
     named |= {"prompt.style": options.style, "task.data_dir": options.data_dir}
-    config = resolve(options.preset, None, [*overrides_of(named), *options.overrides])
+    config = resolve(options.preset, options.recipe, [*overrides_of(named), *options.overrides])
     downloads.find_all_data(config.task)
     if options.action == "play":
         play(with_every_component(config))

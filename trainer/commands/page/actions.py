@@ -13,6 +13,7 @@ from urllib.parse import quote
 from trainer.commands.page import views
 from trainer.commands.page.runs import UPLOADS, Chat, Runs, held, shown
 from trainer.config.command_line import flat, resolve
+from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.shipped import in_a_process
@@ -20,7 +21,7 @@ from trainer.machine.visible import as_command
 from trainer.plan.preflight import card
 from trainer.plan.search import WITHOUT_A_CARD
 from trainer.reports.markup import Html, tag
-from trainer.reports.repeat import changes, written
+from trainer.reports.repeat import changes
 
 NAME = r"\w[\w.-]{0,63}"
 SETTING = r"[a-z]\w*\.[\w.]+"
@@ -54,12 +55,8 @@ class Choices:
                 raise ConfigError(f"More settings: {word}", "it cannot stand here", "Write section.key=value")
         return words
 
-    def spelled_out(self, *without: str) -> Words:
-        """Return the settings after those of the objective, for commands that have no --recipe."""
-        preset = self.of("--preset")
-        found = changes(flat(resolve(preset, self.of("--recipe")).model_dump(mode="json")), preset)
-        own = [one for one in found if re.match("(task|prompt|reward)[.]", one.key) and one.key not in without]
-        return [*written(own), *self.settings(*without)]
+    def config(self, *settings: str) -> Config:
+        return resolve(self.of("--preset"), self.of("--recipe"), settings)
 
     @property
     def card(self) -> Words:
@@ -98,19 +95,19 @@ def as_json(words: Words) -> Generator[str, None, Any]:
 
 
 def look(chosen: Choices) -> Iterator[str]:
-    usual = resolve(chosen.of("--preset"), chosen.of("--recipe"))
+    usual = chosen.config()
     task, model = chosen.of("task.name") or usual.task.name, chosen.of("model.name") or usual.model.name
-    words = ["task", "show", task, "--model", model, *chosen.option("--preset")]
-    if facts := (yield from as_json([*words, *chosen.spelled_out("task.name", "model.name")])):
+    words = ["task", "show", task, "--model", model, *chosen.option("--preset", "--recipe")]
+    if facts := (yield from as_json([*words, *chosen.settings("task.name", "model.name")])):
         yield from views.sheet(facts)
 
 
 def worth(chosen: Choices) -> Iterator[str]:
     record = json.dumps({name: chosen.of(name) for name in ("prompt", "completion", "answer")})
-    settings = chosen.spelled_out("model.name")
-    words = ["score", "-", *chosen.option("--preset"), *settings]
+    settings = chosen.settings("model.name")
+    words = ["score", "-", *chosen.option("--preset", "--recipe"), *settings]
     if scored := (yield from output_of(words, typed=record, before=f"{as_command(['printf', '%s', record])} | ")):
-        yield views.worth(json.loads(scored), resolve(chosen.of("--preset"), None, settings).reward.weights)
+        yield views.worth(json.loads(scored), chosen.config(*settings).reward.weights)
 
 
 def doctor(chosen: Choices) -> Iterator[str]:
@@ -125,9 +122,8 @@ def plan(chosen: Choices, *search: str) -> Iterator[str]:
             assumed = f"{found['vram_bytes'] / views.GB:.3g} GB"
             yield tag("p", f"No GPU was found here, so a card of {assumed} is assumed. Name yours.", class_="soft")
         yield from views.plan(found)
-        preset = chosen.of("--preset")
-        config = resolve(preset, chosen.of("--recipe") or None, chosen.settings())
-        yield views.changed(preset, changes(flat(config.model_dump(mode="json")), preset))
+        settings, preset = chosen.config(*chosen.settings()).model_dump(mode="json"), chosen.of("--preset")
+        yield views.changed(preset, changes(flat(settings), preset))
 
 
 def search(chosen: Choices) -> Iterator[str]:
