@@ -310,8 +310,9 @@ def test_what_repeats_a_run_is_complete_and_makes_the_same_settings(finished):
     assert repeat.commands(settings, ["peft 0.21.2, no git revision"]) == lines[1:]
     for evil in ("abc;touch${IFS}x", "`id`", "$(id)", "a|b", "--orphan", "a\tb", "a'b", "<b>", "a&b", ""):
         assert repeat.commands(settings, [f"octet 0, git revision {evil}"]) == lines[1:]
-    own = {"task.path": "owner/name", "prompt.template": "asked.jinja", "reward.custom": "mine.py:score"}
-    files = ["prompt.template=asked.jinja", "reward.custom=mine.py:score"]
+    own = {"task.path": "owner/name", "prompt.style": "asked.yaml", "task.name": "my.py:task"}
+    own |= {"reward.custom": ["mine.py:score"], "engine.ds_config": "zero2", "task.mix": {"reasoning_gym:gcd": 1.0}}
+    files = ["prompt.style=asked.yaml", "task.name=my.py:task", "reward.custom=['mine.py:score']"]
     assert repeat.own_files(dict.fromkeys(repeat.FILES) | own) == files
 
 

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from trainer.config.arguments import PRESETS, names_in
 from trainer.config.command_line import flat, resolve
+from trainer.config.paths import MODELS, PATHS
 from trainer.config.read_yaml import written as yaml_of
 from trainer.machine.visible import as_command
 
 REVISION = r"[0-9A-Za-z][0-9A-Za-z._/-]*"  # as `git describe` writes it; no character is special in a shell
-FILES = ("task.path", "task.test_path", "task.data_dir", "prompt.template", "reward.custom", "reward.judge.rubric")
+FILES = [key for key in PATHS if key not in MODELS]
 
 
 class Override(NamedTuple):
