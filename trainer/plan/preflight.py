@@ -25,7 +25,7 @@ from trainer.machine.visible import print
 from trainer.model import imports
 from trainer.model.hub import NOTHING, Found, cache
 from trainer.plan import downloads, memory_check
-from trainer.plan.planner import PROCESS, Planner
+from trainer.plan.planner import ADAM, PROCESS, Planner
 from trainer.plan.search import planned_shape
 from trainer.problem.task import make_task
 from trainer.reward import make
@@ -37,8 +37,6 @@ BUSY_GB = 1.0  # warn if other programs use more of the card; a desktop uses les
 BF16_CAPABILITY = 8.0  # Ampere
 OLDEST_CAPABILITY = 7.5  # Turing, the oldest one with kernels in torch's builds for CUDA 13
 
-# The fp32 copy and two moments of each trained parameter: in a checkpoint, and in CPU memory if they are offloaded.
-STATE_BYTES = {"adamw": 12, "adamw_8bit": 6}
 # Two thirds of the planned size of a process: a plan must suffice, but a refusal must be certain.
 PROCESS_BYTES = PROCESS * 2 // 3
 
@@ -265,8 +263,8 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
     if is_adapter:
         shape = planned_shape(config.model)
         trained = Planner(shape, config, world_size=1, vram=0).trained if shape else 0
-    state = STATE_BYTES[config.optim.name]
-    checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is also saved in PEFT's format
+    state = int(trained * (4 + ADAM[config.optim.name]))  # in fp32 and its moments, in a checkpoint or offloaded
+    checkpoint = state + trained * width * (2 if is_adapter else 1)  # an adapter is also saved in PEFT's format
     is_offloaded = ds_config.is_offloaded(ds_config.zero_settings(config.engine), "optimizer")
     results = config.merges or not is_adapter
     ranks, local = hardware.ranks(machine)
@@ -275,7 +273,7 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
         run=(config.run.keep + 1) * checkpoint + numbers * width * results,
         # with a card, the first model has left the RAM before the second one is loaded
         ram=local * (PROCESS_BYTES + int(max(loaded) if machine.gpus else sum(loaded)))
-        + trained * state * is_offloaded * local // ranks,  # each rank has its part
+        + state * is_offloaded * local // ranks,  # each rank has its part
     )
 
 
