@@ -2,7 +2,6 @@
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from trainer.machine import disk
 from trainer.machine.visible import print
 from trainer.reports.report import report
 from trainer.reports.share import picture
-from trainer.reports.terminal import stopped
+from trainer.reports.terminal import are_live
 from trainer.run_folder.reader import RunFiles, as_written, read_run, read_runs
 
 SECONDS = 5.0  # between two updates of the page
@@ -37,14 +36,14 @@ def run(options: Namespace) -> None:
             _share(run)
         return
     path = options.out or (options.runs[0] / "report.html" if len(options.runs) == 1 else Path("report.html"))
-    is_live, pause = options.watch and _are_live(runs), SECONDS
+    is_live, pause = options.watch and are_live(runs), SECONDS
     _write(path, report(runs, reloads=is_live), is_named=options.out is not None)
     print(path, flush=True)
     while is_live:
         time.sleep(pause)
         began = time.perf_counter()
         runs = [read_run(run.folder) for run in runs]
-        is_live = _are_live(runs)
+        is_live = are_live(runs)
         # a file that is just being written is complete at the next update
         with suppress(DataError) if is_live else nullcontext():
             _write(path, report(runs, reloads=is_live), is_named=options.out is not None)
@@ -57,10 +56,6 @@ def _write(path: Path, text: str, is_named: bool) -> None:
             path.write_text(text, encoding="utf-8")
         else:
             disk.replace(path, text.encode())
-
-
-def _are_live(runs: Sequence[RunFiles]) -> bool:
-    return not all(run.has_ended or stopped(run) for run in runs)
 
 
 def _share(run: RunFiles) -> None:

@@ -26,7 +26,7 @@ def run(options: Namespace) -> None:
     console, runs = Console(wide=terminal.WIDE), read_runs(options.runs)  # plain text if the output is not a terminal
     if console.is_terminal and not options.once:
         with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
-            while not all(run.has_ended or terminal.stopped(run) for run in runs):
+            while terminal.are_live(runs):
                 with suppress(DataError):  # a file is just being written, and is complete at the next update
                     live.update(terminal.shown(runs, console, console.height), refresh=True)
                 time.sleep(SECONDS)

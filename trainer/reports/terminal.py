@@ -160,6 +160,10 @@ def earlier_turns(sample: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
     return [] if is_whole else turns[:-1]
 
 
+def are_live(runs: Sequence[RunFiles]) -> bool:
+    return not all(run.has_ended or stopped(run) for run in runs)
+
+
 def stopped(run: RunFiles) -> str | None:
     """Return how a run was stopped, or None if it is running or has ended. A running process holds the lock of its
     folder. Locks of other nodes are not visible here, so the time since the last record decides for their runs."""
