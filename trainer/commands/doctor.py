@@ -31,7 +31,7 @@ from trainer.errors import Finding, OctetError, counted
 from trainer.machine import hardware
 from trainer.machine.console import Console
 from trainer.machine.disk import amount
-from trainer.machine.shipped import CHECKOUT, IS_INSTALLED, ROOT, in_a_process
+from trainer.machine.shipped import CHECKOUT, CONSTRAINTS, IS_INSTALLED, in_a_process
 from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.plan import downloads, memory_check, preflight
@@ -41,7 +41,6 @@ from trainer.reward import make
 from trainer.sandbox.kernel import Limits
 from trainer.sandbox.pool import Sandbox
 
-CONSTRAINTS = ROOT / "constraints.txt"
 REQUIRED = ["torch", "deepspeed", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "tensorboard"]
 REQUIRED += ["safetensors", "pydantic", "PyYAML", "rich"]
 MARKS = {"note": ("✓", "green"), "warn": ("!", "yellow"), "end": ("✗", "red")}  # symbol and colour of a severity

@@ -23,13 +23,12 @@ from trainer.config.settings import Model, TaskSettings
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.machine import disk, hardware, manifest
 from trainer.machine.disk import amount
-from trainer.machine.shipped import IS_INSTALLED, ROOT
+from trainer.machine.shipped import CONSTRAINTS, IS_INSTALLED, ROOT
 from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.plan import preflight
 from trainer.problem.task import make_task
 
-CONSTRAINTS = ROOT / "constraints.txt"
 BUILD_TOOLS = ("pip", "setuptools", "wheel", "ninja", "packaging")
 README = """\
 {what}

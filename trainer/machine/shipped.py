@@ -10,6 +10,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).parents[2]
 IS_INSTALLED = not (CHECKOUT / "run_deepspeed.sh").is_file()
 ROOT = CHECKOUT / "trainer" / "shipped" if IS_INSTALLED else CHECKOUT
+CONSTRAINTS = ROOT / "constraints.txt"  # the versions that were tested together
 
 
 def train_here() -> str:

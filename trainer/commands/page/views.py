@@ -11,6 +11,7 @@ from typing import Any
 from trainer.commands.page.runs import Chat, Runs, shown
 from trainer.errors import DataError
 from trainer.machine.console import spoken
+from trainer.plan.planner import GB
 from trainer.plan.search import LEVERS
 from trainer.problem.task import LEFT_OUT
 from trainer.reports import report
@@ -21,7 +22,6 @@ from trainer.reports.terminal import state, stopped
 from trainer.run_folder.reader import RunFiles, as_written, read_run
 from trainer.watch.alarms import alarms_of, lasting
 
-GB = 10**9
 VERDICTS = {"fits": "It fits", "tight": "It may not fit", "too large": "It does not fit"}
 NO_FOLDER = "no run folder"  # the state of a command that is loading, has failed, or whose run was deleted
 RIGHT = {True: "right", False: "wrong"}
