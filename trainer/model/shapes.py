@@ -19,8 +19,8 @@ from trainer.model.families import BY_TYPE, MIXERS, Family
 CHUNK_BYTES = 64 * 2**20  # bytes of the fp32 logits that loss/ computes at once; about three such tensors are alive
 
 
-class UnknownFamily(ModelError):
-    """A model that may be trained, but whose memory cannot be planned."""
+class UnknownShape(ModelError):
+    """A model whose family has no plan, or whose config.json is not available."""
 
 
 class Linear(NamedTuple):
@@ -180,7 +180,15 @@ def shape_of(name: str, revision: str | None = None) -> Shape:
     except (hub.Refused, hub.Unreachable) as reason:
         remedy = "Write a local folder, or a model of Qwen, Llama 3, SmolLM, Gemma, LFM2 or gpt-oss, whose shapes are "
         remedy += "shipped: Qwen/Qwen2.5-1.5B-Instruct"
-        raise ModelError(f"model.name={name}", f"its config.json is not available ({reason})", remedy) from None
+        raise UnknownShape(f"model.name={name}", f"its config.json is not available ({reason})", remedy) from None
+
+
+def planned_shape(model: Model) -> Shape | None:
+    """Return the shape of a model, or None if it is unknown: loading the model gives the full error."""
+    try:
+        return shape_of(model.name, model.revision)
+    except UnknownShape:
+        return None
 
 
 def adapter_shapes(setting: str, folder: Path) -> dict[str, list[int]]:
@@ -219,7 +227,7 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
         settings = text | {key: settings[key] for key in ("tie_word_embeddings",) if key in settings}
     family = BY_TYPE.get(str(settings.get("model_type")))
     if family is None:
-        raise UnknownFamily(
+        raise UnknownShape(
             f"model.name={name}: its family is {settings.get('model_type')}, and memory is planned for "
             f"{', '.join(BY_TYPE)} only."
         )
@@ -283,14 +291,14 @@ def _with_kinds(name: str, shape: Shape, settings: Mapping[str, Any]) -> Shape:
     """Return the shape with the kinds of blocks that its config.json describes."""
     family = shape.family
     if settings.get("enable_moe_block"):
-        raise UnknownFamily(f"model.name={name}: memory is not planned for the mixture of experts of Gemma 4.")
+        raise UnknownShape(f"model.name={name}: memory is not planned for the mixture of experts of Gemma 4.")
     if family.kind == "Lfm2":
         shape = replace(shape, intermediate=_lfm2_width(shape.intermediate, settings))
     kinds = settings.get("layer_types")
     if family.kind == "GraniteMoeHybrid":
         shape = replace(shape, intermediate=_number(settings, "shared_intermediate_size", 1024))
         if _number(settings, "num_local_experts", 8) or {*(kinds or [DELTA])} - {FULL, "attention"}:
-            raise UnknownFamily(f"model.name={name}: memory is not planned for experts and Mamba layers of Granite 4.")
+            raise UnknownShape(f"model.name={name}: memory is not planned for experts and Mamba layers of Granite 4.")
     if not isinstance(kinds, list) or len(kinds) != shape.layers:
         kinds = _usual_kinds(shape, settings)
     if family.kind == "Gemma4":

@@ -19,11 +19,10 @@ from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.console import spoken, until
-from trainer.model.shapes import shape_of
+from trainer.model.shapes import planned_shape, shape_of
 from trainer.plan.cards import CARDS, Speed, card_of
 from trainer.plan.planner import DRAW, Planner
 from trainer.plan.read_data import asking_what_there_is, count_local
-from trainer.plan.search import planned_shape
 from trainer.problem.published import GSM8K_TRAINING_PROBLEMS
 from trainer.run_folder.reader import RunFiles, read_run
 

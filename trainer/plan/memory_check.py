@@ -9,9 +9,9 @@ from trainer.config.sections.model import ENDS
 from trainer.config.settings import Config
 from trainer.errors import Finding, counted
 from trainer.machine import hardware
-from trainer.model.shapes import Shape
+from trainer.model.shapes import Shape, planned_shape
 from trainer.plan.planner import GB, SLEEPING, TAUGHT, TIGHT, Planner
-from trainer.plan.search import Placement, difference, planned_shape
+from trainer.plan.search import Placement, difference
 
 LARGEST_ON_A_CPU = GB // 2  # parameters; with more, a step takes many minutes
 # The setting that decides about each term of the RAM.

@@ -17,8 +17,8 @@ from math import ceil, inf, prod
 from trainer.config import ds_config
 from trainer.config.sections.model import ENDS, OF_EXPERTS
 from trainer.config.settings import Config, Teacher
-from trainer.errors import ModelError
-from trainer.model.shapes import Block, Linear, Shape, adapter_shapes, shape_of
+from trainer.model import hub
+from trainer.model.shapes import Block, Linear, Shape, adapter_shapes, planned_shape
 from trainer.plan.activations import FLOAT, Work, forward_bytes, head_bytes, kept_bytes, layer_bytes, saved_bytes
 
 GB = 10**9
@@ -261,11 +261,9 @@ class Planner:
     def teacher(self) -> "Planner | None":
         """The planner of a teacher that this process loads; None for a server and for an unknown shape."""
         model = self.config.teacher_model
-        if model is None:
-            return None
-        try:
-            shape = shape_of(model.name, model.revision)
-        except ModelError:
+        with hub.naming("teacher.name"):
+            shape = planned_shape(model) if model else None
+        if shape is None:
             return None
         config = self.config.model_copy(update={"model": model, "teacher": Teacher()})
         return Planner(shape, config, self.world_size, self.vram)

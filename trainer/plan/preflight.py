@@ -24,9 +24,9 @@ from trainer.machine.shipped import pip_install
 from trainer.machine.visible import print
 from trainer.model import imports
 from trainer.model.hub import NOTHING, Found, cache
+from trainer.model.shapes import planned_shape
 from trainer.plan import downloads, memory_check
 from trainer.plan.planner import ADAM, PROCESS, Planner
-from trainer.plan.search import planned_shape
 from trainer.problem.task import make_task
 from trainer.reward import make
 from trainer.run_folder import previous_run

@@ -8,10 +8,9 @@ from typing import Any
 
 from trainer.config import ds_config, rules
 from trainer.config.command_line import overrides_of
-from trainer.config.settings import Config, Model
+from trainer.config.settings import Config
 from trainer.errors import ConfigError
-from trainer.model import hub
-from trainer.model.shapes import Shape, UnknownFamily, from_config, known_shape, shape_of
+from trainer.model.shapes import shape_of
 from trainer.plan.planner import Planner
 
 # Settings that the search may change, in the order in which it reverts needless changes: activation offload
@@ -159,11 +158,3 @@ def difference(before: Config, after: Config) -> list[str]:
     """Return what the search has changed, as arguments of the command line."""
     values = {key: attrgetter(key) for key in LEVERS}
     return overrides_of({key: value(after) for key, value in values.items() if value(before) != value(after)})
-
-
-def planned_shape(model: Model) -> Shape | None:
-    """Return the shape of a model; None if its family has no plan, or if the hub refuses or cannot be reached."""
-    try:
-        return known_shape(model.name, model.revision) or from_config(model.name, hub.configuration(model))
-    except (UnknownFamily, hub.Refused, hub.Unreachable):  # loading the model gives the full error
-        return None

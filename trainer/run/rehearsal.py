@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from trainer.config.settings import Config
-from trainer.errors import ModelError
-from trainer.model.shapes import shape_of
+from trainer.model.shapes import planned_shape
 from trainer.plan.planner import Planner
 from trainer.ranks import distributed
 from trainer.records import MiniBatch, TrainingRow
@@ -21,9 +20,7 @@ PLANNED = {"rollout": "rollout", "score": "score", "step": "backward"}
 
 def planned(config: Config, longest_prompt: int, card: int, outside: bool) -> dict[str, int]:
     """Return the bytes planned for each phase of a step, if known. With `outside`, another engine samples."""
-    try:
-        shape = shape_of(config.model.name, config.model.revision)
-    except ModelError:
+    if (shape := planned_shape(config.model)) is None:
         return {}
     elsewhere = {"rollout.engine": "vllm_server"} if outside else {}
     settings = config.changed({"prompt.max_tokens": longest_prompt} | elsewhere)

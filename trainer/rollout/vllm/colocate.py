@@ -16,7 +16,7 @@ import torch
 
 from trainer.errors import ConfigError
 from trainer.machine.shipped import pip_install
-from trainer.plan import search
+from trainer.model.shapes import planned_shape
 from trainer.plan.planner import Planner
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
@@ -175,7 +175,7 @@ def _share(context: SamplingContext) -> float:
     config = context.config
     if config.rollout.vllm.memory:
         return config.rollout.vllm.memory
-    if (shape := search.planned_shape(config.model)) is None:
+    if (shape := planned_shape(config.model)) is None:
         return UNPLANNED
     card = torch.cuda.get_device_properties(distributed.device()).total_memory
     return Planner(shape, config, distributed.world_size(), card).vllm / card
