@@ -6,16 +6,15 @@ from textwrap import wrap
 import trainer
 from trainer.errors import counted
 from trainer.machine.visible import visible
-from trainer.reports.chart import GREY, INK, svg
+from trainer.reports.chart import GREY, INK, label, svg
 from trainer.reports.curves import charts_of, groups_of
 from trainer.reports.markup import Html, tag
 from trainer.reports.report import ends_of
 from trainer.run_folder.reader import RunFiles
-from trainer.watch.verdict import LEARNED, NOT_LEARNED
+from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
 
 WIDTH, HEIGHT, MARGIN = 1200.0, 630.0, 60.0  # the size of previews of links
-COLOURS = {LEARNED: "#1a7f37", NOT_LEARNED: "#cf222e"}
-UNDECIDED = "#9a6700"
+COLOURS = {LEARNED: "#1a7f37", NOT_LEARNED: "#cf222e", CANNOT_TELL: "#9a6700"}
 LETTERS = 84  # per line of the verdict; of DejaVu Sans, which is wide, 86 fit
 SCALE = 2.0  # of the chart, whose text is sized for a page
 
@@ -30,16 +29,12 @@ def picture(run: RunFiles) -> Html:
     method = "supervised training" if run.settings["warmup.only"] else "GRPO"
     made = f"{counted(run.steps, 'step')} of {method} with octet {trainer.__version__}"
     lines = [
-        _text(f"{model} on {task}"[:56], 78, 34, GREY),
-        _text(" → ".join(ends_of(run)) or kind, 190, 104, COLOURS.get(kind, UNDECIDED)),
-        *(_text(line, 246 + 32 * row, 24, INK) for row, line in enumerate(verdict)),
-        _text(made, HEIGHT - 18, 20, GREY),
+        label(MARGIN, 78, f"{model} on {task}"[:56], GREY, size=34),
+        tag("g", label(MARGIN, 190, " → ".join(ends_of(run)) or kind, COLOURS[kind], size=104), font_weight="bold"),
+        *(label(MARGIN, 246 + 32 * row, line, INK, size=24) for row, line in enumerate(verdict)),
+        label(MARGIN, HEIGHT - 18, made, GREY, size=20),
     ]
     for chart in charts_of(groups_of([run]), "curves")[:1]:
         wide = replace(chart, width=(WIDTH - 2 * MARGIN + 28) / SCALE, height=130.0)
         lines.append(tag("g", *wide.marks(), transform=f"translate({MARGIN - 8:g} 330) scale({SCALE:g})"))
     return svg(lines, WIDTH, HEIGHT, f"{run.name}: {kind}", alone=True)
-
-
-def _text(text: str, y: float, size: int, colour: str) -> Html:
-    return tag("text", text, x=MARGIN, y=y, font_size=size, fill=colour, font_weight="bold" if size > 100 else None)
