@@ -17,7 +17,7 @@ from pathlib import Path
 from huggingface_hub import constants, snapshot_download
 
 import trainer
-from trainer.commands.options import add_settings_of_a_run, writing
+from trainer.commands.options import add_settings_of_a_run, words_of, writing
 from trainer.config.command_line import choose_preset, resolve
 from trainer.config.settings import Model, TaskSettings
 from trainer.errors import ConfigError, DataError, ModelError
@@ -60,7 +60,6 @@ def run(options: Namespace) -> None:
         raise ConfigError("HF_HUB_OFFLINE=1", "nothing can be fetched with it", "Unset it")
     preset = options.preset or choose_preset(hardware.detect())[0]
     config = resolve(preset, options.recipe, options.overrides)
-    chosen = ["--preset", preset, *(["--recipe", options.recipe] if options.recipe else []), *options.overrides]
     folder = options.to.expanduser().absolute()
     constants.HF_HUB_CACHE = str(folder / "hub")  # HF_HOME is unchanged, because it holds the login
     os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")  # read when `datasets` is imported
@@ -75,7 +74,7 @@ def run(options: Namespace) -> None:
     summary.append(fetch_data(config.task))
     if not options.no_wheels:
         summary.append(fetch_wheels(requirements(), folder / "wheels"))
-    again = command(folder, shlex.join(chosen), not options.no_wheels)
+    again = command(folder, shlex.join(words_of(preset, options.recipe, options.overrides)), not options.no_wheels)
     made = {"platform": platform.platform(), "python": platform.python_version()}
     (folder / "README.txt").write_text(README.format(what="\n".join(summary), run=again, **made))
     manifest.seal(folder)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,10 +32,15 @@ def add_overrides(parser: ArgumentParser, example: str = "task.data_dir=FOLDER")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"settings, such as {example}")
 
 
-def add_settings_of_a_run(parser: ArgumentParser) -> None:
-    parser.add_argument("--preset", help="by default the one for this hardware")
+def add_settings_of_a_run(parser: ArgumentParser, preset: str | None = None) -> None:
+    parser.add_argument("--preset", default=preset, help=f"by default {preset or 'the one for this hardware'}")
     parser.add_argument("--recipe", help="an objective on top of the preset")
     add_overrides(parser, "rollout.group_size=16")
+
+
+def words_of(preset: str, recipe: str | None, overrides: Sequence[str]) -> list[str]:
+    """Return the arguments of a command that starts a run with these settings."""
+    return ["--preset", preset, *(["--recipe", recipe] if recipe else []), *overrides]
 
 
 def add_run(parser: ArgumentParser, what: str = "a run folder") -> None:

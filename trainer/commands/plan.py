@@ -16,7 +16,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from trainer.commands.options import add_settings_of_a_run, positive
+from trainer.commands.options import add_settings_of_a_run, positive, words_of
 from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
@@ -158,8 +158,7 @@ def ask(options: Namespace) -> Question:
 
 
 def _command(options: Namespace, preset: str, overrides: Sequence[str]) -> list[str]:
-    recipe = ["--recipe", options.recipe] if options.recipe else []
-    return [*shlex.split(train_here()), "--preset", preset, *recipe, *overrides]
+    return [*shlex.split(train_here()), *words_of(preset, options.recipe, overrides)]
 
 
 def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str, str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from trainer.commands.options import add_overrides, positive
+from trainer.commands.options import add_settings_of_a_run, positive
 from trainer.config import ds_config
 from trainer.config.command_line import resolve
 from trainer.config.settings import RUNS, Config
@@ -60,8 +60,7 @@ class JobRequest:
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet slurm --preset cluster --nodes 2 --gpus 4"
-    parser.add_argument("--preset", default="cluster", help="by default cluster")
-    parser.add_argument("--recipe", help="an objective on top of the preset")
+    add_settings_of_a_run(parser, "cluster")
     parser.add_argument("--nodes", default="1", help="how many (default 1), or from-to: whatever the queue has")
     parser.add_argument("--gpus", type=positive, default=1, help="of each node (default 1), with one rank each")
     parser.add_argument("--time", help="limit, as sbatch reads it, or auto; by default that of slurm/site.env")
@@ -69,7 +68,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--sweep", type=Path, metavar="GRID", help="a run for each line of this file")
     parser.add_argument("--chain", type=positive, default=1, metavar="N", help="N jobs, each resuming the one before")
     parser.add_argument("--dry-run", action="store_true", help="print the script, and write and submit nothing")
-    add_overrides(parser, "rollout.group_size=16")
 
 
 def run(options: Namespace) -> None:

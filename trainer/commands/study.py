@@ -14,7 +14,7 @@ from statistics import fmean
 from subprocess import STDOUT, Popen
 from typing import Any
 
-from trainer.commands.options import add_overrides, positive
+from trainer.commands.options import add_overrides, positive, words_of
 from trainer.commands.slurm import JobRequest, slurm
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
@@ -75,7 +75,8 @@ def run(options: Namespace) -> None:
     if options.dry_run and not options.slurm:
         for one in study.runs():
             later = f"# {one.name}: after {study.first}-{one.seed}, for as many steps as match its tokens"
-            print(later if one.arm == SUPERVISED else shlex.join(["octet", "train", *_arguments(study, one)]))
+            words = words_of(study.file.preset, study.file.recipe, one.overrides)
+            print(later if one.arm == SUPERVISED else shlex.join(["octet", "train", *words]))
         return
     if options.slurm:
         _submit(study, options)
@@ -90,11 +91,6 @@ def run(options: Namespace) -> None:
         _show(study, results)
     if failed:
         raise StudyError(", ".join(failed), f"{counted(len(failed), 'run')} failed", "The same command tries again")
-
-
-def _arguments(study: Study, one: StudyRun) -> list[str]:
-    recipe = ["--recipe", study.file.recipe] if study.file.recipe else []
-    return ["--preset", study.file.preset, *recipe, *one.overrides]
 
 
 def _train(study: Study, jobs: int) -> list[str]:
@@ -126,7 +122,8 @@ class Runner:
     def train(self, one: StudyRun) -> str:
         """Train a run, and return its name if it fails."""
         has_ended = (0, 3, 4)  # with 3 and 4, its own verdict is not "learned"
-        if failed := self._run(one, ["train", *_arguments(self.study, one)], has_ended):
+        words = words_of(self.study.file.preset, self.study.file.recipe, one.overrides)
+        if failed := self._run(one, ["train", *words], has_ended):
             return failed
         facts = facts_of(read_run(self.study.folder / one.name))
         took = f"{facts['steps']} steps, {clock(facts['training_s'])}"
