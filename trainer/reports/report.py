@@ -12,7 +12,7 @@ from trainer.reports.chart import HEIGHT, WIDTH, colour_of, line, svg
 from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
 from trainer.reports.forecast import outlook
 from trainer.reports.markup import Html, joined, page, table, tag
-from trainer.reports.terminal import earlier_turns, earned, stopped
+from trainer.reports.terminal import earlier_turns, earned, read_from, stopped
 from trainer.run_folder.reader import RunFiles, as_written, differing, facts_of, names_of, phases, table_rows
 from trainer.watch.alarms import Alarm, alarms_of, interval
 from trainer.watch.measure import LENIENT, STRICT, Measure
@@ -202,7 +202,6 @@ def flip(one: Mapping[str, Any], is_open: bool = False) -> Html:
 def samples(found: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterator[Html]:
     """Yield answers that were sampled in training, each under its name."""
     for name, sample in found.items():
-        read = sample["strict"] if sample["strict"] is not None else sample["lenient"]
         known = "" if measure.is_reward else "; the answer is "
         facts = f", step {sample['step']}, {earned(sample)}{known}"
         title = joined(tag("strong", name, class_=name.split()[-1]), facts)
@@ -212,7 +211,7 @@ def samples(found: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterato
         earlier = [part for turn in turns for part in turn]
         last = tag("p", "model", class_="soft") if earlier else ""
         gold = "" if measure.is_reward else tag("code", sample["gold"])
-        written = answer(sample["completion"], read, sample["reward"] if measure.is_reward else None)
+        written = answer(sample["completion"], read_from(sample), sample["reward"] if measure.is_reward else None)
         yield tag("div", tag("h3", title, gold), asked, *earlier, last, written, cut)
 
 

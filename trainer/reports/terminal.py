@@ -134,9 +134,7 @@ def _phases(run: RunFiles) -> Iterator[Text]:
 
 def _answer(name: str, sample: Mapping[str, Any], measure: Measure) -> Text:
     """Return an answer with what was read from it marked."""
-    if measure.is_reward:
-        sample = {**sample, "strict": None, "lenient": None}
-    read = sample["strict"] if sample["strict"] is not None else sample["lenient"]
+    read = None if measure.is_reward else read_from(sample)
     before, found, after = map(visible, around(sample["completion"][-LONGEST:], read))
     if measure.is_reward:
         result = earned(sample)
@@ -147,6 +145,11 @@ def _answer(name: str, sample: Mapping[str, Any], measure: Measure) -> Text:
     styles = {"environment": "dim"}
     turns = [(f"{visible(turn['text'])}\n", styles.get(turn["role"], "")) for turn in earlier_turns(sample)]
     return Text.assemble((head, "bold"), *turns, before, (found, "reverse"), after)
+
+
+def read_from(answer: Mapping[str, Any]) -> str | None:
+    """Return what was read from an answer: in the format asked for, or else in any."""
+    return answer["strict"] if answer["strict"] is not None else answer["lenient"]
 
 
 def earned(sample: Mapping[str, Any]) -> str:

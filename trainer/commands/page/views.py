@@ -18,7 +18,7 @@ from trainer.reports import report
 from trainer.reports.curves import groups_of
 from trainer.reports.markup import Html, joined, table, tag
 from trainer.reports.repeat import Override
-from trainer.reports.terminal import state, stopped
+from trainer.reports.terminal import read_from, state, stopped
 from trainer.run_folder.reader import RunFiles, as_written, read_run
 from trainer.watch.alarms import alarms_of, lasting
 
@@ -239,8 +239,7 @@ def talk(chat: Chat) -> Html:
 def _answers(asked: Record) -> Html:
     sides, gold = [], asked["gold"]
     for one in asked["answers"]:
-        read = one["strict"] if one["strict"] is not None else one["lenient"]
-        verdict = tag("p", RIGHT[one["right"]]) if gold else ""
-        sides.append(tag("div", tag("p", one["model"], class_="soft"), report.answer(one["answer"], read), verdict))
+        name, verdict = tag("p", one["model"], class_="soft"), tag("p", RIGHT[one["right"]]) if gold else ""
+        sides.append(tag("div", name, report.answer(one["answer"], read_from(one)), verdict))
     known = tag("p", "The answer is ", tag("code", gold)) if gold else ""
     return tag("div", tag("h3", asked["question"]), known, tag("div", *sides, class_="pair"))
