@@ -202,9 +202,11 @@ def test_the_teacher_is_fetched_and_looked_for_as_the_model_is(strict_hub, tmp_p
     found = downloads.find_teacher(config.teacher_model)
     assert preflight.needs(config, NANO_HERE, NO_CARDS, found).download == found.download > 2_000_000
     environment = {"HF_ENDPOINT": strict_hub.url, "HF_HUB_OFFLINE": "0"}
-    answer = octet("fetch", "--preset", "nano", *distill, "--to", "it", "--no-wheels", folder=tmp_path, **environment)
+    further = [*distill, "lora.start=runs/first/adapter"]
+    answer = octet("fetch", "--preset", "nano", *further, "--to", "it", "--no-wheels", folder=tmp_path, **environment)
     said = ["model   nano: it comes with Octet", "teacher octet/nano: 2.6 MB in 5 files"]
-    assert answer.stdout.splitlines()[:2] == said, answer.stderr
+    said += ["adapter runs/first/adapter: an adapter on this machine; copy it yourself"]
+    assert answer.stdout.splitlines()[:3] == said, answer.stderr
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "it")
     teacher = downloads.find_teacher(config.teacher_model)
     without, with_it = (preflight.needs(config, NANO_HERE, NO_CARDS, one).ram for one in (hub.NOTHING, teacher))

@@ -69,8 +69,9 @@ def run(options: Namespace) -> None:
     if config.teacher_model:
         with hub.naming("teacher.name"):
             summary.append(f"teacher {fetch_model(config.teacher_model, folder)}")
-    if config.teacher.adapter:
-        summary.append(f"teacher {config.teacher.adapter}: an adapter on this machine; copy it yourself")
+    for name, adapter in {"adapter": config.lora.start, "teacher": config.teacher.adapter}.items():
+        if adapter:
+            summary.append(f"{name} {adapter}: an adapter on this machine; copy it yourself")
     summary.append(fetch_data(config.task))
     if not options.no_wheels:
         summary.append(fetch_wheels(requirements(), folder / "wheels"))
