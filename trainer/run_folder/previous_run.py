@@ -67,7 +67,7 @@ class Change:
         return self.key not in FROM_HERE_ON and self.key not in NO_EFFECT and self.key not in DATA  # see Provenance
 
     def __str__(self) -> str:
-        return visible(f"{self.key}={str(self.now)[:100]} (it has {str(self.before)[:100]})")
+        return visible(f"{self.key}={written(self.now)[:100]} (it has {written(self.before)[:100]})")
 
 
 def changes(folder: Path, config: Config) -> list[Change]:
