@@ -73,11 +73,13 @@ def small(kind: str, **own: Any) -> Any:
 DELTA = {"linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
 INPUTS = {"global_head_dim": 64, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 8192}
 CONVOLUTIONS = {"layer_types": ["conv", "conv", "full_attention", "conv"] * 2, "block_auto_adjust_ff_dim": False}
+GATED = {"layer_types": ["conv", "sliding_attention", "conv", "full_attention"] * 2, "head_dim": 32}
 SHARED = {"layer_types": ["attention"] * 8, "num_local_experts": 0, "shared_intermediate_size": 768}
 SHAPES = {
     "smollm3-small": Shape(small("smollm3"), prompt_tokens=48, new_tokens=32),
     "granite4-small": Shape(small("granitemoehybrid", **SHARED), prompt_tokens=48, new_tokens=32),
     "lfm2-small": Shape(small("lfm2", **CONVOLUTIONS), prompt_tokens=48, new_tokens=32),
+    "lfm3-small": Shape(small("lfm3", **GATED), prompt_tokens=48, new_tokens=32),
     "qwen3.5-small": Shape(small("qwen3_5_text", head_dim=32, **DELTA), prompt_tokens=48, new_tokens=32),
     "gemma4-small": Shape(small("gemma4_text", head_dim=32, **INPUTS), prompt_tokens=48, new_tokens=32),
     "smollm2-135m-shape": Shape(smollm2_135m(), prompt_tokens=48, new_tokens=16),
