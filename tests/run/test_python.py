@@ -187,6 +187,18 @@ def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):
     assert changed.reward.all_weights == {"locked": 1.0, "Right": 1.0, "measured": 1.0}
 
 
+def test_a_copy_has_a_global_that_is_only_added_to():
+    def graded(completions):
+        global calls  # noqa: PLW0603
+        calls += 1
+        return [1.0 for _ in completions]
+
+    assert "calls = 0\n" in python.source_of(graded)[0]
+
+
+calls = 0
+
+
 def test_a_copy_has_functions_that_are_awaited_or_wrapped():
     async def grade(text):
         return 1.0

@@ -240,13 +240,14 @@ def where(error: BaseException, path: Path) -> str:
 
 
 def names_in(source: str) -> tuple[list[str], list[str]]:
-    """Return the global names that a program defines, and those that it reads."""
+    """Return the global names that a program defines, and those that it reads or declares: `x += 1` reads none."""
     tables = [symtable.symtable(source, "program.py", "exec")]
     for table in tables:
         tables += table.get_children()
     symbols = [symbol for table in tables for symbol in table.get_symbols() if symbol.is_global()]
     defined = [symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()]
-    return defined, [symbol.get_name() for symbol in symbols if symbol.is_referenced()]
+    used = [symbol for symbol in symbols if symbol.is_referenced() or symbol.is_declared_global()]
+    return defined, [symbol.get_name() for symbol in used]
 
 
 @contextmanager
