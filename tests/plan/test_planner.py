@@ -432,6 +432,7 @@ WHOLE_15B, WHOLE_3B = (["lora.enabled=false", f"model.name=Qwen/Qwen2.5-{size}B"
     [
         (["8gb", SEVEN], 8.6, 64, "model.name", ": model.quantize=nf4"),
         (["8gb", FOURTEEN], 8.6, 64, "model.name", "=Qwen/Qwen3-8B model.quantize=nf4"),
+        (["8gb", FOURTEEN, "warmup.steps=5"], 8.6, 64, "model.name", "=Qwen/Qwen3-8B model.quantize=nf4"),
         (["8gb", *WHOLE_15B, "engine.ds_config=zero2"], 8.6, 64, "model.name", ": engine.ds_config=zero3_offload"),
         # ZeRO-3 would need 77.7 GB of RAM
         (["8gb", *WHOLE_3B], 8.6, 64, "model.name", ": lora.enabled=true model.quantize=nf4"),
@@ -451,8 +452,9 @@ WHOLE_15B, WHOLE_3B = (["lora.enabled=false", f"model.name=Qwen/Qwen2.5-{size}B"
 )
 def test_a_run_that_cannot_fit_is_refused_with_what_does(monkeypatch, settings, gigabytes, ram, key, fits):
     monkeypatch.setattr(hardware, "free_ram", lambda: ram * GB)
-    with refuses(key, names=fits) if fits else nullcontext():
+    with refuses(key, names=fits) if fits else nullcontext() as refused:
         must_fit(resolve(settings[0], None, settings[1:]), machine(gigabytes))
+    assert "\n" not in str(refused and refused.value)  # nor is the same said of its warm-up
 
 
 def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):

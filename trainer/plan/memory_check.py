@@ -25,10 +25,14 @@ TAKES_RAM = {
 
 
 def findings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
-    """Yield whether a run, and its warm-up, can fit. Nothing is yielded for a model of unknown shape."""
+    """Yield whether a run, and its warm-up, can fit. Nothing is yielded for a model of unknown shape, and nothing about
+    a run whose warm-up cannot fit, because the reason is mostly the same."""
     if config.warmup.steps and not config.is_warmup:
-        warmup = findings(config.warmed_up_in(config.run.dir), machine)
-        yield from (replace(one, name="warm-up") for one in warmup if one.severity != "note")
+        for one in findings(config.warmed_up_in(config.run.dir), machine):
+            if one.severity != "note":
+                yield replace(one, name="warm-up")
+            if one.severity == "end":
+                return
     if (shape := planned_shape(config.model)) is None:
         return
     if reason := _problem(config, machine, shape):
