@@ -311,8 +311,10 @@ def test_what_repeats_a_run_is_complete_and_makes_the_same_settings(finished):
     for evil in ("abc;touch${IFS}x", "`id`", "$(id)", "a|b", "--orphan", "a\tb", "a'b", "<b>", "a&b", ""):
         assert repeat.commands(settings, [f"octet 0, git revision {evil}"]) == lines[1:]
     own = {"task.path": "owner/name", "prompt.style": "asked.yaml", "task.name": "my.py:task"}
-    own |= {"reward.custom": ["mine.py:score"], "engine.ds_config": "zero2", "task.mix": {"reasoning_gym:gcd": 1.0}}
-    files = ["prompt.style=asked.yaml", "task.name=my.py:task", "reward.custom=['mine.py:score']"]
+    own |= {"reward.custom": ["mine.py:score"], "engine.ds_config": "zero2", "task.mix": {"nano": 1, "my.py:mix": 2}}
+    own |= {"lora.start": "runs/1.b/adapter", "task.test_path": "owner/name-1.5"}
+    files = ["lora.start=runs/1.b/adapter", "prompt.style=asked.yaml", "task.name=my.py:task"]
+    files += ["task.mix={'nano': 1, 'my.py:mix': 2}", "reward.custom=['mine.py:score']"]
     assert repeat.own_files(dict.fromkeys(repeat.FILES) | own) == files
 
 

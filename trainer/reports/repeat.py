@@ -3,12 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.config.arguments import PRESETS, names_in
 from trainer.config.command_line import flat, resolve
-from trainer.config.paths import MODELS, PATHS
+from trainer.config.paths import FOLDERS, MODELS, PATHS
 from trainer.config.read_yaml import written as yaml_of
 from trainer.machine.visible import as_command
 
@@ -40,7 +39,7 @@ def commands(settings: Mapping[str, Any], made_with: Sequence[str]) -> list[str]
 def own_files(settings: Mapping[str, Any]) -> list[str]:
     """Return the settings that name the user's own files or folders."""
     named = ((key, str(settings[key])) for key in FILES if settings[key])
-    return [f"{key}={value}" for key, value in named if Path(value.partition(":")[0]).suffix or key == "task.data_dir"]
+    return [f"{key}={value}" for key, value in named if key in FOLDERS or re.search(r"\.[A-Za-z]+\b(?!/)", value)]
 
 
 def written(changes: Sequence[Override]) -> list[str]:
