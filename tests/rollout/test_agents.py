@@ -362,6 +362,16 @@ def test_an_agent_that_cannot_be_used_is_refused_at_the_start(run, named, tmp_pa
         answer_of(run, tokenizer)
 
 
+def test_the_file_of_an_agent_may_change_its_process_and_its_neighbours_come_before_packages(tmp_path, tokenizer):
+    (tmp_path / "psutil.py").write_text("mine = 7")
+    (tmp_path / "mine.py").write_text(
+        "import os, psutil, resource\nos.chdir(os.path.dirname(__file__))\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "def run(problem): return f'{os.getcwd()} {psutil.mine}'"
+    )
+    assert answer_of(f"{tmp_path}/mine.py:run", tokenizer).text == f"{tmp_path} 7"
+
+
 def test_nothing_of_the_agents_is_left_behind(tokenizer):
     """Nor of what an agent has started."""
     before, files = {*psutil.Process().children()}, len(os.listdir("/proc/self/fd"))

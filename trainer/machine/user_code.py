@@ -194,7 +194,19 @@ def must_be_named(setting: str) -> None:
         raise ConfigError(setting, reason, f"Read it; the command uses it if it has {as_command([of_runs[code]])}")
 
 
-def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callable[..., Any]:
+def call(what: str, path: Path, work: Callable[[], Any], kind: type[OctetError] = ConfigError) -> Any:
+    """Return the result of a call. If it raises, raise an error that begins with `what` and names the line."""
+    calling = Call(work)
+    with contained:
+        calling.run()
+    if calling.error is not None:
+        raise kind(f"{what}{where(calling.error, path)}.")
+    return calling.result
+
+
+def load(
+    key: str, setting: str, kind: type[OctetError] = ConfigError, run: Callable[..., Any] = call
+) -> Callable[..., Any]:
     """Import the file in a setting such as `my_rewards.py:score` and return the function."""
     if setting in given:
         return given[setting]
@@ -207,22 +219,12 @@ def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callab
     sys.modules[module.__name__] = module  # dataclasses and pickle look there
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # it may import its neighbours
-    call(f"{key}={setting}: the file cannot be imported: ", path, partial(spec.loader.exec_module, module), kind)
+    run(f"{key}={setting}: the file cannot be imported: ", path, partial(spec.loader.exec_module, module), kind)
     function = getattr(module, name, None)
     if not callable(function):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise kind(f"{key}={setting}: there is no function `{name}` in it. There are: {', '.join(known) or 'none'}.")
     return function
-
-
-def call(what: str, path: Path, work: Callable[[], Any], kind: type[OctetError] = ConfigError) -> Any:
-    """Return the result of a call. If it raises, raise an error that begins with `what` and names the line."""
-    calling = Call(work)
-    with contained:
-        calling.run()
-    if calling.error is not None:
-        raise kind(f"{what}{where(calling.error, path)}.")
-    return calling.result
 
 
 def where(error: BaseException, path: Path) -> str:

@@ -22,10 +22,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, OctetError
 from trainer.machine import user_code
 from trainer.machine.visible import without_keys
 
@@ -37,11 +38,20 @@ def agent_of(setting: str) -> Callable[[Any], Any]:
     """Return the agent: a function in a file, or a command that reads a problem and prints an answer."""
     path, _, name = setting.rpartition(":")
     if path.endswith(".py") and name.isidentifier():
-        return user_code.load("task.agent", setting)
+        sys.path.insert(0, str(user_code.find("task.agent", setting).parent))  # its neighbours come before packages
+        return user_code.load("task.agent", setting, run=_imported)
     command = shlex.split(setting)
     if not shutil.which(command[0]):
         raise ConfigError(f"task.agent={setting}", f"there is no program {command[0]}, and no FILE.py:FUNCTION")
     return partial(_command, command)
+
+
+def _imported(what: str, path: Path, work: Callable[[], Any], kind: type[OctetError]) -> None:
+    """Import the user's file. Unlike that of a reward, it may change its process, which is no other's."""
+    try:
+        work()
+    except BaseException as error:  # noqa: BLE001  the user's file may raise anything
+        raise kind(f"{what}{user_code.where(error, path)}.") from None
 
 
 def _command(command: list[str], problem: Any) -> str:
