@@ -55,7 +55,8 @@ def test_another_error_is_not_tried_again():
 def test_halves_have_the_rows_and_all_that_was_measured_of_them(tiny_model, flat):
     batch = to_tensors(ROWS, 0)
     score = LogProbs(AutoModelForCausalLM.from_pretrained(tiny_model), temperature=0.7, flat=flat)
-    parts = halves(batch.measured(score(batch).logprobs_BT.detach()))
+    logprobs_BT = score(batch).logprobs_BT.detach()
+    parts = halves(replace(batch, token_advantages_BT=2 * logprobs_BT).measured(logprobs_BT))
     assert [len(part.weights_B) for part in parts] == [3, 4]
     assert [one for part in parts for one in part.advantages_B.tolist()] == [one.advantage for one in ROWS]
     assert [one for part in parts for one in part.rows] == ROWS
@@ -64,6 +65,7 @@ def test_halves_have_the_rows_and_all_that_was_measured_of_them(tiny_model, flat
         assert part.mask_BT.sum() == sum(sum(one.mask) for one in part.rows)
         assert part.tree.edge_E.numel() <= part.mask_BT.sum()
         torch.testing.assert_close(score(part).logprobs_BT, part.old_logprobs_BT, atol=1e-5, rtol=0)
+        assert part.advantages_BT.equal(2 * part.old_logprobs_BT)
 
 
 @pytest.mark.parametrize("flat", [True, False])

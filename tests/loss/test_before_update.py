@@ -11,7 +11,7 @@ from tests.loss.test_trl_parity import Plain, moved_apart
 from trainer.batch.pack import minibatches
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
-from trainer.loss.before_update import threshold
+from trainer.loss.before_update import threshold, with_teacher
 from trainer.records import Completion, MeasuredBatch
 from trainer.step.update import backward
 from trainer.watch.tally import Tally
@@ -47,11 +47,14 @@ def test_only_batches_that_come_after_another_update_are_scored_before(tiny_mode
 
 
 def test_a_reference_is_scored_only_where_kl_has_a_price(tiny_model):
-    policy, updater, dealt, _ = setting(tiny_model, "algorithm.kl.coef=0.04")
+    """The teacher of an advantage leaves it in place."""
+    policy, updater, dealt, config = setting(tiny_model, "algorithm.kl.coef=0.04")
     (prepared,) = updater.prepare(dealt)
     assert policy.passes == ["reference"] * len(prepared.batches)
     for batch in prepared.batches:
         assert (policy.now(batch).logprobs_BT - batch.reference_logprobs_BT).abs().max() > 1e-3
+        taught = with_teacher(batch, batch.sampled_logprobs_BT, config.teacher)
+        assert taught.reference_logprobs_BT is batch.reference_logprobs_BT
 
 
 def test_only_the_most_uncertain_tokens_of_the_step_are_trained_on(tiny_model):
