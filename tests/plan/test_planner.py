@@ -463,6 +463,8 @@ def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
     assert "memory will be short: " in (told := capsys.readouterr().err)
     assert "What fits: rollout.rows=" in told
     must_fit(resolve("8gb"), machine(8.6))
+    monkeypatch.setenv("LOCAL_RANK", "1")  # the first rank has warned
+    must_fit(resolve("8gb", None, ["rollout.max_new_tokens=1024", "rollout.rows=64"]), machine(8.6))
     assert capsys.readouterr().err == ""
 
 

@@ -138,10 +138,16 @@ def test_the_rows_of_an_answer_share_its_advantage_and_count_as_one(tokenizer):
 
 
 def test_agents_that_fail_earn_nothing_and_end_nothing(tokenizer, monkeypatch):
-    """What one of them has raised is said without a key."""
+    """What one of them has raised is said without a key, and a late one is ended."""
     monkeypatch.setenv("SEARCH_API_KEY", "sk-1234567890")
     said, settings = [], ["rollout.turns.seconds=4"]
-    groups = sample(DecodeSampler, "failing", tokenizer, count=6, group=2, said=said, settings=settings)
+
+    def use(sampler, asked):
+        groups = dict(sampler.sample(asked, sampling(group=2, max_new_tokens=60)))
+        until(lambda: not psutil.Process(sampler.agents._process.pid).children(), seconds=30)
+        return groups
+
+    groups = sample(DecodeSampler, "failing", tokenizer, count=6, said=said, settings=settings, use=use)
     for index in range(5):
         for answer in groups[index]:
             assert (answer.text, answer.reward) == ("", 0.0)
