@@ -109,6 +109,8 @@ def test_the_whole_model_with_its_optimizer_in_ram_needs_seven_times_the_weights
     wanted = preflight.needs(whole, found, ONE_CARD)
     assert wanted.ram - preflight.PROCESS_BYTES == pytest.approx(14 * numbers, rel=0.02)
     assert wanted.run == pytest.approx((3 * 14 + 2) * numbers, rel=0.02)
+    eight = preflight.needs(whole.changed({"optim.name": "adamw_8bit"}), found, ONE_CARD)
+    assert eight.run == pytest.approx((3 * (2 + 4 + 2.04) + 2) * numbers, rel=0.001)
     assert preflight.needs(adapter, found, ONE_CARD).ram < wanted.ram
     there = hub.Found(None, {"model.safetensors": 2 * 10**9})  # to be downloaded, so its type is not known
     assert preflight.needs(whole, there, ONE_CARD).run == pytest.approx((3 * 14 + 2) * 10**9, rel=0.02)

@@ -204,7 +204,7 @@ def test_prompts_that_are_too_long_are_left_out(tokenizer, tmp_path, monkeypatch
     """A question that a style repeats counts each time."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "again.txt").write_text("{question}\n" * 6)
-    problems = [Problem("p", "word " * count, "1") for count in (1, 7, 10, 100)]
+    problems = [Problem("p", "word " * count, "1") for count in (1, 7, 10, 100, 90)]
     asks = prompter(tokenizer, style=style, max_tokens=60)
     kept = asks.fitting(problems)
     assert kept == [one for one in problems if len(asks.prompt(one).tokens) <= 60]

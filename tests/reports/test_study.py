@@ -17,8 +17,9 @@ from trainer.config.study import read_study
 from trainer.errors import DataError, OctetError
 from trainer.reports.chart import COLOURS, GREY
 from trainer.reports.markup import as_latex
-from trainer.reports.study import _at, collect, ended, shares, summary
+from trainer.reports.study import Collected, _at, collect, ended, gaps, shares, summary
 from trainer.reports.study_page import drawings, sections, sentences, tables
+from trainer.watch.measure import LENIENT
 
 TEXT = """
 settings: {run.steps: 4, eval.problems: 200, warmup.problems: 8}
@@ -98,6 +99,14 @@ def test_arms_are_judged_against_the_base_and_the_first_arm(found):
     assert one["strict"] == pytest.approx(0.5, abs=0.1)
     assert one["lenient"] == pytest.approx(0.35, abs=0.1)
     assert all(one["p_holm"] >= one["p"] for one in found["comparisons"])
+
+
+def test_answers_in_any_format_decide_where_they_are_paid(study, found, monkeypatch):
+    monkeypatch.setattr(Collected, "measure", LENIENT)
+    of_lenient = summary(collect(study))
+    one = comparison(of_lenient, "grpo", "base")
+    assert (of_lenient["paid"], one["difference"]) == ("lenient", one["lenient"])
+    assert of_lenient["equal"]["tokens"]["accuracy"]["grpo"] == TRUTH["grpo"][1]
 
 
 def test_the_share_of_the_gain_that_a_control_reaches_is_named(study, found):
@@ -222,6 +231,8 @@ def test_a_base_that_knows_the_old_problems_is_named(study):
     gain = f"and {100 * (arm['new'] - base['new']):+.1f} with new numbers"
     for said in ("The base solves more of the old ones: it may have seen them", gain):
         assert said in "\n".join(sentences(found))
+    (of_lenient,) = gaps({"base": collect(study).seeds("base").values()}, LENIENT)
+    assert of_lenient["old"] == pytest.approx(0.5, abs=0.1)
     assert any("with new numbers" in title for title, _, _ in tables(found))
 
 
