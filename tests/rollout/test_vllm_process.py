@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import is_running, program, refuses, said_by, until
+from tests.rollout.test_decoder import prompts, sampling
 from trainer.commands import eval as eval_command
 from trainer.commands.main import parser_of
 from trainer.config.command_line import resolve
@@ -198,6 +199,31 @@ def test_an_environment_without_vllm_is_named(tmp_path, monkeypatch, stand_in):
             make.make_vllm_sampler(outside(tmp_path, "rollout.engine=vllm_colocate"))
     monkeypatch.setattr(process, "PYTHON_S", 0.2)
     refused(stand_in("exec sleep 60"), "run")
+
+
+def test_an_engine_in_this_process_sleeps_while_its_groups_are_scored(tmp_path, monkeypatch):
+    """And if it fails."""
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=lambda **options: options))
+    monkeypatch.setattr(colocate, "installed", lambda: colocate.TESTED[0])
+    monkeypatch.setattr(colocate.distributed, "on_gpu", lambda: True)
+    did = []
+
+    def generate(inputs, settings, **_):
+        did.append("generate")
+        one = SimpleNamespace(token_ids=[2], logprobs=[{2: SimpleNamespace(logprob=-1.0)}])
+        return [SimpleNamespace(outputs=[one] * options["n"]) for options in settings]
+
+    calls = {"wake_up": lambda: did.append("wake"), "sleep": lambda level: did.append("sleep")}
+    monkeypatch.setattr(colocate, "_engine", lambda context: SimpleNamespace(generate=generate, **calls))
+    sampler = VllmColocateSampler(outside(tmp_path))
+    groups = sampler.sample(prompts(3, 5), sampling(group=2))
+    assert len(next(groups)[1]) == 2
+    assert did == ["sleep", "wake", "generate", "sleep"]
+    assert [index for index, _ in groups] == [1]
+    sampler.llm.generate = lambda *_, **__: did.append(1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        next(sampler.sample(prompts(3), sampling(group=2)))
+    assert did[4:] == ["wake", "sleep"]
 
 
 @pytest.mark.parametrize("setting", ["python", "arguments"])
