@@ -42,12 +42,13 @@ def test_one_object_for_each_line_in_order(score):
     ]  # fmt: skip
 
 
-def test_every_component_is_shown_and_only_those_with_a_weight_count(score):
+def test_every_component_is_shown_and_only_those_with_a_weight_count(score, tmp_path):
     line = {"completion": "x" * 60 + " <think>", "answer": "12", "tokens": [1, 2]}
     _, (one,), _ = score(line, options=("reward.weights={length: 0.5, overlong: 1}",))
     assert (one["correct"], one["length"], one["overlong"], one["reward"]) == (0.0, 1.0, 0.0, 0.5)
     bom = b'\xef\xbb\xbf{"completion": "#### 1", "answer": "1"}\r\n'  # without tokens, and Windows has written it
-    _, (one,), _ = score(bom, options=("reward.weights={overlong: 1}",))
+    (recipe := tmp_path / "recipe.yaml").write_text("reward: {weights: {overlong: 1}}")
+    _, (one,), _ = score(bom, options=("--recipe", str(recipe)))
     assert (one["correct"], one["overlong"], one["reward"]) == (1.0, None, None)
 
 

@@ -28,7 +28,8 @@ def folder(tmp_path):
 
 
 def test_json_is_what_the_prompter_makes(capsys, folder, tokenizer):
-    arguments = ("gsm8k", "-n", "2", "--data-dir", str(folder), "--style", "boxed", "--json", "prompt.max_tokens=78")
+    (recipe := folder / "recipe.yaml").write_text("prompt: {max_tokens: 78}")
+    arguments = ("gsm8k", "-n", "2", "--data-dir", str(folder), "--style", "boxed", "--json", "--recipe", str(recipe))
     code, out, _ = said_by(capsys, "task", "show", *arguments)
     facts = json.loads(out)
     task = make_task(TaskSettings(name="gsm8k", data_dir=folder))
