@@ -84,7 +84,7 @@ class Child:
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,  # only the parent gets a Ctrl-C
         )
-        weakref.finalize(self, _end, process)
+        self._end = weakref.finalize(self, _end, process)
         if _read(process, START_S) != json.dumps(READY):
             by_hand = f"{sys.executable} -c 'from {__name__} import serve; serve(\"{self._function}\", 1)'"
             raise RewardError(f"the process of {self._function} did not start. To see why, run: {by_hand}")
@@ -92,7 +92,7 @@ class Child:
 
     def _kill(self) -> None:
         if self._process is not None:
-            _end(self._process)
+            self._end()
             self._process = None
 
 
