@@ -137,7 +137,7 @@ class Prompter:
     def messages(self, problem: Problem) -> Messages:
         turns = [{"role": "system", "content": self.settings.system}] if self.settings.system else []
         if problem.messages:
-            has_own = any(message["role"] == "system" for message in problem.messages)
+            has_own = any(message["role"] in ("system", "developer") for message in problem.messages)
             return self._with_request([*([] if has_own else turns), *problem.messages])
         # by id as well, because an environment asks in other words than the data
         others = [one for one in self._examples if one.question != problem.question and one.id != problem.id]
