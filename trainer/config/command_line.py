@@ -60,46 +60,16 @@ class Request:
 def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:
     """Return the frozen configuration of a preset, a recipe and `key=value` overrides."""
     preset = preset and os.path.expanduser(preset)
-    layers = [_load_layer(preset, PRESETS, "--preset")] if preset else []
-    if isinstance(recipe, list | tuple):
-        raise ConfigError("recipe", f"it is a {type(recipe).__name__}", "Write resolve(preset, None, [...])")
-    if recipe:
-        layers.append(_load_layer(os.path.expanduser(recipe), RECIPES, "--recipe"))
+    files = _files(preset, recipe)
     if isinstance(overrides, str):
         text = repr(_shown(overrides))
         raise ConfigError("overrides", f"{text} is one text", f"Write a list of them: [{text}]")
     overrides = ["".join(map(str.strip, text.partition("="))) for text in overrides]
-    has_weights = any("weights" in layer.get("reward", {}) for layer in layers)
-    if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
-        layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
-    layers.append({})
-    names_task = False  # or all parts of a mix, and not the share of one
-    for text in overrides:
-        # new weights replace all before them: those of a preset fit its own task
-        for layer in layers if text.startswith("reward.weights=") else ():
-            layer.get("reward", {}).pop("weights", None)
-        given = _parsed(text)
-        name, mix = (flat(given)[key] for key in ("task.name", "task.mix"))
-        names_task |= bool(name or mix) and not text.startswith("task.mix.")
-        if name not in (None, "mix"):  # the later one of the two applies
-            layers[-1].get("task", {}).pop("mix", None)
-        layers[-1] = _merge(layers[-1], given)
+    layers = _overridden(files, overrides)
     folder = Path(preset).parent if preset and Path(preset).name == "config.yaml" else None  # of a run
-    merged: dict[str, Any] = {"run": {"steps": Config.model_fields["run"].default.steps}}  # unless a layer has others
-    for layer in layers:
-        for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later one of the two applies
-            if layer.get("run", {}).get(key) is not None:
-                merged = _merge(merged, {"run": {rival: None}})
-        is_share = layer is layers[-1] and not names_task
-        if {"mix", "name"} & {*layer.get("task", {})} and not is_share:  # another task, or other parts, replace a mix
-            merged.get("task", {}).pop("mix", None)
-        merged = _merge(merged, placed(layer, folder) if folder and layer is layers[0] else layer)
+    merged = _merged(layers, any(map(_names_task, overrides)), folder)
     typed = dict(text.partition("=")[::2] for text in overrides)
-    is_run = preset and Path(preset).name in ("config.yaml", "job.yaml")
-    pays = {"task": {"name", "mix", "answer"}, "reward": {"weights", "custom"}}
-    is_paid_otherwise = any(keys & {*one.get(section, {})} for one in layers[1:] for section, keys in pays.items())
-    chosen = layers if not preset or (is_run and not is_paid_otherwise) else layers[1:]
-    if not any("dead_by" in layer.get("rollout", {}) for layer in chosen):  # a preset's fits only its own rewards
+    if not _names_dead_by(layers, preset):
         plain = _merge(merged, {"rollout": {"dead_by": "reward"}})
         merged = merged if validated(plain, typed).can_drop_by_correct else plain
     config = validated(merged, typed)
@@ -109,6 +79,60 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     user_code.of_runs |= stored
     user_code.named |= code_and_servers(config).keys() - stored.keys()
     return config.warmed_up_in(config.run.dir) if config.is_warmup else config
+
+
+def _files(preset: str | None, recipe: str | None) -> list[dict[str, Any]]:
+    layers = [_load_layer(preset, PRESETS, "--preset")] if preset else []
+    if isinstance(recipe, list | tuple):
+        raise ConfigError("recipe", f"it is a {type(recipe).__name__}", "Write resolve(preset, None, [...])")
+    return [*layers, _load_layer(os.path.expanduser(recipe), RECIPES, "--recipe")] if recipe else layers
+
+
+def _overridden(files: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the layers of the files, and that of the command line as the last one."""
+    layers = [*files]
+    has_weights = any("weights" in layer.get("reward", {}) for layer in layers)
+    if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
+        layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
+    layers.append({})
+    for text in overrides:
+        # new weights replace all before them: those of a preset fit its own task
+        for layer in layers if text.startswith("reward.weights=") else ():
+            layer.get("reward", {}).pop("weights", None)
+        given = _parsed(text)
+        if flat(given, "mix")["task.name"] != "mix":  # the later one of the two applies
+            layers[-1].get("task", {}).pop("mix", None)
+        layers[-1] = _merge(layers[-1], given)
+    return layers
+
+
+def _names_task(override: str) -> bool:
+    """Return True if an override names a task, or all parts of a mix. One that changes a single share does neither."""
+    given = flat(_parsed(override))
+    return bool(given["task.name"] or given["task.mix"]) and not override.startswith("task.mix.")
+
+
+def _merged(layers: Sequence[dict[str, Any]], command_names_task: bool, folder: Path | None) -> dict[str, Any]:
+    """Merge the layers. The paths of the first one are relative to `folder`, if it is given."""
+    merged: dict[str, Any] = {"run": {"steps": Config.model_fields["run"].default.steps}}  # unless a layer has others
+    for layer in layers:
+        for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later one of the two applies
+            if layer.get("run", {}).get(key) is not None:
+                merged = _merge(merged, {"run": {rival: None}})
+        is_share = layer is layers[-1] and not command_names_task
+        if {"mix", "name"} & {*layer.get("task", {})} and not is_share:  # another task, or other parts, replace a mix
+            merged.get("task", {}).pop("mix", None)
+        merged = _merge(merged, placed(layer, folder) if folder and layer is layers[0] else layer)
+    return merged
+
+
+def _names_dead_by(layers: Sequence[dict[str, Any]], preset: str | None) -> bool:
+    """Return True if `rollout.dead_by` is chosen for these rewards. That of a preset fits only its own ones."""
+    is_run = preset and Path(preset).name in ("config.yaml", "job.yaml")
+    pays = {"task": {"name", "mix", "answer"}, "reward": {"weights", "custom"}}
+    is_paid_otherwise = any(keys & {*one.get(section, {})} for one in layers[1:] for section, keys in pays.items())
+    chosen = layers if not preset or (is_run and not is_paid_otherwise) else layers[1:]
+    return any("dead_by" in layer.get("rollout", {}) for layer in chosen)
 
 
 def code_and_servers(config: Config, keys: Iterable[str] = OF_OTHERS) -> dict[str, str]:
