@@ -33,9 +33,11 @@ VERDICTS += [(evaluation(3, 3, 1.0, problems=1000), NOT_LEARNED, "-0.6 to +0.6")
 VERDICTS += [(steps(0.0), NOT_LEARNED, "20 steps"), (steps(0.3, right=-0.3), NOT_LEARNED, "-2")]
 VERDICTS += [(steps(0.3, count=20), CANNOT_TELL, "30")]
 WRONG = {"problems": 30, "accuracy": 0.0, "lenient_accuracy": 0.0}
+IN_NO_FORMAT = WRONG | {"lenient_accuracy": 0.5}
 WRONG = evaluation(0, 0, 1.0, problems=30) | {"evaluations": [WRONG] * 3}
 VERDICTS += [
     (WRONG, CANNOT_TELL, "No answer is right"),
+    (WRONG | {"evaluations": [IN_NO_FORMAT] * 3}, CANNOT_TELL, "narrow the interval"),
     (evaluation(0, 0, 1.0, 30), CANNOT_TELL, "narrow the interval"),
 ]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment
 
-from trainer.config.command_line import overrides_of
+from trainer.config.read_yaml import written
 from trainer.config.study import BASE
 from trainer.estimates import FOUND, LEAST_SEEDS
 from trainer.reports.chart import differences, svg
@@ -102,7 +102,7 @@ def sections(found: Found, collected: Collected) -> Iterator[Html]:
     groups = [Group(arm, [*runs.values()]) for arm, runs in collected.runs.items()]
     yield from section("Curves", charts(groups))
     settings = [
-        [arm, tag("code", " ".join(overrides_of(one["settings"])))]
+        [arm, tag("code", " ".join(f"{key}={written(value)}" for key, value in one["settings"].items()))]
         for arm, one in found["arms"].items()
         if one["settings"]
     ]

@@ -62,7 +62,7 @@ def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
         return Verdict(LEARNED, evidence)
     if p < SIGNIFICANT or difference.high <= (RISE * base["deviation"] if measure.is_reward else GAIN):
         return Verdict(NOT_LEARNED, evidence)
-    if not (base[name] or trained[name] or measure.is_reward):
+    if not (measure.is_reward or base["lenient_accuracy"] or trained["lenient_accuracy"]):
         return Verdict(CANNOT_TELL, f"{evidence} No answer is right, so try easier problems, or a warm-up.")
     return Verdict(CANNOT_TELL, f"{evidence} More held-out problems narrow the interval: eval.problems, task.holdout.")
 
