@@ -84,8 +84,6 @@ def labelled(path: str, rules: Rules, needs_answer: bool) -> Iterator[Sample]:
     """Read completions that are known to be right or wrong."""
     with score.open_lines(path) as lines:
         given = list(score.samples(lines, path, rules, needs_answer, {}))
-    if not given:
-        raise DataError(path, "it has no completions", "Write one in each line")
     golds = [prompt.problem.gold for prompt, _ in given]
     for prompt, completion in given:
         is_right = prompt.problem.extra.get("right")

@@ -110,6 +110,7 @@ def samples(
     lines: Iterable[bytes], name: str, rules: Rules, needs_answer: bool, known: Mapping[str, Problem]
 ) -> Iterator[Sample]:
     decimal = rules.task.decimal if rules.task else "point"
+    record = None
     for record in json_records(lines, name):
         if record.flaw:
             raise DataError(record.where, record.flaw)
@@ -118,6 +119,8 @@ def samples(
         if of_run and of_run.gold == prompt.problem.gold:  # with its columns, unless the data have changed
             prompt = replace(prompt, problem=of_run)
         yield prompt, completion
+    if record is None:
+        raise DataError(name, "it has no completions", "Write one in each line")
 
 
 def open_lines(path: str) -> IO[bytes]:
