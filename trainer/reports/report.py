@@ -278,7 +278,7 @@ def data(run: RunFiles) -> Iterator[Html]:
 def how_it_was_made(run: RunFiles) -> Iterator[Html]:
     """Yield the versions and the machine, and the command that repeats the run."""
     yield from (tag("p", line) for line in run.made_with)
-    yield tag("p", "With the same packages, data and number of ranks, this repeats it:")
+    yield tag("p", "With the same packages, data and ranks, this repeats it if no resume has changed settings:")
     yield tag("pre", "\n".join(repeat.commands(run.given, run.made_with)))
     if own := repeat.own_files(run.given):
         yield tag("p", f"It needs your own files, named as in the run folder: {', '.join(own)}.")
