@@ -22,7 +22,7 @@ from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
 from trainer.run.assemble import evaluate_model
 from trainer.run.farewell import of_samples
-from trainer.watch.measure import LENIENT
+from trainer.watch.measure import LENIENT, STRICT
 from trainer.watch.progress import Progress
 
 
@@ -55,6 +55,15 @@ def test_problems_that_were_left_out_are_named_wherever_the_accuracy_stands():
     for text in (best.describe(some), results.title([some]), results.markdown({}, [some])):
         assert some.asked in text
     assert (some.summary()["left_out"], best.metrics_of(some)["eval/left_out"]) == (3, 3)
+
+
+@pytest.mark.parametrize(("measure", "row"), [(STRICT, "correct"), (LENIENT, "in any format")])
+def test_the_parts_of_a_mixture_stand_below_the_accuracy_that_is_paid(measure, row):
+    loose = replace(outcome(None), part="b", score=Score(0.0, {}, None, "18", False, True))
+    seen = Evaluation("model", (replace(outcome("18"), part="a"), loose), measure=measure)
+    below = [name for name, _ in results.rows([seen])]
+    assert below[below.index(row) + 1 :][:2] == ["  a", "  b"]
+    assert best.metrics_of(seen)["eval/part/b"] == (measure == LENIENT)
 
 
 def test_long_problems_are_evaluated_unless_the_context_is_too_short(tiny_model, tokenizer):

@@ -144,12 +144,11 @@ class Evaluation:
 
     @property
     def parts(self) -> dict[str, Share]:
-        """Return the result for each part of a mixture of tasks."""
+        """Return the result for each part of a mixture of tasks, in the format that is paid."""
         values: dict[str, list[float]] = defaultdict(list)
-        measure = self.measure.reported
         for outcome in self.outcomes:
-            values[outcome.part] += measure.values([outcome.score])
-        return {name: measure.mean(values[name]) for name in sorted(values) if name and values[name]}
+            values[outcome.part] += self.measure.values([outcome.score])
+        return {name: self.measure.mean(values[name]) for name in sorted(values) if name and values[name]}
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers that are printed and stored; `records` returns the single answers."""
@@ -161,7 +160,8 @@ class Evaluation:
             summary |= {"accuracy": value, "interval": interval}
             summary |= {"lenient_accuracy": self.lenient.value, "lenient_interval": list(self.lenient[1:])}
         summary |= {} if self.loss is None else {"loss": self.loss}
-        summary |= {"parts": {name: _as_json(share) for name, share in self.parts.items()}} if self.parts else {}
+        parts = {name: _as_json(share) for name, share in self.parts.items()}
+        summary |= {f"{measure.prefix}parts": parts} if parts else {}
         sampled = {"sampled": self.sampled.summary(measure.reported)} if self.sampled else {}
         return summary | describe(self.outcomes, measure) | sampled
 

@@ -333,15 +333,14 @@ def _lines(path: Path, at_most: int | None = None) -> Iterator[dict[str, Any]]:
 
 def table_rows(evaluations: Sequence[Record], comparisons: Sequence[Record]) -> list[list[str]]:
     """Return a row for each number of eval.json, with a column for each model."""
-    first, parts = evaluations[0]["name"], evaluations[0].get("parts", {})
+    first = evaluations[0]["name"]
     measure = REWARD if "reward" in evaluations[0] else STRICT
-    rows = {
-        measure.row: [measure.text(one[measure.of_model], one["interval"]) for one in evaluations],
-        **{f"  {name}": [measure.text(*one["parts"][name].values()) for one in evaluations] for name in parts},
-    }
+    rows = {measure.row: [measure.text(one[measure.of_model], one["interval"]) for one in evaluations]}
+    rows |= _of_parts(evaluations, measure)
     if measure == STRICT:
         rows |= {
             "in any format": [percent(one["lenient_accuracy"], one["lenient_interval"]) for one in evaluations],
+            **_of_parts(evaluations, LENIENT),
             "wrong answer": [_category(one, "wrong answer") for one in evaluations],
             "no answer found": [_category(one, "no answer") for one in evaluations],
         }
@@ -353,6 +352,12 @@ def table_rows(evaluations: Sequence[Record], comparisons: Sequence[Record]) -> 
     if pairs:
         rows[measure.flips] = ["", *(f"+{one['gained']}/-{one['lost']}" for one in pairs)]
     return [[name, *cells] for name, cells in (rows | _sampled(evaluations, measure)).items()]
+
+
+def _of_parts(evaluations: Sequence[Record], measure: Measure) -> dict[str, list[str]]:
+    key = f"{measure.prefix}parts"
+    names = evaluations[0].get(key, ())
+    return {f"  {name}": [measure.text(*one[key][name].values()) for one in evaluations] for name in names}
 
 
 def _category(described: Mapping[str, Any], name: str) -> str:
