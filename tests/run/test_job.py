@@ -94,6 +94,9 @@ def test_a_resumed_run_is_the_undisturbed_run(job, tmp_path):
     assert "continuing after step 2" in train(tmp_path, "--resume", "it").stdout
     assert (cut / ADAPTER).read_bytes() == (job[0] / ADAPTER).read_bytes()
     assert learned(cut) == learned(job[0])
+    refused = train(tmp_path, "--resume", "it", "run.steps=3", status=2)
+    assert "has made 4" in refused.stderr
+    assert "it continues" not in refused.stdout
 
 
 @pytest.mark.slow

@@ -105,7 +105,8 @@ RESUMED += ["rollout.vllm.timeout_s=3.0", "rollout.turns.seconds=9.0", "optim.to
 def test_a_run_that_goes_on_says_what_has_changed(failed, capsys, change):
     (failed / "config.yaml").write_text(resolve("nano").to_yaml())
     (failed / "checkpoints/step_000002").mkdir(parents=True)
-    lock.claim(asked(failed, *filter(None, [change])))
+    request = asked(failed, *filter(None, [change]))
+    lock.introduce(request, lock.claim(request))
     said = capsys.readouterr()
     assert said.err == ""
     assert f"\n  {change} (it has " in said.out if change else said.out == ""
@@ -134,7 +135,7 @@ def test_what_may_change_between_two_starts_are_settings():
 def test_a_run_that_has_lost_its_steps_takes_other_settings_and_says_so(failed, capsys):
     (failed / "checkpoints/step_000002.partial").mkdir(parents=True)
     write_lines(failed / "metrics.jsonl", [{"step": 0, "eval/accuracy": 0.5}, {"step": 1}, {"step": 2}])
-    assert lock.claim(asked(failed)) == failed
+    lock.introduce(asked(failed), lock.claim(asked(failed)))
     assert "2 steps" in capsys.readouterr().err
 
 

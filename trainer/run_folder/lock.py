@@ -45,6 +45,11 @@ def claim(request: Request) -> Path:
     if not request.resumes:
         previous_run.refuse_to_lengthen(folder, request.config)
     hold(folder)
+    return folder
+
+
+def introduce(request: Request, folder: Path) -> None:
+    """Print how a run continues with other settings, or that it starts again."""
     if distributed.is_main():
         if others := previous_run.meaning(previous_run.changes(folder, request.config)):
             lines = [f"octet: run.dir={folder}: it continues with other settings:", *others]
@@ -52,7 +57,6 @@ def claim(request: Request) -> Path:
         if lost := previous_run.lost_steps(folder):
             nothing = f"nothing of its {counted(lost, 'step')} was saved"
             print(f"octet: run.dir={folder}: {nothing}; it starts again", file=sys.stderr)
-    return folder
 
 
 def hold(folder: Path) -> None:
