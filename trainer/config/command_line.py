@@ -32,6 +32,7 @@ from trainer.machine.visible import visible
 GPU_PRESETS = {"cluster": 80, "smollm2-gsm8k": 8, "8gb-4b": 8, "8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}
 
 LONGEST_SHOWN = 200  # characters of a value in a message
+BY_ITS_VERSION = "Read it with the version that wrote it"
 SPLIT = "Put quotes around a setting with spaces, at which the shell splits it: 'reward.weights={correct: 1.0}'"
 WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "tuple": "a list: [a, b]"}
 WANTED |= {"dict": "a mapping: {key: value}", "missing": "a list with all its values: [a, b]", "path": "a path"}
@@ -233,7 +234,7 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
         raise ConfigError(f"{flag} {name}", f"it cannot be read: {error}") from None
     except ConfigError as error:
         if path.name == "config.yaml":  # of a run of another version, which no command line names
-            raise ConfigError(f"{path}: {error.key}", error.reason) from None
+            raise ConfigError(f"{path}: {error.key}", error.reason, BY_ITS_VERSION) from None
         raise
     return dict(_expanded(layer))
 

@@ -10,7 +10,7 @@ from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from trainer.config.command_line import flat, resolve
+from trainer.config.command_line import BY_ITS_VERSION, flat, resolve
 from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError, DataError, OctetError
@@ -295,8 +295,8 @@ def _config(path: Path, changed_ns: int) -> Config:
     try:
         return resolve(str(path))
     except ConfigError as error:
-        reason = str(error).removeprefix(f"{path}: ")
-        raise DataError(path, f"{reason} Read it with the version that wrote it") from None
+        reason = str(error).removeprefix(f"{path}: ").removesuffix(f" {BY_ITS_VERSION}.")
+        raise DataError(path, f"{reason} {BY_ITS_VERSION}") from None
 
 
 @cache
