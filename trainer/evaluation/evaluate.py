@@ -93,7 +93,7 @@ class Sampled:
         spread = {"trial_rewards" if measure.is_reward else "trial_accuracies": means, "mean": fmean(means)}
         spread |= {"deviation": stdev(means)} if len(means) > 1 else {}
         shares = {name: _as_json(share) for name, share in self.shares(measure).items()}
-        described = describe([outcome for group in self.by_problem for outcome in group], measure)
+        described = counts_of([outcome for group in self.by_problem for outcome in group], measure)
         return {**asdict(self.draws), **shares, **spread, **described}
 
 
@@ -163,7 +163,7 @@ class Evaluation:
         parts = {name: _as_json(share) for name, share in self.parts.items()}
         summary |= {f"{measure.prefix}parts": parts} if parts else {}
         sampled = {"sampled": self.sampled.summary(measure.reported)} if self.sampled else {}
-        return summary | describe(self.outcomes, measure) | sampled
+        return summary | counts_of(self.outcomes, measure) | sampled
 
     def records(self) -> list[dict[str, Any]]:
         """Return every answer. Greedy answers have temperature 0; sampled ones are numbered within their trial."""
@@ -184,7 +184,7 @@ SCORED = TypeAdapter(list[list[tuple[Completion, Score]]])  # the answers to eac
 STORED = TypeAdapter(Evaluation)
 
 
-def describe(outcomes: Sequence[Outcome], measure: Measure) -> dict[str, Any]:
+def counts_of(outcomes: Sequence[Outcome], measure: Measure) -> dict[str, Any]:
     """Return the three categories as counts and shares, the share of truncated answers, and the mean length."""
     found = [outcome.category for outcome in outcomes]
     counts = {name: found.count(name) for name in ("correct", "wrong answer", "no answer")}
