@@ -10,7 +10,7 @@ from tests.llama.families import FAMILIES, GEMMA4, LLAMA3, QWEN3_5, SHAPE, YARN,
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
 from trainer.errors import MergeError, ModelError
-from trainer.export import gguf_file, llama_cpp, vocabulary
+from trainer.export import FORMATS, gguf_file, llama_cpp, vocabulary
 from trainer.model import merge
 from trainer.run.export import _may_have_turns
 
@@ -22,7 +22,7 @@ def nano() -> merge.Weights:
     return merge.stored_weights(Model(), None, None)
 
 
-@pytest.mark.parametrize("fmt", gguf_file.WRITTEN)
+@pytest.mark.parametrize("fmt", FORMATS)
 def test_each_number_is_within_half_a_step(fmt, nano, tokenizer, tmp_path):
     names = gguf_file.write(tmp_path / fmt, nano, tokenizer, fmt, ABOUT)
     read = llama_cpp.FileModel(tmp_path / fmt, nano, names)

@@ -21,7 +21,7 @@ from trainer.commands.main import main
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
 from trainer.errors import MergeError
-from trainer.export import gguf_file, llama_cpp
+from trainer.export import FORMATS, gguf_file, llama_cpp
 from trainer.model import lora, merge
 from trainer.model.load import load_model
 from trainer.records import Problem, Prompt, Sampling
@@ -64,7 +64,7 @@ def difference(file, weights, names, tokenizer, prompts) -> llama_cpp.Difference
 def test_llama_cpp_computes_what_transformers_computes(family, tokenizer, prompts, tmp_path):
     """In fp32 to four decimals, so no name, order or setting is wrong; in others within a bound that is not wide."""
     weights = weights_of(family)
-    for fmt in gguf_file.WRITTEN:
+    for fmt in FORMATS:
         names = gguf_file.write(tmp_path / fmt, weights, tokenizer, fmt, ABOUT)
         apart = difference(tmp_path / fmt, weights, names, tokenizer, prompts)
         assert apart.mean <= apart.bound, fmt

@@ -8,13 +8,13 @@ from pathlib import Path
 from trainer.commands.eval import add_model_arguments, names_a_model, settings_for
 from trainer.commands.options import add_run, must_be_empty
 from trainer.errors import CheckpointError, ConfigError
+from trainer.export import FORMATS
 from trainer.machine.shipped import pip_install
 from trainer.machine.visible import print
 from trainer.plan import preflight
 from trainer.run_folder.reader import as_written, facts_of, read_run
 from trainer.run_folder.source import Source
 
-FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # written by Octet itself
 OF_LLAMA_CPP = ("q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")  # written by llama.cpp
 
 

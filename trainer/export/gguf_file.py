@@ -21,8 +21,6 @@ from trainer.model.merge import Weights
 
 Kind = gguf.GGMLQuantizationType
 ROWS = 4096  # rows of a weight that are quantised at once
-# The formats that this module writes. llama.cpp writes others from a file in f32.
-WRITTEN = {name: Kind[name.upper()] for name in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")}  # type: ignore[misc]
 NO_BIASES = ("qwen3", "qwen35", "smollm3", "olmo2", "gemma", "gemma3", "gemma4")  # families without biases in llama.cpp
 GELU = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
 AT_ENDS = Kind.Q8_0  # for embedding and output layer in block formats, because they are the most sensitive
@@ -151,7 +149,7 @@ def _names(weights: Weights, arch: str) -> Iterator[tuple[str, str]]:
 
 def _kind(name: str, shape: torch.Size, fmt: str) -> Kind:
     """Return the type of a weight. Vectors and convolutions are exact; rows that fill no block have 16 bits."""
-    kind = WRITTEN[fmt]
+    kind: Kind = getattr(Kind, fmt.upper())
     if len(shape) == 1 or name.endswith(("_norm.weight", ".conv.weight", ".ssm_conv1d.weight")):
         return Kind.F32
     if name in ("token_embd.weight", "output.weight") and gguf.GGML_QUANT_SIZES[kind][0] > 1:

@@ -16,7 +16,7 @@ from trainer.errors import MergeError, ModelError
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.merge_check import agreement
 from trainer.evaluation.results import Comparison
-from trainer.export import gguf_file, llama_cpp, ollama, vocabulary
+from trainer.export import FORMATS, gguf_file, llama_cpp, ollama, vocabulary
 from trainer.machine import disk
 from trainer.model import hub, merge
 from trainer.model.load import end_of_turn, load_tokenizer, location
@@ -81,7 +81,7 @@ def _write(
     file.parent.mkdir(parents=True, exist_ok=True)
     remedy, progress = "Make room, or name another --out.", evaluate_models.progress
     with disk.writing(file.parent, "the GGUF file", remedy), weights.counted(progress, "writing"):
-        if fmt in gguf_file.WRITTEN:
+        if fmt in FORMATS:
             return gguf_file.write(file, weights, tokenizer, fmt, about)
         with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
             exact = Path(scratch) / "f32.gguf"

@@ -19,7 +19,6 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from trainer.commands.export import FORMATS
 from trainer.commands.list import row
 from trainer.commands.page import views
 from trainer.commands.page.access import UPLOAD, Access
@@ -29,6 +28,7 @@ from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.command_line import choose_preset
 from trainer.config.sections.task import BUILT_IN, PROMPT_STYLES
 from trainer.errors import ConfigError, OctetError
+from trainer.export import FORMATS
 from trainer.machine import disk, hardware
 from trainer.plan.cards import CARDS
 from trainer.plan.search import CHOICES
