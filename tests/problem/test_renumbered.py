@@ -96,6 +96,7 @@ def test_numbers_keep_the_way_they_are_written():
     ("Ann walks 40 dogs for .5 hours each?", "<<40*.5=20>>\n#### 20", "for .5 hours each?"),
     ("Ann works 40 weeks, 5 days a week?", "<<40*5=200>>\n#### 200", "weeks, 5 days a week?"),
     ("Bob has 40 dogs with 4 legs each?", "<<40*4=160>>\n#### 160", "with 4 legs each?"),
+    ("Bob has 40 dogs in each stall of house 15?", "<<40*15=600>>\n#### 600", "of house 15?"),
 ])  # fmt: skip
 def test_a_number_that_is_more_than_a_number_stays(question, solution, stays):
     assert drawn(question, solution).endswith(stays)
