@@ -108,7 +108,7 @@ def failing(problem):
     if number == 1:
         os._exit(3)
     if number == 2:
-        time.sleep(60)
+        time.sleep(600)
     if number == 3:
         Talk()([user("Hello")])
         raise KeyError("afterwards")
@@ -126,7 +126,7 @@ def long_result(problem):
         for descriptor in range(3, 64):
             with suppress(OSError):
                 os.write(descriptor, b"[")
-        time.sleep(60)
+        time.sleep(600)
     return "a" * (2_000_000 if problem.question == "2" else 200_000)
 
 

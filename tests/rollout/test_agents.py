@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,14 +138,28 @@ def test_the_rows_of_an_answer_share_its_advantage_and_count_as_one(tokenizer):
     assert minibatch.divisor == 1
 
 
+def late(monkeypatch, question):
+    """Let the time of the agents pass when only those of this question are left, however long the others have taken."""
+    end_late, now = Agents.end_late, time.monotonic
+
+    def end(agents):
+        with monkeypatch.context() as clock:
+            if {one.prompt.problem.question for one in agents.at_work.values()} == {question}:
+                clock.setattr(time, "monotonic", lambda: now() + 600)
+            end_late(agents)
+
+    monkeypatch.setattr(Agents, "end_late", end)
+    return ["rollout.turns.seconds=600"]
+
+
 def test_agents_that_fail_earn_nothing_and_end_nothing(tokenizer, monkeypatch):
     """What one of them has raised is said without a key, and a late one is ended."""
     monkeypatch.setenv("SEARCH_API_KEY", "sk-1234567890")
-    said, settings = [], ["rollout.turns.seconds=4"]
+    said, settings = [], late(monkeypatch, "2")
 
     def use(sampler, asked):
         groups = dict(sampler.sample(asked, sampling(group=2, max_new_tokens=60)))
-        until(lambda: not psutil.Process(sampler.agents._process.pid).children(), seconds=30)
+        until(lambda: not psutil.Process(sampler.agents._process.pid).children())
         return groups
 
     groups = sample(DecodeSampler, "failing", tokenizer, count=6, said=said, settings=settings, use=use)
@@ -154,11 +169,11 @@ def test_agents_that_fail_earn_nothing_and_end_nothing(tokenizer, monkeypatch):
             assert bool(answer.tokens) is (index == 3)
     assert ([answer.reward for answer in groups[5]], len(said)) == ([None, None], 4)
     assert any("ValueError: no idea, with $SEARCH_API_KEY" in line for line in said)
-    assert any("rollout.turns.seconds=4" in line for line in said)
+    assert any("rollout.turns.seconds=600" in line for line in said)
 
 
-def test_a_long_or_half_written_result_stops_no_other_agent(tokenizer):
-    said, settings = [], ["rollout.turns.seconds=2"]
+def test_a_long_or_half_written_result_stops_no_other_agent(tokenizer, monkeypatch):
+    said, settings = [], late(monkeypatch, "1")
     groups = sample(DecodeSampler, "long_result", tokenizer, count=5, group=1, said=said, settings=settings)
     assert [len(answer.text) for answer in answers_in(groups)] == [200_000, 0, 0, 200_000, 200_000]
     assert any("its result has 2000013 bytes; at most 1000000 are allowed" in line for line in said)
