@@ -229,6 +229,17 @@ def test_what_learned_less_in_a_study_is_warned_of_and_nothing_usual_is(settings
     assert [*preflight.adapter(NANO), *preflight.adapter(resolve("nano", "full_finetune"))] == []
 
 
+OTHERS = ["prompt.style=auto", "prompt.answer=alone", "reward.answer=lenient", "warmup.steps=2", "task.name=nano"]
+
+
+@pytest.mark.parametrize(("other", "warnings"), [("", 1), *((one, 0) for one in OTHERS)])
+def test_a_mixture_that_pays_a_form_of_answers_nothing_asks_for_is_warned_of(other, warnings):
+    given = ["task.mix={nano: 1, addition: 1}", "prompt.style=chat", *filter(None, [other])]
+    config = resolve("nano", None, given)
+    found = preflight.findings(config, hub.find_model(config.model), NO_CARDS, hub.NOTHING)
+    assert sum(one.severity == "warn" for one in found) == warnings
+
+
 @pytest.fixture
 def nobody(monkeypatch, tmp_path):
     """A machine that has downloaded nothing, and a port at which nobody ever answers."""

@@ -113,7 +113,7 @@ def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: 
     found_here = [*disk(wanted, config.run.dir or RUNS), ram(config, wanted, hardware.free_ram())]
     for gpu in machine.gpus:
         found_here += card(config.model.dtype, gpu)
-    return [*found_here, *bf16_products(config, machine), *adapter(config), *packages(config)]
+    return [*found_here, *bf16_products(config, machine), *adapter(config), *answers(config), *packages(config)]
 
 
 # ---------------------------------------------------------------- the checks
@@ -193,6 +193,15 @@ def adapter(config: Config) -> Iterator[Finding]:
     if config.lora.init != "zero":
         text = f"lora.init={config.lora.init} takes larger steps at the same learning rate, and may ruin the model"
         yield Finding("warn", "adapter", text, f"Lower {section}.lr={lr:g} to a third or less.")
+
+
+def answers(config: Config) -> Iterator[Finding]:
+    """Warn of a mixture whose parts have several forms of answers, if nothing asks for the one that is paid."""
+    forms = sorted({part.answer_style for part in make_task(config.task).parts})
+    chosen = (config.prompt.style, config.prompt.answer, config.reward.answer)
+    if len(forms) > 1 and chosen == ("chat", "auto", "strict") and not config.warmup.steps:
+        text = f"prompt.style=chat asks for no form of answers, and parts of task.mix have {' and '.join(forms)}"
+        yield Finding("warn", "prompt", text, "Leave it out, or name the form that is paid: prompt.answer=FORM.")
 
 
 def packages(config: Config) -> Iterator[Finding]:
