@@ -22,7 +22,6 @@ from trainer.machine.visible import print
 from trainer.plan import downloads
 from trainer.problem import sheet
 from trainer.problem.environment import Environments, environments_of
-from trainer.problem.prompts import Prompter
 from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
 from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward import gold_check
@@ -88,12 +87,11 @@ def _of_prompts(config: Config, task: Task, problems: Sequence[Problem], count: 
     downloads.find_model(config.model)
     print(f"octet: loading the tokenizer of {config.model.name}", file=sys.stderr, flush=True)
     from trainer.model.load import load_tokenizer
+    from trainer.run.data import prompter_of
 
     # silences a warning about long prompts: the lengths below report them
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
-    tokenizer = load_tokenizer(config.model)
-    environments = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
-    prompter = Prompter(tokenizer, config.prompt, task, environments)
+    prompter = prompter_of(config, task, load_tokenizer(config.model))
     prompts = [prompter.prompt(problem) for problem in problems[:MEASURED]]
     facts: dict[str, Any] = {"prompt_style": prompter.style.name, "answer_style": prompter.answer_style}
     facts |= {"model": config.model.name, "stop_strings": [*prompter.stop_strings, *config.rollout.stop]}
