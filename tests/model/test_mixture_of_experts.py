@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import NANO, ROOT, gradients, launch, lines_of, refuses, said_by
 from tests.e2e.short_job import resumes_to_the_bit
@@ -39,14 +39,19 @@ FAMILIES = {
 MAMBA = {"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 8, "head_dim": 8}
 HYBRID = {"layers_block_type": ["hybrid"] * 2, "num_mem_blocks": 1, "n_mamba_heads": 2, "mamba_d_state": 8}
 NEMOTRON = {"mamba_num_heads": 2, "mamba_head_dim": 8, "ssm_state_size": 8}
+INKLING = {"n_routed_experts": 4, "head_dim": 8, "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2}
+INKLING |= {"swa_head_dim": 8, "unpadded_vocab_size": 64, "n_layers_per_attn_res_block": 1}
 OTHERS = {
     "doge": {},
     "falcon": {"new_decoder_architecture": True},
     "falcon_h1": MAMBA,
+    "inkling2_text": INKLING | {"layer_types": ["hybrid", "hybrid_sliding"]},
     "jamba": {"mamba_d_state": 8, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "pad_token_id": 0},
     "nemotron_h": NEMOTRON | {"layers_block_type": ["mamba", "attention"]},
     "zamba2": HYBRID | {"mamba_ngroups": 1, "adapter_rank": 2, "attention_hidden_size": 32, "attention_head_dim": 16},
 }
+SAVED = ["falcon", "falcon_h1", "jamba", "zamba2"]
+SAVED += ["inkling2_text"] if "inkling2_text" in CONFIG_MAPPING else []  # which an older transformers does not have
 CHOICES = ["all", "attention", ("experts",), ("gate",), ("o_proj",), ("gate_up_proj",), ("down_proj", "o_proj")]
 MORE = [{}, {"init": "pissa"}, {"dora": True}, {"rslora": True}]
 TOKENS = torch.arange(6)[None]
@@ -86,7 +91,7 @@ def test_experts_that_are_one_weight_are_refused_with_what_they_would_cost(famil
         lora.add_adapter(base(family), Lora(targets=targets, r=1))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "falcon", "falcon_h1", "jamba", "zamba2"])
+@pytest.mark.parametrize("family", [*FAMILIES, *SAVED])
 def test_an_adapter_of_all_layers_is_saved_and_merged(family, tmp_path):
     model = lora.add_adapter(base(family), Lora(targets="all", r=2))
     move_adapter(model, seed=1)

@@ -35,6 +35,7 @@ TEACHER = "teacher"  # a second adapter over the same base, which is never train
 SLOW = "PEFT would multiply out the adapters of all experts in each pass: sampling a token takes 5 to 11 times as long"
 KEEP_BASE = ("True", "False", "None", "gaussian", "eva", "orthogonal", "mica")  # values of init_lora_weights
 UNLIKE = ("Router", "GroupedLinear")  # linear layers that return several values, or have smaller inputs
+RENAMED = "sconv.weight_proj"  # of Inkling 2: PEFT would load its adapter under another name
 MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # they also read the weights of out_proj
 
 
@@ -72,7 +73,7 @@ def _targets(model: Any, settings: Lora) -> str | list[str]:
     reserved = (*(OF_EXPERTS if experts else ()), *(["out_proj"] if model.config.model_type in MAMBAS else ()))
     plain = {name: part for name, part in whole.items() if not type(part).__name__.endswith(UNLIKE)}
     apart = {name: part for name, part in plain.items() if users[id(part.weight)] == 1}
-    called = {name: part for name, part in apart.items() if not name.endswith(READ)}
+    called = {name: part for name, part in apart.items() if not name.endswith((*READ, RENAMED))}
     linear = {name: part for name, part in called.items() if name.rpartition(".")[2] not in reserved}
     if settings.targets == "all" and linear == whole and not experts:
         return "all-linear"
