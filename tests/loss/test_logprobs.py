@@ -30,9 +30,9 @@ def test_scores_are_those_of_the_models_own_logits(name, temperature):
     assert not scores.entropy_BT.requires_grad
 
 
-@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("name", [*SPECIAL, "modernbert-decoder"])
 def test_a_head_that_does_more_than_is_known_is_refused_by_name(name, monkeypatch):
-    model = family(name)
+    model = family(name, bos_token_id=1)
     monkeypatch.setattr(logprobs, "head_of", lambda model: Head(model.get_output_embeddings()))
     with refuses("model.name", ModelError, names=model.config.model_type):
         LogProbs(model, 1.0)

@@ -166,6 +166,9 @@ def _refuse_strange(model: Any, head: Head) -> None:
     sampled, or if its logits differ from those of its backbone and `head`, in a family that transforms them in an
     unknown way. The random generators are left as they were."""
     backbone, was_training, named = model.get_decoder(), model.training, f"model.name={model.name_or_path}"
+    if backbone is model.get_output_embeddings():  # as in ModernBERT, which has more layers before it
+        reason = f"the decoder of {model.config.model_type} is its output layer"
+        raise ModelError(named, reason, "Choose another model family")
     tokens_1T = torch.arange(16, device=model.device)[None] % head.layer.out_features
     rounding = 1e-4 if model.dtype == torch.float32 else 0.02  # bf16 rounds to 0.4 %
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
