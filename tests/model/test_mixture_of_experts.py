@@ -12,10 +12,10 @@ from tests.e2e.short_job import resumes_to_the_bit
 from tests.forks import forked
 from tests.model.test_bad_models import edit
 from tests.model.test_variants import read
-from tests.rollout.test_decoder import SOME, move_adapter, prompts, rows_in, sample
+from tests.rollout.test_decoder import SOME, adapted, move_adapter, prompts, rows_in, sample
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora
-from trainer.errors import ConfigError, ModelError
+from trainer.errors import CheckpointError, ConfigError, ModelError
 from trainer.loss.logprobs import LogProbs
 from trainer.model import lora
 from trainer.records import TrainingRow
@@ -101,6 +101,13 @@ def test_an_adapter_of_all_layers_is_saved_and_merged(family, tmp_path):
         merged = lora.merged(base(family), tmp_path)(input_ids=TOKENS).logits
     torch.testing.assert_close(merged, trained, rtol=1e-4, atol=1e-4)
     assert (trained - base(family)(input_ids=TOKENS).logits).abs().max() > 1e-3
+
+
+@pytest.mark.skipif("inkling2_text" not in SAVED, reason="an older transformers")
+def test_an_adapter_that_peft_does_not_load_is_refused(tmp_path):
+    lora.save_adapter(adapted(base("inkling2_text"), target_modules=["weight_proj"]), tmp_path)
+    with refuses(tmp_path, CheckpointError, names="weight_proj"):
+        lora.load_adapter(base("inkling2_text"), tmp_path)
 
 
 def test_a_mamba_samples_from_cached_states_what_it_is_trained_with(tmp_path):
