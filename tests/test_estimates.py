@@ -106,12 +106,23 @@ def test_the_variance_is_that_of_two_crossed_random_factors():
     found, freedom = estimates.effect(TABLE), spread**2 / (of_seeds**2 / 2 + of_problems**2 / 5)
     assert (found.value, found.error) == pytest.approx((11 / 18, (spread / 18) ** 0.5), rel=1e-6)
     assert found.freedom == pytest.approx(min(5, freedom), rel=1e-6)
-    assert found.detectable(10) > 1.3 * found.detectable()
     values = [1.0, -1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]  # of seeds that agree more than chance the problems alone count
     found = estimates.effect([values] * 4)
     assert (found.error, found.freedom) == (pytest.approx((variance(values) / 8) ** 0.5), 7)
     tables = [[[1.0, 0.0]] * 3, [[1.0, 0.0]] * 2, [[1.0]] * 5]
     assert [estimates.is_enough(table) for table in tables] == [True, False, False]  # few seeds, or a single problem
+
+
+def test_what_a_study_detects_and_the_interval_of_a_mean_by_hand():
+    found = estimates.Effect(0.99, 0.05, 10, 0.01, 5)
+    assert found.detectable() == pytest.approx(0.05 * (2.2281 + 0.8791), abs=1e-5)
+    assert found.detectable(2) == pytest.approx(0.05 * (2.6338 + 0.8791), abs=1e-5)
+    assert found.interval == (pytest.approx(0.99 - 0.05 * 2.2281, abs=1e-5), 1.0)
+    mean, p = estimates.mean_of([1.0, 2.0, 3.0, 4.0])  # its standard error is 0.6455
+    assert (p, *mean) == pytest.approx((0.03047, 2.5, 2.5 - 3.1824 * 0.6455, 2.5 + 3.1824 * 0.6455), abs=1e-4)
+    p, mean = estimates.paired_rewards([1.0] * 4)  # as if one change of 1 stood among zeros
+    assert (p, *mean) == pytest.approx((0.02801, 1.0, 1 - 3.1824 / 4, 1 + 3.1824 / 4), abs=1e-4)
+    assert estimates.paired_rewards([]) == (1.0, (0.0, 0.0, 0.0))
 
 
 def test_seeds_count_among_the_degrees_of_freedom_even_where_they_add_nothing():
