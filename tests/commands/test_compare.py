@@ -107,6 +107,9 @@ def test_runs_on_the_same_problems_are_tested_problem_by_problem(runs, capsys):
     assert other["against"]["p"] == pytest.approx(10 / 256)
     assert "against the first" in (said := said_by(capsys, "compare", *runs)[1])
     assert "-63.6 (-100.0 to -7.1), p = 0.039" in said
+    log = runs[0] / "metrics.jsonl"
+    log.write_text(log.read_text().replace('"eval/problems": 64', '"eval/problems": 32'))
+    assert "problems: 32, 64 (compared on those that both have); 95 %" in said_by(capsys, "compare", *runs)[1]
 
 
 def test_p_is_corrected_for_as_many_runs_as_are_compared(runs, tmp_path, capsys):

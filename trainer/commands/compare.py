@@ -69,7 +69,8 @@ def tables(rows: Sequence[dict[str, Any]], names: Mapping[str, str], width: int)
     problems = sorted({row["problems"] for row in rows if row["problems"]})
     compared = sum(row["against"] is not None for row in rows)
     corrected = f", p corrected for {compared} runs (Holm)" if compared > 1 else ""
-    title = f"Held-out problems: {', '.join(map(str, problems)) or 'none yet'}; 95 % intervals{corrected}"
+    shared = " (compared on those that both have)" if len(problems) > 1 and compared else ""
+    title = f"Held-out problems: {', '.join(map(str, problems)) or 'none yet'}{shared}; 95 % intervals{corrected}"
     texts = {*columns} - {*MEASURED}
     return folded([*columns], zip(*columns.values(), strict=True), width, texts, title)
 
