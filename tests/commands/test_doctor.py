@@ -40,6 +40,16 @@ def test_a_disk_that_is_too_small_is_answered_before_the_run(small_disk, capsys)
     assert list(folder.iterdir()) == []
 
 
+def test_a_place_that_cannot_be_written_is_answered_before_a_model_loads(small_disk, monkeypatch):
+    folder = small_disk(MEGABYTE)
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    with refuses("run.dir", names=f"b: {folder} "):
+        preflight.must_be_usable(resolve("nano", None, [f"run.dir={folder}/a/b"]))
+    monkeypatch.chdir(folder)
+    with refuses("run.dir", names=f"runs: {folder} "):
+        preflight.must_be_usable(NANO)
+
+
 def test_download_and_run_folder_share_the_room_of_one_disk(small_disk, monkeypatch):
     folder = small_disk(10 * MEGABYTE)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache/hub"))

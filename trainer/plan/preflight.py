@@ -91,10 +91,13 @@ def must_leave_our_cards(machine: hardware.Hardware, vllm: Vllm, ranks: int) -> 
 
 
 def must_be_usable(config: Config) -> None:
-    """Raise ConfigError if run.dir is a file, or holds a run with other settings."""
-    if folder := config.run.dir:
-        if path := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
-            raise ConfigError(f"run.dir={folder}", f"{path} is a file", "Name a folder")
+    """Raise ConfigError if the run folder is a file, cannot be written, or holds a run with other settings."""
+    folder = config.run.dir or RUNS
+    if path := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
+        raise ConfigError(f"run.dir={folder}", f"{path} is a file", "Name a folder")
+    if not os.access(nearest := existing(folder), os.W_OK | os.X_OK):
+        raise ConfigError(f"run.dir={folder}", f"{nearest} cannot be written", "Write another run.dir=FOLDER")
+    if config.run.dir:
         previous_run.refuse_other_settings(folder, config)
 
 
