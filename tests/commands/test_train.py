@@ -113,6 +113,17 @@ def test_a_signal_lets_the_ranks_save_before_the_command_ends(before, number, sa
     assert process.returncode == status
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_the_status_after_a_signal_is_that_of_a_shell_also_if_the_run_ends_as_after_ctrl_c(number):
+    only_rank = 'trap "exit 130" TERM; echo up; sleep 60 & wait'
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN, "bash", "-c", only_rank], cwd=ROOT, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(number)
+        assert process.wait(timeout=300) == 128 + number
+
+
 LEAVES = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -36,7 +36,7 @@ SILENT_ENDS = {128 + number: f"has crashed ({signal.strsignal(number)})" for num
 CAUSE = "The likely cause is that the machine or its job ran out of memory: `dmesg` says so"
 SILENT_ENDS[128 + signal.SIGKILL] = f"was killed (signal 9). {CAUSE}"
 EARLY = "has ended before its last step, with status 0"  # as after os._exit(0) in a user's function
-LAUNCHER_STOPPED = 1  # status of DeepSpeed's launcher after a signal
+AFTER_A_SIGNAL = (-signal.SIGTERM, 1, 130)  # statuses of what a signal has ended; 1: DeepSpeed's launcher, 130: a rank
 LEAVE_S = 60.0  # grace period of ranks after SIGTERM; DeepSpeed's launcher gives them 30
 LEFT_S = 5.0  # grace period of processes that outlive a train.py which has ended well
 
@@ -164,7 +164,7 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
         os.killpg(child.pid, signal.SIGTERM)
         _wait_for_group(child.pid, LEFT_S if Path((environment or {}).get(END, "")).is_file() else LEAVE_S)
         os.killpg(child.pid, signal.SIGKILL)
-    ended_by_signal = received and status in (-signal.SIGTERM, LAUNCHER_STOPPED)
+    ended_by_signal = received and status in AFTER_A_SIGNAL
     return 128 + received[0] if ended_by_signal else shell_status(status)
 
 
