@@ -68,9 +68,11 @@ def test_a_folder_with_a_space_is_one_word_and_the_script_can_be_read_by_whom_th
 def test_a_sweep_has_a_task_for_each_line_of_settings(site, tmp_path):
     grid = tmp_path / "my grid"
     grid.write_text("# learning rates\nalgorithm.lr=1e-3\n\nalgorithm.lr=2e-3\n")
-    lines, body = made(tmp_path / "run", nodes=1, gpus=1, grid=grid)
+    lines, body = made(tmp_path / "my run", nodes=1, gpus=1, grid=grid)
     assert "#SBATCH --array=1-2" in lines
-    assert f"set -- {shlex.quote(str(grid))} --preset" in body
+    read = tmp_path / "my run/grid"
+    assert f"set -- {shlex.quote(str(read))} --preset" in body
+    assert read.read_text() == grid.read_text()  # so that the original can be changed while tasks wait
 
 
 def test_the_example_of_a_site_is_read_and_chooses_nothing_by_accident(monkeypatch):

@@ -118,6 +118,8 @@ def write(config: Config, folder: Path, request: JobRequest) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for mark in (*folder.glob("finished"), *folder.glob("*/finished")):  # left by a shorter run, it would end a chain
         mark.unlink()
+    if request.grid and not request.tasks:
+        disk.replace(folder / "grid", request.grid.read_bytes())  # the original may change while tasks wait
     disk.replace(folder / "job.yaml", config.changed({"run.dir": folder}).to_yaml().encode())
     script = folder / "job.sbatch"
     disk.replace(script, text.encode())
@@ -139,7 +141,9 @@ def _script(folder: Path, request: JobRequest) -> Iterator[str]:
         yield f"export OCTET_PYTHON={shlex.quote(sys.executable)}"
     if request.chain > 1:
         yield "export OCTET_CHAIN=1"
-    yield f'set -- {shlex.join([*([str(request.grid.absolute())] if request.grid else []), *arguments])} "$@"'
+    if request.grid:
+        arguments.insert(0, str(request.grid.absolute() if request.tasks else folder / "grid"))
+    yield f'set -- {shlex.join(arguments)} "$@"'
     body = next(index for index, line in enumerate(shipped) if line.startswith("set -"))
     yield from [*shipped[body:], ""]
 
