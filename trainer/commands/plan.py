@@ -120,7 +120,8 @@ def show_models(options: Namespace, console: Console) -> None:
         rows.append([placement.config.model.name, f"{placement.plan.peak / GB:.1f}", *about])
         rows += [[line, "", "", ""] for line in wrap(shlex.join(question.proposal or []), **BELOW)]
     console.print(table(("model, with settings", "GB", "about", "steps"), rows))
-    console.print(f"\nOn {questions[0].size}, times on {options.card or questions[0].card}.")
+    times = "" if options.vram is None else f", times on {options.card or questions[0].card}"
+    console.print(f"\nOn {questions[0].size}{times}.")
     command = shlex.join(["octet", "plan", "--model", "NAME", *options.words])
     console.print(f"{command} has the whole plan and the command.")
 
