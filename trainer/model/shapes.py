@@ -178,8 +178,7 @@ def shape_of(name: str, revision: str | None = None) -> Shape:
     try:
         return known_shape(name, revision) or from_config(name, hub.configuration(Model(name=name, revision=revision)))
     except (hub.Refused, hub.Unreachable) as reason:
-        remedy = "Write a local folder, or a model of Qwen, Llama 3, SmolLM, Gemma, LFM2 or gpt-oss, whose shapes are "
-        remedy += "shipped: Qwen/Qwen2.5-1.5B-Instruct"
+        remedy = "Write a local folder, or a model whose shape Octet knows, such as Qwen/Qwen3-1.7B"
         raise UnknownShape(f"model.name={name}", f"its config.json is not available ({reason})", remedy) from None
 
 
