@@ -66,7 +66,9 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     facts: dict[str, Any] = {"task": task.name, **({"train": len(training)} if training else {})}
     facts |= {"test": len(held_out), "notes": task.notes(), "data": sheet.facts_of(task, [*training, *held_out])}
     style = task.prompt_style if config.prompt.style == "auto" else config.prompt.style
-    if count and (config.model.name, task.name) == ("nano", "records") and style != "chat":
+    if any(problem.messages for problem in [*training, *held_out]) and config.task.answer != "none":
+        facts["notes"].append("conversations are asked as they are, so they have to say how the answer is marked")
+    elif count and (config.model.name, task.name) == ("nano", "records") and style != "chat":
         facts["notes"].append(f"for the embedded model write prompt.style=chat; larger ones understand {style}, too")
     if not as_json:
         print("\n".join(sheet.lines(facts)), flush=True)
