@@ -38,6 +38,7 @@ def test_runs_are_listed_in_the_order_of_their_start(runs, capsys):
     (runs / "gone/config.yaml").symlink_to("nowhere")
     (runs / "sweep/config.yaml").write_text("model:\n  name: nano\n")  # settings that somebody has written, not a run
     assert [line.split()[0] for line in said_by(capsys, "list", "runs/sweep")[1].splitlines()[2:]] == ["other"]
+    assert [line.split()[0] for line in said_by(capsys, "list", "runs/new")[1].splitlines()[2:]] == ["new"]
     for name in ("warmup", "warmup/warmup"):  # a run of this name, and the warm-up inside it
         run_in(runs / name, {4: 0.5})
     assert said_by(capsys, "list")[1].splitlines()[-1].split()[0] == "warmup"

@@ -67,4 +67,5 @@ def row(place: Path, folder: Path) -> list[str]:
         result = ", ".join([run.verdict.kind, *change] if run.has_ended else change)
         state = "ended" if run.has_ended else "stopped" if stopped(run) else "running"
     task = run.settings["task.name"].rpartition("/")[2]
-    return [str(place.relative_to(folder)), state, run.given["model.name"], task, steps, result]
+    name = folder.absolute().name if place == folder else str(place.relative_to(folder))
+    return [name, state, run.given["model.name"], task, steps, result]
