@@ -34,6 +34,9 @@ def test_runs_are_listed_in_the_order_of_their_start(runs, capsys):
     assert [row[1:7] for row in rows] == [["stopped", *steps], ["stopped", *steps], ["ended", *steps]]
     assert rows[0][7:] == ["90.0%", "->", "50.0%"]
     assert rows[2][7:] == ["cannot", "tell,", "90.0%", "->", "50.0%"]
+    (runs / "new").rename(runs.parent / "moved")  # to a larger disk
+    (runs / "new").symlink_to(runs.parent / "moved")
+    assert said_by(capsys, "list")[1] == page
     (runs / "gone").mkdir()
     (runs / "gone/config.yaml").symlink_to("nowhere")
     (runs / "sweep/config.yaml").write_text("model:\n  name: nano\n")  # settings that somebody has written, not a run

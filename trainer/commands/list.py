@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    folders = runs_in(options.folder)
+    folders = runs_in(options.folder, has_links=True)
     if not folders and not options.presets:
         raise ConfigError(options.folder, "there is no run in it", "Name a folder of runs")
     rows = [cells for folder in folders if (cells := row(folder, options.folder))]
@@ -33,10 +33,11 @@ def run(options: Namespace) -> None:
     Console(wide=100 if options.presets else WIDTH).print(listed)
 
 
-def runs_in(folder: Path) -> list[Path]:
-    """Return the run folders below a folder, without the warm-ups inside runs, the most recently started last."""
+def runs_in(folder: Path, has_links: bool = False) -> list[Path]:
+    """Return the run folders below a folder, without the warm-ups inside runs, the most recently started last. With
+    `has_links` also those to which a link in this folder leads."""
     written = dict[Path, float]()
-    for path in folder.rglob("config.yaml"):
+    for path in (*folder.rglob("config.yaml"), *(folder.glob("*/config.yaml") if has_links else ())):
         with suppress(OSError):  # a dangling link, or a folder that may not be entered
             written[path] = path.stat().st_mtime
     configs = sorted(written, key=written.__getitem__)
