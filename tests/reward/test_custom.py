@@ -230,6 +230,12 @@ def test_a_wrong_number_of_rewards_is_found_before_torch_unless_prompts_are_read
         rehearse_functions(config, task, PROBLEM)
 
 
+def test_a_rehearsed_answer_has_a_token_as_every_sampled_one_has(tmp_path):
+    (tmp_path / "mine.py").write_text("def score(completions, completion_ids): return [i[-1] for i in completion_ids]")
+    config = resolve("nano", None, [f"reward.custom={tmp_path}/mine.py:score"])
+    rehearse_functions(config, make_task(config.task), PROBLEM)
+
+
 def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch, alone):
     from trainer.config.command_line import Request
     from trainer.run import assemble

@@ -16,7 +16,9 @@ AGENT += [f"task.agent={ROOT}/tests/rollout/agents.py:twice", "rollout.rows=1", 
 def test_a_run_may_learn_from_the_rewards_of_its_environment(tmp_path):
     """The game of the examples, with an evaluation, in which answers are played too."""
     settings = [f"task.name={ROOT}/examples/guessing.py:build", "eval.problems=2", "rollout.max_new_tokens=60"]
-    settings += ["reward.weights={correct: 0, environment: 1.0}", "run.steps=1", f"run.dir={tmp_path}/run"]
+    settings += ["reward.weights={correct: 0, environment: 1.0, last: 0}", "run.steps=1", f"run.dir={tmp_path}/run"]
+    (tmp_path / "mine.py").write_text("def last(completion_ids): return [ids[-1] for ids in completion_ids]")
+    settings += [f"reward.custom={tmp_path}/mine.py:last"]
     said = train(tmp_path, "--preset", "nano", *FEW[:3], *settings, "run.merge=false")
     assert "earns 0.00, an empty answer 0.00; environment not counted" in said
     samples = lines_of(tmp_path / "run/samples.jsonl")

@@ -64,5 +64,5 @@ def compares_as_mathematics(settings: Reward, task: Task) -> bool:
 
 
 def worked(problem: Problem) -> Completion:
-    """Return the worked solution of a problem as a completion for a rehearsal."""
-    return Completion((), (), problem.solution or problem.gold, truncated=False)
+    """Return the worked solution of a problem as a completion for a rehearsal, with a token as every answer has."""
+    return Completion((0,), (0.0,), problem.solution or problem.gold, truncated=False)

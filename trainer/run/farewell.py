@@ -90,7 +90,7 @@ def _example(run: Run) -> str:
     left_out = [judge.name for judge in judges] + ["environment"] * bool(scorer.weights.get("environment"))
     gold = replace(gold_check.written(prompt.problem, scorer.rules), reward=0.0)
     tokens = rollouts.prompter.answer_tokens(prompt, gold.text)  # `overlong` counts them
-    answers = [replace(gold, tokens=tokens), replace(gold, text="")]
+    answers = [replace(gold, tokens=tokens), replace(gold, tokens=tokens[-1:], text="")]
     right, empty = scorer.scores([(prompt, answer) for answer in answers])
     note = f"; {', '.join(left_out)} not counted" if left_out else ""
     earned = ["no reward" if score.reward is None else f"{score.reward:.2f}" for score in (right, empty)]
