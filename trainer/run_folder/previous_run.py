@@ -31,7 +31,7 @@ KINDS = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFDIR: "folder", sta
 
 # Settings that may change when a run is resumed, because no completed step depends on them, and the effect of a change
 # on the remaining steps.
-LENGTH = "the schedule of the learning rate is stretched; a new run from the result would have a schedule of its own"
+LENGTH = "the schedule of the learning rate changes too; a new run from the result would have a schedule of its own"
 BUDGET = "answers may get a grade that would have had none, or the other way round"
 SERVER = "the sampler may round in another way; the policy is the same"
 FROM_HERE_ON = {
