@@ -266,8 +266,8 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
         resolve("nano", None, "run.steps=1")
     with refuses("recipe", names="resolve(preset, None, [...])"):
         resolve("nano", ["run.steps=1"])
-    with refuses("data", DataError):
-        train(data=3)
+    with refuses("data", DataError, names="such as sets['train']; a file"):
+        train(data={"train": [good], "test": [good]})
     assert not list((tmp_path / "runs").iterdir())
     assert not list(tmp_path.rglob("*.yaml"))
 

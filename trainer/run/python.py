@@ -146,8 +146,8 @@ def _with_rows(
 def _rows(name: str, rows: Rows) -> list[Mapping[str, Any]]:
     found = [] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else list(rows)
     if not found or not all(isinstance(row, Mapping) for row in found):
-        remedy = "Pass a list of dictionaries, such as frame.to_dict('records'); a file belongs to task.name=records, "
-        remedy += "task.path and task.test_path"
+        remedy = "Pass a list of dictionaries, such as frame.to_dict('records'), or one split of a data set, such as "
+        remedy += "sets['train']; a file belongs to task.name=records, task.path and task.test_path"
         raise DataError(name, f"it is a {type(rows).__name__} without dictionaries", remedy)
     return found
 
