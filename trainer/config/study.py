@@ -9,6 +9,7 @@ arms:                                             the others are compared with t
 controls: [format, random, shuffled_gold, shuffled_advantages, supervised]
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,8 +42,6 @@ CONTROLS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
-ArmName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]+$")]
-
 
 @dataclass(frozen=True, slots=True)
 class StudyRun:
@@ -66,7 +65,7 @@ class StudyFile(Section):
     """Write the settings of every run, such as {run.steps: 20}."""
     seeds: PositiveInt | Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = 3
     """Write how many seeds, such as 3, or a list of them. Below three, no arm is judged."""
-    arms: dict[ArmName, dict[str, Any] | None] = Field(min_length=1)
+    arms: dict[str, dict[str, Any] | None] = Field(min_length=1)
     """Write a name and settings for each, such as {grpo: {}, small: {lora.r: 4}}; a name of digits needs quotes."""
     controls: tuple[str, ...] = ()
     """Write a list of controls of the first arm, such as [format, random]."""
@@ -85,6 +84,9 @@ class StudyFile(Section):
                 raise ValueError(f"controls: there is no control {name}.{nearest} Known: {', '.join(CONTROLS)}")
         if taken := {BASE, *CONTROLS} & {*self.arms}:
             raise ValueError(f"arms: {min(taken)!r} cannot name an arm, because it is a control. Write another name")
+        if odd := [name for name in self.arms if not re.fullmatch("[A-Za-z0-9_-]+", name)]:
+            reason = f"arms: {odd[0]!r} cannot name an arm, because folders have its name"
+            raise ValueError(f"{reason}. Write letters, digits, - and _")
         return self
 
 
