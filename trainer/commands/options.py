@@ -29,7 +29,7 @@ def positive(text: str) -> int:
 
 
 def add_overrides(parser: ArgumentParser, example: str = "task.data_dir=FOLDER") -> None:
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"settings, such as {example}")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=f"settings, such as {example}")
 
 
 def add_settings_of_a_run(parser: ArgumentParser, preset: str | None = None) -> None:
