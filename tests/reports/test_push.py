@@ -125,10 +125,11 @@ def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
         assert ("somebody" in out, "/no_think" in out, "The data: of the author" in out) == (False, True, True)
 
 
-def test_a_hub_that_does_not_know_the_key_is_one_message(capsys, hub, finished, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_other")
+@pytest.mark.parametrize(("key", "said"), [("hf_other", "the upload failed"), ("", "there is no login")])
+def test_a_hub_that_does_not_know_the_key_is_one_message(key, said, capsys, hub, finished, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", key)
     status, out, err = said_by(capsys, "push", finished, "--to", "me/demo", "--yes")
-    assert (status, out, "Traceback" in err, "octet: --to me/demo: " in err) == (2, "", False, True)
+    assert (status, out, "Traceback" in err, f"octet: --to me/demo: {said}" in err) == (2, "", False, True), err
     assert not hub.uploads
 
 

@@ -106,13 +106,13 @@ def _kind(folder: Path) -> str:
 
 def _send(to: str, contents: dict[str, Any], private: bool) -> str:
     """Send everything in one commit, and return its address."""
-    api = HfApi()
+    api = HfApi(token=True)  # without a login it raises; the hub itself would only answer 401
     try:
         api.create_repo(to, private=private, exist_ok=True)
         added = [CommitOperationAdd(name, content) for name, content in contents.items()]
         return str(api.create_commit(to, added, commit_message="Add a model trained with Octet").commit_url)
     except errors.LocalTokenNotFoundError:
-        remedy = "`hf auth login`, or set HF_TOKEN"
+        remedy = "Run `hf auth login`, or set HF_TOKEN"
         raise ConfigError(f"--to {to}", "there is no login on this machine", remedy) from None
     # uploads of large files raise RuntimeError; a proxy that is not supported raises one of the last two
     except (httpx2.HTTPError, OSError, RuntimeError, ImportError, ValueError) as error:
