@@ -183,6 +183,8 @@ def test_enough_is_held_out_or_a_note_says_that_it_is_little(tmp_path, rows, hol
     task = make_task(TaskSettings(name="records", path=f"{tmp_path}/a.jsonl", holdout=holdout))
     assert (len(task.train()), len(task.test())) == (rows - held_out, held_out)
     assert ["task.holdout" in note for note in task.notes()] == ([True] if held_out < 60 else [])
+    mixed = make_task(TaskSettings(name="mix", mix={"records": 1, "nano": 9}, path=f"{tmp_path}/a.jsonl"))
+    assert (bool(mixed.train()), mixed.notes()) == (True, [])  # how few of a part are held out says nothing
 
 
 @pytest.mark.parametrize(("problems", "gain"), [(5, None), (27, 7), (60, 9), (100, 10), (1319, 26)])

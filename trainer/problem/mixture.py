@@ -14,7 +14,7 @@ from dataclasses import replace
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.problem.own_records import OwnTask
-from trainer.problem.task import DataTask, Task, make_task
+from trainer.problem.task import HELD_OUT, DataTask, Task, make_task
 from trainer.records import Problem
 
 
@@ -50,7 +50,8 @@ class MixedTask(Task):
         return self.parts[[*self.shares].index(problem.part)] if problem.part else self  # what a person asks in a chat
 
     def notes(self) -> list[str]:
-        return [note for part in self.parts for note in part.notes()]
+        notes = [note for part in self.parts for note in part.notes()]
+        return [note for note in notes if not note.startswith(HELD_OUT)]  # the parts are held out together
 
     def _mixed(self, of_parts: Sequence[Sequence[Problem]], passes: int) -> list[Problem]:
         """Return as many problems as possible with the parts in proportion. Each pass samples them anew."""
