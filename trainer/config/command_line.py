@@ -254,6 +254,8 @@ def overrides_of(named: Mapping[str, Any]) -> list[str]:
 def _parsed(text: str) -> dict[str, Any]:
     """Return an override such as `rollout.group_size=16` as nested dictionaries. `read_setting` reads its value."""
     key, equals, value = text.partition("=")
+    if not equals and os.path.exists(text):
+        raise ConfigError(_shown(text), "expected key=value, not a file or folder", "--help shows what takes it")
     if not equals or not key.strip(".") or not value.strip():
         raise ConfigError(_shown(text), "expected key=value, such as rollout.group_size=16", SPLIT)
     try:
