@@ -227,6 +227,14 @@ def test_files_that_belong_to_no_model_are_left_out(capsys, copied):
     assert ("  additional_chat_templates/tool_use.jinja\n" in out, "q8_0" in out) == (True, False)
 
 
+def test_the_card_says_that_the_base_has_the_adapter_from_which_the_run_began(capsys, copied):
+    folder = copied("demo")
+    assert "`base` is" not in pushed(capsys, folder)
+    configure(folder, lora__start="/home/somebody/adapter")
+    said = pushed(capsys, folder)
+    assert ("`base` is the model with the adapter of `lora.start`" in said, "somebody" in said) == (True, False)
+
+
 @pytest.mark.parametrize("then", ["same", "merged"])
 def test_the_card_after_a_warm_up_names_its_base_and_the_command_that_began_with_it(then, capsys, copied):
     folder = copied("demo")
