@@ -35,6 +35,7 @@ KINDS = {
     "`{}` is not deterministic": "lucky by_row record",
     "`{}` is not bounded": "long",
     "`{}` is 0.5 for every text, so nothing can be learned from it": "useless",
+    "`{}` is None for every text, so nothing can be learned from it": "absent",
     "no reward tells right from wrong": "formatted",
     "nothing: reward.custom=": "fragile",
     "it is slow": "slow",
