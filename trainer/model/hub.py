@@ -236,7 +236,8 @@ def local_folder(name: str) -> Path | None:
         config = read_json(f"model.name={name}", adapter / "adapter_config.json")
         base, quoted = str(config.get("base_model_name_or_path"))[:200], shlex.quote(str(adapter))
         what = "there is an adapter in it" if adapter == folder else "that is a run folder, not a model"
-        remedy = f"Write octet eval --adapter {quoted}, or octet merge --adapter {quoted} --out FOLDER"
+        remedy = f"Write lora.start={quoted} to train it further, octet eval --adapter {quoted}, or "
+        remedy += f"octet merge --adapter {quoted} --out FOLDER"
         raise ModelError(f"model.name={name}", f"{what}. Its base is {base}", remedy)
     if not has_config:
         reason = "there is no config.json in this folder, so it is not a model"
