@@ -134,10 +134,12 @@ class PromptSettings(Section):
     """Training problems with a longer prompt are left out and counted. Held-out problems are left out only if they
     exceed the context of the model."""
 
-    @field_validator("template")
+    @field_validator("template", mode="before")
     @classmethod
-    def _variables(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if taken := sorted(SET_BY_OCTET & {*value}):
+    def _variables(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError("a mapping is needed: {key: value}. Name a prompt of your own as prompt.style=FILE")
+        if isinstance(value, dict) and (taken := sorted(SET_BY_OCTET & {*value})):
             raise ValueError(f"Octet itself sets {', '.join(taken)}. Leave that out")
         return value
 
