@@ -142,6 +142,15 @@ def test_a_template_file_keeps_its_braces(tokenizer, tmp_path):
     assert "user\nWhat is {question}?\n" in text(tokenizer, Problem("p", "What is {question}?", "1"))
 
 
+@pytest.mark.parametrize(("asked", "style"), [
+    ("End with \\boxed{}.", "boxed"), ("Write <answer>42</answer>.", "tags"), ("End with #### 42.", "gsm8k"),
+    ("Write \\boxed{}, not <answer>.", "gsm8k"),  # the task's, because it names two
+])  # fmt: skip
+def test_a_template_file_says_where_the_answer_stands(tokenizer, tmp_path, asked, style):
+    (tmp_path / "mine.txt").write_text(f"{{question}} {asked}")
+    assert prompter(tokenizer, style=str(tmp_path / "mine.txt")).answer_style == style
+
+
 def talk(*turns: tuple[str, str]) -> Problem:
     messages = tuple({"role": role, "content": content} for role, content in turns)
     return Problem("p", "What?", "3", messages=messages)

@@ -320,7 +320,8 @@ def _style(settings: PromptSettings, task: Task) -> Style:
         raise ConfigError(f"prompt.style={name}", f"it cannot be read ({error})") from None
     if "{question}" not in request:
         raise ConfigError(f"prompt.style={name}", "there is no {question} in it", "Write it where the question goes")
-    return Style(name, request)
+    asked = [style for style in ("gsm8k", "boxed", "tags") if MARKS[style].partition("{")[0].strip() in request]
+    return Style(name, request, asked[0] if len(asked) == 1 else None)
 
 
 def examples(task: Task, shots: int) -> list[Problem]:
