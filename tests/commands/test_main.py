@@ -25,7 +25,7 @@ def adapter(tmp_path_factory):
 
 def test_merge_writes_a_model_that_answers_alike(adapter):
     out = adapter.parent / "whole"
-    answer = octet(adapter.parent, "merge", "--adapter", adapter, "--out", out, "--problems", 8, "--json")
+    answer = octet(adapter.parent, "merge", adapter.parent, "--out", out, "--problems", 8, "--json")
     assert f"octet: merging {adapter} into the base, and writing {out}\n" in answer.stderr
     result = json.loads(answer.stdout)
     assert (result["identical"], result["problems"]) == (8, 8)

@@ -9,7 +9,7 @@ from trainer.plan import preflight
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = "example: octet merge --adapter runs/demo/best --out best-model"
+    parser.epilog = "example: octet merge runs/demo --out merged, or runs/demo/best, the best adapter of that run"
     add_model_arguments(parser)
     parser.add_argument("--adapter", type=Path, help="the adapter folder of a run (default: that of the latest run)")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
@@ -18,7 +18,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     must_be_empty(options.out)
-    options.adapter = options.adapter or latest("--adapter FOLDER") / "adapter"
+    if not options.adapter:
+        first = next(iter(options.overrides), "=")
+        is_named = "=" not in first or Path(first, "config.yaml").is_file()
+        folder = Path(options.overrides.pop(0)) if is_named else latest()
+        options.adapter = folder / "adapter" if (folder / "config.yaml").is_file() else folder
     source = adapter_of(options)
     config = settings_for(options, source)
     preflight.import_libraries(config)
