@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from tests.http_double import OfVllm, Reply
 from trainer.model.hub import NANO
@@ -36,7 +36,8 @@ class VllmDouble(OfVllm):
         return 200, {"model": model, "choices": [{"index": 0, "prompt_logprobs": [None, *found]}]}
 
     def load(self, name: str, path: str) -> Reply:
-        self.adapters[name] = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(NANO), path)
+        base = AutoModelForCausalLM.from_pretrained(NANO)
+        self.adapters[name] = PeftModel.from_pretrained(base, path).get_base_model()
         return 200, "added"
 
     @torch.no_grad()
@@ -45,11 +46,11 @@ class VllmDouble(OfVllm):
             return 404, {"error": {"message": f"The model `{model}` does not exist."}}
         randoms = [torch.Generator().manual_seed((seed + index) % (1 << 63)) for index in range(n)]
         choices = [{"index": index, "token_ids": [], "logprobs": {"token_logprobs": []}} for index in range(n)]
-        going, tokens_GT, cache = list(range(n)), torch.tensor([prompt] * n), None
-        while going:
-            passed = self.adapters.get(model, self.base)(tokens_GT, past_key_values=cache, use_cache=True)
+        going, tokens_GT, cache = list(range(n)), torch.tensor([prompt] * n), DynamicCache(config=self.base.config)
+        while going:  # the cache by position: its name differs between versions
+            passed = self.adapters.get(model, self.base)(tokens_GT, None, None, cache, use_cache=True)
             logprobs_GV = (passed.logits[:, -1].float() / (temperature or 1.0)).log_softmax(dim=-1)
-            tokens_GT, cache = logprobs_GV.argmax(dim=-1, keepdim=True), passed.past_key_values
+            tokens_GT = logprobs_GV.argmax(dim=-1, keepdim=True)
             for index in list(going):
                 if temperature:
                     tokens_GT[index] = logprobs_GV[index].exp().multinomial(1, generator=randoms[index])
