@@ -4,6 +4,7 @@ cards between the policy and the vLLM servers that the run starts.
 Every run makes the checks at its start and prints errors and warnings; `octet doctor` prints every finding.
 """
 
+import atexit
 import gc
 import importlib.util
 import json
@@ -239,6 +240,9 @@ def import_libraries(config: Config) -> None:
     imports.import_libraries()
     gc.freeze()  # torch collects garbage before each CUDA graph, which need not examine these objects
     gc.enable()
+    bindings = sys.modules.get("triton._C.libtriton")
+    if bindings and type(bindings.ir.builder).__module__ == "nanobind":  # since triton 3.9, that of torch 2.15
+        atexit.register(gc.unfreeze)  # it prints 50 lines about its objects if they are never collected
 
 
 def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
