@@ -240,8 +240,8 @@ def import_libraries(config: Config) -> None:
     imports.import_libraries()
     gc.freeze()  # torch collects garbage before each CUDA graph, which need not examine these objects
     gc.enable()
-    bindings = sys.modules.get("triton._C.libtriton")
-    if bindings and type(bindings.ir.builder).__module__ == "nanobind":  # since triton 3.9, that of torch 2.15
+    builder = getattr(getattr(sys.modules.get("triton._C.libtriton"), "ir", None), "builder", None)
+    if type(builder).__module__ == "nanobind":  # since triton 3.9, that of torch 2.15
         atexit.register(gc.unfreeze)  # it prints 50 lines about its objects if they are never collected
 
 
