@@ -183,6 +183,7 @@ def test_what_stands_for_a_name_of_another_program_is_a_setting():
         "custom_reward_function.path": "reward.custom",
         "algorithm.filter_groups.enable": "rollout.dead_groups=refill",
         "data.train_files": "task.path",
+        "reward_model.enable": "reward.judge.url",  # reward.code.unsafe has a similar name
         "full_finetuning": "lora.enabled=false",
         "dataset_train_split": "task.split",
     }.items():

@@ -174,7 +174,7 @@ def few_problems(history: History) -> Iterator[str]:
 # the reward
 
 
-@rule("form never seen", "Write reward.answer=lenient, or another prompt.style, such as few_shot.")
+@rule("form never seen", "Write reward.answer=lenient, prompt.answer=FORM, or another prompt.style, such as few_shot.")
 def wrong_form(history: History) -> Iterator[str]:
     """Right answers earn nothing unless they have the form that is asked for."""
     strict, lenient = history.now("accuracy/strict"), history.now("accuracy/lenient")
