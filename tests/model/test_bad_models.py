@@ -323,6 +323,7 @@ BAD_ADAPTERS = {
     "another class": (adapter_settings(auto_mapping={"base_model_class": "GPT2LMHeadModel"}), "GPT2LMHeadModel"),
     "a mapping that is none": (adapter_settings(auto_mapping=5, target_modules=["nothing"]), "fit"),
     "no numbers": (reweighed(lambda w: {name: w[name] / 0 for name in w}, OF_ADAPTER), "finite"),
+    "half of its factors": (reweighed(lambda w: {n: w[n] for n in w if "lora_B" not in n}, OF_ADAPTER), "only one"),
 }
 
 
