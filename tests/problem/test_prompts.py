@@ -144,11 +144,14 @@ def test_a_template_file_keeps_its_braces(tokenizer, tmp_path):
 
 @pytest.mark.parametrize(("asked", "style"), [
     ("End with \\boxed{}.", "boxed"), ("Write <answer>42</answer>.", "tags"), ("End with #### 42.", "gsm8k"),
-    ("Write \\boxed{}, not <answer>.", "gsm8k"),  # the task's, because it names two
+    ("Use <answer> tags.", "tags"), ("End with\n#### <answer>", "gsm8k"),
+    ("Write \\boxed{}, not <answer></answer>.", "alone"),  # the task's, because it names two
+    ("\n#### Your answer:\n", "alone"), ("End with Answer: <answer>", "alone"),  # a heading, and no tag
 ])  # fmt: skip
 def test_a_template_file_says_where_the_answer_stands(tokenizer, tmp_path, asked, style):
     (tmp_path / "mine.txt").write_text(f"{{question}} {asked}")
-    assert prompter(tokenizer, style=str(tmp_path / "mine.txt")).answer_style == style
+    task = MadeUp(answer_style="alone")
+    assert prompter(tokenizer, task, style=str(tmp_path / "mine.txt")).answer_style == style
 
 
 def talk(*turns: tuple[str, str]) -> Problem:
