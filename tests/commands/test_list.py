@@ -36,6 +36,7 @@ def test_runs_are_listed_in_the_order_of_their_start(runs, capsys):
     assert rows[2][7:] == ["cannot", "tell,", "90.0%", "->", "50.0%"]
     (runs / "new").rename(runs.parent / "moved")  # to a larger disk
     (runs / "new").symlink_to(runs.parent / "moved")
+    (runs / "latest").symlink_to("old")  # which is listed already
     assert said_by(capsys, "list")[1] == page
     (runs / "gone").mkdir()
     (runs / "gone/config.yaml").symlink_to("nowhere")

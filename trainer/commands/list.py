@@ -35,9 +35,10 @@ def run(options: Namespace) -> None:
 
 def runs_in(folder: Path, has_links: bool = False) -> list[Path]:
     """Return the run folders below a folder, without the warm-ups inside runs, the most recently started last. With
-    `has_links` also those to which a link in this folder leads."""
-    written = dict[Path, float]()
-    for path in (*folder.rglob("config.yaml"), *(folder.glob("*/config.yaml") if has_links else ())):
+    `has_links` also those elsewhere to which a link in this folder leads."""
+    written, whole = dict[Path, float](), folder.resolve()
+    links = (path for path in folder.glob("*/config.yaml") if whole not in path.parent.resolve().parents)
+    for path in (*folder.rglob("config.yaml"), *(links if has_links else ())):
         with suppress(OSError):  # a dangling link, or a folder that may not be entered
             written[path] = path.stat().st_mtime
     configs = sorted(written, key=written.__getitem__)
