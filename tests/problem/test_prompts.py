@@ -143,10 +143,8 @@ def test_a_template_file_keeps_its_braces(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(("asked", "style"), [
-    ("End with \\boxed{}.", "boxed"), ("Write <answer>42</answer>.", "tags"), ("End with #### 42.", "gsm8k"),
-    ("Use <answer> tags.", "tags"), ("End with\n#### <answer>", "gsm8k"),
+    ("End with \\boxed{}.", "boxed"), ("Write <answer>42</answer>.", "tags"), ("Answer: <answer>", "alone"),
     ("Write \\boxed{}, not <answer></answer>.", "alone"),  # the task's, because it names two
-    ("\n#### Your answer:\n", "alone"), ("End with Answer: <answer>", "alone"),  # a heading, and no tag
 ])  # fmt: skip
 def test_a_template_file_says_where_the_answer_stands(tokenizer, tmp_path, asked, style):
     (tmp_path / "mine.txt").write_text(f"{{question}} {asked}")

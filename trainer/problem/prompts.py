@@ -55,9 +55,6 @@ MARKS = {
     "letter": "Answer: {}",
     "alone": "{}",
 }
-# What shows in a text of the user's where the answer has to stand. A line such as `#### Question` is a heading, and an
-# <answer> that does not end is a placeholder, as in `Answer: <answer>`.
-ASKED = {"gsm8k": r"(?m)^(?!#+ [\w ]*[^\W\d]:?$).*####", "boxed": r"\\boxed", "tags": "</answer>|<answer> tag"}
 PLAIN_STOPS = ("\nQuestion:",)  # without a chat template, a model may go on with a question of its own
 # Messages for a model without a chat template. Data sets have more roles, such as `tool`.
 ROLES = defaultdict(lambda: "{}\n\n", user="Question: {}\n", assistant="Answer: {}\n\n")
@@ -323,7 +320,7 @@ def _style(settings: PromptSettings, task: Task) -> Style:
         raise ConfigError(f"prompt.style={name}", f"it cannot be read ({error})") from None
     if "{question}" not in request:
         raise ConfigError(f"prompt.style={name}", "there is no {question} in it", "Write it where the question goes")
-    asked = [style for style, pattern in ASKED.items() if re.search(pattern, request)]
+    asked = [style for style, mark in (("boxed", "\\boxed"), ("tags", "</answer>")) if mark in request]
     return Style(name, request, asked[0] if len(asked) == 1 else None)
 
 
