@@ -286,3 +286,10 @@ def test_runs_of_a_study_import_no_module_of_the_working_folder(study):
     assert not command.Runner(study).train(next(iter(study.runs())))
     named = launch(sys.executable, "-c", "from octet import train", folder=study.path.parent)
     assert "trainer.py is called trainer" in named.stderr
+
+
+@pytest.mark.parametrize(("status", "said"), [(129, "was stopped"), (143, "was stopped"), (2, "failed with status 2")])
+def test_a_run_that_somebody_has_stopped_has_not_failed(status, said, study, monkeypatch, capsys):
+    monkeypatch.setattr(command, "in_a_process", lambda words: ["bash", "-c", f"exit {status}"])
+    assert command.Runner(study).train(next(iter(study.runs())))
+    assert said in capsys.readouterr().out

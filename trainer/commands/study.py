@@ -34,7 +34,7 @@ from trainer.sandbox.kernel import ended_with_parent
 from trainer.watch.progress import clock
 
 WIDTH = 160  # characters of a line if the output is not a terminal
-STOPPED = (130, 143)  # exit statuses after Ctrl-C and SIGTERM
+STOPPED = (129, 130, 143)  # exit statuses after the end of a terminal, Ctrl-C and SIGTERM
 SOLUTIONS = 512  # the mean length of this many solutions is measured
 
 
