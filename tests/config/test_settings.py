@@ -186,6 +186,7 @@ def test_what_stands_for_a_name_of_another_program_is_a_setting():
         "reward_model.enable": "reward.judge.url",  # reward.code.unsafe has a similar name
         "full_finetuning": "lora.enabled=false",
         "dataset_train_split": "task.split",
+        "ppo_mini_batch_size": "algorithm.minibatches, the number",  # not their size
     }.items():
         with pytest.raises(ConfigError, match=f"^{name}: there is no such setting. Write {setting}"):
             resolve("nano", None, [f"{name}=1"])
