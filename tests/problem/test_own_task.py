@@ -17,6 +17,7 @@ from trainer.problem.prompts import MARKS, answer_style
 from trainer.problem.task import evaluation_problems, make_task, normalised, training_problems
 from trainer.records import Completion, Problem, Prompt
 from trainer.reward.make import make_verifier
+from trainer.watch.measure import LENIENT, STRICT
 from trainer.watch.step_metrics import tally_groups
 from trainer.watch.tally import Tally
 
@@ -276,14 +277,15 @@ def test_every_part_of_a_mixture_judges_its_own_problems(tmp_path, monkeypatch, 
             assert (environment and environment.worth) == worth
 
 
-def test_rewards_and_accuracy_are_counted_by_part():
+@pytest.mark.parametrize(("measure", "accuracy"), [(STRICT, 0.5), (LENIENT, 1.0)])
+def test_rewards_and_accuracy_are_counted_by_part(measure, accuracy):
     config, task = made(MIX, "task.gym.size=60")
     scorer, tally = make_verifier(config, task), Tally()
     of_nano = next(problem for problem in task.train() if problem.part == "nano")
-    answers = [Completion((1,), (0.0,), text, False) for text in (f"<answer>{of_nano.gold}</answer>", "x")]
-    tally_groups(tally, [scorer.score(Prompt(of_nano, "", ()), answers)])
+    answers = [Completion((1,), (0.0,), text, False) for text in (f"<answer>{of_nano.gold}</answer>", of_nano.gold)]
+    tally_groups(tally, [scorer.score(Prompt(of_nano, "", ()), answers)], measure)
     means = tally.means(lambda sums: [sums])
-    assert (means["part/accuracy/nano"], means["part/reward/nano"]) == (0.5, 0.5)
+    assert (means["part/accuracy/nano"], means["part/reward/nano"]) == (accuracy, 0.5)
 
 
 def shipped(name):

@@ -23,7 +23,7 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure =
     for group in groups:
         tally.add("dead_groups", group.is_dead)
         if not measure.is_reward:
-            _tally_right(tally, group)
+            _tally_right(tally, group, measure)
         gold_repeats = repeats(group.prompt.problem.gold)  # such as a grid of zeros and ones
         distinct = {completion.turns or completion.text for completion in group.completions}
         tally.add("distinct", len(distinct), len(group.completions))
@@ -48,7 +48,7 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure =
             tally.add_all(f"part/reward/{part}", [reward for reward in group.rewards_G if reward is not None])
 
 
-def _tally_right(tally: Tally, group: ScoredGroup) -> None:
+def _tally_right(tally: Tally, group: ScoredGroup, measure: Measure) -> None:
     strict = [score.correct_strict for score in group.scores]
     lenient = [score.correct_lenient for score in group.scores]
     tally.add("dead_groups/wrong", group.is_dead and not any(lenient))
@@ -56,7 +56,7 @@ def _tally_right(tally: Tally, group: ScoredGroup) -> None:
     tally.add_all("accuracy/strict", strict)
     tally.add_all("accuracy/lenient", lenient)
     if part := group.prompt.problem.part:
-        tally.add_all(f"part/accuracy/{part}", strict)
+        tally.add_all(f"part/accuracy/{part}", measure.values(group.scores))
 
 
 def _tally_length(tally: Tally, group: ScoredGroup) -> None:
