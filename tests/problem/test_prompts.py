@@ -145,6 +145,7 @@ def test_a_template_file_keeps_its_braces(tokenizer, tmp_path):
 @pytest.mark.parametrize(("asked", "style"), [
     ("End with \\boxed{}.", "boxed"), ("Write <answer>42</answer>.", "tags"), ("Answer: <answer>", "alone"),
     ("Write \\boxed{}, not <answer></answer>.", "alone"),  # the task's, because it names two
+    ("End with #### 42, and not with \\boxed{}.", "alone"),
 ])  # fmt: skip
 def test_a_template_file_says_where_the_answer_stands(tokenizer, tmp_path, asked, style):
     (tmp_path / "mine.txt").write_text(f"{{question}} {asked}")

@@ -321,7 +321,7 @@ def _style(settings: PromptSettings, task: Task) -> Style:
     if "{question}" not in request:
         raise ConfigError(f"prompt.style={name}", "there is no {question} in it", "Write it where the question goes")
     asked = [style for style, mark in (("boxed", "\\boxed"), ("tags", "</answer>")) if mark in request]
-    return Style(name, request, asked[0] if len(asked) == 1 else None)
+    return Style(name, request, asked[0] if len(asked) == 1 and "####" not in request else None)
 
 
 def examples(task: Task, shots: int) -> list[Problem]:
