@@ -91,7 +91,8 @@ def test_a_resumed_run_is_the_undisturbed_run(job, tmp_path):
     (cut / "checkpoints/latest").symlink_to("step_000002")
     with (cut / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "rew')
-    assert "continuing after step 2" in train(tmp_path, "--resume", "it").stdout
+    said = train(tmp_path, "--resume", "it", "run.keep=8").stdout
+    assert ("continuing after step 2" in said, "\n  run.keep=8 (it has 9)" in said) == (True, True)
     assert (cut / ADAPTER).read_bytes() == (job[0] / ADAPTER).read_bytes()
     assert learned(cut) == learned(job[0])
     refused = train(tmp_path, "--resume", "it", "run.steps=3", status=2)
