@@ -30,7 +30,7 @@ def known_task(name: str) -> str:
     takes_part = kind.endswith(".py") or kind == "reasoning_gym"
     if part.isidentifier() if takes_part else name in BUILT_IN:
         return name
-    if name.endswith((".csv", ".json", ".jsonl", ".parquet")):
+    if name.lower().endswith((".csv", ".json", ".jsonl", ".parquet")):
         raise ValueError(f"there is no task {name}. For a table the task is records, with task.path={name}")
     known = [*BUILT_IN][:-2]
     raise ValueError(
