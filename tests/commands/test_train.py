@@ -1,10 +1,12 @@
 """What the launcher passes on to its ranks, and what it says of their end: the real one of DeepSpeed, two ranks."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -116,10 +118,16 @@ def test_a_signal_lets_the_ranks_save_before_the_command_ends(before, number, sa
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
 def test_the_status_after_a_signal_is_that_of_a_shell_also_if_the_run_ends_as_after_ctrl_c(number):
     only_rank = 'trap "exit 130" TERM; echo up; sleep 60 & wait'
+
+    def listens() -> int:  # SIGALRM is the last signal that gets a handler
+        caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1]
+        return int(caught, 16) >> (signal.SIGALRM - 1) & 1
+
     with subprocess.Popen(
         [sys.executable, "-c", RUN, "bash", "-c", only_rank], cwd=ROOT, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout.readline() == b"up\n"
+        until(listens)
         process.send_signal(number)
         assert process.wait(timeout=300) == 128 + number
 
