@@ -146,12 +146,12 @@ def test_by_keyboard_alone(browser, tmp_path):
             reached.append(page.js("there.indexOf(document.activeElement)"))
             assert page.js("getComputedStyle(document.activeElement).outlineStyle") == "solid"
         assert reached == [*range(len(reached))]
-        for name, text in {"task.name": "nano", "run.steps": "99", "name": "keys"}.items():
+        for name, text in {"task.name": "nano", "run.steps": "9999", "name": "keys"}.items():
             page.tab_to(f"[name='{name}']")
             page.js("document.activeElement.select()")
             for key in text:
                 page.press(key)
-        page.until("#train .row pre", "task.name=nano run.steps=99 run.dir=runs/keys")
+        page.until("#train .row pre", "task.name=nano run.steps=9999 run.dir=runs/keys")
         page.tab_to("[data-do=train]")
         page.press("Enter")
         until(lambda: page.text("#said"))
