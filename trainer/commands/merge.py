@@ -9,7 +9,7 @@ from trainer.plan import preflight
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = "example: octet merge runs/demo --out merged, or runs/demo/best, the best adapter of that run"
+    parser.epilog = "example: octet merge runs/demo/best --out merged. A run stands for its last adapter."
     add_model_arguments(parser)
     parser.add_argument("--adapter", type=Path, help="the adapter folder of a run (default: that of the latest run)")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")

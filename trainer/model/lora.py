@@ -164,9 +164,9 @@ def load_adapter(model: Any, folder: Path, name: str = ADAPTER, setting: str | N
             raise
         raise no_fit(reason_of(error)) from error
     loaded = peft.get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=False)
-    # a weight that PEFT has not taken, because transformers gives it another name, is still zero
-    zero = {name for name in loaded.keys() & saved.keys() if bool(loaded[name].any()) != bool(saved[name].any())}
-    if unmatched := sorted(name for name in loaded.keys() ^ saved.keys() | zero if "lora_" in name):
+    # a weight that PEFT has left out, because transformers gives it another name, is still zero
+    left_out = {name for name in loaded.keys() & saved.keys() if bool(loaded[name].any()) != bool(saved[name].any())}
+    if unmatched := sorted(name for name in loaded.keys() ^ saved.keys() | left_out if "lora_" in name):
         raise no_fit(f"{len(unmatched)} weights are in only one of them, the first of them {unmatched[0]}")
     return adapted
 

@@ -201,9 +201,11 @@ def adapter(config: Config) -> Iterator[Finding]:
 
 def answers(config: Config) -> Iterator[Finding]:
     """Warn of a mixture whose parts have several forms of answers, if nothing asks for the one that is paid."""
-    forms = sorted({part.answer_style for part in make_task(config.task).parts})
     chosen = (config.prompt.style, config.prompt.answer, config.reward.answer)
-    if len(forms) > 1 and chosen == ("chat", "auto", "strict") and not config.warmup.steps:
+    if not config.task.mix or chosen != ("chat", "auto", "strict") or config.warmup.steps:
+        return
+    forms = sorted({part.answer_style for part in make_task(config.task).parts})
+    if len(forms) > 1:
         text = f"prompt.style=chat asks for no form of answers, and parts of task.mix have {' and '.join(forms)}"
         yield Finding("warn", "prompt", text, "Leave it out, or name the form that is paid: prompt.answer=FORM.")
 

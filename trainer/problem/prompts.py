@@ -320,8 +320,9 @@ def _style(settings: PromptSettings, task: Task) -> Style:
         raise ConfigError(f"prompt.style={name}", f"it cannot be read ({error})") from None
     if "{question}" not in request:
         raise ConfigError(f"prompt.style={name}", "there is no {question} in it", "Write it where the question goes")
-    asked = [style for style, mark in (("boxed", "\\boxed"), ("tags", "</answer>")) if mark in request]
-    return Style(name, request, asked[0] if len(asked) == 1 and "####" not in request else None)
+    marks = {"####": None, "\\boxed": "boxed", "</answer>": "tags"}  # headings begin with #### as well
+    asked = [style for mark, style in marks.items() if mark in request]
+    return Style(name, request, asked[0] if len(asked) == 1 else None)
 
 
 def examples(task: Task, shots: int) -> list[Problem]:
