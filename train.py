@@ -7,20 +7,20 @@ import faulthandler
 import os
 import sys
 
-from trainer.machine.starting import naming_missing_packages
+from trainer.machine.import_guard import naming_missing_packages
 
 with naming_missing_packages():
     from trainer.config.command_line import parse_command_line
     from trainer.machine import hardware, quiet
     from trainer.machine.exits import answering_errors, leave, listen
     from trainer.plan import preflight, read_data
-    from trainer.ranks import slurm, stop_signal
+    from trainer.ranks import signal_handlers, slurm
 
 
 def main() -> None:
     faulthandler.enable(all_threads=False)  # a crash in compiled code names the line that called it
     listen()
-    stop_signal.listen()
+    signal_handlers.listen()
     slurm.adopt_ranks()
     request = parse_command_line(sys.argv[1:])
     if request.dry_run:

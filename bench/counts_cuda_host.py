@@ -179,7 +179,7 @@ def generate(work: Work, ledger: Ledger) -> None:
     import torch
     from transformers import GenerationConfig
 
-    from trainer.model.ends import causal_lm_of
+    from trainer.model.embedding_and_head import causal_lm_of
     from trainer.rollout.hf import generating
 
     with built(work) as run:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.random import Generator as Random
 
 from machine import describe
-from trainer.estimates import SIGNIFICANT, Effect, corrected, effect
+from trainer.stats import SIGNIFICANT, Effect, corrected, effect
 
 Answers = np.ndarray[Any, np.dtype[np.float64]]
 RESULTS = Path(__file__).parent / "results/coverage.json"

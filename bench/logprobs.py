@@ -84,7 +84,7 @@ def measure(way: str, tokens: int) -> dict[str, float]:
 def one_pass(way: str, layer: Any, hidden_NH: Any, targets_N: Any) -> float:
     """Forward and backward; the mean log-prob."""
     from trainer.loss.logprobs import Output
-    from trainer.model.ends import Head
+    from trainer.model.embedding_and_head import Head
 
     if way == "chunked":
         logprobs_N, _ = Output(Head(layer), temperature=1.0)(hidden_NH, targets_N)

@@ -10,9 +10,9 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from trainer.config.read_yaml import read_yaml
-from trainer.estimates import FOUND, mcnemar
 from trainer.reports.study import BETTER, CANNOT_TELL, WORSE
 from trainer.reports.study_page import drawings, sentences, tables
+from trainer.stats import FOUND, mcnemar
 
 LEAST, MOST = 0.93, 0.97  # shares of studies near the 95 % that are claimed
 POINTS = 17  # of accuracy for a logit, at 50 % and with the spread of difficulties in bench/coverage.py

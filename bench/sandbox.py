@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from trainer.machine import threads  # noqa: E402  the checkout, installed or not
-from trainer.sandbox.kernel import Limits  # noqa: E402
+from trainer.sandbox.confine import Limits  # noqa: E402
 from trainer.sandbox.pool import Sandbox  # noqa: E402
 
 RESULTS = ROOT / "bench/results/sandbox.json"

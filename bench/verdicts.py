@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.study import BASE
-from trainer.estimates import SIGNIFICANT, corrected, effect
 from trainer.reports.study import BETTER, CANNOT_TELL, WORSE
+from trainer.stats import SIGNIFICANT, corrected, effect
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = 3

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.settings import Config, is_section, sections
+from trainer.config.train_options import PRESETS, RECIPES, names_in
 
 HEAD = f"""# Configuration
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.conftest import group
 from trainer import advantage
-from trainer.config.arguments import PRESETS, names_in
 from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm
+from trainer.config.train_options import PRESETS, names_in
 from trainer.problem.word_problems import NanoTask
 from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward.make import make_verifier

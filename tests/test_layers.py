@@ -8,7 +8,7 @@ import sys
 from scripts.count import arrows, imported_by
 from tests.conftest import ROOT, launch
 
-FLOORS = [["errors", "records"], ["machine", "answers", "policy", "estimates", "sandbox"], ["config", "ranks"]]
+FLOORS = [["errors", "records"], ["machine", "answers", "policy", "stats", "sandbox"], ["config", "ranks"]]
 FLOORS += [["model", "problem", "watch", "advantage"], ["reward", "batch", "run_folder"], ["plan", "loss", "reports"]]
 FLOORS += [["rollout"], ["step", "evaluation"], ["loop", "export"], ["run"], ["commands"]]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -17,7 +17,7 @@ IMPORTS = {".".join(path.relative_to(ROOT).with_suffix("").parts): {*imported_by
 HEAVY = ("torch", "numpy", "transformers", "deepspeed", "peft", "bitsandbytes", "datasets", "sympy", "math_verify")
 HEAVY += ("tensorboard",)
 LIGHT = ["errors", "records", "machine", "answers", "sandbox", "config", "ranks", "problem", "reward", "plan"]
-LIGHT += ["advantage", "policy", "commands", "reports", "estimates", "model.hub", "model.shapes", "model.families"]
+LIGHT += ["advantage", "policy", "commands", "reports", "stats", "model.hub", "model.shapes", "model.families"]
 NEEDS_TORCH = ["machine.out_of_memory", "plan.torch_probe", "ranks.distributed", "ranks.stopping"]
 NEEDS_TORCH += ["ranks.stores", "ranks.watchdog"]
 ONLY_IN = {"deepspeed": ("trainer.step", "trainer.plan.torch_probe"), "peft": ("trainer.model",)}
@@ -66,14 +66,14 @@ PLAIN = ("machine.", "ranks.", "model.", "rollout.", "run_folder.", "sandbox.") 
 
 
 def test_what_is_printed_is_made_visible_first():
-    """A module prints through machine/visible.py and machine/console.py, so no text acts on a terminal."""
+    """A module prints through machine/safe_text.py and machine/console.py, so no text acts on a terminal."""
     wrong = []
     for path, (module, imports) in zip(MODULES, IMPORTS.items()):
         if module.removeprefix("trainer.").startswith((*PROTOCOLS, *PLAIN)):
             continue
         calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         names = {call.id for call in calls if isinstance(call, ast.Name)}
-        for name in ("visible.print", "console.Console"):
+        for name in ("safe_text.print", "console.Console"):
             if name.partition(".")[2] in names and f"trainer.machine.{name}" not in imports:
                 wrong.append((module, name))
     assert wrong == []

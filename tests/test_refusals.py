@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT, octet
-from trainer.config import rules
+from trainer.config import conflicts
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
 
@@ -60,7 +60,7 @@ def test_a_command_that_is_refused_says_why(row, tmp_path, monkeypatch):
     assert {name for name in left if not name.startswith("__pycache__")} == {*row.get("files", [])}
 
 
-@pytest.mark.parametrize(("key", "reason"), [(key, reason.partition("{")[0]) for key, _, reason, _ in rules.RULES])
+@pytest.mark.parametrize(("key", "reason"), [(key, reason.partition("{")[0]) for key, _, reason, _ in conflicts.RULES])
 def test_each_rule_about_several_settings_refuses_something(key, reason):
     assert any(row["key"] == key and f": {reason}" in row["says"] for row in SETTINGS)
 

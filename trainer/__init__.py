@@ -20,10 +20,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 _PLACES = {
     "Config": "trainer.config.settings",
     "OctetError": "trainer.errors",
-    "OpenEnv": "trainer.problem.adapters",
-    "Verifiers": "trainer.problem.adapters",
+    "OpenEnv": "trainer.problem.foreign_environments",
+    "Verifiers": "trainer.problem.foreign_environments",
     "resolve": "trainer.config.command_line",
-    "train": "trainer.run.python",
+    "train": "trainer.run.python_api",
 }
 
 

@@ -1,8 +1,8 @@
 from trainer.config.command_line import resolve as resolve
 from trainer.config.settings import Config as Config
 from trainer.errors import OctetError as OctetError
-from trainer.problem.adapters import OpenEnv as OpenEnv
-from trainer.problem.adapters import Verifiers as Verifiers
-from trainer.run.python import train as train
+from trainer.problem.foreign_environments import OpenEnv as OpenEnv
+from trainer.problem.foreign_environments import Verifiers as Verifiers
+from trainer.run.python_api import train as train
 
 __version__: str

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainer.answers import choice, compare, equation, find, notation, phrase, strip_thinking, symbolic, words
+from trainer.answers import choice, compare, equation, find, grammar, notation, phrase, strip_thinking, symbolic
 from trainer.answers import number as number_module
 from trainer.answers.compare import equal
 from trainer.answers.find import STYLES, lenient, strict
@@ -295,7 +295,7 @@ def test_hostile_answers_are_compared_in_time(name: str) -> None:
     assert is_in_time(compare)
 
 
-MODULES = (choice, compare, equation, find, notation, number_module, phrase, strip_thinking, symbolic, words)
+MODULES = (choice, compare, equation, find, notation, number_module, phrase, strip_thinking, symbolic, grammar)
 PATTERNS = {
     f"{module.__name__}.{name}": pattern
     for module in MODULES

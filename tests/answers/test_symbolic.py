@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, is_running, until
-from trainer.answers.children import Child, Died
+from trainer.answers.child_process import Child, Died
 from trainer.answers.symbolic import Symbolic, is_worth_asking
 
 HANGS = None  # a request to `doubling` that is never answered
@@ -174,7 +174,7 @@ def test_a_process_ends_with_its_child_object() -> None:
 
 PARENT = """
 import sys, threading, time
-from trainer.answers.children import Child
+from trainer.answers.child_process import Child
 child = Child("tests.answers.doubling:answerer", deadline_s=1.0)
 child.ask(3)
 print(child._process.pid, flush=True)

@@ -12,7 +12,7 @@ import torch
 from tests.conftest import NANO, launch, lines_of, said_by
 from tests.forks import forked
 from tests.rollout.test_decoder import move_adapter
-from trainer.commands.options import must_be_writable
+from trainer.commands.shared_options import must_be_writable
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
 from trainer.model import merge

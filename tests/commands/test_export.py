@@ -11,8 +11,8 @@ from trainer.commands import push
 from trainer.commands.export import OF_LLAMA_CPP, best_of
 from trainer.config.command_line import resolve
 from trainer.model.merge import write_merged
+from trainer.run_folder.model_source import Source
 from trainer.run_folder.reader import read_run
-from trainer.run_folder.source import Source
 
 EVALUATED = {"step": 9, "eval/accuracy": 0.5, "eval/low": 0.4, "eval/high": 0.6, "eval/problems": 64}
 RUN = {"config.yaml": config_of(), "adapter/adapter_config.json": "{}", "metrics.jsonl": EVALUATED}

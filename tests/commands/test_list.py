@@ -10,8 +10,8 @@ from tests.commands.test_compare import run_in
 from tests.conftest import said_by
 from trainer.commands import eval as evaluation
 from trainer.commands.main import parser_of
-from trainer.commands.options import fill_in_run
-from trainer.config.arguments import PRESETS, RECIPES, names_in
+from trainer.commands.shared_options import fill_in_run
+from trainer.config.train_options import PRESETS, RECIPES, names_in
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import yaml
 
 from tests.conftest import ROOT, lines_of, refuses
 from tests.e2e.short_job import train
-from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.command_line import full_names, resolve
 from trainer.config.settings import fields
+from trainer.config.train_options import PRESETS, RECIPES, names_in
 
 NAMES = names_in(RECIPES)
 # Decided by the card: a preset's business.

@@ -56,9 +56,9 @@ from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.server import VllmServerSampler
 from trainer.run_folder import checkpoints, previous_run
 from trainer.run_folder.journal import Journal, read_records
+from trainer.run_folder.model_source import Source
 from trainer.run_folder.provenance import Provenance
 from trainer.run_folder.run_log import Logs
-from trainer.run_folder.source import Source
 
 LARGE = 100_000
 LONGEST_S = 10.0

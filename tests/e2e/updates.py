@@ -21,7 +21,7 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.loss.objectives import Coefficient
 from trainer.machine import quiet
-from trainer.model.ends import causal_lm_of
+from trainer.model.embedding_and_head import causal_lm_of
 from trainer.model.load import load_model
 from trainer.model.lora import add_adapter, add_teacher
 from trainer.ranks import distributed

@@ -10,7 +10,6 @@ from tests.conftest import refuses
 from trainer.config.command_line import resolve
 from trainer.config.settings import Reward
 from trainer.errors import MergeError
-from trainer.estimates import pass_at, wilson
 from trainer.evaluation import best, results
 from trainer.evaluation.evaluate import Evaluation, Outcome, Sampled, evaluate, keep_base, kept_base, majority
 from trainer.evaluation.merge_check import agreement
@@ -22,6 +21,7 @@ from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
 from trainer.run.assemble import evaluate_model
 from trainer.run.farewell import of_samples
+from trainer.stats import pass_at, wilson
 from trainer.watch.measure import LENIENT, STRICT
 from trainer.watch.progress import Progress
 

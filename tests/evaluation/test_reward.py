@@ -14,7 +14,6 @@ from tests.evaluation.test_evaluate import Echo, outcome, prompts
 from trainer.config.command_line import resolve
 from trainer.config.settings import Reward
 from trainer.errors import RewardError
-from trainer.estimates import Share, mean_of, wilson
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, evaluate
@@ -23,6 +22,7 @@ from trainer.reports.report import ranked
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
 from trainer.run_folder.reader import read_run
+from trainer.stats import Share, mean_of, wilson
 from trainer.watch.alarms import diagnose
 from trainer.watch.history import History
 from trainer.watch.measure import LENIENT, REWARD, STRICT, chosen, number

@@ -10,7 +10,7 @@ from trainer.batch.pack import to_tensors
 from trainer.errors import ModelError
 from trainer.loss import logprobs
 from trainer.loss.logprobs import LogProbs, Output
-from trainer.model.ends import Head
+from trainer.model.embedding_and_head import Head
 
 ROWS = [row(4, 6, 1.0), row(9, 2, -1.0, first=50), row(2, 5, 0.5, first=33)]
 SPECIAL = ("gemma4", "cohere", "granite")  # whose logits are capped, scaled and divided

@@ -13,7 +13,7 @@ from tests.conftest import ROOT, ran
 from trainer.errors import RewardError
 from trainer.machine import user_code
 from trainer.machine.exits import answering_errors, finishing, handling
-from trainer.machine.visible import without_keys
+from trainer.machine.safe_text import without_keys
 from trainer.ranks import slurm
 
 DELETED = """
@@ -83,7 +83,7 @@ main([sys.argv[1].rpartition(".")[2], "--preset", "nano"])
 """
 PRINTS = """
 from trainer.machine.exits import answering_errors
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 raise SystemExit(answering_errors(lambda: print("\u2713\u2717\u2581\u6f22")))
 """
 DOCTOR = "from trainer.commands.main import main; main(['doctor', '--preset', 'nano'])"

@@ -11,8 +11,8 @@ from tests.rollout.test_decoder import family, move_adapter
 from trainer.config.settings import Lora, Optim
 from trainer.errors import CheckpointError
 from trainer.model import lora
+from trainer.model.fast_lora import LowRank, use_own
 from trainer.model.load import resolve_dtype
-from trainer.model.low_rank import LowRank, use_own
 from trainer.step.optimizer import schedule
 
 

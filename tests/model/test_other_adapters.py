@@ -19,7 +19,7 @@ from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError, MergeError, ModelError
 from trainer.model import hub, lora, merge
 from trainer.plan import downloads
-from trainer.run_folder.source import Source
+from trainer.run_folder.model_source import Source
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9]])
 PATTERNS = {"rank_pattern": {"q_proj": 4, "layers.1.self_attn.v_proj": 2}, "alpha_pattern": {"q_proj": 32}}

@@ -25,7 +25,7 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Lora
 from trainer.errors import ModelError
 from trainer.model import lora, merge, quantised
-from trainer.model.low_rank import use_own
+from trainer.model.fast_lora import use_own
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler

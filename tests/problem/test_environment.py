@@ -19,8 +19,8 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import PromptSettings, TaskSettings
 from trainer.errors import DataError
 from trainer.machine import user_code
-from trainer.problem.adapters import OpenEnv, Verifiers
 from trainer.problem.environment import Environments, environments_of
+from trainer.problem.foreign_environments import OpenEnv, Verifiers
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
 from trainer.problem.word_problems import NanoTask

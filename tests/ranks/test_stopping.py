@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from trainer.errors import Interrupted
-from trainer.ranks import stop_signal, stopping
+from trainer.ranks import signal_handlers, stopping
 
 
 @pytest.fixture(autouse=True)
 def quiet_before(monkeypatch):
-    monkeypatch.setattr(stop_signal, "received", stop_signal.StopSignal())
+    monkeypatch.setattr(signal_handlers, "received", signal_handlers.StopSignal())
     for name in ("SLURM_JOB_ID", "SLURM_JOB_END_TIME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -22,7 +22,7 @@ def quiet_before(monkeypatch):
 def signalled():
     before = signal.getsignal(signal.SIGUSR1)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # as the launcher leaves it
-    stop_signal.listen()
+    signal_handlers.listen()
     yield lambda: signal.raise_signal(signal.SIGUSR1)  # in this thread, and not in one of torch
     signal.signal(signal.SIGUSR1, before)
 
@@ -34,15 +34,15 @@ def ends_in(seconds: float, monkeypatch) -> stopping.Stopping:
 
 def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not(capfd):
     run = stopping.Stopping()
-    with stop_signal.ctrl_c_waits_for_the_step():
+    with signal_handlers.ctrl_c_waits_for_the_step():
         signal.raise_signal(signal.SIGINT)
         assert run.is_due()
         with pytest.raises(KeyboardInterrupt):
             run.stop(7)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert capfd.readouterr().err == stop_signal.AFTER_THIS_STEP  # once
-    with stop_signal.ctrl_c_waits_for_the_step():  # of another run in this process
+    assert capfd.readouterr().err == signal_handlers.AFTER_THIS_STEP  # once
+    with signal_handlers.ctrl_c_waits_for_the_step():  # of another run in this process
         assert not run.is_due()
     with pytest.raises(KeyboardInterrupt):  # outside of a run
         signal.raise_signal(signal.SIGINT)
@@ -51,7 +51,7 @@ def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not(capfd):
 def test_ctrl_c_ends_an_evaluation_at_once():
     run = stopping.Stopping()
     run.is_due()
-    with stop_signal.ctrl_c_waits_for_the_step(), pytest.raises(KeyboardInterrupt), run.evaluating(1):
+    with signal_handlers.ctrl_c_waits_for_the_step(), pytest.raises(KeyboardInterrupt), run.evaluating(1):
         signal.raise_signal(signal.SIGINT)
 
 
@@ -128,9 +128,9 @@ def test_there_has_to_be_time_for_the_evaluation_of_the_merged_model(monkeypatch
 def test_a_signal_that_was_held_back_is_not_lost(signalled):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     signalled()
-    assert not stop_signal.received.reason
-    stop_signal.listen()
-    assert stop_signal.received.reason
+    assert not signal_handlers.received.reason
+    signal_handlers.listen()
+    assert signal_handlers.received.reason
 
 
 def test_an_evaluation_is_ended_in_the_middle_and_once(signalled):

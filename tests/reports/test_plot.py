@@ -11,7 +11,7 @@ from tests.reports.conftest import configure
 from trainer.config.command_line import resolve
 from trainer.reports.chart import COLOURS, MOST_POINTS, Chart, Curve, Value, smoothed, svg, thinned
 from trainer.reports.curves import charts_of, groups_of
-from trainer.reports.repeat import commands
+from trainer.reports.rerun import commands
 from trainer.run_folder.reader import read_run
 
 

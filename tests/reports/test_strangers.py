@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import said_by, write_lines
 from tests.reports.conftest import EVIL, configure
 from trainer.errors import DataError
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 from trainer.reports import report
 from trainer.run_folder.reader import read_run
 

@@ -21,7 +21,7 @@ from trainer.problem.task import make_task
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, Score, ScoredGroup, TrainingRow, Turn
 from trainer.reward.make import make_verifier
-from trainer.rollout import draw, self_training
+from trainer.rollout import draw_tokens, self_training
 from trainer.rollout.collect import Rollouts, Sampler, collect, refill
 from trainer.watch.tally import Tally
 
@@ -104,7 +104,7 @@ class Drawing(Sampler):
     def sample(self, prompts, sampling):
         self.seeds.append(sampling.seed)
         for index, prompt in enumerate(prompts):
-            rng = random.Random(draw._name(sampling, prompt))
+            rng = random.Random(draw_tokens._name(sampling, prompt))
             yield index, [self.answer(rng, prompt.problem.gold) for _ in range(sampling.group)]
 
     def answer(self, rng, gold):

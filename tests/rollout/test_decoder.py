@@ -20,10 +20,10 @@ from tests.conftest import refuses
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora, Model, Rollout
 from trainer.loss.logprobs import LogProbs
-from trainer.model.ends import causal_lm_of
+from trainer.model.embedding_and_head import causal_lm_of
 from trainer.model.load import load_tokenizer, needs_repeated_keys, stop_tokens
 from trainer.model.lora import add_adapter, add_teacher, save_adapter
-from trainer.model.trained import Snapshot
+from trainer.model.trained_weights import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import rows, weights
 from trainer.rollout.decoder.cuda_graphs import rounded
@@ -35,7 +35,7 @@ from trainer.rollout.decoder.rows import STEPS_PER_CHECK
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.decoder.schedule import Scheduler
 from trainer.rollout.decoder.weights import Projection
-from trainer.rollout.draw import BLOCK, LARGE, draw
+from trainer.rollout.draw_tokens import BLOCK, LARGE, draw
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
 from trainer.rollout.turns import Stops, TurnTaking

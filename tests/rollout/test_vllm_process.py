@@ -21,7 +21,7 @@ from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
-from trainer.machine.shipped import pip_install
+from trainer.machine.installed_files import pip_install
 from trainer.model.load import load_tokenizer
 from trainer.model.shapes import shape_of
 from trainer.plan import memory_check, planner

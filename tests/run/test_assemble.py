@@ -10,7 +10,7 @@ from trainer.problem.task import make_task
 from trainer.rollout.collect import StaticPolicy
 from trainer.run.assemble import make_samplers, sampling_context
 from trainer.run.data import prompter_of
-from trainer.run.python import train
+from trainer.run.python_api import train
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from trainer.problem.task import make_task
 from trainer.records import Problem, Sampling
 from trainer.run import chat
 from trainer.run.data import prompter_of
-from trainer.run_folder.source import Source
+from trainer.run_folder.model_source import Source
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=1", "eval.problems=4"]
 

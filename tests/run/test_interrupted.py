@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import launch, learned
 from tests.e2e.interrupted import RUNS
 from tests.forks import forked
-from trainer.ranks import stop_signal
+from trainer.ranks import signal_handlers
 
 STOPPED = "octet: stopped after step {}, which is saved: SIGUSR1 was received."
 IN_THE_EVALUATION = "octet: stopped in the evaluation after step {}, which is saved: SIGUSR1 was received."
@@ -63,7 +63,7 @@ def test_a_checkpoint_is_finished_before_a_signal_ends_the_run(runs):
 
 def test_ctrl_c_finishes_the_step_and_saves_it(runs):
     first = runs[1]["Ctrl-C"][0][1]
-    going = stop_signal.AFTER_THIS_STEP
+    going = signal_handlers.AFTER_THIS_STEP
     saved = f"octet: stopped. --resume {runs[0] / 'Ctrl-C'} continues after step 1, "
     assert first.index(going) < first.index("\n1/2  rollout") < first.index(saved)
     assert saved.replace("step 1", "step 2") in runs[1]["Ctrl-C"][2][1]  # all that is left is the end

@@ -16,7 +16,7 @@ from tests.conftest import ROOT, launch, learned, lines_of, until
 from tests.e2e.short_job import ADAPTER
 from tests.e2e.vllm_double import VllmDouble
 from tests.forks import forked
-from trainer.ranks import stop_signal
+from trainer.ranks import signal_handlers
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24"]
 FEW += ["eval.problems=16", "run.save_every=2"]
@@ -127,7 +127,7 @@ def test_a_stopped_run_says_how_to_go_on_and_a_second_one_cannot_disturb_it(tmp_
     said, complained = first.communicate(timeout=240)
     assert first.returncode == 130
     assert "run.dir=it: another run is writing to it." in second.stderr
-    assert complained.startswith(stop_signal.AFTER_THIS_STEP)
+    assert complained.startswith(signal_handlers.AFTER_THIS_STEP)
     steps = len(lines_of(tmp_path / "it/metrics.jsonl"))
     assert f"octet: stopped. --resume it continues after step {steps}" in complained
     assert "Traceback" not in said + complained

@@ -19,7 +19,7 @@ from trainer.model.load import load_tokenizer
 from trainer.reward.programs import refuse_unheld
 from trainer.rollout.agents.sampler import Agents
 from trainer.run_folder import lock
-from trainer.sandbox.kernel import Held
+from trainer.sandbox.confine import Held
 
 FEW = ["rollout.problems=2", "rollout.group_size=2", "rollout.max_new_tokens=16", "eval.problems=4", "run.merge=false"]
 OWN = ["task.name=records", "task.path=mine.csv", "task.holdout=0.4", "reward.custom=mine.py:brief"]

@@ -13,7 +13,7 @@ from tests.conftest import NANO, ROOT, lines_of, write_lines
 from tests.e2e.short_job import octet, train
 from trainer.config.command_line import resolve
 from trainer.machine import disk, hardware
-from trainer.run import replay
+from trainer.run import repeat_steps
 from trainer.run_folder import lock
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "run.steps=3", "run.save_every=2"]
@@ -69,7 +69,7 @@ def repeats_the_first_step(run: Path, folder: Path) -> None:
 
 def test_answers_that_are_missing_are_a_difference(recorded, again):
     write_lines(again / "it/samples.jsonl", lines_of(again / "it/samples.jsonl")[:5])
-    found = list(replay._differences(again / "it", recorded / "it", 2))
+    found = list(repeat_steps._differences(again / "it", recorded / "it", 2))
     assert found == ["step 1: samples.jsonl has 8 answers, and had 5", "step 2: samples.jsonl has 8 answers, and had 0"]
 
 
@@ -78,9 +78,9 @@ def test_only_answers_that_both_runs_have_logged_are_compared(recorded, again):
     samples = lines_of(again / "it/samples.jsonl")
     other = [one | {"problem": "other"} if at % 8 > 3 else one for at, one in enumerate(samples)]
     write_lines(again / "it/samples.jsonl", other)
-    assert list(replay._differences(again / "it", recorded / "it", 2)) == []
+    assert list(repeat_steps._differences(again / "it", recorded / "it", 2)) == []
     write_lines(again / "it/samples.jsonl", [one | {"completion": "1"} for one in other])
-    assert len(list(replay._differences(again / "it", recorded / "it", 2))) == 8
+    assert len(list(repeat_steps._differences(again / "it", recorded / "it", 2))) == 8
 
 
 def test_another_number_of_threads_is_the_cause(recorded):
@@ -96,7 +96,7 @@ def test_an_earlier_record_without_the_processor_has_the_same_device(tmp_path, m
     (tmp_path / "it/machine.json").write_text(json.dumps({"device": "CPU with AVX2"}))
     lock.write_machine(tmp_path, resolve("nano"))
     assert json.loads((tmp_path / "machine.json").read_text())["processor"] == hardware.processor()
-    assert [*replay._surroundings(tmp_path / "it", tmp_path)] == []
+    assert [*repeat_steps._surroundings(tmp_path / "it", tmp_path)] == []
 
 
 def test_a_file_in_the_run_folder_is_the_same_from_the_scratch_folder(tmp_path):
@@ -106,7 +106,7 @@ def test_a_file_in_the_run_folder_is_the_same_from_the_scratch_folder(tmp_path):
     for folder, facts in (("it", before), ("scratch", now)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "machine.json").write_text(json.dumps(facts))
-    found = list(replay._surroundings(tmp_path / "it", tmp_path / "scratch"))
+    found = list(repeat_steps._surroundings(tmp_path / "it", tmp_path / "scratch"))
     assert found == ["threads: 2; the run had 1", "checksum of score.py: 9; the run had 8"]
 
 
@@ -167,13 +167,13 @@ def test_other_weights_of_the_base_are_the_cause(again):
 
 
 def test_a_tensor_that_differs_is_named(recorded, again):
-    path = again / "it" / replay.ADAPTER.format(2)
+    path = again / "it" / repeat_steps.ADAPTER.format(2)
     tensors = load_file(path)
     name = sorted(tensors)[-1]
     save_file(tensors | {name: torch.nextafter(tensors[name], tensors[name] + 1)}, path)
-    (difference,) = replay._differences(recorded / "it", again / "it", 2)
+    (difference,) = repeat_steps._differences(recorded / "it", again / "it", 2)
     assert difference.startswith(f"after step 2: {name} differs by up to ")
     del tensors[name]
     save_file(tensors, path)
-    (difference,) = replay._differences(recorded / "it", again / "it", 2)
+    (difference,) = repeat_steps._differences(recorded / "it", again / "it", 2)
     assert difference == f"after step 2: {name} is in one of the two adapters only"

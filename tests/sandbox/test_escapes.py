@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import ROOT, until
 from tests.sandbox.escapes import ESCAPES, FORGERIES, NUMBERS, PRELUDE, TESTS
 from tests.sandbox.lacking import python_without
-from trainer.sandbox.kernel import FOLDER, Limits
+from trainer.sandbox.confine import FOLDER, Limits
 from trainer.sandbox.pool import Sandbox
 
 SECRET = "the canary sings"

@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import is_running, program, ran, until
 from tests.sandbox.lacking import python_without
 from trainer.sandbox import syscalls
-from trainer.sandbox.kernel import FOLDER, Limits
+from trainer.sandbox.confine import FOLDER, Limits
 from trainer.sandbox.pool import Assertions, Sandbox
 
 LIMITS = Limits(seconds=20, output_kb=1, file_mb=1)
@@ -70,7 +70,7 @@ def test_threads_run_where_they_can_be_counted(sandbox):
     """An executor that is not shut down ends with its program."""
     source = "from concurrent import futures; futures.ThreadPoolExecutor().submit(print, 'in a thread')"
     assert (sandbox.run(source, b"").output == b"in a thread\n") is sandbox.held.counted
-    inside = f"from trainer.sandbox.inside import run_program; run_program({source!r})"
+    inside = f"from trainer.sandbox.run_program import run_program; run_program({source!r})"
     assert ran(sys.executable, "-c", inside, timeout=300).stdout == "in a thread\n"
 
 

@@ -14,7 +14,7 @@ from tests.conftest import ROOT, program, ran
 from tests.slurm.conftest import SMALL, Job
 from trainer.commands import slurm
 from trainer.config.command_line import resolve
-from trainer.machine.shipped import in_a_process
+from trainer.machine.installed_files import in_a_process
 
 JOBS = sorted((ROOT / "slurm").glob("*.sbatch"))
 SCRIPTS = [*JOBS, ROOT / "slurm/site.env.example", ROOT / "run_deepspeed.sh", ROOT / ".ci/run"]

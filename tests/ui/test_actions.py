@@ -14,7 +14,7 @@ from tests.ui.conftest import asking, does, serving
 from trainer.commands.page.actions import ACTIONS
 from trainer.commands.page.runs import Runs, held, shown
 from trainer.commands.page.views import waiting
-from trainer.machine.shipped import octet_here
+from trainer.machine.installed_files import octet_here
 
 NANO = {"--preset": "nano", "task.name": "nano"}
 

@@ -2,8 +2,8 @@
 
 import re
 
+from trainer.answers.grammar import ANOTHER
 from trainer.answers.notation import DECORATION, clean
-from trainer.answers.words import ANOTHER
 
 LETTERS = "ABCDEFGHIJ"
 _BLANK_LINE = re.compile(rf"(?i)\n[ \t\r]*\n(?!\s*(?:{ANOTHER})\b)")  # an explanation may follow

@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 from trainer.answers.choice import LETTER, LETTERS, choice_letter, closing_choice, named_choice, named_letters
 from trainer.answers.compare import equal
+from trainer.answers.grammar import ANOTHER, CORRECTING, HEDGING, SCALES, in_digits
 from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import is_plain, number
 from trainer.answers.phrase import CORRECTION, DIGIT, TURNED, last_number, offered, states, tidy
 from trainer.answers.strip_thinking import after_thinking
-from trainer.answers.words import ANOTHER, CORRECTING, HEDGING, SCALES, in_digits
 
 MOST_TRIES = 8  # earlier marks to read if the last ones are empty
 NEAR = 40  # characters before a mark in which a word may deny it

@@ -2,7 +2,7 @@ r"""Read the number that a phrase offers as its answer: 18 in `#### She has 18 e
 
 First drop what is not the answer: working (`3 * 6 =`), numbers that are denied (`not 20`), and numbers in a harmless
 context (`in 3 days`). The rest is an answer if it has a single number, in whatever notation, if the working (`6 x 3`)
-has the same result, and if the words around the number state it (`words.py`): `hardly 18` offers nothing.
+has the same result, and if the words around the number state it (`grammar.py`): `hardly 18` offers nothing.
 """
 
 import re
@@ -10,9 +10,9 @@ from fractions import Fraction
 from functools import lru_cache
 
 from trainer.answers.compare import ORDINAL
+from trainer.answers.grammar import CORRECTING, REASON, TEXT, fits, in_digits, is_statement, kind, unit, unit_kind
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
 from trainer.answers.number import CURRENCY, DECIMAL, number, worked_out
-from trainer.answers.words import CORRECTING, REASON, TEXT, fits, in_digits, is_statement, kind, unit, unit_kind
 
 WINDOW = 200  # characters before the last digit in which the last number begins
 _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?

@@ -2,8 +2,8 @@
 
 math-verify may compute forever on what a model wrote (`99999999!`). Its own time limit is a signal handler, which only
 the main thread may set, and whose exception any `except Exception` may swallow. It therefore runs in a child process
-(`children.py`), which is killed at the deadline. Only its LaTeX parser is used, because its other parser calls Python's
-`eval`.
+(`child_process.py`), which is killed at the deadline. Only its LaTeX parser is used, because its other parser calls
+Python's `eval`.
 """
 
 import importlib.util
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from trainer.answers import compare, notation, number
-from trainer.answers.children import Child, Died
-from trainer.answers.words import kind, unit
+from trainer.answers.child_process import Child, Died
+from trainer.answers.grammar import kind, unit
 from trainer.errors import ConfigError
 
 DECIMALS = 12  # that have to agree with an irrational number: 1.414214 does not equal the square root of two

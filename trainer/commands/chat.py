@@ -5,12 +5,12 @@ from argparse import ArgumentParser, Namespace
 from math import inf
 
 from trainer.commands.eval import NO_SERVERS
-from trainer.commands.options import add_overrides, add_run
+from trainer.commands.shared_options import add_overrides, add_run
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
 from trainer.plan import downloads, preflight
+from trainer.run_folder.model_source import Source
 from trainer.run_folder.reader import read_run
-from trainer.run_folder.source import Source
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.text import Text
 
-from trainer.commands.options import add_settings_of_a_run
+from trainer.commands.shared_options import add_settings_of_a_run
 from trainer.config import ds_config
 from trainer.config.command_line import choose_preset, resolve
 from trainer.config.settings import RUNS, Config, Model, TaskSettings
@@ -31,14 +31,14 @@ from trainer.errors import Finding, OctetError, counted
 from trainer.machine import hardware
 from trainer.machine.console import Console
 from trainer.machine.disk import amount
-from trainer.machine.shipped import CHECKOUT, CONSTRAINTS, IS_INSTALLED, in_a_process
-from trainer.machine.visible import print
+from trainer.machine.installed_files import CHECKOUT, CONSTRAINTS, IS_INSTALLED, in_a_process
+from trainer.machine.safe_text import print
 from trainer.model import hub
 from trainer.plan import downloads, memory_check, preflight
-from trainer.problem import sheet
+from trainer.problem import datasheet
 from trainer.problem.task import make_task
 from trainer.reward import make
-from trainer.sandbox.kernel import Limits
+from trainer.sandbox.confine import Limits
 from trainer.sandbox.pool import Sandbox
 
 REQUIRED = ["torch", "deepspeed", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "tensorboard"]
@@ -210,7 +210,7 @@ def data(settings: TaskSettings) -> Finding:
         place = f"in the cache, {downloads.data_cache()}" if all(cached) else "on the hub, which answers"
         return Finding("note", "data", f"{settings.name}: {place}")
     if settings.own_data:
-        return sheet.finding(settings)
+        return datasheet.finding(settings)
     return Finding("note", "data", f"{settings.name}: on this machine")
 
 

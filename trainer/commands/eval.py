@@ -9,16 +9,16 @@ from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path
 
-from trainer.commands.options import TASKS, add_overrides, latest, must_be_writable, positive
+from trainer.commands.shared_options import TASKS, add_overrides, latest, must_be_writable, positive
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import RUNS, Config, Model
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import quiet
-from trainer.machine.visible import print, visible
+from trainer.machine.safe_text import print, visible
 from trainer.plan import downloads, preflight
 from trainer.plan.read_data import read_held_out
 from trainer.records import Draws
-from trainer.run_folder.source import Source
+from trainer.run_folder.model_source import Source
 
 SAMPLE_TEMPERATURE = 0.7
 # The servers of a run may no longer exist. Others can be named on the command line.

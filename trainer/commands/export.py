@@ -6,14 +6,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainer.commands.eval import add_model_arguments, names_a_model, settings_for
-from trainer.commands.options import add_run, must_be_empty
+from trainer.commands.shared_options import add_run, must_be_empty
 from trainer.errors import CheckpointError, ConfigError
 from trainer.export import FORMATS
-from trainer.machine.shipped import pip_install
-from trainer.machine.visible import print
+from trainer.machine.installed_files import pip_install
+from trainer.machine.safe_text import print
 from trainer.plan import preflight
+from trainer.run_folder.model_source import Source
 from trainer.run_folder.reader import as_written, facts_of, read_run
-from trainer.run_folder.source import Source
 
 OF_LLAMA_CPP = ("q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")  # written by llama.cpp
 

@@ -17,14 +17,14 @@ from pathlib import Path
 from huggingface_hub import constants, snapshot_download
 
 import trainer
-from trainer.commands.options import add_settings_of_a_run, words_of, writing
+from trainer.commands.shared_options import add_settings_of_a_run, words_of, writing
 from trainer.config.command_line import choose_preset, resolve
 from trainer.config.settings import Model, TaskSettings
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.machine import disk, hardware, manifest
 from trainer.machine.disk import amount
-from trainer.machine.shipped import CONSTRAINTS, IS_INSTALLED, ROOT
-from trainer.machine.visible import print
+from trainer.machine.installed_files import CONSTRAINTS, IS_INSTALLED, ROOT
+from trainer.machine.safe_text import print
 from trainer.model import hub
 from trainer.plan import preflight
 from trainer.problem.task import make_task

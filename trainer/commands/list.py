@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainer.commands.compare import WIDTH
-from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.settings import RUNS
+from trainer.config.train_options import PRESETS, RECIPES, names_in
 from trainer.errors import ConfigError, DataError
 from trainer.machine.console import Console, table
 from trainer.reports.report import ends_of

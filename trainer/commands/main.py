@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import trainer
-from trainer.machine.starting import naming_missing_packages
+from trainer.machine.import_guard import naming_missing_packages
 
 with naming_missing_packages():
     from argparse import ArgumentParser, Namespace
 
-    from trainer.config.arguments import Parser, argument_parser
     from trainer.config.nearest_name import did_you_mean
+    from trainer.config.train_options import Parser, argument_parser
     from trainer.machine import hardware
     from trainer.machine.exits import answering_errors, leave
-    from trainer.machine.visible import print
+    from trainer.machine.safe_text import print
     from trainer.ranks import slurm
 
 GROUPS = {
@@ -96,7 +96,7 @@ def _train(name: str, arguments: Sequence[str]) -> None:
 def _run(name: str, arguments: Sequence[str]) -> None:
     with naming_missing_packages():
         module = import_module(f"trainer.commands.{name}")
-        from trainer.commands.options import fill_in_run
+        from trainer.commands.shared_options import fill_in_run
 
         options = parser_of(name).parse_intermixed_args(arguments, Namespace(words=arguments))
         hardware.prepare_cuda()

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from trainer.commands.eval import adapter_of, add_model_arguments, settings_for
-from trainer.commands.options import latest, must_be_empty
+from trainer.commands.shared_options import latest, must_be_empty
 from trainer.plan import preflight
 
 

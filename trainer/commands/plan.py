@@ -16,13 +16,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from trainer.commands.options import add_settings_of_a_run, positive, words_of
+from trainer.commands.shared_options import add_settings_of_a_run, positive, words_of
 from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.console import Console, folded, spoken, table
-from trainer.machine.shipped import train_here
-from trainer.machine.visible import print
+from trainer.machine.installed_files import train_here
+from trainer.machine.safe_text import print
 from trainer.model.shapes import shape_of
 from trainer.plan import hours, memory_check, preflight, search
 from trainer.plan.cards import card_of, common

@@ -11,14 +11,14 @@ import httpx2
 from huggingface_hub import CommitOperationAdd, HfApi, errors
 from huggingface_hub.utils import validate_repo_id
 
-from trainer.commands.options import add_run
+from trainer.commands.shared_options import add_run
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import manifest
 from trainer.machine.disk import amount
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 from trainer.model import hub
-from trainer.reports import card
 from trainer.reports import curves as drawn
+from trainer.reports import model_card
 from trainer.run_folder.reader import RunFiles, as_written, exported, read_run
 
 ADAPTER, CURVES, EXPORT = "adapter_config.json", "curves.svg", "export.json"
@@ -52,7 +52,7 @@ def run(options: Namespace) -> None:
     with as_written(run.folder, remedy="Repair it"):
         curves = {CURVES: drawn.files([run])[CURVES]} if run.steps else {}
         picture = CURVES if curves else None
-        text = card.card(run, options.to, _kind(folder), licence, picture, exported_as)
+        text = model_card.card(run, options.to, _kind(folder), licence, picture, exported_as)
     contents: dict[str, Any] = {**files, "README.md": text.encode(), **curves}
     if ADAPTER in files:
         stored = json.loads(files[ADAPTER].read_text())

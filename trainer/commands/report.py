@@ -5,12 +5,12 @@ from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from trainer.commands.options import add_runs, converted, writing
+from trainer.commands.shared_options import add_runs, converted, writing
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 from trainer.reports.report import report
-from trainer.reports.share import picture
+from trainer.reports.share_picture import picture
 from trainer.reports.terminal import are_live
 from trainer.run_folder.reader import RunFiles, as_written, read_run, read_runs
 

@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from tempfile import TemporaryDirectory
 
-from trainer.commands.options import add_overrides, add_run, positive
+from trainer.commands.shared_options import add_overrides, add_run, positive
 from trainer.config.command_line import overrides_of, resolve
 from trainer.machine import hardware
 from trainer.plan import preflight
@@ -26,8 +26,8 @@ def run(options: Namespace) -> None:
         machine = hardware.detect()
         preflight.check(config, replace(machine, gpus=machine.gpus[:1]))
         preflight.import_libraries(config)
-        from trainer.run import replay
+        from trainer.run import repeat_steps
 
-        is_identical = replay.replay(options.run, config, options.steps)
+        is_identical = repeat_steps.replay(options.run, config, options.steps)
     if not is_identical:
         sys.exit(1)

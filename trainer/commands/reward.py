@@ -14,10 +14,10 @@ from math import sqrt
 from pathlib import Path
 
 from trainer.commands import score
-from trainer.commands.options import positive
+from trainer.commands.shared_options import positive
 from trainer.config.settings import Config
 from trainer.errors import DataError
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 from trainer.plan import downloads
 from trainer.problem.task import make_task
 from trainer.reward import gold_check

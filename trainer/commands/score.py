@@ -12,11 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from trainer.commands.options import TASKS, add_overrides
+from trainer.commands.shared_options import TASKS, add_overrides
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
 from trainer.errors import DataError, OctetError
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 from trainer.plan.read_data import training_of
 from trainer.problem.own_records import gold_of
 from trainer.problem.sources import json_records

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from trainer.commands.options import add_settings_of_a_run, positive
+from trainer.commands.shared_options import add_settings_of_a_run, positive
 from trainer.config import ds_config
 from trainer.config.command_line import resolve
 from trainer.config.settings import RUNS, Config
 from trainer.errors import ClusterError, ConfigError
 from trainer.machine import disk
-from trainer.machine.shipped import IS_INSTALLED, ROOT
-from trainer.machine.visible import print, visible
+from trainer.machine.installed_files import IS_INSTALLED, ROOT
+from trainer.machine.safe_text import print, visible
 from trainer.model.shapes import shape_of
 from trainer.plan import hours
 from trainer.plan.planner import Planner

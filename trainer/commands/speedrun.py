@@ -15,11 +15,11 @@ from typing import Any
 
 import psutil
 
-from trainer.commands.options import add_overrides
+from trainer.commands.shared_options import add_overrides
 from trainer.config.command_line import overrides_of, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 from trainer.plan import preflight
 from trainer.reports.study import totals
 from trainer.run_folder.reader import read_run
@@ -49,9 +49,9 @@ def run(options: Namespace) -> None:
         config = resolve("nano", None, ["eval.every=2", *options.overrides, *fixed])
         preflight.check(config, hardware.detect())
         preflight.import_libraries(config)
-        from trainer.run import replay
+        from trainer.run import repeat_steps
 
-        reached = replay.race(config, GOAL)
+        reached = repeat_steps.race(config, GOAL)
         wall, cpu = time.time() - psutil.Process().create_time(), sum(os.times()[:4])  # with the imports
         if reached.value < GOAL:
             print(f"octet: {reached.value:.1%} after the last step, which is below {GOAL:.0%}", file=sys.stderr)

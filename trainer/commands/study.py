@@ -14,7 +14,7 @@ from statistics import fmean
 from subprocess import STDOUT, Popen
 from typing import Any
 
-from trainer.commands.options import add_overrides, positive, words_of
+from trainer.commands.shared_options import add_overrides, positive, words_of
 from trainer.commands.slurm import JobRequest, slurm
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
@@ -22,15 +22,15 @@ from trainer.errors import ConfigError, DataError, OctetError, counted
 from trainer.machine import disk
 from trainer.machine.console import Console, folded
 from trainer.machine.exits import listen
-from trainer.machine.shipped import in_a_process
-from trainer.machine.visible import print
+from trainer.machine.installed_files import in_a_process
+from trainer.machine.safe_text import print
 from trainer.problem.prompts import answer_style, must_have_solutions, taught
 from trainer.problem.task import make_task, training_problems
 from trainer.reports import study_page
 from trainer.reports.markup import as_csv, as_latex, page
 from trainer.reports.study import RENUMBERED, collect, ended, summary, totals
 from trainer.run_folder.reader import facts_of, read_run
-from trainer.sandbox.kernel import ended_with_parent
+from trainer.sandbox.confine import ended_with_parent
 from trainer.watch.progress import clock
 
 WIDTH = 160  # characters of a line if the output is not a terminal

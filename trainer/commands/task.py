@@ -13,14 +13,14 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from trainer.commands.options import TASKS, add_overrides
 from trainer.commands.score import with_every_component
+from trainer.commands.shared_options import TASKS, add_overrides
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 from trainer.plan import downloads
-from trainer.problem import sheet
+from trainer.problem import datasheet
 from trainer.problem.environment import Environments, environments_of
 from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
 from trainer.records import Completion, Problem, Prompt, Score
@@ -64,14 +64,14 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     training = training_problems(task, config.task, config.run.seed) if split == "train" else []
     held_out = evaluation_problems(task, len(task.test()))
     facts: dict[str, Any] = {"task": task.name, **({"train": len(training)} if training else {})}
-    facts |= {"test": len(held_out), "notes": task.notes(), "data": sheet.facts_of(task, [*training, *held_out])}
+    facts |= {"test": len(held_out), "notes": task.notes(), "data": datasheet.facts_of(task, [*training, *held_out])}
     style = task.prompt_style if config.prompt.style == "auto" else config.prompt.style
     if any(problem.messages for problem in [*training, *held_out]) and config.task.answer != "none":
         facts["notes"].append("conversations are asked as they are, so they have to say how the answer is marked")
     elif count and (config.model.name, task.name) == ("nano", "records") and style != "chat":
         facts["notes"].append(f"for the embedded model write prompt.style=chat; larger ones understand {style}, too")
     if not as_json:
-        print("\n".join(sheet.lines(facts)), flush=True)
+        print("\n".join(datasheet.lines(facts)), flush=True)
     try:
         if facts["data"]["bad"] and config.task.on_bad_record == "error":
             make_task(config.task).train()  # raises
@@ -112,7 +112,7 @@ def _prompts(facts: dict[str, Any], split: str) -> Iterator[str]:
     marked = f"; a strict answer is {ANSWERS[facts['answer_style']]}" if facts["data"]["answers"] else ""
     yield f"prompt style {facts['prompt_style']}{marked}"
     yield from (f"an answer ends at {json.dumps(string, ensure_ascii=False)}" for string in facts["stop_strings"])
-    yield sheet.wrapped(
+    yield datasheet.wrapped(
         f"tokens of {lengths['measured']:,} {split} prompts for {facts['model']}: min {lengths['min']}, "
         f"median {lengths['median']:g}, max {lengths['max']}; "
         f"{lengths['too_long']} longer than prompt.max_tokens={lengths['limit']}"

@@ -21,12 +21,12 @@ import psutil
 from trainer.config.command_line import Request, parse_command_line
 from trainer.machine import hardware
 from trainer.machine.exits import END, STOPPING
-from trainer.machine.shipped import ROOT
-from trainer.machine.visible import print
+from trainer.machine.installed_files import ROOT
+from trainer.machine.safe_text import print
 from trainer.plan import preflight
 from trainer.ranks import slurm
 from trainer.run_folder import previous_run
-from trainer.sandbox.kernel import ended_with_parent
+from trainer.sandbox.confine import ended_with_parent
 
 TRAIN = ROOT / "train.py"
 RETRY_S = 1

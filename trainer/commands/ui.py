@@ -6,11 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_urlsafe
 
-from trainer.commands.options import writing
+from trainer.commands.shared_options import writing
 from trainer.config.settings import RUNS
 from trainer.errors import ConfigError
-from trainer.machine.shipped import pip_install
-from trainer.machine.visible import print
+from trainer.machine.installed_files import pip_install
+from trainer.machine.safe_text import print
 
 LOOPBACK = "127.0.0.1"
 

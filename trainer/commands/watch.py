@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from rich.live import Live
 
-from trainer.commands.options import add_runs
+from trainer.commands.shared_options import add_runs
 from trainer.errors import DataError
 from trainer.machine.console import Console
 from trainer.reports import terminal

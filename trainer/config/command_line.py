@@ -19,14 +19,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer.config.arguments import PRESETS, RECIPES, argument_parser, names_in
 from trainer.config.nearest_name import did_you_mean, setting_for
 from trainer.config.paths import placed
 from trainer.config.read_yaml import BadYaml, read_setting, read_yaml, written
 from trainer.config.settings import RUNS, Config, Reward, fields, sections
+from trainer.config.train_options import PRESETS, RECIPES, argument_parser, names_in
 from trainer.errors import ConfigError
 from trainer.machine import disk, hardware, user_code
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 
 # Presets with the GB of their card. The last one that fits is chosen, so the first three are chosen only by name.
 GPU_PRESETS = {"cluster": 80, "smollm2-gsm8k": 8, "8gb-4b": 8, "8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}

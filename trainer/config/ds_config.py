@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from trainer.config.settings import Config, Engine
 from trainer.errors import ConfigError
-from trainer.machine.shipped import ROOT
+from trainer.machine.installed_files import ROOT
 
 FOLDER = ROOT / "ds_configs"
 

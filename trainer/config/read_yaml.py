@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 
 DEEPEST = 32  # levels of nested lists and mappings; settings have four
 LONGEST = 1 << 20  # characters

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import model_validator
 
-from trainer.config import rules
+from trainer.config import conflicts
 from trainer.config.paths import stored
 from trainer.config.sections.algorithm import Algorithm, Correction, GradReg, Kl
 from trainer.config.sections.base import RUNS, Section, is_section
@@ -130,7 +130,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
-        rules.check(self)
+        conflicts.check(self)
         return self
 
     @property

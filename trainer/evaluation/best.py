@@ -20,7 +20,7 @@ from typing import Any
 from trainer.config.settings import Eval
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.machine import disk, manifest
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.records import Draws, Prompt

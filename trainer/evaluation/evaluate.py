@@ -13,12 +13,12 @@ from pydantic import TypeAdapter
 
 from trainer.answers import compare
 from trainer.errors import RewardError
-from trainer.estimates import Share, pass_at, share_of
 from trainer.machine import disk
 from trainer.ranks import distributed
 from trainer.records import Completion, Draws, Prompt, Sampling, Score, ScoredGroup
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler, collect, report_missing
+from trainer.stats import Share, pass_at, share_of
 from trainer.watch.measure import STRICT, Measure
 from trainer.watch.progress import Progress
 

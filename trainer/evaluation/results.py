@@ -9,11 +9,11 @@ from textwrap import shorten
 from typing import Any
 
 from trainer.config.settings import Config
-from trainer.estimates import SIGNIFICANT, Share, mcnemar
 from trainer.evaluation.evaluate import Evaluation, Outcome
 from trainer.machine import disk
 from trainer.records import Completion
 from trainer.run_folder.reader import table_rows
+from trainer.stats import SIGNIFICANT, Share, mcnemar
 from trainer.watch.measure import LENIENT, Measure, number
 from trainer.watch.verdict import evidence_of
 

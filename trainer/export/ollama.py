@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer.config.settings import Config
 from trainer.errors import ModelError
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 from trainer.problem.prompts import Messages, Prompter
 from trainer.records import Problem
 

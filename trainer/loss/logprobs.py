@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.errors import ModelError
 from trainer.loss.shared_prefix import last_hidden, make_flat
-from trainer.model.ends import Head, causal_lm_of, head_of
+from trainer.model.embedding_and_head import Head, causal_lm_of, head_of
 from trainer.model.shapes import CHUNK_BYTES
 from trainer.records import Scores, TrainingBatch
 

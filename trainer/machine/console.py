@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from rich.table import Table
 
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 
 GAP = 3  # characters between the columns of a table
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import CheckpointError, MergeError
-from trainer.machine.shipped import CHECKOUT
+from trainer.machine.installed_files import CHECKOUT
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 BROKEN = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EREMOTEIO)

@@ -14,7 +14,7 @@ from types import FrameType
 
 from trainer.errors import Interrupted, OctetError
 from trainer.machine import disk
-from trainer.machine.visible import print, without_keys
+from trainer.machine.safe_text import print, without_keys
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SOON_S = 0.05

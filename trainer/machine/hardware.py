@@ -16,7 +16,7 @@ from pathlib import Path
 from uuid import UUID
 
 from trainer.errors import ConfigError, counted
-from trainer.machine.shipped import CHECKOUT
+from trainer.machine.installed_files import CHECKOUT
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.errors import ConfigError
+from trainer.machine.safe_text import named_as_keys, without_keys
 from trainer.machine.user_code import must_be_named
-from trainer.machine.visible import named_as_keys, without_keys
 
 LONGEST_WAIT_S = 120.0  # a request is not repeated if the server asks for a longer wait
 LONGEST_REASON = 300  # characters of an error message, which may quote a reply

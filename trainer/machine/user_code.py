@@ -23,7 +23,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from trainer.errors import ConfigError, OctetError
-from trainer.machine.visible import as_command, without_keys
+from trainer.machine.safe_text import as_command, without_keys
 
 GRACE_S = 5.0
 TEMPLATE_S = 10.0  # time limit of a chat template

@@ -31,7 +31,7 @@ from trainer.machine import disk
 from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.machine.user_code import OF_A_TEMPLATE, TEMPLATE_S, deadline, must_be_named
 from trainer.model import hub, quantised
-from trainer.model.ends import compact
+from trainer.model.embedding_and_head import compact
 from trainer.ranks import distributed
 
 ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: transformers chooses

@@ -25,7 +25,7 @@ from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, MergeError, ModelError
 from trainer.machine import disk, manifest
 from trainer.machine.out_of_memory import is_out_of_memory
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 from trainer.model.hub import read_json
 from trainer.model.load import LONGEST_REASON, reason_of
 from trainer.model.quantised import READ

@@ -8,11 +8,11 @@ from huggingface_hub import constants
 
 from trainer.config.settings import Config, Model, TaskSettings
 from trainer.errors import DataError, ModelError
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 from trainer.model.hub import FETCH, NOTHING, Found, Refused, Unreachable, find_model, listing, naming, stay_offline
 from trainer.problem.sources import HubSet
 from trainer.problem.task import make_task
-from trainer.run_folder.source import Source
+from trainer.run_folder.model_source import Source
 
 
 def check(config: Config, needs_data: bool = True) -> Found:

@@ -21,9 +21,9 @@ from trainer.errors import ConfigError, Finding
 from trainer.machine import hardware, quiet
 from trainer.machine.disk import amount
 from trainer.machine.disk import size as size_of
-from trainer.machine.shipped import pip_install
-from trainer.machine.visible import print
-from trainer.model import imports
+from trainer.machine.installed_files import pip_install
+from trainer.machine.safe_text import print
+from trainer.model import fast_imports
 from trainer.model.hub import NOTHING, Found, cache
 from trainer.model.shapes import planned_shape
 from trainer.plan import downloads, memory_check
@@ -239,7 +239,7 @@ def import_libraries(config: Config) -> None:
     if not any(needs_bitsandbytes(config)):
         sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
     gc.disable()  # the imports create a million objects and no garbage; collecting takes another second
-    imports.import_libraries()
+    fast_imports.import_libraries()
     gc.freeze()  # torch collects garbage before each CUDA graph, which need not examine these objects
     gc.enable()
     builder = getattr(getattr(sys.modules.get("triton._C.libtriton"), "ir", None), "builder", None)

@@ -8,7 +8,7 @@ from trainer.errors import DataError
 from trainer.problem.prompts import must_have_solutions
 from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
 from trainer.records import Problem
-from trainer.reward import gold_check, placebo
+from trainer.reward import control_rewards, gold_check
 from trainer.reward.make import rehearse_functions
 
 
@@ -44,7 +44,7 @@ def read_held_out(config: Config) -> Data:
 def training_of(task: Task, config: Config) -> list[Problem]:
     """Return the training problems, whose gold answers are shuffled if `reward.control` says so."""
     problems = training_problems(task, config.task, config.run.seed)
-    return placebo.shuffle_golds(problems, config.reward.control, config.run.seed)
+    return control_rewards.shuffle_golds(problems, config.reward.control, config.run.seed)
 
 
 def asking_what_there_is(config: Config) -> Config:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from trainer.config import ds_config, rules
+from trainer.config import conflicts, ds_config
 from trainer.config.command_line import overrides_of
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
@@ -82,7 +82,7 @@ class Placement(Planner):
 
     def _runs(self, config: Config) -> bool:
         try:
-            rules.check(config)
+            conflicts.check(config)
             ds_config.check(config, has_gpu=True)
         except ConfigError:
             return False

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from trainer.model.imports import Compiler
+from trainer.model.fast_imports import Compiler
 
 WORST_NF4_ERROR = 0.2  # for weights between -1 and 1; a kernel built for another card returns noise or zeros
 SIZE = 4096

@@ -20,15 +20,15 @@ from copy import copy
 from functools import cache, lru_cache
 from typing import Any
 
-from trainer.answers.children import Child, Died
+from trainer.answers.child_process import Child, Died
 from trainer.answers.strip_thinking import after_thinking
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
-from trainer.machine.shipped import pip_install
+from trainer.machine.installed_files import pip_install
 from trainer.problem.task import Task, normalised
 from trainer.records import Problem
-from trainer.sandbox.kernel import Limits, Walls
+from trainer.sandbox.confine import Limits, Walls
 
 SIZE, HELD_OUT = 10_000, 1_000
 SEEDS = {"train": 1, "test": 1_000_003}  # problem i of a data set is generated from its seed + i

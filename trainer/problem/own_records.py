@@ -20,8 +20,8 @@ from trainer.config.sections.task import PROMPT_STYLES, PromptSettings
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError, counted
 from trainer.machine import user_code
-from trainer.problem.adapters import Functions
 from trainer.problem.environment import is_number
+from trainer.problem.foreign_environments import Functions
 from trainer.problem.sources import Record, Source
 from trainer.problem.task import DataTask, Task
 from trainer.records import Problem

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, TypeVar
 from trainer.config.sections.task import BUILT_IN
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError, counted
-from trainer.estimates import what_shows
 from trainer.problem.sources import ENDINGS, HubSet, MissingColumn, Record, Source, is_unicode, locate
 from trainer.records import Problem
+from trainer.stats import what_shows
 
 T = TypeVar("T")
 LEFT_OUT = "bad records left out"

@@ -25,7 +25,7 @@ from trainer.answers.strip_thinking import after_thinking
 from trainer.errors import ConfigError
 from trainer.machine.hardware import cores_of_rank
 from trainer.records import Problem
-from trainer.sandbox.kernel import Limits
+from trainer.sandbox.confine import Limits
 from trainer.sandbox.pool import Sandbox
 
 LONGEST_EXPRESSION = 200  # characters

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainer.errors import ClusterError
-from trainer.machine.visible import visible, without_keys
+from trainer.machine.safe_text import visible, without_keys
 
 FOLDER = "OCTET_RANKS"  # variable with the launcher's folder for the store of the ranks on one machine
 PORTS = range(10_000, 30_000)  # below the ephemeral ports of Linux

@@ -12,7 +12,7 @@ from math import inf
 from time import monotonic
 
 from trainer.errors import Interrupted
-from trainer.ranks import distributed, slurm, stop_signal
+from trainer.ranks import distributed, signal_handlers, slurm
 
 A_WEEK = 7 * 24 * 60.0  # in minutes; a later time limit is not shown
 SPARE_S = 30.0  # reserved before the time limit, to save and to exit
@@ -82,15 +82,15 @@ class Stopping:
     def _interruptible(self, message: str) -> AbstractContextManager[None]:
         """Let a signal end the run immediately, unless this start has made no step: then the next start would get no
         further."""
-        return stop_signal.interruptible(message) if self.steps else nullcontext()
+        return signal_handlers.interruptible(message) if self.steps else nullcontext()
 
     def stop(self, step: int) -> None:
         message = f"stopped after step {step}, which is saved: {self._reason}. {CONTINUES}"
-        raise stop_signal.interruption(self._reason, message)
+        raise signal_handlers.interruption(self._reason, message)
 
     def _agree(self, seconds: float) -> bool:
         """Return True, on all ranks, if one of them has a reason to stop before work of this duration."""
         is_short = self._ends is not None and monotonic() + seconds + SPARE_S > self._ends
-        reason = stop_signal.received.reason or ("the time limit of the job is near" if is_short else "")
+        reason = signal_handlers.received.reason or ("the time limit of the job is near" if is_short else "")
         self._reason = next(filter(None, distributed.gather(reason)), "")
         return bool(self._reason)

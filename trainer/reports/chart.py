@@ -10,7 +10,7 @@ from math import floor, isfinite, log10
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 from trainer.reports.markup import Html, tag
 
 COLOURS = ["#3b82c4", "#e07b39", "#3a9d5d", "#c2508b", "#8a6fc9", "#a08420"]  # visible on white and on black

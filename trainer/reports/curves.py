@@ -11,7 +11,7 @@ from trainer.config.nearest_name import did_you_mean
 from trainer.config.read_yaml import written
 from trainer.config.settings import fields
 from trainer.errors import ConfigError
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 from trainer.reports.chart import HEIGHT, WIDTH, Chart, Curve, Value, colour_of, label, svg, thinned
 from trainer.reports.markup import Html, tag
 from trainer.run_folder.previous_run import NO_EFFECT

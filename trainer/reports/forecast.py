@@ -11,8 +11,8 @@ from itertools import accumulate
 from math import exp
 from statistics import fmean
 
-from trainer.estimates import Share
 from trainer.run_folder.reader import RunFiles
+from trainer.stats import Share
 
 LEAST, MOST = 4, 24  # points of a curve; if there are more, neighbours are averaged
 ENDS = [end / 100 for end in range(101)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 
 HERE = Path(__file__).parent
 WORDS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}

@@ -5,15 +5,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from trainer.estimates import Share, corrected
-from trainer.machine.visible import around, as_command, shortened
-from trainer.reports import repeat
+from trainer.machine.safe_text import around, as_command, shortened
+from trainer.reports import rerun
 from trainer.reports.chart import HEIGHT, WIDTH, colour_of, line, svg
 from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
 from trainer.reports.forecast import outlook
 from trainer.reports.markup import Html, joined, page, table, tag
 from trainer.reports.terminal import earlier_turns, earned, read_from, stopped
 from trainer.run_folder.reader import RunFiles, as_written, differing, facts_of, names_of, phases, table_rows
+from trainer.stats import Share, corrected
 from trainer.watch.alarms import Alarm, alarms_of, interval
 from trainer.watch.measure import LENIENT, STRICT, Measure
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
@@ -228,18 +228,18 @@ def answer(text: str, read: str | None, reward: float | None = None) -> Html:
 
 def settings(run: RunFiles) -> Html:
     """Return the settings that differ from those of the nearest preset."""
-    preset, changes = repeat.nearest_preset(run.given)
+    preset, changes = rerun.nearest_preset(run.given)
     note = f"Compared with preset {preset}, the nearest one. All other settings are those of the preset."
     rows = of_changes(changes)
     return joined(tag("p", note, class_="soft"), table(["setting", "preset", "this run"], rows) if rows else "")
 
 
-def of_changes(changes: Sequence[repeat.Override]) -> list[list[object]]:
+def of_changes(changes: Sequence[rerun.Override]) -> list[list[object]]:
     return [[tag("code", one.key), shown(one.preset), shown(one.run)] for one in changes]
 
 
 def shown(value: object) -> str:
-    return "not set" if value is None else value if isinstance(value, str) else repeat.yaml_of(value)
+    return "not set" if value is None else value if isinstance(value, str) else rerun.yaml_of(value)
 
 
 def time_and_memory(run: RunFiles) -> Html:
@@ -279,8 +279,8 @@ def how_it_was_made(run: RunFiles) -> Iterator[Html]:
     """Yield the versions and the machine, and the command that repeats the run."""
     yield from (tag("p", line) for line in run.made_with)
     yield tag("p", "With the same packages, data and ranks, this repeats it if no resume has changed settings:")
-    yield tag("pre", "\n".join(repeat.commands(run.given, run.made_with)))
-    if own := repeat.own_files(run.given):
+    yield tag("pre", "\n".join(rerun.commands(run.given, run.made_with)))
+    if own := rerun.own_files(run.given):
         yield tag("p", f"It needs your own files, named as in the run folder: {', '.join(own)}.")
 
 

@@ -1,7 +1,7 @@
 """The results of a study, from the folders of its runs. `study.json` has all of them.
 
 Accuracies are those of the greedy answers to the held-out problems, which are the same for every run.
-`trainer/estimates.py` has the statistics.
+`trainer/stats.py` has the statistics.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,10 +13,10 @@ from typing import Any
 
 from trainer.config.study import BASE, SUPERVISED, Study, StudyRun
 from trainer.errors import DataError
-from trainer.estimates import SIGNIFICANT, Table, corrected, effect, is_enough, share_reached
 from trainer.run_folder import previous_run
 from trainer.run_folder.journal import VERDICT
 from trainer.run_folder.reader import RunFiles, phases, read_run
+from trainer.stats import SIGNIFICANT, Table, corrected, effect, is_enough, share_reached
 from trainer.watch.measure import LENIENT, STRICT, Measure
 
 RENUMBERED = "renumbered"  # folder inside a run folder, with the answers to the problems with new numbers

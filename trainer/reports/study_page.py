@@ -9,12 +9,12 @@ from jinja2 import Environment
 
 from trainer.config.read_yaml import written
 from trainer.config.study import BASE
-from trainer.estimates import FOUND, LEAST_SEEDS
 from trainer.reports.chart import differences, svg
 from trainer.reports.curves import Group
 from trainer.reports.markup import Html, table, tag
 from trainer.reports.report import charts, section
 from trainer.reports.study import CANNOT_TELL, COSTS, Collected
+from trainer.stats import FOUND, LEAST_SEEDS
 
 Found = Mapping[str, Any]
 SENTENCES = Path(__file__).with_name("study.txt")

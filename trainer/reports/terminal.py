@@ -18,7 +18,7 @@ from rich.text import Text
 
 from trainer.machine import disk
 from trainer.machine.console import Console
-from trainer.machine.visible import around, visible
+from trainer.machine.safe_text import around, visible
 from trainer.run_folder.previous_run import checkpoints, step_of
 from trainer.run_folder.reader import RunFiles, as_written, phases, read_run
 from trainer.watch.alarms import lasting

@@ -17,8 +17,8 @@ from typing import Any
 
 from trainer.config.settings import Reward, function_name
 from trainer.errors import RewardError
+from trainer.machine.safe_text import without_keys
 from trainer.machine.user_code import Call, contained, find, load, where
-from trainer.machine.visible import without_keys
 from trainer.problem.environment import is_number
 from trainer.records import Problem
 from trainer.reward.built_in import Reading

@@ -27,7 +27,7 @@ from trainer.config.settings import Section
 from trainer.errors import CheckpointError, ConfigError, RewardError
 from trainer.machine import threads
 from trainer.machine.http_client import LONGEST_WAIT_S, NoReply, exchange, read_key
-from trainer.machine.visible import without_keys
+from trainer.machine.safe_text import without_keys
 from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Grader, Meter
 

@@ -8,7 +8,7 @@ The column `reward.code.tests` of a record holds one of these:
     "def check(candidate): ..."            Python, as in HumanEval
 
 Expected outputs are compared here and never enter the sandbox. Tests in Python are not trusted either, so they also run
-in the sandbox, in a different process than the program; see `trainer/sandbox/inside.py`.
+in the sandbox, in a different process than the program; see `trainer/sandbox/run_program.py`.
 """
 
 import ast
@@ -30,7 +30,7 @@ from trainer.machine.user_code import must_be_named, names_in
 from trainer.records import Problem
 from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Grader, Meter
-from trainer.sandbox.kernel import Held, Limits
+from trainer.sandbox.confine import Held, Limits
 from trainer.sandbox.pool import Assertions, Sandbox
 
 ANOTHER_COLUMN = "Name another column: reward.code.tests=COLUMN."

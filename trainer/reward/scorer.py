@@ -12,7 +12,7 @@ from trainer.answers.find import fenced
 from trainer.answers.symbolic import Symbolic
 from trainer.config.settings import RIGHT
 from trainer.errors import RewardError
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 from trainer.records import Completion, Prompt, Score, ScoredGroup
 from trainer.reward.built_in import COMPONENTS, Reading, Rules, read
 from trainer.watch.tally import Mean, Tally, Total

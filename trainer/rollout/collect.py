@@ -15,7 +15,7 @@ from trainer.problem.curriculum import Curriculum, outcomes, solve_rates
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, ScoredGroup
-from trainer.reward import placebo
+from trainer.reward import control_rewards
 from trainer.reward.scorer import Scorer
 from trainer.rollout.limits import Say
 from trainer.rollout.turns import Stops, TurnTaking
@@ -178,7 +178,7 @@ class Rollouts:
 
     def _collected(self, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
         groups = collect(sampler, self.scorer, prompts, sampling)
-        return [placebo.replace_rewards(group, self.config.reward.control, sampling.seed) for group in groups]
+        return [control_rewards.replace_rewards(group, self.config.reward.control, sampling.seed) for group in groups]
 
     def prompts(self, problems: Sequence[Problem], before: int = 0) -> list[Prompt]:
         """Return this rank's share of the prompts of some problems, which follow `before` earlier ones in the step. The

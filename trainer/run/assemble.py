@@ -22,10 +22,10 @@ from trainer.loss.before_update import TeacherLogprobs
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import Coefficient
 from trainer.model import hub
+from trainer.model.fast_lora import use_own
 from trainer.model.fewer_kernels import use_fewer_kernels
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stage, stop_tokens
 from trainer.model.lora import add_adapter, add_teacher, experts_of, load_adapter
-from trainer.model.low_rank import use_own
 from trainer.plan.read_data import Data, read
 from trainer.policy import Policy
 from trainer.problem.prompts import Prompter

@@ -14,7 +14,7 @@ from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine.console import Console
 from trainer.machine.quiet import no_progress_bars
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter
 from trainer.problem.prompts import Prompter
@@ -29,7 +29,7 @@ from trainer.rollout.limits import check_context, on_stderr
 from trainer.rollout.make import make_sampler
 from trainer.run import assemble
 from trainer.run.data import prompter_of, task_of
-from trainer.run_folder.source import Source
+from trainer.run_folder.model_source import Source
 
 ASKED = "chat"  # the id of a person's question
 

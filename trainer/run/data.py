@@ -12,7 +12,7 @@ from trainer.config.settings import Config, TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk
 from trainer.plan.read_data import Data, training_of
-from trainer.problem import sheet
+from trainer.problem import datasheet
 from trainer.problem.curriculum import CURRICULA, Curriculum
 from trainer.problem.environment import environments_of
 from trainer.problem.own_records import RecordsTask
@@ -88,7 +88,7 @@ def report(folder: Path, screen: Screen, data: Data, problems: Sequence[Problem]
     if left_out := len(data.held_out) - held_out:
         notes.append(f"held-out problems left out because they exceed the context with an answer: {left_out}")
     is_small = data.task.name == "records" and len(data.training) <= gold_check.MOST
-    if is_small and (odd := sheet.facts_of(data.task, [*data.training, *data.held_out])["odd"]):
+    if is_small and (odd := datasheet.facts_of(data.task, [*data.training, *data.held_out])["odd"]):
         count, first = sum(one["count"] for one in odd), odd[0]["gold"]
         notes.append(f"answers unlike the others: {count}, such as {first!r:.40}; `octet task show` lists them")
     for note in notes:

@@ -18,7 +18,7 @@ from trainer.loss.logprobs import LogProbs
 from trainer.machine import disk, hardware
 from trainer.machine.console import Console, table
 from trainer.machine.quiet import no_progress_bars
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 from trainer.model.load import load_model, load_tokenizer, resolve_dtype, stored_dtype
 from trainer.model.lora import load_adapter
 from trainer.model.merge import stored_weights, write_merged

@@ -27,7 +27,7 @@ from trainer.problem.prompts import begun
 from trainer.rollout.limits import within_context
 from trainer.run import assemble, evaluate_models
 from trainer.run.data import prompter_of, task_of
-from trainer.run_folder.source import Source
+from trainer.run_folder.model_source import Source
 
 
 def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any], options: Namespace) -> None:

@@ -19,12 +19,12 @@ from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.merge_check import agreement
 from trainer.machine import disk, hardware
-from trainer.machine.shipped import octet_here, train_here
-from trainer.machine.visible import as_command, print
+from trainer.machine.installed_files import octet_here, train_here
+from trainer.machine.safe_text import as_command, print
 from trainer.model.shapes import known_shape
 from trainer.plan import hours
 from trainer.ranks import distributed, slurm
-from trainer.reports import repeat
+from trainer.reports import rerun
 from trainer.reward import gold_check
 from trainer.reward.judge import Judge
 from trainer.reward.scorer import Scorer
@@ -167,16 +167,16 @@ def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list
         settings, of_warmup = flat(config.model_dump(mode="json")), re.compile(OF_WARMUP).fullmatch
         same = {key: value for key, value in settings.items() if not of_warmup(key)}
         further = {**same, "warmup.steps": 0, start: f"{folder}/{config.lora.product}"}
-        preset, differences = repeat.nearest_preset(further)
-        yield "GRPO from here on", [_start(request, preset, repeat.written(differences))]
+        preset, differences = rerun.nearest_preset(further)
+        yield "GRPO from here on", [_start(request, preset, rerun.written(differences))]
     elif config.model.name == "nano":
         preset, _ = choose_preset(hardware.detect())
         preset, settings = "8gb" if preset == "nano" else preset, flat(config.model_dump(mode="json"))
         of_teacher = r"|algorithm\.kl\..*" * (config.teacher.form == "loss")  # they weigh it
         fits_nano = re.compile(OF_NANO + of_teacher).fullmatch
-        own = {one.key for one in repeat.changes(settings, "nano") if one[::2] != ("prompt.style", "chat")}
-        changes = [one for one in repeat.changes(settings, preset) if one.key in own and not fits_nano(one.key)]
-        start = _start(request, preset, repeat.written(changes))
+        own = {one.key for one in rerun.changes(settings, "nano") if one[::2] != ("prompt.style", "chat")}
+        changes = [one for one in rerun.changes(settings, preset) if one.key in own and not fits_nano(one.key)]
+        start = _start(request, preset, rerun.written(changes))
         yield f'on a card ({octet} plan --card "RTX 4060" says what fits yours)', [start]
 
 

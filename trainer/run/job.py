@@ -19,7 +19,7 @@ from trainer.machine.quiet import no_progress_bars
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.model.merge import write_merged
 from trainer.plan.read_data import Data, read
-from trainer.ranks import distributed, stop_signal
+from trainer.ranks import distributed, signal_handlers
 from trainer.run import assemble, farewell, sampler_check, teaching
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import planned, rehearse, report
@@ -107,7 +107,7 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
         if evaluator.held_out:
             evaluations["base"] = _of_base(run)
             log.screen.say(f"base model: {describe(evaluations['base'])}")
-        with stop_signal.ctrl_c_waits_for_the_step():
+        with signal_handlers.ctrl_c_waits_for_the_step():
             train()
         log.screen.close()
         if evaluator.held_out:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from trainer.errors import CheckpointError, OctetError
 from trainer.machine import disk, manifest
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.run_folder import journal, previous_run

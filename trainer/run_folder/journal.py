@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.errors import DataError
 from trainer.machine import disk
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 from trainer.records import ScoredGroup
 from trainer.watch.trackers import Tracker, tracked_name
 

@@ -23,7 +23,7 @@ from trainer.config.command_line import Request
 from trainer.config.settings import RUNS, Config
 from trainer.errors import ConfigError, counted
 from trainer.machine import disk, hardware
-from trainer.machine.shipped import CHECKOUT
+from trainer.machine.installed_files import CHECKOUT
 from trainer.model import hub
 from trainer.ranks import distributed, slurm
 from trainer.run_folder import journal, previous_run

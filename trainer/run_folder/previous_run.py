@@ -17,7 +17,7 @@ from trainer.config.read_yaml import written
 from trainer.config.settings import Config, Vllm
 from trainer.errors import CheckpointError, ConfigError, OctetError
 from trainer.machine import manifest
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 from trainer.run_folder.journal import VERDICT
 
 CHECKPOINT = re.compile(r"step_(\d{6,})")

@@ -16,7 +16,7 @@ from trainer.config.command_line import flat
 from trainer.config.paths import PATHS, file_of, place, stored
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
-from trainer.machine.shipped import CHECKOUT
+from trainer.machine.installed_files import CHECKOUT
 from trainer.model import hub
 from trainer.ranks import distributed
 from trainer.records import Problem

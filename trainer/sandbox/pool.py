@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from trainer.errors import RewardError
-from trainer.sandbox.kernel import FOLDER, Held, Limits
+from trainer.sandbox.confine import FOLDER, Held, Limits
 
 T = TypeVar("T")
 

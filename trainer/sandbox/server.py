@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from trainer.sandbox import inside
-from trainer.sandbox.kernel import FOLDER, Limits, Walls, die_with_parent, in_own_processes
+from trainer.sandbox import run_program
+from trainer.sandbox.confine import FOLDER, Limits, Walls, die_with_parent, in_own_processes
 
 # Modules that many programs import.
 COMMON = ["bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "io"]
@@ -133,7 +133,7 @@ class ProgramServer:
             if order["kind"] == "command":
                 assert self.command is not None
                 _start(self.command)
-            inside.run(order["kind"], order["name"], order["first"])
+            run_program.run(order["kind"], order["name"], order["first"])
         os._exit(status)
 
 

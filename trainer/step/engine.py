@@ -24,8 +24,8 @@ from trainer.config.settings import Config
 from trainer.errors import CheckpointError, TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.model import lora, quantised
-from trainer.model.ends import causal_lm_of
-from trainer.model.trained import Snapshot, Trained
+from trainer.model.embedding_and_head import causal_lm_of
+from trainer.model.trained_weights import Snapshot, Trained
 from trainer.ranks import distributed
 from trainer.records import Scores, TrainingBatch, Update
 from trainer.step import gradient_regularisation, repartition

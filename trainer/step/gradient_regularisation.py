@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.settings import GradReg
-from trainer.model.trained import exchanged
+from trainer.model.trained_weights import exchanged
 
 LARGEST_NORM = 10.0
 Gradient = list[Tensor]  # one tensor for each parameter, in fp32

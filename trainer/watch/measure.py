@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from trainer.config.settings import Config
-from trainer.estimates import Share, mcnemar, mean_of, paired_difference, paired_rewards, share_of
 from trainer.records import Score
+from trainer.stats import Share, mcnemar, mean_of, paired_difference, paired_rewards, share_of
 
 
 class Measure(NamedTuple):

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Literal, NamedTuple
 
 from trainer.config.sections.reward import function_name
-from trainer.estimates import rise
+from trainer.stats import rise
 from trainer.watch.history import EARLY, LATE, RECENT, History
 from trainer.watch.verdict import RISE
 

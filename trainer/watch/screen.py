@@ -7,7 +7,7 @@ from time import perf_counter
 from rich.console import RenderableType
 
 from trainer.machine.console import Console, spoken, until
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 from trainer.ranks import distributed
 from trainer.watch.measure import LENIENT, STRICT, Measure
 from trainer.watch.progress import Footer, Progress, TimeLeft, clock

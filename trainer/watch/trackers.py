@@ -8,7 +8,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from trainer.machine.visible import without_keys
+from trainer.machine.safe_text import without_keys
 
 ID = "tracked_run"  # the file in a run folder with the run's identity, which a resumed run continues
 LOGIN_S, FINISH_S = 60.0, 60.0  # how long wandb may wait for a login, and for its uploads at the end

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trainer.config.settings import Config
 from trainer.errors import NotLearned, counted
-from trainer.estimates import SIGNIFICANT, Share, rise
+from trainer.stats import SIGNIFICANT, Share, rise
 from trainer.watch.measure import STRICT, Measure, measure_of
 
 LEARNED, NOT_LEARNED, CANNOT_TELL = "learned", "did not learn", "cannot tell"

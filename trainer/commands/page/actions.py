@@ -16,12 +16,12 @@ from trainer.config.command_line import flat, resolve
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
-from trainer.machine.shipped import in_a_process
-from trainer.machine.visible import as_command
+from trainer.machine.installed_files import in_a_process
+from trainer.machine.safe_text import as_command
 from trainer.plan.preflight import card
 from trainer.plan.search import WITHOUT_A_CARD
 from trainer.reports.markup import Html, tag
-from trainer.reports.repeat import changes
+from trainer.reports.rerun import changes
 
 NAME = r"\w[\w.-]{0,63}"
 SETTING = r"[a-z]\w*\.[\w.]+"

@@ -17,8 +17,8 @@ import psutil
 from trainer.commands.list import runs_in
 from trainer.errors import ConfigError
 from trainer.machine import disk
-from trainer.machine.shipped import in_a_process, octet_here
-from trainer.machine.visible import as_command
+from trainer.machine.installed_files import in_a_process, octet_here
+from trainer.machine.safe_text import as_command
 
 UPLOADS = "uploads"  # the folder of the tables
 LOCKS = Path("/proc/locks")

@@ -17,7 +17,7 @@ from trainer.problem.task import LEFT_OUT
 from trainer.reports import report
 from trainer.reports.curves import groups_of
 from trainer.reports.markup import Html, joined, table, tag
-from trainer.reports.repeat import Override
+from trainer.reports.rerun import Override
 from trainer.reports.terminal import read_from, state, stopped
 from trainer.run_folder.reader import RunFiles, as_written, read_run
 from trainer.watch.alarms import alarms_of, lasting

@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 from trainer.rollout.agents.conversation import Call, Conversation, Refused, read_messages
 
 PATH, MODELS = "/v1/chat/completions", "/v1/models"

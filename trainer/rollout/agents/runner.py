@@ -28,7 +28,7 @@ from typing import Any
 
 from trainer.errors import ConfigError, OctetError
 from trainer.machine import user_code
-from trainer.machine.visible import without_keys
+from trainer.machine.safe_text import without_keys
 
 LARGEST = 1_000_000  # bytes of a result
 PART = 65_536  # bytes per read, which is the capacity of a pipe

@@ -18,8 +18,8 @@ from typing import Any
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError, TrainingError
 from trainer.machine import user_code
-from trainer.machine.shipped import in_a_process
-from trainer.machine.visible import visible
+from trainer.machine.installed_files import in_a_process
+from trainer.machine.safe_text import visible
 from trainer.plan.planner import PREFILL_TOKENS
 from trainer.problem.environment import is_number
 from trainer.problem.prompts import Prompter

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.errors import ConfigError
-from trainer.model.ends import HostEmbedding, causal_lm_of, head_of
+from trainer.model.embedding_and_head import HostEmbedding, causal_lm_of, head_of
 from trainer.model.families import ATTENTIONS, BY_CLASS, MIXERS
 from trainer.model.load import needs_repeated_keys
 from trainer.rollout.decoder.eight_bits import KINDS

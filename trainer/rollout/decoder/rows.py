@@ -12,7 +12,7 @@ from trainer.rollout import limits
 from trainer.rollout.decoder.cuda_graphs import DecodeStep
 from trainer.rollout.decoder.forward import Forward
 from trainer.rollout.decoder.schedule import NewAnswers
-from trainer.rollout.draw import draw, uniforms
+from trainer.rollout.draw_tokens import draw, uniforms
 from trainer.rollout.turns import OpenAnswer, TurnTaking, Written
 
 DRAWN = -1  # in place of a forced token: the token is drawn

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.machine import hardware
+from trainer.model.fast_lora import LowRank
 from trainer.model.lora import ADAPTER
-from trainer.model.low_rank import LowRank
-from trainer.model.products import LARGE
+from trainer.model.onednn import LARGE
 from trainer.model.quantised import Bf16Linear
 from trainer.plan.planner import SPARE
 from trainer.rollout.decoder.eight_bits import EightBits, in_8_bits

@@ -7,7 +7,7 @@ import pytest
 from tests.commands.conftest import config_of, write
 from trainer.config.settings import Model
 from trainer.model import hub
-from trainer.run_folder.source import Source
+from trainer.run_folder.model_source import Source
 
 
 @pytest.fixture

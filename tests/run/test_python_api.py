@@ -18,7 +18,7 @@ from tests.forks import forked
 from trainer.errors import ConfigError, DataError
 from trainer.machine import user_code
 from trainer.problem.task import make_task
-from trainer.run import python
+from trainer.run import python_api
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.problems=8", "run.steps=2"]
 FEW += ["prompt.style=chat", "run.merge=false"]
@@ -152,13 +152,13 @@ GIVEN = [("8gb", "7", "records"), ("12gb", "Paris", "records"), ("smollm2", 7, "
 @pytest.mark.parametrize(("preset", "answer", "task"), [*GIVEN, ("8gb", "3 + 4\n#### 7", "gsm8k")])
 def test_data_take_the_place_of_the_task_of_a_preset(tmp_path, preset, answer, task):
     data = [{"question": f"{number} + {number}?", "answer": answer} for number in range(9)]
-    config = python._with_rows(resolve(preset), tmp_path, [], data, None)
+    config = python_api._with_rows(resolve(preset), tmp_path, [], data, None)
     assert config.task.name == task
     assert {problem.gold for problem in make_task(config.task).train()} == {str(answer).rpartition("#### ")[2]}
 
 
 def test_data_without_answers_go_with_the_preset_of_a_card(tmp_path):
-    config = python._with_rows(resolve("8gb"), tmp_path, [len], [{"question": "a"}], None)
+    config = python_api._with_rows(resolve("8gb"), tmp_path, [len], [{"question": "a"}], None)
     assert (config.task.name, config.task.answer, config.rollout.dead_by) == ("records", "none", "reward")
 
 
@@ -178,7 +178,7 @@ def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):
 
     alias, (_, measure) = locked, (lambda text: 0,
                                    lambda text: 2)  # fmt: skip
-    changed = python._with_functions(Config(), tmp_path, [locked, Right(), measured])
+    changed = python_api._with_functions(Config(), tmp_path, [locked, Right(), measured])
     said = capsys.readouterr().err
     assert "reward locked: a copy lacks lock, so octet train --resume" in said
     assert "reward measured: a copy lacks alias, measure, so" in said
@@ -193,7 +193,7 @@ def test_a_copy_has_a_global_that_is_only_added_to():
         calls += 1
         return [1.0 for _ in completions]
 
-    assert "calls = 0\n" in python.source_of(graded)[0]
+    assert "calls = 0\n" in python_api.source_of(graded)[0]
 
 
 calls = 0
@@ -207,7 +207,7 @@ def test_a_copy_has_functions_that_are_awaited_or_wrapped():
     async def graded(completions):
         return [await grade(text) for text in completions]
 
-    text, missing = python.source_of(graded)
+    text, missing = python_api.source_of(graded)
     assert (text.count("async def grade"), missing) == (2, [])
 
 
@@ -224,7 +224,7 @@ def test_a_copy_has_a_constant_that_an_inner_function_hides_and_names_a_module_b
         least: int = beside.beside(WORD)
         return [min(least, *(WORD + 1 for WORD in [len(text)])) for text in completions]
 
-    text, missing = python.source_of(graded)
+    text, missing = python_api.source_of(graded)
     assert ("WORD = 'four'\n" in text, missing) == (True, ["beside"])
 
 

@@ -1,7 +1,7 @@
 """The grammar of the words around a number: `Janet makes $18 a day` states 18, and `hardly 18` does not.
 
 A phrase becomes a string with a letter for the kind of each word, and a regular expression over these letters defines
-what a statement is. `words.txt` lists verbs and function words of English; any other word counts as a noun or an
+what a statement is. `grammar.txt` lists verbs and function words of English; any other word counts as a noun or an
 adjective. So an unknown word makes a phrase no statement, unless it stands where a noun may stand.
 """
 

@@ -8,18 +8,18 @@ from tests.rewarding import PROMPT, answer, scorer_of
 from trainer.config.command_line import resolve
 from trainer.problem.task import make_task, training_problems
 from trainer.records import ScoredGroup
-from trainer.reward import placebo
+from trainer.reward import control_rewards
 
 SCORED = scorer_of().score(PROMPT, [answer(f"#### {number}") for number in (12, 12, 12, 3, 4, 5, 6, 7)])
 
 
 def rewards(name: str, seed: int, group: ScoredGroup = SCORED) -> tuple[float | None, ...]:
-    return placebo.replace_rewards(group, name, seed).rewards_G
+    return control_rewards.replace_rewards(group, name, seed).rewards_G
 
 
 def test_without_a_control_a_group_is_what_it_was():
-    assert placebo.replace_rewards(SCORED, "none", 0) is SCORED
-    assert placebo.replace_rewards(SCORED, "shuffled_gold", 0) is SCORED
+    assert control_rewards.replace_rewards(SCORED, "none", 0) is SCORED
+    assert control_rewards.replace_rewards(SCORED, "shuffled_gold", 0) is SCORED
 
 
 def test_random_rewards_follow_from_the_seed_and_the_problem_and_are_right_half_of_the_time():
@@ -41,15 +41,15 @@ def test_shuffled_advantages_are_those_of_the_group_in_another_order():
 def test_shaping_goes_with_its_reward_and_chance_has_none():
     scores = [replace(one, shaping=float(index)) for index, one in enumerate(SCORED.scores)]
     shaped = replace(SCORED, scores=tuple(scores))
-    moved = placebo.replace_rewards(shaped, "shuffled_advantages", 0)
+    moved = control_rewards.replace_rewards(shaped, "shuffled_advantages", 0)
     pairs = [[(score.reward, score.shaping) for score in one.scores] for one in (shaped, moved)]
     assert sorted(pairs[0]) == sorted(pairs[1])
     assert pairs[0] != pairs[1]
-    assert {score.shaping for score in placebo.replace_rewards(shaped, "random", 0).scores} == {0.0}
+    assert {score.shaping for score in control_rewards.replace_rewards(shaped, "random", 0).scores} == {0.0}
 
 
 def test_what_is_reported_of_an_answer_stays_true():
-    changed = placebo.replace_rewards(SCORED, "random", 1)
+    changed = control_rewards.replace_rewards(SCORED, "random", 1)
     assert [one.correct_strict for one in changed.scores] == [one.correct_strict for one in SCORED.scores]
     assert [one.components for one in changed.scores] == [one.components for one in SCORED.scores]
 
@@ -58,9 +58,9 @@ def test_shuffled_golds_are_those_of_other_problems_and_the_held_out_ones_stay()
     config = resolve("nano", None, ["reward.control=shuffled_gold"])
     task = make_task(config.task)
     problems = training_problems(task, config.task, 0)
-    changed = placebo.shuffle_golds(problems, "shuffled_gold", config.run.seed)
+    changed = control_rewards.shuffle_golds(problems, "shuffled_gold", config.run.seed)
     assert sorted(one.gold for one in changed) == sorted(one.gold for one in problems)
     assert [one.question for one in changed] == [one.question for one in problems]
     same = sum(one.gold == other.gold for one, other in zip(changed, problems)) / len(problems)
     assert same < 0.1  # by chance: there are about a hundred answers
-    assert placebo.shuffle_golds(problems, "none", 0) == problems
+    assert control_rewards.shuffle_golds(problems, "none", 0) == problems

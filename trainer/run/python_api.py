@@ -29,7 +29,7 @@ from trainer.config.paths import GIVEN
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk, hardware, quiet, user_code
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 from trainer.plan import preflight
 from trainer.run_folder import previous_run
 

@@ -8,7 +8,7 @@ import torch
 from peft.tuners.lora.variants import LoraVariant
 from torch import Tensor, nn
 
-from trainer.model import lora, products
+from trainer.model import lora, onednn
 from trainer.model.quantised import Bf16Linear
 
 
@@ -66,7 +66,7 @@ class _Product(torch.autograd.Function):
         if result is None:
             weight, bias = base
             assert weight is not None
-            result_NO = products.linear(x_NH.to(weight.dtype), weight, bias).to(x.dtype)
+            result_NO = onednn.linear(x_NH.to(weight.dtype), weight, bias).to(x.dtype)
             # no view, which models such as Gemma 3n could not change in place
             result = torch.ops.aten._unsafe_view(result_NO, (*x.shape[:-1], len(weight)))
         else:
@@ -82,7 +82,7 @@ class _Product(torch.autograd.Function):
         gradient_NO, by_x = gradient.flatten(0, -2), None
         slope_NR = _scaled(gradient_NO, b_OR, context.scaling)
         if context.needs_input_grad[1]:
-            by_x = products.linear(gradient_NO.to(base[0].dtype), base[0].t()).to(gradient.dtype) if base else None
+            by_x = onednn.linear(gradient_NO.to(base[0].dtype), base[0].t()).to(gradient.dtype) if base else None
             by_x = slope_NR @ a_RH if by_x is None else by_x.addmm_(slope_NR, a_RH)
             by_x = by_x.view(context.shape)
         by_result = gradient if context.needs_input_grad[0] else None

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from trainer.config.arguments import PRESETS, names_in
 from trainer.config.command_line import flat, resolve
 from trainer.config.paths import FOLDERS, MODELS, PATHS
 from trainer.config.read_yaml import written as yaml_of
-from trainer.machine.visible import as_command
+from trainer.config.train_options import PRESETS, names_in
+from trainer.machine.safe_text import as_command
 
 REVISION = r"[0-9A-Za-z][0-9A-Za-z._/-]*"  # as `git describe` writes it; no character is special in a shell
 FILES = [key for key in PATHS if key not in MODELS]

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from trainer.config.command_line import latest_run
 from trainer.config.sections.task import BUILT_IN
 from trainer.errors import ConfigError
-from trainer.machine.visible import print
+from trainer.machine.safe_text import print
 
 TASKS = f"{', '.join([*BUILT_IN][:-2])}, reasoning_gym:GENERATOR or FILE.py:FUNCTION"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")  # they can render an SVG as a PNG

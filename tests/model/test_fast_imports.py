@@ -14,7 +14,7 @@ import sys
 read = []
 sys.addaudithook(lambda event, about: read.append(about[0]) if event == "open" else None)
 sys.modules["bitsandbytes"] = None
-from trainer.model.imports import import_libraries
+from trainer.model.fast_imports import import_libraries
 import_libraries()
 of_models = [path for path in read if "/transformers/models/" in str(path) and str(path).endswith(".py")]
 print(len(of_models) > 1000, len(of_models) - len(set(of_models)))

@@ -10,13 +10,13 @@ from tests.conftest import said_by, write_lines
 from trainer.answers.number import has_comma, with_points
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
-from trainer.estimates import mcnemar, visible_gain
 from trainer.plan.read_data import Data
-from trainer.problem import sheet
+from trainer.problem import datasheet
 from trainer.problem.task import make_task
 from trainer.records import Completion, Prompt
 from trainer.reward.make import make_scorer
 from trainer.run.data import report
+from trainer.stats import mcnemar, visible_gain
 from trainer.watch.screen import Screen
 
 GOLDS = {"n/a": 3, "see above": 1, "?": 1, "about 28": 1, "Paris": 1, "": 12, "3,5 m": 8, "1.234,50": 1}
@@ -35,7 +35,7 @@ def messy_table(folder: Path) -> Path:
 
 def sheet_of(**settings):
     task = make_task(TaskSettings(name="records", on_bad_record="skip", **settings))
-    return task, sheet.facts_of(task, [*task.train(), *task.test()])
+    return task, datasheet.facts_of(task, [*task.train(), *task.test()])
 
 
 @pytest.mark.parametrize(("kind", "golds"), [
@@ -53,7 +53,9 @@ def sheet_of(**settings):
     ("long texts", "|".join(["word"] * 20)),
 ])  # fmt: skip
 def test_every_answer_has_a_kind(kind, golds):
-    found = {gold: sheet.kind_of(gold.replace("|", " ")) for gold in ([golds] if "word" in golds else golds.split())}
+    found = {
+        gold: datasheet.kind_of(gold.replace("|", " ")) for gold in ([golds] if "word" in golds else golds.split())
+    }
     assert found == dict.fromkeys(found, kind)
 
 
@@ -87,19 +89,19 @@ def test_the_sheet_is_printed_for_80_columns_before_the_first_bad_record_is_refu
 
 def test_a_run_and_the_doctor_say_in_a_line_that_there_are_odd_answers(tmp_path):
     path = str(messy_table(tmp_path))
-    found = sheet.finding(TaskSettings(name="records", path=path))
+    found = datasheet.finding(TaskSettings(name="records", path=path))
     assert (found.severity, found.remedy) == ("end", f"See them: octet task show records task.path={path} -n 0")
     assert "60 held out, which show a gain of 15 points or more; bad records: 40, answers unlike" in found.seen
     task, facts = sheet_of(path=path)
-    assert sheet.finding(task.settings).severity == "warn"
+    assert datasheet.finding(task.settings).severity == "warn"
     report(tmp_path, Screen(), Data(task, task.train(), task.test()), task.train(), held_out=60)
     notes = json.loads((tmp_path / "data.json").read_text())["notes"]
     odd = sum(one["count"] for one in facts["odd"])
     assert notes == [*task.notes(), f"answers unlike the others: {odd}, such as 'n/a'; `octet task show` lists them"]
-    remedy = sheet.finding(TaskSettings(name="records", path=path, holdout=0.5, decimal="comma")).remedy
+    remedy = datasheet.finding(TaskSettings(name="records", path=path, holdout=0.5, decimal="comma")).remedy
     assert all(setting in remedy for setting in ("task.holdout=0.5", "task.decimal=comma"))
     (tmp_path / "good.csv").write_text("question,answer\nWho?,4\nWhy?,5\n")
-    assert sheet.finding(TaskSettings(name="records", path=f"{tmp_path}/good.csv")).severity == "note"
+    assert datasheet.finding(TaskSettings(name="records", path=f"{tmp_path}/good.csv")).severity == "note"
 
 
 @pytest.mark.parametrize(("text", "is_comma", "pointed"), [

@@ -5,7 +5,7 @@ from textwrap import wrap
 
 import trainer
 from trainer.errors import counted
-from trainer.machine.visible import visible
+from trainer.machine.safe_text import visible
 from trainer.reports.chart import GREY, INK, label, svg
 from trainer.reports.curves import charts_of, groups_of
 from trainer.reports.markup import Html, tag

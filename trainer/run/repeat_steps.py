@@ -14,7 +14,7 @@ from trainer.config.settings import Config
 from trainer.errors import DataError, counted
 from trainer.evaluation.best import Milestone
 from trainer.machine.quiet import no_progress_bars
-from trainer.machine.visible import print, visible
+from trainer.machine.safe_text import print, visible
 from trainer.run import assemble, teaching
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import rehearse

@@ -11,9 +11,9 @@ from trainer.answers.number import has_comma, number
 from trainer.config.command_line import overrides_of
 from trainer.config.settings import TaskSettings
 from trainer.errors import Finding
-from trainer.estimates import visible_gain, what_shows
 from trainer.problem.task import HELD_OUT, LEFT_OUT, DataTask, Task, make_task
 from trainer.records import Problem
+from trainer.stats import visible_gain, what_shows
 
 WIDTH = 80
 SHOWN = 10  # odd answers to print
