@@ -10,7 +10,7 @@ import sys
 from trainer.machine.import_guard import naming_missing_packages
 
 with naming_missing_packages():
-    from trainer.config.command_line import parse_command_line
+    from trainer.config.request import parse_command_line
     from trainer.machine import hardware, quiet
     from trainer.machine.exits import answering_errors, leave, listen
     from trainer.plan import preflight, read_data

@@ -17,7 +17,7 @@ import torch
 from waiting_agent import AGAIN, TURNS, WAIT
 
 from machine import describe
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.machine import quiet
 from trainer.model.load import load_model, load_tokenizer, stop_tokens
 from trainer.problem.environment import Environments

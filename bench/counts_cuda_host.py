@@ -126,7 +126,7 @@ class Work:
 
 @contextmanager
 def built(work: Work) -> Iterator[Run]:
-    from trainer.config.command_line import Request
+    from trainer.config.request import Request
     from trainer.machine import hardware, quiet
     from trainer.run import assemble
 

@@ -113,7 +113,7 @@ CASES = [
 
 def octet(folder: Path, cap: int, more: list[str]) -> dict[str, Any]:
     """Steps of the real program: what its log and its plan say."""
-    from trainer.config.command_line import Request
+    from trainer.config.request import Request
     from trainer.loop import train
     from trainer.machine import hardware, quiet
     from trainer.run import assemble

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from machine import describe, python_path
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Config, Model
 from trainer.model.load import load_tokenizer
 from trainer.model.shapes import shape_of

@@ -68,7 +68,8 @@ def rehearsed(case: Case) -> dict[str, Any]:
     hardware.prepare_cuda("decode")
     from gpu_memory import be_small
 
-    from trainer.config.command_line import Request, resolve
+    from trainer.config.request import Request
+    from trainer.config.resolve import resolve
     from trainer.model.shapes import shape_of
     from trainer.plan import planner
     from trainer.run import assemble

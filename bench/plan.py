@@ -25,7 +25,7 @@ from machine import describe
 from trainer import advantage
 from trainer.batch.pack import Packer, idle_row, rows
 from trainer.batch.pack import minibatches as deal
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Config
 from trainer.machine import quiet
 from trainer.model.load import DTYPES, load_tokenizer

@@ -19,7 +19,8 @@ from statistics import median
 from typing import Any
 
 from machine import describe
-from trainer.config.command_line import Request, resolve
+from trainer.config.request import Request
+from trainer.config.resolve import resolve
 from trainer.machine import quiet
 from trainer.ranks import distributed
 from trainer.run import assemble

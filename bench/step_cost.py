@@ -23,7 +23,7 @@ from decode import copy_bandwidth
 from hours import Case, duration_of, run
 
 from machine import describe
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.plan.cards import Speed
 from trainer.plan.hours import measured
 

@@ -83,7 +83,7 @@ def adapted_layers(folder: Path) -> int:
 
 
 def settings(steps: int, seed: int, folder: Path, *more: str) -> Any:
-    from trainer.config.command_line import resolve
+    from trainer.config.resolve import resolve
 
     fixed = [
         "model.dtype=fp32",
@@ -97,7 +97,7 @@ def settings(steps: int, seed: int, folder: Path, *more: str) -> Any:
 
 
 def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
-    from trainer.config.command_line import Request
+    from trainer.config.request import Request
     from trainer.loop import train
     from trainer.machine import hardware, quiet
     from trainer.plan import preflight

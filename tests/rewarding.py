@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.problem.task import Task
 from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward.make import make_scorer

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.collect import Sampler
+from trainer.rollout.interface import Sampler
 
 
 class Scripted(Sampler):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import group
 from trainer import advantage
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Algorithm
 from trainer.config.train_options import PRESETS, names_in
 from trainer.problem.word_problems import NanoTask

@@ -61,7 +61,7 @@ def test_the_light_modules_import_nothing_heavy():
     assert launch(sys.executable, "-c", code).stdout.strip() == "[]"
 
 
-PROTOCOLS = ("answers.children", "plan.torch_probe")  # lines that another process of Octet reads
+PROTOCOLS = ("answers.child_process", "plan.torch_probe")  # lines that another process of Octet reads
 PLAIN = ("machine.", "ranks.", "model.", "rollout.", "run_folder.", "sandbox.")  # what they print is no text of others
 
 

@@ -18,7 +18,7 @@ import yaml
 
 from tests.conftest import ROOT, octet
 from trainer.config import conflicts
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import ConfigError
 
 FILE = ROOT / "tests/data/refusals.yaml"

@@ -22,7 +22,7 @@ _PLACES = {
     "OctetError": "trainer.errors",
     "OpenEnv": "trainer.problem.foreign_environments",
     "Verifiers": "trainer.problem.foreign_environments",
-    "resolve": "trainer.config.command_line",
+    "resolve": "trainer.config.resolve",
     "train": "trainer.run.python_api",
 }
 

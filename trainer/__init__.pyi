@@ -1,4 +1,4 @@
-from trainer.config.command_line import resolve as resolve
+from trainer.config.resolve import resolve as resolve
 from trainer.config.settings import Config as Config
 from trainer.errors import OctetError as OctetError
 from trainer.problem.foreign_environments import OpenEnv as OpenEnv

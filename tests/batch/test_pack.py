@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.conftest import group, row
 from trainer import advantage
 from trainer.batch.pack import AGGREGATIONS, Packer, idle_row, minibatches, rows_of, to_tensors
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Algorithm
 from trainer.loss.objectives import total
 from trainer.records import Completion, TrainingRow

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import refuses, row
 from tests.e2e.updates import limit
 from trainer.batch.pack import Packer, halves, to_tensors
-from trainer.config.command_line import Request, resolve
+from trainer.config.request import Request
+from trainer.config.resolve import resolve
 from trainer.errors import TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.machine.out_of_memory import explained, is_out_of_memory, until_it_fits

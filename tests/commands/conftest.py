@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 
 
 def write(folder: Path, files: dict[str, object]) -> Path:

@@ -20,7 +20,7 @@ from tests.conftest import ROOT, refuses, said_by
 from tests.hub_server import use_hub
 from tests.sandbox.lacking import python_without
 from trainer.commands import doctor
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import CheckpointError, ConfigError, DataError, Finding, ModelError
 from trainer.machine import disk, hardware
 from trainer.model import hub

@@ -13,7 +13,7 @@ from tests.conftest import NANO, launch, lines_of, said_by
 from tests.forks import forked
 from tests.rollout.test_decoder import move_adapter
 from trainer.commands.shared_options import must_be_writable
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Model
 from trainer.model import merge
 from trainer.model.load import load_model

@@ -9,7 +9,7 @@ from tests.commands.conftest import config_of, write
 from tests.conftest import NANO, said_by
 from trainer.commands import push
 from trainer.commands.export import OF_LLAMA_CPP, best_of
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.model.merge import write_merged
 from trainer.run_folder.model_source import Source
 from trainer.run_folder.reader import read_run

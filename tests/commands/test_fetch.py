@@ -18,7 +18,7 @@ from tests.commands.test_doctor import NO_CARDS
 from tests.conftest import NANO, ROOT, launch, refuses, said_by
 from tests.hub_server import Hub, serving, use_hub
 from trainer.commands import fetch
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Model
 from trainer.errors import DataError, ModelError
 from trainer.model import hub

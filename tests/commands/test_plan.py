@@ -9,7 +9,9 @@ import pytest
 
 from tests.commands.conftest import config_of, write
 from tests.conftest import launch, said_by, write_lines
-from trainer.config.command_line import GPU_PRESETS, parse_command_line, resolve
+from trainer.config.choose_preset import GPU_PRESETS
+from trainer.config.request import parse_command_line
+from trainer.config.resolve import resolve
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
 

@@ -17,7 +17,8 @@ from tests.e2e.short_job import train
 from tests.forks import forked
 from tests.run.test_study import sums
 from trainer.commands.main import COMMANDS, parser_of
-from trainer.config.command_line import parse_command_line, resolve
+from trainer.config.request import parse_command_line
+from trainer.config.resolve import resolve
 from trainer.errors import ConfigError
 
 PAGES = [ROOT / "README.md", *sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "gallery").glob("*.md")])]

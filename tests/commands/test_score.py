@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, launch, ran, said_by
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.problem.task import make_task
 
 KEYS = ["strict", "lenient", "correct_strict", "correct_lenient", "correct", "format", "length", "overlong"]

@@ -9,7 +9,7 @@ import yaml
 from tests.commands.conftest import write
 from tests.conftest import ROOT, program, refuses, said_by
 from trainer.commands import slurm
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import ClusterError
 from trainer.model.shapes import shape_of
 from trainer.plan.cards import CARDS

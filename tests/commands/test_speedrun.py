@@ -9,7 +9,7 @@ import pytest
 from scripts import make_speedrun_page as page
 from tests.conftest import ROOT, launch
 from trainer.commands.speedrun import row_of
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.evaluation.best import EvaluationHistory, Milestone
 
 FIRST = json.loads(min(page.FOLDER.glob("*.json")).read_text())

@@ -7,7 +7,7 @@ import yaml
 
 from tests.conftest import ROOT, lines_of, refuses
 from tests.e2e.short_job import train
-from trainer.config.command_line import full_names, resolve
+from trainer.config.resolve import full_names, resolve
 from trainer.config.settings import fields
 from trainer.config.train_options import PRESETS, RECIPES, names_in
 

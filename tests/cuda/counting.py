@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import torch
 
 from tests.cuda.stub.library import counted
-from trainer.config.command_line import Request, resolve
+from trainer.config.request import Request
+from trainer.config.resolve import resolve
 from trainer.config.settings import Model
 from trainer.machine import quiet
 from trainer.model.load import load_tokenizer

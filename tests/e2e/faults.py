@@ -19,7 +19,7 @@ from typing import NamedTuple
 from bench import machine
 from tests.conftest import lines_of
 from tests.e2e import chaos
-from trainer.run_folder import checkpoints, previous_run
+from trainer.run_folder import checkpoints, layout
 
 
 class Fault(NamedTuple):
@@ -74,7 +74,7 @@ def start(folder: Path, fault: Fault) -> chaos.Ended:
 
 def wrong(ended: chaos.Ended, status: int, told: str, folder: Path) -> str:
     """Return what is wrong with a start, or "" if it has ended with this status and this message."""
-    if damaged := [path.name for path in previous_run.checkpoints(folder) if checkpoints.damage(path)]:
+    if damaged := [path.name for path in layout.checkpoints(folder) if checkpoints.damage(path)]:
         return f"damaged: {damaged}"
     if ended.statuses == [status] and told in ended.said and "Traceback" not in ended.said:
         return ""

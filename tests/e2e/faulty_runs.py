@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 from tests.conftest import write_lines
 from tests.samplers import Altered, Scripted
 from trainer import loop
-from trainer.config.command_line import Request, resolve
+from trainer.config.request import Request
+from trainer.config.resolve import resolve
 from trainer.errors import TrainingError
 from trainer.problem.word_problems import NanoTask
 from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.collect import Sampler
+from trainer.rollout.interface import Sampler
 from trainer.run import assemble
 
 STEPS = 20

@@ -36,7 +36,7 @@ from bench.machine import describe
 from tests.config.test_wrong_settings import FILES, ODD
 from tests.conftest import ROOT
 from trainer.commands import eval as eval_command
-from trainer.config.command_line import PRESETS, resolve
+from trainer.config.resolve import PRESETS, resolve
 from trainer.config.settings import Config, fields
 from trainer.errors import OctetError
 from trainer.evaluation.best import EvaluationHistory
@@ -50,11 +50,11 @@ from trainer.ranks import slurm
 from trainer.records import Prompt, Sampling
 from trainer.reward.judge import Judge
 from trainer.reward.scorer import Meter
-from trainer.rollout.collect import SamplingContext, StaticPolicy
+from trainer.rollout.interface import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.server import VllmServerSampler
-from trainer.run_folder import checkpoints, previous_run
+from trainer.run_folder import changed_settings, checkpoints, layout
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.model_source import Source
 from trainer.run_folder.provenance import Provenance
@@ -189,7 +189,7 @@ def go_on(folder: Path, parts: checkpoints.Learned) -> None:
 def of_states(rng: random.Random, folder: Path) -> None:
     parts = learned()
     save_state(folder, parts, lambda state: other_json(rng, state))
-    previous_run.refuse_other_settings(folder, nano())
+    changed_settings.refuse_other_settings(folder, nano())
     go_on(folder, parts)
     parts.curriculum.draw(2)
 
@@ -206,7 +206,7 @@ def of_logs(rng: random.Random, folder: Path) -> None:
     lines[rng.randrange(4)] = other_json(rng, METRICS)
     (folder / "metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     (folder / "samples.jsonl").write_bytes(other_bytes(rng, b"\n".join(lines)))
-    previous_run.lost_steps(folder)
+    layout.lost_steps(folder)
     journal = Journal(folder, 3)
     with contextlib.closing(journal):
         journal.add(3, {"eval/accuracy": 0.5})
@@ -227,7 +227,7 @@ def of_best(rng: random.Random, folder: Path) -> None:
 def of_run_settings(rng: random.Random, folder: Path) -> None:
     (folder / "checkpoints/step_000001").mkdir(parents=True)
     (folder / "config.yaml").write_bytes(other_bytes(rng, SETTINGS))
-    previous_run.refuse_other_settings(folder, nano())
+    changed_settings.refuse_other_settings(folder, nano())
 
 
 def of_judge_budgets(rng: random.Random, folder: Path) -> None:

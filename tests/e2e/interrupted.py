@@ -17,7 +17,7 @@ from tests.e2e import chaos
 from trainer import advantage
 from trainer.evaluation import best
 from trainer.ranks import stopping
-from trainer.run import farewell, job
+from trainer.run import closing, job
 from trainer.run_folder import checkpoints
 
 AN_HOUR = "an evaluation takes an hour, and the job has one and a half"
@@ -69,7 +69,7 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(best, "evaluate", tells(moment, "", best.evaluate))
         patch.setattr(job, "write_merged", tells(moment, "merge", job.write_merged))
-        patch.setattr(farewell, "conclude", tells(moment, "end", farewell.conclude, signal.SIGINT))
+        patch.setattr(closing, "conclude", tells(moment, "end", closing.conclude, signal.SIGINT))
         patch.setattr(checkpoints, "seal", stops(moment, checkpoints.seal))
         patch.setattr(advantage, "live_groups", tells(moment, "step", advantage.live_groups, signal.SIGINT))
         patch.setattr(best.EvaluationHistory, "keep", tells(moment, "best", best.EvaluationHistory.keep))

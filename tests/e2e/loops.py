@@ -19,7 +19,8 @@ from tests.e2e.updates import leave
 from tests.plan.conftest import without_threshold
 from tests.samplers import Scripted
 from trainer import loop
-from trainer.config.command_line import Request, resolve
+from trainer.config.request import Request
+from trainer.config.resolve import resolve
 from trainer.loss import logprobs
 from trainer.machine import quiet
 from trainer.model import lora

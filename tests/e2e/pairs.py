@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from tests.conftest import write_lines
 from tests.e2e import chaos
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import ConfigError
 
 FILES = Path(tempfile.gettempdir()) / "octet-pairs"  # the same for all calls: the settings name it

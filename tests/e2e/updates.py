@@ -17,7 +17,7 @@ import torch
 import train
 from tests.conftest import row
 from trainer.batch.pack import AGGREGATIONS, Packer, minibatches
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Config
 from trainer.loss.objectives import Coefficient
 from trainer.machine import quiet

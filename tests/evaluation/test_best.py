@@ -12,11 +12,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.conftest import launch, lines_of
 from tests.evaluation.test_evaluate import evaluation, outcome
 from tests.forks import forked
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Eval
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.evaluate import Evaluation
-from trainer.run import farewell
+from trainer.run import closing
 from trainer.watch.measure import LENIENT, STRICT
 
 KEPT = ("best/best.json", "best/adapter_model.safetensors", "metrics.jsonl")
@@ -293,5 +293,5 @@ def test_the_end_says_what_was_best(tmp_path, levels, left, told):
     run = course(tmp_path, first_step=len(levels) - 1, total_steps=len(levels))  # a run that is continued
     if go(run, levels[-1]) == [True]:
         run.keep(weights("last"))
-    said = " ".join(farewell.best_step(resolve("nano", None, ["eval.every=1"]), run, len(levels)))
+    said = " ".join(closing.best_step(resolve("nano", None, ["eval.every=1"]), run, len(levels)))
     assert told in said if told else not said

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import refuses
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Reward
 from trainer.errors import MergeError
 from trainer.evaluation import best, results
@@ -20,10 +20,10 @@ from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score,
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
 from trainer.run.assemble import evaluate_model
-from trainer.run.farewell import of_samples
+from trainer.run.closing import of_samples
 from trainer.stats import pass_at, wilson
+from trainer.watch.footer import Progress
 from trainer.watch.measure import LENIENT, STRICT
-from trainer.watch.progress import Progress
 
 
 def outcome(strict: str | None, gold: str = "18", **completion) -> Outcome:

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import lines_of, refuses, said_by, write_lines
 from tests.e2e.short_job import train
 from tests.evaluation.test_evaluate import Echo, outcome, prompts
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Reward
 from trainer.errors import RewardError
 from trainer.evaluation import results

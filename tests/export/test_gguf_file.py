@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import NANO, ROOT, refuses
 from tests.llama.families import FAMILIES, GEMMA4, LLAMA3, QWEN3_5, SHAPE, YARN, make
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Model
 from trainer.errors import MergeError, ModelError
 from trainer.export import FORMATS, gguf_file, llama_cpp, vocabulary

@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from tests.conftest import NANO, refuses
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import ModelError
 from trainer.export import ollama
 from trainer.problem.prompts import Prompter

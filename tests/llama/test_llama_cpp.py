@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.conftest import octet, refuses
 from tests.llama.families import FAMILIES, make
 from trainer.commands.main import main
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Model
 from trainer.errors import MergeError
 from trainer.export import FORMATS, gguf_file, llama_cpp

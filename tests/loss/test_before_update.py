@@ -9,7 +9,7 @@ from tests.conftest import group, logprobs_of, refuses, row
 from tests.e2e.updates import updater_of
 from tests.loss.test_trl_parity import Plain, moved_apart
 from trainer.batch.pack import minibatches
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import TrainingError
 from trainer.loss.before_update import threshold, with_teacher
 from trainer.records import Completion, MeasuredBatch

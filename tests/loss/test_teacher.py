@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import gradients, row
 from tests.loss.test_warmup import add_gradients, assert_same, padded
 from trainer.batch.pack import Packer, to_tensors
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.loss.before_update import with_teacher
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import LOSSES, objective, total

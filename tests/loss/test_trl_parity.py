@@ -23,7 +23,7 @@ from tests.conftest import gradients, group, logprobs_of
 from tests.e2e.updates import updater_of
 from trainer import advantage
 from trainer.batch.pack import idle_row, minibatches, rows
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Config
 from trainer.loss.logprobs import LogProbs
 from trainer.records import Completion, MeasuredBatch, ScoredGroup, Scores

@@ -13,7 +13,7 @@ import torch
 
 from tests.conftest import gradients, logprobs_of
 from tests.loss.test_trl_parity import Policies, answered, moved_apart, ours, spoken
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 
 GROUP, LONGEST = 5, 16
 REWARDS = [[1.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0, 1.0], [1.0] * GROUP]  # all right: its advantages are 0

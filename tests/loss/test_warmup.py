@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import gradients, row
 from trainer.batch.pack import Packer
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import objective, total
 from trainer.step.update import Updater

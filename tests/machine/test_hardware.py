@@ -14,7 +14,7 @@ import pytest
 from tests.commands.conftest import config_of, write
 from tests.conftest import program, ran, refuses
 from trainer.commands import train
-from trainer.config.command_line import parse_command_line
+from trainer.config.request import parse_command_line
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.plan import preflight

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import Opens, refuses
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError, DataError, ModelError
 from trainer.machine import hardware

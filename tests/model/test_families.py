@@ -15,7 +15,7 @@ from tests.llama.families import FAMILIES as EXPORTED
 from tests.model.test_mixture_of_experts import FEW, base
 from tests.rollout.test_decoder import FAMILIES, SOME, adapted, family, move_adapter, prompts, rows_in, sample
 from trainer.batch.pack import to_tensors
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Lora, Model
 from trainer.errors import ModelError
 from trainer.loss.logprobs import LogProbs

@@ -15,7 +15,7 @@ from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError
 from trainer.machine import manifest
 from trainer.model import hub, lora, merge
-from trainer.watch.progress import Progress
+from trainer.watch.footer import Progress
 
 ADAPTERS = {
     "lora": Lora(r=4, rslora=True),

@@ -14,7 +14,7 @@ from tests.conftest import NANO, refuses
 from tests.model.test_bad_models import edit
 from trainer.commands import eval as evaluation
 from trainer.commands.main import parser_of
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError, MergeError, ModelError
 from trainer.model import hub, lora, merge

@@ -21,7 +21,7 @@ from tests.rollout.test_decoder import (
     sample,
     sampling,
 )
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Lora
 from trainer.errors import ModelError
 from trainer.model import lora, merge, quantised

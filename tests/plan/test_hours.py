@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.model.families import BY_TYPE

@@ -12,7 +12,7 @@ from tests.model.test_variants import make_policy, one_update, read
 from tests.step.test_engine import assert_same, launch
 from trainer.batch.pack import to_tensors
 from trainer.config import ds_config
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Model
 from trainer.loss import logprobs
 from trainer.model import lora

@@ -16,7 +16,7 @@ from tests.conftest import ROOT, ran, refuses
 from tests.forks import forked
 from tests.hub_server import serving, use_hub
 from trainer.commands import train
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Config, Lora
 from trainer.errors import ModelError
 from trainer.machine import hardware

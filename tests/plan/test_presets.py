@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from trainer.config.command_line import GPU_PRESETS, preset_for, resolve
+from trainer.config.choose_preset import GPU_PRESETS, preset_for
+from trainer.config.resolve import resolve
 from trainer.config.train_options import PRESETS, names_in
 from trainer.model.shapes import shape_of
 from trainer.plan.cards import CARDS as TABLE

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import refuses
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.problem.curriculum import CURRICULA, BySolveRate, EasyFirst, difficulties, outcomes, solve_rates
 from trainer.problem.task import draw
 from trainer.ranks import distributed

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import said_by, write_lines
 from trainer.answers.number import has_comma, with_points
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import TaskSettings
 from trainer.plan.read_data import Data
 from trainer.problem import datasheet

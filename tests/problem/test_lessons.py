@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import refuses, write_lines
 from tests.problem.test_prompts import WithoutTemplate
 from trainer.batch.pack import to_tensors
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
 from trainer.problem.environment import environments_of

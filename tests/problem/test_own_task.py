@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from tests.conftest import ROOT, program, refuses, said_by, write_lines
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import TaskSettings
 from trainer.problem import generators
 from trainer.problem.environment import environments_of

@@ -10,7 +10,7 @@ from transformers.utils import chat_template_utils
 from tests.conftest import refuses, templated
 from tests.rewarding import MadeUp
 from trainer.answers import compare, find
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings
 from trainer.errors import DataError
 from trainer.problem import prompts

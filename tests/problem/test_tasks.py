@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import ran, refuses
 from trainer.answers import compare, find, number
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
 from trainer.plan import downloads

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.ranks.watchdog import NCCL_PARTS, NcclLog
+from trainer.ranks.nccl_log import NCCL_PARTS, NcclLog
 
 INFO = "node2:41:90 [0] NCCL INFO NET/Socket : Using [0]ib0:10.0.0.2<0>"
 WARN = "node2:41:90 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : Got async event : port error"

@@ -18,7 +18,7 @@ from tests.forks import forked
 from tests.run_on_ranks import on_ranks, on_two_ranks, started
 from trainer.errors import ClusterError, Interrupted, LostRank
 from trainer.machine.hardware import free_port
-from trainer.ranks import distributed, stores, watchdog
+from trainer.ranks import distributed, nccl_log, stores, watchdog
 from trainer.ranks.watchdog import Ranks
 
 
@@ -256,7 +256,7 @@ with distributed.naming_the_missing(60):
 @PROCESSES
 def test_a_rank_that_dies_is_named_over_gloo(address, tmp_path, monkeypatch):
     """NCCL's log is shown and kept; the log of the rank that died is kept anyway."""
-    for name in watchdog.NCCL_CHOICES:
+    for name in nccl_log.NCCL_CHOICES:
         monkeypatch.delenv(name, raising=False)
     first, second = start_two("-c", program(RANK, after="distributed.disconnect()"), tmp_path)
     assert said_by(second) == ""

@@ -13,7 +13,7 @@ from tests.commands.conftest import write
 from tests.conftest import NANO, said_by
 from tests.hub_server import serving, use_hub
 from tests.reports.conftest import change, configure
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 
 
 @pytest.fixture

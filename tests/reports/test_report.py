@@ -12,7 +12,7 @@ import yaml
 from tests.conftest import ROOT, lines_of, said_by, write_lines
 from tests.reports.conftest import change, configure, going_on
 from tests.ui.browser import browsing
-from trainer.config.command_line import flat, resolve
+from trainer.config.resolve import flat, resolve
 from trainer.machine.safe_text import visible
 from trainer.reports import rerun
 from trainer.reports.curves import charts_of, groups_of

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.rewarding import PROMPT, answer, scorer_of
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.problem.task import make_task, training_problems
 from trainer.records import ScoredGroup
 from trainer.reward import control_rewards

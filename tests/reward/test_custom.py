@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import launch, program, ran, refuses
 from tests.forks import forked
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import RewardError
 from trainer.machine import user_code
 from trainer.problem.task import make_task
@@ -237,7 +237,7 @@ def test_a_rehearsed_answer_has_a_token_as_every_sampled_one_has(tmp_path):
 
 
 def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch, alone):
-    from trainer.config.command_line import Request
+    from trainer.config.request import Request
     from trainer.run import assemble
 
     (tmp_path / "mine.py").write_text("def score(completions, **c): raise ValueError('bad')")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT, ran, write_lines
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.problem.task import make_task
 from trainer.reward import gold_check
 

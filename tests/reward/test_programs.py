@@ -14,7 +14,7 @@ from tests.conftest import octet, refuses, write_lines
 from tests.rewarding import answer, scorer_of
 from tests.sandbox.lacking import python_without
 from trainer.answers.find import fenced, program
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import ConfigError, DataError
 from trainer.records import Problem, Prompt, Score
 from trainer.reward import exploits, make

@@ -13,7 +13,7 @@ from tests.conftest import refuses
 from tests.rewarding import PROBLEM, PROMPT, MadeUp, answer, scorer_of, scores_of
 from tests.samplers import Scripted
 from trainer.answers import compare, symbolic
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.sections.reward import REWARDS
 from trainer.records import Completion, Prompt, Sampling, Segment
 from trainer.reward.built_in import COMPONENTS, Rules, read

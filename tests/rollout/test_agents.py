@@ -20,7 +20,7 @@ from tests.conftest import is_running, logprobs_of, refuses, templated, until
 from tests.rollout.agents import REQUESTS, user
 from tests.rollout.test_decoder import adapted, answers_in, family, sampling
 from trainer.batch.pack import Packer, idle_row, minibatches, rows_of
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import DataError
 from trainer.problem.prompts import Prompter
 from trainer.problem.word_problems import NanoTask

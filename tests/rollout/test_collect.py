@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import group, refuses
 from tests.run_on_ranks import on_ranks
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import CheckpointError, DataError
 from trainer.loop import Lessons
 from trainer.model.load import load_tokenizer
@@ -22,7 +22,8 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, Score, ScoredGroup, TrainingRow, Turn
 from trainer.reward.make import make_verifier
 from trainer.rollout import draw_tokens, self_training
-from trainer.rollout.collect import Rollouts, Sampler, collect, refill
+from trainer.rollout.collect import Rollouts, collect, refill
+from trainer.rollout.interface import Sampler
 from trainer.watch.tally import Tally
 
 SAMPLING = Sampling(group=2, temperature=1.0, max_new_tokens=8, seed=0)

@@ -19,7 +19,7 @@ from tests.rollout.test_decoder import SOME, Card, adapted, answers_in, family, 
 from tests.rollout.test_vllm_process import outside
 from trainer.answers.strip_thinking import after_thinking
 from trainer.batch.pack import rows_of, rows_of_answer, to_tensors, weight_of
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Algorithm, PromptSettings, TaskSettings, Turns
 from trainer.errors import DataError, TrainingError
 from trainer.loss.logprobs import LogProbs

@@ -17,7 +17,7 @@ from tests.conftest import is_running, program, refuses, said_by, until
 from tests.rollout.test_decoder import prompts, sampling
 from trainer.commands import eval as eval_command
 from trainer.commands.main import parser_of
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import TrainingError
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
@@ -29,7 +29,7 @@ from trainer.plan.planner import GB
 from trainer.plan.preflight import must_leave_our_cards, training_cards
 from trainer.plan.search import Placement
 from trainer.rollout import make
-from trainer.rollout.collect import SamplingContext, StaticPolicy
+from trainer.rollout.interface import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
 from trainer.rollout.vllm import colocate, process, server
 from trainer.rollout.vllm.colocate import VllmColocateSampler

@@ -23,12 +23,13 @@ from tests.forks import forked
 from tests.http_double import OfVllm, Reply
 from tests.run_on_ranks import on_two_ranks
 from trainer.batch.pack import Packer
-from trainer.config.command_line import Request, resolve
+from trainer.config.request import Request
+from trainer.config.resolve import resolve
 from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, TrainingError
 from trainer.machine import hardware, http_client
 from trainer.records import Problem, Prompt, Sampling, Scores, TrainingBatch
-from trainer.rollout.collect import SamplingContext, StaticPolicy
+from trainer.rollout.interface import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
 from trainer.rollout.vllm import client, colocate
 from trainer.rollout.vllm.client import Server

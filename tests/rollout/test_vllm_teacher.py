@@ -8,7 +8,7 @@ import torch
 from tests.conftest import refuses, row
 from tests.e2e.vllm_double import VllmDouble
 from trainer.batch.pack import Packer
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Model
 from trainer.errors import ConfigError, ModelError, TrainingError
 from trainer.loss.logprobs import LogProbs

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.conftest import refuses, write_lines
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.model.load import load_model
 from trainer.problem.task import make_task
-from trainer.rollout.collect import StaticPolicy
+from trainer.rollout.interface import StaticPolicy
 from trainer.run.assemble import make_samplers, sampling_context
 from trainer.run.data import prompter_of
 from trainer.run.python_api import train

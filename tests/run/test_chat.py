@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.short_job import octet, train
 from tests.forks import forked
 from tests.terminal import Terminal, on_a_terminal, read
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.model.load import load_tokenizer
 from trainer.problem.task import make_task
 from trainer.records import Problem, Sampling

@@ -11,14 +11,14 @@ import yaml
 
 from tests.conftest import refuses
 from tests.e2e import short_job
-from trainer.config.command_line import resolve
 from trainer.config.paths import file_of
+from trainer.config.resolve import resolve
 from trainer.machine import disk, user_code
 from trainer.machine.http_client import read_key
 from trainer.model.load import load_tokenizer
 from trainer.reward.programs import refuse_unheld
 from trainer.rollout.agents.sampler import Agents
-from trainer.run_folder import lock
+from trainer.run_folder import create
 from trainer.sandbox.confine import Held
 
 FEW = ["rollout.problems=2", "rollout.group_size=2", "rollout.max_new_tokens=16", "eval.problems=4", "run.merge=false"]
@@ -98,13 +98,13 @@ def test_files_of_one_name_have_a_copy_each_and_a_copy_in_use_is_kept(tmp_path):
         file.parent.mkdir()
         file.write_text(f"# {file.parent.name}")
     settings = resolve("nano", None, [f"reward.custom=[{code[0]}:f,{code[1]}:g]"])
-    lock._copy_code(settings, run)
+    create._copy_code(settings, run)
     (run / "config.yaml").write_text(settings.to_yaml(run))
     for file in code[:2]:
         file.unlink()
     found = resolve(str(run / "config.yaml"), None, []).reward.custom
     assert [Path(file_of(text)).read_text() for text in found] == ["# a", "# b"]
-    lock._copy_code(resolve("nano", None, [f"reward.custom=[{found[0]},{found[1]},{code[2]}:h]"]), run)
+    create._copy_code(resolve("nano", None, [f"reward.custom=[{found[0]},{found[1]},{code[2]}:h]"]), run)
     assert [Path(file_of(text)).read_text() for text in found] == ["# a", "# b"]
 
 
@@ -189,7 +189,7 @@ def test_a_run_that_was_made_here_is_trusted_and_its_copy_or_that_of_another_use
     run, key = tmp_path / "mine", "task.agent={}/given/agent.py:go"
     (run / "given").mkdir(parents=True)
     (run / "given/agent.py").touch()
-    lock.write_config(run, resolve("nano", None, [key.format(run)]))
+    create.write_config(run, resolve("nano", None, [key.format(run)]))
     copy = shutil.copytree(run, tmp_path / "theirs")
     for folder, expected in ((run, nullcontext()), (copy, refuses("task.agent", names="somebody else"))):
         setting = key.format(folder)

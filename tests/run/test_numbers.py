@@ -12,7 +12,8 @@ import torch
 from tests.conftest import lines_of
 from tests.samplers import Altered
 from trainer import loop
-from trainer.config.command_line import Request, resolve
+from trainer.config.request import Request
+from trainer.config.resolve import resolve
 from trainer.errors import TrainingError
 from trainer.run import assemble
 from trainer.run.assemble import Run

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import NANO, ROOT, lines_of, write_lines
 from tests.e2e.short_job import octet, train
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.machine import disk, hardware
 from trainer.run import repeat_steps
-from trainer.run_folder import lock
+from trainer.run_folder import create
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "run.steps=3", "run.save_every=2"]
 FEW += ["task.name=records", "task.path=data.jsonl", "eval.problems=0", "run.merge=false", "rollout.dead_groups=keep"]
@@ -94,7 +94,7 @@ def test_an_earlier_record_without_the_processor_has_the_same_device(tmp_path, m
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     (tmp_path / "it").mkdir()
     (tmp_path / "it/machine.json").write_text(json.dumps({"device": "CPU with AVX2"}))
-    lock.write_machine(tmp_path, resolve("nano"))
+    create.write_machine(tmp_path, resolve("nano"))
     assert json.loads((tmp_path / "machine.json").read_text())["processor"] == hardware.processor()
     assert [*repeat_steps._surroundings(tmp_path / "it", tmp_path)] == []
 

@@ -10,7 +10,7 @@ from tests.conftest import NANO, learned, refuses
 from tests.e2e.short_job import ADAPTER, resumes_to_the_bit, train
 from tests.e2e.vllm_double import VllmDouble
 from tests.run.test_warmup import FEW
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Lora, Model
 from trainer.errors import CheckpointError, ModelError, TrainingError
 from trainer.model.load import load_model, load_tokenizer

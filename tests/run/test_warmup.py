@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from tests.conftest import ROOT, learned, lines_of, refuses
 from tests.e2e.short_job import ADAPTER, resumes_to_the_bit, train
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import CheckpointError
-from trainer.run.farewell import what_is_saved
+from trainer.run.closing import what_is_saved
 from trainer.run.teaching import leave_start
 
 FEW = ["--preset", "nano", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=2"]

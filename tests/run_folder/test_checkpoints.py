@@ -12,7 +12,7 @@ import torch
 
 from tests.conftest import refuses
 from trainer.errors import CheckpointError
-from trainer.run_folder import checkpoints, previous_run
+from trainer.run_folder import checkpoints, layout
 
 
 class FilePolicy:
@@ -203,7 +203,7 @@ def test_a_damaged_one_never_counts_for_those_that_are_kept(tmp_path, at, keep):
     assert resume(tmp_path, keep=keep) == 4
     assert {"step_000002", "step_000004"} <= {*names(tmp_path)}
     save(tmp_path, 6, keep=keep)
-    whole = [path.name for path in previous_run.checkpoints(tmp_path) if not checkpoints._unusable(path)]
+    whole = [path.name for path in layout.checkpoints(tmp_path) if not checkpoints._unusable(path)]
     assert whole == ["step_000002", "step_000004", "step_000006"][-keep:]
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from tests.conftest import refuses, write_lines
 from trainer.commands.study import Runner
-from trainer.config.command_line import Request, resolve
+from trainer.config.request import Request
+from trainer.config.resolve import resolve
 from trainer.config.settings import fields
 from trainer.config.study import read_study
 from trainer.errors import CheckpointError, ConfigError
@@ -23,7 +24,7 @@ from trainer.machine import disk, manifest
 from trainer.ranks import distributed
 from trainer.rollout.vllm import process
 from trainer.run import job
-from trainer.run_folder import checkpoints, lock, previous_run
+from trainer.run_folder import changed_settings, checkpoints, create, lock
 from trainer.run_folder.journal import Journal
 from trainer.run_folder.reader import read_run
 from trainer.watch.phases import total_memory
@@ -106,7 +107,7 @@ def test_a_run_that_goes_on_says_what_has_changed(failed, capsys, change):
     (failed / "config.yaml").write_text(resolve("nano").to_yaml())
     (failed / "checkpoints/step_000002").mkdir(parents=True)
     request = asked(failed, *filter(None, [change]))
-    lock.introduce(request, lock.claim(request))
+    create.introduce(request, lock.claim(request))
     said = capsys.readouterr()
     assert said.err == ""
     assert f"\n  {change} (it has " in said.out if change else said.out == ""
@@ -129,13 +130,13 @@ def test_a_run_that_has_ended_goes_on_if_that_is_asked_for(failed, change, ended
 
 def test_what_may_change_between_two_starts_are_settings():
     """What may not is refused in tests/data/refusals.yaml."""
-    assert {*previous_run.FROM_HERE_ON, *previous_run.NO_EFFECT} <= {*fields()}
+    assert {*changed_settings.FROM_HERE_ON, *changed_settings.NO_EFFECT} <= {*fields()}
 
 
 def test_a_run_that_has_lost_its_steps_takes_other_settings_and_says_so(failed, capsys):
     (failed / "checkpoints/step_000002.partial").mkdir(parents=True)
     write_lines(failed / "metrics.jsonl", [{"step": 0, "eval/accuracy": 0.5}, {"step": 1}, {"step": 2}])
-    lock.introduce(asked(failed), lock.claim(asked(failed)))
+    create.introduce(asked(failed), lock.claim(asked(failed)))
     assert "2 steps" in capsys.readouterr().err
 
 
@@ -170,7 +171,7 @@ def test_the_settings_of_the_checkpoint_count(saved):
     lock.claim(asked(saved, "algorithm.lr=0.003"))
     state = saved / "checkpoints/step_000002/state.json"
     state.write_text(state.read_text().replace("0.003", "0.007"))  # one that is damaged says nothing
-    assert previous_run.settings_of(saved).algorithm.lr == 0.001
+    assert changed_settings.settings_of(saved).algorithm.lr == 0.001
 
 
 @pytest.mark.parametrize("take", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:40])])
@@ -245,7 +246,7 @@ def test_a_link_where_a_file_is_prepared_is_replaced(tmp_path):
 
 def test_two_runs_without_a_name_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = [lock.folder_of(Request(resolve("nano"), "nano", "")) for _ in range(20)]
+    names = [create.folder_of(Request(resolve("nano"), "nano", "")) for _ in range(20)]
     assert (len(set(names)), all(name.is_dir() for name in names)) == (20, True)
     assert {len(name.name) for name in names} <= {20, 22, 23}  # nano-20260101-000000, and some with -2 or -12
 
@@ -274,5 +275,5 @@ def test_checkpoints_that_cannot_be_read_are_no_reason_to_delete_a_run():
 
 def test_the_memory_of_the_machine_is_kept_for_the_alarm_of_a_leak(tmp_path):
     (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
-    lock.write_machine(tmp_path, resolve("nano"))
+    create.write_machine(tmp_path, resolve("nano"))
     assert read_run(tmp_path).history.memory == pytest.approx(total_memory() / 1e9, abs=0.01)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.commands.conftest import write
 from tests.conftest import ran, refuses
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Config, Model
 from trainer.errors import CheckpointError, DataError
 from trainer.records import Problem

@@ -13,7 +13,7 @@ import yaml
 from tests.conftest import ROOT, program, ran
 from tests.slurm.conftest import SMALL, Job
 from trainer.commands import slurm
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.machine.installed_files import in_a_process
 
 JOBS = sorted((ROOT / "slurm").glob("*.sbatch"))

@@ -12,7 +12,7 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from tests.conftest import ROOT, Opens, logprobs_of, refuses
 from tests.e2e.updates import ROWS, UPDATES, Case, deterministic, make_model, settings
 from tests.run_on_ranks import start_ranks
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import CheckpointError
 from trainer.step import engine
 from trainer.step.optimizer import parameter_groups

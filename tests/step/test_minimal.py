@@ -11,7 +11,7 @@ from tests.conftest import NANO, WITH_ENGINE, group
 from tests.e2e.updates import updater_of
 from trainer import advantage
 from trainer.batch import pack
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.step.engine import DeepSpeedPolicy
 from trainer.watch.tally import Tally
 

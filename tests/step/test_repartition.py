@@ -18,7 +18,8 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from trainer import loop
-from trainer.config.command_line import Request, resolve
+from trainer.config.request import Request
+from trainer.config.resolve import resolve
 from trainer.machine import quiet
 from trainer.run import assemble
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from tests.conftest import NANO, ROOT, lines_of
-from trainer.config.command_line import Request, resolve
+from trainer.config.request import Request
+from trainer.config.resolve import resolve
 from trainer.config.settings import Lora, Model
 from trainer.loop import train as run_loop
 from trainer.machine import hardware

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from trainer.ranks import distributed
 from trainer.errors import ConfigError
-from trainer.rollout.collect import SamplingContext, StaticPolicy
+from trainer.rollout.interface import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
 from trainer.rollout.vllm.colocate import VllmColocateSampler
 from trainer.model.load import load_tokenizer
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 
 def seed():
     for of_one in (random.seed, numpy.random.seed, torch.manual_seed):

@@ -17,7 +17,7 @@ from tests.llama.families import FAMILIES, make
 from tests.vllm.serving import BASIC, PYTHON, RealServer, opened, surroundings, train_all
 from trainer.answers.compare import equal
 from trainer.answers.find import strict
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.evaluation.evaluate import Evaluation
 from trainer.machine.http_client import exchange
 from trainer.model import lora

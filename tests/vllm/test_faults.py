@@ -14,12 +14,12 @@ from tests.conftest import NANO, refuses
 from tests.rollout.test_decoder import tokens_of
 from tests.vllm import serving
 from tests.vllm.serving import RealServer, built
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import TrainingError
 from trainer.machine.http_client import exchange
 from trainer.model.load import load_tokenizer
 from trainer.records import Sampling
-from trainer.rollout.collect import SamplingContext, StaticPolicy
+from trainer.rollout.interface import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Published

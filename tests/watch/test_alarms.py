@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import refuses
 from tests.watch.test_rules import run
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import EndedByAlarm, TrainingError
 from trainer.run_folder.reader import facts_of, read_run
 from trainer.watch.alarms import MOST_LOOKS, Alarms, alarms_of, interval, lasting

@@ -10,8 +10,7 @@ from rich.panel import Panel
 
 from tests.terminal import Terminal
 from trainer.machine.console import Console, spoken
-from trainer.watch import progress
-from trainer.watch.progress import Footer, Progress, TimeLeft
+from trainer.watch.footer import Footer, Progress, TimeLeft
 from trainer.watch.screen import Screen
 
 
@@ -116,7 +115,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    monkeypatch.setattr(progress, "perf_counter", made := Clock())
+    monkeypatch.setattr("trainer.watch.footer.perf_counter", made := Clock())
     return made
 
 

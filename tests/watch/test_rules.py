@@ -9,7 +9,7 @@ import pytest
 from scripts import make_troubleshooting_page
 from tests.conftest import ROOT
 from tests.e2e import faulty_runs
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import fields, sections
 from trainer.watch.alarms import diagnose
 from trainer.watch.history import History

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import NotLearned
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict, verdict_of
 

@@ -6,7 +6,7 @@ from math import inf
 
 from trainer.commands.eval import NO_SERVERS
 from trainer.commands.shared_options import add_overrides, add_run
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.errors import ConfigError
 from trainer.plan import downloads, preflight
 from trainer.run_folder.model_source import Source

@@ -13,8 +13,8 @@ from trainer.machine.safe_text import print
 from trainer.reports.markup import as_csv
 from trainer.reports.report import Pair, ranked, shown
 from trainer.run_folder.reader import RunFiles, as_written, differing, facts_of, names_of, read_runs
+from trainer.watch.footer import clock
 from trainer.watch.measure import REWARD, STRICT
-from trainer.watch.progress import clock
 
 WIDTH = 500  # characters of a line if the output is not a terminal
 AGAINST = "against the first"

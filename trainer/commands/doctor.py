@@ -25,7 +25,8 @@ from rich.text import Text
 
 from trainer.commands.shared_options import add_settings_of_a_run
 from trainer.config import ds_config
-from trainer.config.command_line import choose_preset, resolve
+from trainer.config.choose_preset import choose_preset
+from trainer.config.resolve import resolve
 from trainer.config.settings import RUNS, Config, Model, TaskSettings
 from trainer.errors import Finding, OctetError, counted
 from trainer.machine import hardware

@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 
 from trainer.commands.shared_options import TASKS, add_overrides, latest, must_be_writable, positive
-from trainer.config.command_line import overrides_of, resolve
+from trainer.config.resolve import overrides_of, resolve
 from trainer.config.settings import RUNS, Config, Model
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import quiet

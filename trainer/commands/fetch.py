@@ -18,7 +18,8 @@ from huggingface_hub import constants, snapshot_download
 
 import trainer
 from trainer.commands.shared_options import add_settings_of_a_run, words_of, writing
-from trainer.config.command_line import choose_preset, resolve
+from trainer.config.choose_preset import choose_preset
+from trainer.config.resolve import resolve
 from trainer.config.settings import Model, TaskSettings
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.machine import disk, hardware, manifest

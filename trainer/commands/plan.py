@@ -17,7 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.commands.shared_options import add_settings_of_a_run, positive, words_of
-from trainer.config import command_line, ds_config
+from trainer.config import ds_config
+from trainer.config.choose_preset import GPU_PRESETS, preset_for
+from trainer.config.resolve import overrides_of, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.console import Console, folded, spoken, table
@@ -129,10 +131,10 @@ def show_models(options: Namespace, console: Console) -> None:
 def ask(options: Namespace) -> Question:
     machine = hardware.detect()
     vram, size, card = _card(options, machine)
-    preset = options.preset or ("nano" if options.model == "nano" else command_line.preset_for(vram) or "8gb")
+    preset = options.preset or ("nano" if options.model == "nano" else preset_for(vram) or "8gb")
     named = {"model.name": options.model, "rollout.group_size": options.group, "prompt.max_tokens": options.prompt}
-    overrides = command_line.overrides_of(named | {"rollout.max_new_tokens": options.completion}) + options.overrides
-    config = command_line.resolve(preset, options.recipe, overrides)
+    overrides = overrides_of(named | {"rollout.max_new_tokens": options.completion}) + options.overrides
+    config = resolve(preset, options.recipe, overrides)
     elsewhere = options.vram is not None or options.card is not None  # the named card may be in another machine
     is_here = not elsewhere and options.gpus is None
     ranks, local = (1, 1) if elsewhere else hardware.ranks(machine)
@@ -173,13 +175,13 @@ def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str, s
         return options.vram, f"{options.vram:g} GB", common(options.vram)
     if options.card is not None and (card := card_of(options.card)):
         larger = card_of(card.larger)
-        if larger and larger.memory_gb == command_line.GPU_PRESETS.get(options.preset):
+        if larger and larger.memory_gb == GPU_PRESETS.get(options.preset):
             card = larger
         return card.memory_gb, card.size, card.name
     if machine.gpus:
         return machine.memory_gb, str(machine), machine.gpus[0].name
-    size = command_line.GPU_PRESETS.get(options.preset, search.WITHOUT_A_CARD)
-    is_for_a_card = options.preset in (None, *command_line.GPU_PRESETS)
+    size = GPU_PRESETS.get(options.preset, search.WITHOUT_A_CARD)
+    is_for_a_card = options.preset in (None, *GPU_PRESETS)
     return size, f"{size} GB (no GPU was found; --card names one)", common(size) if is_for_a_card else ""
 
 
@@ -226,12 +228,12 @@ def _shipped(question: Question) -> Question | None:
     """Return the question for the preset that is made for this model, if it fits the card. It would drop the settings
     of any other preset, such as the task in a file of the user's own."""
     options, placement = question.options, question.placement
-    if options.nodes > 1 or options.preset not in (None, *command_line.GPU_PRESETS):
+    if options.nodes > 1 or options.preset not in (None, *GPU_PRESETS):
         return None
     others = [text for text in question.command if "=" in text and not text.startswith("model.name=")]
-    for name, size in command_line.GPU_PRESETS.items():
+    for name, size in GPU_PRESETS.items():
         try:
-            config = command_line.resolve(name, options.recipe, others)
+            config = resolve(name, options.recipe, others)
         except ConfigError:  # this preset excludes some of these settings
             continue
         if config.model.name.lower() != placement.config.model.name.lower() or name in question.command:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 from trainer.commands.shared_options import add_overrides, add_run, positive
-from trainer.config.command_line import overrides_of, resolve
+from trainer.config.resolve import overrides_of, resolve
 from trainer.machine import hardware
 from trainer.plan import preflight
 from trainer.run_folder.reader import read_run

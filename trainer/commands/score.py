@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.commands.shared_options import TASKS, add_overrides
-from trainer.config.command_line import overrides_of, resolve
+from trainer.config.resolve import overrides_of, resolve
 from trainer.config.settings import Config
 from trainer.errors import DataError, OctetError
 from trainer.machine.safe_text import print
@@ -25,7 +25,7 @@ from trainer.records import Completion, Problem, Prompt
 from trainer.reward.built_in import COMPONENTS, Rules
 from trainer.reward.make import make_scorer
 from trainer.reward.scorer import Scorer
-from trainer.watch.progress import PATIENCE_S, Progress
+from trainer.watch.footer import PATIENCE_S, Progress
 
 LINES_AT_ONCE = 64  # for graders, which score lines in parallel
 

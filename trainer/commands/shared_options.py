@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from trainer.config.command_line import latest_run
+from trainer.config.request import latest_run
 from trainer.config.sections.task import BUILT_IN
 from trainer.errors import ConfigError
 from trainer.machine.safe_text import print

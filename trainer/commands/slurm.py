@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trainer.commands.shared_options import add_settings_of_a_run, positive
 from trainer.config import ds_config
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import RUNS, Config
 from trainer.errors import ClusterError, ConfigError
 from trainer.machine import disk
@@ -26,7 +26,7 @@ from trainer.machine.safe_text import print, visible
 from trainer.model.shapes import shape_of
 from trainer.plan import hours
 from trainer.plan.planner import Planner
-from trainer.run_folder import previous_run
+from trainer.run_folder import changed_settings
 
 SCRIPTS = ROOT / "slurm"
 TIMEOUT_S = 120.0  # of sbatch
@@ -102,8 +102,8 @@ def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> No
     _check(config, request)
     folder = config.run.dir or RUNS / f"{Path(preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     if not request.grid:  # on a node this would be said after the job has waited in the queue
-        previous_run.refuse_other_settings(folder, config)
-        previous_run.refuse_to_lengthen(folder, config)
+        changed_settings.refuse_other_settings(folder, config)
+        changed_settings.refuse_to_lengthen(folder, config)
     if dry_run:
         print("\n".join(_script(folder.absolute(), request)), end="")
         print(f"\n# nothing is written or submitted; without --dry-run this is {folder}/job.sbatch")

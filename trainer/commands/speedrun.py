@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from trainer.commands.shared_options import add_overrides
-from trainer.config.command_line import overrides_of, resolve
+from trainer.config.resolve import overrides_of, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.safe_text import print

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer.commands.shared_options import add_overrides, positive, words_of
 from trainer.commands.slurm import JobRequest, slurm
-from trainer.config.command_line import overrides_of, resolve
+from trainer.config.resolve import overrides_of, resolve
 from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
 from trainer.errors import ConfigError, DataError, OctetError, counted
 from trainer.machine import disk
@@ -31,7 +31,7 @@ from trainer.reports.markup import as_csv, as_latex, page
 from trainer.reports.study import RENUMBERED, collect, ended, summary, totals
 from trainer.run_folder.reader import facts_of, read_run
 from trainer.sandbox.confine import ended_with_parent
-from trainer.watch.progress import clock
+from trainer.watch.footer import clock
 
 WIDTH = 160  # characters of a line if the output is not a terminal
 STOPPED = (129, 130, 143)  # exit statuses after the end of a terminal, Ctrl-C and SIGTERM

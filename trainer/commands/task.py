@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.commands.score import with_every_component
 from trainer.commands.shared_options import TASKS, add_overrides
-from trainer.config.command_line import overrides_of, resolve
+from trainer.config.resolve import overrides_of, resolve
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.machine.safe_text import print

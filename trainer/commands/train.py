@@ -18,24 +18,18 @@ from types import FrameType
 
 import psutil
 
-from trainer.config.command_line import Request, parse_command_line
+from trainer.config.request import Request, parse_command_line
 from trainer.machine import hardware
-from trainer.machine.exits import END, STOPPING
+from trainer.machine.exits import EARLY, END, SILENT_ENDS, STOPPING
 from trainer.machine.installed_files import ROOT
 from trainer.machine.safe_text import print
 from trainer.plan import preflight
 from trainer.ranks import slurm
-from trainer.run_folder import previous_run
+from trainer.run_folder import changed_settings
 from trainer.sandbox.confine import ended_with_parent
 
 TRAIN = ROOT / "train.py"
 RETRY_S = 1
-# How a process has ended that could not print why.
-CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-SILENT_ENDS = {128 + number: f"has crashed ({signal.strsignal(number)})" for number in CRASHES}
-CAUSE = "The likely cause is that the machine or its job ran out of memory: `dmesg` says so"
-SILENT_ENDS[128 + signal.SIGKILL] = f"was killed (signal 9). {CAUSE}"
-EARLY = "has ended before its last step, with status 0"  # as after os._exit(0) in a user's function
 AFTER_A_SIGNAL = (-signal.SIGTERM, 1, 130)  # statuses of what a signal has ended; 1: DeepSpeed's launcher, 130: a rank
 LEAVE_S = 60.0  # grace period of ranks after SIGTERM; DeepSpeed's launcher gives them 30
 LEFT_S = 5.0  # grace period of processes that outlive a train.py which has ended well
@@ -56,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
     request.config.refuse_idle(max(1, len(machine.gpus)))
     preflight.check(request.config, machine)
     if request.config.run.dir and not request.resumes:
-        previous_run.refuse_to_lengthen(request.config.run.dir, request.config)
+        changed_settings.refuse_to_lengthen(request.config.run.dir, request.config)
     environment = os.environ | {preflight.CHECKED: "1", hardware.ANSWERS: json.dumps(hardware.answers)}
     say("octet: starting DeepSpeed, which takes several seconds")
     arguments = with_choices(request, arguments)

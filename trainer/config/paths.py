@@ -22,6 +22,12 @@ def file_of(text: str) -> str:
     return text.rpartition(":")[0] if ".py:" in text else text
 
 
+def data_files(source: Path) -> list[Path]:
+    """Return the local file, or the data files of a folder, that a setting names."""
+    found = (file for end in ("train.*", "test.*") for file in source.glob(end) if file.is_file())
+    return sorted(found) or [source] * source.is_file()
+
+
 def apart(code: str | Path) -> Path:
     """Return the folder for copies of code whose file names clash with those of other code."""
     return CODE / f"{zlib.crc32(os.fsencode(os.path.abspath(code))):08x}"

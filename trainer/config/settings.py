@@ -1,6 +1,6 @@
 """The configuration: all settings with their defaults.
 
-Each setting is in one section of `sections/`; numbers that follow from other settings are properties. `command_line.py`
+Each setting is in one section of `sections/`; numbers that follow from other settings are properties. `resolve.py`
 combines presets, recipes and the command line. Memory and precision of the engine are in `ds_configs/`.
 """
 

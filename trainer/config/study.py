@@ -18,9 +18,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
-from trainer.config.command_line import full_names, resolve
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.read_yaml import BadYaml, read_yaml, written
+from trainer.config.resolve import full_names, resolve
 from trainer.config.sections.base import RUNS, Section
 from trainer.config.sections.reward import function_name
 from trainer.config.settings import Config

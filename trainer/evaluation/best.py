@@ -25,7 +25,7 @@ from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.records import Draws, Prompt
 from trainer.reward.scorer import Scorer
-from trainer.rollout.collect import Sampler
+from trainer.rollout.interface import Sampler
 from trainer.run_folder.journal import read_records
 from trainer.watch.measure import STRICT, Measure, percent
 

@@ -17,10 +17,11 @@ from trainer.machine import disk
 from trainer.ranks import distributed
 from trainer.records import Completion, Draws, Prompt, Sampling, Score, ScoredGroup
 from trainer.reward.scorer import Scorer
-from trainer.rollout.collect import Sampler, collect, report_missing
+from trainer.rollout.collect import collect, report_missing
+from trainer.rollout.interface import Sampler
 from trainer.stats import Share, pass_at, share_of
+from trainer.watch.footer import Progress
 from trainer.watch.measure import STRICT, Measure
-from trainer.watch.progress import Progress
 
 ShowProgress = Callable[[str, int], Progress]  # of the name of a task and the number of its parts
 

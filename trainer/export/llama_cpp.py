@@ -21,7 +21,7 @@ from trainer.errors import MergeError
 from trainer.export.gguf_file import Kind, stored
 from trainer.model.merge import Weights
 from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.collect import Groups, Sampler
+from trainer.rollout.interface import Groups, Sampler
 from trainer.rollout.turns import Stops
 
 # The largest error of a stored number, as a share of the largest number of its block: half a step. Q4_0 and Q5_0 have

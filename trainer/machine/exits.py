@@ -1,4 +1,4 @@
-"""The end of every command: its message and its exit status."""
+"""The end of every command: its message and its exit status. And what a process that was killed could not print."""
 
 import atexit
 import errno
@@ -18,6 +18,12 @@ from trainer.machine.safe_text import print, without_keys
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SOON_S = 0.05
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+CAUSE = "The likely cause is that the machine or its job ran out of memory: `dmesg` says so"
+# How a process has ended that could not print why, by its exit status.
+SILENT_ENDS = {128 + number: f"has crashed ({signal.strsignal(number)})" for number in CRASHES}
+SILENT_ENDS[128 + signal.SIGKILL] = f"was killed (signal 9). {CAUSE}"
+EARLY = "has ended before its last step, with status 0"  # as after os._exit(0) in a user's function
 END = "OCTET_END"  # environment variable with the file that train.py creates if it succeeds
 
 

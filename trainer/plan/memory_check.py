@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
 
-from trainer.config.command_line import overrides_of
+from trainer.config.resolve import overrides_of
 from trainer.config.sections.model import ENDS
 from trainer.config.settings import Config
 from trainer.errors import Finding, counted

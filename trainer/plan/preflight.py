@@ -30,7 +30,7 @@ from trainer.plan import downloads, memory_check
 from trainer.plan.planner import ADAM, PROCESS, Planner
 from trainer.problem.task import make_task
 from trainer.reward import make
-from trainer.run_folder import previous_run
+from trainer.run_folder import changed_settings
 
 CHECKED = "OCTET_CHECKED"  # environment variable that the launcher sets for its processes after these checks
 WHOLE_LR = 1e-3  # warn above this learning rate if the whole model is trained
@@ -99,7 +99,7 @@ def must_be_usable(config: Config) -> None:
     if not os.access(nearest := existing(folder), os.W_OK | os.X_OK):
         raise ConfigError(f"run.dir={folder}", f"{nearest} cannot be written", "Write another run.dir=FOLDER")
     if config.run.dir:
-        previous_run.refuse_other_settings(folder, config)
+        changed_settings.refuse_other_settings(folder, config)
 
 
 def complain(found: Sequence[Finding]) -> None:

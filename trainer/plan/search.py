@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from trainer.config import conflicts, ds_config
-from trainer.config.command_line import overrides_of
+from trainer.config.resolve import overrides_of
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.model.shapes import shape_of

@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from trainer.answers.number import has_comma, number
-from trainer.config.command_line import overrides_of
+from trainer.config.resolve import overrides_of
 from trainer.config.settings import TaskSettings
 from trainer.errors import Finding
 from trainer.problem.task import HELD_OUT, LEFT_OUT, DataTask, Task, make_task

@@ -14,7 +14,7 @@ from trainer.errors import ConfigError
 from trainer.machine.safe_text import visible
 from trainer.reports.chart import HEIGHT, WIDTH, Chart, Curve, Value, colour_of, label, svg, thinned
 from trainer.reports.markup import Html, tag
-from trainer.run_folder.previous_run import NO_EFFECT
+from trainer.run_folder.changed_settings import NO_EFFECT
 from trainer.run_folder.reader import RunFiles, differing, names_of, phases
 
 Metrics = Mapping[str, float]

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from jinja2 import Environment
 
-from trainer.config.command_line import flat
+from trainer.config.resolve import flat
 from trainer.machine.safe_text import visible
 from trainer.reports import rerun
 from trainer.run_folder.reader import OF_WARMUP, RunFiles, facts_of, table_rows

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from trainer.config.command_line import flat, resolve
 from trainer.config.paths import FOLDERS, MODELS, PATHS
 from trainer.config.read_yaml import written as yaml_of
+from trainer.config.resolve import flat, resolve
 from trainer.config.train_options import PRESETS, names_in
 from trainer.machine.safe_text import as_command
 

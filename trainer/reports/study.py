@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.config.study import BASE, SUPERVISED, Study, StudyRun
 from trainer.errors import DataError
-from trainer.run_folder import previous_run
+from trainer.run_folder import changed_settings, layout
 from trainer.run_folder.journal import VERDICT
 from trainer.run_folder.reader import RunFiles, phases, read_run
 from trainer.stats import SIGNIFICANT, Table, corrected, effect, is_enough, share_reached
@@ -94,17 +94,17 @@ def collect(study: Study) -> Collected:
 def ended(study: Study, run: StudyRun) -> RunFiles | None:
     """Return the files of a run that has ended, or None. Raise DataError if its settings are not those of the study."""
     folder = study.folder / run.name
-    has_saved = any(map(previous_run.has_saved, (folder, folder / "warmup")))
+    has_saved = any(map(layout.has_saved, (folder, folder / "warmup")))
     if not (folder / "config.yaml").is_file() or not (has_saved or (folder / VERDICT).is_file()):
         return None  # it starts again, with the settings that the study has now
-    ignored = previous_run.NO_EFFECT
+    ignored = changed_settings.NO_EFFECT
     if run.arm == SUPERVISED:  # its length follows from the first arm
         ignored = ignored | {"run.steps", "warmup.steps"}
     config, warmup = study.config(run), folder / "warmup"
-    differences = previous_run.differences(folder, config)
+    differences = changed_settings.differences(folder, config)
     if differences and (warmup / "config.yaml").is_file() and config.warmup.steps:  # after it, a run has other settings
-        differences = previous_run.differences(warmup, config.warmed_up_in(warmup))
-        differences += previous_run.differences(folder, config.after_warmup(warmup))
+        differences = changed_settings.differences(warmup, config.warmed_up_in(warmup))
+        differences += changed_settings.differences(folder, config.after_warmup(warmup))
     if changes := [str(one) for one in differences if one.key not in ignored]:
         remedy = f"Restore them, rename the arm or {study.path.name}, or delete this folder"
         raise DataError(folder, f"it was made with other settings than the study has now: {', '.join(changes)}", remedy)

@@ -19,11 +19,11 @@ from rich.text import Text
 from trainer.machine import disk
 from trainer.machine.console import Console
 from trainer.machine.safe_text import around, visible
-from trainer.run_folder.previous_run import checkpoints, step_of
+from trainer.run_folder.layout import checkpoints, step_of
 from trainer.run_folder.reader import RunFiles, as_written, phases, read_run
 from trainer.watch.alarms import lasting
+from trainer.watch.footer import clock
 from trainer.watch.measure import Measure
-from trainer.watch.progress import clock
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # of a small curve, in characters

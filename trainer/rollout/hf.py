@@ -15,8 +15,8 @@ from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.model.embedding_and_head import causal_lm_of
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout import limits
-from trainer.rollout.collect import Groups, Sampler
 from trainer.rollout.draw_tokens import draw, uniforms
+from trainer.rollout.interface import Groups, Sampler
 from trainer.rollout.turns import OpenAnswer, TurnTaking, Written
 
 

@@ -6,11 +6,11 @@ from trainer.config.settings import Rollout
 from trainer.errors import ConfigError
 from trainer.problem.prompts import Prompter
 from trainer.rollout import limits
-from trainer.rollout.collect import Sampler, SamplingContext
 from trainer.rollout.decoder.eight_bits import check_card
 from trainer.rollout.decoder.forward import reasons_against
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
+from trainer.rollout.interface import Sampler, SamplingContext
 from trainer.rollout.turns import Stops, TurnTaking
 
 

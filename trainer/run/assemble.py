@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from trainer.batch.pack import Packer
-from trainer.config.command_line import Request, flat
+from trainer.config.request import Request
+from trainer.config.resolve import flat
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, ModelError
 from trainer.evaluation.best import EvaluationHistory, Evaluator
@@ -34,24 +35,25 @@ from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Prompt, TrainingBatch
 from trainer.reports import terminal
 from trainer.reward.make import make_scorer, make_verifier, worked
-from trainer.rollout.collect import Exportable, Rollouts, Sampler, SamplingContext
+from trainer.rollout.collect import Rollouts
 from trainer.rollout.hf import HfSampler
+from trainer.rollout.interface import Exportable, Sampler, SamplingContext
 from trainer.rollout.limits import Say, check_context, context_of, on_stderr, within_context
 from trainer.rollout.make import make_sampler, make_vllm_sampler
 from trainer.rollout.turns import Stops
 from trainer.rollout.vllm.teacher import ServedTeacher
 from trainer.run.data import Prompts, make_prompts, prompter_of, report
-from trainer.run_folder import checkpoints, lock
+from trainer.run_folder import checkpoints, create, lock
 from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.provenance import Provenance
 from trainer.run_folder.run_log import Logs, RunLog
 from trainer.step.update import Updater
 from trainer.watch.alarms import Alarms
+from trainer.watch.footer import TimeLeft
 from trainer.watch.history import History
 from trainer.watch.measure import measure_of
 from trainer.watch.phases import GB, total_memory
-from trainer.watch.progress import TimeLeft
 from trainer.watch.rules import RULES
 from trainer.watch.screen import Screen
 from trainer.watch.trackers import Tracker
@@ -260,10 +262,10 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     if first_step > total_steps:
         reason = f"the run in {folder} has made {first_step}"
         raise ConfigError(f"run.steps={total_steps}", reason, f"Write run.steps={first_step} or more").of_all()
-    lock.introduce(request, folder)
-    lock.write_config(folder, config)
+    create.introduce(request, folder)
+    create.write_config(folder, config)
     if not first_step:
-        lock.write_machine(folder, config)
+        create.write_machine(folder, config)
     view = partial(terminal.of_folder, folder)
     left = TimeLeft(total_steps, config.eval.every, (1 + config.merges) * bool(config.eval.problems))
     measure, quiet = measure_of(config), not is_main

@@ -23,8 +23,8 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling
 from trainer.reward.make import make_verifier
 from trainer.reward.scorer import Scorer
-from trainer.rollout.collect import Sampler
 from trainer.rollout.decoder.sampler import DecodeSampler
+from trainer.rollout.interface import Sampler
 from trainer.rollout.limits import check_context, on_stderr
 from trainer.rollout.make import make_sampler
 from trainer.run import assemble

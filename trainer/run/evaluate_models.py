@@ -28,11 +28,11 @@ from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.records import Draws, Prompt, Sampling
 from trainer.rollout import limits
-from trainer.rollout.collect import Sampler, StaticPolicy
+from trainer.rollout.interface import Sampler, StaticPolicy
 from trainer.rollout.make import make_vllm_sampler
 from trainer.run import assemble, sampler_check
 from trainer.run.data import prompter_of
-from trainer.watch.progress import Footer, Progress
+from trainer.watch.footer import Footer, Progress
 from trainer.watch.screen import Screen
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trainer.config.command_line import Request
+from trainer.config.request import Request
 from trainer.config.settings import Config
 from trainer.errors import CheckpointError, EndedByAlarm
 from trainer.evaluation.best import describe, metrics_of
@@ -20,10 +20,10 @@ from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.model.merge import write_merged
 from trainer.plan.read_data import Data, read
 from trainer.ranks import distributed, signal_handlers
-from trainer.run import assemble, farewell, sampler_check, teaching
+from trainer.run import assemble, closing, opening, sampler_check, teaching
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import planned, rehearse, report
-from trainer.run_folder import lock, previous_run
+from trainer.run_folder import changed_settings, create, lock
 from trainer.run_folder.run_log import RunLog
 from trainer.watch.phases import total_memory
 from trainer.watch.verdict import Verdict
@@ -68,7 +68,7 @@ def run(request: Request, data: Data | None = None) -> Result | None:
                 with log.stopping.merging():
                     evaluations = {**evaluations, **_merge_and_evaluate(config, log, data, evaluations.get("trained"))}
             if distributed.is_main():
-                verdict = farewell.conclude(request, log.folder, log.screen, evaluations)
+                verdict = closing.conclude(request, log.folder, log.screen, evaluations)
     if "merged" in evaluations and config.merged_differs_by_rounding:
         dtype = resolve_dtype(config.model.dtype, distributed.device())
         agreement(evaluations["trained"], evaluations["merged"]).must_be_rounding(dtype)
@@ -81,17 +81,17 @@ def run(request: Request, data: Data | None = None) -> Result | None:
 
 def _warm_up_first(request: Request, data: Data) -> Request:
     """Run the warm-up in a folder of its own unless it is done, and return the request for the run that follows."""
-    folder = lock.folder_of(request)
+    folder = create.folder_of(request)
     whole = request.config.changed({"run.dir": folder})
     warmup, config = folder / "warmup", whole.warmed_up_in(folder / "warmup")
-    previous_run.refuse_other_settings(warmup, config)
+    changed_settings.refuse_other_settings(warmup, config)
     lock.hold(folder)
     if not distributed.gather((warmup / teaching.START).exists())[0]:
-        lock.write_config(folder, whole)  # for --resume
+        create.write_config(folder, whole)  # for --resume
         log, evaluations = _train_and_evaluate(replace(request, config=config), data)
         gc.collect()
         if distributed.is_main():
-            log.screen.say(farewell.summarise(config, warmup, log.screen, evaluations)[0].shown)
+            log.screen.say(closing.summarise(config, warmup, log.screen, evaluations)[0].shown)
         with _saying_what_is_saved(log), log.stopping.merging():
             teaching.leave_start(config, whole.warmup.then, warmup)
     return replace(request, config=whole.after_warmup(warmup))
@@ -102,7 +102,7 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
     evaluator, log = run.evaluator, run.log
     evaluations: dict[str, Evaluation] = {}
     try:
-        farewell.introduce(run, request)
+        opening.introduce(run, request)
         _rehearse_and_check(config, run)
         if evaluator.held_out:
             evaluations["base"] = _of_base(run)
@@ -115,20 +115,20 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
             last = last or evaluator.evaluate("trained", evaluator.draws)
             evaluations["trained"] = replace(last, name="trained")
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(farewell.what_is_saved(log)) from None
+        raise KeyboardInterrupt(closing.what_is_saved(log)) from None
     except OSError as error:
         if log.folder.is_dir() and not disk.failure(error):
             raise
         gone = "" if log.folder.is_dir() else f"{log.folder} has disappeared: "
         reason = disk.failure(error) or f"{error.strerror}."
         named = f"{gone}{error.filename or 'while writing'}"
-        raise CheckpointError(named, f"{reason} {farewell.what_is_saved(log)}") from error
+        raise CheckpointError(named, f"{reason} {closing.what_is_saved(log)}") from error
     except EndedByAlarm as alarm:
-        raise EndedByAlarm(f"{alarm.key}={alarm.value}", alarm.reason, farewell.what_is_saved(log)) from None
+        raise EndedByAlarm(f"{alarm.key}={alarm.value}", alarm.reason, closing.what_is_saved(log)) from None
     finally:
         run.rollouts.close()
         log.close()
-    for line in farewell.best_step(config, evaluator.history, log.total_steps):
+    for line in closing.best_step(config, evaluator.history, log.total_steps):
         log.screen.say(line)
     with _saying_what_is_saved(log):
         _export(run)
@@ -141,7 +141,7 @@ def _saying_what_is_saved(log: RunLog) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(str(interrupt) or farewell.what_is_saved(log)) from None
+        raise KeyboardInterrupt(str(interrupt) or closing.what_is_saved(log)) from None
 
 
 def _of_base(run: Run) -> Evaluation:

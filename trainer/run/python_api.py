@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants
 
-from trainer.config.command_line import Request, code_and_servers, validated
 from trainer.config.paths import GIVEN
+from trainer.config.request import Request
+from trainer.config.resolve import code_and_servers, validated
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk, hardware, quiet, user_code
 from trainer.machine.safe_text import print
 from trainer.plan import preflight
-from trainer.run_folder import previous_run
+from trainer.run_folder import layout
 
 if TYPE_CHECKING:
     from trainer.run.job import Result
@@ -175,7 +176,7 @@ def _write(path: Path, text: str) -> None:
     if disk.is_locked(path.parents[1] / ".lock"):
         remedy = "Wait for it, or choose another folder"
         raise ConfigError(f"run.dir={path.parents[1]}", "another run is writing to it", remedy)
-    if path.is_file() and path.read_text() != text and previous_run.has_saved(path.parents[1]):
+    if path.is_file() and path.read_text() != text and layout.has_saved(path.parents[1]):
         reason = f"it holds a run with another {path.name}"
         raise ConfigError(f"run.dir={path.parents[1]}", reason, "Pass what it had, or choose another folder")
     path.parent.mkdir(parents=True, exist_ok=True)

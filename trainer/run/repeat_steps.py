@@ -8,8 +8,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from trainer.config.command_line import Request
 from trainer.config.paths import DATA
+from trainer.config.request import Request
 from trainer.config.settings import Config
 from trainer.errors import DataError, counted
 from trainer.evaluation.best import Milestone
@@ -18,7 +18,7 @@ from trainer.machine.safe_text import print, visible
 from trainer.run import assemble, teaching
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import rehearse
-from trainer.run_folder import lock, previous_run, provenance
+from trainer.run_folder import changed_settings, create, provenance
 from trainer.run_folder.journal import read_records
 
 MEASURED = ("time/", "memory/", "energy/", "eval/")  # metrics that depend on the machine, or do not belong to a step
@@ -39,7 +39,7 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     steps = min(steps, max(recorded))
     problems = [problem.id for problem in _train(config, steps).rollouts.curriculum.problems]
     own = ("run.dir", "run.track", *DATA)
-    changed = [one for one in previous_run.differences(folder, config) if one.key not in own]
+    changed = [one for one in changed_settings.differences(folder, config) if one.key not in own]
     causes = [f"the setting {one.key}={one.now}; the run has {one.before}" for one in changed]
     before, now = provenance.recorded(folder), provenance.recorded(scratch)
     if before and (difference := provenance.apart(before, now, problems)):
@@ -123,10 +123,10 @@ def _tensors(before: Path, now: Path, step: int) -> Iterator[str]:
 
 def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
     """Yield the changes in what the run has recorded: base weights, versions, threads and more."""
-    if not (folder / lock.MACHINE).is_file():
-        yield f"base weights, versions, device, threads or code: the run has no {lock.MACHINE} to compare them with"
+    if not (folder / create.MACHINE).is_file():
+        yield f"base weights, versions, device, threads or code: the run has no {create.MACHINE} to compare them with"
         return
-    before, now = (json.loads((place / lock.MACHINE).read_text()) for place in (folder, scratch))
+    before, now = (json.loads((place / create.MACHINE).read_text()) for place in (folder, scratch))
     for name, value in before.items():
         if value != now.get(name) and not (name.startswith("checksum of ") and value in now.values()):  # only moved
             yield f"{name}: {now.get(name, 'none')}; the run had {value}"

@@ -9,7 +9,7 @@ from trainer.batch.pack import Packer
 from trainer.errors import ConfigError
 from trainer.ranks import distributed
 from trainer.records import Prompt, Sampling, Scores, TrainingBatch, TrainingRow
-from trainer.rollout.collect import Sampler
+from trainer.rollout.interface import Sampler
 from trainer.rollout.limits import Say
 from trainer.run.assemble import Run
 

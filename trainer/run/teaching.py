@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from trainer.answers.strip_thinking import THOUGHTS
-from trainer.config.command_line import Request
+from trainer.config.request import Request
 from trainer.config.settings import Config, Turns
 from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.loop import Lessons, train, warm_up

@@ -24,8 +24,8 @@ from trainer.machine import disk, manifest
 from trainer.machine.safe_text import visible
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.run_folder import journal, previous_run
-from trainer.run_folder.previous_run import step_of
+from trainer.run_folder import journal, layout
+from trainer.run_folder.layout import step_of
 
 _whole: dict[Path, bool] = {}  # checkpoints that this process has written or read, and whether they are undamaged
 
@@ -50,7 +50,7 @@ class Learned(NamedTuple):
 def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learned) -> None:
     """Save a checkpoint after `step` updates. Every rank calls it."""
     final = run_folder / "checkpoints" / f"step_{step:06d}"
-    partial, before = final.with_name(f"{final.name}.partial"), previous_run.checkpoints(run_folder)[-1:]
+    partial, before = final.with_name(f"{final.name}.partial"), layout.checkpoints(run_folder)[-1:]
     then = f"`--resume` then continues from {before[0].name}" if before else "the same command then starts again"
     remedy = f"Make room, or write run.keep=1; {then}."
     with disk.writing(partial, f"the checkpoint of step {step}", remedy, sum(map(disk.size, before))):
@@ -72,7 +72,7 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learne
         raise CheckpointError(final, reason, f"Check the disk; {then}").of_all()
     _whole[final] = True
     if distributed.is_main():
-        for later in [path for path in previous_run.checkpoints(run_folder) if step_of(path) > step]:  # damaged ones
+        for later in [path for path in layout.checkpoints(run_folder) if step_of(path) > step]:  # damaged ones
             shutil.rmtree(later)
     _delete_earlier(run_folder, step, keep)
 
@@ -80,7 +80,7 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learne
 def latest(run_folder: Path) -> Path | None:
     """Return the newest checkpoint, which may be damaged. Raise CheckpointError if all have disappeared."""
     folder = run_folder / "checkpoints"
-    if saved := previous_run.checkpoints(run_folder):
+    if saved := layout.checkpoints(run_folder):
         return saved[-1]
     if (folder / "latest").is_symlink() or any((run_folder / product).exists() for product in ("adapter", "model")):
         reason = "no checkpoint is left in it, so the run cannot continue"
@@ -92,7 +92,7 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Learned) -> int
     """Load the newest undamaged checkpoint and return its number of updates, or 0 if there are no checkpoints."""
     if distributed.gather(latest(run_folder) is None)[0]:
         return 0
-    for path in distributed.gather([str(path) for path in previous_run.checkpoints(run_folder)[::-1]])[0]:
+    for path in distributed.gather([str(path) for path in layout.checkpoints(run_folder)[::-1]])[0]:
         folder = Path(path)
         wrong = _unusable(folder)
         _whole[folder] = not wrong
@@ -178,7 +178,7 @@ def _publish(partial: Path, final: Path) -> None:
 
 def _delete_earlier(run_folder: Path, step: int, keep: int) -> None:
     """Delete the checkpoints that are older than the newest `keep` undamaged ones. Every rank calls it."""
-    saved = [str(path) for path in previous_run.checkpoints(run_folder) if step_of(path) <= step]
+    saved = [str(path) for path in layout.checkpoints(run_folder) if step_of(path) <= step]
     earlier = [Path(path) for path in distributed.gather(saved)[0]]
     if len(earlier) <= keep:
         return

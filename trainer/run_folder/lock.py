@@ -2,38 +2,21 @@
 
 import errno
 import fcntl
-import json
 import os
-import platform
-import shutil
-import subprocess
-import sys
 import time
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
-from itertools import chain, count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import torch
-
-from trainer.config import paths
-from trainer.config.command_line import Request
-from trainer.config.settings import RUNS, Config
-from trainer.errors import ConfigError, counted
-from trainer.machine import disk, hardware
-from trainer.machine.installed_files import CHECKOUT
-from trainer.model import hub
+from trainer.config.request import Request
+from trainer.errors import ConfigError
+from trainer.machine import disk
 from trainer.ranks import distributed, slurm
-from trainer.run_folder import journal, previous_run
-from trainer.run_folder.provenance import code_of, files_of, versions
-from trainer.watch.phases import total_memory
+from trainer.run_folder import changed_settings, journal, layout
+from trainer.run_folder.create import folder_of
 
-MACHINE = "machine.json"
-LARGEST = 5_000_000  # bytes of data that are copied into the run folder
 LEFTOVER_S = 120.0  # a requeued job waits this long for the processes of its previous start
-
 _held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, with their open lock files
 
 
@@ -41,48 +24,19 @@ def claim(request: Request) -> Path:
     """Lock the run folder and return it. Raise ConfigError if it is in use, or if its run has other settings."""
     folder = folder_of(request)
     distributed.keep_stacks_in(folder / "stacks")
-    previous_run.refuse_other_settings(folder, request.config)
+    changed_settings.refuse_other_settings(folder, request.config)
     if not request.resumes:
-        previous_run.refuse_to_lengthen(folder, request.config)
+        changed_settings.refuse_to_lengthen(folder, request.config)
     hold(folder)
     return folder
 
 
-def introduce(request: Request, folder: Path) -> None:
-    """Print how a run continues with other settings, or that it starts again."""
-    if distributed.is_main():
-        if others := previous_run.meaning(previous_run.changes(folder, request.config)):
-            lines = [f"octet: run.dir={folder}: it continues with other settings:", *others]
-            print("\n".join(lines), file=sys.stderr if request.json else sys.stdout, flush=True)
-        if lost := previous_run.lost_steps(folder):
-            nothing = f"nothing of its {counted(lost, 'step')} was saved"
-            print(f"octet: run.dir={folder}: {nothing}; it starts again", file=sys.stderr)
-
-
 def hold(folder: Path) -> None:
     """Lock a folder until this process disconnects. Every rank calls it, before anything is written there."""
-    previous_run.refuse_what_is_not_its_own(folder)
+    layout.refuse_what_is_not_its_own(folder)
     if distributed.is_main() and not is_ours(folder):
         _lock(folder)
     distributed.barrier()
-
-
-def folder_of(request: Request) -> Path:
-    """Return the run folder, the same on every rank. Without run.dir it is new, even if two runs start at once."""
-    name = request.config.run.dir
-    if name is None:
-        dated = f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-        names = (RUNS / f"{dated}{ending}" for ending in chain([""], (f"-{number}" for number in count(2))))
-        name = next(filter(_is_new, names)) if distributed.is_main() else RUNS
-    return Path(distributed.gather(str(name))[0])
-
-
-def _is_new(folder: Path) -> bool:
-    """Create a folder, or return False if it exists. Other errors are left to the attempt to lock it."""
-    with suppress(OSError):
-        folder.mkdir(parents=True)
-        return True
-    return not folder.exists()
 
 
 def is_ours(folder: Path) -> bool:
@@ -97,65 +51,6 @@ def must_still_be_ours(folder: Path) -> None:
             if os.fstat(lock.fileno()).st_nlink < (folder / ".lock").stat().st_nlink:
                 reason = "it was deleted during this run, and another run is writing to it"
                 raise ConfigError(f"run.dir={folder}", reason, "Give each run a folder of its own")
-
-
-def write_config(folder: Path, config: Config) -> None:
-    """Write the configuration into the run folder, after everything is loaded: an error before that leaves none."""
-    if distributed.is_main():
-        packages, commit = [f"{name} {number}" for name, number in versions().items()], revision()
-        made_with = ", ".join([*packages, f"git revision {commit}" if commit else "no git revision"])
-        machine = f"{counted(distributed.world_size(), 'rank')}; {hardware.detect()}"
-        text = f"# {made_with}\n# {machine}\n{_movable(config, folder).to_yaml(folder)}"
-        if not (folder / "config.yaml").exists():
-            disk.mark_as_made_here(folder)
-        disk.replace(folder / "config.yaml", text.encode())
-
-
-def _movable(config: Config, folder: Path) -> Config:
-    """Copy small data and code into the run folder, and return settings that name the copy of the data."""
-    _copy_code(config, folder)
-    copied: dict[str, Any] = {}
-    for name in ("path", "test_path", "data_dir"):
-        source = Path(getattr(config.task, name) or "-").expanduser().absolute()
-        place, files = folder / paths.GIVEN / name / source.name, previous_run.data_files(source)
-        is_outside = os.path.isabs(paths.place(folder, str(source)))  # a resumed run reads its copy
-        if files and is_outside and sum(file.stat().st_size for file in files) <= LARGEST:
-            disk.remove(place.parent)
-            to = place if source.is_dir() else place.parent
-            to.mkdir(parents=True)
-            for file in files:
-                disk.replace(to / file.name, file.read_bytes())
-            copied[name] = place if name == "data_dir" else str(place)
-    return config.model_copy(update={"task": config.task.model_copy(update=copied)})
-
-
-def _copy_code(config: Config, folder: Path) -> None:
-    """Copy the user's code into the run folder, where `paths.placed` finds it if the original is missing."""
-    files: dict[Path, Path] = {}
-    for code, names in code_of(config).items():
-        is_free = all(paths.CODE / name not in files for name in names)
-        files |= {(paths.CODE if is_free else paths.apart(code)) / name: code / name for name in names}
-    outside = {copy: path for copy, path in files.items() if os.path.isabs(paths.place(folder, str(path)))}
-    if outside and sum(path.stat().st_size for path in outside.values()) <= LARGEST:
-        if len(outside) == len(files):  # otherwise some of the existing copies are in use
-            disk.remove(folder / paths.CODE)
-        for copy, path in outside.items():
-            (folder / copy).parent.mkdir(parents=True, exist_ok=True)
-            disk.replace(folder / copy, path.read_bytes())
-
-
-def write_machine(folder: Path, config: Config) -> None:
-    """Write what else the first step depends on, beside settings and data, for `octet repro`."""
-    if not distributed.is_main():
-        return
-    device = torch.cuda.get_device_name() if distributed.on_gpu() else ""
-    device = device or f"CPU with {torch.backends.cpu.get_cpu_capability()}"
-    facts: dict[str, Any] = {"base weights": hub.fingerprint(config.model)[:16], **versions()}
-    facts |= {"python": platform.python_version(), "git revision": revision() or "none"}
-    facts |= {"ranks": distributed.world_size(), "threads": torch.get_num_threads(), "device": device}
-    facts |= {"processor": hardware.processor(), "memory": round(total_memory() / 1e9, 2)}
-    facts |= {f"checksum of {name}": checksum for name, checksum in files_of(config, folder).items()}
-    disk.replace(folder / MACHINE, (json.dumps(facts, indent=2) + "\n").encode())
 
 
 def _lock(folder: Path) -> None:
@@ -194,11 +89,3 @@ def _is_free(lock: IO[str]) -> bool:
         without = f"its file system has no locks ({error.strerror}), so make sure that no other run writes there"
         journal.warn(f"{Path(lock.name).parent}: {without}")
     return True
-
-
-def revision() -> str:
-    """Return the git revision of the checkout; "" without a repository or without git."""
-    if not (CHECKOUT / ".git").exists() or shutil.which("git") is None:
-        return ""
-    command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

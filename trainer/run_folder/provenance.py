@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import trainer
-from trainer.config.command_line import flat
 from trainer.config.paths import PATHS, file_of, place, stored
+from trainer.config.resolve import flat
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine.installed_files import CHECKOUT
 from trainer.model import hub
 from trainer.ranks import distributed
 from trainer.records import Problem
-from trainer.run_folder import journal, previous_run
+from trainer.run_folder import changed_settings, journal
 
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
 DIGITS = 8  # of the checksum of a problem
@@ -45,7 +45,7 @@ class Provenance:
         """Return a digest of everything that the steps depend on. It stays the same if the run is moved."""
         settings = flat(stored(self.config.model_dump(mode="json"), self.folder))
         named = {key: Path(str(value)).name if key in PATHS else value for key, value in settings.items()}
-        kept = {key: value for key, value in named.items() if previous_run.Change(key, None, None).is_refused}
+        kept = {key: value for key, value in named.items() if changed_settings.Change(key, None, None).is_refused}
         return _digest(json.dumps([kept, self.data["training"], self.weights]))[:16]
 
     def state(self) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from trainer.config.command_line import BY_ITS_VERSION, flat, resolve
 from trainer.config.read_yaml import BadYaml, read_yaml
+from trainer.config.resolve import BY_ITS_VERSION, flat, resolve
 from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError, DataError, OctetError
 from trainer.machine import disk
 from trainer.machine.safe_text import print
+from trainer.run_folder.changed_settings import NO_EFFECT
 from trainer.run_folder.journal import VERDICT, lines_of, read_records
-from trainer.run_folder.previous_run import NO_EFFECT
 from trainer.stats import Share, wilson
 from trainer.watch.history import History
 from trainer.watch.measure import LENIENT, REWARD, STRICT, Measure, chosen, number, percent

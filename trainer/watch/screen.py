@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from trainer.machine.console import Console, spoken, until
 from trainer.machine.safe_text import print
 from trainer.ranks import distributed
+from trainer.watch.footer import Footer, Progress, TimeLeft, clock
 from trainer.watch.measure import LENIENT, STRICT, Measure
-from trainer.watch.progress import Footer, Progress, TimeLeft, clock
 
 PERMANENT_LINES = 12  # lines of progress that a run prints
 ABOVE = 5  # lines of a terminal that the view leaves free for printed text

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from trainer.commands.page import views
 from trainer.commands.page.runs import UPLOADS, Chat, Runs, held, shown
-from trainer.config.command_line import flat, resolve
+from trainer.config.resolve import flat, resolve
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.machine import hardware

@@ -24,7 +24,7 @@ from trainer.commands.page import views
 from trainer.commands.page.access import UPLOAD, Access
 from trainer.commands.page.actions import ACTIONS, Choices
 from trainer.commands.page.runs import UPLOADS, Runs
-from trainer.config.command_line import choose_preset
+from trainer.config.choose_preset import choose_preset
 from trainer.config.sections.task import BUILT_IN, PROMPT_STYLES
 from trainer.config.train_options import PRESETS, RECIPES, names_in
 from trainer.errors import ConfigError, OctetError

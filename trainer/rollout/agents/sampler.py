@@ -27,9 +27,9 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.agents.conversation import Call, Conversation, Limits
 from trainer.rollout.agents.endpoint import Endpoint
-from trainer.rollout.collect import Groups, Sampler
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.decoder.schedule import NewAnswers, Scheduler
+from trainer.rollout.interface import Groups, Sampler
 from trainer.rollout.limits import Say
 from trainer.rollout.turns import Stops
 

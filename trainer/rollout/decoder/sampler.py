@@ -23,12 +23,12 @@ from trainer.machine.out_of_memory import is_out_of_memory, until_it_fits
 from trainer.plan.planner import PLACES
 from trainer.records import Prompt, Sampling
 from trainer.rollout import limits
-from trainer.rollout.collect import Groups
 from trainer.rollout.decoder.forward import Forward
 from trainer.rollout.decoder.rows import Batch, Size
 from trainer.rollout.decoder.schedule import Scheduler
 from trainer.rollout.decoder.weights import spare_bytes
 from trainer.rollout.hf import OwnSampler, evaluating
+from trainer.rollout.interface import Groups
 
 IDLE = 1 / 8  # of the rows must be free before prompts are read, because reading one takes as long as a decode step
 

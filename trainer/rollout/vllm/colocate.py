@@ -20,8 +20,8 @@ from trainer.model.shapes import planned_shape
 from trainer.plan.planner import Planner
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.collect import Groups, Sampler, SamplingContext
 from trainer.rollout.draw_tokens import group_seed
+from trainer.rollout.interface import Groups, Sampler, SamplingContext
 from trainer.rollout.turns import OpenAnswer, Written
 from trainer.rollout.vllm.client import check_version
 from trainer.rollout.vllm.process import ON_A_CPU, engine_options, turn_options

@@ -18,7 +18,7 @@ from trainer.machine import disk, hardware
 from trainer.machine.user_code import must_be_named
 from trainer.ranks import distributed
 from trainer.records import Sampling
-from trainer.rollout.collect import SamplingContext
+from trainer.rollout.interface import SamplingContext
 from trainer.rollout.turns import OpenAnswer
 from trainer.rollout.vllm.publish import MODE, SLOTS
 

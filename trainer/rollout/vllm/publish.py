@@ -13,7 +13,7 @@ from pathlib import Path
 from trainer.machine import disk
 from trainer.plan.planner import ADAPTERS
 from trainer.ranks import distributed
-from trainer.rollout.collect import Exportable
+from trainer.rollout.interface import Exportable
 from trainer.run_folder import lock
 
 MODE = "processed_logprobs"  # log-probs of the distribution that is sampled from, including the temperature

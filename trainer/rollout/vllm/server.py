@@ -21,8 +21,8 @@ from trainer.machine import threads
 from trainer.machine.http_client import NoReply, read_key
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.collect import Groups, Sampler, SamplingContext
 from trainer.rollout.draw_tokens import group_seed
+from trainer.rollout.interface import Groups, Sampler, SamplingContext
 from trainer.rollout.turns import OpenAnswer, Written
 from trainer.rollout.vllm import process
 from trainer.rollout.vllm.client import KEY, InvalidReply, Retry, Server, rate_limited

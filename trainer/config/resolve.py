@@ -5,12 +5,10 @@
 A later layer wins. The result is validated and frozen.
 """
 
-import argparse
 import json
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
 from functools import reduce
 from operator import attrgetter
@@ -22,14 +20,11 @@ from pydantic import ValidationError
 from trainer.config.nearest_name import did_you_mean, setting_for
 from trainer.config.paths import placed
 from trainer.config.read_yaml import BadYaml, read_setting, read_yaml, written
-from trainer.config.settings import RUNS, Config, Reward, fields, sections
-from trainer.config.train_options import PRESETS, RECIPES, argument_parser, names_in
+from trainer.config.settings import Config, Reward, fields, sections
+from trainer.config.train_options import PRESETS, RECIPES, names_in
 from trainer.errors import ConfigError
-from trainer.machine import disk, hardware, user_code
+from trainer.machine import disk, user_code
 from trainer.machine.safe_text import visible
-
-# Presets with the GB of their card. The last one that fits is chosen, so the first three are chosen only by name.
-GPU_PRESETS = {"cluster": 80, "smollm2-gsm8k": 8, "8gb-4b": 8, "8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}
 
 LONGEST_SHOWN = 200  # characters of a value in a message
 BY_ITS_VERSION = "Read it with the version that wrote it"
@@ -42,20 +37,6 @@ YAML_KINDS = {bool: "true or false", int: "a number", float: "a number", date: "
 OF_OTHERS = ["task.name", "task.mix", "task.agent", "reward.custom", "reward.judge.url", "teacher.url"]
 OF_OTHERS += ["rollout.vllm.urls", "rollout.vllm.python", "rollout.vllm.arguments", "model.trust_remote_code"]
 OF_OTHERS += ["reward.code.unsafe"]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A parsed command line."""
-
-    config: Config
-    preset: str
-    reason: str  # the preset that was chosen automatically, and why; or the run that is resumed; else empty
-    dry_run: bool = False
-    json: bool = False
-    resumes: Path | None = None  # the folder of the run to resume
-    accepts_changes: bool = False  # resume although the user's code has changed
-    is_python: bool = False  # train() was called, instead of a command
 
 
 def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -161,62 +142,6 @@ def validated(values: Mapping[str, Any], typed: Mapping[str, str] | None = None)
         first, *others = _explained(error.errors(), typed or {})
         first.args = ("\n".join(map(str, (first, *others))),)
         raise first from None
-
-
-def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
-    """Return the preset for this hardware, and why."""
-    if not machine.gpus:
-        return "nano", f"{machine}: the embedded model trains without one, in less than a minute"
-    if (preset := preset_for(machine.memory_gb)) is None:
-        return "nano", f"{machine}: the 8gb preset needs a card of 8 GB"
-    return preset, f"{machine}: it fits a card of {GPU_PRESETS[preset]} GB or more"
-
-
-def preset_for(memory_gb: float) -> str | None:
-    """Return the largest preset for a card. A card sold as 8 GB may report a little less."""
-    fitting = [name for name, size in GPU_PRESETS.items() if memory_gb >= 0.94 * size]
-    return fitting[-1] if fitting else None
-
-
-def parse_command_line(arguments: Sequence[str]) -> Request:
-    followers = [*arguments[1:], ""]
-    separate = [  # `--resume run.steps=9` means the latest run with a setting, not a folder of that name
-        "--resume=" if argument == "--resume" and "=" in follower and not os.path.isdir(follower) else argument
-        for argument, follower in zip(arguments, followers)
-    ]
-    options = argument_parser().parse_intermixed_args(separate)
-    options.overrides += [f"run.{name}=true" for name in ("strict_health", "strict_verdict") if vars(options)[name]]
-    folder = None
-    if options.resume is not None:
-        config, folder = _resumed(options)
-        preset, reason = folder.name, f"resuming {folder}"
-    else:
-        preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
-        reason = f"preset {preset} ({why})" if why else ""
-        config = resolve(preset, options.recipe, options.overrides)
-    return Request(config, preset, reason, options.dry_run, options.json, folder, options.accept_changes)
-
-
-def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:
-    """Return the settings of an earlier run with the overrides of this command line, and its folder."""
-    folder = Path(os.path.expanduser(options.resume)) if options.resume else latest_run("--resume", "--resume DIR")
-    stored = folder / "config.yaml"
-    if not os.path.isfile(stored):
-        raise ConfigError(f"--resume {folder}", "there is no config.yaml in it, so it is not the folder of a run")
-    if options.preset or options.recipe:
-        raise ConfigError("--resume", "the run's own config.yaml is the preset", "Leave --preset and --recipe out")
-    config = resolve(str(stored), None, [*overrides_of({"run.dir": str(folder)}), *options.overrides])
-    if config.run.dir != folder:
-        remedy = "Leave one of the two out; a job script, which sets run.dir, needs --resume FOLDER"
-        raise ConfigError(f"run.dir={config.run.dir}", f"--resume continues in {folder}", remedy)
-    return config, folder
-
-
-def latest_run(option: str, written: str) -> Path:
-    runs = sorted(filter(os.path.isfile, RUNS.glob("*/config.yaml")), key=os.path.getmtime)
-    if not runs:
-        raise ConfigError(option, f"there is no run in {RUNS}/", f"Name the folder: {written}")
-    return runs[-1].parent
 
 
 def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:

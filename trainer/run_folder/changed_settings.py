@@ -1,33 +1,22 @@
-"""What an earlier run has left in a run folder: its settings, and whether it can be resumed. Does not import torch."""
+"""The settings of an earlier run in a folder, and which of them may change if it is resumed. Does not import torch."""
 
 import filecmp
 import json
-import os
-import re
 import shlex
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config.command_line import flat, resolve, validated
-from trainer.config.paths import CODE, DATA, PATHS, file_of, placed, stored
+from trainer.config.paths import CODE, DATA, PATHS, data_files, file_of, placed, stored
 from trainer.config.read_yaml import written
+from trainer.config.resolve import flat, resolve, validated
 from trainer.config.settings import Config, Vllm
 from trainer.errors import CheckpointError, ConfigError, OctetError
 from trainer.machine import manifest
 from trainer.machine.safe_text import visible
 from trainer.run_folder.journal import VERDICT
-
-CHECKPOINT = re.compile(r"step_(\d{6,})")
-# The names of all files and folders that a run writes into its folder.
-FILES = re.compile(r"\.lock|tracked_run|.*\.(yaml|json|jsonl|md)|(metrics|samples)\.damaged|vllm-\d+\.log")
-FOLDERS = re.compile(
-    r"checkpoints|best|adapter|model|merged|warmup|samples|stacks|tensorboard|given|wandb|published|vllm_modules"
-)
-
-KINDS = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFDIR: "folder", stat.S_IFREG: "file"}
+from trainer.run_folder.layout import checkpoints, has_saved
 
 # Settings that may change when a run is resumed, because no completed step depends on them, and the effect of a change
 # on the remaining steps.
@@ -82,12 +71,6 @@ def differences(folder: Path, config: Config) -> list[Change]:
     before, now = (flat(stored(one.model_dump(mode="json"), folder)) for one in (saved, config))
     changed = [Change(key, before[key], now[key]) for key in now if before[key] != now[key]]
     return [change for change in changed if not _is_copied(change, folder)]
-
-
-def data_files(source: Path) -> list[Path]:
-    """Return the local file, or the data files of a folder, that a setting names."""
-    found = (file for end in ("train.*", "test.*") for file in source.glob(end) if file.is_file())
-    return sorted(found) or [source] * source.is_file()
 
 
 def _is_copied(change: Change, folder: Path) -> bool:
@@ -160,50 +143,3 @@ def _saved_settings(folder: Path) -> Config | None:
                 remedy = f"Continue with the version that wrote it, or delete {folder} to start again"
                 raise CheckpointError(path, reason, remedy) from None
     return None
-
-
-def refuse_what_is_not_its_own(folder: Path) -> None:
-    """Raise ConfigError for a pipe, which would block the run, or a link, through which it would write elsewhere."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        is_file, mode = bool(FILES.fullmatch(path.name)), path.lstat().st_mode
-        if (is_file and not stat.S_ISREG(mode)) or (FOLDERS.fullmatch(path.name) and not stat.S_ISDIR(mode)):
-            wanted, kind = "file" if is_file else "folder", KINDS.get(stat.S_IFMT(mode), "device")
-            reason = f"a run has a {wanted} of its own where {path} is a {kind}"
-            raise ConfigError(f"run.dir={folder}", reason, "Move it away, or choose another folder")
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Return the folders of complete checkpoints of a run, the newest last."""
-    folders = [entry for entry in _listed(folder / "checkpoints") if entry.is_dir(follow_symlinks=False)]
-    steps = sorted((int(step[1]), entry.path) for entry in folders if (step := CHECKPOINT.fullmatch(entry.name)))
-    return [Path(path) for _, path in steps]
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step_"))
-
-
-def _listed(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        reason = f"it cannot be read ({error.strerror}), so what the run has saved is not known"
-        remedy = f"Give this user access: chmod u+rwx {shlex.quote(str(folder))}"
-        raise CheckpointError(folder, reason, remedy) from None
-
-
-def has_saved(folder: Path) -> bool:
-    """Return True if a run has saved a checkpoint, or has exported its result."""
-    saved = any(not entry.name.endswith(".partial") for entry in _listed(folder / "checkpoints"))
-    return saved or any((folder / product).exists() for product in ("adapter", "model"))
-
-
-def lost_steps(folder: Path) -> int:
-    """Return the number of steps of a run that ended before it saved anything."""
-    metrics = folder / "metrics.jsonl"
-    if has_saved(folder) or not metrics.is_file():
-        return 0
-    return sum(b'{"step": 0,' not in line for line in metrics.read_bytes().splitlines())

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import ROOT, refuses
-from trainer.config.command_line import parse_command_line, resolve
+from trainer.config.request import parse_command_line
+from trainer.config.resolve import resolve
 from trainer.errors import CheckpointError
 from trainer.machine.console import Console
 from trainer.records import Problem, Prompt
-from trainer.run import farewell, job
+from trainer.run import closing, job, opening
 from trainer.watch.screen import Screen
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict
 
@@ -28,7 +29,7 @@ OF_A_TEACHER = ["teacher.name=nano", "teacher.form=loss", "algorithm.kl.coef=1",
 
 def ending(folder, capsys, *overrides) -> list[str]:
     (folder / "metrics.jsonl").touch()
-    farewell.conclude(parse_command_line(["--preset", "nano", *overrides]), folder, Screen(), {})
+    closing.conclude(parse_command_line(["--preset", "nano", *overrides]), folder, Screen(), {})
     return capsys.readouterr().out.strip().splitlines()
 
 
@@ -84,7 +85,7 @@ def test_what_llama_cpp_does_not_know_is_exported_otherwise(tmp_path, capsys, fa
 def test_three_lines_are_the_result_in_colour_the_run_and_the_next_command(tmp_path, kind, colour, look):
     folder = tmp_path / "my run"
     (folder / "adapter").mkdir(parents=True)
-    result, where, command = farewell.three_lines(Verdict(kind, "48.2% -> 93.9%."), folder)
+    result, where, command = closing.three_lines(Verdict(kind, "48.2% -> 93.9%."), folder)
     console = Console(force_terminal=True, color_system="standard", file=io.StringIO(), width=200)
     console.print(result)
     assert console.file.getvalue() == f"\x1b[1;{colour}mverdict: {kind}: 48.2% -> 93.9%.\x1b[0m\n"
@@ -104,7 +105,7 @@ def test_an_output_that_fills_its_disk_is_an_error_without_a_path(tmp_path, monk
     run = SimpleNamespace(log=log, evaluator=None, rollouts=SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(job.teaching, "built", lambda *_: (run, None))
     full = OSError(errno.ENOSPC, "it is full")
-    monkeypatch.setattr(job.farewell, "introduce", lambda *_: (_ for _ in ()).throw(full))
+    monkeypatch.setattr(job.opening, "introduce", lambda *_: (_ for _ in ()).throw(full))
     with refuses("while writing", CheckpointError, names=f"Nothing is saved yet: the first checkpoint comes {first}"):
         job._train_and_evaluate(request, None)
 
@@ -114,4 +115,4 @@ def test_what_a_right_answer_earns_is_left_out_where_none_is_known():
     prompter = SimpleNamespace(prompt=lambda problem: Prompt(problem, "Write it.", ()))
     curriculum = SimpleNamespace(problems=[Problem("a", "Write it.", "")])
     rollouts = SimpleNamespace(config=resolve("nano", None, settings), prompter=prompter, curriculum=curriculum)
-    assert farewell._example(SimpleNamespace(rollouts=rollouts)) == "a prompt ends with 'Write it.'"
+    assert opening._example(SimpleNamespace(rollouts=rollouts)) == "a prompt ends with 'Write it.'"

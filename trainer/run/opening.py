@@ -1,0 +1,67 @@
+"""What a run prints at its start."""
+
+import shlex
+from dataclasses import replace
+
+from trainer.config.request import Request
+from trainer.errors import counted
+from trainer.plan import hours
+from trainer.ranks import distributed, slurm
+from trainer.reward import gold_check
+from trainer.reward.judge import Judge
+from trainer.reward.scorer import Scorer
+from trainer.run.assemble import Run
+from trainer.watch.measure import measure_of
+
+SHOWN = 90  # characters of the first prompt that are shown
+
+
+def introduce(run: Run, request: Request) -> None:
+    """Print what is trained on what, after which step it continues, and what answers earn."""
+    config, log, rollout = request.config, run.log, request.config.rollout
+    resumed = f", continuing after step {log.first_step}" if log.first_step else ""
+    if log.first_step >= log.total_steps:
+        longer = f"--resume {shlex.quote(str(log.folder))} run.steps={2 * log.first_step}"
+        further = "" if config.is_warmup else f". {longer} would continue"  # the length of a warm-up is fixed
+        resumed = f", all {counted(log.first_step, 'step')} done{further}"
+    base = f", base in {config.model.quantize}" if config.model.quantize != "none" else ""
+    if job := slurm.describe():
+        log.screen.say(f"octet: {job}{log.stopping.limit}")
+    if request.reason and not request.resumes:
+        log.screen.say(f"octet: {request.reason}")
+    batch = f"{rollout.problems} x {rollout.group_size} answers"
+    if config.is_warmup:
+        lessons = "worked solutions" if config.warmup.source == "solutions" else "own right answers"
+        batch = f"{config.warmup.problems} {lessons}"
+    log.screen.say(
+        f"{config.model.name} on {config.task.name} ({len(run.rollouts.curriculum.problems)} problems): "
+        f"{counted(log.total_steps, 'step')} of {batch} on "
+        f"{distributed.world_size()} x {run.updater.device.type}, engine {config.engine.ds_config}{base}{resumed}\n"
+        f"run folder: {log.folder}{f', a link to {log.folder.resolve()}' * log.folder.is_symlink()}"
+    )
+    if time := hours.at_start(config, log.first_step, log.total_steps, distributed.world_size()):
+        log.screen.say(f"octet: {time}")
+    if not log.first_step:
+        log.screen.say(_example(run))
+
+
+def _example(run: Run) -> str:
+    """Return the end of the first prompt, and what a right and an empty answer to it earn."""
+    rollouts = run.rollouts
+    prompt = rollouts.prompter.prompt(rollouts.curriculum.problems[0])
+    ending = f"a prompt ends with {prompt.text[-SHOWN:]!r}"
+    if rollouts.config.task.agent:
+        ending = "the agent writes its own prompts"
+    if measure_of(rollouts.config).is_reward or not prompt.problem.gold:
+        return ending
+    judges = [grader for grader in rollouts.scorer.graders if isinstance(grader, Judge)]
+    others = [grader for grader in rollouts.scorer.graders if grader not in judges]
+    scorer = Scorer(rollouts.scorer.rules, others, rollouts.scorer.symbolic)
+    left_out = [judge.name for judge in judges] + ["environment"] * bool(scorer.weights.get("environment"))
+    gold = replace(gold_check.written(prompt.problem, scorer.rules), reward=0.0)
+    tokens = rollouts.prompter.answer_tokens(prompt, gold.text)  # `overlong` counts them
+    answers = [replace(gold, tokens=tokens), replace(gold, tokens=tokens[-1:], text="")]
+    right, empty = scorer.scores([(prompt, answer) for answer in answers])
+    note = f"; {', '.join(left_out)} not counted" if left_out else ""
+    earned = ["no reward" if score.reward is None else f"{score.reward:.2f}" for score in (right, empty)]
+    return f"{ending}\n{gold.text!r} earns {earned[0]}, an empty answer {earned[1]}{note}"
