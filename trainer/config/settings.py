@@ -17,9 +17,10 @@ from trainer.config.paths import stored
 from trainer.config.sections.algorithm import Algorithm, Correction, GradReg, Kl
 from trainer.config.sections.base import RUNS, Section, is_section
 from trainer.config.sections.model import Lora, Model
+from trainer.config.sections.optimizer import Engine, Optim
 from trainer.config.sections.reward import RIGHT, Code, Judge, Reward, function_name
 from trainer.config.sections.rollout import SERVED_RANKS, Rollout, Turns, Vllm
-from trainer.config.sections.run import Engine, Eval, Optim, Run
+from trainer.config.sections.run import Eval, Run
 from trainer.config.sections.task import PromptSettings, TaskSettings
 from trainer.config.sections.teaching import Teacher, Warmup
 from trainer.errors import ConfigError
