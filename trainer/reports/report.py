@@ -12,6 +12,7 @@ from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
 from trainer.reports.forecast import outlook
 from trainer.reports.markup import Html, joined, page, table, tag
 from trainer.reports.terminal import earlier_turns, earned, read_from, stopped
+from trainer.run_folder.changed_settings import Change
 from trainer.run_folder.reader import RunFiles, as_written, differing, facts_of, names_of, phases, table_rows
 from trainer.stats import Share, corrected
 from trainer.watch.alarms import Alarm, alarms_of, interval
@@ -234,8 +235,8 @@ def settings(run: RunFiles) -> Html:
     return joined(tag("p", note, class_="soft"), table(["setting", "preset", "this run"], rows) if rows else "")
 
 
-def of_changes(changes: Sequence[rerun.Override]) -> list[list[object]]:
-    return [[tag("code", one.key), shown(one.preset), shown(one.run)] for one in changes]
+def of_changes(changes: Sequence[Change]) -> list[list[object]]:
+    return [[tag("code", one.key), shown(one.before), shown(one.now)] for one in changes]
 
 
 def shown(value: object) -> str:

@@ -3,25 +3,20 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainer.config.paths import FOLDERS, MODELS, PATHS
 from trainer.config.read_yaml import written as yaml_of
 from trainer.config.resolve import flat, resolve
 from trainer.config.train_options import PRESETS, names_in
 from trainer.machine.safe_text import as_command
+from trainer.run_folder.changed_settings import Change
 
 REVISION = r"[0-9A-Za-z][0-9A-Za-z._/-]*"  # as `git describe` writes it; no character is special in a shell
 FILES = [key for key in PATHS if key not in MODELS]
 
 
-class Override(NamedTuple):
-    key: str
-    preset: Any
-    run: Any
-
-
-def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[Override]]:
+def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[Change]]:
     """Return the preset with the fewest changes, because a run does not store the name of its preset."""
     return min(((name, changes(settings, name)) for name in names_in(PRESETS)), key=lambda pair: len(pair[1]))
 
@@ -42,9 +37,9 @@ def own_files(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in named if key in FOLDERS or re.search(r"\.[A-Za-z]+\b(?!/)", value)]
 
 
-def written(changes: Sequence[Override]) -> list[str]:
+def written(changes: Sequence[Change]) -> list[str]:
     """Return settings as they are written on a command line, a list of one function without brackets."""
-    values = {key: run[0] if key == "reward.custom" and len(run) == 1 else run for key, _, run in changes}
+    values = {one.key: one.now[0] if one.key == "reward.custom" and len(one.now) == 1 else one.now for one in changes}
     return [f"{key}={yaml_of(value)}" for key, value in values.items()]
 
 
@@ -53,7 +48,7 @@ def _preset(name: str) -> Mapping[str, Any]:
     return flat(resolve(name).model_dump(mode="json"))
 
 
-def changes(settings: Mapping[str, Any], preset: str) -> list[Override]:
+def changes(settings: Mapping[str, Any], preset: str) -> list[Change]:
     usual = _preset(preset)
-    overrides = (Override(key, usual[key], value) for key, value in settings.items() if key != "run.dir")
-    return [override for override in overrides if override.run != override.preset]
+    pairs = ((key, usual[key], value) for key, value in settings.items() if key != "run.dir")
+    return [Change(key, before, now) for key, before, now in pairs if before != now]

@@ -116,7 +116,7 @@ def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list
         preset, settings = "8gb" if preset == "nano" else preset, flat(config.model_dump(mode="json"))
         of_teacher = r"|algorithm\.kl\..*" * (config.teacher.form == "loss")  # they weigh it
         fits_nano = re.compile(OF_NANO + of_teacher).fullmatch
-        own = {one.key for one in rerun.changes(settings, "nano") if one[::2] != ("prompt.style", "chat")}
+        own = {one.key for one in rerun.changes(settings, "nano") if (one.key, one.now) != ("prompt.style", "chat")}
         changes = [one for one in rerun.changes(settings, preset) if one.key in own and not fits_nano(one.key)]
         start = _start(request, preset, rerun.written(changes))
         yield f'on a card ({octet} plan --card "RTX 4060" says what fits yours)', [start]

@@ -45,7 +45,7 @@ NO_EFFECT |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "backo
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting of a resumed run that has changed."""
+    """A setting that differs: from that of the run that is resumed, or from that of a preset."""
 
     key: str
     before: Any

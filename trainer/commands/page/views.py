@@ -17,8 +17,8 @@ from trainer.problem.task import LEFT_OUT
 from trainer.reports import report
 from trainer.reports.curves import groups_of
 from trainer.reports.markup import Html, joined, table, tag
-from trainer.reports.rerun import Override
 from trainer.reports.terminal import read_from, state, stopped
+from trainer.run_folder.changed_settings import Change
 from trainer.run_folder.reader import RunFiles, as_written, read_run
 from trainer.watch.alarms import alarms_of, lasting
 
@@ -141,7 +141,7 @@ def memory(phases: Mapping[str, Mapping[str, int]], peaks: Mapping[str, int], ca
     return table(["", "of the card", "GB", "what it holds, in GB"], rows)
 
 
-def changed(preset: str, found: Sequence[Override]) -> Html:
+def changed(preset: str, found: Sequence[Change]) -> Html:
     title = tag("summary", f"Changed against {preset}: {len(found) or 'nothing'}")
     return tag("details", title, table(["setting", preset, "now"], report.of_changes(found)))
 
