@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import refuses
 from trainer.config.read_yaml import BadYaml, read_yaml
-from trainer.config.resolve import resolve
+from trainer.config.resolve import _parsed, overrides_of, resolve
 from trainer.config.settings import fields
 from trainer.errors import ConfigError
 
@@ -58,7 +58,7 @@ SHORTENED = [
 def arrived(key: str, value: str) -> object:
     """The value of a setting that was typed as this, before it is judged; ConfigError if it is refused."""
     section, _, name = key.partition(".")
-    nested = resolve._parsed(f"{key}={value}")[section]
+    nested = _parsed(f"{key}={value}")[section]
     for part in name.split("."):
         nested = nested[part]
     return nested
@@ -93,7 +93,7 @@ def test_a_list_arrives_whole_or_is_refused(key, value):
 
 @tried(200, st.text(max_size=30) | st.sampled_from(SHORTENED) | st.lists(st.text(max_size=9), max_size=3))
 def test_a_value_that_a_command_writes_arrives(value):
-    (written,) = resolve.overrides_of({"rollout.stop": value})
+    (written,) = overrides_of({"rollout.stop": value})
     assert len(written.splitlines()) == 1
     assert arrived(*written.split("=", 1)) == (os.path.expanduser(value) if value[:1] == "~" else value)
 
