@@ -185,14 +185,6 @@ def test_a_model_of_10_b_or_more_is_refused_on_8_gb_whatever_its_family(tmp_path
         must_fit(config, machine(8.6))
 
 
-def test_every_family_of_the_table_is_decoded_and_exported_in_a_test():
-    from tests.llama.families import FAMILIES as EXPORTED
-    from tests.rollout.test_decoder import FAMILIES as DECODED
-
-    assert {kind for kind, _ in DECODED.values()} == {row.model_type for row in families.ROWS if row.decodes}
-    assert {kind for kind, _ in EXPORTED.values()} == {row.model_type for row in families.ROWS if row.arch}
-
-
 WHOLE = shapes.KNOWN["Qwen/Qwen2.5-0.5B"]
 
 

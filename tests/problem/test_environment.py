@@ -25,7 +25,6 @@ from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
 from trainer.problem.word_problems import NanoTask
 from trainer.records import Problem
-from trainer.run.data import prompter_of
 
 PROBLEM = Problem("p", "How much is 3 * 14?", "42")
 GUESSING = """
@@ -54,10 +53,6 @@ HERMES = """{%- if tools %}{{ '<|im_start|>system\nTools: ' }}{% for tool in too
 {{ '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}{% else %}\
 {{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endif %}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-FORGETS = HERMES.replace(
-    "+ message.content + '<|im_end|>\n' }}{% endif %}",
-    "+ (message.content if keep_thinking else message.content.split('</think>')[-1]) + '<|im_end|>\n' }}{% endif %}",
-)
 
 
 def prompter(tokenizer, template=None, task=None, style="chat", **settings):
@@ -141,12 +136,6 @@ def test_half_a_character_is_no_question_and_a_reply_may_have_the_mark_of_a_turn
     assert "one OCTET-TURN two OCTET-TURN-<" in found.reply(PROBLEM, "one OCTET-TURN two OCTET-TURN-")
 
 
-def test_a_reward_of_an_environment_needs_one(tokenizer):
-    config = resolve("nano", None, ["reward.weights={environment: 1.0}"])
-    with refuses("reward.weights.environment"):
-        prompter_of(config, NanoTask(), tokenizer)
-
-
 def test_the_prompt_says_how_to_call_a_tool(tokenizer):
     fenced = prompter(tokenizer, tools=("calculator",)).prompt(PROBLEM).text
     assert "How much is 3 * 14?\n\nYou may call tools." in fenced
@@ -177,13 +166,6 @@ def test_a_reply_stands_in_the_template_as_it_would_in_the_conversation(tokenize
     assert prompter(tokenizer, tools=("calculator",), calls="inline").reply(PROBLEM, " 42") == " 42"
     plain = prompter(templated(tokenizer, None), tools=("calculator",))
     assert plain.reply(PROBLEM, "42") == "\n\nQuestion: 42\nAnswer:"
-
-
-def test_a_template_that_writes_earlier_turns_again_is_refused_with_what_works(tokenizer):
-    with refuses("task.tools", names="prompt.template='{keep_thinking: true}'"):
-        prompter(tokenizer, FORGETS, tools=("calculator",))
-    with refuses("task.tools", names="Qwen2.5"):
-        prompter(tokenizer, FORGETS.replace("keep_thinking", "false"), tools=("calculator",))
 
 
 SMOLLM3 = """{% set mode = '/think' if enable_thinking is undefined or enable_thinking else '/no_think' %}\
@@ -370,15 +352,9 @@ def test_trl_shows_a_model_the_same_tools_and_gives_the_same_reward(tmp_path, to
     assert theirs.state.log_history[-1]["rewards/Counter/mean"] == 6.0
 
 
-@pytest.mark.parametrize(("old", "new", "template", "says"), [
-    ("environment_factory = Counter", "environment_factory = {'a': Counter}", HERMES, "several environments"),
-    ("def train", "environment = Counter\n    def train", HERMES, "TRL's"),
-    ("amount: How", "other: How", HERMES, "cannot be described"),
-    ("", "", None, "Qwen2.5"),  # a model that calls no tools
-])  # fmt: skip
-def test_what_trl_would_take_in_another_way_is_refused(tokenizer, tmp_path, old, new, template, says):
-    with refuses("task.name", names=says):
-        prompter(tokenizer, template, of_trl(tmp_path, TRL.replace(old, new)))
+def test_tools_of_trl_that_cannot_be_described_are_refused(tokenizer, tmp_path):
+    with refuses("task.name", names="cannot be described"):
+        prompter(tokenizer, HERMES, of_trl(tmp_path, TRL.replace("amount: How", "other: How")))
 
 
 def test_user_code_in_several_threads_leaves_standard_output_as_it_was(monkeypatch, capfd):

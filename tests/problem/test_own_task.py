@@ -73,8 +73,6 @@ def test_records_of_a_function_become_problems_and_a_share_is_held_out(written):
     task = task_of(written(SUMS + "\nSums.test = lambda self: [{'question': '1 + 1?', 'answer': 2}]\n"))
     assert [problem.gold for problem in task.test()] == ["2"]
     assert len(task.train()) == 39  # without the question that is held out
-    with refuses("task.name", names="no method `test`"):
-        made(written(SUMS.replace("def train", "test = None\n    def train")))
 
 
 OWN = """
