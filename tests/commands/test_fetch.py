@@ -179,18 +179,11 @@ def strict_hub(model, monkeypatch, tmp_path) -> Iterator[Hub]:
         yield it
 
 
-CHANGES = {
-    "missing": Path.unlink,
-    "changed": lambda file: file.write_bytes(b"x" + file.read_bytes()[1:]),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_copy_that_is_not_whole_is_found_out(fetched, tmp_path, capsys, change):
+def test_a_copy_that_is_not_whole_is_found_out(fetched, tmp_path, capsys):
     here = shutil.copytree(fetched[0], tmp_path / "copy", symlinks=False)  # a stick without links
     assert said_by(capsys, "fetch", "--verify", here)[0] == 0
     (file,) = (here / "hub/models--octet--nano/snapshots").rglob("model.safetensors")
-    CHANGES[change](file)
+    file.write_bytes(b"x" + file.read_bytes()[1:])
     status, _, error = said_by(capsys, "fetch", "--verify", here)
     assert (status, f"--verify {here}: " in error) == (2, True)
 

@@ -31,7 +31,7 @@ KINDS = {
     "`{}` does not pay 4 of 4: a right answer, ten times as long": "short",
     "`{}` does not pay 4 of 4: a right answer, space around it": "resembles",
     "`{}` does not pay 4 of 4: a right answer, steps, 25 times": "no_steps",
-    "`{}` depends on earlier calls, or on the rest of a group:": "previous earlier_problem agreement best_of_call",
+    "`{}` depends on earlier calls, or on the rest of a group:": "previous agreement best_of_call",
     "`{}` is not deterministic": "lucky by_row record",
     "`{}` is not bounded": "long",
     "`{}` is 0.5 for every text, so nothing can be learned from it": "useless",

@@ -88,16 +88,6 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
     assert facts == {"task": "gsm8k", **sizes, "in_words": False}
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-def test_a_table_is_read_with_the_separator_of_its_first_line(tmp_path, separator):
-    path = tmp_path / "mine.csv"
-    rows = ["question", "answer"], ['"1 + 1; is?"', "2"], ['"2 + 1; is?"', "3"]
-    path.write_text("\n".join(map(separator.join, rows)))
-    task = make_task(resolve("nano", None, ["task.name=records", f"task.path={path}"]).task)
-    found = sorted((problem.question, problem.gold) for problem in [*task.train(), *task.test()])
-    assert found == [("1 + 1; is?", "2"), ("2 + 1; is?", "3")]
-
-
 def test_text_answers_are_asked_for_with_a_text(capsys, tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("question,answer\nCapital of Peru?,Lima\nCapital of Cuba?,Havana\nCapital of Iraq?,Bagdad\n")

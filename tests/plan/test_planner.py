@@ -353,11 +353,6 @@ def test_an_adapter_as_teacher_takes_no_second_base(tmp_path):
     assert "teacher" not in served.phases["rollout"].keys() | served.phases.keys()
 
 
-def test_what_is_scored_before_the_update_is_a_phase_only_where_something_is():
-    assert "score" not in planner_of("Qwen/Qwen2.5-0.5B").plan.phases
-    assert "score" in planner_of("Qwen/Qwen2.5-0.5B", "algorithm.kl.coef=0.1").plan.phases
-
-
 @pytest.mark.parametrize(
     ("size", "gigabytes", "preset", "card"),
     [("0.5B", 8, "8gb", "RTX 4060"), ("1.5B", 8, "8gb", "RTX 4060"), ("3B", 16, "16gb", "RTX 4080")],

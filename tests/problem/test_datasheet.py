@@ -149,12 +149,15 @@ def test_thousands_that_read_as_decimals_are_asked_about(tmp_path, golds, asks):
 
 COMMAS = ["Nr; question;answer, rounded \n1; Who?;4\n", 'question;"answer, rounded";a, b, c, d\nWho?;4;e\n']
 COMMAS.append('"question","answer, rounded","a; b; c; d; e"\n"Who\nis it?",4,"f"\n')
+SEPARATED = [(text, "answer, rounded") for text in COMMAS]
+SEPARATED += [(f'question{mark}answer\n"1 + 1; is?"{mark}4\n', "answer") for mark in ",;\t|"]
 
 
-@pytest.mark.parametrize("text", COMMAS)
-def test_a_comma_in_the_name_of_a_column_separates_nothing_and_spaces_around_a_name_do_not_belong_to_it(tmp_path, text):
+@pytest.mark.parametrize(("text", "answer"), SEPARATED)
+def test_a_table_is_read_with_the_separator_of_its_first_line(tmp_path, text, answer):
+    """A comma in the name of a column separates nothing, and spaces around a name do not belong to it."""
     (tmp_path / "a.csv").write_text(text)
-    task, _ = sheet_of(path=f"{tmp_path}/a.csv", holdout=1.0, answer="answer, rounded")
+    task, _ = sheet_of(path=f"{tmp_path}/a.csv", holdout=1.0, answer=answer)
     assert [one.gold for one in task.test()] == ["4"]
 
 
