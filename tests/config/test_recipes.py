@@ -61,17 +61,6 @@ def test_rewards_beside_right_answers_never_decide_alone(path):
         assert LAYERS[path]["rollout"]["dead_by"] == "correct"
 
 
-IDLE = ["", "rollout.dead_groups=keep", "algorithm.loss=reinforce", "teacher.name=x", "reward.weights.correct=0"]
-IDLE += ["task.name=records task.path=x task.answer=none", "rollout.dead_by=reward"]
-
-
-@pytest.mark.parametrize("settings", IDLE)
-def test_what_a_preset_says_of_dead_groups_gives_way_where_it_can_do_nothing(settings):
-    assert resolve("8gb", None, settings.split()).rollout.dead_by == ("reward" if settings else "correct")
-    tested = ["task.name=records", "task.path=x", "task.answer=none", "reward.weights={code: 1}"]
-    assert resolve("8gb", None, tested).rollout.dead_by == "correct"  # tests say what is right
-
-
 @pytest.mark.parametrize("name", ["config.yaml", "job.yaml"])
 def test_what_a_run_says_of_dead_groups_stays(tmp_path, name):
     config = resolve("nano", None, ["reward.weights={correct: 0, format: 1}", "rollout.dead_by=correct"])
