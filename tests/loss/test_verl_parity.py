@@ -37,10 +37,6 @@ def groups_of(lengths, sampler):
     return answered(zip(REWARDS, lengths, prompts, strict=True), sampler, 1.0)
 
 
-def logits_of(model, prompt, answer):
-    return model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-
-
 def verl_loss(policies: Policies, groups, micro_batches: int) -> torch.Tensor:
     """Return the mean over micro-batches of pg_loss - 0.001 entropy + 0.001 KL, each a mean over tokens."""
     tokens = []  # of each answer: loss, entropy, KL
@@ -48,8 +44,9 @@ def verl_loss(policies: Policies, groups, micro_batches: int) -> torch.Tensor:
         rewards = torch.tensor([score.reward for score in one.scores])
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         for advantage, completion in zip(advantages, one.completions):
-            asked = one.prompt.tokens, completion.tokens
-            logits, logprob = logits_of(policies.now, *asked), logprobs_of(policies.now, *asked)
+            prompt, answer = asked = one.prompt.tokens, completion.tokens
+            logits = policies.now(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+            logprob = logprobs_of(policies.now, *asked)
             old, reference = (spoken(model, *asked) for model in (policies.old, policies.reference))
             terms = clipped(logprob, old, advantage), entropy(logits), low_var_kl(logprob, reference)
             tokens.append(torch.stack(terms))
