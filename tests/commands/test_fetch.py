@@ -30,14 +30,7 @@ TOKEN = "hf_a_token_that_stays_here"
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=8", "eval.problems=4"]
 ARGUMENTS = ["--preset", "8gb", "model.name=octet/nano", *FEW, "run.steps=2", "run.merge=false"]
-CARD = """---
-configs:
-- config_name: main
-  data_files:
-  - {split: train, path: main/train-*}
-  - {split: test, path: main/test-*}
----
-"""
+FILES = "[{split: train, path: main/train-*}, {split: test, path: main/test-*}]"
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +40,7 @@ def gsm8k(tmp_path_factory) -> Path:
     import pyarrow.parquet
 
     folder = tmp_path_factory.mktemp("gsm8k")
-    (folder / "README.md").write_text(CARD)
+    (folder / "README.md").write_text(f"---\nconfigs: [{{config_name: main, data_files: {FILES}}}]\n---\n")
     (folder / "main").mkdir()
     for split, first, count in (("train", 0, 40), ("test", 100, 12)):
         asked = "Anna has {} apples and buys 2. How many has she?"

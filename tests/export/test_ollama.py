@@ -10,6 +10,8 @@ from transformers import AutoTokenizer
 
 from tests.conftest import NANO, refuses
 from trainer.config.resolve import resolve
+from tests.conftest import NANO, ROOT, chat_template, refuses
+from trainer.config.command_line import resolve
 from trainer.errors import ModelError
 from trainer.export import ollama
 from trainer.problem.prompts import Prompter
@@ -66,13 +68,7 @@ def prompter(tokenizer, *overrides) -> Prompter:
 
 def test_the_modelfile_of_the_embedded_model(tokenizer, own):
     text = modelfile(tokenizer, stops=["<|im_end|>", "\nQuestion:"], context=256)
-    assert text == (
-        'FROM ./it.gguf\nTEMPLATE """{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}'
-        '<|im_start|>assistant\n"""\nPARAMETER temperature 0.7\nPARAMETER num_ctx 256\n'
-        "PARAMETER top_k 0\nPARAMETER top_p 1\n"
-        'PARAMETER min_p 0\nPARAMETER repeat_penalty 1\nPARAMETER stop "<|im_end|>"\n'
-        'PARAMETER stop """\nQuestion:"""\n'
-    )
+    assert text == (ROOT / "tests/data/Modelfile").read_text()
     own.bos_token = "<|im_start|>"  # as the first token of SmolLM2's vocabulary, which its tokenizer does not add
     assert "{{ range .Messages }}<|im_start|>" in modelfile(own)
 

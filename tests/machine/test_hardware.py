@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.commands.conftest import config_of, write
-from tests.conftest import program, ran, refuses
+from tests.conftest import ROOT, program, ran, refuses
 from trainer.commands import train
 from trainer.config.request import parse_command_line
 from trainer.machine import hardware
@@ -150,25 +150,12 @@ def test_memory_may_grow_but_not_under_wsl_nor_beside_vllm(monkeypatch, engine, 
     assert [os.environ[name] for name in ALLOCATOR if name in os.environ] == settings
 
 
-DRIVER = """
-#include <stddef.h>
-#include <string.h>
-int cuInit(unsigned flags) { return 0; }
-int cuDeviceGetCount(int *count) { *count = 1; return 0; }
-int cuDeviceGet(int *device, int index) { *device = index; return 0; }
-int cuDeviceGetName(char *name, int length, int device) { strncpy(name, "NVIDIA GeForce RTX 4060", length); return 0; }
-int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 8ull << 30; return 0; }
-int cuDeviceGetUuid(char *uuid, int device) { memset(uuid, 0xab, 16); return 0; }
-"""
-
-
 def test_a_card_is_found_without_nvidia_smi(monkeypatch, tmp_path):
     """A driver that has one card, in a container without tools."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler that makes a library to ask")
-    (tmp_path / "driver.c").write_text(DRIVER)
-    library = ["-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1"), str(tmp_path / "driver.c")]
+    library = ["-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", ROOT / "tests/data/driver.c"]
     subprocess.run([compiler, *library], check=True)
     monkeypatch.setattr(hardware, "answers", {})
     monkeypatch.setenv("PATH", "")
