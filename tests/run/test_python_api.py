@@ -27,7 +27,7 @@ def score(completions, answer, **columns):
     return [len(text) % 7 + float(gold in text) for text, gold in zip(completions, answer)]
 """
 SCRIPT = f"""
-import json, logging, math, os, random, re, signal, sys, threading, warnings
+import gc, json, logging, math, os, random, re, signal, sys, threading, warnings
 from typing import List, Text
 from octet import resolve, train
 from trainer.machine.quiet import BITSANDBYTES, DEEPSPEED, KERNELS, MODELS, MXFP4
@@ -71,6 +71,17 @@ try:
 except Exception as error:
     refused = f"{{type(error).__name__}}: {{error}}"
 assert state() == before
+
+def late(completions, calls=[], **columns):
+    calls.append(1)
+    return [0.0 if len(calls) < 5 else 1 / 0 for _ in completions]
+
+try:
+    train(resolve("nano", None, [*few, "run.dir=late"]), reward=late, data=data)
+except Exception as error:
+    failed = str(error)
+gc.collect()
+left = [type(one).__name__ for one in gc.get_objects() if type(one).__name__.endswith("ForCausalLM")]
 import datasets, huggingface_hub
 huggingface_hub.utils.disable_progress_bars()
 before = state()
@@ -78,7 +89,7 @@ rows = datasets.Dataset.from_list([{{"question": row["question"]}} for row in da
 second = train(resolve("nano", None, [*few, "run.dir=second"]), reward=[rounded], data=rows)
 assert state() == before
 print(json.dumps({{
-    "refused": refused,
+    "refused": refused, "failed": failed, "left": left,
     "evaluations": {{name: one.accuracy for name, one in result.evaluations.items()}},
     "adapter": str(result.adapter), "model": result.model, "verdict": result.verdict.kind,
     "second": second.config.task.answer,
@@ -121,6 +132,8 @@ def test_the_result_names_what_is_wanted_next(scripted):
     assert (folder / result["adapter"] / "adapter_model.safetensors").is_file()
     assert (result["model"], result["verdict"]) == (None, "cannot tell")
     assert result["refused"].startswith("ConfigError: run.dir=first: ")  # with other data in the folder
+    assert "1 / 0" in result["failed"]
+    assert result["left"] == []  # the next run needs the memory of the card
     assert len((folder / "first/given/train.jsonl").read_text().splitlines()) == 50
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
+from weakref import ReferenceType, ref
 
 import deepspeed
 import torch
@@ -71,7 +72,7 @@ class DeepSpeedPolicy:
         parts = {"model": scoring, "optimizer": make_optimizer(model, config)}
         self.peaks = [group["lr"] for group in parts["optimizer"].param_groups]
         self.engine, *_ = deepspeed.initialize(**parts, config=settings, dist_init_required=False)
-        distributed.before_disconnect(_leave_group)
+        distributed.before_disconnect(partial(_leave, ref(self)))
         self.engine.checkpoint_engine.load = _load_without_code  # DeepSpeed's own function executes pickles
         self.engine.optimizer.update_offload_overflow_tracker_for_param_grad = lambda _: None  # see `_read_norms`
         self.engine.module.register_state_dict_post_hook(_keep_trained)
@@ -296,8 +297,10 @@ def _import_muon() -> None:
             compiler.compile = compile_function
 
 
-def _leave_group() -> None:
-    """Destroy DeepSpeed's process group, so that a later run in this process can create its own."""
+def _leave(policy: ReferenceType[DeepSpeedPolicy]) -> None:
+    """Leave a later run in this process room for its own process group, and for its model if this run has failed."""
+    if (left := policy()) and distributed.world_size() == 1:  # of several, one may wait in vain for its card
+        left.release()
     if deepspeed.comm.is_initialized():
         deepspeed.comm.destroy_process_group()
 
