@@ -126,6 +126,9 @@ def test_the_same_records_come_out_of_every_format(tmp_path):
     assert jsonl == csv == parquet
     assert [(problem.question, problem.gold) for problem in jsonl] == [("Één?", "1"), ('two,\n"twee"?', "2")]
     assert jsonl[0].extra == {"antwoord": "1", "n": "x"}
+    del rows[1]["n"]  # of JSON lines that omit a column, rewards get None, as of a `datasets.Dataset`
+    omitted = read(write(tmp_path / "b.jsonl", *rows[::-1]), **named)
+    assert [one.extra for one in omitted] == [{"antwoord": "2", "n": None}, {"antwoord": "1", "n": "x"}]
 
 
 def test_a_row_of_parquet_that_python_cannot_read_is_a_bad_record(tmp_path):

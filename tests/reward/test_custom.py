@@ -55,6 +55,13 @@ def test_it_gets_what_trl_gives_and_the_columns_of_the_record_first(mine):
     assert (seen_by(scorer)["level"], seen_by(scorer)["topic"]) == (["easy", None], [None, "sums"])
 
 
+def test_a_problem_without_a_gold_answer_has_no_answer_to_compare_with(mine):
+    """An empty one would pay for every completion that ends in a mark."""
+    prompt = Prompt(replace(PROBLEM, gold="", solution=""), "", ())
+    with refuses("reward.custom", RewardError, names="it asks for `answer`, which is no column of the data"):
+        mine("def score(completions, answer): return [1.0]").score(prompt, [answer("a")])
+
+
 def test_what_only_trl_passes_may_have_a_default(mine):
     assert grades(mine("def score(completions, environments=None, log_metric=None): return [1.0]"), "a") == [1.0]
 

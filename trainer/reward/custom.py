@@ -130,9 +130,10 @@ def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:
     """Return the columns of the data, with None where a record does not have one."""
     records = []
     for problem in (reading.problem for reading in readings):
-        known = {"question": problem.question, "answer": problem.gold, "gold": problem.gold}
+        answer = {"answer": problem.gold} if problem.gold else {}
         extra = {name: value for name, value in problem.extra.items() if name not in ("prompt", "completion")}
-        records.append({**known, "solution": problem.solution, "problem_id": problem.id, **extra})
+        known = {"question": problem.question, **answer, "gold": problem.gold, "solution": problem.solution}
+        records.append({**known, "problem_id": problem.id, **extra})
     names = {name: None for record in records for name in record}  # a set that keeps its order
     return {name: [record.get(name) for record in records] for name in names}
 
