@@ -37,7 +37,7 @@ _KINDS = {
 }
 _PATTERNS = {kind: re.compile(pattern, re.IGNORECASE | re.DOTALL) for kind, pattern in _KINDS.items()}
 _UNIT = re.compile(r"[^\W\d_]|[%°$€£¥]")
-_FOLDER = re.compile(r"\S*/(?=[^/\s]+[:\[]\d)")
+_FOLDER = re.compile(r"(?<!\S)\S*/(?=[^/\s]+[:\[]\d)")
 
 
 def kind_of(gold: str) -> str:
