@@ -182,6 +182,11 @@ def test_a_conversation_is_kept_as_it_is_and_makes_the_question(tmp_path):
     assert (list(one.messages), one.question) == (talk, "2 + 2?")
     assert one.extra == {"answer": "4", "question": "from TRL's data sets"}
     assert several.question == "2 + 2?\n\n4\n\nwhy?"
+    path = write(tmp_path / "sft.jsonl", {"messages": more[:3], "answer": "4"})  # the prompt would hold the solution
+    for settings, notes in ({}, 1), ({"solution": "messages"}, 0):
+        task = task_of("records", path=str(path), question="messages", holdout=1.0, **settings)
+        task.test()
+        assert sum("write task.solution=messages" in note for note in task.notes()) == notes
 
 
 def many(count: int) -> list[dict]:

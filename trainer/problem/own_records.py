@@ -66,13 +66,17 @@ class RecordsTask(DataTask):
         return Problem(name, question, gold, solution, record.others(column), messages)
 
     def notes(self) -> list[str]:
-        golds = [problem.gold for problems in self._read.values() for problem in problems]
+        problems, notes = [one for read in self._read.values() for one in read], super().notes()
+        if begun := sum(one.messages[-1]["role"] == "assistant" for one in problems if one.messages):
+            remedy = f"if it is the solution, write task.solution={self.settings.question or 'prompt'}"
+            notes.append(f"{counted(begun, 'conversation')} with an answer at its end, to be continued; {remedy}")
+        golds = [problem.gold for problem in problems]
         values = {gold: number(gold) for gold in golds if has_comma(gold) or re.search(r"\d\.\d", gold)}
         odd = [gold for gold in golds if gold in values and (values[gold] is None or _THOUSANDS.fullmatch(gold))]
-        if 2 * len(odd) <= sum(gold in values for gold in golds):
-            return super().notes()
-        note = f"decimal commas in {counted(len(odd), 'answer')}, such as {odd[0]!r}? Then write task.decimal=comma"
-        return [*super().notes(), f"{note}; without it 3,5 is a text, and 1.234 is less than 2"]
+        if 2 * len(odd) > sum(gold in values for gold in golds):
+            note = f"decimal commas in {counted(len(odd), 'answer')}, such as {odd[0]!r}? Then write task.decimal=comma"
+            notes.append(f"{note}; without it 3,5 is a text, and 1.234 is less than 2")
+        return notes
 
     def _read_all(self, split: str, source: Source) -> list[Problem]:
         problems, column = super()._read_all(split, source), self.settings.solution
