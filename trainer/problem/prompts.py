@@ -315,7 +315,7 @@ def _style(settings: PromptSettings, task: Task) -> Style:
     if name in STYLES:
         return STYLES[name]
     try:
-        request = Path(name).read_text(encoding="utf-8").strip()
+        request = Path(name).read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompt.style={name}", f"it cannot be read ({error})") from None
     if "{question}" not in request:

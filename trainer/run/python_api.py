@@ -176,7 +176,7 @@ def _write(path: Path, text: str) -> None:
     if disk.is_locked(path.parents[1] / ".lock"):
         remedy = "Wait for it, or choose another folder"
         raise ConfigError(f"run.dir={path.parents[1]}", "another run is writing to it", remedy)
-    if path.is_file() and path.read_text() != text and layout.has_saved(path.parents[1]):
+    if path.is_file() and path.read_bytes() != text.encode() and layout.has_saved(path.parents[1]):
         reason = f"it holds a run with another {path.name}"
         raise ConfigError(f"run.dir={path.parents[1]}", reason, "Pass what it had, or choose another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
