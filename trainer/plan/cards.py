@@ -87,7 +87,7 @@ def _words(name: str) -> set[str]:
 
 def _neighbour(words: set[str]) -> Card | None:
     """Return the card with the same letters and as many digits, nearest in class (60 in 4060), then in generation."""
-    if (parts := _number(words)) is None:
+    if "ARC" in words or (parts := _number(words)) is None:
         return None
     letters, digits = parts
     distances = []
@@ -102,5 +102,5 @@ def _neighbour(words: set[str]) -> Card | None:
 
 def _number(words: set[str]) -> tuple[str, str] | None:
     """Return the letters and the digits of a card's name: RTX and 4060, A and 100."""
-    matches = [match for word in sorted(words) if (match := re.fullmatch(r"([ABHLTV]|)(\d+)[GS]?", word))]
+    matches = [match for word in sorted(words) if (match := re.fullmatch(r"([ABHLT]|)(\d+)[GS]?", word))]
     return next(((match[1] or "RTX", match[2]) for match in matches if match[1] or "RTX" in words), None)

@@ -258,7 +258,8 @@ def must_know(card: str) -> None:
         raise ConfigError(f"--card {card}", "that is not the size of a card", "Write its GB, such as RTX 3060 12GB")
     if known is None:
         reason = f"its speed is unknown (some known cards: {', '.join([*CARDS][::6])})"
-        raise ConfigError(f"--card {card or repr('')}", reason, "Name a similar card, or a run with --like")
+        remedy = "NVIDIA's GTX 16, RTX 20 and newer run Octet: name a similar one, or a run with --like"
+        raise ConfigError(f"--card {card or repr('')}", reason, remedy)
 
 
 def on_card(name: str, planner: Planner) -> Estimate | None:
