@@ -11,7 +11,7 @@ from trainer.config.sections.base import BaseAddress, Section
 class Warmup(Section):
     """docs/warmup.md says when a warm-up helps."""
 
-    steps: int = Field(0, ge=0)
+    steps: int = Field(0, ge=0, le=10**9)
     """Steps of supervised training on worked solutions before GRPO; 0 for none. They are a run of their own in the
     folder `warmup` of the run folder."""
     only: bool = False
