@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import textwrap
+import time
 
 import pytest
 import yaml
@@ -11,9 +12,12 @@ from huggingface_hub import constants
 
 from tests.commands.conftest import write
 from tests.conftest import NANO, said_by
+from tests.http_double import Double
 from tests.hub_server import serving, use_hub
 from tests.reports.conftest import change, configure
 from trainer.config.resolve import resolve
+from trainer.commands import push
+from trainer.config.command_line import resolve
 
 
 @pytest.fixture
@@ -204,12 +208,18 @@ def test_what_is_not_the_whole_model_of_this_run_is_not_sent(what, said, capsys,
     assert (status, out, said in err) == (2, "", True), err
 
 
-def test_a_hub_that_does_not_answer_is_one_message(capsys, hub, finished, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    hub.shutdown()
-    hub.server_close()
-    status, _, err = said_by(capsys, "push", finished, "--to", "me/demo", "--yes")
-    assert (status, err.count("Connection refused")) == (2, 1)
+@pytest.mark.parametrize("said", ["Connection refused", "timed out", "NoneType"])
+def test_a_hub_that_does_not_answer_or_answers_nonsense_is_one_message(said, capsys, finished, monkeypatch, tmp_path):
+    monkeypatch.setattr(push, "ANSWER_S", 0.2)
+    with Double().serving() as server:
+        server.get, server.post = lambda path: (404, ""), lambda *_: (200, time.sleep(said == "timed out"))
+        if said == "Connection refused":
+            server.shutdown()
+            server.server_close()
+        use_hub(monkeypatch, server.url, tmp_path / "home")
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        status, _, err = said_by(capsys, "push", finished, "--to", "me/demo", "--yes")
+    assert (status, err.count(said), err.count("\n")) == (2, 1, 1), err
 
 
 LEFT_OUT = ["notes.txt", ".env", ".secret.gguf", "id_rsa", "wandb_key.json", "model.safetensors.bak", "run.py"]

@@ -7,8 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import httpx2
-from huggingface_hub import CommitOperationAdd, HfApi, errors
+from huggingface_hub import CommitOperationAdd, HfApi, errors, get_session
 from huggingface_hub.utils import validate_repo_id
 
 from trainer.commands.shared_options import add_run
@@ -21,6 +20,7 @@ from trainer.reports import curves as drawn
 from trainer.reports import model_card
 from trainer.run_folder.reader import RunFiles, as_written, exported, read_run
 
+ANSWER_S = 300.0  # of the hub, which takes minutes over a large commit
 ADAPTER, CURVES, EXPORT = "adapter_config.json", "curves.svg", "export.json"
 SENT = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "model*.safetensors", "*.gguf"]
 SENT += ["config.json", "generation_config.json", "model.safetensors.index.json", "Modelfile", "merges.txt"]
@@ -106,6 +106,7 @@ def _kind(folder: Path) -> str:
 
 def _send(to: str, contents: dict[str, Any], private: bool) -> str:
     """Send everything in one commit, and return its address."""
+    get_session().timeout = ANSWER_S  # by default it waits for ever
     api = HfApi(token=True)  # without a login it raises; the hub itself would only answer 401
     try:
         api.create_repo(to, private=private, exist_ok=True)
@@ -114,8 +115,7 @@ def _send(to: str, contents: dict[str, Any], private: bool) -> str:
     except errors.LocalTokenNotFoundError:
         remedy = "Run `hf auth login`, or set HF_TOKEN"
         raise ConfigError(f"--to {to}", "there is no login on this machine", remedy) from None
-    # uploads of large files raise RuntimeError; a proxy that is not supported raises one of the last two
-    except (httpx2.HTTPError, OSError, RuntimeError, ImportError, ValueError) as error:
+    except Exception as error:  # of every class: of the network, a proxy, large files, a reply that is not the hub's
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         remedy = "Check that the login may write there"
-        raise ConfigError(f"--to {to}", f"the upload failed ({reason})", remedy) from None
+        raise ConfigError(f"--to {to}", f"the upload failed ({reason})", remedy) from error

@@ -276,6 +276,8 @@ def listing(kind: Literal["models", "datasets"], name: str, revision: str | None
         return {entry["path"]: entry.get("size", 0) for entry in entries if entry["type"] == "file"}
     except ServerError:
         return {}
+    except (LookupError, TypeError):
+        raise Unreachable("the hub cannot be reached (the reply is not a hub's)") from None
 
 
 def configuration(model: Model) -> dict[str, Any]:
