@@ -79,7 +79,7 @@ def _source(options: Namespace) -> Source | None:
     if options.model and os.path.isfile(f"{first}/config.yaml"):
         reason = f"the run {first} names a model as well"
         raise ConfigError(f"--model {options.model}", reason, "Leave one of the two out")
-    if not options.model and ("=" not in first or os.path.isfile(f"{first}/config.yaml")):
+    if not options.model and ("=" not in first or os.path.isdir(first)):
         folder = Path(options.overrides.pop(0))
     elif names_something or not any(RUNS.glob("*/config.yaml")):
         named = options.merged or Path(options.model or "nano")
@@ -97,7 +97,7 @@ def adapter_of(options: Namespace) -> Source:
     if not (options.adapter / "adapter_config.json").is_file():
         other = ", or a whole model with --model" if "merged" in options else ""  # octet merge knows no other
         remedy = f"Name the `adapter` folder of a run{other}"
-        raise CheckpointError(f"--adapter {options.adapter}", "there is no adapter_config.json in it", remedy)
+        raise CheckpointError(options.adapter, "there is no adapter_config.json in it", remedy)
     return Source(options.adapter, is_adapter=True)
 
 

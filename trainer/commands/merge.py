@@ -20,7 +20,7 @@ def run(options: Namespace) -> None:
     must_be_empty(options.out)
     if not options.adapter:
         first = next(iter(options.overrides), "=")
-        is_named = "=" not in first or Path(first, "config.yaml").is_file()
+        is_named = "=" not in first or Path(first).is_dir()
         folder = Path(options.overrides.pop(0)) if is_named else latest()
         options.adapter = folder / "adapter" if (folder / "config.yaml").is_file() else folder
     source = adapter_of(options)
