@@ -106,6 +106,15 @@ def test_a_run_beside_another_is_asked_about_first(asked, folder, tmp_path):
     assert not (folder / "runs/second.log").exists()
 
 
+def test_of_two_pages_that_start_a_run_of_one_name_one_does(asked, folder):
+    given = NANO | {"name": "twin", "beside": "yes", "into": "said", "run.steps": "1000000"}
+    with ThreadPoolExecutor(2) as pool:
+        said = [*pool.map(lambda _: does(asked, "train", **given), range(2))]
+    until(lambda: "stops" in does(asked, "stop", run="twin"))
+    log = (folder / "runs/twin.log").read_text()
+    assert (sum("there is a run of this name" in one for one in said), log.count("$ ")) == (1, 1)
+
+
 def test_a_full_card_is_said_before_a_run_is_started(tmp_path):
     path = f"{ROOT / 'tests/cuda'}:{os.environ['PATH']}"
     with serving(tmp_path, PATH=path, CUDA_STUB_CONTEXT_GIB="7.2") as address:

@@ -144,9 +144,10 @@ def train(chosen: Choices) -> Iterator[str]:
         raise ConfigError("Name of the run", form, "Write run-1")
     words = ["train", *chosen.option("--preset", "--recipe"), *chosen.settings(), f"run.dir={runs.folder / name}"]
     yield shown(words)
-    if name in runs.named() or runs.process(name):
-        raise ConfigError(f"run {name}", "there is a run of this name", "Resume it below, or write another name")
-    yield from start(chosen, "train", name, words)
+    with runs.starting:  # another page may start one of this name
+        if name in runs.named() or runs.process(name):
+            raise ConfigError(f"run {name}", "there is a run of this name", "Resume it below, or write another name")
+        yield from start(chosen, "train", name, words)
 
 
 def resume(chosen: Choices) -> Iterator[str]:

@@ -10,6 +10,7 @@ from itertools import compress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from tempfile import TemporaryFile
+from threading import Lock
 from typing import Any
 
 import psutil
@@ -38,6 +39,7 @@ class Runs:
         self.folder = folder
         self.started: dict[str, Popen[bytes]] = {}
         self.chats: dict[str, Chat] = {}
+        self.starting = Lock()
 
     def named(self) -> dict[str, Path]:
         """Return the folders of the runs by name. Only these names are accepted, so no name leads elsewhere."""
