@@ -53,6 +53,14 @@ def test_runs_are_listed_in_the_order_of_their_start(runs, capsys):
     assert rows == [["sweep/other", "stopped"], ["old", "damaged"], ["warmup", "stopped"]]
 
 
+def test_a_folder_that_vanishes_while_it_is_listed_is_no_matter(runs, capsys, monkeypatch):
+    """A run deletes its older checkpoints."""
+    (runs / "old/checkpoints").mkdir()
+    page, scan = said_by(capsys, "list")[1], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: scan(f"{path}/gone" if "checkpoints" in str(path) else path))
+    assert said_by(capsys, "list") == (0, page, "")
+
+
 def test_presets_and_recipes_are_listed_with_what_they_are_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     status, page, _ = said_by(capsys, "list", "--presets")

@@ -1,5 +1,6 @@
 """`octet list`: the runs below a folder, the latest last; or the presets and recipes."""
 
+import os
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -38,7 +39,8 @@ def runs_in(folder: Path, has_links: bool = False) -> list[Path]:
     `has_links` also those elsewhere to which a link in this folder leads."""
     written, whole = dict[Path, float](), folder.resolve()
     links = (path for path in folder.glob("*/config.yaml") if whole not in path.parent.resolve().parents)
-    for path in (*folder.rglob("config.yaml"), *(links if has_links else ())):
+    walked = (Path(place, "config.yaml") for place, _, files in os.walk(folder) if "config.yaml" in files)
+    for path in (*walked, *(links if has_links else ())):  # rglob ends where a run deletes a checkpoint meanwhile
         with suppress(OSError):  # a dangling link, or a folder that may not be entered
             written[path] = path.stat().st_mtime
     configs = sorted(written, key=written.__getitem__)
@@ -69,5 +71,5 @@ def row(place: Path, folder: Path) -> list[str]:
         result = ", ".join([run.verdict.kind, *change] if run.has_ended else change)
         state = "ended" if run.has_ended else "stopped" if stopped(run) else "running"
     task = run.settings["task.name"].rpartition("/")[2]
-    name = folder.absolute().name if place == folder else str(place.relative_to(folder))
+    name = os.path.basename(os.path.abspath(folder)) if place == folder else str(place.relative_to(folder))
     return [name, state, run.given["model.name"], task, steps, result]
