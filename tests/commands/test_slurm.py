@@ -128,8 +128,9 @@ def sbatch(tmp_path, monkeypatch):
 
 
 def test_a_chain_that_is_refused_half_way_says_what_is_queued(site, sbatch, tmp_path):
+    """The sbatch of some clusters greets its user before it prints the job."""
     count = f"echo x >> {tmp_path}/asked; n=$(wc -l < {tmp_path}/asked)"
-    sbatch(f"{count}\n[ $n -lt 3 ] && echo $n || {{ echo full >&2; exit 1; }}")
+    sbatch(f"{count}\necho Welcome; echo\n[ $n -lt 3 ] && echo $n || {{ echo full >&2; exit 1; }}")
     with refuses(tmp_path / "run/job.sbatch", ClusterError, names="scancel 1 2"):
         submit(tmp_path, chain=3)
 

@@ -247,7 +247,7 @@ def _sbatch(script: Path, options: Sequence[str]) -> str:
     if answer.returncode:
         remedy = f"Change the options of octet slurm, or {site_file()}"
         raise ClusterError(str(script), f"sbatch refuses it: {answer.stderr.strip()}", remedy)
-    return answer.stdout.strip().partition(";")[0]
+    return answer.stdout.strip().rpartition("\n")[2].partition(";")[0]
 
 
 def _next_commands(jobs: Sequence[str], folder: Path, request: JobRequest) -> Iterator[str]:
