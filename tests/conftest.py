@@ -57,9 +57,11 @@ def octet(*arguments: object) -> int:
 
 
 def ran(*command: object, cwd: Path = ROOT, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program, and return its status and what it has printed."""
+    """Run a program, which has to end well if that is checked, and return its status and what it has printed."""
     words = [str(one) for one in command]
-    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=check, **options)
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0 or not check, done.stdout + done.stderr
+    return done
 
 
 def said_by(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -69,10 +71,12 @@ def said_by(capsys, *arguments: object) -> tuple[int, str, str]:
     return status, said.out, said.err
 
 
-def launch(*command: object, folder: Path = ROOT, timeout: float = 999, **own: str) -> subprocess.CompletedProcess[str]:
+def launch(
+    *command: object, folder: Path = ROOT, check: bool = False, timeout: float = 999, **own: str
+) -> subprocess.CompletedProcess[str]:
     """Run a program with the checkout on its path, one thread and these variables, and return how it ended."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | own
-    return ran(*command, cwd=folder, env=environment, timeout=timeout)
+    return ran(*command, cwd=folder, check=check, env=environment, timeout=timeout)
 
 
 def program(path: Path, script: str) -> Path:

@@ -56,8 +56,7 @@ def test_a_script_runs(script, tmp_path):
     arguments = [re.sub("OUT|FOLDER", lambda found: names[found[0]], argument) for argument in SMOKE[script]]
     results = {file: file.stat().st_mtime_ns for file in (ROOT / "bench/results").iterdir()}
     environment = {"OCTET_GSM8K": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = launch(sys.executable, f"bench/{script}.py", *arguments, **environment)
-    assert done.returncode == 0, done.stderr
+    launch(sys.executable, f"bench/{script}.py", *arguments, check=True, **environment)
     assert results == {file: file.stat().st_mtime_ns for file in (ROOT / "bench/results").iterdir()}
     assert OUT not in SMOKE[script] or json.loads((tmp_path / "out.json").read_text())
 
@@ -72,7 +71,7 @@ def a_clone_of_svamp(folder: Path) -> None:
 
 def test_the_problems_of_svamp_become_records(tmp_path):
     a_clone_of_svamp(tmp_path)
-    assert launch(sys.executable, "bench/svamp.py", tmp_path, tmp_path).returncode == 0
+    launch(sys.executable, "bench/svamp.py", tmp_path, tmp_path, check=True)
     made = [json.loads((tmp_path / f"{split}.jsonl").read_text()) for split in ("train", "test")]
     assert made == [
         {"question": "He has $9, they cost 2.5.", "answer": "(9 - 4) / 2.5 = 2\n#### 2"},
@@ -87,7 +86,7 @@ def test_short_problems_of_gsm8k_have_equations_alone(tmp_path):
     for split, lines in (("train", [*records, long]), ("test", [long])):
         write_lines(tmp_path / f"{split}.jsonl", lines)
     made = tmp_path / "made"
-    assert launch(sys.executable, "bench/short_gsm8k.py", tmp_path, made, "3", "equations").returncode == 0
+    launch(sys.executable, "bench/short_gsm8k.py", tmp_path, made, "3", "equations", check=True)
     read = {split: lines_of(made / f"{split}.jsonl") for split in ("train", "valid", "test")}
     assert read["train"] == [{"question": "0?", "answer": "6*7=42\n42-2=40\n#### 40"}]
     assert [record["question"] for record in read["valid"]] == [f"{n}?" for n in range(1, 257)]
@@ -103,12 +102,12 @@ def test_problems_that_are_solved_sometimes_are_kept(tmp_path):
     write_lines(tmp_path / "eval_answers.jsonl", answers)
     problems = [{"question": question, "answer": "1"} for question in [*samples, "not asked"]]
     asked, kept = write_lines(tmp_path / "all.jsonl", problems), tmp_path / "kept.jsonl"
-    assert launch(sys.executable, "bench/sometimes_right.py", asked, tmp_path, kept).returncode == 0
+    launch(sys.executable, "bench/sometimes_right.py", asked, tmp_path, kept, check=True)
     assert lines_of(kept) == [{"question": "sometimes", "answer": "1"}]
 
 
 def test_the_pages_and_figures_are_made_from_the_results(tmp_path):
-    assert launch(sys.executable, "bench/report.py", "--out", tmp_path).returncode == 0
+    launch(sys.executable, "bench/report.py", "--out", tmp_path, check=True)
     made = {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*.*")}
     tables = {f"bench/results/{name}.md" for name in ("learning", "memory", "scaling", "speed")}
     assert {*tables, "docs/teaching.svg"} <= made.keys()

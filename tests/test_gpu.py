@@ -27,8 +27,7 @@ def train(folder, *settings: str) -> list[float]:
     """Accuracy of the base, the trained model and the merged one, if there is one."""
     command = [sys.executable, str(ROOT / "train.py"), "--preset", "nano", *settings, "run.dir=it"]
     command += FEW if STUB else ["run.steps=20", "eval.problems=128"]
-    answer = launch("env", "-u", "DS_ACCELERATOR", *command, folder=folder)  # which conftest.py sets
-    assert answer.returncode == 0, answer.stderr
+    answer = launch("env", "-u", "DS_ACCELERATOR", *command, folder=folder, check=True)  # which conftest.py sets
     assert "on 1 x cuda" in answer.stdout
     return [one["accuracy"] for one in json.loads((folder / "it/eval.json").read_text())["evaluations"]]
 
@@ -95,6 +94,4 @@ def test_captured_steps_give_the_tokens_of_generate(rows, tokenizer):
 def test_the_bandwidth_table_can_be_filled(tmp_path):
     command = [sys.executable, str(ROOT / "bench/decode.py"), "--device", "cuda", "--dtype", "bf16", "--rows", "64"]
     command += ["--repetitions", "1", "--json", "--out", str(tmp_path / "decode.json")]
-    answer = launch(*command)
-    assert answer.returncode == 0, answer.stderr
-    assert json.loads(answer.stdout)["speedup"]["64"] > 1
+    assert json.loads(launch(*command, check=True).stdout)["speedup"]["64"] > 1

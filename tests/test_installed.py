@@ -78,9 +78,7 @@ def run(*command: str | Path, folder: Path, path: Path, **environment: str) -> s
     left_out = ("PYTHONPATH", "VIRTUAL_ENV", "OCTET_PYTHON", "OCTET_SITE", "CONDA_PREFIX")
     clean = {name: value for name, value in os.environ.items() if name not in left_out}
     clean |= {"PATH": f"{path}:{os.defpath}", "VIRTUAL_ENV": str(path.parent)} | environment
-    answer = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, timeout=580, check=False)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    return answer
+    return ran(*command, cwd=folder, env=clean, check=True, timeout=580)
 
 
 @pytest.fixture

@@ -18,9 +18,7 @@ arms: {right: {}}
 def card(folder: Path, minutes: int, *options: str, **changed: str) -> str:
     environment = os.environ | {"OCTET_PYTHON": sys.executable, "OCTET_CARDS": str(folder)}
     environment |= {"OCTET_CARD_MINUTES": str(minutes), "CUDA_STUB_COMPUTE_BYTES": "300000", "DS_ACCELERATOR": "cuda"}
-    done = ran("bash", "bench/card.sh", *options, env=environment | changed, timeout=3600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return ran("bash", "bench/card.sh", *options, env=environment | changed, check=True, timeout=3600).stdout
 
 
 def test_the_parts_run_once_and_make_one_file(tmp_path):

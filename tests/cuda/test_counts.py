@@ -9,9 +9,7 @@ TABLE = json.loads((Path(__file__).parent / "counts.json").read_text())
 
 
 def test_launches_copies_and_synchronisations_do_not_rise():
-    done = on_card(["-m", "tests.cuda.counting"])
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(on_card(["-m", "tests.cuda.counting"], check=True).stdout)
     more = {(name, what) for name in TABLE for what in TABLE[name] if found[name][what] > TABLE[name][what]}
     assert not more, f"{found}\nwhere this has a reason: tests/cuda/python.sh -m tests.cuda.counting"
     replays = [counted for name, counted in found.items() if name.startswith("captured")]

@@ -9,10 +9,10 @@ SHORT = ["--preset", "nano", "run.steps=2", "eval.problems=4", "rollout.problems
 
 
 def train(folder, *settings: str, device: str = "cuda", **card) -> str:
-    done = on_card([str(ROOT / "train.py"), *SHORT, *settings, f"run.dir={device}"], folder, device, **card)
-    assert done.returncode == 0, done.stderr
-    assert f"on 1 x {device}" in done.stdout
-    return done.stdout
+    command = [str(ROOT / "train.py"), *SHORT, *settings, f"run.dir={device}"]
+    said = on_card(command, folder, device, check=True, **card).stdout
+    assert f"on 1 x {device}" in said
+    return said
 
 
 def test_the_numbers_of_the_cpu(tmp_path):
@@ -53,5 +53,5 @@ def test_the_energy_of_a_card_that_counts_it(tmp_path):
     surplus = [one["energy/rollout"] / one["time/rollout"] / 100 - 1 for one in steps]
     assert -0.01 < min(surplus) < 0.01
     assert not any(name.startswith("energy/") for one in lines_of(uncounted / "cuda/metrics.jsonl") for name in one)
-    assert on_card(["-m", "trainer.commands.main", "report", "cuda"], counted).returncode == 0
+    on_card(["-m", "trainer.commands.main", "report", "cuda"], counted, check=True)
     assert "energy of a card" in (counted / "cuda/report.html").read_text()

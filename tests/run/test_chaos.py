@@ -32,9 +32,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_run_survives(program, tmp_path):
     own, said = PROGRAMS[program]
-    answer = launch(*forked(), "-m", f"tests.e2e.{program}", *(one.format(tmp_path) for one in own), timeout=3600)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert said in answer.stdout
+    command = ["-m", f"tests.e2e.{program}", *(one.format(tmp_path) for one in own)]
+    assert said in launch(*forked(), *command, check=True, timeout=3600).stdout
 
 
 @pytest.mark.slow
@@ -51,10 +50,8 @@ def test_every_writer_names_its_fault_and_the_same_command_ends_as_the_undisturb
     if not shutil.which("gcc"):
         pytest.skip("there is no gcc, which makes the library whose file operations fail")
     library, results = tmp_path / "faults.so", tmp_path / "results.json"
-    made = launch("gcc", "-shared", "-fPIC", "-O1", "-o", library, ROOT / "tests/e2e/faults.c", "-ldl")
-    assert made.returncode == 0, made.stderr
-    answer = launch(sys.executable, "-m", "tests.e2e.faults", results, timeout=1200, LD_PRELOAD=str(library))
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    launch("gcc", "-shared", "-fPIC", "-O1", "-o", library, ROOT / "tests/e2e/faults.c", "-ldl", check=True)
+    launch(sys.executable, "-m", "tests.e2e.faults", results, check=True, timeout=1200, LD_PRELOAD=str(library))
     assert {one["wrong"] for one in json.loads(results.read_text())["starts"]} == {""}
 
 

@@ -50,8 +50,7 @@ def test_the_example_is_an_agent_that_calculates(tmp_path):
     pytest.importorskip("openai")
     settings = [f"task.name={ROOT}/examples/calculator.py:build", f"task.agent={ROOT}/examples/agent.py:run"]
     few = ["rollout.problems=2", "rollout.group_size=4", "run.steps=1", "run.merge=false", "eval.problems=24"]
-    done = launch(sys.executable, "-m", "octet", "train", *settings, *few, f"run.dir={tmp_path}/run")
-    assert done.returncode == 0, done.stderr
+    launch(sys.executable, "-m", "octet", "train", *settings, *few, f"run.dir={tmp_path}/run", check=True)
     answers = lines_of(tmp_path / "run/eval_answers.jsonl")
     assert sum(len(one["turns"]) > 2 for one in answers) > len(answers) / 2  # an answer of one call has two
     assert any(" = " in one["completion"] and one["strict"] == one["gold"] for one in answers)

@@ -16,7 +16,7 @@ IN_THE_EVALUATION = "octet: stopped in the evaluation after step {}, which is sa
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("told")
-    assert launch(*forked(), "-m", "tests.e2e.interrupted", folder).returncode == 0
+    launch(*forked(), "-m", "tests.e2e.interrupted", folder, check=True)
     return folder, json.loads((folder / "starts.json").read_text())
 
 

@@ -5,9 +5,7 @@ mean reward of the sampled answers, from the first three steps to the last three
 luck is worth 0.05.
 """
 
-import json
 import os
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, launch, lines_of
 from tests.forks import forked
 from trainer.loss.objectives import LOSSES
 
@@ -50,9 +48,8 @@ def gain(job: Job, folder: Path) -> float:
     """Return by how much the mean reward of an answer rose."""
     settings = [f"algorithm.loss={job.loss}", f"run.seed={job.seed}", f"reward.control={job.control}"]
     settings += [f"run.dir={folder}", *SETTINGS[job.loss]]
-    command = [*forked(), str(ROOT / "train.py"), "--preset", "nano", *COMMON, *settings]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=590, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    rewards = [json.loads(line)["reward/mean"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    launch(*forked(), ROOT / "train.py", "--preset", "nano", *COMMON, *settings, check=True, timeout=590)
+    rewards = [line["reward/mean"] for line in lines_of(folder / "metrics.jsonl")]
     assert len(rewards) == 12
     return fmean(rewards[-EDGE:]) - fmean(rewards[:EDGE])
 

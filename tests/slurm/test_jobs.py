@@ -58,8 +58,7 @@ def test_the_result_is_that_of_two_ranks_without_slurm(undisturbed, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     command = [*launch, str(ROOT / "train.py"), *RUN, f"run.dir={tmp_path / 'run'}"]
-    answer = ran(*command, env=clean | {"OMP_NUM_THREADS": "1"}, timeout=580)
-    assert answer.returncode == 0, answer.stderr
+    ran(*command, env=clean | {"OMP_NUM_THREADS": "1"}, check=True, timeout=580)
     assert result(tmp_path / "run") == result(undisturbed[0])
 
 
@@ -145,23 +144,23 @@ def test_a_study_is_an_array_with_a_run_for_each_arm_and_seed(cluster, tmp_path)
     )
     command = [sys.executable, "-m", "trainer.commands.main", "study", "tiny.yaml"]
     site = cluster.site() | {"PYTHONPATH": str(ROOT), "OCTET_PYTHON": sys.executable}
-    answer = cluster.lab.ask(*command, "--slurm", folder=tmp_path, **site)
-    assert answer.returncode == 0, answer.stderr
-    assert "repeat this command after its runs have ended" in answer.stdout
-    _complete(_submitted(cluster, answer), tasks=2)
+
+    def study(option: str) -> str:
+        return cluster.lab.ask(*command, option, folder=tmp_path, check=True, **site).stdout
+
+    said = study("--slurm")
+    assert "repeat this command after its runs have ended" in said
+    _complete(_submitted(cluster, said), tasks=2)
     grid, lines = tmp_path / "runs/tiny/grid-1", (tmp_path / "runs/tiny/grid-1").read_text()
-    _complete(_submitted(cluster, cluster.lab.ask(*command, "--slurm", folder=tmp_path, **site)), tasks=1)
+    _complete(_submitted(cluster, study("--slurm")), tasks=1)
     assert grid.read_text() == lines  # tasks of the first array might have been waiting
     assert "supervised" in (grid.parent / "grid-2").read_text()
-    answer = cluster.lab.ask(*command, "--collect", folder=tmp_path, **site)
-    assert answer.returncode == 0, answer.stderr
-    assert "random (control)" in answer.stdout
-    assert "supervised (control)" in answer.stdout
+    said = study("--collect")
+    assert ("random (control)" in said, "supervised (control)" in said) == (True, True)
 
 
-def _submitted(cluster, answer) -> Job:
-    assert answer.returncode == 0, answer.stderr
-    return Job(cluster, re.search(r"submitted job (\d+)", answer.stdout)[1])
+def _submitted(cluster, said: str) -> Job:
+    return Job(cluster, re.search(r"submitted job (\d+)", said)[1])
 
 
 def _complete(job: Job, tasks: int) -> None:
@@ -204,8 +203,7 @@ def adopted(cluster, *step: str, names: list[str]) -> list[list[str]]:
     """The values of these variables in each task of a step."""
     code = "import os; from trainer.ranks import slurm; slurm.adopt_ranks(); "
     code += f"print(*(os.environ[name] for name in {names}))"
-    answer = cluster.lab.ask("srun", "--nodes=2", *step, sys.executable, "-c", code, folder=ROOT)
-    assert answer.returncode == 0, answer.stderr
+    answer = cluster.lab.ask("srun", "--nodes=2", *step, sys.executable, "-c", code, folder=ROOT, check=True)
     return sorted(line.split() for line in answer.stdout.splitlines())
 
 

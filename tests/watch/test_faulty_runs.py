@@ -20,8 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    done = launch(*forked(), "-m", "tests.e2e.faulty_runs", folder, *SOME, *SOME_HEALTHY, timeout=600)
-    assert done.returncode == 0, done.stderr
+    launch(*forked(), "-m", "tests.e2e.faulty_runs", folder, *SOME, *SOME_HEALTHY, check=True, timeout=600)
     return json.loads((folder / "alarms.json").read_text())
 
 

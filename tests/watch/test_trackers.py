@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, ran
+from tests.conftest import ROOT, launch
 from tests.forks import forked
 from trainer.watch.trackers import TRL, Tracker
 
@@ -64,9 +63,7 @@ def train(folder: Path, library: str, *more: str, **environment: str) -> subproc
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed: pip install {library}")
     few = [] if "--resume" in more else [*FEW, f"run.track={library}"]
-    command = [*forked(), str(ROOT / "train.py"), *few, *more]
-    own = os.environ | environment
-    return ran(*command, cwd=folder, env=own, check=True, timeout=580)
+    return launch(*forked(), ROOT / "train.py", *few, *more, folder=folder, check=True, timeout=580, **environment)
 
 
 @pytest.mark.slow
