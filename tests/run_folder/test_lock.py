@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import subprocess
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.conftest import write
 from tests.conftest import refuses, write_lines
 from trainer.commands.study import Runner
 from trainer.config.request import Request
@@ -20,7 +20,7 @@ from trainer.config.resolve import resolve
 from trainer.config.settings import fields
 from trainer.config.study import read_study
 from trainer.errors import CheckpointError, ConfigError
-from trainer.machine import disk, manifest
+from trainer.machine import manifest
 from trainer.ranks import distributed
 from trainer.rollout.vllm import process
 from trainer.run import job
@@ -155,11 +155,10 @@ def test_a_run_folder_that_is_a_link_is_the_folder_behind_it(tmp_path):
 def saved(failed):
     """A run with a checkpoint, whose state has the settings and a checksum."""
     config = resolve("nano", None, [f"run.dir={failed}", "algorithm.lr=0.003"])
-    checkpoint = failed / "checkpoints/step_000002"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "state.json").write_text(json.dumps({"origin": {"settings": config.model_dump(mode="json")}}))
+    write(failed, {"config.yaml": config.to_yaml()})
+    state = {"origin": {"settings": config.model_dump(mode="json")}}
+    checkpoint = write(failed / "checkpoints/step_000002", {"state.json": state})
     manifest.write(checkpoint, {"state.json": manifest.checksum(checkpoint / "state.json")})
-    (failed / "config.yaml").write_text(config.to_yaml())
     return failed
 
 
@@ -235,13 +234,6 @@ def test_a_link_never_leads_a_write_elsewhere(tmp_path, monkeypatch, link):
     with pytest.raises((ConfigError, OSError), match="Too many levels of symbolic links"):
         write()
     assert (tmp_path / "other").read_text() == "mine"
-
-
-def test_a_link_where_a_file_is_prepared_is_replaced(tmp_path):
-    (tmp_path / "other").write_text("mine")
-    (tmp_path / "config.yaml.partial").symlink_to("other")
-    disk.replace(tmp_path / "config.yaml", b"settings")
-    assert [(tmp_path / name).read_text() for name in ("config.yaml", "other")] == ["settings", "mine"]
 
 
 def test_two_runs_without_a_name_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
