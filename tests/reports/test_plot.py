@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.commands.conftest import write
 from tests.conftest import lines_of, octet, program, said_by, write_lines
 from tests.reports.conftest import configure
 from trainer.config.resolve import resolve
@@ -66,10 +67,9 @@ def test_runs_after_other_warm_ups_are_no_seeds_of_each_other(copied):
     runs = []
     for seed, steps in enumerate((3, 5)):
         folder = copied(f"after-{steps}")
-        whole, warmup = resolve("nano", None, [f"warmup.steps={steps}", f"run.seed={seed}"]), folder / "warmup"
-        warmup.mkdir()
-        (warmup / "config.yaml").write_text(whole.warmed_up_in(warmup).to_yaml())
-        (folder / "config.yaml").write_text(whole.after_warmup(Path("warmup")).to_yaml())
+        whole = resolve("nano", None, [f"warmup.steps={steps}", f"run.seed={seed}"])
+        write(folder / "warmup", {"config.yaml": whole.warmed_up_in(folder / "warmup").to_yaml()})
+        write(folder, {"config.yaml": whole.after_warmup(Path("warmup")).to_yaml()})
         runs.append(read_run(folder))
     assert [group.name for group in groups_of(runs)] == ["after-3, warmup.steps=3", "after-5, warmup.steps=5"]
     assert commands(runs[1].given, []) == ["octet train --preset nano run.seed=1 warmup.steps=5"]
@@ -147,10 +147,11 @@ def test_a_figure_is_a_pdf_if_something_can_convert_it(finished, tmp_path, capsy
     status, out, err = said_by(capsys, "plot", finished, "--pdf", "--out", tmp_path / "plots")
     assert (status, out, "pip install cairosvg" in err) == (0, f"{tmp_path}/plots/held_out.svg\n", True)
     program(tmp_path / "rsvg-convert", "#!/bin/sh\nexit 1\n")
-    program(tmp_path / "cairosvg", '#!/bin/sh\necho "%PDF $@"; /bin/cat\n')  # it says what it was given
-    assert said_by(capsys, "plot", finished, "--pdf", "--out", tmp_path / "plots")[0] == 0
-    made = (tmp_path / "plots/held_out.pdf").read_bytes()
-    assert made == b"%PDF -f pdf -\n" + (tmp_path / "plots/held_out.svg").read_bytes()
+    for converter, given in (("cairosvg", b"-f pdf -"), ("rsvg-convert", b"-f pdf")):
+        program(tmp_path / converter, '#!/bin/sh\necho "%PDF $@"; /bin/cat\n')  # it says what it was given
+        assert said_by(capsys, "plot", finished, "--pdf", "--out", tmp_path / "plots")[0] == 0
+        made = (tmp_path / "plots/held_out.pdf").read_bytes()
+        assert made == b"%PDF " + given + b"\n" + (tmp_path / "plots/held_out.svg").read_bytes()
 
 
 def test_a_link_or_a_folder_in_place_of_page_or_picture_leads_nothing_elsewhere(copied, capsys):

@@ -273,13 +273,20 @@ def test_results_on_other_problems_are_no_part_of_a_curve_or_of_the_best(copied)
     assert [[value.step for value in values] for values in dots] == [[3, 6]]
 
 
-def test_watching_ends_when_the_run_is_deleted(copied, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_watching_ends_with_the_run_or_when_it_is_deleted(copied, tmp_path, capsys, monkeypatch, is_deleted):
     folder, page = copied("live"), tmp_path / "page.html"
-    (folder / "verdict.json").unlink()
-    monkeypatch.setattr("trainer.commands.report.time.sleep", lambda _: shutil.rmtree(folder))
+    (folder / "verdict.json").rename(tmp_path / "verdict.json")
+
+    def end(_: float) -> None:
+        assert 'http-equiv="refresh"' in page.read_text(), "it reloads itself"
+        shutil.rmtree(folder) if is_deleted else (tmp_path / "verdict.json").rename(folder / "verdict.json")
+
+    monkeypatch.setattr("trainer.commands.report.time.sleep", end)
     with going_on(folder):
         status, _, err = said_by(capsys, "report", folder, "--watch", "--out", page)
-    assert (status, str(folder) in err, 'http-equiv="refresh"' in page.read_text()) == (2, True, True)
+    assert (status, str(folder) in err) == ((2, True) if is_deleted else (0, False))
+    assert ('http-equiv="refresh"' in page.read_text()) is is_deleted
 
 
 def test_a_page_has_one_verdict(copied):
