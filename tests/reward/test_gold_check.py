@@ -72,16 +72,22 @@ UNEARNED = "gold answers cannot be earned. Written as '#### ...'"
     ("octet task show records task.path=good.jsonl -n 0", 0, "9  whole numbers"),
     ("train.py --preset nano reward.custom=mine.py:score", 2, "it returned 1 rewards for 4 completions"),
     ("train.py --preset nano reward.custom=nowhere.py:score", 2, "there is no file"),
+    ("train.py task.name=records task.path=broken.jsonl", 2, "broken.jsonl:2: "),
+    ("octet train task.name=records task.path=broken.jsonl", 2, "broken.jsonl:2: "),
+    ("train.py model.name=no/such", 2, "model.name=no/such: "),
+    ("train.py engine.ds_config=zero9", 2, "engine.ds_config=zero9: "),
+    ("train.py task.name=gsm8k", 2, "task.name=gsm8k: "),
 ])  # fmt: skip
-def test_data_and_rewards_are_tried_before_torch_is_imported(tmp_path, command, status, told):
+def test_what_cannot_be_used_is_named_before_torch_is_imported(tmp_path, command, status, told):
     """Importing torch takes seconds; `-X importtime` lists what was imported."""
     for name, answer in {"a": "two\nlines", "good": "7"}.items():
         write_lines(tmp_path / f"{name}.jsonl", [{"question": f"{n}?", "answer": answer} for n in range(9)])
+    (tmp_path / "broken.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\nbroken\n')
     (tmp_path / "mine.py").write_text("def score(completions, **c): return [1.0]")
     words = command.replace("train.py", str(ROOT / "train.py")).replace("octet", "-m trainer.commands.main").split()
-    options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "stdin": subprocess.DEVNULL}
-    done = ran(sys.executable, "-X", "importtime", *words, **options)
-    found = (done.returncode, told in done.stdout + done.stderr, (tmp_path / "runs").exists())
-    assert found == (status, True, False), done
+    around = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "empty")}
+    done = ran(sys.executable, "-X", "importtime", *words, cwd=tmp_path, env=around, stdin=subprocess.DEVNULL)
+    assert (done.returncode, told in done.stdout + done.stderr) == (status, True), done
+    assert ("Traceback" in done.stderr, (tmp_path / "runs").exists()) == (False, False), done
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"pydantic", "torch", "transformers"} & imported == {"pydantic"}

@@ -188,19 +188,3 @@ def test_the_8gb_preset_on_real_gsm8k_text_with_a_tiny_model(tmp_path, tiny_mode
     prompt = lines_of(tmp_path / "it/samples.jsonl")[0]["prompt"]
     assert prompt.startswith("<|im_start|>user\n")
     assert "#### 42" in prompt
-
-
-BAD_DATA = ["task.name=records", "task.path=bad.jsonl"]
-IN_VAIN = [(program, BAD_DATA, "bad.jsonl:2: ") for program in ("run_deepspeed.sh", "train.py")]
-MISSING = ("model.name=no/such", "engine.ds_config=zero9", "task.name=gsm8k")
-IN_VAIN += [("train.py", [one], f"{one}: ") for one in MISSING]
-
-
-@pytest.mark.parametrize(("program", "arguments", "told"), IN_VAIN)
-def test_what_cannot_be_is_answered_before_anything_is_loaded(tmp_path, program, arguments, told):
-    start = [sys.executable, "-X", "importtime"] if program == "train.py" else []
-    (tmp_path / "bad.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\nbroken\n')
-    answer = run(*start, ROOT / program, *arguments, folder=tmp_path, status=2, HF_HOME=str(tmp_path / "empty"))
-    assert told in answer.stderr
-    assert "Traceback" not in answer.stderr
-    assert " torch\n" not in answer.stderr
