@@ -71,16 +71,27 @@ def job(tmp_path):
     return run
 
 
-def test_a_job_outside_of_a_checkout_says_so(job, tmp_path):
-    answer = job("single_node.sbatch", OCTET_ROOT=str(tmp_path))
-    assert answer.returncode == 2
-    assert f"octet: {tmp_path} is not a checkout: submit from one, or export OCTET_ROOT" in answer.stderr
+SITES = {  # -> the text of site.env, the variables of the job, its status, and what is said once
+    "no checkout": ("", {"OCTET_ROOT": "/"}, 2, "octet: / is not a checkout: submit from one, or export OCTET_ROOT"),
+    "another partition": (
+        "export SBATCH_PARTITION=elsewhere\n",
+        {"SLURM_JOB_PARTITION": "gpu"},
+        0,
+        "sets partition elsewhere, but this job is in gpu: sbatch does not read the file",
+    ),
+    "an exit": ("exit 0\n", {}, 2, "site.env of this job ends the shell"),
+    "a trap of its own": ("trap 'echo the site cleans up' EXIT\n", {}, 0, "the site cleans up"),
+    "Pyxis without a python": ("export OCTET_PYXIS_IMAGE=image\n", {}, 2, "OCTET_PYTHON is not"),
+    "Apptainer without a python": ("export OCTET_APPTAINER_IMAGE=image\n", {}, 2, "OCTET_PYTHON is not"),
+}
 
 
-def test_another_partition_than_that_of_the_site_is_pointed_out(job, tmp_path):
-    (tmp_path / "site.env").write_text("export SBATCH_PARTITION=elsewhere OCTET_PYTHON=/nowhere/python\n")
-    answer = job("single_node.sbatch", SLURM_JOB_PARTITION="gpu")
-    assert "sets partition elsewhere, but this job is in gpu: sbatch does not read the file" in answer.stdout
+@pytest.mark.parametrize("name", SITES)
+def test_what_a_site_says_is_done_or_refused(job, tmp_path, name):
+    site, variables, status, told = SITES[name]
+    (tmp_path / "site.env").write_text(site)
+    answer = job("single_node.sbatch", "run.dir=it", **variables)
+    assert (answer.returncode, (answer.stdout + answer.stderr).count(told)) == (status, 1), answer.stderr
 
 
 @pytest.mark.parametrize(("named", "taken"), [([], "cluster"), (["--preset", "nano"], "nano")])
@@ -104,18 +115,6 @@ def test_a_rank_is_lost_three_times_at_most_and_preempted_for_ever(job):
 
     assert [asks(status) for status in (137, 75, 75, 137, 75, 75, 138, 137, 75)] == [True] * 7 + [False, True]
     assert asks(137, SLURM_JOB_ID="55"), "another job has its own three"
-
-
-def test_a_site_that_ends_the_job_is_named(job, tmp_path):
-    (tmp_path / "site.env").write_text("exit 0\n")
-    answer = job("single_node.sbatch", "run.dir=it")
-    assert (answer.returncode, "site.env of this job ends the shell" in answer.stderr) == (2, True)
-
-
-def test_a_site_keeps_its_own_trap(job, tmp_path):
-    (tmp_path / "site.env").write_text("trap 'echo the site cleans up' EXIT\n")
-    answer = job("single_node.sbatch", "run.dir=it")
-    assert (answer.returncode, answer.stdout.count("the site cleans up")) == (0, 1)
 
 
 def test_an_error_of_one_rank_is_not_tried_again_however_the_others_are_ended(job):
@@ -187,14 +186,6 @@ def test_ranks_in_a_container_know_the_first_node_and_see_what_is_named(job, tmp
     (mounts,) = [line.removeprefix("--container-mounts=") for line in said if f"{tmp_path}:{tmp_path}," in line]
     places = [*(str(data / name) for name in ("other", "code", "model", "more", "third", "runs"))]
     assert set(mounts.split(",")) == {f"{place}:{place}" for place in [*places, str(ROOT), str(tmp_path)]}
-
-
-@pytest.mark.parametrize("kind", ["PYXIS", "APPTAINER"])
-def test_a_container_without_its_python_is_refused(job, tmp_path, kind):
-    (tmp_path / "site.env").write_text(f"export OCTET_{kind}_IMAGE=image\n")
-    answer = job("single_node.sbatch")
-    assert answer.returncode == 2
-    assert "OCTET_PYTHON is not" in answer.stderr
 
 
 def test_vllm_servers_of_neighbouring_jobs_have_ports_of_their_own_and_share_the_memory_with_the_ranks(job):
@@ -316,23 +307,18 @@ def test_packages_that_are_gone_are_installed_again(checkout, tmp_path, package)
     assert package == "pip" or len(asked.read_text().splitlines()) == 3
 
 
-@pytest.mark.parametrize(
-    "command", [["bash", ROOT / "run_deepspeed.sh", "--dry-run"], in_a_process(["train", "--dry-run"])]
-)
-def test_no_module_of_the_working_folder_is_imported(tmp_path, command):
+STARTS = [["bash", ROOT / "run_deepspeed.sh", "--dry-run"], ["./link.sh", "--dry-run"]]
+
+
+@pytest.mark.parametrize("command", [*STARTS, in_a_process(["train", "--dry-run"])])
+def test_no_module_or_program_of_the_working_folder_is_used(tmp_path, command):
+    """The start script may be a link, and its python a name: the folder of a name is no place to look for programs."""
     for name in ("calendar", "trainer"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('mine')")
-    around = os.environ | {"OCTET_PYTHON": sys.executable}
-    answer = ran(*command, "--preset", "nano", cwd=tmp_path, env=around)
-    assert (answer.returncode, answer.stdout[:6]) == (0, "model:"), answer.stderr
-
-
-def test_the_start_script_may_be_a_link_and_its_python_a_name(tmp_path):
-    """The folder of a name is no place in which to look for programs."""
     (tmp_path / "link.sh").symlink_to(ROOT / "run_deepspeed.sh")
     program(tmp_path / "nvidia-smi", f"#!/bin/sh\ntouch {tmp_path}/asked\n")
     around = os.environ | {"OCTET_PYTHON": "python", "CDPATH": ".:/", "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
-    answer = ran("./link.sh", "--dry-run", cwd=tmp_path, env=around)
+    answer = ran(*command, "--preset", "nano", cwd=tmp_path, env=around)
     assert (answer.returncode, answer.stdout[:6]) == (0, "model:"), answer.stderr
     assert not (tmp_path / "asked").exists()
 
@@ -382,8 +368,7 @@ def test_ranks_take_the_python_that_the_job_has_found(job, tmp_path):
 def test_sbatch_takes_every_script(cluster, script):
     fits = ("--gpus-per-node=2", "--cpus-per-gpu=1")  # the made-up nodes have two
     command = ["sbatch", "--test-only", *fits, str(script), "grid"]
-    answer = cluster.lab.ask(*command, folder=cluster.folder, **cluster.site())
-    assert answer.returncode == 0, answer.stderr
+    answer = cluster.lab.ask(*command, folder=cluster.folder, check=True, **cluster.site())
     assert "to start at" in answer.stderr
 
 
