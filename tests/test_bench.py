@@ -5,16 +5,15 @@ import json
 import re
 import sys
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import pytest
 
+from tests.commands.conftest import write
 from tests.conftest import ROOT, launch, lines_of, setup_cfg, write_lines
 from tests.ui.browser import found
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"]
-# What makes each script a matter of seconds. OUT stands for a file to write in place of the one in bench/results/,
-# FOLDER for that of the test.
+# What makes each script a matter of seconds. OUT stands for a file to write in place of the one in bench/results/.
 OUT, ONCE, ONE_STEP = "--out=OUT", "--repetitions=1", ["--steps=1", "--out=OUT"]
 SMOKE = {"answers": [ONCE], "first_page": [], "gpu_memory": ["--only=tiny bf16"], "plan": ["--only", "small"]}
 SMOKE |= {name: ["--only", "tiny"] for name in ("counts_cuda_host", "memory_cuda_host")}
@@ -24,9 +23,8 @@ SMOKE |= {"step_cost": [*ONE_STEP, "--only", "usual"], "coverage": ["--studies=1
 SMOKE |= {"logprobs": ["--tokens=8", OUT], "page_cost": ["--minutes=0.05", OUT], "startup": ["--repeats=1", OUT]}
 SMOKE |= {"sandbox": ["--programs=4", ONCE, OUT], "soak": ["--steps=4", "--only=plain", OUT], "verdicts": [OUT]}
 SMOKE |= {"serving": ["--engines=decode", "--steps=3", OUT], "versus": ["--steps=4", "--repeats=1", OUT, *FEW]}
-SMOKE |= {"seeds": ["--seeds=1", OUT, "run.steps=1", "eval.problems=8", *FEW], "report": ["--out=FOLDER"]}
-SMOKE |= {"sometimes_right": ["FOLDER/train.jsonl", "FOLDER", "FOLDER/kept.jsonl"]}
-SMOKE |= {name: ["FOLDER", "FOLDER"] for name in ("short_gsm8k", "svamp")}
+SMOKE |= {"seeds": ["--seeds=1", OUT, "run.steps=1", "eval.problems=8", *FEW]}
+WITH_TESTS = {"report", "short_gsm8k", "sometimes_right", "svamp"}  # of their own, below
 MODULES = sorted(file.stem for file in (ROOT / "bench").glob("*.py"))
 SCRIPTS = [name for name in MODULES if "__main__" in (ROOT / f"bench/{name}.py").read_text()]
 
@@ -37,10 +35,10 @@ def test_no_script_hides_a_package():
     requirements = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
     named = {re.split(r"\W", line)[0] for lines in requirements for line in lines.split()}
     assert not set(MODULES) & {*sys.stdlib_module_names, *packages_distributions(), *named}
-    assert sorted(SMOKE) == SCRIPTS
+    assert sorted({*SMOKE, *WITH_TESTS}) == SCRIPTS
 
 
-TIERS = {name: pytest.mark.cuda if name.endswith("cuda_host") else pytest.mark.slow for name in SCRIPTS}
+TIERS = {name: pytest.mark.cuda if name.endswith("cuda_host") else pytest.mark.slow for name in SMOKE}
 
 
 @pytest.mark.parametrize("script", [pytest.param(name, marks=tier) for name, tier in TIERS.items()])
@@ -50,10 +48,7 @@ def test_a_script_runs(script, tmp_path):
     for split in ("train", "test"):
         record = {"question": "What is 6 * 7?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"}
         write_lines(tmp_path / f"{split}.jsonl", [record])
-    (tmp_path / "eval_answers.jsonl").touch()
-    a_clone_of_svamp(tmp_path)
-    names = {"OUT": str(tmp_path / "out.json"), "FOLDER": str(tmp_path)}
-    arguments = [re.sub("OUT|FOLDER", lambda found: names[found[0]], argument) for argument in SMOKE[script]]
+    arguments = [argument.replace("OUT", str(tmp_path / "out.json")) for argument in SMOKE[script]]
     results = {file: file.stat().st_mtime_ns for file in (ROOT / "bench/results").iterdir()}
     environment = {"OCTET_GSM8K": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     launch(sys.executable, f"bench/{script}.py", *arguments, check=True, **environment)
@@ -61,16 +56,11 @@ def test_a_script_runs(script, tmp_path):
     assert OUT not in SMOKE[script] or json.loads((tmp_path / "out.json").read_text())
 
 
-def a_clone_of_svamp(folder: Path) -> None:
-    (folder / "data/mawps-asdiv-a_svamp").mkdir(parents=True)
+def test_the_problems_of_svamp_become_records(tmp_path):
     head = "Question,Numbers,Equation,Answer\n"
     row = '"He has $ number0 , they cost number1 .",9.0 2.5,/ - number0 4 number1,2\n'
-    (folder / "data/mawps-asdiv-a_svamp/train.csv").write_text(head + row)
-    (folder / "SVAMP.json").write_text('[{"Body": "Dan had $ 3.", "Question": "How much? ", "Answer": 3.0}]')
-
-
-def test_the_problems_of_svamp_become_records(tmp_path):
-    a_clone_of_svamp(tmp_path)
+    asked = [{"Body": "Dan had $ 3.", "Question": "How much? ", "Answer": 3.0}]
+    write(tmp_path, {"data/mawps-asdiv-a_svamp/train.csv": head + row, "SVAMP.json": asked})
     launch(sys.executable, "bench/svamp.py", tmp_path, tmp_path, check=True)
     made = [json.loads((tmp_path / f"{split}.jsonl").read_text()) for split in ("train", "test")]
     assert made == [
@@ -114,12 +104,6 @@ def test_the_pages_and_figures_are_made_from_the_results(tmp_path):
     assert made == {name: (ROOT / name).read_text() for name in made}, "python bench/report.py"
 
 
-def printed(code: str) -> str:
-    """Return what a line of Python prints that can import the scripts."""
-    code = f"import sys; sys.path.insert(0, 'bench'); import page_results, page_scaling, report; {code}"
-    return launch(sys.executable, "-c", code).stdout
-
-
 def test_the_hardware_of_a_study_is_that_of_its_file():
     rows = [line.split(" | ") for line in (ROOT / "docs/results.md").read_text().splitlines() if "/studies/" in line]
     files = [ROOT / "docs" / row[-1].partition("(")[2].partition(")")[0] for row in rows]
@@ -129,7 +113,8 @@ def test_the_hardware_of_a_study_is_that_of_its_file():
 
 
 def test_the_numbers_of_the_pages_are_those_of_the_results():
-    claims = json.loads(printed("print(report.json.dumps(report.claims()))"))
+    code = "import sys; sys.path.insert(0, 'bench'); import json, report; print(json.dumps(report.claims()))"
+    claims = json.loads(launch(sys.executable, "-c", code).stdout)
     assert len(claims) == 8
     for page, numbers in claims.items():
         text = " ".join((ROOT / page).read_text().split())

@@ -24,10 +24,6 @@ ONLY_IN = {"deepspeed": ("trainer.step", "trainer.plan.torch_probe"), "peft": ("
 ONLY_IN |= {"vllm": ("trainer.rollout.vllm",), "gguf": ("trainer.export",), "llama_cpp": ("trainer.export",)}
 
 
-def room_of(module: str) -> str:
-    return module.split(".")[1]
-
-
 def is_light(module: str) -> bool:
     inside = module.removeprefix("trainer.")
     return inside not in NEEDS_TORCH and any(inside == room or inside.startswith(f"{room}.") for room in LIGHT)
@@ -40,7 +36,7 @@ def test_every_room_has_a_floor():
 
 def test_nothing_imports_from_its_own_floor_or_above():
     pairs = [(name, module) for name, found in IMPORTS.items() for module in found if module.startswith("trainer.")]
-    rooms = {pair: [*map(room_of, pair)] for pair in pairs}
+    rooms = {pair: [module.split(".")[1] for module in pair] for pair in pairs}
     wrong = {pair for pair, (own, other) in rooms.items() if own != other and FLOOR_OF[other] >= FLOOR_OF[own]}
     assert wrong == set()
 

@@ -41,7 +41,6 @@ def test_every_command_of_a_page_runs(folder, page):
         answer = bash(block, folder, *(["-n"] if block.startswith("# needs ") else []))
         assert answer.returncode == 0, f"{block}\n{answer.stdout}\n{answer.stderr}"
     if page == "own_data.md":
-        assert answer.returncode == 0
         assert "#### 37" in bash("python ask.py", folder).stdout
         assert '"verdict": "learned"' in (folder / "runs/shop/verdict.json").read_text()
 
