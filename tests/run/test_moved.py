@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.commands.conftest import write
 from tests.conftest import refuses
 from tests.e2e import short_job
 from trainer.config.paths import file_of
@@ -36,20 +37,14 @@ def octet(folder, *command):
 def run(tmp_path_factory):
     """A run of one step on a table, with a reward in a file, in a folder beside an empty one."""
     folder = tmp_path_factory.mktemp("moved")
-    for name in ("home", "elsewhere"):
-        (folder / name).mkdir()
+    (folder / "elsewhere").mkdir()
     rows = "".join(f"What is {one}+{one}?,{2 * one}\n" for one in range(1, 11))
-    (folder / "home/mine.csv").write_text(f"question,answer\n{rows}")
-    (folder / "home/helper.py").write_text("WORTH = 0.0\n")
-    reward = "def brief(completions, **_):\n    return [WORTH for _ in completions]\n"
-    (folder / "home/mine.py").write_text(f"from helper import WORTH\n\n{reward}")
+    reward = "from helper import WORTH\n\ndef brief(completions, **_):\n    return [WORTH for _ in completions]\n"
+    files = {"mine.csv": f"question,answer\n{rows}", "helper.py": "WORTH = 0.0\n", "mine.py": reward}
+    write(folder / "home", files)
     status, said = octet(folder / "home", *TRAIN, "run.steps=1", "eval.every=1", "run.dir=it")
     assert status == 0, said
     return folder / "home/it"
-
-
-def code_of(run):
-    return [run.parent / "mine.py", run.parent / "helper.py"]
 
 
 def test_small_data_are_in_the_run_and_its_paths_do_not_depend_on_where_it_was_started(run):
@@ -78,7 +73,8 @@ def test_a_run_is_evaluated_and_resumed_from_another_working_folder(run, tmp_pat
 
 def test_it_moves_without_its_data_and_its_code_which_is_run_if_it_is_named(run, tmp_path):
     home, run = run, shutil.copytree(run, tmp_path / "far/it")
-    hidden = [(path, path.rename(path.with_suffix(".away"))) for path in code_of(home)]
+    code = [home.parent / "mine.py", home.parent / "helper.py"]
+    hidden = [(path, path.rename(path.with_suffix(".away"))) for path in code]
     resume, named = ["train", "--resume", run, "run.steps=2"], f"reward.custom={run}/given/code/mine.py:brief"
     try:
         status, said = octet(tmp_path, "eval", run)  # which counts right answers, and calls no reward
@@ -145,11 +141,9 @@ def test_code_that_only_a_run_folder_names_is_not_run(tmp_path, setting, named, 
 
 
 def test_the_remedy_for_code_of_a_stranger_has_the_whole_setting(tmp_path):
-    (tmp_path / "given/code").mkdir(parents=True)
     codes = [f"given/code/{name}.py:{name}" for name in "ab"]
-    for name in "ab":
-        (tmp_path / f"given/code/{name}.py").write_text(f"def {name}(completions): ...\n")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"reward": {"custom": codes}}))
+    write(tmp_path, {f"given/code/{name}.py": f"def {name}(completions): ...\n" for name in "ab"})
+    write(tmp_path, {"config.yaml": {"reward": {"custom": codes}}})
     found = resolve(str(tmp_path / "config.yaml")).reward.custom
     with refuses("reward.custom", names=f'={[*found]}"'):
         user_code.load("reward.custom", found[0])
@@ -169,11 +163,10 @@ USES["reward.code.unsafe"] = lambda config, setting: refuse_unheld(config.reward
 def test_nothing_is_run_or_let_in_and_no_key_is_sent_as_only_a_run_folder_says(tmp_path, name, monkeypatch):
     monkeypatch.setattr(user_code, "named", set())
     run, ran, use, key = tmp_path / "stranger", tmp_path / "ran", USES[name], name.split()[0]
-    (run / "given").mkdir(parents=True)
-    (run / "given/agent.py").write_text(f"open({str(ran)!r}, 'w').close()\n\ndef go(problem): ...\n")
     values = SERVERS | {"task.agent": f"touch {ran}", "task.agent (code)": "given/agent.py:go"}
     stored, value = str(run / "config.yaml"), values.get(name, "true")
-    (run / "config.yaml").write_text(yaml.safe_dump(nested(key, yaml.safe_load(value))))
+    agent = f"open({str(ran)!r}, 'w').close()\n\ndef go(problem): ...\n"
+    write(run, {"given/agent.py": agent, "config.yaml": nested(key, yaml.safe_load(value))})
     setting = f"{key}={run}/{value}" if "(code)" in name else f"{key}={value}"
     config = resolve(stored, None, MORE.get(key, ()))
     assert key not in SERVERS or use(config, setting) == ""  # there is no key yet
@@ -187,8 +180,7 @@ def test_nothing_is_run_or_let_in_and_no_key_is_sent_as_only_a_run_folder_says(t
 
 def test_a_run_that_was_made_here_is_trusted_and_its_copy_or_that_of_another_user_is_not(tmp_path, monkeypatch):
     run, key = tmp_path / "mine", "task.agent={}/given/agent.py:go"
-    (run / "given").mkdir(parents=True)
-    (run / "given/agent.py").touch()
+    write(run, {"given/agent.py": ""})
     create.write_config(run, resolve("nano", None, [key.format(run)]))
     copy = shutil.copytree(run, tmp_path / "theirs")
     for folder, expected in ((run, nullcontext()), (copy, refuses("task.agent", names="somebody else"))):

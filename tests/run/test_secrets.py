@@ -20,11 +20,14 @@ def left(tmp_path_factory):
     with Server().serving() as server:
         # one good reply, and then errors that quote the key
         server.replies = [chat(GOOD), lambda: (500, f"who is {server.headers[-1]['Authorization']}?")]
-        train = [str(ROOT / "train.py"), "--preset", "nano", *FEW, f"reward.judge.url={server.url}"]
-        commands = {"train": [*train, "run.dir=it"], "dry run": [*train, "--dry-run"]}
         octet = ["-m", "trainer.commands.main"]
-        commands |= {"report": [*octet, "report", "it"]}
-        commands |= {"slurm": [*octet, "slurm", "--preset", "cluster", "run.dir=job", "--dry-run"]}
+        train = [ROOT / "train.py", "--preset", "nano", *FEW, f"reward.judge.url={server.url}"]
+        commands = {
+            "train": [*train, "run.dir=it"],
+            "dry run": [*train, "--dry-run"],
+            "report": [*octet, "report", "it"],
+        }
+        commands["slurm"] = [*octet, "slurm", "--preset", "cluster", "run.dir=job", "--dry-run"]
         found = {}
         for name, command in commands.items():
             done = launch(*forked(), *command, folder=folder, check=True, **CANARIES)
