@@ -45,29 +45,27 @@ def test_component(name, worth):
     assert {text: value(name, text) for text in worth} == pytest.approx(worth, abs=1e-12)
 
 
-def test_a_prompt_may_have_opened_the_thought():
-    opened = replace(PROMPT, text="Solve it. <think>\n")
-    assert value("think_tags", "3 * 4</think>#### 12", prompt=opened) == 1.0
-    assert value("think_tags", "<think>3 * 4</think>#### 12", prompt=opened) == 0.0
-    asked = replace(PROMPT, problem=replace(PROMPT.problem, messages=({"role": "user", "content": "3 * 4?"},)))
-    assert value("think_tags", "<think>3 * 4</think>#### 12", "prompt.style=r1_zero", prompt=asked) == 1.0
+OPENED = replace(PROMPT, text="<|im_start|>assistant\n<think>\n")
+CLOSED = replace(PROMPT, text="<|im_start|>assistant\n<think>\n\n</think>\n\n")
+CONVERSATION = replace(PROMPT, problem=replace(PROBLEM, messages=({"role": "user", "content": "3 * 4?"},)))
+R1_ZERO = "prompt.style=r1_zero"  # opens a thought itself, but in no conversation
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("#### 12", 0.0), ("3 * 4\n#### 12", 0.0), ("3 * 4</think>\n#### 12", 1.0), ("#### 12</think>", 0.0),
+@pytest.mark.parametrize("name, text, prompt, settings, worth", [
+    ("think_tags", "3 * 4</think>#### 12", OPENED, [], 1.0),
+    ("think_tags", "<think>3 * 4</think>#### 12", OPENED, [], 0.0),
+    ("think_tags", "<think>3 * 4</think>#### 12", CONVERSATION, [R1_ZERO], 1.0),
+    ("correct", "#### 12", OPENED, [], 0.0),
+    ("correct", "3 * 4\n#### 12", OPENED, [], 0.0),
+    ("correct", "3 * 4</think>\n#### 12", OPENED, [], 1.0),
+    ("correct", "#### 12</think>", OPENED, [], 0.0),
+    ("correct", "#### 12", CLOSED, [], 1.0),
+    ("correct", "<answer>12</answer>", PROMPT, [R1_ZERO], 0.0),
+    ("correct", "3 * 4</think> <answer>12</answer>", PROMPT, [R1_ZERO], 1.0),
+    ("correct", "<answer>12</answer>", CONVERSATION, [R1_ZERO], 1.0),
 ])  # fmt: skip
-def test_a_thought_that_a_chat_template_opened_has_to_end(text, expected):
-    assert value("correct", text, prompt=replace(PROMPT, text="<|im_start|>assistant\n<think>\n")) == expected
-    closed = replace(PROMPT, text="<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert value("correct", "#### 12", prompt=closed) == 1.0
-
-
-def test_r1_zero_wants_the_thought_closed_before_the_answer():
-    style = "prompt.style=r1_zero"
-    assert value("correct", "<answer>12</answer>", style) == 0.0
-    assert value("correct", "3 * 4</think> <answer>12</answer>", style) == 1.0
-    conversation = replace(PROMPT, problem=replace(PROBLEM, messages=({"role": "user", "content": "3 * 4?"},)))
-    assert value("correct", "<answer>12</answer>", style, prompt=conversation) == 1.0  # r1_zero does not change it
+def test_a_thought_that_the_prompt_has_opened_has_to_end(name, text, prompt, settings, worth):
+    assert value(name, text, *settings, prompt=prompt) == worth
 
 
 @pytest.mark.parametrize(("setting", "worth"), [("false", 0.0), ("true", 1.0)])
