@@ -1,4 +1,4 @@
-"""Metrics are sums over sums; alarms end a run that would go on in vain."""
+"""The metrics of a step, and its line on a terminal."""
 
 import json
 import re
@@ -23,15 +23,8 @@ from trainer.watch.tally import Max, Min, Tally
 ZEROS = torch.zeros(3, 2)
 
 
-def test_ranks_with_different_weights_are_not_averaged_as_equals():
-    """Rank 0 saw 3 tokens with loss 3, rank 1 saw 7 with loss 0: 3 / 10, not the mean of 1 and 0."""
-    one, other = Tally(), Tally()
-    one.add("loss", 3.0, weight=3)
-    other.add("loss", 0.0, weight=7)
-    assert one.means(lambda mine: [mine, other.packed()]) == {"loss": 0.3}
-
-
 def test_extremes_are_those_of_all_ranks():
+    """That other metrics are sums over sums is in tests/run/test_ranks.py."""
     one, other = Tally(), Tally()
     for tally, value in ((one, -3.0), (one, -1.0), (other, -2.0)):
         tally.merge({"reward/min": Min(value), "reward/max": Max(value)})
