@@ -11,6 +11,7 @@ from tests.conftest import launch, lines_of, until, write_lines
 from tests.reports.conftest import HOSTILE
 from tests.ui.conftest import serving
 
+pytestmark = pytest.mark.slow
 SHORT = {"--preset": "nano", "task.name": "nano", "more": "eval.problems=32 run.merge=false rollout.problems=4"}
 
 
@@ -32,7 +33,6 @@ def messy(path):
     return path
 
 
-@pytest.mark.slow
 def test_from_a_messy_table_to_a_trained_model_its_verdict_and_a_chat(browser, address, folder, tmp_path):
     page = browser.open(address)
     page.drop(messy(tmp_path / "plums.csv"))
@@ -68,7 +68,6 @@ def test_from_a_messy_table_to_a_trained_model_its_verdict_and_a_chat(browser, a
     page.close()
 
 
-@pytest.mark.slow
 def test_a_run_is_stopped_resumed_and_goes_on_without_page_and_server(browser, tmp_path):
     settings = SHORT | {"run.steps": "150", "name": "long"}
     with serving(tmp_path) as address:
@@ -98,7 +97,6 @@ def test_a_run_is_stopped_resumed_and_goes_on_without_page_and_server(browser, t
         page.close()
 
 
-@pytest.mark.slow
 def test_a_killed_run_and_one_that_cannot_start_are_shown_as_what_they_are(browser, tmp_path):
     with serving(tmp_path) as address:
         page = browser.open(address)
@@ -122,7 +120,6 @@ FOCUSED = "a[href], button, input, select, textarea, summary"
 ALL = f"[...document.querySelectorAll('{FOCUSED}')].filter(one => one.checkVisibility())"
 
 
-@pytest.mark.slow
 def test_by_keyboard_alone(browser, tmp_path):
     with serving(tmp_path) as address:
         page = browser.open(address)
@@ -161,7 +158,6 @@ def test_by_keyboard_alone(browser, tmp_path):
         page.close()
 
 
-@pytest.mark.slow
 def test_hostile_answers_are_text_and_a_run_of_a_terminal_is_there(browser, address, short):
     samples = lines_of(short / "samples.jsonl")
     for sample in samples:
@@ -182,7 +178,6 @@ def test_hostile_answers_are_text_and_a_run_of_a_terminal_is_there(browser, addr
 TAKE = "[...document.querySelectorAll('#models tr')].find(row => row.innerText.includes('{}')).querySelector('button')"
 
 
-@pytest.mark.slow
 def test_what_is_taken_replaces_what_was_taken_before(browser, address):
     page = browser.open(f"{address}?--preset=8gb&task.name=gsm8k&--card=RTX+4060")
     page.click("[data-do=models]")
@@ -216,7 +211,6 @@ Promise.all([late, commands(), document.querySelector("[data-do=look]").remove()
 """
 
 
-@pytest.mark.slow
 def test_a_page_shows_what_was_chosen_last_and_says_that_a_new_server_is_another(browser, address, short):
     page = browser.open(f"{address}?run=terminal")
     page.until("#live", "Step 3 of 3")
@@ -240,7 +234,6 @@ look();
 """
 
 
-@pytest.mark.slow
 def test_a_page_whose_answer_is_interrupted_says_so_and_asks_again(browser, address):
     page = browser.open(f"{address}?--preset=UNKNOWN&run.steps=7")
     page.until("#plan", "fit")
