@@ -8,6 +8,7 @@ import torch
 
 from tests.conftest import NANO, learned, refuses
 from tests.e2e.short_job import ADAPTER, resumes_to_the_bit, train
+from tests.e2e.vllm_double import VllmDouble
 from tests.run.test_warmup import FEW
 from trainer.config.resolve import resolve
 from trainer.config.settings import Lora, Model
@@ -62,6 +63,16 @@ def test_over_the_same_base_it_is_not_saved(job):
     saved = torch.load(state, weights_only=True)["module"]
     assert saved
     assert all(".default." in name for name in saved)
+
+
+@pytest.mark.slow
+def test_a_server_says_what_the_same_teacher_says_beside_the_policy(job, tmp_path):
+    with VllmDouble().serving() as server:
+        server.load("taught", str(job.parent / "teacher"))
+        train(tmp_path, *TAUGHT, f"teacher.url=http://127.0.0.1:{server.server_port}", "teacher.name=taught", ranks=2)
+    for one, other in zip(learned(job), learned(tmp_path / "it"), strict=True):
+        assert other["advantage/token"] == pytest.approx(one["advantage/token"], abs=1e-4)
+        assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
 
 
 def test_a_teacher_that_is_not_there_or_counts_in_other_tokens_is_refused_by_name(tiny_model, tmp_path, alone):
