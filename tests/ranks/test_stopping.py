@@ -84,33 +84,20 @@ def clock(monkeypatch):
     return found
 
 
-def evaluate(run: stopping.Stopping, clock: SimpleNamespace, seconds: float) -> None:
-    with run.evaluating(1):
-        clock.now += seconds
-
-
 @pytest.mark.parametrize(("left", "stops"), [(95, False), (85, True)])
 def test_there_has_to_be_time_for_an_evaluation_that_comes_next(monkeypatch, clock, left, stops):
-    """Steps of 10 s, evaluations of 90 s: before the last one it takes 90 s, before a step more 110 s."""
+    """Steps of 10 s, evaluations of 90 s, which are no part of a step: before the last one it takes 90 s, before a step
+    more 110 s."""
     run = ends_in(stopping.SPARE_S + left + 110, monkeypatch)
     run.is_due()
-    evaluate(run, clock, 90)
+    with run.evaluating(1):
+        clock.now += 90
     clock.now += 10
     assert not run.is_due()
     clock.now += 10
     assert run.is_due(is_last=True, evaluates=True) == stops
     assert run.is_due(is_last=False, evaluates=True)
     assert not run.is_due()  # without it there is time
-
-
-def test_an_evaluation_does_not_count_as_a_part_of_its_step(monkeypatch, clock):
-    run = ends_in(stopping.SPARE_S + 110, monkeypatch)
-    run.is_due()
-    evaluate(run, clock, 80)
-    clock.now += 5
-    assert not run.is_due()  # 25 s are left, for two steps of 5 s
-    clock.now += 20
-    assert run.is_due()
 
 
 @pytest.mark.parametrize(("left", "merges"), [(95, True), (85, False)])
