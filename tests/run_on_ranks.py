@@ -11,10 +11,6 @@ from tests.forks import forked
 from trainer.machine.hardware import free_port
 
 
-def on_two_ranks(program: str, *arguments: str) -> list[str]:
-    return on_ranks(2, program, *arguments)
-
-
 def on_ranks(count: int, program: str, *arguments: str) -> list[str]:
     """Run code on a number of ranks and return the output of each."""
     return [rank.stdout.strip() for rank in ended(count, "-c", program, *arguments)]

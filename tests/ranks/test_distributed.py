@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import refuses
-from tests.run_on_ranks import on_ranks, on_two_ranks
+from tests.run_on_ranks import on_ranks
 from trainer.errors import ClusterError
 from trainer.ranks import distributed
 from trainer.ranks.watchdog import Ranks
@@ -108,7 +108,7 @@ except ValueError as error:
 
 
 def test_what_a_rank_sends_is_never_run(tmp_path):
-    assert on_two_ranks(ATTACK, str(tmp_path / "made"))[0] == "UnicodeDecodeError"
+    assert on_ranks(2, ATTACK, str(tmp_path / "made"))[0] == "UnicodeDecodeError"
     assert [*tmp_path.iterdir()] == []
 
 

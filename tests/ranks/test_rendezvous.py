@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from tests.conftest import ROOT, refuses
 from tests.forks import forked
-from tests.run_on_ranks import on_ranks, on_two_ranks, started
+from tests.run_on_ranks import on_ranks, started
 from trainer.errors import ClusterError, Interrupted, LostRank
 from trainer.machine.hardware import free_port
 from trainer.ranks import distributed, nccl_log, stores, watchdog
@@ -469,7 +469,7 @@ distributed.disconnect()
 
 
 def test_a_run_on_one_machine_listens_on_no_outer_interface():
-    assert [*on_ranks(1, LISTENING), *on_two_ranks(LISTENING)] == ["set()"] * 3
+    assert [*on_ranks(1, LISTENING), *on_ranks(2, LISTENING)] == ["set()"] * 3
 
 
 LEAVING = """
@@ -486,4 +486,4 @@ print(folder.exists())
 
 def test_the_last_rank_to_leave_deletes_the_files():
     """Torch would abort a rank whose file vanished meanwhile."""
-    assert on_two_ranks(LEAVING) == ["True\nTrue", "True\nFalse"]
+    assert on_ranks(2, LEAVING) == ["True\nTrue", "True\nFalse"]

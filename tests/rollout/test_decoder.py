@@ -678,11 +678,6 @@ def test_keys_are_repeated_where_only_the_slow_kernel_takes_fewer(monkeypatch, c
     assert not needs_repeated_keys(torch.device("cpu"), getattr(torch, dtype))
 
 
-def rounded_step(step, *sizes):
-    """Rounds rows and places up as a card does, without the graphs."""
-    step(*rounded(*sizes))
-
-
 @pytest.fixture(scope="module")
 def answered():
     model, asked = adapted(family()), prompts(9, 3, 30, 4, 17, 8, 21)
@@ -698,7 +693,7 @@ def test_neither_refill_nor_compaction_nor_rare_looks_change_greedy_tokens(kind,
     assert tokens_of(dict(sampler.sample(asked, greedy))) == wanted
     if kind is DecodeSampler:
         assert not sampler.batch.running_R.any(), "a moved row would run on where it had been, out of its cache"
-        sampler.batch.decode_step = rounded_step
+        sampler.batch.decode_step = lambda step, *sizes: step(*rounded(*sizes))  # as a card does, without the graphs
         sampler.batch.steps_per_check = 8
         assert tokens_of(dict(sampler.sample(asked, greedy))) == wanted
         drawn = answers_in(dict(sampler.sample(asked, sampling())))

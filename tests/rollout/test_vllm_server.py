@@ -21,7 +21,7 @@ import torch
 from tests.conftest import ROOT, ran, refuses
 from tests.forks import forked
 from tests.http_double import OfVllm, Reply
-from tests.run_on_ranks import on_two_ranks
+from tests.run_on_ranks import on_ranks
 from trainer.batch.pack import Packer
 from trainer.config.request import Request
 from trainer.config.resolve import resolve
@@ -534,7 +534,7 @@ NOWHERE = ("rollout.vllm.start=true", "rollout.vllm.urls=[]", "rollout.vllm.pyth
 
 def test_whatever_goes_wrong_on_rank_0_reaches_the_ranks_that_wait_for_it(tmp_path):
     """The error is printed once."""
-    one, other = (said.splitlines() for said in on_two_ranks(TWO_RANKS, str(tmp_path)))
+    one, other = (said.splitlines() for said in on_ranks(2, TWO_RANKS, str(tmp_path)))
     assert one[0] == "base ZeroDivisionError division by zero"
     assert re.fullmatch(r"octet: rollout.vllm.urls=\S+: vLLM 0\.1\.0 is too old.*", one[1])
     assert other[0] == ("base TrainingError rank 0 failed: ZeroDivisionError: division by zero")

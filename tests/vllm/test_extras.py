@@ -1,12 +1,11 @@
 """All extras of the package at once. Only this tier has uv, and time for an index of packages."""
 
-import configparser
 import os
 import shutil
 
 import pytest
 
-from tests.conftest import ROOT, ran
+from tests.conftest import ran, setup_cfg
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.13"])
@@ -14,8 +13,7 @@ def test_all_extras_resolve_together(python, tmp_path):
     """uv resolves them without constraints.txt, as pip does for `octet-grpo[vllm,...]`, and reads metadata only."""
     if (uv := shutil.which("uv")) is None:
         pytest.skip("uv is not installed")
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
+    setup = setup_cfg()
     extras = setup["options.extras_require"]
     names = [setup["options"]["install_requires"], *(extras[one] for one in extras if one not in ("dev", "track"))]
     (tmp_path / "all.in").write_text("\n".join(names))

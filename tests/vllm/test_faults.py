@@ -63,11 +63,6 @@ def servers(model, tmp_path_factory) -> Iterator[Servers]:
         plain.end()
 
 
-def preemptions(server: RealServer) -> float:
-    said = exchange(f"{server.url}/metrics", None, 5, 1 << 24, direct=True).decode()
-    return sum(map(float, re.findall(r"^vllm:num_preemptions_total\S* (\S+)$", said, re.MULTILINE)))
-
-
 def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, model, tmp_path):
     """Some are thrown out when they are half done, and begun again. Where a server does not say that it has one
     slot for adapters, that goes well, too, because nothing is asked of the one before by then."""
@@ -77,7 +72,8 @@ def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, mode
         serving.train_all(run)
         assert serving.apart(run) < 1e-4
         served, local = serving.served_and_local(run, Sampling(1, 0.0, 64, 0))
-    assert preemptions(servers.small) > 4
+    said = exchange(f"{servers.small.url}/metrics", None, 5, 1 << 24, direct=True).decode()
+    assert sum(map(float, re.findall(r"^vllm:num_preemptions_total\S* (\S+)$", said, re.MULTILINE))) > 4
     assert tokens_of(served) == tokens_of(local)
     assert serving.largest(tmp_path / "run", "sampler_difference/max") < 1e-4
     assert {one["version"] for one in serving.samples(tmp_path / "run")} == {0, 1}
