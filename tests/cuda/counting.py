@@ -1,6 +1,6 @@
 """Count what a decode step and an update of the embedded model, and a step of two layers of other families, ask of a
 card: `tests/cuda/python.sh -m tests.cuda.counting > tests/cuda/counts.json` writes the table that
-tests/cuda/test_counts.py holds the code to."""
+tests/cuda/test_training.py holds the code to."""
 
 import json
 import tempfile

@@ -1,5 +1,7 @@
 """The real program on the stub: the numbers of the CPU, with graphs captured and nothing left out."""
 
+import json
+
 import pytest
 
 from tests.conftest import ROOT, learned, lines_of
@@ -55,3 +57,12 @@ def test_the_energy_of_a_card_that_counts_it(tmp_path):
     assert not any(name.startswith("energy/") for one in lines_of(uncounted / "cuda/metrics.jsonl") for name in one)
     on_card(["-m", "trainer.commands.main", "report", "cuda"], counted, check=True)
     assert "energy of a card" in (counted / "cuda/report.html").read_text()
+
+
+def test_launches_copies_and_synchronisations_do_not_rise():
+    table = json.loads((ROOT / "tests/cuda/counts.json").read_text())
+    found = json.loads(on_card(["-m", "tests.cuda.counting"], check=True).stdout)
+    more = {(name, what) for name in table for what in table[name] if found[name][what] > table[name][what]}
+    assert not more, f"{found}\nwhere this has a reason: tests/cuda/python.sh -m tests.cuda.counting"
+    replays = [counted for name, counted in found.items() if name.startswith("captured")]
+    assert {(one["graph_launches"], one["copies"], one["synchronisations"]) for one in replays} == {(1, 0, 0)}
