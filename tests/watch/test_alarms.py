@@ -16,10 +16,10 @@ METRICS = ["truncated", "empty", "entropy", "length", "accuracy/lenient", "accur
 METRICS += ["reward/std", "grad_norm", "update_size", "lr", "time/rollout", "groups", "dead_groups", "kl"]
 
 
-def live(history: History, *settings: str) -> list[str]:
+def live(history: History) -> list[str]:
     """Return what a run prints while it goes on."""
     said: list[str] = []
-    alarms = Alarms(History(resolve("8gb", None, settings), []), said.append)
+    alarms = Alarms(History(resolve("8gb"), []), said.append)
     for record in history.records:
         alarms.step(record["step"], record)
     return said
@@ -29,12 +29,6 @@ def test_an_alarm_is_printed_once_while_it_lasts_and_again_when_it_returns():
     cut_off = {*range(1, 9), 13, 14, *range(33, 41)}  # a short break is none
     said = live(run(steps=40, truncated=lambda step: 0.9 * (step in cut_off)))
     assert [text.split(": ")[:2] for text in said] == [["step 5", "cut off"], ["step 34", "cut off"]]
-
-
-def test_strict_health_ends_the_run_at_the_first_alarm():
-    with refuses("run.strict_health", EndedByAlarm, names="step 5") as raised:
-        live(run(truncated=0.9), "run.strict_health=true")
-    assert raised.value.status == 5
 
 
 ENDING = [({"sampler_difference": number}, "another policy samples") for number in (1.5, float("nan"))]
