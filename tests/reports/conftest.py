@@ -2,13 +2,13 @@
 
 import fcntl
 import json
-import os
 import shutil
 from contextlib import contextmanager
 
 import pytest
 import yaml
 
+from tests.commands.conftest import write
 from tests.conftest import lines_of, write_lines
 from tests.e2e.short_job import train
 
@@ -96,10 +96,6 @@ def _poisoned(value):
 
 
 @pytest.fixture
-def only_settings(copied):
+def only_settings(finished, tmp_path):
     """A run that has written its settings and nothing else yet."""
-    folder = copied("started")
-    for path in folder.iterdir():
-        if path.name != "config.yaml":
-            shutil.rmtree(path) if path.is_dir() else os.unlink(path)
-    return folder
+    return write(tmp_path / "started", {"config.yaml": (finished / "config.yaml").read_text()})
