@@ -13,7 +13,6 @@ from bench import first_page
 from scripts import make_sbom
 from tests.conftest import ROOT, launch, setup_cfg
 from trainer import __version__
-from trainer.config.request import parse_command_line
 
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))

@@ -8,7 +8,6 @@ import pytest
 
 from tests.conftest import said_by, write_lines
 from tests.problem.test_environment import TRL
-from trainer.config.resolve import resolve
 from trainer.config.settings import PromptSettings, TaskSettings
 from trainer.plan.read_data import Data
 from trainer.problem.prompts import Prompter

@@ -14,12 +14,10 @@ from tests.commands.conftest import config_of, write
 from tests.conftest import ROOT, refuses
 from trainer.config import ds_config
 from trainer.config.choose_preset import choose_preset
-from trainer.config.arguments import PRESETS, RECIPES, names_in
-from trainer.config.command_line import choose_preset, full_names, parse_command_line, resolve
 from trainer.config.nearest_name import OTHER_NAMES
 from trainer.config.read_yaml import written
 from trainer.config.request import parse_command_line
-from trainer.config.resolve import resolve
+from trainer.config.resolve import full_names, resolve
 from trainer.config.settings import Algorithm, fields, is_section
 from trainer.config.train_options import PRESETS, RECIPES, names_in
 from trainer.errors import ConfigError

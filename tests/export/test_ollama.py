@@ -8,10 +8,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from tests.conftest import NANO, refuses
+from tests.conftest import NANO, ROOT, refuses
 from trainer.config.resolve import resolve
-from tests.conftest import NANO, ROOT, chat_template, refuses
-from trainer.config.command_line import resolve
 from trainer.errors import ModelError
 from trainer.export import ollama
 from trainer.problem.prompts import Prompter

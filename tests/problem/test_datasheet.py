@@ -62,8 +62,8 @@ def test_every_answer_has_a_kind(kind, golds):
 def test_a_huge_cell_is_shown_at_once(tmp_path):
     (tmp_path / "huge.csv").write_text("question,answer\n" + "".join(f"{n}?,{'y' * 200_000}\n" for n in range(4)))
     _, facts = sheet_of(path=str(tmp_path / "huge.csv"))
-    shown = sheet.lines({"task": "records", "notes": [], "test": 1, "data": facts})
-    assert all(len(line) <= sheet.WIDTH for line in shown)
+    shown = datasheet.lines({"task": "records", "notes": [], "test": 1, "data": facts})
+    assert all(len(line) <= datasheet.WIDTH for line in shown)
 
 
 def test_a_messy_table_is_counted(tmp_path):

@@ -15,7 +15,6 @@ import yaml
 from transformers.utils import get_json_schema
 
 from tests.conftest import NANO, refuses, templated
-from trainer.config.resolve import resolve
 from trainer.config.settings import PromptSettings, TaskSettings
 from trainer.errors import DataError
 from trainer.machine import user_code

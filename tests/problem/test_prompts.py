@@ -133,7 +133,7 @@ def test_an_example_ends_with_a_strict_answer(style):
 
 def test_a_template_file_keeps_its_braces(tokenizer, tmp_path):
     path = tmp_path / "mine.txt"
-    path.write_text('Réponds en JSON {"answer": {}} à {question}! {0} %s\n', encoding="utf-8-sig")  # as Notepad writes it
+    path.write_text('Réponds en JSON {"answer": {}} à {question}! {0} %s\n', encoding="utf-8-sig")  # as by Notepad
     asks = prompter(tokenizer, style=str(path), answer="tags")
     asked = 'Réponds en JSON {"answer": {}} à What is {a} + 1?! {0} %s'
     assert asks.prompt(PROBLEM).text == f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"

@@ -15,9 +15,8 @@ from tests.conftest import NANO, said_by
 from tests.http_double import Double
 from tests.hub_server import serving, use_hub
 from tests.reports.conftest import change, configure
-from trainer.config.resolve import resolve
 from trainer.commands import push
-from trainer.config.command_line import resolve
+from trainer.config.resolve import resolve
 
 
 @pytest.fixture
