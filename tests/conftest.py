@@ -177,21 +177,23 @@ def templated(tokenizer: Any, template: str | None) -> Any:
     return other
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
-    """A random Qwen2 of two layers with the shipped tokenizer, as a folder."""
+def random_model(folder: Path, tokenizer: Any, size: int, **changed: int) -> Path:
+    """Save a random Qwen2 of two layers with the shipped tokenizer."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
-    config = json.loads((NANO / "config.json").read_text())
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    shape |= {"max_position_embeddings": 1024, "num_key_value_heads": 2, "initializer_range": 0.2}
-    shape["layer_types"] = ["full_attention"] * 2
-    Qwen2ForCausalLM(Qwen2Config(**{**config, **shape})).save_pretrained(folder)
+    shape = json.loads((NANO / "config.json").read_text())
+    shape |= {"hidden_size": size, "intermediate_size": 2 * size, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "layer_types": ["full_attention"] * 2, "initializer_range": 0.2}
+    Qwen2ForCausalLM(Qwen2Config(**shape | changed)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
+    return random_model(tmp_path_factory.mktemp("tiny"), tokenizer, 32, max_position_embeddings=1024)
 
 
 @pytest.fixture(scope="module")

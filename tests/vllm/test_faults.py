@@ -1,16 +1,13 @@
 """Real servers with little memory, another model, or arguments that cannot work."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tests.conftest import NANO, refuses
+from tests.conftest import NANO, random_model, refuses
 from tests.rollout.test_decoder import tokens_of
 from tests.vllm import serving
 from tests.vllm.serving import RealServer, built
@@ -25,7 +22,6 @@ from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Published
 from trainer.rollout.vllm.server import connect
 
-PROMPT = list(range(20, 60))
 BLOCKS = 16  # of 32 tokens; the answers of a step want about five times as many
 SMALL = ["--num-gpu-blocks-override", str(BLOCKS), "--max-loras", "1", "--logprobs-mode", "processed_logprobs"]
 pytestmark = pytest.mark.usefixtures("alone")
@@ -39,14 +35,7 @@ class Servers(NamedTuple):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, tokenizer) -> Path:
     """Another one than that of the other tests, random, with heads as large as vLLM wants them on a CPU."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "layer_types": ["full_attention"] * 2, "initializer_range": 0.2}
-    config = json.loads((NANO / "config.json").read_text())
-    Qwen2ForCausalLM(Qwen2Config(**{**config, **shape})).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return random_model(tmp_path_factory.mktemp("model"), tokenizer, 128)
 
 
 @pytest.fixture(scope="module")
