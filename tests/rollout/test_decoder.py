@@ -152,17 +152,17 @@ def sample(kind, model, tokenizer, asked, stops=(), rows=64, strings=(), **chang
     return dict(sampler.sample(asked, sampling(**changed)))
 
 
-def generated(model, prompt, stops, new_tokens=12):
+def generated(model, prompt, stops):
     """The greedy answer of `model.generate` to one prompt alone, up to its stop token."""
-    settings = GenerationConfig(max_new_tokens=new_tokens, eos_token_id=sorted(stops), pad_token_id=0, do_sample=False)
+    settings = GenerationConfig(max_new_tokens=12, eos_token_id=sorted(stops), pad_token_id=0, do_sample=False)
     with torch.no_grad():
         tokens = model.generate(torch.tensor([prompt.tokens]), generation_config=settings)
     return tuple(tokens[0, len(prompt.tokens) :].tolist())
 
 
-def assert_greedy_is_generate(groups, model, asked, stops, new_tokens=12):
+def assert_greedy_is_generate(groups, model, asked, stops):
     for index, prompt in enumerate(asked):
-        assert {one.tokens for one in groups[index]} == {generated(model, prompt, stops, new_tokens)}
+        assert {one.tokens for one in groups[index]} == {generated(model, prompt, stops)}
 
 
 SOME = set(range(0, 480, 6))  # stop tokens that end some rows early and leave others whole

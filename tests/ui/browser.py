@@ -87,11 +87,11 @@ class Page:
                 f"{field}.value = {json.dumps(value)}; {field}.dispatchEvent(new Event('input', {{bubbles: true}}))"
             )
 
-    def drop(self, path: Path, x: int = 640, y: int = 20) -> None:
-        """Drop a file as a person does, by default outside of the place for it."""
+    def drop(self, path: Path) -> None:
+        """Drop a file as a person does, outside of the place for it."""
         data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
         for kind in ("dragEnter", "dragOver", "drop"):
-            self("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+            self("Input.dispatchDragEvent", type=kind, x=640, y=20, data=data)
 
     def press(self, key: str) -> None:
         """Press a key: Tab, Enter, or a character."""

@@ -11,11 +11,11 @@ from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict, ve
 STRICT = resolve("nano", None, ["reward.answer=strict"])
 
 
-def evaluation(gained: int, lost: int, p: float, problems: int = 200, lenient=None) -> dict:
+def evaluation(gained: int, lost: int, p: float, problems: int = 200) -> dict:
     flips = {"gained": gained, "lost": lost, "p": p}
     before = {"problems": problems, "accuracy": 0.5, "lenient_accuracy": 0.6}
     after = {"problems": problems, "accuracy": 0.5 + (gained - lost) / problems, "lenient_accuracy": 0.6}
-    return {"evaluations": [before, after, after], "comparisons": [{**flips, "lenient": lenient or flips}]}
+    return {"evaluations": [before, after, after], "comparisons": [{**flips, "lenient": flips}]}
 
 
 def steps(rise: float, count: int = 60, right: float = 0.0) -> list[dict]:
