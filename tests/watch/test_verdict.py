@@ -48,6 +48,15 @@ def test_the_verdict_of_an_evaluation_or_of_the_rewards(given, kind, number):
     assert (verdict.kind, number in verdict.evidence) == (kind, True)
 
 
+def test_a_warm_up_without_gold_answers_is_not_judged_by_a_reward_that_nothing_earns():
+    config = resolve("nano", None, ["task.name=records", "task.path=a.csv", "task.answer=none"])
+    base = {"problems": 32, "reward": 0.0, "deviation": 0.0, "loss": 0.158}
+    pair = {"gained": 0, "lost": 0, "p": 1.0, "difference": 0.0, "interval": [0.0, 0.0]}
+    given = {"evaluations": [base, base | {"loss": 0.089}], "comparisons": [pair]}
+    verdict = verdict_of(given, [], config)
+    assert (verdict.kind, "from 0.158 to 0.089" in verdict.evidence) == (CANNOT_TELL, True)
+
+
 @pytest.mark.parametrize("curriculum", ["difficulty", "solve_rate"])
 @pytest.mark.parametrize("gain", [0.3, -0.3])
 def test_rewards_of_other_problems_say_nothing(curriculum, gain):

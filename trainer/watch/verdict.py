@@ -60,6 +60,9 @@ def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
     evidence = evidence_of(base[name], trained[name], problems, difference, p, measure)
     if p < SIGNIFICANT and difference.value > 0:
         return Verdict(LEARNED, evidence)
+    if measure.is_reward and "loss" in base and not base["deviation"]:  # a warm-up, of which no reward tells anything
+        losses = f"{base['loss']:.3g} to {trained['loss']:.3g}"
+        return Verdict(CANNOT_TELL, f"{evidence} The loss of a token of the held-out solutions went from {losses}.")
     if p < SIGNIFICANT or difference.high <= (RISE * base["deviation"] if measure.is_reward else GAIN):
         return Verdict(NOT_LEARNED, evidence)
     if not (measure.is_reward or base["lenient_accuracy"] or trained["lenient_accuracy"]):
