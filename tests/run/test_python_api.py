@@ -42,6 +42,7 @@ def state():
     from transformers.utils.logging import is_progress_bar_enabled
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     hooks = [sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.filters[:], torch.get_num_threads()]
+    hooks += [torch.get_default_dtype(), torch.is_grad_enabled()]
     group = [torch.distributed.is_initialized(), os.getpgrp(), torch.random.get_rng_state().tolist()]
     loggers = [logger.level for logger in louder], [logger.filters[:] for logger in filtered]
     bars = [is_progress_bar_enabled(), are_progress_bars_disabled()]
@@ -63,6 +64,9 @@ for logger in louder:  # whoever started this process may have called quiet()
     logger.setLevel(10)
 for logger in filtered:
     logger.filters.clear()
+import torch
+torch.set_grad_enabled(False)  # as in a notebook that computes with other models
+torch.set_default_dtype(torch.float64)
 before = state()
 result = train(resolve("nano", None, [*few, "run.dir=first"]), reward=score, data=data[:50], test=data[50:])
 assert state() == before

@@ -193,11 +193,14 @@ def _process_restored(engine: str) -> Iterator[None]:
     if torch.distributed.is_initialized():
         remedy = "Call torch.distributed.destroy_process_group() first"
         raise ConfigError("train()", "this process has a process group already", remedy)
-    threads, numbers = torch.get_num_threads(), random.getstate()
+    threads, numbers, dtype = torch.get_num_threads(), random.getstate(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
     try:
-        with warnings.catch_warnings(), quiet.put_back(), torch.random.fork_rng(devices=[]):
+        grad = torch.inference_mode(False)  # switches gradients on, which a notebook may have switched off
+        with warnings.catch_warnings(), quiet.put_back(), torch.random.fork_rng(devices=[]), grad:
             yield
     finally:
+        torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
         random.setstate(numbers)
         (sys.excepthook, threading.excepthook), constants.HF_HUB_OFFLINE = hooks, is_offline
