@@ -268,6 +268,7 @@ def like(tmp_path):
 
 def test_an_earlier_run_corrects_the_time(capsys, like):
     *_, folder = named = like("CPU with AVX2")
+    assert f"On 8 GB, times by those of {folder} (CPU with AVX2)." in octet_plan(capsys, "--vram", "8", *named[2:])[1]
     found = planned(capsys, *named)["time"]
     assert found["seconds"]["rollout"] == pytest.approx([3.0, 3.0])
     assert found["seconds"]["update"] == pytest.approx([1.0, 1.0])

@@ -122,7 +122,7 @@ def show_models(options: Namespace, console: Console) -> None:
         rows.append([placement.config.model.name, f"{placement.plan.peak / GB:.1f}", *about])
         rows += [[line, "", "", ""] for line in wrap(shlex.join(question.proposal or []), **BELOW)]
     console.print(table(("model, with settings", "GB", "about", "steps"), rows))
-    times = "" if options.vram is None else f", times on {options.card or questions[0].card}"
+    times = f", times {time.basis}" if time and (options.vram is not None or options.like) else ""
     console.print(f"\nOn {questions[0].size}{times}.")
     command = shlex.join(["octet", "plan", "--model", "NAME", *options.words])
     console.print(f"{command} has the whole plan and the command.")
