@@ -221,6 +221,15 @@ def test_a_hub_that_does_not_answer_or_answers_nonsense_is_one_message(said, cap
     assert (status, err.count(said), err.count("\n")) == (2, 1, 1), err
 
 
+@pytest.mark.parametrize("stored", [[], {}])
+def test_an_adapter_that_names_no_base_is_sent_with_that_of_the_run(stored, capsys, copied):
+    folder = copied("demo")
+    (folder / "adapter/adapter_config.json").write_text(json.dumps(stored))
+    (folder / "adapter/manifest.json").unlink()
+    status, _, err = said_by(capsys, "push", folder, "--to", "me/demo")
+    assert (status, "holds a list" in err) == ((2, True) if stored == [] else (0, False)), err
+
+
 LEFT_OUT = ["notes.txt", ".env", ".secret.gguf", "id_rsa", "wandb_key.json", "model.safetensors.bak", "run.py"]
 LEFT_OUT += ["x.jinja", "additional_chat_templates/.x.jinja", "additional_chat_templates/notes.txt"]
 

@@ -55,9 +55,9 @@ def run(options: Namespace) -> None:
         text = model_card.card(run, options.to, _kind(folder), licence, picture, exported_as)
     contents: dict[str, Any] = {**files, "README.md": text.encode(), **curves}
     if ADAPTER in files:
-        stored = json.loads(files[ADAPTER].read_text())
-        base = Path(stored["base_model_name_or_path"])  # of a local folder, only the name is published
-        stored["base_model_name_or_path"] = base.name if base.is_absolute() else str(base)
+        stored, key = hub.read_json(str(folder), files[ADAPTER]), "base_model_name_or_path"
+        base = Path(str(stored.get(key) or run.config.model.name))
+        stored[key] = base.name if base.is_absolute() else str(base)  # only the name of a local folder is published
         contents[ADAPTER] = json.dumps(stored, indent=2).encode()
     if options.yes:
         print(_send(options.to, contents, private=not options.public))
