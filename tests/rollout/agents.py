@@ -144,6 +144,7 @@ REQUESTS = {
     "stop": ({"messages": MESSAGES, "stop": 3}, 400, "stop"),
     "empty stop": ({"messages": MESSAGES, "stop": ["a", ""]}, 400, "stop"),
     "n": ({"messages": MESSAGES, "n": 0}, 400, "n"),
+    "n of too many": ({"messages": MESSAGES, "n": 9}, 429, "n"),
     "n as a truth": ({"messages": MESSAGES, "n": True}, 400, "n"),
     "most": ({"messages": MESSAGES, "max_tokens": 0}, 400, "max_tokens"),
     "tools": ({"messages": MESSAGES, "tools": [{"function": {}}]}, 400, "tools"),
@@ -159,6 +160,7 @@ def malformed(problem):
     found["path"] = post({}, path="/completions")
     found["key"] = post({"messages": MESSAGES}, key="another")
     found["length"] = post({}, Content_Length="many")
+    found["afterwards"] = post({"messages": MESSAGES})
     return json.dumps(found)
 
 

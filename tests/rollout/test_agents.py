@@ -243,7 +243,7 @@ def test_requests_that_cannot_be_answered_get_errors_in_the_form_of_openai(token
         assert (got, error["param"]) == (status, parameter), name
         assert error.keys() == {"message", "type", "param", "code"}
     assert "characters" in found["far too long"][1]
-    assert (found["path"][0], found["length"][0]) == (404, 411)
+    assert (found["path"][0], found["length"][0], found["afterwards"][0]) == (404, 411, 200)
     assert (found["key"][0], json.loads(found["key"][1])["error"]["code"]) == (401, "invalid_api_key")
 
 

@@ -116,13 +116,14 @@ class Conversation:
         self._lock = threading.Lock()
 
     def call(
-        self, messages: list[Message], tools: Sequence[Mapping[str, Any]], most: int | None, strings: Sequence[str]
+        self, messages: list[Message], tools: Sequence[Any], most: int | None, strings: Sequence[str], count: int = 1
     ) -> Call:
-        """Return a call for the sampler. Raise Refused if it would exceed a limit of the answer."""
+        """Return a call for the sampler. Raise Refused if `count` equal calls would exceed a limit of the answer."""
         with self._lock:
-            if self.calls == self.limits.calls:
+            if self.calls + count > (allowed := self.limits.calls):
                 self.is_cut = True
-                raise Refused(f"the answer has rollout.turns.most={self.limits.calls} calls", 429, "too_many_calls")
+                reason = f"an answer has at most rollout.turns.most={allowed} calls, and this one has had {self.calls}"
+                raise Refused(reason, 429, "too_many_calls", "n" if count > 1 else None)
             characters = sum(len(one["content"]) for one in messages)
             if characters > self.limits.context * LONGEST_TOKEN:  # which would take seconds to tokenize
                 raise self._too_long(f"{characters} characters")

@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         for name in sorted(ignored):
             text = f"`{visible(name)[:60]}` of its calls has no effect: the settings of the run decide"
             self.server.say_once(text, name)
-        calls = [conversation.call(messages, tools, most, strings) for _ in range(count)]
+        calls = [conversation.call(messages, tools, most, strings, left) for left in range(count, 0, -1)]
         for call in calls:
             self.server.ask(call)
         try:
