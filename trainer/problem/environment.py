@@ -121,7 +121,7 @@ def environments_of(
     if parts[0] is not task:
         reason = "a part of the mixture has TRL's tools, which all prompts would show"
         raise ConfigError(named, reason, "Train it alone")
-    if not _knows_tools(chat_template):
+    if not has_tools(chat_template):
         raise ConfigError(named, NO_TOOLS, "Take a model that calls tools, such as Qwen2.5")
     schemas = user_code.call(f"{named}: its tools cannot be described: ", path, lambda: functions().schemas)
     return Environments(named, path, make, seconds, may_ask=True, role="tool", schemas=schemas)
@@ -132,13 +132,13 @@ OTHER_CALLS = ("<|tool_call>", "<|call|>", "[TOOL_CALLS]", "tool▁call")
 NO_TOOLS = "the chat template of this model has no tools, or its calls have a form that Octet does not read"
 
 
-def _knows_tools(chat_template: str | None) -> bool:
+def has_tools(chat_template: str | None) -> bool:
     template = chat_template or ""
     return "tools" in template and not any(mark in template for mark in OTHER_CALLS)
 
 
 def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environments:
-    knows_tools = _knows_tools(chat_template)
+    knows_tools = has_tools(chat_template)
     if settings.calls == "template" and not knows_tools:
         raise ConfigError("task.calls=template", NO_TOOLS, "Write task.calls=fenced")
     calls = settings.calls if settings.calls != "auto" else "template" if knows_tools else "fenced"

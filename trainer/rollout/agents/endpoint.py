@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from trainer.machine.safe_text import visible
+from trainer.problem.environment import NO_TOOLS, has_tools
 from trainer.rollout.agents.conversation import Call, Conversation, Refused, read_messages
 
 PATH, MODELS = "/v1/chat/completions", "/v1/models"
@@ -82,9 +83,10 @@ class Handler(BaseHTTPRequestHandler):
         ignored = {*request} - READ - WITHOUT_EFFECT
         if request.get("tool_choice") not in (None, "auto", "none"):
             ignored.add("a tool_choice other than auto and none")
-        for name in sorted(ignored):
-            text = f"`{visible(name)[:60]}` of its calls has no effect: the settings of the run decide"
-            self.server.say_once(text, name)
+        for name in map(visible, sorted(ignored)):
+            self.server.say_once(f"`{name[:60]}` of its calls has no effect: the settings of the run decide", name)
+        if tools and not has_tools(conversation.stops.tokenizer.chat_template):
+            self.server.say_once(f"its calls offer tools, but {NO_TOOLS}", "tools")
         calls = [conversation.call(messages, tools, most, strings, left) for left in range(count, 0, -1)]
         for call in calls:
             self.server.ask(call)
