@@ -69,7 +69,7 @@ class RecordsTask(DataTask):
         problems, notes = [one for read in self._read.values() for one in read], super().notes()
         if begun := sum(one.messages[-1]["role"] == "assistant" for one in problems if one.messages):
             remedy = f"if it is the solution, write task.solution={self.settings.question or 'prompt'}"
-            notes.append(f"{counted(begun, 'conversation')} with an answer at its end, to be continued; {remedy}")
+            notes.append(f"{counted(begun, 'conversation')} with an answer at the end, to be continued; {remedy}")
         golds = [problem.gold for problem in problems]
         values = {gold: number(gold) for gold in golds if has_comma(gold) or re.search(r"\d\.\d", gold)}
         odd = [gold for gold in golds if gold in values and (values[gold] is None or _THOUSANDS.fullmatch(gold))]
