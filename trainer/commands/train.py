@@ -18,6 +18,7 @@ from types import FrameType
 
 import psutil
 
+from trainer.config import ds_config
 from trainer.config.request import Request, parse_command_line
 from trainer.machine import hardware
 from trainer.machine.exits import EARLY, END, SILENT_ENDS, STOPPING
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     if is_of_mpi or slurm.is_one_of_several() or (slurm.is_step() and len(machine.gpus) <= 1):
         os.execv(sys.executable, [sys.executable, str(TRAIN), *arguments])  # the same process, so signals reach it
     request = parse_command_line(arguments)
+    ds_config.read(request.config.engine.ds_config)  # which may not exist
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
