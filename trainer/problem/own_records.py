@@ -126,9 +126,8 @@ class Rows:
         if len(rows) > MOST:
             raise DataError(f"task.name={self}", f"it returns more than {MOST:,} records", "Return fewer")
         for index, row in enumerate(rows):
-            where = f"{self}[{index}]"
-            is_record = isinstance(row, Mapping)
-            yield Record(where, row) if is_record else Record(where, flaw=f"{row!r:.60} is not a record")
+            where, flaw = f"{self}[{index}]", f"{row!r:.60} is not a record such as those of frame.to_dict('records')"
+            yield Record(where, row) if isinstance(row, Mapping) else Record(where, flaw=flaw)
 
 
 class OwnTask(RecordsTask):
