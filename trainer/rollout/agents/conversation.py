@@ -140,8 +140,7 @@ class Conversation:
             self.calls += 1
         is_short = most is not None and most < room
         problem, limit = replace(self.prompt.problem, id=name), most if is_short else room
-        repeat, place_in_step = self.prompt.repeat, self.prompt.place
-        prompt = Prompt(problem, "", context, repeat, place_in_step, most=limit, stop=(*strings,))
+        prompt = Prompt(problem, "", context, self.prompt.repeat, self.prompt.place, most=limit, stop=(*strings,))
         return Call(self, prompt, messages, tools, continued, new_tokens, is_short, place)
 
     def answer(self, call: Call, sampled: Completion) -> tuple[Message, str, int]:

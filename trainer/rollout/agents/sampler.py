@@ -85,8 +85,7 @@ class Agents:
         if conversation is None:
             return None
         if error := result.get("error"):
-            text = f"an agent failed, so its answer is empty: {visible(error)[:200]}"
-            self._say_once(text, error.partition(":")[0])
+            self._say_once(f"an agent failed, so its answer is empty: {visible(error)[:200]}", error.partition(":")[0])
         elif not conversation.calls:
             self._say_once("an agent has ended without a call to the model, so its answer trains nothing", "no call")
         if conversation.is_rewritten:
