@@ -8,7 +8,7 @@ import pytest
 
 from trainer.errors import RewardError
 from trainer.problem import tools
-from trainer.problem.tools import CALCULATOR, ToolCalls, calculated, continued, tools_of
+from trainer.problem.tools import CALCULATOR, ToolCalls, calculated, calls_in, continued, tools_of
 
 
 @pytest.mark.parametrize(("expression", "value"), [
@@ -101,6 +101,12 @@ def test_calls_as_templates_write_them(text, said):
     found, done, _ = ToolCalls(tools_of(["calculator"]), "template").step(text)
     assert found.startswith(said)
     assert not done
+
+
+@pytest.mark.parametrize(("name", "arguments"), [([1], {}), ("calculator", "3 * 14"), ("calculator", [3])])
+def test_a_malformed_call_is_a_text(name, arguments):
+    text = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+    assert calls_in(text, {"calculator"}) == (text, [])
 
 
 def test_an_error_of_a_tool_is_not_taken_for_a_malformed_call():

@@ -158,7 +158,7 @@ class Containment:
         is_outside = os.getpid() != process or (threading.current_thread() is main and main not in self._inside)
         if is_outside or (name == "os.dup2" and not _replaces(*arguments, **named)):
             return real(*arguments, **named)
-        raise SystemExit(f"it called {name}, which a reward may not")
+        raise SystemExit(f"it called {name}, which your code may not do")
 
 
 def _replaces(fd: int, fd2: int, inheritable: bool = True) -> bool:

@@ -142,7 +142,10 @@ def _read(written: str) -> tuple[str, Mapping[str, Any]]:
         call: Any = ast.parse(found[1], mode="eval").body
         return call.func.id, {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     call = json.loads(written)
-    return call["name"], call.get("arguments", call.get("parameters"))
+    name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
+    if not (isinstance(name, str) and isinstance(arguments, Mapping)):
+        raise TypeError("a call has a name and a mapping of arguments")
+    return name, arguments
 
 
 def continued(text: str) -> str:
