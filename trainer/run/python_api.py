@@ -72,9 +72,9 @@ def train(
     with _process_restored(config.rollout.engine):
         quiet.quiet()
         from trainer.run import job  # torch, deepspeed, transformers
-        from trainer.run_folder import lock
+        from trainer.run_folder import create
 
-        folder, is_new = lock.folder_of(Request(config, "python", "")), config.run.dir is None
+        folder, is_new = create.folder_of(Request(config, "python", "")), config.run.dir is None
         functions: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
         config = config.changed({"run.dir": folder})
         try:
