@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.conftest import said_by, write_lines
+from tests.conftest import ROOT, said_by, write_lines
 from trainer.answers.number import has_comma, with_points
 from trainer.config.resolve import resolve
 from trainer.config.settings import TaskSettings
@@ -142,49 +143,17 @@ def test_answers_with_a_decimal_comma_are_numbers_if_the_settings_say_so(tmp_pat
     assert "task.decimal" not in " ".join(task.notes())
 
 
-THOUSANDS = {"1.764 2.244 €3.550": True, "1.764 2.5 1.25": False, "0.125 0.250": False}
-THOUSANDS |= {"1.764 3,5": True, "12 7": False}
+TABLES = yaml.safe_load((ROOT / "tests/data/tables.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("golds", "asks"), THOUSANDS.items())
-def test_thousands_that_read_as_decimals_are_asked_about(tmp_path, golds, asks):
-    rows = "".join(f"Is it {one}?;{one}\n" for one in golds.split())
-    (tmp_path / "a.csv").write_text(f"sep=;\nquestion;answer\n{rows}")
-    task, _ = sheet_of(path=f"{tmp_path}/a.csv", holdout=0.5)
-    assert ("task.decimal=comma" in " ".join(task.notes())) == asks
-
-
-COMMAS = ["Nr; question;answer, rounded \n1; Who?;4\n", 'question;"answer, rounded";a, b, c, d\nWho?;4;e\n']
-COMMAS.append('"question","answer, rounded","a; b; c; d; e"\n"Who\nis it?",4,"f"\n')
-SEPARATED = [(text, "answer, rounded") for text in COMMAS]
-SEPARATED += [(f'question{mark}answer\n"1 + 1; is?"{mark}4\n', "answer") for mark in ",;\t|"]
-
-
-@pytest.mark.parametrize(("text", "answer"), SEPARATED)
-def test_a_table_is_read_with_the_separator_of_its_first_line(tmp_path, text, answer):
-    """A comma in the name of a column separates nothing, and spaces around a name do not belong to it."""
-    (tmp_path / "a.csv").write_text(text)
-    task, _ = sheet_of(path=f"{tmp_path}/a.csv", holdout=1.0, answer=answer)
-    assert [one.gold for one in task.test()] == ["4"]
-
-
-@pytest.mark.parametrize("before", ["\n", ";;\n", "\n ;\n"])
-def test_empty_rows_before_the_names_and_the_names_again_are_no_problems(tmp_path, before):
-    (tmp_path / "a.CSV").write_text(f"{before}question;answer\nWho?;4\nquestion; answer\n\nWhat?;5\n")
-    task, _ = sheet_of(path=f"{tmp_path}/a.CSV", holdout=1.0)
-    assert [one.gold for one in task.test()] == ["4", "5"]
-    assert task.left_out() == [(1, f"{tmp_path}/a.CSV:{before.count(chr(10)) + 3}: it names the columns again.")]
-
-
-@pytest.mark.parametrize(("name", "encoding", "row"), [
-    ("cp1252", "cp1252", "Wie groß?;3 €"), ("UTF-16", "utf-16", "Wie groß?;3 €"), ("", "utf-8-sig", "Wie groß?;3 €"),
-    ("", "utf-8", "Wie groß?;3 €"), ("", "utf-8-sig", "How many?;3"),  # of Excel, with no more than its mark
-])  # fmt: skip
-def test_a_table_is_read_in_the_encoding_of_its_spreadsheet(tmp_path, name, encoding, row):
-    (tmp_path / "a.csv").write_bytes(f"question;answer\r\n{row}\r\n".encode(encoding))
-    task = make_task(TaskSettings(name="records", path=f"{tmp_path}/a.csv", holdout=1.0))
-    assert [f"{one.question};{one.gold}" for one in task.test()] == [row]
-    assert [name in note for note in task.notes()] == ([True] if name else [])
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table["content"])
+def test_a_table_is_read(tmp_path, table):
+    path = tmp_path / table.get("name", "a.csv")
+    path.write_bytes(table["content"].encode(table.get("encoding", "utf-8")))
+    task, _ = sheet_of(path=str(path), holdout=1.0, answer=table.get("answer", "answer"))
+    assert [[one.question, one.gold] for one in task.test()] == table["read"]
+    notes = [note.replace(f"{tmp_path}/", "") for note in task.notes()]
+    assert [table.get("note", "nothing") in note for note in notes] == [True] * ("note" in table)
 
 
 @pytest.mark.parametrize(("rows", "holdout", "held_out"), [
