@@ -6,8 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.conftest import ran, refuses
+from tests.conftest import ROOT, ran, refuses
 from trainer.answers import compare, find, number
 from trainer.config.resolve import resolve
 from trainer.config.settings import TaskSettings
@@ -53,24 +54,17 @@ def test_all_of_gsm8k_loads_and_every_gold_answer_is_a_number(gsm8k_folder):
     assert len({problem.id for problem in train + test}) == 8792
 
 
-def test_gsm8k_takes_the_last_mark_and_drops_the_calculator(tmp_path):
-    answer = "#### 1 is a guess\n3 * 6 = $<<3*6=18>>18\n#### 1,018 "
-    problem = read(write(tmp_path / "a.jsonl", {"question": " Tom? ", "answer": answer, "note": 5}), "gsm8k")[0]
-    assert (problem.question, problem.gold) == ("Tom?", "1,018")
-    assert problem.solution == "#### 1 is a guess\n3 * 6 = $18\n#### 1,018"
-    assert problem.extra == {"answer": answer, "note": 5}
+RECORDS = yaml.safe_load((ROOT / "tests/data/records.yaml").read_text())
 
 
-def test_math_takes_the_last_box_with_its_braces(tmp_path):
-    solution = "First \\boxed{1}, no: $\\boxed{\\frac{\\sqrt{3}}{2}}$."
-    record = {"problem": "x?", "solution": solution, "level": "Level 5", "type": "Algebra"}
-    problem = read(write(tmp_path / "a.jsonl", record), "math")[0]
-    assert (problem.gold, problem.solution) == ("\\frac{\\sqrt{3}}{2}", solution)
-    assert (problem.extra["level"], problem.extra["subject"]) == (5, "Algebra")
-    gold = "\\left( 3, \\frac{\\pi}{2} \\right)"
-    with_answer = {"problem": "x?", "solution": "\\boxed{9}", "answer": gold, "level": 2}
-    problem = read(write(tmp_path / "a.jsonl", with_answer), "math")[0]  # as in MATH-500
-    assert (problem.gold, problem.extra["level"]) == (gold, 2)
+@pytest.mark.parametrize("case", RECORDS, ids=lambda case: case["task"])
+def test_a_record_becomes_the_problem_that_the_table_says(tmp_path, case):
+    (problem,) = read(write(tmp_path / "a.jsonl", case["record"]), case["task"])
+    found = json.dumps({key: getattr(problem, key) for key in case["becomes"]})
+    assert json.loads(found) == case["becomes"]
+
+
+def test_math_asks_for_a_box_and_has_a_second_opinion():
     assert (task_of("math").prompt_style, task_of("math").symbolic) == ("boxed", True)
 
 
@@ -174,15 +168,10 @@ def test_the_last_mark_of_a_solution_has_its_gold_answer(tmp_path, answer, gold)
     assert problem.solution == (answer if "#" in answer or "boxed" in answer else "")
 
 
-def test_a_conversation_is_kept_as_it_is_and_makes_the_question(tmp_path):
-    talk = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": " 2 + 2? "}]
-    more = [*talk, {"role": "assistant", "content": "4"}, {"role": "user", "content": "why?"}]
-    records = [{"prompt": turns, "answer": "4", "question": "from TRL's data sets"} for turns in (talk, more)]
-    one, several = read(write(tmp_path / "a.jsonl", *records))
-    assert (list(one.messages), one.question) == (talk, "2 + 2?")
-    assert one.extra == {"answer": "4", "question": "from TRL's data sets"}
-    assert several.question == "2 + 2?\n\n4\n\nwhy?"
-    path = write(tmp_path / "sft.jsonl", {"messages": more[:3], "answer": "4"})  # the prompt would hold the solution
+def test_a_column_of_messages_that_holds_the_solution_is_said(tmp_path):
+    """The prompt would hold the solution."""
+    talk = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    path = write(tmp_path / "sft.jsonl", {"messages": talk, "answer": "4"})
     for settings, notes in ({}, 1), ({"solution": "messages"}, 0):
         task = task_of("records", path=str(path), question="messages", holdout=1.0, **settings)
         task.test()
