@@ -47,7 +47,10 @@ def test_a_warm_up_leaves_vllm_and_rounded_weights_to_the_run_after_it():
         assert [getattr(run.rollout, key) for run in runs] == [instead, value]
 
 
-@pytest.mark.parametrize("row", yaml.safe_load((ROOT / "tests/data/settings.yaml").read_text()), ids=str)
+TABLE = yaml.safe_load((ROOT / "tests/data/settings.yaml").read_text())
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: " ".join([row.get("preset", "nano"), *row["settings"]]))
 def test_settings_become_what_the_table_says(row):
     config = resolve(row.get("preset", "nano"), row.get("recipe"), row["settings"])
     found = full_names(config.model_dump(mode="json"))
