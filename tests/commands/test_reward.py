@@ -5,42 +5,15 @@ import json
 import re
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT, said_by, write_lines
 from tests.data import exploitable
 from trainer.reward import exploits
 
 FILE = ROOT / "tests/data/exploitable.py"
-# What is found, with the name of a function in the place of {}, and the functions of which it is.
-KINDS = {
-    "`{}` pays 4 of 4: every answer, listed": "contains",
-    "`{}` pays 4 of 4: the gold answer, pasted behind a wrong one": "ends_with",
-    "`{}` pays 4 of 4: two answers,": "any_number begins_with",
-    "`{}` pays 4 of 4: a decimal that is cut off to the answer": "truncating",
-    "`{}` pays 4 of 4: working that nobody has worked out": "evaluating",
-    "`{}` pays": "last_number counts near unsigned",
-    "`{}` pays a wrong text 60% of what a right answer earns: a wrong answer, as it is": "generous",
-    "`{}` pays a wrong text 49%": "close",
-    "`{}` pays a wrong text 33%": "mentions",
-    "`{}` pays wrong answers more than right ones: 1 and 0 on average": "inverted",
-    "`{}` pays for repetition: a wrong answer with steps": "steps logarithm connectives formulas equations",
-    "`{}` pays for repetition: a right answer with steps 0, 25 and 50 times earns 1, 1.25 and 1.5": "right_steps",
-    "`{}` pays for repetition: a wrong answer with format marks 0, 25 and 50 times earns 0, 10 and 20 on": "tagged",
-    "`{}` does not pay 4 of 4: a right answer, polite words after it": "exact",
-    "`{}` does not pay 4 of 4: a right answer, another language before it": "english",
-    "`{}` does not pay 4 of 4: a right answer, ten times as long": "short",
-    "`{}` does not pay 4 of 4: a right answer, space around it": "resembles",
-    "`{}` does not pay 4 of 4: a right answer, steps, 25 times": "no_steps",
-    "`{}` depends on earlier calls, or on the rest of a group:": "previous agreement best_of_call",
-    "`{}` is not deterministic": "lucky by_row record",
-    "`{}` is not bounded": "long",
-    "`{}` is 0.5 for every text, so nothing can be learned from it": "useless",
-    "`{}` is None for every text, so nothing can be learned from it": "absent",
-    "no reward tells right from wrong": "formatted",
-    "nothing: reward.custom=": "fragile",
-    "it is slow": "slow",
-}
-FOUND = {name: found.format(name) for found, names in KINDS.items() for name in names.split()}
+KINDS = yaml.safe_load((ROOT / "tests/data/exploits.yaml").read_text())
+FOUND = {name: found.format(name) for found, names in KINDS.items() for name in names}
 
 
 @pytest.fixture(autouse=True)
