@@ -179,10 +179,7 @@ class DataTask(Task):
             bad = self.skipped[skipped_before:]
             raise DataError(source, f"no record can be used: {bad[0]}" if bad else "it has no records")
         columns = dict.fromkeys(column for one in problems for column in one.extra)  # JSON lines may omit some
-        whole = (
-            one if len(one.extra) == len(columns) else replace(one, extra={**columns, **one.extra}) for one in problems
-        )
-        return list(whole)
+        return [replace(one, extra={**columns, **one.extra}) for one in problems]
 
 
 def make_task(settings: TaskSettings) -> Task:

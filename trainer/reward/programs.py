@@ -116,8 +116,8 @@ def same_text(output: bytes, expected: bytes) -> bool:
 def read_tests(problem: Problem, settings: Code) -> Tests:
     """Return the tests of a problem. Raise DataError if there are none, or if they cannot be read."""
     columns, column, where = problem.extra, settings.tests, problem.where or problem.id
-    if column not in columns:
-        there = ", ".join(map(str, columns)) or "none"
+    if columns.get(column) is None:
+        there = ", ".join(str(name) for name, value in columns.items() if value is not None) or "none"
         raise DataError(where, f"there is no column `{column}`; there are: {there}", ANOTHER_COLUMN)
     try:
         tests = _in_any_form(columns[column], columns)
