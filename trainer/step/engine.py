@@ -299,9 +299,9 @@ def _import_muon() -> None:
 
 def _leave(policy: ReferenceType[DeepSpeedPolicy]) -> None:
     """Leave a later run in this process room for its own process group, and for its model if this run has failed."""
-    if (left := policy()) and distributed.world_size() == 1:  # of several, one may wait in vain for its card
-        left.release()
-    if deepspeed.comm.is_initialized():
+    if deepspeed.comm.is_initialized():  # unless a policy that was made later has left it
+        if (left := policy()) and distributed.world_size() == 1:  # several ranks might wait for each other
+            left.release()
         deepspeed.comm.destroy_process_group()
 
 
