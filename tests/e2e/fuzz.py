@@ -36,8 +36,9 @@ from bench.machine import describe
 from tests.config.test_wrong_settings import FILES, ODD
 from tests.conftest import ROOT
 from trainer.commands import eval as eval_command
-from trainer.config.resolve import PRESETS, resolve
+from trainer.config.resolve import resolve
 from trainer.config.settings import Config, fields
+from trainer.config.train_options import PRESETS
 from trainer.errors import OctetError
 from trainer.evaluation.best import EvaluationHistory
 from trainer.loss.objectives import Coefficient

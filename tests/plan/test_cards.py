@@ -24,7 +24,7 @@ def test_a_card_is_known_by_its_names_and_another_is_taken_for_its_neighbour(nam
     assert found.size.endswith(f", taken for {known.name}") == (name in NEIGHBOURS)
 
 
-OTHERS = ["", "Voodoo 2", "AMD Instinct MI300X", "Radeon RX 9070 XT", "Intel Arc A770", "CPU with AVX2"]
+OTHERS = ["", "Voodoo 2", "AMD Instinct MI300X", "Radeon RX 9070 XT", "Intel Arc A770", "B580", "CPU with AVX2"]
 OTHERS += ["GTX 1080", "Tesla V100-PCIE-16GB"]  # older than what runs Octet
 
 

@@ -40,6 +40,15 @@ def test_without_evaluations_the_verdict_stands_in_their_place(copied, monkeypat
     assert f"6 steps of supervised training with octet {trainer.__version__}" in texts_of(folder)[1]
 
 
+def test_a_png_is_written_if_something_can_convert_it(copied, tmp_path, capsys, monkeypatch):
+    folder = copied("demo")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert "pip install cairosvg" in said_by(capsys, "report", "--share", folder)[2]
+    program(tmp_path / "bin/rsvg-convert", '#!/bin/sh\necho "PNG $@"; /bin/cat\n')
+    assert said_by(capsys, "report", "--share", folder)[1] == f"{folder}/share.svg\n{folder}/share.png\n"
+    assert (folder / "share.png").read_bytes() == b"PNG -f png\n" + (folder / "share.svg").read_bytes()
+
+
 def test_a_browser_makes_the_png_where_no_converter_does(copied, tmp_path, capsys, monkeypatch):
     from PIL import Image
 

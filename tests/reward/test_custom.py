@@ -55,11 +55,11 @@ def test_it_gets_what_trl_gives_and_the_columns_of_the_record_first(mine):
     assert (seen_by(scorer)["level"], seen_by(scorer)["topic"]) == (["easy", None], [None, "sums"])
 
 
-def test_a_problem_without_a_gold_answer_has_no_answer_to_compare_with(mine):
-    """An empty one would pay for every completion that ends in a mark."""
+def test_a_problem_without_a_gold_answer_has_none_to_compare_with(mine):
+    """An empty one would be in every completion."""
+    scorer = mine("def score(completions, answer, gold): return [float(answer == gold == [None])]")
     prompt = Prompt(replace(PROBLEM, gold="", solution=""), "", ())
-    with refuses("reward.custom", RewardError, names="it asks for `answer`, which is no column of the data"):
-        mine("def score(completions, answer): return [1.0]").score(prompt, [answer("a")])
+    assert scorer.score(prompt, [answer("a")]).rewards_G == (1.0,)
 
 
 def test_what_only_trl_passes_may_have_a_default(mine):

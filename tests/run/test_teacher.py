@@ -66,6 +66,15 @@ def test_over_the_same_base_it_is_not_saved(job):
 
 
 @pytest.mark.slow
+def test_the_teacher_as_the_reference_of_the_kl(job, tmp_path):
+    settings = ["teacher.form=loss", "algorithm.kl.coef=1", "algorithm.kl.estimator=k2"]
+    train(tmp_path, *TAUGHT, "teacher.name=nano", *settings, f"teacher.adapter={job.parent / 'teacher'}")
+    theirs, ours = learned(tmp_path / "it")[0], learned(job)[0]
+    assert theirs["kl"] > 0
+    assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-3)  # both forms have one gradient at first
+
+
+@pytest.mark.slow
 def test_a_server_says_what_the_same_teacher_says_beside_the_policy(job, tmp_path):
     with VllmDouble().serving() as server:
         server.load("taught", str(job.parent / "teacher"))

@@ -16,7 +16,7 @@ from trainer.config.resolve import resolve
 from trainer.config.settings import Config, Model
 from trainer.errors import CheckpointError, DataError
 from trainer.records import Problem
-from trainer.run_folder.provenance import Provenance, checksums, code_of
+from trainer.run_folder.provenance import Provenance, checksums, code_of, shared
 
 
 def origin(name: object) -> Provenance:
@@ -146,3 +146,9 @@ def test_a_run_is_known_by_what_its_steps_depend_on(tmp_path):
     resumed = made_from(tmp_path, problems("1"))
     resumed.load(resumed.state() | {"run": "of a version with other settings"})
     assert resumed.run == "of a version with other settings"
+
+
+def test_problems_that_a_run_was_trained_on_are_counted(tmp_path):
+    assert shared(tmp_path, problems(*"12")) == 0
+    (tmp_path / "data.json").write_text(json.dumps({"checksums": checksums(problems(*"123"))}))
+    assert shared(tmp_path, problems("3", "1", "9")) == 2

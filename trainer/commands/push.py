@@ -116,6 +116,7 @@ def _send(to: str, contents: dict[str, Any], private: bool) -> str:
         remedy = "Run `hf auth login`, or set HF_TOKEN"
         raise ConfigError(f"--to {to}", "there is no login on this machine", remedy) from None
     except Exception as error:  # of every class: of the network, a proxy, large files, a reply that is not the hub's
-        reason = str(error.__cause__ or error).strip().splitlines()[0]
-        remedy = "Check that the login may write there"
+        cause = error.__cause__ or error
+        reason = f"{type(cause).__name__}: {cause}".splitlines()[0].rstrip(": ")
+        remedy = "Check the connection, and that the login may write there"
         raise ConfigError(f"--to {to}", f"the upload failed ({reason})", remedy) from error

@@ -277,7 +277,7 @@ def listing(kind: Literal["models", "datasets"], name: str, revision: str | None
     except ServerError:
         return {}
     except (LookupError, TypeError):
-        raise Unreachable("the hub cannot be reached (the reply is not a hub's)") from None
+        raise Unreachable("the hub cannot be reached (something else answers in its place)") from None
 
 
 def configuration(model: Model) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def must_know(card: str) -> None:
         raise ConfigError(f"--card {card}", "that is not the size of a card", "Write its GB, such as RTX 3060 12GB")
     if known is None:
         reason = f"its speed is unknown (some known cards: {', '.join([*CARDS][::6])})"
-        remedy = "NVIDIA's GTX 16, RTX 20 and newer run Octet: name a similar one, or a run with --like"
+        remedy = "Octet needs an NVIDIA GTX 16, RTX 20 or newer. Name a similar card, or a run with --like"
         raise ConfigError(f"--card {card or repr('')}", reason, remedy)
 
 

@@ -57,7 +57,8 @@ class Verifiers:
 
     async def reset(self, problem: Problem) -> None:
         prompt = [*map(Message, problem.messages or [{"role": "user", "content": problem.question}])]
-        self.state = {"info": {}, "task": "default", "answer": problem.gold, **problem.extra, "prompt": prompt}
+        columns = {name: value for name, value in problem.extra.items() if value is not None}
+        self.state = {"info": {}, "task": "default", "answer": problem.gold, **columns, "prompt": prompt}
         self.state |= {"completion": [], "turn": 0, "responses": [], "trajectory": []}
         self.state = await self._call(self.env.setup_state) or self.state
 

@@ -41,6 +41,7 @@ class RecordsTask(DataTask):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.decimal = settings.decimal
+        self.asked = settings.question or "prompt"  # the column of the question
         if settings.answer == NO_ANSWER:
             self.prompt_style = "chat"  # the other styles ask for a marked answer
 
@@ -57,7 +58,7 @@ class RecordsTask(DataTask):
         answer = self.settings.answer or "answer"
         has_answer = answer != NO_ANSWER and (self.needs_answers or answer in record.values)
         record.must_have({column: "task.question"} | ({answer: "task.answer"} if has_answer else {}))
-        messages = conversation(record, column)
+        self.asked, messages = column, conversation(record, column)
         solution = self._solution(record)
         messages = messages[:-1] if column == self.settings.solution else messages
         said = "\n\n".join(message["content"].strip() for message in messages if message["role"] != "system")
@@ -68,8 +69,8 @@ class RecordsTask(DataTask):
     def notes(self) -> list[str]:
         problems, notes = [one for read in self._read.values() for one in read], super().notes()
         if begun := sum(one.messages[-1]["role"] == "assistant" for one in problems if one.messages):
-            remedy = f"if it is the solution, write task.solution={self.settings.question or 'prompt'}"
-            notes.append(f"{counted(begun, 'conversation')} with an answer at the end, to be continued; {remedy}")
+            what = f"{counted(begun, 'conversation')} with an answer at the end, which the model continues"
+            notes.append(f"{what}; if it is the solution, write task.solution={self.asked}")
         golds = [problem.gold for problem in problems]
         values = {gold: number(gold) for gold in golds if has_comma(gold) or re.search(r"\d\.\d", gold)}
         odd = [gold for gold in golds if gold in values and (values[gold] is None or _THOUSANDS.fullmatch(gold))]
@@ -80,8 +81,7 @@ class RecordsTask(DataTask):
 
     def _read_all(self, split: str, source: Source) -> list[Problem]:
         problems, column = super()._read_all(split, source), self.settings.solution
-        asked = self.settings.question or "prompt"  # which may also end with the solution
-        if column and split == "train" and not any(column in (asked, *one.extra) for one in problems):
+        if column and split == "train" and not any(column in (self.asked, *one.extra) for one in problems):
             raise DataError(source, f"no record has a column `{column}`", "Write task.solution=COLUMN")
         return problems
 

@@ -130,10 +130,10 @@ def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:
     """Return the columns of the data, with None where a record does not have one."""
     records = []
     for problem in (reading.problem for reading in readings):
-        answer = {"answer": problem.gold} if problem.gold else {}
+        gold = problem.gold or None  # an empty text is in every completion
+        known = {"question": problem.question, "answer": gold, "gold": gold}
         extra = {name: value for name, value in problem.extra.items() if name not in ("prompt", "completion")}
-        known = {"question": problem.question, **answer, "gold": problem.gold, "solution": problem.solution}
-        records.append({**known, "problem_id": problem.id, **extra})
+        records.append({**known, "solution": problem.solution, "problem_id": problem.id, **extra})
     names = {name: None for record in records for name in record}  # a set that keeps its order
     return {name: [record.get(name) for record in records] for name in names}
 

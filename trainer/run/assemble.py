@@ -262,7 +262,7 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     if first_step > total_steps:
         reason = f"the run in {folder} has made {first_step}"
         raise ConfigError(f"run.steps={total_steps}", reason, f"Write run.steps={first_step} or more").of_all()
-    create.introduce(request, folder)
+    create.say_how_it_continues(request, folder)
     create.write_config(folder, config)
     if not first_step:
         create.write_machine(folder, config)

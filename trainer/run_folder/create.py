@@ -30,7 +30,7 @@ MACHINE = "machine.json"
 LARGEST = 5_000_000  # bytes of data that are copied into the run folder
 
 
-def introduce(request: Request, folder: Path) -> None:
+def say_how_it_continues(request: Request, folder: Path) -> None:
     """Print how a run continues with other settings, or that it starts again."""
     if distributed.is_main():
         if others := changed_settings.meaning(changed_settings.changes(folder, request.config)):

@@ -300,9 +300,12 @@ def _import_muon() -> None:
 def _leave(policy: ReferenceType[DeepSpeedPolicy]) -> None:
     """Leave a later run in this process room for its own process group, and for its model if this run has failed."""
     if deepspeed.comm.is_initialized():  # unless a policy that was made later has left it
-        if (left := policy()) and distributed.world_size() == 1:  # several ranks might wait for each other
-            left.release()
-        deepspeed.comm.destroy_process_group()
+        try:
+            if (left := policy()) and distributed.world_size() == 1:  # several ranks might wait for each other
+                with suppress(RuntimeError):  # of a card after an error, which is reported already
+                    left.release()
+        finally:
+            deepspeed.comm.destroy_process_group()
 
 
 def _load_without_code(path: str, map_location: Any = None) -> Any:

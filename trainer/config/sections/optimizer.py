@@ -1,4 +1,4 @@
-"""The sections `optim` and `engine`: the optimizer, and the engine."""
+"""The sections `optim` and `engine`: the optimizer, and DeepSpeed, which runs it."""
 
 from typing import Literal
 

@@ -86,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
         for name in map(visible, sorted(ignored)):
             self.server.say_once(f"`{name[:60]}` of its calls has no effect: the settings of the run decide", name)
         if tools and not has_tools(conversation.stops.tokenizer.chat_template):
-            self.server.say_once(f"its calls offer tools, but {NO_TOOLS}", "tools")
+            self.server.say_once(f"its calls offer tools, which have no effect: {NO_TOOLS}", "tools")
         calls = [conversation.call(messages, tools, most, strings, left) for left in range(count, 0, -1)]
         for call in calls:
             self.server.ask(call)
