@@ -144,10 +144,9 @@ def train(chosen: Choices) -> Iterator[str]:
         raise ConfigError("Name of the run", form, "Write run-1")
     words = ["train", *chosen.option("--preset", "--recipe"), *chosen.settings(), f"run.dir={runs.folder / name}"]
     yield shown(words)
-    with runs.starting:  # another page may start one of this name
-        if name in runs.named() or runs.process(name):
-            raise ConfigError(f"run {name}", "there is a run of this name", "Resume it below, or write another name")
-        yield from start(chosen, "train", name, words)
+    if name in runs.named():
+        raise ConfigError(f"run {name}", "there is a run of this name", "Resume it below, or write another name")
+    yield from start(chosen, "train", name, words)
 
 
 def resume(chosen: Choices) -> Iterator[str]:
@@ -161,13 +160,17 @@ def start(chosen: Choices, action: str, name: str, words: Words) -> Iterator[Htm
     """Start a run, or ask for confirmation if it would share this machine."""
     for other in list(chosen.runs.chats):  # a conversation holds memory of the card
         chosen.runs.hang_up(other)
-    if (others := [*in_progress(chosen.runs)]) and not chosen.of("beside"):
-        yield from (tag("p", f"{other[:1].upper()}{other[1:]}.") for other in others)
-        yield tag("p", "A run beside it is slower, and may run out of memory.")
-        yield views.button("Start it anyway", action, "said", shown(words), run=name, beside="yes")
-    else:
-        chosen.runs.start(name, words)
-        yield tag("p", f"{name}: its state is below. It continues if this page or its server is closed.", data_run=name)
+    with chosen.runs.starting:  # another page may start it, too
+        if chosen.runs.process(name):
+            raise ConfigError(f"run {name}", "it has been started already", "Stop it below, or write another name")
+        if (others := [*in_progress(chosen.runs)]) and not chosen.of("beside"):
+            yield from (tag("p", f"{other[:1].upper()}{other[1:]}.") for other in others)
+            yield tag("p", "A run beside it is slower, and may run out of memory.")
+            yield views.button("Start it anyway", action, "said", shown(words), run=name, beside="yes")
+        else:
+            chosen.runs.start(name, words)
+            where = "its state is below. It continues if this page or its server is closed."
+            yield tag("p", f"{name}: {where}", data_run=name)
 
 
 def in_progress(runs: Runs) -> Iterator[str]:
