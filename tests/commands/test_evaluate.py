@@ -130,6 +130,7 @@ def test_problems_that_the_run_was_trained_on_are_counted(run_folder, tmp_path, 
         status, _, error = said_by(capsys, *arguments)
         assert (status, "training problems" in error, told in error) == (0, bool(trained), True)
     (run_folder / "data.json").unlink()
+    assert "base is nano without first, with which" in said_by(capsys, *arguments, "lora.start=first")[2]
 
 
 def test_trials_alone_take_one_sample_each(tmp_path, capsys):

@@ -62,6 +62,8 @@ def run(options: Namespace) -> None:
         seen, asked = provenance.shared(source.run, data.held_out), len(data.held_out)
         if seen > 1:  # one may have the checksum of another problem
             print(f"octet: warning: {seen} of {asked} problems are training problems of {source.run}", file=sys.stderr)
+        if source.adapter and (start := config.lora.start):
+            print(f"octet: base is {config.model.name} without {start}, with which this run began", file=sys.stderr)
     named = {"adapter": source.adapter if source else None, "merged": options.merged}
     models = {name: path for name, path in named.items() if path}
     evaluate_models.evaluate(config, data, models, draws, out, as_json=options.json)
