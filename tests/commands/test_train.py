@@ -60,7 +60,7 @@ EARLY = """
 import sys
 from trainer.commands import train
 rank = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(75)); " + (
-    "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1}); time.sleep(8)"
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1}); time.sleep(250)"
 )
 launcher = 'echo up; sleep 1; "$@"; exit $?'
 sys.exit(train.run(["bash", "-c", launcher, "bash", sys.executable, "-c", rank, str(train.TRAIN)]))
