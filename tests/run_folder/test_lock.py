@@ -107,7 +107,7 @@ def test_a_run_that_goes_on_says_what_has_changed(failed, capsys, change):
     (failed / "config.yaml").write_text(resolve("nano").to_yaml())
     (failed / "checkpoints/step_000002").mkdir(parents=True)
     request = asked(failed, *filter(None, [change]))
-    create.introduce(request, lock.claim(request))
+    create.say_how_it_continues(request, lock.claim(request))
     said = capsys.readouterr()
     assert said.err == ""
     assert f"\n  {change} (it has " in said.out if change else said.out == ""
@@ -136,7 +136,7 @@ def test_what_may_change_between_two_starts_are_settings():
 def test_a_run_that_has_lost_its_steps_takes_other_settings_and_says_so(failed, capsys):
     (failed / "checkpoints/step_000002.partial").mkdir(parents=True)
     write_lines(failed / "metrics.jsonl", [{"step": 0, "eval/accuracy": 0.5}, {"step": 1}, {"step": 2}])
-    create.introduce(asked(failed), lock.claim(asked(failed)))
+    create.say_how_it_continues(asked(failed), lock.claim(asked(failed)))
     assert "2 steps" in capsys.readouterr().err
 
 
