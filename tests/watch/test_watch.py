@@ -24,7 +24,7 @@ ZEROS = torch.zeros(3, 2)
 
 
 def test_extremes_are_those_of_all_ranks():
-    """That other metrics are sums over sums is in tests/run/test_ranks.py."""
+    """tests/run/test_ranks.py shows that the other metrics are sums over sums."""
     one, other = Tally(), Tally()
     for tally, value in ((one, -3.0), (one, -1.0), (other, -2.0)):
         tally.merge({"reward/min": Min(value), "reward/max": Max(value)})

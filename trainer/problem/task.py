@@ -178,8 +178,8 @@ class DataTask(Task):
         if not problems:
             bad = self.skipped[skipped_before:]
             raise DataError(source, f"no record can be used: {bad[0]}" if bad else "it has no records")
-        columns = dict.fromkeys(column for one in problems for column in one.extra)  # JSON lines may omit some
-        return [replace(one, extra={**columns, **one.extra}) for one in problems]
+        names = dict.fromkeys(name for one in problems for name in one.extra)  # JSON lines may omit some
+        return [one if len(one.extra) == len(names) else replace(one, extra={**names, **one.extra}) for one in problems]
 
 
 def make_task(settings: TaskSettings) -> Task:
