@@ -10,9 +10,10 @@ from collections.abc import Hashable
 
 from trainer.answers.choice import choice_letter
 from trainer.answers.equation import parted
-from trainer.answers.grammar import PEOPLE, same_rank
+from trainer.answers.grammar import PEOPLE
 from trainer.answers.notation import DECORATION, LONGEST_ANSWER, PICTURE, clean, normalise
 from trainer.answers.number import exact, is_plain, is_rounded, number, same_quantity, with_words, worked_out
+from trainer.answers.number_words import same_rank
 
 _SHELL = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}|\$(.+)\$|\s")  # markup around a symbol
 _LATIN_WORD = re.compile("[A-Za-z]{3,}")

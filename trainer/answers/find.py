@@ -22,9 +22,10 @@ from typing import NamedTuple
 
 from trainer.answers.choice import LETTER, LETTERS, choice_letter, closing_choice, named_choice, named_letters
 from trainer.answers.compare import equal
-from trainer.answers.grammar import ANOTHER, CORRECTING, HEDGING, SCALES, in_digits
+from trainer.answers.grammar import ANOTHER, CORRECTING, HEDGING
 from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import is_plain, number
+from trainer.answers.number_words import SCALES, in_digits
 from trainer.answers.phrase import CORRECTION, DIGIT, TURNED, last_number, offered, states, tidy
 from trainer.answers.strip_thinking import after_thinking
 

@@ -8,8 +8,9 @@ from math import pi, prod, sqrt
 
 from trainer.answers.arithmetic import UNCALCULATED, worth
 from trainer.answers.equation import GREEK, parted
-from trainer.answers.grammar import BEHIND, SCALES, UNITS, fits, unit, unit_kind
+from trainer.answers.grammar import BEHIND, UNITS, fits, unit, unit_kind
 from trainer.answers.notation import DECORATION, LONGEST_ANSWER, WRAPPERS, clean
+from trainer.answers.number_words import SCALES
 
 LARGEST_EXPONENT = 1_000  # of a power of ten
 _DIGITS = (  # 1,234,567 or 1 234 567 or 1'234'567 or 12,34,567 as in India

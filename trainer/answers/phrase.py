@@ -10,9 +10,10 @@ from fractions import Fraction
 from functools import lru_cache
 
 from trainer.answers.compare import ORDINAL
-from trainer.answers.grammar import CORRECTING, REASON, TEXT, fits, in_digits, is_statement, kind, unit, unit_kind
+from trainer.answers.grammar import CORRECTING, REASON, TEXT, fits, is_statement, kind, unit, unit_kind
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
 from trainer.answers.number import CURRENCY, DECIMAL, number, worked_out
+from trainer.answers.number_words import in_digits
 
 WINDOW = 200  # characters before the last digit in which the last number begins
 _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?

@@ -29,7 +29,7 @@ from math import ceil, floor
 from pathlib import Path
 
 from trainer.answers.arithmetic import UNCALCULATED, worth
-from trainer.answers.grammar import SPOKEN
+from trainer.answers.number_words import SPOKEN
 from trainer.config.read_yaml import read_yaml
 from trainer.errors import DataError
 from trainer.problem.published import Gsm8kTask
