@@ -19,6 +19,7 @@ from trainer.errors import ConfigError, DataError
 from trainer.machine import user_code
 from trainer.problem.task import make_task
 from trainer.run import python_api
+from trainer.run.copy_function import source_of
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.problems=8", "run.steps=2"]
 FEW += ["prompt.style=chat", "run.merge=false"]
@@ -204,7 +205,7 @@ def test_a_copy_has_a_global_that_is_only_added_to():
         calls += 1
         return [1.0 for _ in completions]
 
-    assert "calls = 0\n" in python_api.source_of(graded)[0]
+    assert "calls = 0\n" in source_of(graded)[0]
 
 
 calls = 0
@@ -218,7 +219,7 @@ def test_a_copy_has_functions_that_are_awaited_or_wrapped():
     async def graded(completions):
         return [await grade(text) for text in completions]
 
-    text, missing = python_api.source_of(graded)
+    text, missing = source_of(graded)
     assert (text.count("async def grade"), missing) == (2, [])
 
 
@@ -235,7 +236,7 @@ def test_a_copy_has_a_constant_that_an_inner_function_hides_and_names_a_module_b
         least: int = beside.beside(WORD)
         return [min(least, *(WORD + 1 for WORD in [len(text)])) for text in completions]
 
-    text, missing = python_api.source_of(graded)
+    text, missing = source_of(graded)
     assert ("WORD = 'four'\n" in text, missing) == (True, ["beside"])
 
 
