@@ -21,7 +21,7 @@ import psutil
 from trainer.config import ds_config
 from trainer.config.request import Request, parse_command_line
 from trainer.machine import hardware
-from trainer.machine.exits import EARLY, END, SILENT_ENDS, STOPPING
+from trainer.machine.exits import EARLY, END, SILENT_ENDS, STOPPING, shell_status
 from trainer.machine.installed_files import ROOT
 from trainer.machine.safe_text import print
 from trainer.plan import preflight
@@ -186,10 +186,3 @@ def _ranks_below(launcher: int) -> list[psutil.Process]:
             return [process]
     below = [process for process in processes if process.info["ppid"] == launcher]
     return [process for process in below if str(TRAIN) in (process.info["cmdline"] or ())]
-
-
-def shell_status(status: int) -> int:
-    """Convert the launcher's exit status (-9 or 247 where signal 9 killed its rank) to that of a shell (137)."""
-    if status < 0:
-        return 128 - status
-    return 128 + 256 - status if status > 256 - signal.NSIG else status

@@ -132,6 +132,13 @@ def handling(signals: Iterable[signal.Signals], handler: Callable[[int, FrameTyp
             signal.signal(number, previous)
 
 
+def shell_status(status: int) -> int:
+    """Convert the launcher's exit status (-9 or 247 where signal 9 killed its rank) to that of a shell (137)."""
+    if status < 0:
+        return 128 - status
+    return 128 + 256 - status if status > 256 - signal.NSIG else status
+
+
 def leave(status: int) -> None:
     """Exit at once: Python would delete all objects, which takes two seconds with torch, and gloo may abort."""
     if END in os.environ and not status:
