@@ -16,7 +16,7 @@ from trainer.commands import study as command
 from trainer.config.study import read_study
 from trainer.errors import DataError, OctetError
 from trainer.reports.chart import COLOURS, GREY
-from trainer.reports.markup import as_latex
+from trainer.reports.csv_and_latex import as_latex
 from trainer.reports.study import Collected, _at, collect, ended, gaps, shares, summary
 from trainer.reports.study_page import drawings, sections, sentences, tables
 from trainer.watch.measure import LENIENT

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import until
-from trainer.commands.shared_options import BROWSERS
+from trainer.reports.convert_svg import BROWSERS
 
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
 

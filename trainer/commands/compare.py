@@ -10,7 +10,7 @@ from rich.table import Table
 from trainer.commands.shared_options import add_runs
 from trainer.machine.console import Console, folded
 from trainer.machine.safe_text import print
-from trainer.reports.markup import as_csv
+from trainer.reports.csv_and_latex import as_csv
 from trainer.reports.report import Pair, ranked, shown
 from trainer.run_folder.reader import RunFiles, as_written, differing, facts_of, names_of, read_runs
 from trainer.watch.footer import clock

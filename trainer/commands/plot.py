@@ -5,12 +5,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.commands.shared_options import add_runs, converted, writing
+from trainer.commands.shared_options import add_runs, writing
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk
 from trainer.machine.safe_text import print
 from trainer.reports import curves
 from trainer.reports.chart import svg
+from trainer.reports.convert_svg import converted
 from trainer.run_folder.reader import RunFiles, as_written, read_runs
 
 LARGEST = 40  # inches

@@ -5,10 +5,11 @@ from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from trainer.commands.shared_options import add_runs, converted, writing
+from trainer.commands.shared_options import add_runs, writing
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk
 from trainer.machine.safe_text import print
+from trainer.reports.convert_svg import converted
 from trainer.reports.report import report
 from trainer.reports.share_picture import picture
 from trainer.reports.terminal import are_live

@@ -27,7 +27,8 @@ from trainer.machine.safe_text import print
 from trainer.problem.prompts import answer_style, must_have_solutions, taught
 from trainer.problem.task import make_task, training_problems
 from trainer.reports import study_page
-from trainer.reports.markup import as_csv, as_latex, page
+from trainer.reports.csv_and_latex import as_csv, as_latex
+from trainer.reports.markup import page
 from trainer.reports.study import RENUMBERED, collect, ended, summary, totals
 from trainer.run_folder.reader import facts_of, read_run
 from trainer.sandbox.confine import ended_with_parent

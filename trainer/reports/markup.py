@@ -1,22 +1,16 @@
-"""HTML and SVG in which every text is escaped, except markup made by `tag`. And tables as CSV and LaTeX."""
+"""HTML and SVG in which every text is escaped, except markup made by `tag`."""
 
-import csv
-import io
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from html import escape
-from itertools import chain
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from trainer.machine.safe_text import visible
 
 HERE = Path(__file__).parent
-WORDS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 RELOAD = '<meta http-equiv="refresh" content="5">\n'
-SPECIAL = str.maketrans(WORDS | {character: f"\\{character}" for character in "&%$#_{}"})
 
 
 class Html(str):
@@ -52,19 +46,3 @@ def page(title: str, *sections: Html, reloads: bool = False) -> str:
     return template.substitute(
         title=joined(title), reload=RELOAD if reloads else "", digest=digest, style=style, body="\n".join(sections)
     )
-
-
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return records as lines of CSV below a header with their keys."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*dict.fromkeys(chain.from_iterable(rows))], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().rstrip("\n")
-
-
-def as_latex(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a tabular below a comment with its title."""
-    lines = [" & ".join(cell.translate(SPECIAL) for cell in row) + r" \\" for row in [head, *rows]]
-    lines[0] += r" \hline"
-    return "\n".join([f"% {title}", rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", *lines, r"\end{tabular}"])
