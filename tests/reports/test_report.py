@@ -332,6 +332,7 @@ def test_the_command_names_the_page_and_what_is_no_run(finished, tmp_path, capsy
     status, said, err = said_by(capsys, "report", tmp_path, out, finished, "--out", out)
     # a folder is left out, and a file passed over
     assert (status, said, err.count(str(tmp_path))) == (0, f"{out}\n", 1)
+    assert said_by(capsys, "watch", tmp_path, out, finished)[2] == err
 
 
 LARGE = "1" + "0" * 400

@@ -31,4 +31,4 @@ def run(options: Namespace) -> None:
                     live.update(terminal.shown(runs, console, console.height), refresh=True)
                 time.sleep(SECONDS)
                 runs = [read_run(run.folder) for run in runs]
-    console.print(terminal.shown(read_runs(options.runs), console))
+    console.print(terminal.shown(runs, console))
