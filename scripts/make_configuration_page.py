@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.config.settings import Config, is_section, sections
+from trainer.config.settings import Config, is_section
 from trainer.config.train_options import PRESETS, RECIPES, names_in
 
 HEAD = f"""# Configuration
@@ -37,7 +37,8 @@ With this first line in a YAML file of your own, editors that read JSON schemas 
 
 def page() -> str:
     head = "| setting | default | |\n| --- | --- | --- |"
-    return HEAD + "".join(f"\n## {name}\n\n{head}\n{''.join(_rows(name, part))}" for name, part in sections().items())
+    sections = {name: info.annotation for name, info in Config.model_fields.items()}
+    return HEAD + "".join(f"\n## {name}\n\n{head}\n{''.join(_rows(name, part))}" for name, part in sections.items())
 
 
 def schema() -> str:

@@ -10,7 +10,7 @@ from scripts import make_troubleshooting_page
 from tests.conftest import ROOT
 from tests.e2e import faulty_runs
 from trainer.config.resolve import resolve
-from trainer.config.settings import fields, sections
+from trainer.config.settings import Config, fields
 from trainer.watch.alarms import diagnose
 from trainer.watch.history import History
 from trainer.watch.rules import RULES
@@ -206,6 +206,6 @@ def test_every_remedy_names_settings_that_exist():
     known = {*fields()}
     for rule in RULES:
         for name in re.findall(r"\b[a-z]+\.[a-z_]+(?:\.[a-z_]+)*", f"{rule.why} {rule.remedy}"):
-            if name.partition(".")[0] in sections():
+            if name.partition(".")[0] in Config.model_fields:
                 below = (one for one in known if f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}."))
                 assert any(below), name

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from trainer.config.nearest_name import did_you_mean, setting_for
 from trainer.config.paths import placed
 from trainer.config.read_yaml import BadYaml, read_setting, read_yaml, written
-from trainer.config.settings import Config, Reward, fields, sections
+from trainer.config.settings import Config, Reward, fields
 from trainer.config.train_options import PRESETS, RECIPES, names_in
 from trainer.errors import ConfigError
 from trainer.machine import disk, user_code
@@ -205,14 +205,14 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
-    known = fields()
+    sections, known = Config.model_fields, fields()
     for section, settings in layer.items():
-        if section in sections() and not isinstance(settings, Mapping):
+        if section in sections and not isinstance(settings, Mapping):
             raise ConfigError(f"{section}={_shown(settings)}", f"{section} is a section", f"Write {section}.KEY=VALUE")
         for key in full_names({section: settings}):
-            if section in sections() and key in known:
+            if section in sections and key in known:
                 continue
-            nearest = setting_for(key) or did_you_mean(key, [*sections(), *known])
+            nearest = setting_for(key) or did_you_mean(key, [*sections, *known])
             if section in known:  # in a file
                 outer, _, inner = section.partition(".")
                 nearest = f" Write {outer}: {{{inner}: ...}}"

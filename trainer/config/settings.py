@@ -27,7 +27,7 @@ from trainer.errors import ConfigError
 
 __all__ = ["RUNS", "SERVED_RANKS", "Algorithm", "Code", "Config", "Correction", "Engine", "Eval", "GradReg", "Judge"]
 __all__ += ["Kl", "Lora", "Model", "Optim", "PromptSettings", "Reward", "Rollout", "Section", "TaskSettings", "Teacher"]
-__all__ += ["Turns", "Vllm", "Warmup", "fields", "function_name", "is_section", "sections"]
+__all__ += ["Turns", "Vllm", "Warmup", "fields", "function_name", "is_section"]
 
 
 class Config(Section):
@@ -177,10 +177,6 @@ class Config(Section):
         """Return the settings as YAML. For a run folder, their paths can be read from anywhere."""
         settings = self.model_dump(mode="json")
         return yaml.safe_dump(stored(settings, folder) if folder else settings, sort_keys=False, width=100)
-
-
-def sections() -> dict[str, Any]:
-    return {name: info.annotation for name, info in Config.model_fields.items()}
 
 
 @cache
