@@ -5,7 +5,6 @@ to gain reward. docs/rewards.md lists the findings after which the exit status i
 """
 
 import json
-import random
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from trainer.config.settings import Config
 from trainer.errors import DataError
 from trainer.machine.safe_text import print
 from trainer.plan import downloads
-from trainer.problem.task import make_task
+from trainer.problem.task import make_task, training_problems
 from trainer.reward import gold_check
 from trainer.reward.built_in import Rules
 from trainer.reward.exploits import Report, Sample, examine, possible_answers, samples_of
@@ -45,9 +44,8 @@ def run(options: Namespace) -> None:
     if options.labelled:
         samples = [*labelled(options.labelled, rules, score.has_answers(config))]
     else:
-        problems = list(task.train())
+        problems = training_problems(task, config.task, config.run.seed)
         gold_check.check(config, task, problems)
-        random.Random(config.run.seed).shuffle(problems)
         samples = samples_of(problems[: options.n], rules.style, rules.opened)
     scorer = make_scorer(config, task)
     for judge in (grader for grader in scorer.graders if isinstance(grader, Judge) and samples):

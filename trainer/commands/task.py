@@ -5,7 +5,6 @@ A person who answers a few problems sees quickly whether a reward is wrong.
 
 import json
 import logging
-import random
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
@@ -126,9 +125,8 @@ def play(config: Config) -> None:
     """Ask problems until the input ends, and print the rewards of each answer."""
     task = make_task(config.task)
     scorer = make_scorer(config, task)
-    problems = list(task.train())
+    problems = training_problems(task, config.task, config.run.seed)
     gold_check.check(config, task, problems)
-    random.Random(config.run.seed).shuffle(problems)
     completions = typed(sys.stdin)
     print(f"Write what the model would write. The answer is {ANSWERS[scorer.rules.style]}.")
     print("An empty line ends your text, and Ctrl-D ends the game.")
