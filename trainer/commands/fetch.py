@@ -23,7 +23,6 @@ from trainer.config.resolve import resolve
 from trainer.config.settings import Model, TaskSettings
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.machine import disk, hardware, manifest
-from trainer.machine.disk import amount
 from trainer.machine.installed_files import CONSTRAINTS, IS_INSTALLED, ROOT
 from trainer.machine.safe_text import print
 from trainer.model import hub
@@ -61,7 +60,7 @@ def run(options: Namespace) -> None:
         raise ConfigError("HF_HUB_OFFLINE=1", "nothing can be fetched with it", "Unset it")
     preset = options.preset or choose_preset(hardware.detect())[0]
     config = resolve(preset, options.recipe, options.overrides)
-    folder = options.to.expanduser().absolute()
+    folder = options.to.absolute()
     constants.HF_HUB_CACHE = str(folder / "hub")  # HF_HOME is unchanged, because it holds the login
     os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")  # read when `datasets` is imported
     with writing(folder, "--to"):
@@ -80,7 +79,7 @@ def run(options: Namespace) -> None:
     made = {"platform": platform.platform(), "python": platform.python_version()}
     (folder / "README.txt").write_text(README.format(what="\n".join(summary), run=again, **made))
     manifest.seal(folder)
-    size = amount(disk.size(folder))
+    size = disk.amount(disk.size(folder))
     print(*summary, f"\nCopy {folder} ({size}) with its links, then, in the folder of Octet over there:", sep="\n")
     print(f"  {again}")
 
@@ -92,7 +91,7 @@ def fetch_model(model: Model, folder: Path) -> str:
     if found.folder is None:
         free = preflight.free_disk(folder)
         if free < found.download:
-            reason = f"{model.name} needs {amount(found.download)}, and {amount(free)} are free there"
+            reason = f"{model.name} needs {disk.amount(found.download)}, and {disk.amount(free)} are free there"
             raise ConfigError(f"--to {folder}", reason, "Make room, or choose a folder on another disk")
         try:
             snapshot_download(model.name, revision=model.revision, allow_patterns=list(found.sizes))
@@ -101,7 +100,7 @@ def fetch_model(model: Model, folder: Path) -> str:
             raise ModelError(f"model.name={model.name}", reason, "The same command continues it") from None
     elif hub.snapshot(model) is None:
         return f"{model.name}: a folder on this machine; copy it yourself"
-    return f"{model.name}: {amount(sum(found.sizes.values()))} in {len(found.sizes)} files"
+    return f"{model.name}: {disk.amount(sum(found.sizes.values()))} in {len(found.sizes)} files"
 
 
 def fetch_data(settings: TaskSettings) -> str:
@@ -135,7 +134,7 @@ def fetch_wheels(wanted: Sequence[str], folder: Path) -> str:
             reason = f"pip could not fetch or build the packages ({''.join(last)})"
             raise ConfigError("--to", reason, "The same command continues; --no-wheels leaves the packages out")
     files = list(folder.glob("*.whl"))
-    return f"wheels  {len(files)} packages, {amount(sum(file.stat().st_size for file in files))}"
+    return f"wheels  {len(files)} packages, {disk.amount(sum(file.stat().st_size for file in files))}"
 
 
 def command(folder: Path, arguments: str, wheels: bool) -> str:
