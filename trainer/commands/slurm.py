@@ -83,7 +83,7 @@ def run(options: Namespace) -> None:
     for number, line in enumerate(_lines(options.sweep) if options.sweep else [], start=1):
         try:
             _check(resolve(options.preset, options.recipe, [*options.overrides, *_words(line)]), request)
-        except (ConfigError, ValueError) as error:  # a quote that is not closed is a ValueError
+        except ValueError as error:  # of the settings, or of a quote that is not closed
             raise ConfigError(f"--sweep {options.sweep}, run {number} ({line})", str(error)) from None
     slurm(config, options.preset, request, options.dry_run)
 
@@ -212,9 +212,8 @@ def _words(line: str) -> list[str]:
 
 def _check(config: Config, request: JobRequest) -> None:
     ds_config.check(config, has_gpu=True)
-    engine = config.engine.ds_config
-    if request.least is not None and ds_config.splits_weights(ds_config.read(engine).get("zero_optimization", {})):
-        splits = f"engine.ds_config={engine} splits the weights over the ranks (ZeRO-3)"
+    if request.least is not None and ds_config.splits_weights(ds_config.zero_settings(config.engine)):
+        splits = f"engine.ds_config={config.engine.ds_config} splits the weights over the ranks (ZeRO-3)"
         reason = f"{splits}, and such a run resumes with the same number of ranks only"
         raise ConfigError(f"--nodes {request.range}", reason, f"Write --nodes {request.nodes}")
     config.refuse_idle(request.nodes * request.gpus)
