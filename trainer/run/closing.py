@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from trainer.config.choose_preset import choose_preset
+from trainer.config.choose_preset import preset_for
 from trainer.config.request import Request
 from trainer.config.resolve import flat
 from trainer.config.settings import Config
@@ -104,20 +104,19 @@ def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list
     export = f"export {where} --to {'ollama' if shape and shape.family.arch else 'safetensors'}"
     commands = [f"{octet} {one}" for one in (f"report {where}", f"chat {where}", export)]
     yield "next", [one for one in commands if one != last]
+    settings = flat(config.model_dump(mode="json"))
     if config.is_warmup:
         start = "lora.start" if config.lora.enabled else "model.name"
-        settings, of_warmup = flat(config.model_dump(mode="json")), re.compile(OF_WARMUP).fullmatch
-        same = {key: value for key, value in settings.items() if not of_warmup(key)}
+        same = {key: value for key, value in settings.items() if not re.fullmatch(OF_WARMUP, key)}
         further = {**same, "warmup.steps": 0, start: f"{folder}/{config.lora.product}"}
         preset, differences = rerun.nearest_preset(further)
         yield "GRPO from here on", [_start(request, preset, rerun.written(differences))]
     elif config.model.name == "nano":
-        preset, _ = choose_preset(hardware.detect())
-        preset, settings = "8gb" if preset == "nano" else preset, flat(config.model_dump(mode="json"))
-        of_teacher = r"|algorithm\.kl\..*" * (config.teacher.form == "loss")  # they weigh it
-        fits_nano = re.compile(OF_NANO + of_teacher).fullmatch
+        preset = preset_for(hardware.detect().memory_gb) or "8gb"
+        of_nano = OF_NANO + r"|algorithm\.kl\..*" * (config.teacher.form == "loss")  # they weigh the teacher
         own = {one.key for one in rerun.changes(settings, "nano") if (one.key, one.now) != ("prompt.style", "chat")}
-        changes = [one for one in rerun.changes(settings, preset) if one.key in own and not fits_nano(one.key)]
+        own = {key for key in own if not re.fullmatch(of_nano, key)}
+        changes = [one for one in rerun.changes(settings, preset) if one.key in own]
         start = _start(request, preset, rerun.written(changes))
         yield f'on a card ({octet} plan --card "RTX 4060" says what fits yours)', [start]
 
