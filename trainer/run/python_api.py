@@ -98,7 +98,8 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward]) -
     if not settings:
         return config
     weights = config.reward.weights if "weights" in config.reward.model_fields_set else {}
-    changed = _changed(config, "reward", custom=[*config.reward.custom, *settings], weights=weights)
+    changes = {"reward.custom": (*config.reward.custom, *settings), "reward.weights": weights}
+    changed = validated(config.changed(changes).model_dump())
     for function, setting in zip(functions, settings):
         path = Path(setting.rpartition(":")[0])
         text, missing = source_of(function)
@@ -127,13 +128,14 @@ def _with_rows(
     name, column = config.task.name, config.task.answer or "answer"
     is_of_gsm8k = name == "gsm8k" and all("####" in str(row.get(column)) for row in parts["train"])
     is_of_preset = name in ("nano", "addition", "gsm8k") and not is_of_gsm8k  # not a task that was chosen for the data
-    changes: dict[str, Any] = {"name": "records" if is_of_preset else name}
-    changes |= {"path": str(paths["train"])} | ({"test_path": str(paths["test"])} if "test" in paths else {})
+    changes = {"task.name": "records" if is_of_preset else name, "task.path": str(paths["train"])}
+    if "test" in paths:
+        changes["task.test_path"] = str(paths["test"])
     if functions and config.task.answer is None and not any("answer" in row for row in parts["train"]):
-        changes["answer"] = "none"
-        dead_by = config.rollout.dead_by if "code" in config.reward.weights else "reward"  # a preset's is for its task
-        config = config.changed({"rollout.dead_by": dead_by})
-    changed = _changed(config, "task", **changes)
+        changes["task.answer"] = "none"
+        if "code" not in config.reward.weights:
+            changes["rollout.dead_by"] = "reward"  # that of a preset is for its own task
+    changed = validated(config.changed(changes).model_dump())
     for split, rows in parts.items():
         _write(paths[split], "".join(_line(split, index, row) for index, row in enumerate(rows)))
     return changed
@@ -157,13 +159,6 @@ def _line(name: str, index: int, row: Mapping[str, Any]) -> str:
         where = f"{'data' if name == 'train' else name}[{index}]"
         remedy = "Use dictionaries of text, numbers, lists and dictionaries"
         raise DataError(where, f"it cannot be written as JSON ({error})", remedy) from None
-
-
-def _changed(config: Config, section: str, **values: Any) -> Config:
-    """Return validated settings with new values in a section."""
-    stored = config.model_dump()
-    stored[section] |= values
-    return validated(stored)
 
 
 def _write(path: Path, text: str) -> None:
