@@ -38,7 +38,7 @@ class Collected:
     def problems(self) -> list[tuple[str, ...]]:
         """The held-out problems, by question and gold answer. Raise DataError if a run has other ones."""
         answers = {
-            (one.folder, model): one.answered(model, STRICT)
+            (one.folder, model): one.worth(STRICT, model)
             for run in self._all
             for one, model in ((run, "trained"), (run.before_training, "base"))
         }
@@ -63,7 +63,7 @@ class Collected:
     def correct(self, arm: str, seed: int, measure: Measure) -> list[float]:
         """Return 1.0 for each problem that an arm solves with a seed, else 0.0. The base is that of the first arm."""
         run = self.seeds(arm)[seed]
-        answered = run.before_training.answered("base", measure) if arm == BASE else run.answered("trained", measure)
+        answered = run.before_training.worth(measure, "base") if arm == BASE else run.worth(measure)
         return [float(answered[problem]) for problem in self.problems]
 
     def differences(self, arm: str, against: str, measure: Measure) -> Table:

@@ -125,9 +125,9 @@ class RunFiles:
         """The number of problems of the last held-out result."""
         return next((line.get("eval/problems") for line in self.metrics[::-1] if self.measure.logged in line), None)
 
-    def worth(self, measure: Measure) -> dict[tuple[str, ...], float]:
-        """Whether the trained model solved each held-out problem, or its reward, by question and gold answer."""
-        name, answers = measure.of_answer, self.trained
+    def worth(self, measure: Measure, model: str = "trained") -> dict[tuple[str, ...], float]:
+        """Return whether a model solved each held-out problem, or its reward, by question and gold answer."""
+        name, answers = measure.of_answer, self.trained if model == "trained" else self.greedy.get(model, {})
         return {key: answer[name] for key, answer in answers.items() if answer.get(name) is not None}
 
     @cached_property
@@ -148,10 +148,6 @@ class RunFiles:
         """The settings that the run was started with: those of its warm-up, if there was one, with its own."""
         first = self.before_training.settings
         return {**self.settings, **{key: first[key] for key in OF_WARMUP}}
-
-    def answered(self, model: str, measure: Measure) -> dict[tuple[str, ...], bool]:
-        """Return whether a model of the run solved each held-out problem with its greedy answer."""
-        return {key: one[measure.of_answer] for key, one in self.greedy.get(model, {}).items()}
 
     @cached_property
     def greedy(self) -> dict[str, dict[tuple[str, ...], Record]]:
