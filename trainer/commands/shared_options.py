@@ -47,9 +47,9 @@ def add_runs(parser: ArgumentParser, what: str = "run folders") -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help=f"{what} (default: the latest run)")
 
 
-def latest(option: str = "RUN") -> Path:
-    """Return the latest run, and print its folder. `option` can name another."""
-    run = latest_run(option, option)
+def latest() -> Path:
+    """Return the latest run, and print its folder."""
+    run = latest_run("RUN", "RUN")
     print(f"octet: the latest run: {run}", file=sys.stderr)
     return run
 

@@ -104,7 +104,7 @@ def say(text: str) -> None:
 def _must_serve(model: Any, prompter: Prompter, held_out: Sequence[Prompt], config: Config, sampler: Sampler) -> None:
     """Raise an error if vLLM serves another model or adapter than the one to be evaluated."""
     limit, new_tokens = assemble.context_limit(sampler, model), config.rollout.max_new_tokens
-    prompts = limits.within_context(held_out, limit, new_tokens)[:4]
+    prompts = limits.within_context(held_out, limit, new_tokens)
     sampling = Sampling(4, 1.0, new_tokens, config.run.seed)
     packer = Packer(config.optim.tokens_per_micro_batch, prompter.tokenizer.pad_token_id, flat=False)
     measure = LogProbs(model, sampling.temperature, flat=False)
