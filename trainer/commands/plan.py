@@ -189,7 +189,7 @@ def _refuse_what_a_run_refuses(placement: Placement) -> None:
     config, new_tokens = placement.config, placement.completion
     ds_config.check(config, has_gpu=True)
     config.refuse_idle(placement.world_size)
-    if reason := memory_check.no_layer_to_adapt(config, placement.shape) or memory_check.too_little_for_vllm(placement):
+    if reason := memory_check.no_layer_to_adapt(placement) or memory_check.too_little_for_vllm(placement):
         raise ConfigError(reason)
     if new_tokens > placement.longest_answer:
         context, prompts = placement.shape.context, f"prompts of up to {config.prompt.max_tokens} tokens"

@@ -10,7 +10,7 @@ from trainer.config.settings import Config
 from trainer.errors import Finding, counted
 from trainer.machine import hardware
 from trainer.model.shapes import Shape, planned_shape
-from trainer.plan.planner import GB, SLEEPING, TAUGHT, TIGHT, Planner
+from trainer.plan.planner import GB, SLEEPING, TAUGHT, TIGHT
 from trainer.plan.search import Placement, difference
 
 LARGEST_ON_A_CPU = GB // 2  # parameters; with more, a step takes many minutes
@@ -35,46 +35,41 @@ def findings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
                 return
     if (shape := planned_shape(config.model)) is None:
         return
-    if reason := _problem(config, machine, shape):
+    world_size, local_size = hardware.ranks(machine)
+    placement = Placement(shape, config, world_size, int(machine.memory_gb * GB), hardware.free_ram(), local_size)
+    if reason := _problem(placement, machine):
         yield Finding.of("end", "plan", reason)
-    elif short := _warning(config, machine, shape):
+    elif short := _warning(placement, machine):
         yield Finding.of("warn", "plan", short)
     else:
         yield Finding("note", "plan", "it fits; `octet plan` says what takes the memory")
 
 
-def _warning(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
+def _warning(placement: Placement, machine: hardware.Hardware) -> str | None:
     """Return a warning if memory will be short, although the run can continue with smaller batches."""
-    if not machine.gpus or (placement := _placement(config, machine, shape)).plan.fits:
+    if not machine.gpus or placement.plan.fits:
         return None
     found = placement.search()
-    remedy = f" What fits: {' '.join(difference(config, found))}" if found else ""
+    remedy = f" What fits: {' '.join(difference(placement.config, found))}" if found else ""
     return (
         f"memory will be short: {placement.plan.peak / GB:.1f} GB are planned, and the card has "
         f"{machine.memory_gb:.1f} GB. If it runs out, the run continues with smaller batches.{remedy}"
     )
 
 
-def _problem(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
+def _problem(placement: Placement, machine: hardware.Hardware) -> str | None:
     """Return why the run cannot work on this machine, and settings that can; None if it may."""
-    if reason := no_layer_to_adapt(config, shape):
+    if reason := no_layer_to_adapt(placement):
         return reason
     if not machine.gpus:
-        return _too_slow_on_a_cpu(config, machine, shape)
-    placement = _placement(config, machine, shape)
+        return _too_slow_on_a_cpu(placement.config, machine, placement.shape)
     return too_little_for_vllm(placement) or _too_large_for_the_card(placement) or _too_large_for_ram(placement)
 
 
-def _placement(config: Config, machine: hardware.Hardware, shape: Shape) -> Placement:
-    world_size, local_size = hardware.ranks(machine)
-    return Placement(shape, config, world_size, int(machine.memory_gb * GB), hardware.free_ram(), local_size)
-
-
-def no_layer_to_adapt(config: Config, shape: Shape) -> str | None:
+def no_layer_to_adapt(placement: Placement) -> str | None:
     """Return an error if a name of lora.targets is not that of a layer."""
-    planner = Planner(shape, config, 1, 0)
-    missing = [name for name in planner.targets if name not in (*planner.adaptable, *ENDS)]
-    return config.lora.without_layer(missing, planner.adaptable) if missing else None
+    missing = [name for name in placement.targets if name not in (*placement.adaptable, *ENDS)]
+    return placement.config.lora.without_layer(missing, placement.adaptable) if missing else None
 
 
 def too_little_for_vllm(placement: Placement) -> str | None:
