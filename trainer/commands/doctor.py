@@ -149,7 +149,7 @@ def visible_cards(model: Model, machine: hardware.Hardware) -> Iterator[Finding]
         return
     for gpu in machine.gpus:
         yield from preflight.card(model.dtype, gpu)
-    for state in [gpu.state for gpu in machine.gpus if gpu.state][:1]:
+    if state := next((gpu.state for gpu in machine.gpus if gpu.state), None):
         has_bf16 = state.capability >= preflight.BF16_CAPABILITY
         precision = "bf16" if has_bf16 else "no bf16: model.dtype=auto takes fp16, with loss scaling"
         yield Finding("note", "precision", f"compute capability {state.capability:g}, {precision}")
@@ -222,9 +222,8 @@ def sandbox() -> Finding:
             held = started.held
     except OctetError as error:
         return Finding("warn", "sandbox", f"programs that a model writes cannot run here: {error}")
-    if held.is_enough:
-        return Finding("note", "sandbox", f"programs that a model writes are confined by {held}")
-    return Finding("note", "sandbox", f"programs that a model writes cannot be confined: {held}; optional")
+    how = f"are confined by {held}" if held.is_enough else f"cannot be confined: {held}; optional"
+    return Finding("note", "sandbox", f"programs that a model writes {how}")
 
 
 def of_torch(config: Config, probe: Popen[str], machine: hardware.Hardware) -> Iterator[Finding]:
