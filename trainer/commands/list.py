@@ -26,12 +26,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
+    if options.presets:
+        Console(wide=100).print(table(("", "what it is"), _presets(), {"what it is"}))
+        return
     folders = runs_in(options.folder, has_links=True)
-    if not folders and not options.presets:
+    if not folders:
         raise ConfigError(options.folder, "there is no run in it", "Name a folder of runs")
     rows = [cells for folder in folders if (cells := row(folder, options.folder))]
-    listed = table(("", "what it is"), _presets(), {"what it is"}) if options.presets else table(HEADS, rows, HEADS)
-    Console(wide=100 if options.presets else WIDTH).print(listed)
+    Console(wide=WIDTH).print(table(HEADS, rows, HEADS))
 
 
 def runs_in(folder: Path, has_links: bool = False) -> list[Path]:
