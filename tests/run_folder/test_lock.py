@@ -5,6 +5,7 @@ import fcntl
 import os
 import subprocess
 import tempfile
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -45,6 +46,15 @@ def test_where_there_are_no_locks_it_is_free_with_a_warning(tmp_path, monkeypatc
     ):
         assert lock._is_free(file)
     assert ("its file system has no locks" in capsys.readouterr().err) != is_error
+
+
+def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path, alone):
+    """As `octet ui` and `octet watch` take every few seconds, for a moment."""
+    with (tmp_path / ".lock").open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.2, looking.close).start()
+        lock._lock(tmp_path)
+    assert lock.is_ours(tmp_path)
 
 
 def test_a_process_that_a_reward_has_forked_does_not_keep_the_folder(tmp_path, alone):

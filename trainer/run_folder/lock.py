@@ -17,6 +17,7 @@ from trainer.run_folder import changed_settings, journal, layout
 from trainer.run_folder.create import folder_of
 
 LEFTOVER_S = 120.0  # a requeued job waits this long for the processes of its previous start
+GLANCE_S = 1.0  # another process may be looking for a moment whether the folder is locked
 _held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, with their open lock files
 
 
@@ -60,7 +61,7 @@ def _lock(folder: Path) -> None:
     except OSError as error:
         reason = f"it cannot be written ({error.strerror})"
         raise ConfigError(f"run.dir={folder}", reason, "Choose another folder") from None
-    deadline = time.monotonic() + (LEFTOVER_S if slurm.restarts() else 0)
+    deadline = time.monotonic() + (LEFTOVER_S if slurm.restarts() else GLANCE_S)
     while not _is_free(lock):
         if time.monotonic() > deadline:
             lock.close()
