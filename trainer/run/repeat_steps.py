@@ -83,19 +83,16 @@ def _train(config: Config, steps: int | None = None, goal: float = inf) -> Run:
 
 def _differences(folder: Path, scratch: Path, steps: int) -> Iterator[str]:
     """Yield the differences, in the order in which a step computes the values."""
+    samples = [read_records(place / "samples.jsonl") for place in (folder, scratch)]
+    metrics = [read_records(place / "metrics.jsonl") for place in (folder, scratch)]
     for step in range(1, steps + 1):
-        yield from _answers(step, *(_records(place / "samples.jsonl", step) for place in (folder, scratch)))
-        places = [place / "metrics.jsonl" for place in (folder, scratch)]
-        before, now = ({k: v for one in _records(path, step) for k, v in one.items()} for path in places)
+        yield from _answers(step, *([one for one in side if one["step"] == step] for side in samples))
+        before, now = ({k: v for one in side if one["step"] == step for k, v in one.items()} for side in metrics)
         for name in before | now:
             if not name.startswith(MEASURED) and repr(before.get(name)) != repr(now.get(name)):
                 yield f"step {step}: {name} is {now.get(name)!r}, and was {before.get(name)!r}"
     if (folder / ADAPTER.format(steps)).is_file():
         yield from _tensors(folder / ADAPTER.format(steps), scratch / ADAPTER.format(steps), steps)
-
-
-def _records(path: Path, step: int) -> list[dict[str, Any]]:
-    return [record for record in read_records(path) if record["step"] == step]
 
 
 def _answers(step: int, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Iterator[str]:
