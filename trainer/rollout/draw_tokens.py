@@ -25,7 +25,7 @@ def uniforms(sampling: Sampling, prompt: Prompt, number: int) -> list[float]:
     return [rng.random() for _ in range(sampling.max_new_tokens)]
 
 
-def group_seed(sampling: Sampling, prompt: Prompt, turn: str = "") -> int:
+def group_seed(sampling: Sampling, prompt: Prompt, turn: str) -> int:
     """Return a seed for a group, or for a later turn of one answer. vLLM seeds the answers of a group with consecutive
     numbers from this one on, so the seeds of groups are far apart."""
     name = _name(sampling, prompt) + turn

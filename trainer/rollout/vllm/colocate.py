@@ -20,7 +20,6 @@ from trainer.model.shapes import planned_shape
 from trainer.plan.planner import Planner
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.draw_tokens import group_seed
 from trainer.rollout.interface import Groups, Sampler, SamplingContext
 from trainer.rollout.turns import OpenAnswer, Written
 from trainer.rollout.vllm.client import check_version
@@ -77,7 +76,7 @@ class VllmColocateSampler(Sampler):
         turns = self.context.turns
         dialogues = [[turns.begin(prompt, number, sampling) for number in range(sampling.group)] for prompt in prompts]
         done: dict[OpenAnswer, Completion] = {}
-        requests = [(group[0], sampling.group, group_seed(sampling, group[0].prompt)) for group in dialogues]
+        requests = [(group[0], sampling.group) for group in dialogues]
         waiting = [one for group in dialogues for one in group]
         with self._awake():
             version = self.sync()
@@ -87,20 +86,19 @@ class VllmColocateSampler(Sampler):
                 ended = [(one, completion or turns.take_reply(one)) for one, completion in added]
                 done |= {one: completion for one, completion in ended if completion}
                 waiting = [one for one, completion in ended if completion is None]
-                seeds = [group_seed(sampling, one.prompt, f"/{one.number}/{len(one.tokens)}") for one in waiting]
-                requests = [(one, 1, seed) for one, seed in zip(waiting, seeds, strict=True)]
+                requests = [(one, 1) for one in waiting]
         for index, group in enumerate(dialogues):
             yield index, [done[dialogue] for dialogue in group]
 
     def _generate(
-        self, requests: Sequence[tuple[OpenAnswer, int, int]], sampling: Sampling, version: int | None
+        self, requests: Sequence[tuple[OpenAnswer, int]], sampling: Sampling, version: int | None
     ) -> list[Written]:
-        """Return the turns of all requests, each of which has an answer, a number of turns and a seed."""
+        """Return the turns of all requests, each of which has an answer and a number of turns."""
         from vllm import SamplingParams
 
-        options = [turn_options(self.context, dialogue, sampling, *rest) for dialogue, *rest in requests]
+        options = [turn_options(self.context, dialogue, sampling, count) for dialogue, count in requests]
         settings = [SamplingParams(**one, detokenize=bool(self.context.stops.strings)) for one in options]
-        inputs = [{"prompt_token_ids": list(dialogue.context)} for dialogue, *_ in requests]
+        inputs = [{"prompt_token_ids": list(dialogue.context)} for dialogue, _ in requests]
         adapter = None if version is None else self.adapter
         outputs = self.llm.generate(inputs, settings, lora_request=adapter, use_tqdm=False)
         written = []

@@ -18,6 +18,7 @@ from trainer.machine import disk, hardware
 from trainer.machine.user_code import must_be_named
 from trainer.ranks import distributed
 from trainer.records import Sampling
+from trainer.rollout.draw_tokens import group_seed
 from trainer.rollout.interface import SamplingContext
 from trainer.rollout.turns import OpenAnswer
 from trainer.rollout.vllm.publish import MODE, SLOTS
@@ -129,15 +130,14 @@ def engine_options(context: SamplingContext, on_cards: bool) -> dict[str, Any]:
     return options
 
 
-def turn_options(
-    context: SamplingContext, answer: OpenAnswer, sampling: Sampling, count: int, seed: int
-) -> dict[str, Any]:
+def turn_options(context: SamplingContext, answer: OpenAnswer, sampling: Sampling, count: int) -> dict[str, Any]:
     """Return the sampling options for `count` alternatives of the next turn of an answer, for an engine of any kind."""
+    later = f"/{answer.number}/{len(answer.tokens)}" if answer.tokens else ""
     return NEUTRAL | {
         "n": count,
         "temperature": sampling.temperature,
         "max_tokens": answer.end - len(answer.tokens),
-        "seed": seed,
+        "seed": group_seed(sampling, answer.prompt, later),
         "stop_token_ids": sorted(context.stops.tokens),
         "stop": list(context.stops.strings),
         "include_stop_str_in_output": True,  # otherwise vLLM may withhold the tokens of a stop string

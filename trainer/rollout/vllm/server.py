@@ -21,7 +21,6 @@ from trainer.machine import threads
 from trainer.machine.http_client import NoReply, read_key
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.draw_tokens import group_seed
 from trainer.rollout.interface import Groups, Sampler, SamplingContext
 from trainer.rollout.turns import OpenAnswer, Written
 from trainer.rollout.vllm import process
@@ -121,11 +120,10 @@ class VllmServerSampler(Sampler):
             while True:
                 if completion := self.turns.add(answer, *turn, version) or self.turns.take_reply(answer):
                     return completion
-                seed = group_seed(sampling, prompt, f"/{answer.number}/{len(answer.tokens)}")
-                (turn,) = ask(self._body(answer, sampling, 1, seed))
+                (turn,) = ask(self._body(answer, sampling, 1))
 
         dialogues = [self.turns.begin(prompt, number, sampling) for number in range(sampling.group)]
-        begun = ask(self._body(dialogues[0], sampling, sampling.group, group_seed(sampling, prompt)))
+        begun = ask(self._body(dialogues[0], sampling, sampling.group))
         work = [partial(finished, *pair) for pair in zip(dialogues, begun, strict=True)]
         if self.turns.environments is None:
             return [finish() for finish in work]
@@ -147,9 +145,9 @@ class VllmServerSampler(Sampler):
                     failure = InvalidReply(str(failure))  # these are counted, so that the loop ends
                 retry.wait(failure)
 
-    def _body(self, answer: OpenAnswer, *asked: Any) -> Body:
+    def _body(self, answer: OpenAnswer, sampling: Sampling, count: int) -> Body:
         """Return a request for the next turn of an answer, or for the first turns of a group."""
-        options = turn_options(self.context, answer, *asked)
+        options = turn_options(self.context, answer, sampling, count)
         return options | {"prompt": list(answer.context), "return_token_ids": True}
 
     def _written(self, reply: Any, server: Server, body: Body) -> list[Written]:
