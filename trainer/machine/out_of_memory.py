@@ -35,8 +35,7 @@ def until_it_fits(do: Callable[[], Result], make_room: Callable[[], None]) -> Re
                 raise
         make_room()
         gc.collect()  # frees tensors in reference cycles
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # frees cached blocks that are too small
+        torch.cuda.empty_cache()  # frees cached blocks that are too small
 
 
 @contextmanager

@@ -248,8 +248,7 @@ class DeepSpeedPolicy:
         quantised.release(self.model)
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             tensor.data = tensor.data.new_empty(0)
-        if distributed.on_gpu():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def save(self, folder: Path) -> None:
         """Save the optimizer state and the trained parameters, but not a frozen base. Every rank calls it."""

@@ -83,11 +83,9 @@ class VllmServerSampler(Sampler):
 
     def _replace(self, before: Published | None, published: Published) -> None:
         for server in self.servers:
-            if self.is_whole:
-                self._retry(partial(server.load_weights, published), server)
-                continue
-            self._retry(partial(server.load_adapter, published), server)
-            if before is not None:
+            load = server.load_weights if self.is_whole else server.load_adapter
+            self._retry(partial(load, published), server)
+            if before is not None and not self.is_whole:
                 self._retry(partial(server.unload_adapter, before), server)
 
     def check(self) -> None:
