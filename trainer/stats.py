@@ -200,7 +200,7 @@ def effect(differences_SP: Table) -> Effect:
     residual = max(0.0, residual) / ((seeds - 1) * (problems - 1))
     of_seed = max(0.0, by_seed - residual)  # the variance of seeds in addition to the noise of single answers
     total = by_problem + of_seed
-    error = max(sqrt(total / seeds / problems), 1 / problems)  # at least one problem
+    error = max(sqrt(total / seeds / problems), 1 / problems)  # at least that of one problem
     # Seeds count here even if they add no variance, because a few seeds that happen to agree say little about others.
     parts = by_seed**2 / (seeds - 1) + by_problem**2 / (problems - 1)
     freedom = min(max(total**2 / parts, seeds - 1), problems - 1) if parts else problems - 1

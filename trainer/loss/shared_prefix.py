@@ -165,7 +165,7 @@ def make_flat(model: Any) -> bool:
         return False
     model.set_attn_implementation(FLAT)
     code = sys.modules[type(model).__module__]
-    for name, flat in FLAT_STATES.items():  # of layers with a state, which mix positions
+    for name, flat in FLAT_STATES.items():  # functions of layers with a state, which mix positions
         if (plain := getattr(code, name, None)) and not isinstance(plain, _Flat):
             setattr(code, name, _Flat(plain, flat))
     if _is_exact(model):

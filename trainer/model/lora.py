@@ -35,7 +35,7 @@ TEACHER = "teacher"  # a second adapter over the same base, which is never train
 SLOW = "PEFT would multiply out the adapters of all experts in each pass: sampling a token takes 5 to 11 times as long"
 KEEP_BASE = ("True", "False", "None", "gaussian", "eva", "orthogonal", "mica")  # values of init_lora_weights
 UNLIKE = ("Router", "GroupedLinear")  # linear layers that return several values, or have smaller inputs
-RENAMED = "sconv.weight_proj"  # of Inkling 2: PEFT would load its adapter under another name
+RENAMED = "sconv.weight_proj"  # a layer of Inkling 2, whose adapter PEFT would load under another name
 MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # they also read the weights of out_proj
 
 

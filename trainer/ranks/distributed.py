@@ -40,7 +40,7 @@ class Connection:
 
 _connection = Connection()
 _before_disconnect = ExitStack()
-before_disconnect = _before_disconnect.callback  # of a function that may need the group, or destroys it itself
+before_disconnect = _before_disconnect.callback  # registers a function that needs the group, or destroys it itself
 
 
 def rank() -> int:
@@ -108,7 +108,7 @@ def connect(timeout_s: float, connect_s: float = 60.0) -> None:
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # no other machine can connect
     # Python objects and barriers use gloo even with NCCL, because its errors can be caught, and name the problem
     backend, timeout = "cpu:gloo,cuda:nccl" if on_gpu() else "gloo", timedelta(seconds=timeout_s)
-    dist.distributed_c10d.default_pg_timeout = timeout  # of the groups that DeepSpeed makes
+    dist.distributed_c10d.default_pg_timeout = timeout  # the timeout of the groups that DeepSpeed makes
     if world_size() == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return
@@ -118,7 +118,7 @@ def connect(timeout_s: float, connect_s: float = 60.0) -> None:
     with ranks.naming_the_missing(f"{connect_s:g} s (engine.connect_s), in the first all-reduce"):
         store = stores.for_group(ranks.store, world_size())
         stores.within(connect_s, lambda: dist.init_process_group(backend, None, timeout, world_size(), rank(), store))
-        count = torch.ones(1, device=device())  # of the ranks, over the network that training will use
+        count = torch.ones(1, device=device())  # becomes the number of ranks, over the network of the training
         dist.all_reduce(count, async_op=True).wait(timedelta(seconds=connect_s))
         assert count.item() == world_size(), f"{count.item()} of {world_size()} ranks were added up"
     _connection.ranks = ranks

@@ -35,7 +35,7 @@ def listen() -> None:
 @contextmanager
 def ctrl_c_waits_for_the_step() -> Iterator[None]:
     """Let the first Ctrl-C stop the run after a step, as SIGUSR1 does, and the second one end it immediately."""
-    received.reason = received.reason.replace(CTRL_C, "")  # of an earlier run in this process
+    received.reason = received.reason.replace(CTRL_C, "")  # that of an earlier run in this process
     with handling([signal.SIGINT], _on_ctrl_c):
         yield
 

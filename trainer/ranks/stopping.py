@@ -33,7 +33,7 @@ class Stopping:
         self._longest_step_s = 0.0  # including its checkpoint
         self.longest_evaluation_s = 0.0
         self._reason = ""
-        self.steps = 0  # since this start
+        self.steps = 0  # the number of steps since this start
 
     @property
     def limit(self) -> str:

@@ -33,7 +33,7 @@ class Rollouts:
     prompter: Prompter
     sampler: Sampler
     scorer: Scorer
-    longest: Prompt  # that the model may have to answer
+    longest: Prompt  # the longest one that the model may have to answer
     under_way: dict[int, Future[ScoredRollout]] = field(default_factory=dict)  # by step
 
     def prompts_of(self, step: int) -> list[Prompt]:

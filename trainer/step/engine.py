@@ -301,7 +301,7 @@ def _leave(policy: ReferenceType[DeepSpeedPolicy]) -> None:
     if deepspeed.comm.is_initialized():  # unless a policy that was made later has left it
         try:
             if (left := policy()) and distributed.world_size() == 1:  # several ranks might wait for each other
-                with suppress(RuntimeError):  # of a card after an error, which is reported already
+                with suppress(RuntimeError):  # the card may fail after an error, which is reported already
                     left.release()
         finally:
             deepspeed.comm.destroy_process_group()

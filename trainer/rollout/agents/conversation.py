@@ -102,13 +102,13 @@ class Conversation:
         self, prompter: Prompter, stops: Stops, prompt: Prompt, number: int, limits: Limits, index: int = 0
     ) -> None:
         self.prompter, self.stops, self.prompt, self.number, self.limits = prompter, stops, prompt, number, limits
-        self.index = index  # of the prompt
+        self.index = index  # the index of the prompt
         self.key = secrets.token_urlsafe(24)  # the API key of its agent
-        self.deadline = 0.0  # for the next call
+        self.deadline = 0.0  # when the next call is due
         self.pending = 0  # calls without a reply
         self.segments: list[tuple[tuple[int, ...], OpenAnswer]] = []  # each with the place of its first call
         self.calls = 0
-        self.is_cut = False  # by a limit
+        self.is_cut = False  # True once a limit has cut the answer
         self.is_rewritten = False  # True once a call has not continued an earlier one
         self.last = ""  # the text of the last reply
         self._exchanges: list[Exchange] = []

@@ -37,7 +37,7 @@ START_S = 60.0  # timeout for importing the file of an agent
 PATIENCE_S = 0.2  # how long to wait for the next calls of agents, so that rows have the same order in every run
 SLOW_S, SLOW_TIMES = 0.03, 8  # after this many waits of this length, the scheduler no longer waits for agents
 FIRST_CALL_S = 2.0  # how long to wait for the first call of an agent that has just started
-ALIKE = ("prompt.problem.id", "prompt.repeat", "prompt.most", "prompt.stop")  # of the calls of one prompt
+ALIKE = ("prompt.problem.id", "prompt.repeat", "prompt.most", "prompt.stop")  # alike in all calls of one prompt
 WATCH_S = 0.5  # interval of the checks for agents that take too long
 
 
@@ -235,7 +235,7 @@ class Calls(Scheduler):
             if item.conversation.key in self.agents.at_work:
                 item.conversation.pending += 1
                 self._queued.append(item)
-            else:  # of an answer that has ended
+            else:  # its answer has ended
                 item.reply.cancel()
         elif ended := self.agents.ended(item):
             self.ended.append(ended)

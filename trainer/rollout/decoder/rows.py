@@ -69,7 +69,7 @@ class Batch:
         # sharing needs a check after each token; an environment may reply differently to equal answers
         self.shares = self.forward.device.type == "cpu" and self.steps_per_check == 1 and not self.turns.environments
         self.least_shared: float = LEAST_SHARED
-        self.members: list[list[RowMember]] = []  # of each active row
+        self.members: list[list[RowMember]] = []  # the answers in each active row
         self.sampling = sampling
         self.longest = 0  # length of the longest sequence
         self.temperature, self.limit = sampling.temperature, sampling.max_new_tokens

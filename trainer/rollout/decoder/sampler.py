@@ -30,7 +30,7 @@ from trainer.rollout.decoder.weights import spare_bytes
 from trainer.rollout.hf import OwnSampler, evaluating
 from trainer.rollout.interface import Groups
 
-IDLE = 1 / 8  # of the rows must be free before prompts are read, because reading one takes as long as a decode step
+IDLE = 1 / 8  # this share of the rows must be free before a prompt is read, which takes as long as a decode step
 
 
 class DecodeSampler(OwnSampler):

@@ -15,7 +15,7 @@ class NewAnswers(NamedTuple):
 
     prompt_index: int
     prompt: Prompt
-    numbers: Sequence[int]  # of the answers in their group
+    numbers: Sequence[int]  # the numbers of the answers in their group
 
 
 class Scheduler:

@@ -26,8 +26,8 @@ LONGEST_PAUSE_S = 5.0  # between two attempts
 SAY_EVERY_S = 15.0
 INVALID_REPLIES = 3  # this many invalid replies to one request end the run
 OLDEST = (0, 12)  # the oldest version that works; docs/vllm.md lists what was run with each version
-TESTED = ("0.12.0", "0.16.0", "0.22.1", "0.28.0", "0.32.0")  # as servers
-REJECTED = ("add_lora", "max_lora_rank", "LoRA is not enabled")  # in a reply that would stay the same
+TESTED = ("0.12.0", "0.16.0", "0.22.1", "0.28.0", "0.32.0")  # versions that were tested as servers
+REJECTED = ("add_lora", "max_lora_rank", "LoRA is not enabled")  # texts of a refusal that a retry would not change
 NEEDED = (
     "Start it for the model of this run with --enable-lora, a --max-lora-rank that holds the adapter, and "
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, and let both machines mount the run folder at one place"

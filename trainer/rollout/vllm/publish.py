@@ -41,7 +41,7 @@ class Publisher:
         self._kept: list[Published] = []
         self._count = 0
         if distributed.is_main() and lock.is_ours(folder.parent):
-            shutil.rmtree(self.folder, ignore_errors=True)  # from an earlier start of this run that was killed
+            shutil.rmtree(self.folder, ignore_errors=True)  # left by an earlier start of this run that was killed
 
     def publish(self, policy: Exportable, version: int | None) -> Published:
         """Write a version. Every rank calls it. The base model is published only if the whole model is trained."""

@@ -31,7 +31,7 @@ from trainer.rollout.vllm.publish import Published, Publisher
 T = TypeVar("T")
 Body = dict[str, Any]  # the JSON of a request
 
-OPEN_REQUESTS = 128  # of a rank at each server, which would only queue more
+OPEN_REQUESTS = 128  # a rank has at most this many at each server, which would only queue more
 LARGEST = 1 << 31  # larger than any token id or log-prob
 UNLOAD_S = 5.0  # timeout at the end of the run, when nothing depends on it
 

@@ -51,7 +51,7 @@ class Attention:
             heads_NhD = torch.cat((heads_NhD, heads_NhD[:, self.query_heads :]), dim=1)
         queries, keys, values = heads_NhD.split([self.query_heads, self.own_heads, self.own_heads], dim=1)
         for part_NhD, norm in zip((queries, keys), self.head_norms, strict=True):
-            if norm is not None:  # of each head, or of all heads together
+            if norm is not None:  # over each head, or over all heads together
                 part_NhD.copy_(norm(part_NhD.reshape(len(part_NhD), -1, len(norm.weight))).view_as(part_NhD))
         if self.value_epsilon is not None:
             values.copy_(F.rms_norm(values, values.shape[-1:], None, self.value_epsilon))
