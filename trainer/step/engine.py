@@ -254,8 +254,7 @@ class DeepSpeedPolicy:
         """Save the optimizer state and the trained parameters, but not a frozen base. Every rank calls it."""
         reference = self.reference.values if self.reference and self.config.algorithm.kl.refresh else None
         state = {"start": self.trained.start(), "reference": reference}
-        settings = {"tag": "engine", "save_latest": False}
-        self.engine.save_checkpoint(str(folder), client_state=state, exclude_frozen_parameters=True, **settings)
+        self.engine.save_checkpoint(str(folder), "engine", state, save_latest=False, exclude_frozen_parameters=True)
         if self.config.lora.enabled:
             with self._whole(self.trainable):
                 if distributed.is_main():

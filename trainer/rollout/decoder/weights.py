@@ -172,7 +172,7 @@ class Projection:
 
     def add_to(self, sum_NO: Tensor, hidden_NH: Tensor, scale: float) -> None:
         """Add a multiple of the product to a sum. A card does this within the matmul if there is no bias."""
-        is_separate = self.bases[0].bias is not None or (self._copy_OH is self._factors is None)
+        is_separate = self.bases[0].bias is not None or (self._copy_OH is None and self._factors is None)
         if not sum_NO.is_cuda or is_separate or (self.reads_8_bits and self._in_8_bits is not None):
             sum_NO.add_(self(hidden_NH), alpha=scale)
         else:
@@ -215,9 +215,9 @@ def _active_adapters(layer: Any) -> list[str]:
 
 def _can_be_copied(layer: Any) -> bool:
     """Return True for linear layers without an adapter or with plain LoRA. Variants such as DoRA are not W + B A."""
-    base = _base(layer)
-    if type(base) not in (nn.Linear, Bf16Linear) or base is layer:
-        return type(base) in (nn.Linear, Bf16Linear)  # other quantised layers are subclasses
+    is_linear = type(_base(layer)) in (nn.Linear, Bf16Linear)  # other quantised layers are subclasses
+    if not is_linear or _base(layer) is layer:
+        return is_linear
     is_lora = hasattr(layer, "lora_A") and not layer.merged
     is_plain = is_lora and type(layer.lora_variant.get(ADAPTER)) in (type(None), LowRank)
     return is_plain and not layer.lora_bias.get(ADAPTER)
