@@ -157,7 +157,7 @@ class Calls(Scheduler):
         self._not_started = deque(conversations)
         self._queued: list[Call] = []
         self._decoding: dict[tuple[int, int], Call] = {}
-        self._patience_s, self._slow, self._prompts_read = PATIENCE_S, 0, 0
+        self._slow = self._prompts_read = 0
         self.ended: list[tuple[Conversation, Completion]] = []
         for _ in range(min(at_once, len(conversations))):
             agents.start(self._not_started.popleft())
@@ -219,16 +219,14 @@ class Calls(Scheduler):
             thinking = [one for one in self.agents.at_work.values() if not one.pending]
             waited, is_idle = time.monotonic() - began, not (self._queued or self._decoding)
             is_new = any(not one.calls and one.deadline > deadline for one in thinking)
-            patience_s = FIRST_CALL_S if is_new else self._patience_s
+            patience_s = FIRST_CALL_S if is_new else PATIENCE_S if self._slow < SLOW_TIMES else 0.0
             if not thinking or not (is_idle or waited < patience_s):
                 break
             with suppress(queue.Empty):
                 self._take(self.agents.inbox.get(timeout=WATCH_S if is_idle else patience_s - waited))
         else:
             return
-        if waited > SLOW_S and patience_s == self._patience_s:
-            self._slow += 1
-            self._patience_s = 0.0 if self._slow >= SLOW_TIMES else self._patience_s
+        self._slow += waited > SLOW_S and not is_new
 
     def _take(self, item: Call | Mapping[str, Any]) -> None:
         if isinstance(item, Call):
