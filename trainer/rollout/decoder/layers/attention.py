@@ -67,9 +67,10 @@ class Attention:
         prompts = len(at.lengths_P)
         heads_PhTD = heads_NhD.view(prompts, at.width, -1, self.head_size).transpose(1, 2)
         queries, keys_values = heads_PhTD.split([self.query_heads, 2 * self.own_heads], dim=1)
-        for number, kept_RKTD in enumerate(at.cache.of_layer[self.index]):
+        if self.own_heads:
+            (kept_RKTD,) = at.cache.of_layer[self.index]
             if at.before:
-                beginning_PKTD = at.beginning(self.index, number)[:, :, : at.before]
+                beginning_PKTD = at.beginning(self.index, 0)[:, :, : at.before]
                 keys_values = torch.cat((beginning_PKTD, keys_values), dim=2)
             kept_RKTD[at.rows, :, : at.before + at.width] = keys_values.repeat_interleave(at.groups_P, dim=0)
         if self.lends:

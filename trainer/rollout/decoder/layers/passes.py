@@ -34,7 +34,6 @@ class Cache:
     def __init__(
         self, wanted: Sequence[Sequence[Keys | State]], rows: int, places: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.places = places
         layers_of: defaultdict[Keys | State, list[int]] = defaultdict(list)
         for layer, kinds in enumerate(wanted):
             for kind in kinds:
@@ -73,8 +72,8 @@ class Cache:
         """Return the slots of each layer that keeps keys. Indices are computed once for all layers of a shape."""
         rows, slots = len(places_B), dict[int, Slots]()
         for keys_LRKTD, layers in zip(self.keys_LRKTD, self.layers_of_keys, strict=True):
-            heads, size = keys_LRKTD.shape[2], keys_LRKTD.shape[4]
-            new_BK = torch.arange(rows * heads, device=places_B.device).view(rows, heads) * self.places
+            _, _, heads, places, size = keys_LRKTD.shape
+            new_BK = torch.arange(rows * heads, device=places_B.device).view(rows, heads) * places
             new_BK += places_B[:, None]
             keys, values = (half.unbind() for half in keys_LRKTD[:, :rows, :, :width].chunk(2, dim=2))
             whole = keys_LRKTD.view(len(layers), -1, size).unbind()
