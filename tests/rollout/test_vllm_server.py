@@ -525,7 +525,7 @@ except (ZeroDivisionError, TrainingError) as error:
 double.instead["/version"] = 200, b'{"version": "0.1.0"}'
 print(answering_errors(lambda: sampler.check()))
 print(answering_errors(lambda: process.start(around(Path(sys.argv[1]), Policy(), settings=NOWHERE))))
-process.socket.gethostname = distributed.rank
+distributed._connection.ranks.hosts = ["here", "there"]
 print(answering_errors(lambda: process.start(around(Path(sys.argv[1]), Policy(), settings=NOWHERE))))
 distributed.disconnect()
 """

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -70,7 +69,7 @@ def error_lines(log: str) -> list[str]:
 
 def start(context: SamplingContext) -> list[ServerProcess]:
     """Start the servers, and do not wait until they are ready. Every rank calls it; only rank 0 gets the processes."""
-    if len(set(distributed.gather(socket.gethostname()))) > 1:
+    if distributed.ranks_here() < distributed.world_size():
         reason = "these servers listen on one machine only, and the run has ranks on other machines"
         raise ConfigError("rollout.vllm.start=true", reason, "Start them yourself and write rollout.vllm.urls").of_all()
     servers: list[ServerProcess] = []  # filled on rank 0, because a process cannot be sent to other ranks
