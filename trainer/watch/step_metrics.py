@@ -42,10 +42,11 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure =
             if (reward := score.reward) is not None:
                 tally.merge({"reward": Std(reward, reward**2, 1.0)})
                 tally.merge({"reward/min": Min(reward), "reward/max": Max(reward)})
+                if part := group.prompt.problem.part:
+                    tally.add(f"part/reward/{part}", reward)
             for name, value in score.components.items():
-                tally.add_all(f"reward/{name}", [] if value is None else [value])
-        if part := group.prompt.problem.part:
-            tally.add_all(f"part/reward/{part}", [reward for reward in group.rewards_G if reward is not None])
+                if value is not None:
+                    tally.add(f"reward/{name}", value)
 
 
 def _tally_right(tally: Tally, group: ScoredGroup, measure: Measure) -> None:
@@ -53,10 +54,10 @@ def _tally_right(tally: Tally, group: ScoredGroup, measure: Measure) -> None:
     lenient = [score.correct_lenient for score in group.scores]
     tally.add("dead_groups/wrong", group.is_dead and not any(lenient))
     tally.add("dead_groups/right", group.is_dead and all(lenient))
-    tally.add_all("accuracy/strict", strict)
-    tally.add_all("accuracy/lenient", lenient)
+    tally.add("accuracy/strict", sum(strict), len(strict))
+    tally.add("accuracy/lenient", sum(lenient), len(lenient))
     if part := group.prompt.problem.part:
-        tally.add_all(f"part/accuracy/{part}", measure.values(group.scores))
+        tally.add(f"part/accuracy/{part}", sum(measure.values(group.scores)), len(group.scores))
 
 
 def _tally_length(tally: Tally, group: ScoredGroup) -> None:

@@ -4,7 +4,7 @@
 >>> tally.merge({"ratio/max": Max(1.2)})        # any other kind
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import sqrt
 from operator import add
 from typing import Any, NamedTuple
@@ -85,10 +85,6 @@ class Tally:
     def add(self, name: str, amount: float, weight: float = 1.0) -> None:
         """Add to a mean the sum `amount` of `weight` values."""
         self.merge({name: Mean(float(amount), float(weight))})
-
-    def add_all(self, name: str, values: Iterable[float]) -> None:
-        for value in values:
-            self.add(name, value)
 
     def merge(self, sums: Sums) -> None:
         for name, other in sums.items():
