@@ -21,7 +21,7 @@ from trainer.rollout.collect import collect, report_missing
 from trainer.rollout.interface import Sampler
 from trainer.stats import Share, pass_at, share_of
 from trainer.watch.footer import Progress
-from trainer.watch.measure import STRICT, Measure
+from trainer.watch.measure import LENIENT, STRICT, Measure
 
 ShowProgress = Callable[[str, int], Progress]  # of the name of a task and the number of its parts
 
@@ -116,27 +116,22 @@ class Evaluation:
         return f"{len(self.outcomes)} held-out problems{others}"
 
     @property
-    def correct_lenient(self) -> list[bool]:
-        return [outcome.score.correct_lenient for outcome in self.outcomes]
-
-    @property
     def accuracy(self) -> float:
         return self.strict.value
 
     @property
     def strict(self) -> Share:
-        return share_of([outcome.score.correct_strict for outcome in self.outcomes])
+        return self.mean(STRICT)
 
     @property
     def lenient(self) -> Share:
-        return share_of(self.correct_lenient)
+        return self.mean(LENIENT)
 
-    @property
-    def values(self) -> list[float]:
-        return self.measure.reported.values(outcome.score for outcome in self.outcomes)
+    def values(self, measure: Measure) -> list[float]:
+        return measure.values(outcome.score for outcome in self.outcomes)
 
     def mean(self, measure: Measure) -> Share:
-        return measure.mean(measure.values(outcome.score for outcome in self.outcomes))
+        return measure.mean(self.values(measure))
 
     @property
     def result(self) -> Share:
@@ -156,7 +151,7 @@ class Evaluation:
         summary = {"name": self.name, "problems": len(self.outcomes), "left_out": self.left_out}
         (value, *interval), measure = self.result, self.measure
         if measure.is_reward:
-            summary |= {"reward": value, "interval": interval, "deviation": pstdev(self.values)}
+            summary |= {"reward": value, "interval": interval, "deviation": pstdev(self.values(measure))}
         else:
             summary |= {"accuracy": value, "interval": interval}
             summary |= {"lenient_accuracy": self.lenient.value, "lenient_interval": list(self.lenient[1:])}

@@ -13,7 +13,7 @@ from trainer.evaluation.evaluate import Evaluation, Outcome
 from trainer.machine import disk
 from trainer.records import Completion
 from trainer.run_folder.reader import table_rows
-from trainer.stats import SIGNIFICANT, Share, mcnemar
+from trainer.stats import SIGNIFICANT, Share
 from trainer.watch.measure import LENIENT, Measure, number
 from trainer.watch.verdict import evidence_of
 
@@ -75,8 +75,8 @@ class Comparison:
         summary |= {"p": p, "sentence": self.sentence}
         if self.measure.is_reward:
             return {**summary, "difference": value, "interval": interval}
-        lenient = zip(("gained", "lost", "p"), mcnemar(self.before.correct_lenient, self.after.correct_lenient))
-        return {**summary, "lenient": dict(lenient)}
+        lenient = LENIENT.compared(self.before.values(LENIENT), self.after.values(LENIENT))
+        return {**summary, "lenient": dict(zip(("gained", "lost", "p"), lenient))}
 
 
 def _text(answer: Completion) -> str:
