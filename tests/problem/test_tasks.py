@@ -139,6 +139,10 @@ def test_a_row_of_parquet_that_python_cannot_read_is_a_bad_record(tmp_path):
         with refuses(tmp_path / "a.parquet", DataError, names=f"row 1: column {name}"):
             read(tmp_path / "a.parquet")
         assert [one.question for one in read(tmp_path / "a.parquet", on_bad_record="skip")] == ["good?"]
+    content = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(content[:4] + b"\xff" * 20 + content[24:])
+    with refuses(tmp_path / "a.parquet", DataError, names="thrift"):  # what pyarrow says of a damaged page
+        read(tmp_path / "a.parquet")
 
 
 def test_a_long_value_of_a_csv_file_is_one_value(tmp_path):

@@ -108,7 +108,8 @@ class File:
         try:
             yield from READERS[self.path.suffix.lower()](self.path)
         except OSError as error:
-            raise DataError(self.path, f"it cannot be read ({error.strerror})") from None
+            reason = error.strerror or str(error).partition("\n")[0]  # pyarrow's for a damaged page has only a text
+            raise DataError(self.path, f"it cannot be read ({reason})") from None
 
 
 @dataclass(frozen=True, slots=True)
