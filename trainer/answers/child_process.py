@@ -57,8 +57,9 @@ class Child:
                     process.stdin.write(json.dumps(request).encode() + b"\n")
                 reply = _read(process, self._deadline_s)
             finally:
-                if not reply:  # the child hangs or died, or this thread was interrupted
-                    self._kill()
+                if not reply and self._process is not None:  # the child hangs or died, or this thread was interrupted
+                    self._end()
+                    self._process = None
             answer = json.loads(reply) if reply else None
             self.hangs += reply is None
             self.failures += reply is not None and answer is None
@@ -83,11 +84,6 @@ class Child:
             by_hand = f"{sys.executable} -c 'from {__name__} import serve; serve(\"{self._function}\", 1)'"
             raise RewardError(f"the process of {self._function} did not start. To see why, run: {by_hand}")
         return process
-
-    def _kill(self) -> None:
-        if self._process is not None:
-            self._end()
-            self._process = None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -62,8 +62,8 @@ def facts_of(task: Task, problems: Sequence[Problem]) -> dict[str, Any]:
     sizes = Counter({kind: golds.total() for kind, golds in kinds.items()})
     shares = {kind: sizes[kind] / sizes.total() for kind in kinds}
     shares |= {kind: sum(shares.get(name, 0.0) for name in NUMBERS) for kind in kinds if kind in NUMBERS}
-    rarest = (*RARE_AND_SUSPECT, *sorted(kinds, key=sizes.__getitem__))
-    odd = [kind for kind in rarest if shares.pop(kind, 1.0) < RARE_AND_SUSPECT.get(kind, RARE)]
+    rarest = dict.fromkeys([*RARE_AND_SUSPECT, *sorted(kinds, key=sizes.__getitem__)])
+    odd = [kind for kind in rarest if shares.get(kind, 1.0) < RARE_AND_SUSPECT.get(kind, RARE)]
     first = {problem.gold: problem.where or problem.id for problem in reversed(problems)}
     parts = [part for part in task.parts if isinstance(part, DataTask)]
     return {

@@ -131,7 +131,7 @@ def _written(text: str, names: Container[str]) -> list[str]:
     """Return the calls in a text as they are written: within <tool_call>, or bare as in Llama and LFM2."""
     found = _LIST.search(text)
     is_bare = text.strip().startswith('{"name"') or (found and found[1].partition("(")[0] in names)
-    return _CALL.findall(text) or [text] * bool(is_bare)
+    return _CALL.findall(text) or ([text] if is_bare else [])
 
 
 def _read(written: str) -> tuple[str, Mapping[str, Any]]:

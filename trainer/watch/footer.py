@@ -4,7 +4,6 @@ from collections.abc import Callable
 from statistics import fmean
 from threading import RLock
 from time import perf_counter
-from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -64,7 +63,7 @@ class Footer:
             lines = "".join(self._parts.values()).splitlines()[: self.console.height - 2]
             self._write("\n" + "\n".join(lines) + f"\x1b[{len(lines)}A\r")
 
-    def _write(self, codes: str) -> Any:
+    def _write(self, codes: str) -> None:
         self.console.file.write(codes)
         self.console.file.flush()
 
