@@ -208,8 +208,8 @@ def samples(found: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterato
         title = joined(tag("strong", name, class_=name.split()[-1]), facts)
         asked = tag("details", tag("summary", "prompt"), tag("pre", shortened(sample["prompt"])))
         cut = tag("p", "cut off", class_="soft") if sample["truncated"] else ""
-        turns = [(tag("p", turn["role"], class_="soft"), tag("pre", turn["text"])) for turn in earlier_turns(sample)]
-        earlier = [part for turn in turns for part in turn]
+        turns = earlier_turns(sample)
+        earlier = [joined(tag("p", one["role"], class_="soft"), tag("pre", one["text"])) for one in turns]
         last = tag("p", "model", class_="soft") if earlier else ""
         gold = "" if measure.is_reward else tag("code", sample["gold"])
         written = answer(sample["completion"], read_from(sample), sample["reward"] if measure.is_reward else None)

@@ -142,8 +142,7 @@ def _answer(name: str, sample: Mapping[str, Any], measure: Measure) -> Text:
         found_text = "no answer found" if read is None else f"read {visible(read)}"
         result = f"{found_text}, the answer is {visible(sample['gold'])}"
     head = f"{name}, step {sample['step']}, {result}\n"
-    styles = {"environment": "dim"}
-    turns = [(f"{visible(turn['text'])}\n", styles.get(turn["role"], "")) for turn in earlier_turns(sample)]
+    turns = [(f"{visible(one['text'])}\n", "" if one["role"] == "model" else "dim") for one in earlier_turns(sample)]
     return Text.assemble((head, "bold"), *turns, before, (found, "reverse"), after)
 
 
