@@ -76,16 +76,19 @@ class Measure(NamedTuple):
         return f"{value}{'' if self.is_reward else unit} ({of_interval}{low} to {high})"
 
 
-_OF_STRICT = ("accuracy", "accuracy/strict", "correct_strict", "", "eval/accuracy", ("accuracy", "lenient"))
-_OF_LENIENT = ("accuracy", "accuracy/lenient", "correct_lenient", "lenient_", "eval/lenient", ("accuracy", "lenient"))
-_FLIPS = ("correct", "gained/lost", ("now right", "no longer right"))
-_NO_BETTER = ("are right hardly more often", "exact McNemar test")
-STRICT = Measure(*_OF_STRICT, *_FLIPS, *_NO_BETTER)
-LENIENT = Measure(*_OF_LENIENT, *_FLIPS, *_NO_BETTER)
-_OF_REWARD = ("reward", "reward/mean", "reward", "", "eval/reward", ("reward",))
-REWARD = Measure(
-    *_OF_REWARD, "reward", "higher/lower", ("higher reward", "lower reward"), "earn hardly more", "paired t test"
+STRICT = Measure(
+    name="accuracy", of_training="accuracy/strict", of_answer="correct_strict", prefix="", logged="eval/accuracy",
+    noted=("accuracy", "lenient"), row="correct", flips="gained/lost", flipped=("now right", "no longer right"),
+    no_better="are right hardly more often", test="exact McNemar test",
+)  # fmt: skip
+LENIENT = STRICT._replace(
+    of_training="accuracy/lenient", of_answer="correct_lenient", prefix="lenient_", logged="eval/lenient"
 )
+REWARD = Measure(
+    name="reward", of_training="reward/mean", of_answer="reward", prefix="", logged="eval/reward", noted=("reward",),
+    row="reward", flips="higher/lower", flipped=("higher reward", "lower reward"), no_better="earn hardly more",
+    test="paired t test",
+)  # fmt: skip
 
 
 def number(value: float, sign: str = "") -> str:
