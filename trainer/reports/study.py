@@ -126,8 +126,11 @@ def summary(collected: Collected) -> dict[str, Any]:
         arms[arm] |= {name: fmean(one[name] for one in costs) for name in COSTS if costs}
     runs = [(arm, seed, run) for arm, seeds in collected.runs.items() for seed, run in seeds.items()]
     return {
-        **{"study": study.name, "first": study.first, "controls": list(study.file.controls)},
-        **{"missing": list(collected.missing), "paid": "lenient" if collected.measure == LENIENT else "strict"},
+        "study": study.name,
+        "first": study.first,
+        "controls": list(study.file.controls),
+        "missing": list(collected.missing),
+        "paid": "lenient" if collected.measure == LENIENT else "strict",
         "problems": len(collected.problems),
         "made_with": next(iter(collected.runs[study.first].values())).made_with,
         "arms": arms,
