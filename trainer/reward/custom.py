@@ -41,8 +41,6 @@ class Custom(Grader):
         self.function = load(KEY, setting, RewardError)
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
-        if not readings:
-            return []
         with _ONE_AT_A_TIME:
             call = self._run(readings)
             if call.error is not None and not isinstance(call.error, RewardError):
