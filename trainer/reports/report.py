@@ -245,25 +245,28 @@ def shown(value: object) -> str:
 
 def time_and_memory(run: RunFiles) -> Html:
     """Return the seconds of each phase, its peak and planned memory, and the energy if the card counts it."""
-    lines = run.history.steps
-    seconds = {name: [line[f"time/{name}"] for line in lines if f"time/{name}" in line] for name in phases(lines)}
-    whole, plan = sum(map(sum, seconds.values())), run.memory_plan
-    joules = {name: sum(line.get(f"energy/{name}", 0.0) for line in lines) for name in seconds}
-    counts = any(joules.values())
-    rows = []
-    for name, values in seconds.items():
-        peak = max((line[f"memory/{name}"] for line in lines if f"memory/{name}" in line), default=None)
-        row = [name, f"{sum(values):.1f} s", f"{sum(values) / (whole or 1):.0%}", f"{fmean(values):.2f} s"]
-        row += ["" if peak is None else f"{peak:.2f} GB"]
-        row += [f"{plan[name] / 1e9:.2f} GB" if name in plan else ""] if plan else []
-        rows.append([*row, *([f"{joules[name] / KWH:.3g} kWh"] if counts else [])])
-    head = ["phase", "all steps", "share", "a step", "memory at its peak"]
-    head += [*(["planned at most"] if plan else []), *(["energy of a card"] if counts else [])]
-    if not rows:
+    logged, plan = run.history.of, run.memory_plan
+    seconds = {name: logged(f"time/{name}") for name in phases(run.history.steps)}
+    if not seconds:
         return Html()
+    whole = sum(map(sum, seconds.values()))
+    peaks = [max(logged(f"memory/{name}"), default=None) for name in seconds]
+    joules = [sum(logged(f"energy/{name}")) for name in seconds]
+    columns = {
+        "phase": [*seconds],
+        "all steps": [f"{sum(values):.1f} s" for values in seconds.values()],
+        "share": [f"{sum(values) / (whole or 1):.0%}" for values in seconds.values()],
+        "a step": [f"{fmean(values):.2f} s" for values in seconds.values()],
+        "memory at its peak": ["" if peak is None else f"{peak:.2f} GB" for peak in peaks],
+    }
+    if plan:
+        columns["planned at most"] = [f"{plan[name] / 1e9:.2f} GB" if name in plan else "" for name in seconds]
+    if any(joules):
+        columns["energy of a card"] = [f"{used / KWH:.3g} kWh" for used in joules]
     longest = max(seconds, key=lambda name: sum(seconds[name]))
     most = f"Most of the time goes to {longest}. {SHORTER.get(longest, '')}"
-    return joined(tag("p", most, class_="soft"), table(head, rows, "numbers"))
+    rows = [*zip(*columns.values(), strict=True)]
+    return joined(tag("p", most, class_="soft"), table([*columns], rows, "numbers"))
 
 
 def data(run: RunFiles) -> Iterator[Html]:
