@@ -99,8 +99,7 @@ def _curves(run: RunFiles, width: int) -> Iterator[Text]:
     size, measure = max(1, min(WIDTH, width - BESIDE)), run.measure
     named = {"reward": "reward/mean", measure.name: measure.of_training, "held-out": "", "tokens": "length"}
     for name, metric in (named | {"entropy": "entropy"}).items():
-        logged = [record[metric] for record in run.metrics if metric in record]
-        if values := logged if metric else [share.value for share, _ in run.evaluated]:
+        if values := run.history.of(metric) if metric else [share.value for share, _ in run.evaluated]:
             yield Text(f"{name:<9} {blocks(values, size):<{size}} {values[0]:.3g} to {values[-1]:.3g}")
 
 
