@@ -58,6 +58,7 @@ _CLAUSE = re.compile(r"[,.;:]|\b(?:so|thus|hence|therefore)\b")
 _RULED_OUT = re.compile(
     r"(?i)n't\b|\b(?:or|either|neither|nor|and|could|might|may|doubt|rul(?:e|es|ed|ing)\s+out|eliminat|exclud|reject|than|if)"
     rf"|\b(?:not|never|cannot|false|wrong|incorrect|maybe|perhaps|unless|otherwise|least)\b|[.,;!] (?:{ANOTHER})\b"
+    "|[不非错]"
 )
 _NAMED = re.compile(
     r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with|[Ii]t(?: is|'s| must be))(?::|\s+is|(?=\s))[\s*]*"
@@ -68,8 +69,6 @@ _NAMED = re.compile(
 
 def closing_choice(line: str) -> str | None:
     """Return the letter of a choice in brackets at the end of a line, or of a line that is nothing but a choice."""
-    if "(" not in line and len(line) > 20:
-        return None
     line = clean(line)
     if closing := _CLOSING.search(line):
         clause = _CLAUSE.split(line[: closing.start()])[-1]
