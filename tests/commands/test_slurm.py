@@ -20,7 +20,7 @@ from trainer.plan.planner import Planner
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     limits = "SBATCH_TIMELIMIT=01:00:00 SBATCH_REQ_SWITCH=1 SBATCH_NO_KILL=1 SBATCH_CPU_FREQ_REQ=high"
-    names = f'export SBATCH_PARTITION="h100,a100" SBATCH_ACCOUNT= SBATCH_WAIT= {limits} SBATCH_IGNORE_PBS=1\n'
+    names = f'export SBATCH_PARTITION="h100,a100" SBATCH_ACCOUNT= SBATCH_WAIT=1 {limits} SBATCH_IGNORE_PBS=1\n'
     (tmp_path / "site.env").write_text(names)
     monkeypatch.setenv("OCTET_SITE", str(tmp_path / "site.env"))
     return tmp_path / "site.env"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -19,12 +20,13 @@ from trainer.commands.shared_options import add_settings_of_a_run, positive
 from trainer.config import ds_config
 from trainer.config.resolve import resolve
 from trainer.config.settings import RUNS, Config
-from trainer.errors import ClusterError, ConfigError
+from trainer.errors import ClusterError, ConfigError, ModelError
 from trainer.machine import disk
 from trainer.machine.installed_files import IS_INSTALLED, ROOT
 from trainer.machine.safe_text import print, visible
-from trainer.model.shapes import shape_of
+from trainer.model.shapes import known_shape, shape_of
 from trainer.plan import hours
+from trainer.plan.memory_check import no_layer_to_adapt
 from trainer.plan.planner import Planner
 from trainer.run_folder import changed_settings
 
@@ -151,6 +153,7 @@ def _script(folder: Path, request: JobRequest) -> Iterator[str]:
 def _options(folder: Path, request: JobRequest) -> dict[str, str]:
     site = {name: value for name, value in read_site(site_file()).items() if name.startswith("SBATCH_") and value}
     named = {name.removeprefix("SBATCH_").lower().replace("_", "-"): value for name, value in site.items()}
+    named.pop("wait", None)  # with which sbatch would not return before the job ends
     options = {OPTIONS.get(name, name): "" if name in FLAGS else value for name, value in named.items()}
     options |= {"nodes": request.range, "gpus-per-node": str(request.gpus), "job-name": folder.name}
     options["chdir"] = str(Path.cwd())  # paths in the settings are relative to it
@@ -217,6 +220,10 @@ def _check(config: Config, request: JobRequest) -> None:
         reason = f"{splits}, and such a run resumes with the same number of ranks only"
         raise ConfigError(f"--nodes {request.range}", reason, f"Write --nodes {request.nodes}")
     config.refuse_idle(request.nodes * request.gpus)
+    with suppress(ModelError):  # of a folder that only the nodes see
+        shape = known_shape(config.model.name, config.model.revision)
+        if shape and (reason := no_layer_to_adapt(config, shape)):
+            raise ConfigError(reason)
 
 
 def _submit(script: Path, request: JobRequest) -> list[str]:
