@@ -48,6 +48,10 @@ def test_a_place_that_cannot_be_written_is_answered_before_a_model_loads(small_d
     monkeypatch.chdir(folder)
     with refuses("run.dir", names=f"runs: {folder} "):
         preflight.must_be_usable(NANO)
+    link = folder.parent / "link"
+    link.symlink_to("nowhere")
+    with refuses("run.dir", names="link is a link that leads nowhere"):
+        preflight.must_be_usable(resolve("nano", None, [f"run.dir={link}/a"]))
 
 
 def test_download_and_run_folder_share_the_room_of_one_disk(small_disk, monkeypatch):

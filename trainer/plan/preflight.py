@@ -63,10 +63,13 @@ def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
     must_name_devices(machine, vllm)
     if not vllm.start or not vllm.devices:
         return machine
+    here = [gpu.index for gpu in machine.gpus]
     left = tuple(gpu for gpu in machine.gpus if gpu.index not in vllm.devices)
-    if not left:
-        reason = f"no card is left to train on, of {[gpu.index for gpu in machine.gpus]}"
-        remedy = "Name fewer, or write rollout.engine=vllm_colocate, which shares a card"
+    beyond = sorted({*vllm.devices} - {*here}) if "CUDA_VISIBLE_DEVICES" not in os.environ else []  # which hides cards
+    if beyond or not left:
+        reason = f"there is no card {beyond[0]}, of {here}" if beyond else f"no card is left to train on, of {here}"
+        fewer = "others" if beyond else "fewer"
+        remedy = f"Name {fewer}, or write rollout.engine=vllm_colocate, which shares a card"
         raise ConfigError(f"rollout.vllm.devices={[*vllm.devices]}", reason, remedy)
     return replace(machine, gpus=left)
 
@@ -94,8 +97,9 @@ def must_leave_our_cards(machine: hardware.Hardware, vllm: Vllm, ranks: int) -> 
 def must_be_usable(config: Config) -> None:
     """Raise ConfigError if the run folder is a file, cannot be written, or holds a run with other settings."""
     folder = config.run.dir or RUNS
-    if path := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
-        raise ConfigError(f"run.dir={folder}", f"{path} is a file", "Name a folder")
+    if path := next((path for path in (folder, *folder.parents) if os.path.lexists(path) and not path.is_dir()), None):
+        what = "a file" if path.exists() else "a link that leads nowhere"
+        raise ConfigError(f"run.dir={folder}", f"{path} is {what}", "Name a folder")
     if not os.access(nearest := existing(folder), os.W_OK | os.X_OK):
         raise ConfigError(f"run.dir={folder}", f"{nearest} cannot be written", "Write another run.dir=FOLDER")
     if config.run.dir:
