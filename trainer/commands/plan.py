@@ -109,12 +109,12 @@ def show_models(options: Namespace, console: Console) -> None:
             questions.append(searched(question))
     if options.json:
         print(json.dumps([document(question) for question in questions], indent=2))
-        return
+        sys.exit(not questions)
     if not questions:
         smallest = question.placement  # the last one
         least = next(size for size in count(1) if replace(smallest, vram=size * GB, ram=inf).search())
         console.print(f"Nothing fits {question.size}. The smallest of the known models, {name}, needs {least} GB.")
-        return
+        sys.exit(1)
     rows = []
     for question in questions:
         placement, time = question.placement, question.time

@@ -223,12 +223,12 @@ class Estimate(NamedTuple):
     def __str__(self) -> str:
         if self.hours is None or self.steps is None:
             return "unknown, because the task's problems have not been counted: write run.steps"
-        least, most = self.hours
+        (least, most), steps = self.hours, f"for {self.steps:,} step{'s' * (self.steps > 1)} {self.basis}"
         if most < 1 / 60:
-            return f"less than a minute for {self.steps:,} steps {self.basis}"
+            return f"less than a minute {steps}"
         about, low, high = spoken(self.about, least, most)
         between = "" if least == most else f" (between {low.split()[0]} and {high.split()[0]})"
-        return f"about {about}{between} for {self.steps:,} steps {self.basis}"
+        return f"about {about}{between} {steps}"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
