@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.commands.conftest import config_of, write
-from tests.conftest import launch, said_by, write_lines
+from tests.conftest import ROOT, launch, said_by, write_lines
 from trainer.config.choose_preset import GPU_PRESETS
 from trainer.config.request import parse_command_line
 from trainer.config.resolve import resolve
@@ -119,6 +119,8 @@ def test_the_exit_status_says_whether_it_fits(capsys, monkeypatch):
     status, out, _ = octet_plan(capsys, "--preset", "24gb", "lora.enabled=false")
     assert (status, "it does not fit" in out, "What fits: " in out) == (1, True, True)
     assert octet_plan(capsys, *too_large, "--search")[0] == 0
+    assert [octet_plan(capsys, "--vram", "0.1", *more)[0] for more in ((), ("--json",))] == [1, 1]
+    assert " for 1 step on " in octet_plan(capsys, "--preset", "8gb", "run.steps=1", "--card", "RTX 4060")[1]
     assert octet_plan(capsys, "--preset", "8gb", "--vram", "6")[0] == 0  # it may fit, and a run tries
     monkeypatch.setattr(hardware, "free_ram", lambda: 10**9)
     assert octet_plan(capsys, "--preset", "8gb")[0] == 1
@@ -326,6 +328,14 @@ def test_the_search_proposes_nothing_that_a_run_refuses(capsys, model):
     found = planned(capsys, "--model", model, "--vram", "8", EIGHT_BITS, "--search")
     config = resolve("8gb", None, shlex.split(found["command"])[3:])
     assert (config.model.quantize, config.rollout.weights) == ("nf4", "same")
+
+
+@pytest.mark.parametrize("strange", [{"tie_word_embeddings": None}, {"linear_num_value_heads": 0}])
+def test_strange_values_in_a_config_are_planned_as_they_are_loaded(capsys, tmp_path, strange):
+    layers = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
+    known = json.loads((ROOT / "trainer/model/known_shapes.json").read_text())["Qwen/Qwen3.5-2B"]
+    write(tmp_path, {"config.json": json.dumps(known | layers | strange)})
+    assert planned(capsys, "--model", str(tmp_path), "--vram", "24")["verdict"] == "fits"
 
 
 def test_the_cards_of_servers_train_nothing(capsys):

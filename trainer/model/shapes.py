@@ -256,7 +256,7 @@ def _described(family: Family, settings: Mapping[str, Any]) -> Shape:
         head_size=settings.get("head_dim") or settings["hidden_size"] // heads,
         intermediate=settings["intermediate_size"],
         vocabulary=settings["vocab_size"],
-        tied=settings.get("tie_word_embeddings", family.is_tied),
+        tied=bool(settings.get("tie_word_embeddings", family.is_tied)),
         context=settings.get("max_position_embeddings") or 2**17,
         qkv_bias=bias,
         out_bias=bool(settings.get("attention_out_bias", bias and not family.has_biases)),

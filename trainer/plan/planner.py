@@ -369,7 +369,7 @@ class Planner:
         adapted = {part: any(linear in self.adapted for linear in part) for part in parts}
         weights = {part: sum(linear.weights for linear in part) for part in parts}
         for part in sorted(parts, key=lambda part: (not adapted[part], weights[part])):
-            if adapted[part] or len(part) > 1:
+            if weights[part] and (adapted[part] or len(part) > 1):
                 size = weights[part] * self.item
                 count = min(parts[part], int((budget - copied) // size)) if budget > copied else 0
                 copied += count * size
