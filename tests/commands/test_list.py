@@ -46,11 +46,13 @@ def test_runs_are_listed_in_the_order_of_their_start(runs, capsys):
     for name in ("warmup", "warmup/warmup"):  # a run of this name, and the warm-up inside it
         run_in(runs / name, {4: 0.5})
     assert said_by(capsys, "list")[1].splitlines()[-1].split()[0] == "warmup"
+    (runs / "new/machine.json").write_text("{}")  # which somebody's own settings do not have beside them
     for path in (runs / "new/config.yaml", runs / "old/metrics.jsonl"):
         path.unlink()
         path.symlink_to("/proc/self/mem")  # no user can read its beginning
     rows = [line.split()[:2] for line in said_by(capsys, "list")[1].splitlines()[2:]]
-    assert rows == [["sweep/other", "stopped"], ["old", "damaged"], ["warmup", "stopped"]]
+    assert sorted(rows[:3]) == [["old", "damaged"], ["sweep/other", "stopped"], ["warmup", "stopped"]]
+    assert rows[3:] == [["new", "damaged"]]
 
 
 def test_a_folder_that_vanishes_while_it_is_listed_is_no_matter(runs, capsys, monkeypatch):

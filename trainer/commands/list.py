@@ -59,11 +59,12 @@ def _presets() -> Iterator[list[str]]:
 
 
 def row(place: Path, folder: Path) -> list[str]:
-    """Return the cells of a run, or none if its config.yaml does not belong to a run or cannot be read."""
+    """Return the cells of a run, or none if its config.yaml does not belong to a run."""
+    name = os.path.basename(os.path.abspath(folder)) if place == folder else str(place.relative_to(folder))
     try:
         run = read_run(place)
-    except (DataError, OSError):
-        return []
+    except (DataError, OSError):  # it cannot be read, or nobody has run it
+        return [name, "damaged", *[""] * 4] if (place / "machine.json").is_file() else []
     state, steps, result = "damaged", "", ""
     with suppress(DataError, OSError), as_written(place):  # its files are unreadable, or of another version
         steps = f"{run.steps} of {run.total_steps}"
@@ -73,5 +74,4 @@ def row(place: Path, folder: Path) -> list[str]:
         result = ", ".join([run.verdict.kind, *change] if run.has_ended else change)
         state = "ended" if run.has_ended else "stopped" if stopped(run) else "running"
     task = run.settings["task.name"].rpartition("/")[2]
-    name = os.path.basename(os.path.abspath(folder)) if place == folder else str(place.relative_to(folder))
     return [name, state, run.given["model.name"], task, steps, result]
