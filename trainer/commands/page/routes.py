@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from hashlib import sha256
@@ -102,7 +102,11 @@ class Pages:
     async def commands(self, request: Request) -> Response:
         """Return the command of each requested action, or the reason why there is none."""
         given = await _object(request)
-        requested = [(name, Choices(self.runs, {**given, **own})) for name, own in given.get("rows", ())]
+        try:
+            rows = given.get("rows", ())
+            requested = [(ACTIONS[name], Choices(self.runs, {**given, **own})) for name, own in rows]
+        except (TypeError, ValueError, LookupError):
+            raise HTTPException(400, "Write names of actions with their choices.") from None
         return JSONResponse(await to_thread.run_sync(lambda: [_command(*one) for one in requested]))
 
     async def act(self, request: Request) -> Response:
@@ -149,9 +153,9 @@ async def _object(request: Request) -> dict[str, Any]:
         raise HTTPException(400, "Write an object, as JSON.") from None
 
 
-def _command(name: str, chosen: Choices) -> str:
+def _command(action: Callable[[Choices], Iterator[str]], chosen: Choices) -> str:
     try:
-        return next(ACTIONS[name](chosen))
+        return next(action(chosen))
     except OctetError as error:
         return str(error)
 
