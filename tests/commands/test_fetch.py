@@ -150,6 +150,7 @@ def test_a_mirror_with_a_certificate_of_its_own_is_trusted_when_it_is_named(mode
         refused = octet(*asked, folder=tmp_path, **environment)
         trusted = octet(*asked, folder=tmp_path, **environment, REQUESTS_CA_BUNDLE=str(certificate))
     assert "the hub cannot be reached ([SSL: CERTIFICATE_VERIFY_FAILED]" in refused.stderr
+    assert "`octet fetch`" not in refused.stderr  # which is this command
     assert trusted.returncode == 0, trusted.stderr
 
 
