@@ -156,7 +156,8 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
             raise BadYaml(f"expected sections such as `rollout:`, found a {type(layer).__name__}")
         _refuse_unknown_keys(layer)
     except BadYaml as error:
-        raise ConfigError(f"{flag} {name}", f"it cannot be read: {error}") from None
+        named = path if path.name == "config.yaml" else f"{flag} {name}"  # of a run that is resumed
+        raise ConfigError(named, f"it cannot be read: {error}") from None
     except ConfigError as error:
         if path.name == "config.yaml":  # of a run of another version, which no command line names
             raise ConfigError(f"{path}: {error.key}", error.reason, BY_ITS_VERSION) from None

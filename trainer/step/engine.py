@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trainer.config import ds_config
 from trainer.config.settings import Config
-from trainer.errors import CheckpointError, TrainingError
+from trainer.errors import CheckpointError, TrainingError, counted
 from trainer.loss.logprobs import LogProbs
 from trainer.model import lora, quantised
 from trainer.model.embedding_and_head import causal_lm_of
@@ -268,7 +268,7 @@ class DeepSpeedPolicy:
         ranks, written_in_bf16 = distributed.world_size(), parts[0].name.startswith("bf16_")
         is_alike = len(parts) == ranks and written_in_bf16 == (self.dtype == "bf16")
         if not is_alike and self.splits_weights:
-            written = f"{len(parts)} ranks in {'bf16' if written_in_bf16 else 'another precision'}"
+            written = f"{counted(len(parts), 'rank')} in {'bf16' if written_in_bf16 else 'fp16 or fp32'}"
             reason = f"split weights (ZeRO-3) of {written} cannot be redistributed to {ranks} in {self.dtype}"
             raise CheckpointError(folder, reason, "Start as the run began")
         scaler = self.engine.optimizer.loss_scaler
