@@ -222,8 +222,8 @@ def _check(config: Config, request: JobRequest) -> None:
     config.refuse_idle(request.nodes * request.gpus)
     with suppress(ModelError):  # of a folder that only the nodes see
         shape = known_shape(config.model.name, config.model.revision)
-        if shape and (reason := no_layer_to_adapt(config, shape)):
-            raise ConfigError(reason)
+        if shape and (missing := no_layer_to_adapt(Planner(shape, config, request.nodes * request.gpus, vram=0))):
+            raise ConfigError(missing)
 
 
 def _submit(script: Path, request: JobRequest) -> list[str]:

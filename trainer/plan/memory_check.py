@@ -10,7 +10,7 @@ from trainer.config.settings import Config
 from trainer.errors import Finding, counted
 from trainer.machine import hardware
 from trainer.model.shapes import Shape, planned_shape
-from trainer.plan.planner import GB, SLEEPING, TAUGHT, TIGHT
+from trainer.plan.planner import GB, SLEEPING, TAUGHT, TIGHT, Planner
 from trainer.plan.search import Placement, difference
 
 LARGEST_ON_A_CPU = GB // 2  # parameters; with more, a step takes many minutes
@@ -66,10 +66,10 @@ def _problem(placement: Placement, machine: hardware.Hardware) -> str | None:
     return too_little_for_vllm(placement) or _too_large_for_the_card(placement) or _too_large_for_ram(placement)
 
 
-def no_layer_to_adapt(placement: Placement) -> str | None:
+def no_layer_to_adapt(planner: Planner) -> str | None:
     """Return an error if a name of lora.targets is not that of a layer."""
-    missing = [name for name in placement.targets if name not in (*placement.adaptable, *ENDS)]
-    return placement.config.lora.without_layer(missing, placement.adaptable) if missing else None
+    missing = [name for name in planner.targets if name not in (*planner.adaptable, *ENDS)]
+    return planner.config.lora.without_layer(missing, planner.adaptable) if missing else None
 
 
 def too_little_for_vllm(placement: Placement) -> str | None:
