@@ -8,15 +8,16 @@ import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tests.conftest import ROOT, lines_of, said_by, write_lines
 from tests.reports.conftest import change, configure, going_on
 from tests.terminal import on_a_terminal, read
 from trainer.machine.console import Console
-from trainer.reports import terminal
-from trainer.reports.terminal import blocks, clock, of_folder, stopped
+from trainer.reports.terminal import blocks, clock, of_folder
 from trainer.run_folder.reader import read_run
+from trainer.run_folder.stopped import stopped
 
 
 def test_what_is_shown_of_a_run_that_has_ended_and_of_one_that_has_only_begun(finished, only_settings, capsys):
@@ -67,7 +68,7 @@ def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
     def mounts(all: bool) -> list[SimpleNamespace]:
         return [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in places]
 
-    monkeypatch.setattr(terminal.psutil, "disk_partitions", mounts)
+    monkeypatch.setattr(psutil, "disk_partitions", mounts)
     assert stopped(read_run(broken_off)) == "nothing for 5 min"
     spaced = shutil.copytree(broken_off, tmp_path / "a b" / "run")
     os.utime(spaced / "config.yaml")

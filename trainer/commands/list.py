@@ -13,8 +13,8 @@ from trainer.config.train_options import PRESETS, RECIPES, names_in
 from trainer.errors import ConfigError, DataError
 from trainer.machine.console import Console, table
 from trainer.reports.report import ends_of
-from trainer.reports.terminal import stopped
 from trainer.run_folder.reader import as_written, read_run
+from trainer.run_folder.stopped import stopped
 
 HEADS = ("run", "state", "model", "task", "steps", "result")
 

@@ -11,9 +11,10 @@ from trainer.reports.chart import HEIGHT, WIDTH, colour_of, line, svg
 from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
 from trainer.reports.forecast import outlook
 from trainer.reports.markup import Html, joined, page, table, tag
-from trainer.reports.terminal import earlier_turns, earned, read_from, stopped
+from trainer.reports.terminal import earlier_turns, earned, read_from
 from trainer.run_folder.changed_settings import Change
 from trainer.run_folder.reader import RunFiles, as_written, differing, facts_of, names_of, phases, table_rows
+from trainer.run_folder.stopped import stopped
 from trainer.stats import Share, corrected
 from trainer.watch.alarms import Alarm, alarms_of, interval
 from trainer.watch.measure import LENIENT, STRICT, Measure

@@ -3,7 +3,6 @@
 `octet watch` shows it for any runs, and a training run shows it below its own output.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
@@ -11,16 +10,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import psutil
 from rich.columns import Columns
 from rich.panel import Panel
 from rich.text import Text
 
-from trainer.machine import disk
 from trainer.machine.console import Console
 from trainer.machine.safe_text import around, visible
-from trainer.run_folder.layout import checkpoints, step_of
 from trainer.run_folder.reader import RunFiles, as_written, phases, read_run
+from trainer.run_folder.stopped import stopped
 from trainer.watch.alarms import lasting
 from trainer.watch.footer import clock
 from trainer.watch.measure import Measure
@@ -32,10 +29,6 @@ RECENT = 10  # steps from which the remaining time is estimated
 LONGEST = 400  # last characters of an answer, which have its result
 WIDE = 100  # columns if the width is unknown, and the most columns for a run
 SHOWN_PHASES = 4
-# File systems that only this machine uses, so that a lock that is free here is not held by any run.
-LOCAL = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
-WRITTEN = ("config.yaml", ".lock", "metrics.jsonl", "samples.jsonl")  # at the start of a run, and after each step
-PATIENCE_S, PATIENCE_STEPS = 60.0, 3  # a run on another node counts as stopped after this time without a record
 
 
 def shown(runs: Sequence[RunFiles], console: Console, height: int | None = None) -> Columns:
@@ -163,26 +156,3 @@ def earlier_turns(sample: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
 
 def are_live(runs: Sequence[RunFiles]) -> bool:
     return not all(run.has_ended or stopped(run) for run in runs)
-
-
-def stopped(run: RunFiles) -> str | None:
-    """Return how a run was stopped, or None if it is running or has ended. A running process holds the lock of its
-    folder. Locks of other nodes are not visible here, so the time since the last record decides for their runs."""
-    if run.has_ended or disk.is_locked(run.folder / ".lock"):
-        return None
-    if run.current is not run:
-        return stopped(run.current)
-    mounts = [one for one in psutil.disk_partitions(all=True) if run.folder.resolve().is_relative_to(one.mountpoint)]
-    mounts.sort(key=lambda mount: len(mount.mountpoint))  # of several mounts on one place, the last is on top
-    if mounts and mounts[-1].fstype in LOCAL:
-        saved = max(map(step_of, checkpoints(run.folder)), default=0)
-        then = f"continues after step {saved}" if saved else "starts again"
-        lost = f" without saving it, because it failed or was killed; it {then}" if saved < run.steps else ""
-        return f"stopped after step {run.steps}{lost}"
-    written = [path.stat().st_mtime for path in map(run.folder.joinpath, WRITTEN) if path.exists()]
-    silent = time.time() - max(written)
-    names = [f"time/{name}" for name in (*phases(run.metrics), "evaluation")]
-    longest = max((sum(record.get(name, 0.0) for name in names) for record in run.metrics), default=0.0)
-    if silent < max(PATIENCE_S, PATIENCE_STEPS * longest):
-        return None
-    return f"nothing for {silent / 60:.0f} min"

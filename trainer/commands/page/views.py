@@ -17,9 +17,10 @@ from trainer.problem.task import LEFT_OUT
 from trainer.reports import report
 from trainer.reports.curves import groups_of
 from trainer.reports.markup import Html, joined, table, tag
-from trainer.reports.terminal import read_from, state, stopped
+from trainer.reports.terminal import read_from, state
 from trainer.run_folder.changed_settings import Change
 from trainer.run_folder.reader import RunFiles, as_written, read_run
+from trainer.run_folder.stopped import stopped
 from trainer.watch.alarms import alarms_of, lasting
 
 VERDICTS = {"fits": "It fits", "tight": "It may not fit", "too large": "It does not fit"}
