@@ -17,8 +17,9 @@ class OctetError(Exception):
     is_of_all = False  # True if every rank raises it, so that only rank 0 prints it
 
     def __init__(self, named: object, reason: str = "", remedy: str = "") -> None:
-        parts = re.fullmatch(r"([\w.]+(?==)|--[\w-]+)[= ](.*)", str(named), re.DOTALL) if reason or remedy else None
-        self.key, self.value = parts.groups() if parts else (str(named) if reason or remedy else "", "")
+        culprit = str(named) if reason or remedy else ""
+        parts = re.fullmatch(r"([\w.]+(?==)|--[\w-]+)[= ](.*)", culprit, re.DOTALL)
+        self.key, self.value = parts.groups() if parts else (culprit, "")
         self.reason, self.remedy = reason, remedy
         start = f"{named}:" if reason else f"{named} cannot be used." if remedy else named
         sentences = [part if part[-1] in ".?" else f"{part}." for part in (reason, remedy) if part]

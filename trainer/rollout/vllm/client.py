@@ -197,7 +197,7 @@ class Retry:
         waited_s = now - self.began
         self.invalid_replies += isinstance(failure, InvalidReply)
         if reason := self._why_give_up(failure, waited_s):
-            text = str(failure).removeprefix(self.where.partition("=")[2]).removeprefix(": ")
+            text = str(failure).removeprefix(self.where.partition("=")[2]).removeprefix(": ")  # `where` has the URL
             raise TrainingError(self.where, text, reason)
         if waited_s > SAY_EVERY_S:
             self.say(f"waiting for vLLM, {waited_s:.0f} s so far: {failure}")
