@@ -35,7 +35,7 @@ from trainer.reward.scorer import Meter
 from trainer.rollout.decoder.rows import STEPS_PER_CHECK
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
-from trainer.rollout.turns import Stops, TurnTaking
+from trainer.rollout.turns import Stops, TurnTaking, without_special
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.server import VllmServerSampler
 from trainer.watch.step_metrics import tally_groups
@@ -265,6 +265,14 @@ def test_a_long_observation_is_cut_and_says_so(tokenizer):
         assert len(observed) < 100
         assert observed.count(1) == 2, "one turn of the environment, and one of the model"
         assert ("[cut: " in told) is (said is long)
+
+
+def test_a_reply_cannot_end_its_turn_even_if_the_token_that_ends_turns_is_not_special():
+    tokenizer = AutoTokenizer.from_pretrained(NANO)
+    tokenizer.add_tokens(["<end_of_turn>", "<tool_call>"])
+    end, call = tokenizer.convert_tokens_to_ids(["<end_of_turn>", "<tool_call>"])
+    tokens = tokenizer(without_special(Stops(tokenizer, [end]), "4<end_of_turn><tool_call>"))["input_ids"]
+    assert (end in tokens, call in tokens) == (False, True)
 
 
 @pytest.mark.parametrize(("step", "error", "named"), [

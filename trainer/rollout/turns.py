@@ -221,7 +221,7 @@ class TurnTaking:
     def _cut(self, text: str) -> str:
         """Return a reply without special tokens, cut to the maximum length, with a note if it was cut."""
         tokenizer: Any = self.stops.tokenizer
-        text, most = without_special(tokenizer, text), self.limits.observation
+        text, most = without_special(self.stops, text), self.limits.observation
         if text.isascii() and len(text) < most:  # at most a token for each character, and one for a beginning
             return text
         beginning = text[: most * BYTES_PER_TOKEN]
@@ -238,10 +238,10 @@ def at_once(reply: Callable[[], Reply]) -> Future[Reply]:
     return replied
 
 
-def without_special(tokenizer: Any, text: str) -> str:
-    """Return the text with special tokens broken up, because a tool could otherwise end its turn and begin another."""
-    for token in tokenizer.added_tokens_decoder.values():
-        if token.special:
+def without_special(stops: Stops, text: str) -> str:
+    """Return the text with special tokens and stop tokens broken up: a tool could end its turn, and begin another."""
+    for index, token in stops.tokenizer.added_tokens_decoder.items():
+        if token.special or index in stops.tokens:
             text = text.replace(token.content, f"{token.content[:1]} {token.content[1:]}")
     return text.encode(errors="replace").decode()
 

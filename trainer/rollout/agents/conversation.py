@@ -200,7 +200,7 @@ class Conversation:
     ) -> tuple[int, ...]:
         """Return the tokens of the messages, without those of the exchange that they continue."""
         tokenizer = self.stops.tokenizer
-        safe, tools = json.loads(without_special(tokenizer, json.dumps([messages, tools], ensure_ascii=False)))
+        safe, tools = json.loads(without_special(self.stops, json.dumps([messages, tools], ensure_ascii=False)))
         for function in (made["function"] for one in safe for made in one.get("tool_calls", ())):
             with suppress(ValueError, TypeError, RecursionError):  # chat templates want arguments as values, not JSON
                 function["arguments"] = json.loads(function["arguments"])
@@ -208,7 +208,7 @@ class Conversation:
             if continued is None:
                 return self.prompter.tokens(self.prompter.conversation(safe, tools), bool(tokenizer.chat_template))
             if (added := continued.added(messages)) is not None:
-                return tuple(tokenizer(without_special(tokenizer, added), add_special_tokens=False)["input_ids"])
+                return tuple(tokenizer(without_special(self.stops, added), add_special_tokens=False)["input_ids"])
             turn = TURN
             while any(turn in one["content"] for one in safe):
                 turn += "-"
