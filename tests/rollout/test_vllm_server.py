@@ -445,11 +445,13 @@ def measured_by_hand(batch: TrainingBatch) -> Scores:
     return Scores(first_BT.masked_fill(batch.targets_BT == STOP, -1.0), rest_BT)
 
 
+MANY = b'{"data": [{"id": "base", "max_model_len": "many"}]}'
 INVALID = b'{"vllm_config": {"model_config": 3, "lora_config": {"a": 1}}}'
 
 
 @pytest.mark.parametrize(("path", "status", "reply", "kind", "said"), [
     *[("/v1/models", 200, said, TrainingError, "3 invalid") for said in (b"{}", b'{"data": []}', b"[1]", b"<html>")],
+    ("/v1/models", 200, MANY, TrainingError, "'many'"),
     ("/v1/models", 404, b"Not Found", ConfigError, "HTTP 404"),
     ("/v1/models", 401, b"Unauthorized", TrainingError, "VLLM_API_KEY"),
     *[("/version", 200, said, TrainingError, "vLLM") for said in (b"[1]", b'"0.32.0"', INVALID)],

@@ -83,7 +83,8 @@ class Server:
         names = [str(card["id"]) for card in cards]
         if name is not None and name not in names:
             raise ConfigError(self.where, f"it has no model {name}, only {', '.join(names)}", "Name one of these")
-        return name or str(base["id"]), base.get("max_model_len")
+        length = base.get("max_model_len")
+        return name or str(base["id"]), None if length is None else int(length)
 
     def check(self, lora: Lora, say: Say) -> None:
         """Raise ConfigError if the settings cannot work. A server reports some of them only in development mode."""
