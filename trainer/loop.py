@@ -36,8 +36,8 @@ from trainer.run_folder.run_log import RunLog
 from trainer.step.update import Updater
 from trainer.watch.measure import measure_of
 from trainer.watch.phases import Phases
-from trainer.watch.step_metrics import Health, metrics_of_updates
 from trainer.watch.tally import Tally
+from trainer.watch.update_metrics import Health, metrics_of_updates
 
 TAUGHT = ("loss", "entropy")  # logged metrics of a warm-up's rows; the others compare them with a sampler
 

@@ -17,8 +17,8 @@ from trainer.problem.prompts import MARKS, answer_style
 from trainer.problem.task import evaluation_problems, make_task, normalised, training_problems
 from trainer.records import Completion, Problem, Prompt
 from trainer.reward.make import make_verifier
+from trainer.watch.answer_metrics import tally_groups
 from trainer.watch.measure import LENIENT, STRICT
-from trainer.watch.step_metrics import tally_groups
 from trainer.watch.tally import Tally
 
 

@@ -38,7 +38,7 @@ from trainer.rollout.hf import HfSampler
 from trainer.rollout.turns import Stops, TurnTaking, without_special
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.server import VllmServerSampler
-from trainer.watch.step_metrics import tally_groups
+from trainer.watch.answer_metrics import tally_groups
 from trainer.watch.tally import Tally
 
 EVEN = set(range(0, 480, 2))

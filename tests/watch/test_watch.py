@@ -15,10 +15,11 @@ from trainer.config.settings import Algorithm, Correction
 from trainer.loss.objectives import tally_batch
 from trainer.records import Scores, Update
 from trainer.watch import phases
+from trainer.watch.answer_metrics import tally_groups
 from trainer.watch.measure import STRICT
 from trainer.watch.screen import Screen, progress_line
-from trainer.watch.step_metrics import Health, metrics_of_updates, tally_groups
 from trainer.watch.tally import Max, Min, Tally
+from trainer.watch.update_metrics import Health, metrics_of_updates
 
 ZEROS = torch.zeros(3, 2)
 

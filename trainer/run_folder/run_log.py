@@ -18,11 +18,12 @@ from trainer.run_folder import checkpoints, journal, lock
 from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal
 from trainer.watch.alarms import Alarms
+from trainer.watch.answer_metrics import tally_groups
 from trainer.watch.measure import Measure
 from trainer.watch.phases import Phases
 from trainer.watch.screen import Screen
-from trainer.watch.step_metrics import metrics_of_updates, tally_groups
 from trainer.watch.tally import Tally
+from trainer.watch.update_metrics import metrics_of_updates
 
 
 @dataclass(slots=True)
