@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import ROOT, is_running, launch, until
 from trainer.commands import train
 from trainer.machine import exits
+from trainer.ranks import launch as launching
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
 FEW += ["run.steps=500", "eval.problems=0", "run.merge=false"]
@@ -58,12 +59,12 @@ def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
 
 EARLY = """
 import sys
-from trainer.commands import train
+from trainer.ranks import launch
 rank = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(75)); " + (
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1}); time.sleep(250)"
 )
 launcher = 'echo up; sleep 1; "$@"; exit $?'
-sys.exit(train.run(["bash", "-c", launcher, "bash", sys.executable, "-c", rank, str(train.TRAIN)]))
+sys.exit(launch.run(["bash", "-c", launcher, "bash", sys.executable, "-c", rank, str(launch.TRAIN)]))
 """
 
 
@@ -93,7 +94,7 @@ except KeyboardInterrupt:
 """
 
 
-RUN = "import sys; from trainer.commands import train; sys.exit(train.run(sys.argv[1:]))"
+RUN = "import sys; from trainer.ranks import launch; sys.exit(launch.run(sys.argv[1:]))"
 
 
 @pytest.mark.parametrize(("before", "number", "said", "status"), [
@@ -145,9 +146,9 @@ else:
 def test_little_is_waited_for_after_a_run_that_has_ended_well():
     """It is said for what: a process that is deaf to SIGTERM, which is then ended. It has inherited standard output, on
     which whoever started the run may wait."""
-    train = "import os, sys; from trainer.commands import train; train.LEAVE_S, train.LEFT_S = 600, 2; "
-    train += "sys.exit(train.run_to_its_end(sys.argv[1:], os.environ))"
-    done = launch(sys.executable, "-c", train, sys.executable, "-c", LEAVES, timeout=300)
+    code = "import os, sys; from trainer.ranks import launch; launch.LEAVE_S, launch.LEFT_S = 600, 2; "
+    code += "sys.exit(launch.run_to_its_end(sys.argv[1:], os.environ))"
+    done = launch(sys.executable, "-c", code, sys.executable, "-c", LEAVES, timeout=300)
     assert done.returncode == 0
     assert done.stderr == "octet: waiting up to 2 s for processes that the run has started\n"
 
@@ -163,9 +164,9 @@ def test_a_run_ends_with_the_command_that_has_started_it():
 
 RUN_EACH = """
 import os, sys
-from trainer.commands import train
+from trainer.ranks import launch
 for rank in sys.argv[1:]:
-    print(train.run_to_its_end(["bash", "-c", rank], os.environ), file=sys.stderr)
+    print(launch.run_to_its_end(["bash", "-c", rank], os.environ), file=sys.stderr)
 """
 
 
@@ -185,7 +186,7 @@ def test_statuses_are_those_of_a_shell_and_silent_ends_are_explained():
 @pytest.mark.parametrize("killed", ["launcher", "command"])
 def test_what_is_killed_takes_its_ranks_along(tmp_path, killed):
     with two_ranks(tmp_path) as (started, _):
-        ranks = train._ranks_below(psutil.Process(started.pid).children()[0].pid)
+        ranks = launching._ranks_below(psutil.Process(started.pid).children()[0].pid)
         assert len(ranks) == 2
         launcher = ranks[0].parent()
         (launcher if killed == "launcher" else started).kill()

@@ -18,6 +18,7 @@ from trainer.config.request import parse_command_line
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.plan import preflight
+from trainer.ranks import launch
 
 TWO_CARDS = "0, GPU-aa11, NVIDIA GeForce RTX 3070, 8192\n1, GPU-bb22, NVIDIA GeForce RTX 3090, 24576"
 
@@ -79,7 +80,7 @@ def test_a_part_of_a_card_is_a_card_and_cuda_uses_one_which_is_named_to_the_rank
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     machine = hardware.detect()
     assert [(gpu.name, gpu.memory_gb, gpu.uuid) for gpu in machine.gpus] == [found]
-    assert train.alone(machine)["CUDA_VISIBLE_DEVICES"] == ("1" if visible == "1" else found[2])
+    assert launch.alone(machine)["CUDA_VISIBLE_DEVICES"] == ("1" if visible == "1" else found[2])
 
 
 def test_a_card_without_memory_of_its_own_has_that_of_the_machine(nvidia_smi):
@@ -104,7 +105,7 @@ def test_nvidia_smi_is_asked_once_and_the_ranks_take_its_answers_from_the_launch
 
 
 def test_the_launcher_starts_one_process_for_each_visible_card():
-    command = train.command(Hardware(CARDS[1:], cores=4), ["run.steps=3"])
+    command = launch.command(Hardware(CARDS[1:], cores=4), ["run.steps=3"])
     (world,) = (part.partition("=")[2] for part in command if part.startswith("--world_info"))
     assert json.loads(base64.urlsafe_b64decode(world)) == {"localhost": [1, 2]}
     assert command[-1] == "run.steps=3"
@@ -112,9 +113,9 @@ def test_the_launcher_starts_one_process_for_each_visible_card():
 
 
 def test_one_card_or_none_needs_no_launcher():
-    found = train.alone(Hardware(CARDS[1:2], cores=4))
+    found = launch.alone(Hardware(CARDS[1:2], cores=4))
     assert (found["CUDA_VISIBLE_DEVICES"], found["RANK"], found["WORLD_SIZE"]) == ("1", "0", "1")
-    assert train.alone(Hardware(gpus=(), cores=4))["DS_ACCELERATOR"] == "cpu"
+    assert launch.alone(Hardware(gpus=(), cores=4))["DS_ACCELERATOR"] == "cpu"
 
 
 def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypatch):
