@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import ceil
 from pathlib import Path
 
 from trainer.commands.shared_options import add_settings_of_a_run, positive
@@ -32,6 +33,7 @@ from trainer.run_folder import changed_settings
 
 SCRIPTS = ROOT / "slurm"
 TIMEOUT_S = 120.0  # of sbatch
+SAFE = 1.5  # factor between the longest estimate and the time limit of a job
 SITE_S = 60.0  # of site.env
 # Options of sbatch whose SBATCH_ variables have another name, and options without a value.
 OPTIONS = {"timelimit": "time", "mem-per-node": "mem", "req-switch": "switches", "cpu-freq-req": "cpu-freq"}
@@ -91,13 +93,20 @@ def run(options: Namespace) -> None:
 
 
 def _limit(config: Config, request: JobRequest, options: Namespace) -> str:
-    """Return the time limit of a job that gets the fewest nodes that it may start with."""
+    """Return `SAFE` times the longest estimate for a job that gets the fewest nodes that it may start with, divided by
+    the jobs of a chain, in quarters of an hour."""
     if request.grid:
         raise ConfigError("--time auto", "the runs of a --sweep take different times", "Write --time HH:MM:SS")
     _check(config, request)
     ranks = request.gpus * (request.least or request.nodes)
     planner = Planner(shape_of(config.model.name, config.model.revision), config, ranks, 0)
-    return hours.limit_of_a_job(hours.estimate(options, planner, ""), request.chain)
+    time = hours.estimate(options, planner, "")
+    if time is None or time.hours is None:
+        missing = "the speed of the cards" if time is None else "the number of steps"
+        remedy = "--card H100 or --like RUN" if time is None else "run.steps=N"
+        raise ConfigError("--time auto", f"{missing} is unknown", f"Write {remedy} as well, or --time HH:MM:SS")
+    quarters = max(1, ceil(SAFE * time.hours[1] / request.chain * 4))
+    return f"{quarters // 4:02d}:{quarters % 4 * 15:02d}:00"
 
 
 def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> None:

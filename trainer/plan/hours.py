@@ -30,7 +30,6 @@ BETWEEN = 8  # how often the input and output of a linear layer are moved, by it
 STATES = 28  # bytes moved by an optimizer step for each trained parameter: fp32 weight, moments, gradient
 PCIE = 10e9  # bytes per second between an offloaded optimizer and its card
 WARM = 1  # the first steps of a measured run, which are ignored
-SAFE = 1.5  # factor between the longest estimate and the time limit of a job
 LONG = 8.0  # hours above which a run suggests a shorter one
 EVENING = 4.0  # hours of the suggested run
 LARGEST_GB = 10_000  # of a card
@@ -330,13 +329,3 @@ def _steps(config: Config, problems: int | None) -> int | None:
         problems = min(GSM8K_TRAINING_PROBLEMS, task.limit or GSM8K_TRAINING_PROBLEMS)
     problems = problems or count_local(config)
     return config.total_steps(problems) if problems else None
-
-
-def limit_of_a_job(time: Estimate | None, jobs: int) -> str:
-    """Return `SAFE` times the longest estimate for sbatch, divided by the jobs of a chain, in quarters of an hour."""
-    if time is None or time.hours is None:
-        missing = "the speed of the cards" if time is None else "the number of steps"
-        remedy = "--card H100 or --like RUN" if time is None else "run.steps=N"
-        raise ConfigError("--time auto", f"{missing} is unknown", f"Write {remedy} as well, or --time HH:MM:SS")
-    quarters = max(1, ceil(SAFE * time.hours[1] / jobs * 4))
-    return f"{quarters // 4:02d}:{quarters % 4 * 15:02d}:00"
