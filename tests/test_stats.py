@@ -109,8 +109,6 @@ def test_the_variance_is_that_of_two_crossed_random_factors():
     values = [1.0, -1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]  # of seeds that agree more than chance the problems alone count
     found = stats.effect([values] * 4)
     assert (found.error, found.freedom) == (pytest.approx((variance(values) / 8) ** 0.5), 7)
-    tables = [[[1.0, 0.0]] * 3, [[1.0, 0.0]] * 2, [[1.0]] * 5]
-    assert [stats.is_enough(table) for table in tables] == [True, False, False]  # few seeds, or a single problem
 
 
 def test_what_a_study_detects_and_the_interval_of_a_mean_by_hand():

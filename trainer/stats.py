@@ -10,7 +10,6 @@ from typing import NamedTuple
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 SIGNIFICANT = 0.05
-LEAST_SEEDS = 3  # fewer seeds say too little about the variance over seeds
 POWER = 0.8  # the power of a test if the variance over seeds were known
 FOUND = 0.7  # its power with the variance of a few seeds, in simulations
 WIDEST = 4.0  # an interval of a share that reaches further is useless
@@ -205,11 +204,6 @@ def effect(differences_SP: Table) -> Effect:
     parts = by_seed**2 / (seeds - 1) + by_problem**2 / (problems - 1)
     freedom = min(max(total**2 / parts, seeds - 1), problems - 1) if parts else problems - 1
     return Effect(mean, error, freedom, max(stdev(of_seeds) / sqrt(seeds), 1e-12), seeds)
-
-
-def is_enough(differences_SP: Table) -> bool:
-    """Return True if there are enough seeds and problems to generalise to others."""
-    return len(differences_SP) >= LEAST_SEEDS and len(differences_SP[0]) > 1
 
 
 def share_reached(of_control: Table, of_arm: Table) -> tuple[float, float, float] | None:

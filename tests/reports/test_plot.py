@@ -11,8 +11,8 @@ from tests.conftest import lines_of, octet, program, said_by, write_lines
 from tests.reports.conftest import configure
 from trainer.config.resolve import resolve
 from trainer.reports.chart import COLOURS, MOST_POINTS, Chart, Curve, Value, smoothed, svg, thinned
+from trainer.reports.command_of_run import commands
 from trainer.reports.curves import charts_of, groups_of
-from trainer.reports.rerun import commands
 from trainer.run_folder.reader import read_run
 
 

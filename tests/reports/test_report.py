@@ -14,7 +14,7 @@ from tests.reports.conftest import change, configure, going_on
 from tests.ui.browser import browsing
 from trainer.config.resolve import flat, resolve
 from trainer.machine.safe_text import visible
-from trainer.reports import rerun
+from trainer.reports import command_of_run
 from trainer.reports.curves import charts_of, groups_of
 from trainer.reports.report import MOST_WRONG, ranked, report
 from trainer.run_folder.reader import facts_of, read_run
@@ -253,7 +253,7 @@ def test_a_setting_that_is_newer_than_a_run_has_its_default(copied):
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     run = read_run(folder)
     assert (run.settings["rollout.weights"], run.settings["reward.judge.cache"]) == ("same", None)
-    assert "rollout.weights" not in rerun.commands(run.given, [])[0]
+    assert "rollout.weights" not in command_of_run.commands(run.given, [])[0]
 
 
 def test_what_an_inline_calculator_writes_is_shown_once():
@@ -301,7 +301,7 @@ def test_a_page_has_one_verdict(copied):
 
 def repeated(settings) -> tuple[str, dict]:
     """Return the preset and the settings of the command that repeats a run."""
-    (command,) = rerun.commands(settings, [])
+    (command,) = command_of_run.commands(settings, [])
     _, _, _, preset, *overrides = shlex.split(command)
     return preset, flat(resolve(preset, None, [*overrides, f"run.dir={settings['run.dir']}"]).model_dump(mode="json"))
 
@@ -312,17 +312,17 @@ def test_what_repeats_a_run_is_complete_and_makes_the_same_settings(finished):
     assert any("training problems, whose SHA-256 begins with" in text for text in seen.within("p"))
     without = flat(resolve("8gb", None, ["reward.weights.format=null", "run.dir=r"]).model_dump(mode="json"))
     assert repeated(without)[1] == without
-    lines = rerun.commands(settings, ["octet-grpo 0.1.0, torch 2.13.0, git revision 163e3f3-dirty"])
+    lines = command_of_run.commands(settings, ["octet-grpo 0.1.0, torch 2.13.0, git revision 163e3f3-dirty"])
     assert lines[0] == "git checkout 163e3f3   # in a clone of Octet, and changes that were not committed"
-    assert rerun.commands(settings, ["peft 0.21.2, no git revision"]) == lines[1:]
+    assert command_of_run.commands(settings, ["peft 0.21.2, no git revision"]) == lines[1:]
     for evil in ("abc;touch${IFS}x", "`id`", "$(id)", "a|b", "--orphan", "a\tb", "a'b", "<b>", "a&b", ""):
-        assert rerun.commands(settings, [f"octet 0, git revision {evil}"]) == lines[1:]
+        assert command_of_run.commands(settings, [f"octet 0, git revision {evil}"]) == lines[1:]
     own = {"task.path": "owner/name", "prompt.style": "asked.yaml", "task.name": "my.py:task"}
     own |= {"reward.custom": ["mine.py:score"], "engine.ds_config": "zero2", "task.mix": {"nano": 1, "my.py:mix": 2}}
     own |= {"lora.start": "runs/1.b/adapter", "task.test_path": "owner/name-1.5"}
     files = ["lora.start=runs/1.b/adapter", "prompt.style=asked.yaml", "task.name=my.py:task"]
     files += ["task.mix={'nano': 1, 'my.py:mix': 2}", "reward.custom=['mine.py:score']"]
-    assert rerun.own_files(dict.fromkeys(rerun.FILES) | own) == files
+    assert command_of_run.own_files(dict.fromkeys(command_of_run.FILES) | own) == files
 
 
 def test_the_command_names_the_page_and_what_is_no_run(finished, tmp_path, capsys):

@@ -17,7 +17,7 @@ from trainer.config.study import read_study
 from trainer.errors import DataError, OctetError
 from trainer.reports.chart import COLOURS, GREY
 from trainer.reports.csv_and_latex import as_latex
-from trainer.reports.study import Collected, _at, collect, ended, gaps, shares, summary
+from trainer.reports.study import Collected, _at, collect, ended, gaps, is_enough, shares, summary
 from trainer.reports.study_page import drawings, sections, sentences, tables
 from trainer.watch.measure import LENIENT
 
@@ -293,3 +293,8 @@ def test_a_run_that_somebody_has_stopped_has_not_failed(status, said, study, mon
     monkeypatch.setattr(command, "in_a_process", lambda words: ["bash", "-c", f"exit {status}"])
     assert command.Runner(study).train(next(iter(study.runs())))
     assert said in capsys.readouterr().out
+
+
+def test_few_seeds_and_a_single_problem_are_not_enough():
+    tables = [[[1.0, 0.0]] * 3, [[1.0, 0.0]] * 2, [[1.0]] * 5]
+    assert [is_enough(table) for table in tables] == [True, False, False]

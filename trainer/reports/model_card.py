@@ -11,7 +11,7 @@ from jinja2 import Environment
 
 from trainer.config.resolve import flat
 from trainer.machine.safe_text import visible
-from trainer.reports import rerun
+from trainer.reports import command_of_run
 from trainer.run_folder.reader import OF_WARMUP, RunFiles, facts_of, table_rows
 from trainer.stats import wilson
 from trainer.watch.alarms import alarms_of
@@ -51,7 +51,7 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
     needs_warmup = kind == "adapter" and whole["model.name"] != first["model.name"]
     base = "merged" if needs_warmup else first["model.name"]  # the folder of the model after the warm-up
     whole |= {key: first[key] for key in OF_WARMUP}
-    preset, changes = rerun.nearest_preset(whole)
+    preset, changes = command_of_run.nearest_preset(whole)
     template = Environment(finalize=_harmless, trim_blocks=True, lstrip_blocks=True)
     template.filters["code"] = Code
     values = {"run": run, "settings": settings, "name": name, "kind": kind, "licence": licence, "made": made}
@@ -59,10 +59,11 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
     values |= {"metadata": _metadata(run, base, kind, licence), "title": name.rpartition("/")[2], "data": _data(run)}
     values["had_warmup"] = run.before_training is not run
     recipe = (OF_A_WARMUP if is_warmup else OF_GRPO) | (OF_LORA if settings["lora.enabled"] else {})
-    values |= {"recipe": recipe, "preset": preset, "changes": rerun.written(changes)}
+    values |= {"recipe": recipe, "preset": preset, "changes": command_of_run.written(changes)}
     alarms = [alarm.finding.name for alarm in alarms_of(run.history) if alarm.lasts]
     values["results"] = made.get("accuracy") or made.get("reward")
-    values |= {"commands": rerun.commands(whole, run.made_with), "alarms": alarms, **_evaluation(run, made["step"])}
+    values |= {"commands": command_of_run.commands(whole, run.made_with), "alarms": alarms}
+    values |= _evaluation(run, made["step"])
     values["base_in_code"] = json.dumps(base, ensure_ascii=False)
     text = template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(values)
     own = f"{run.folder}{os.sep}"  # a resumed run reads the copies in its folder

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from trainer.machine.safe_text import around, as_command, shortened
-from trainer.reports import rerun
+from trainer.reports import command_of_run
 from trainer.reports.chart import HEIGHT, WIDTH, colour_of, line, svg
 from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
 from trainer.reports.forecast import outlook
@@ -230,7 +230,7 @@ def answer(text: str, read: str | None, reward: float | None = None) -> Html:
 
 def settings(run: RunFiles) -> Html:
     """Return the settings that differ from those of the nearest preset."""
-    preset, changes = rerun.nearest_preset(run.given)
+    preset, changes = command_of_run.nearest_preset(run.given)
     note = f"Compared with preset {preset}, the nearest one. All other settings are those of the preset."
     rows = of_changes(changes)
     return joined(tag("p", note, class_="soft"), table(["setting", "preset", "this run"], rows) if rows else "")
@@ -241,7 +241,7 @@ def of_changes(changes: Sequence[Change]) -> list[list[object]]:
 
 
 def shown(value: object) -> str:
-    return "not set" if value is None else value if isinstance(value, str) else rerun.yaml_of(value)
+    return "not set" if value is None else value if isinstance(value, str) else command_of_run.yaml_of(value)
 
 
 def time_and_memory(run: RunFiles) -> Html:
@@ -284,8 +284,8 @@ def how_it_was_made(run: RunFiles) -> Iterator[Html]:
     """Yield the versions and the machine, and the command that repeats the run."""
     yield from (tag("p", line) for line in run.made_with)
     yield tag("p", "With the same packages, data and ranks, this repeats it if no resume has changed settings:")
-    yield tag("pre", "\n".join(rerun.commands(run.given, run.made_with)))
-    if own := rerun.own_files(run.given):
+    yield tag("pre", "\n".join(command_of_run.commands(run.given, run.made_with)))
+    if own := command_of_run.own_files(run.given):
         yield tag("p", f"It needs your own files, named as in the run folder: {', '.join(own)}.")
 
 

@@ -16,12 +16,13 @@ from trainer.errors import DataError
 from trainer.run_folder import changed_settings, layout
 from trainer.run_folder.journal import VERDICT
 from trainer.run_folder.reader import RunFiles, phases, read_run
-from trainer.stats import SIGNIFICANT, Table, corrected, effect, is_enough, share_reached
+from trainer.stats import SIGNIFICANT, Table, corrected, effect, share_reached
 from trainer.watch.measure import LENIENT, STRICT, Measure
 
 RENUMBERED = "renumbered"  # folder inside a run folder, with the answers to the problems with new numbers
 COSTS = ("samples", "tokens", "seconds")
 KINDS = {"strict": STRICT, "lenient": LENIENT}
+LEAST_SEEDS = 3  # fewer seeds say too little about the variance over seeds
 EQUAL = 0.01  # costs that differ by a smaller share count as equal
 BETTER, WORSE, CANNOT_TELL = "better", "worse", "cannot tell"
 
@@ -273,3 +274,8 @@ def _points(run: RunFiles) -> list[dict[str, float]]:
         {"step": line["step"], **cost, **{kind: line[measure.logged] for kind, measure in KINDS.items()}}
         for cost, line in lines
     ]
+
+
+def is_enough(differences_SP: Table) -> bool:
+    """Return True if there are enough seeds and problems to generalise to others."""
+    return len(differences_SP) >= LEAST_SEEDS and len(differences_SP[0]) > 1

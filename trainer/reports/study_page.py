@@ -13,8 +13,8 @@ from trainer.reports.chart import differences, svg
 from trainer.reports.curves import Group
 from trainer.reports.markup import Html, table, tag
 from trainer.reports.report import charts, section
-from trainer.reports.study import CANNOT_TELL, COSTS, Collected
-from trainer.stats import FOUND, LEAST_SEEDS
+from trainer.reports.study import CANNOT_TELL, COSTS, LEAST_SEEDS, Collected
+from trainer.stats import FOUND
 
 Found = Mapping[str, Any]
 SENTENCES = Path(__file__).with_name("study.txt")

@@ -23,7 +23,7 @@ from trainer.machine import disk, hardware
 from trainer.machine.installed_files import octet_here, train_here
 from trainer.machine.safe_text import as_command, print
 from trainer.model.shapes import known_shape
-from trainer.reports import rerun
+from trainer.reports import command_of_run
 from trainer.run.teaching import START
 from trainer.run_folder import checkpoints
 from trainer.run_folder.journal import VERDICT, read_records
@@ -109,15 +109,15 @@ def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list
         start = "lora.start" if config.lora.enabled else "model.name"
         same = {key: value for key, value in settings.items() if not re.fullmatch(OF_WARMUP, key)}
         further = {**same, "warmup.steps": 0, start: f"{folder}/{config.lora.product}"}
-        preset, differences = rerun.nearest_preset(further)
-        yield "GRPO from here on", [_start(request, preset, rerun.written(differences))]
+        preset, differences = command_of_run.nearest_preset(further)
+        yield "GRPO from here on", [_start(request, preset, command_of_run.written(differences))]
     elif config.model.name == "nano":
         preset = preset_for(hardware.detect().memory_gb) or "8gb"
         of_nano = OF_NANO + r"|algorithm\.kl\..*" * (config.teacher.form == "loss")  # they weigh the teacher
-        own = {one.key for one in rerun.changes(settings, "nano") if (one.key, one.now) != ("prompt.style", "chat")}
-        own = {key for key in own if not re.fullmatch(of_nano, key)}
-        changes = [one for one in rerun.changes(settings, preset) if one.key in own]
-        start = _start(request, preset, rerun.written(changes))
+        changed = [one for one in command_of_run.changes(settings, "nano") if not re.fullmatch(of_nano, one.key)]
+        own = {one.key for one in changed if (one.key, one.now) != ("prompt.style", "chat")}
+        changes = [one for one in command_of_run.changes(settings, preset) if one.key in own]
+        start = _start(request, preset, command_of_run.written(changes))
         yield f'on a card ({octet} plan --card "RTX 4060" says what fits yours)', [start]
 
 

@@ -20,8 +20,8 @@ from trainer.machine.installed_files import in_a_process
 from trainer.machine.safe_text import as_command
 from trainer.plan.preflight import card
 from trainer.plan.search import WITHOUT_A_CARD
+from trainer.reports.command_of_run import changes
 from trainer.reports.markup import Html, tag
-from trainer.reports.rerun import changes
 
 NAME = r"\w[\w.-]{0,63}"
 SETTING = r"[a-z]\w*\.[\w.]+"
