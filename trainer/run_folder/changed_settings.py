@@ -41,6 +41,7 @@ FROM_HERE_ON = {
 NO_EFFECT = {f"run.{key}" for key in ("dir", "save_every", "save_minutes", "keep", "threads", "merge", "track")}
 NO_EFFECT |= {"run.strict_health", "run.strict_verdict", "engine.timeout_s", "engine.connect_s", "reward.timeout"}
 NO_EFFECT |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "backoff_s", "cache")}
+MAY_CHANGE = {*FROM_HERE_ON, *NO_EFFECT, *DATA}  # Provenance compares the data themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,6 @@ class Change:
     key: str
     before: Any
     now: Any
-
-    @property
-    def is_refused(self) -> bool:
-        return self.key not in FROM_HERE_ON and self.key not in NO_EFFECT and self.key not in DATA  # see Provenance
 
     def __str__(self) -> str:
         return visible(f"{self.key}={written(self.now)[:100]} (it has {written(self.before)[:100]})")
@@ -100,7 +97,7 @@ def refuse_other_settings(folder: Path, config: Config) -> None:
         refuse_other_settings(warmup, config.warmed_up_in(warmup))
         config = config.after_warmup(warmup)
     changed = changes(folder, config)
-    if refused := [one for one in changed if one.is_refused]:
+    if refused := [one for one in changed if one.key not in MAY_CHANGE]:
         others = meaning(changed)
         possible = "\n".join(["\nThe other changes would be possible:", *others] if others else [])
         before = ", ".join(visible(f"{one.key}: {written(one.before)}") for one in refused)

@@ -45,7 +45,7 @@ class Provenance:
         """Return a digest of everything that the steps depend on. It stays the same if the run is moved."""
         settings = flat(stored(self.config.model_dump(mode="json"), self.folder))
         named = {key: Path(str(value)).name if key in PATHS else value for key, value in settings.items()}
-        kept = {key: value for key, value in named.items() if changed_settings.Change(key, None, None).is_refused}
+        kept = {key: value for key, value in named.items() if key not in changed_settings.MAY_CHANGE}
         return _digest(json.dumps([kept, self.data["training"], self.weights]))[:16]
 
     def state(self) -> dict[str, Any]:
