@@ -86,8 +86,8 @@ def _movable(config: Config, folder: Path) -> Config:
             to.mkdir(parents=True)
             for file in files:
                 disk.replace(to / file.name, file.read_bytes())
-            copied[name] = place if name == "data_dir" else str(place)
-    return config.model_copy(update={"task": config.task.model_copy(update=copied)})
+            copied[f"task.{name}"] = place if name == "data_dir" else str(place)
+    return config.changed(copied)
 
 
 def _copy_code(config: Config, folder: Path) -> None:
