@@ -1,5 +1,9 @@
 """GGUF files without llama.cpp: what is stored, and what is refused. tests/llama has the real llama.cpp read them."""
 
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
+
 import gguf
 import pytest
 import torch
@@ -12,6 +16,7 @@ from trainer.config.settings import Model
 from trainer.errors import MergeError, ModelError
 from trainer.export import FORMATS, gguf_file, llama_cpp, vocabulary
 from trainer.model import merge
+from trainer.rollout.turns import Stops
 from trainer.run.export import _may_have_turns
 
 ABOUT = {"name": "demo", "base": "", "licence": None}
@@ -28,6 +33,13 @@ def test_each_number_is_within_half_a_step(fmt, nano, tokenizer, tmp_path):
     read = llama_cpp.FileModel(tmp_path / fmt, nano, names)
     norms = {name for name in nano if "norm" in name or name.endswith("bias")}
     assert {name for name, kind in read.kinds.items() if kind == gguf_file.Kind.F32} >= norms
+
+
+def test_a_model_for_which_llama_cpp_has_no_memory_is_an_error(tokenizer, monkeypatch):
+    """It then gives no context, with which it would crash."""
+    monkeypatch.setitem(sys.modules, "llama_cpp", MagicMock(**{"llama_init_from_model.return_value": None}))
+    with refuses("demo.gguf", MergeError, names="memory"):
+        llama_cpp.LlamaCppSampler(Path("demo.gguf"), Stops(tokenizer, []), 16)
 
 
 @pytest.mark.parametrize(("fmt", "fits"), [("f16", False), ("q4_1", False), ("bf16", True), ("q8_0", True)])

@@ -66,10 +66,10 @@ class LlamaCppSampler(Sampler):
         options.type_k = options.type_v = llama_cpp.GGML_TYPE_F32
         options.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.model = llama_cpp.llama_model_load_from_file(str(file).encode(), settings)
-        if not self.model:
-            raise MergeError(file, "llama.cpp cannot load it", AGAIN)
+        self.context = self.model and llama_cpp.llama_init_from_model(self.model, options)
+        if not self.context:
+            raise MergeError(file, "llama.cpp cannot load it, or lacks the memory for it", AGAIN)
         self.vocabulary = llama_cpp.llama_model_get_vocab(self.model)
-        self.context = llama_cpp.llama_init_from_model(self.model, options)
         self.size = llama_cpp.llama_vocab_n_tokens(self.vocabulary)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
