@@ -101,7 +101,7 @@ def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | Non
     for _ in range(MOST_TRIES):
         if last is None:
             return None
-        if last.text and (picked := _pick(last.text, wanted)):
+        if picked := _pick(last.text, wanted):
             break
         last = before(text, last.start, wanted)
     else:
@@ -153,17 +153,17 @@ def _box_before(text: str, end: int, wanted: str | None) -> Mark | None:
     shown = after.removeprefix("d").lstrip()
     inner = _braced(shown) if shown.startswith("{") else re.split(r"[\s$.,]", shown, maxsplit=1)[0]
     skipped = start + 5 + len(after) - len(shown)
-    return Mark(start, skipped + len(inner or "") + 2 * shown.startswith("{"), inner or "")
+    return Mark(start, skipped + len(inner) + 2 * shown.startswith("{"), inner)
 
 
-def _braced(text: str) -> str | None:
-    """Return the text between the first brace and the matching one."""
+def _braced(text: str) -> str:
+    """Return the text between the brace that begins a text and the matching one, or nothing if none matches."""
     depth = 0
     for brace in _BRACE.finditer(text):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0 and brace[0] == "}":
+        if depth == 0:
             return text[1 : brace.start()]
-    return None
+    return ""
 
 
 _ANSWER_IS = re.compile(  # "nswer is", "nswer to the question is: **", "NSWER:"
@@ -189,7 +189,7 @@ def _hashes_before(text: str, end: int, wanted: str | None) -> Mark | None:
         return None
     line = _LINE.findall(text[start + 4 : min(end, start + 2 * LONGEST_ANSWER)])[0]
     inner = line.partition("</")[0].rstrip("# ").lstrip(": ")
-    return Mark(start, start + 4 + len(line), "" if inner and _is_heading(inner, wanted) else inner)
+    return Mark(start, start + 4 + len(line), "" if _is_heading(inner, wanted) else inner)
 
 
 def _is_heading(line: str, wanted: str | None) -> bool:
