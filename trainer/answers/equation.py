@@ -32,8 +32,6 @@ _WORD = re.compile(r"\\?([A-Za-z']+)")
 
 def parted(text: str) -> tuple[list[str], list[str]]:
     """Return the labels and the sides of an equation, or no labels and the whole text if it is not one equation."""
-    if "=" not in text and "\\in" not in text:
-        return [], [text]
     *lefts, _ = parts = _EQUALS.split(text)
     left = "=".join(lefts)
     if _EXPLANATION.search(left) or _SEVERAL.search(_IN_BRACKETS.sub("", left)):
