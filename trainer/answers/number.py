@@ -107,7 +107,7 @@ _DEGREES = re.compile(r"°|\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree
 def units_in(text: str) -> tuple[str, ...]:
     """Return the units after a number by their first names: `sq` and `ft` for `square feet` and `ft^2`."""
     names = list[str]()
-    for power, word in _UNIT.findall(text) if text.strip() else ():
+    for power, word in _UNIT.findall(text):
         name = _SIGN_UNITS.get(word.lower()) or unit(word)
         if power:
             names[-1:] = ["sq" if power == "2" else "cubic", *names[-1:]]
@@ -238,23 +238,18 @@ def _as_fraction(repeating: re.Match[str]) -> str:
 def _value(written: re.Match[str]) -> Fraction | None:
     if written["sign"] and written["inner"]:
         return None
-    if written["over"] is not None:
-        value = _quotient(written["over"], written["under"])
-        value = None if value is None else int(written["whole"]) + value
-    elif written["top"] is not None:
-        value = _quotient(written["top"], written["bottom"])
+    if top := written["over"] or written["top"]:
+        bottom = _decimal(written["under"] or written["bottom"])
+        if not bottom:
+            return None
+        value = int(written["whole"] or 0) + _decimal(top) / bottom
     else:
         exponent = int(written["ten"] or written["e"] or written["times"] or 0)
         if abs(exponent) > LARGEST_EXPONENT:
             return None
         value = _decimal(written["decimal"] or "1") * Fraction(10) ** exponent
     is_negative = written["inner"] == "-" or written["sign"] not in ("", "+")
-    return -value if value is not None and is_negative else value
-
-
-def _quotient(top: str, bottom: str) -> Fraction | None:
-    under = _decimal(bottom)
-    return _decimal(top) / under if under else None
+    return -value if is_negative else value
 
 
 def _decimal(digits: str) -> Fraction:
