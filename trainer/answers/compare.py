@@ -43,7 +43,7 @@ def equal(answer: str, gold: str) -> bool:
     if is_plain(gold):
         rough = _ROUGHLY.fullmatch(answer)  # 1/3 ≈ 0.333 equals both 1/3 and 0.333
         rounded = number(rough[2]) if rough and is_rounded(rough[1], rough[2]) else None
-        return same_quantity(answer, gold) or (rounded is not None and rounded == number(gold))
+        return same_quantity(answer, gold) or rounded == number(gold)
     named = "=" in gold
     looser = (_is_without_its_noun, _is_power, _are_together)
     if _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH) or any(same(answer, gold) for same in looser):
