@@ -2,7 +2,8 @@
 
 A rule yields its finding, if any. Most examine the last `RECENT` steps, so one bad step raises no alarm. They read
 only metrics, so their findings are the same during a run and afterwards; the few rules that end a run also read the
-measurements of `update_metrics.Health`. To add a rule, write its function here and a case in `tests/watch/test_rules.py`.
+measurements of `update_metrics.Health`. To add a rule, write its function here, and a case in
+`tests/watch/test_rules.py`.
 """
 
 from collections.abc import Callable, Iterator
