@@ -211,7 +211,7 @@ def _lines(grid: Path) -> list[str]:
             return lines
         reason = "it has no line of settings"
     except (OSError, UnicodeDecodeError) as error:
-        reason = f"it cannot be read as UTF-8 text ({error})"
+        reason = f"it cannot be read as UTF-8 text ({getattr(error, 'strerror', error)})"
     raise ConfigError(f"--sweep {grid}", reason, "Copy slurm/grid.example")
 
 
