@@ -16,6 +16,8 @@ from trainer.problem.environment import environments_of
 from trainer.problem.prompts import MARKS, answer_style
 from trainer.problem.task import evaluation_problems, make_task, normalised, training_problems
 from trainer.records import Completion, Problem, Prompt
+from trainer.reward.built_in import Reading
+from trainer.reward.custom import columns
 from trainer.reward.make import make_verifier
 from trainer.watch.answer_metrics import tally_groups
 from trainer.watch.measure import LENIENT, STRICT
@@ -220,6 +222,13 @@ def test_a_mixture_has_its_parts_in_proportion():
     counts = Counter(problem.part for problem in task.train())
     assert abs(counts["reasoning_gym:gcd"] - 3 * counts["nano"]) <= 2
     assert config == configured(f"task.mix={json.dumps(config.task.mix)}", "task.name=mix", "task.gym.size=60")
+
+
+def test_a_reward_gets_none_for_a_column_of_another_part(written):
+    mixed = task_of(f"task.mix={{nano: 1, {written(SUMS)[10:]}: 1}}")
+    asked = [next(problem for problem in mixed.train() if (problem.part == "nano") is own) for own in (True, False)]
+    known = columns([Reading(Prompt(one, "", ()), None, None, None, 0.0, 0.0) for one in asked])
+    assert (known["n"], known["answer"]) == ([None, asked[1].extra["n"]], [asked[0].gold, int(asked[1].gold)])
 
 
 FILE = """

@@ -91,7 +91,7 @@ import datasets, huggingface_hub
 huggingface_hub.utils.disable_progress_bars()
 before = state()
 rows = datasets.Dataset.from_list([{{"question": row["question"]}} for row in data])
-second = train(resolve("nano", None, [*few, "run.dir=second"]), reward=[rounded], data=rows)
+second = train(resolve("nano", None, [*few, "run.dir=second"]), reward={{rounded: 0.5}}, data=rows)
 assert state() == before
 print(json.dumps({{
     "refused": refused, "failed": failed, "left": left,
@@ -153,7 +153,8 @@ def test_what_is_proposed_next_is_python(scripted):
 def test_another_run_in_the_same_process_has_data_without_answers(scripted):
     folder, result = scripted
     assert result["second"] == "none"
-    assert "reward/rounded" in learned(folder / "second")[-1]
+    last = learned(folder / "second")[-1]
+    assert last["reward/mean"] == pytest.approx(0.5 * last["reward/rounded"])
     function = user_code.load("reward.custom", f"{folder / 'second/given/rounded.py'}:rounded")
     assert function(["x" * 20, "12"]) == [2, 2]  # the copy has the modules, the function and the constants that it uses
 
@@ -167,6 +168,21 @@ def test_data_take_the_place_of_the_task_of_a_preset(tmp_path, preset, answer, t
     config = python_api._with_rows(resolve(preset), tmp_path, [], data, None)
     assert config.task.name == task
     assert {problem.gold for problem in make_task(config.task).train()} == {str(answer).rpartition("#### ")[2]}
+
+
+def test_settings_name_the_columns_of_data(tmp_path):
+    config = resolve("nano", None, ["task.name=records", "task.question=Frage", "task.answer=Zahl"])
+    config = python_api._with_rows(config, tmp_path, [], [{"Frage": "a", "Zahl": 7}, {"Frage": "b", "Zahl": 7}], None)
+    assert make_task(config.task).train()[0].gold == "7"
+
+
+def test_a_run_that_is_interrupted_says_how_the_command_continues(tmp_path, monkeypatch):
+    def stopped(request):
+        raise KeyboardInterrupt("--resume it continues after step 1, which is saved.")
+
+    monkeypatch.setattr("trainer.run.job.run", stopped)
+    with pytest.raises(KeyboardInterrupt, match=r"^octet train --resume it continues"):
+        train(resolve("nano", None, [f"run.dir={tmp_path}/it"]))
 
 
 def test_data_without_answers_go_with_the_preset_of_a_card(tmp_path):

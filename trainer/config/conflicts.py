@@ -40,7 +40,7 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("task.name", lambda c: c.task.name.partition(":")[0] in ("nano", "addition", "reasoning_gym") and c.task.own_data,
      "it makes up its own problems and reads no task.{c.task.own_data[0]}",
      "Write task.name=records, or task.{c.task.own_data[0]}=null"),
-    ("task.name", lambda c: c.task.name == "records" and c.task.path is None and c.task.data_dir is None,
+    ("task.name", lambda c: c.task.name == "records" and not c.task.own_data,  # data from Python may name columns alone
      "records are read from your own data", "Write task.path=FILE or task.data_dir=FOLDER"),
     ("task.answer", lambda c: c.task.answer == "none" and c.task.name in ("gsm8k", "gsm8k-renumbered", "math",
                                                                           "multiple_choice"),

@@ -4,6 +4,7 @@ A pass over the training set has problems of the parts in proportion to their sh
 more problems than that, each pass takes a different sample. The held-out problems are in the same proportion. All parts
 use one prompt style: `prompt.style` if it is set, else that of the parts if they agree, else `tags`. The name of a part
 is its key in `task.mix`, so two functions of one file are two parts, and the ids of its problems begin with that name.
+A problem has the columns of all parts, with None for those of others.
 """
 
 import random
@@ -16,6 +17,8 @@ from trainer.errors import ConfigError, DataError
 from trainer.problem.own_records import OwnTask
 from trainer.problem.task import HELD_OUT, DataTask, Task, make_task
 from trainer.records import Problem
+
+OF_ALL = ("question", "answer", "gold", "solution", "problem_id")  # what rewards get of every problem, column or not
 
 
 class MixedTask(Task):
@@ -62,8 +65,9 @@ class MixedTask(Task):
                 raise DataError("task.mix", reason, "Add problems, or leave it out")
         unit = min(len(problems) / share for problems, share in zip(of_parts, shares, strict=True))
         counts = [max(1, round(unit * share)) for share in shares]
+        columns = {name: None for problems in of_parts for one in problems for name in one.extra if name not in OF_ALL}
         return [
-            replace(problem, id=name + problem.id.removeprefix(part.name), part=name)
+            replace(problem, id=name + problem.id.removeprefix(part.name), part=name, extra={**columns, **problem.extra})
             for name, part, problems, count in zip(self.shares, self.parts, of_parts, counts, strict=True)
             for problem in random.Random(passes).sample(problems, count)
         ]

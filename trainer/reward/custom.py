@@ -34,8 +34,9 @@ _ONE_AT_A_TIME = threading.Lock()
 class Custom(Grader):
     """A grader that calls one function of the user. A failure ends the run."""
 
-    def __init__(self, setting: str, settings: Reward) -> None:
+    def __init__(self, setting: str, settings: Reward, asked: str | None = None) -> None:
         self.setting, self.name = setting, function_name(setting)
+        self.asked = asked  # the column of the question, if a setting names it
         self.timeout, self.format = settings.timeout, settings.custom_format
         self.path = find(KEY, setting)
         self.function = load(KEY, setting, RewardError)
@@ -96,7 +97,8 @@ class Custom(Grader):
 
     def _arguments(self, readings: Sequence[Reading]) -> dict[str, Any]:
         """Return the arguments that TRL passes, but only those that the function accepts."""
-        known = columns(readings) | self._texts(readings)
+        asked = [[*map(dict, one.problem.messages)] or one.problem.question for one in readings]
+        known = ({self.asked: asked} if self.asked else {}) | columns(readings) | self._texts(readings)
         parameters = inspect.signature(self.function).parameters.values()
         wanted = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
         missing = {one.name for one in parameters if one.default is one.empty and one.name in wanted} - known.keys()

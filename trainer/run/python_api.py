@@ -7,6 +7,7 @@ resume, evaluate and repeat the run.
 import json
 import os
 import random
+import re
 import sys
 import threading
 import warnings
@@ -21,8 +22,8 @@ from huggingface_hub import constants
 from trainer.config.paths import GIVEN
 from trainer.config.request import Request
 from trainer.config.resolve import code_and_servers, validated
-from trainer.config.settings import Config
-from trainer.errors import ConfigError, DataError
+from trainer.config.settings import Config, function_name
+from trainer.errors import ConfigError, DataError, OctetError
 from trainer.machine import disk, hardware, quiet, user_code
 from trainer.machine.safe_text import print
 from trainer.plan import preflight
@@ -38,7 +39,7 @@ Rows = Iterable[Mapping[str, Any]]
 
 def train(
     config: Config | None = None,
-    reward: Reward | Sequence[Reward] = (),
+    reward: Reward | Sequence[Reward] | Mapping[Reward, float] = (),
     data: Rows | None = None,
     test: Rows | None = None,
 ) -> "Result":
@@ -46,8 +47,8 @@ def train(
 
     Args:
         config: The settings, from `Config` or `resolve`; by default the embedded model.
-        reward: A function with TRL's signature, or several. Their sum is the reward, and `config.reward.weights` is
-            added if it was set.
+        reward: A function with TRL's signature, or several, perhaps with weights, as `{score: 0.5}`. Their sum is the
+            reward, and `config.reward.weights` is added if it was set.
         data: The training problems, as a list of dictionaries or a `datasets.Dataset`.
         test: The held-out problems; by default a share of `data`.
 
@@ -70,12 +71,16 @@ def train(
         from trainer.run_folder import create
 
         folder, is_new = create.folder_of(Request(config, "python", "")), config.run.dir is None
-        functions: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
+        functions: list[Any] = list(reward) if isinstance(reward, list | tuple | Mapping) else [reward]
         config = config.changed({"run.dir": folder})
         try:
-            config = _with_rows(_with_functions(config, folder, functions), folder, functions, data, test)
+            config = _with_functions(config, folder, functions, reward.values() if isinstance(reward, Mapping) else ())
+            config = _with_rows(config, folder, functions, data, test)
             preflight.check(config, machine)
             result = job.run(Request(config, "python", "", is_python=True))
+        except (OctetError, KeyboardInterrupt) as error:  # its text may say how the command continues
+            error.args = (re.sub("(?<!train )--resume", "octet train --resume", str(error)),)
+            raise
         finally:
             if is_new and not (folder / "config.yaml").exists():  # it was refused
                 disk.remove(folder)
@@ -83,7 +88,9 @@ def train(
         return result
 
 
-def _with_functions(config: Config, folder: Path, functions: Sequence[Reward]) -> Config:
+def _with_functions(
+    config: Config, folder: Path, functions: Sequence[Reward], weights: Iterable[float] = ()
+) -> Config:
     """Return the settings with reward functions, which are referred to by the paths of their copies."""
     settings = []
     for function in functions:
@@ -97,8 +104,9 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward]) -
         user_code.given[settings[-1]] = function
     if not settings:
         return config
-    weights = config.reward.weights if "weights" in config.reward.model_fields_set else {}
-    changes = {"reward.custom": (*config.reward.custom, *settings), "reward.weights": weights}
+    known = config.reward.weights if "weights" in config.reward.model_fields_set else {}
+    known = {**known, **dict(zip(map(function_name, settings), weights))}
+    changes = {"reward.custom": (*config.reward.custom, *settings), "reward.weights": known}
     changed = validated(config.changed(changes).model_dump())
     for function, setting in zip(functions, settings):
         path = Path(setting.rpartition(":")[0])
