@@ -80,7 +80,8 @@ class Custom(Grader):
         result = self.function(**self._arguments(readings))
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
-        if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+        is_one = isinstance(result, str | bytes | Mapping) or getattr(result, "ndim", 1) == 0  # a tensor of one number
+        if is_one or not isinstance(result, Iterable):
             raise self._error(f"it returned {shown(result)}. Return a list with one number for each completion.")
         grades = list(result)
         if len(grades) != len(readings):
