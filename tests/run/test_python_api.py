@@ -290,6 +290,8 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
     for error, key, given in refused:
         with refuses(key, error):
             train(**{"config": config, **given})
+    with refuses("data[1]", DataError):
+        train(data=[good, {"question": "b", "answer": float("nan")}])
     with refuses("overrides"):
         resolve("nano", None, "run.steps=1")
     with refuses("recipe", names="resolve(preset, None, [...])"):

@@ -67,7 +67,9 @@ class MixedTask(Task):
         counts = [max(1, round(unit * share)) for share in shares]
         columns = {name: None for problems in of_parts for one in problems for name in one.extra if name not in OF_ALL}
         return [
-            replace(problem, id=name + problem.id.removeprefix(part.name), part=name, extra={**columns, **problem.extra})
+            replace(
+                problem, id=name + problem.id.removeprefix(part.name), part=name, extra={**columns, **problem.extra}
+            )
             for name, part, problems, count in zip(self.shares, self.parts, of_parts, counts, strict=True)
             for problem in random.Random(passes).sample(problems, count)
         ]

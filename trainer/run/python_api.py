@@ -78,8 +78,8 @@ def train(
             config = _with_rows(config, folder, functions, data, test)
             preflight.check(config, machine)
             result = job.run(Request(config, "python", "", is_python=True))
-        except (OctetError, KeyboardInterrupt) as error:  # its text may say how the command continues
-            error.args = (re.sub("(?<!train )--resume", "octet train --resume", str(error)),)
+        except (OctetError, KeyboardInterrupt) as error:
+            error.args = (_of_python(str(error), folder),)
             raise
         finally:
             if is_new and not (folder / "config.yaml").exists():  # it was refused
@@ -88,9 +88,18 @@ def train(
         return result
 
 
-def _with_functions(
-    config: Config, folder: Path, functions: Sequence[Reward], weights: Iterable[float] = ()
-) -> Config:
+def _of_python(text: str, folder: Path) -> str:
+    """Return an error with the row that was passed, not its line in a file, and with the command that continues."""
+    name = {"train": "data", "test": "test"}
+    text = re.sub(
+        rf"{re.escape(str(folder / GIVEN))}/(train|test)\.jsonl(?::(\d+))?",
+        lambda at: name[at[1]] + (f"[{int(at[2]) - 1}]" if at[2] else ""),
+        text,
+    )
+    return re.sub("(?<!train )--resume", "octet train --resume", text)
+
+
+def _with_functions(config: Config, folder: Path, functions: Sequence[Reward], weights: Iterable[float] = ()) -> Config:
     """Return the settings with reward functions, which are referred to by the paths of their copies."""
     settings = []
     for function in functions:
