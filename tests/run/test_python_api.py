@@ -178,11 +178,13 @@ def test_settings_name_the_columns_of_data(tmp_path):
 
 def test_a_run_that_is_interrupted_says_how_the_command_continues(tmp_path, monkeypatch):
     def stopped(request):
+        assert request.config.rollout.max_new_tokens == 40  # that of the preset nano, which fits the embedded model
         raise KeyboardInterrupt("--resume it continues after step 1, which is saved.")
 
     monkeypatch.setattr("trainer.run.job.run", stopped)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(KeyboardInterrupt, match=r"^octet train --resume it continues"):
-        train(resolve("nano", None, [f"run.dir={tmp_path}/it"]))
+        train()
 
 
 def test_data_without_answers_go_with_the_preset_of_a_card(tmp_path):

@@ -21,7 +21,7 @@ from huggingface_hub import constants
 
 from trainer.config.paths import GIVEN
 from trainer.config.request import Request
-from trainer.config.resolve import code_and_servers, validated
+from trainer.config.resolve import code_and_servers, resolve, validated
 from trainer.config.settings import Config, function_name
 from trainer.errors import ConfigError, DataError, OctetError
 from trainer.machine import disk, hardware, quiet, user_code
@@ -55,7 +55,7 @@ def train(
     Raises:
         OctetError: The error that the command would print. Nothing here ends the process.
     """
-    config = Config() if config is None else config
+    config = resolve("nano") if config is None else config
     if not isinstance(config, Config):
         remedy = "Write train(resolve(...)) or train(Config(...))"
         raise ConfigError("config", f"it is a {type(config).__name__}", remedy)
