@@ -4,6 +4,7 @@ import os
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -132,6 +133,13 @@ def test_what_a_function_prints_is_no_result(mine, capsys):
     print("result")
     out, err = capsys.readouterr()
     assert (out, err.split()) == ("result\n", ["loaded", "scored"])
+
+
+def test_standard_output_may_be_an_object_of_a_script(mine, monkeypatch):
+    bare = SimpleNamespace(write=len, flush=list)
+    monkeypatch.setattr(sys, "stdout", bare)
+    assert grades(mine("def score(completions): return [1]"), "a") == [1]
+    assert sys.stdout is bare
 
 
 def test_a_limit_that_a_function_sets_is_its_own_and_what_is_new_in_the_environment_stays(mine, monkeypatch):

@@ -136,7 +136,7 @@ class Containment:
     @contextmanager
     def _restore(self) -> Iterator[None]:
         real = [(module, name, getattr(module, name)) for module, names in REFUSED.items() for name in names]
-        streams, filters, path = ((1, sys.stdout), (2, sys.stderr)), [*warnings.filters], [*sys.path]
+        files, filters, path = ((1, sys.stdout), (2, sys.stderr)), [*warnings.filters], [*sys.path]
         folder, environment, variables = os.getcwd(), os.environ, os.environ._data.copy()  # type: ignore[attr-defined]  # decodes nothing
         for module, name, function in real:
             setattr(module, name, partial(self._refuse, os.getpid(), f"{module.__name__}.{name}", function))
@@ -144,7 +144,7 @@ class Containment:
         yield
         for module, name, function in real:
             setattr(module, name, function)
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) if file.closed else file for n, file in streams)
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) if getattr(a, "closed", 0) else a for n, a in files)
         with suppress(OSError):  # the folder may have been deleted
             os.chdir(folder)
         sys.path += [entry for entry in path if entry not in sys.path]
