@@ -90,14 +90,16 @@ def go(template: str, messages: list[dict[str, str]], prompt: str) -> str:
     ).groups()
 
     def turn(role: str, content: str) -> str:
-        text = found.replace('{{ "{{" }}', "\0")
+        text = re.sub(ESCAPED, lambda braces: "\0" * len(braces[1]), found)
         text = re.sub(condition, lambda part: part[2] if part[1] == role else part[3] or "", text, flags=re.DOTALL)
         return text.replace("{{ .Role }}", role).replace("{{ .Content }}", content)
 
     text = "".join(turn(**message) for message in messages) if found else ""
-    return (before + text + after.replace("{{ .Prompt }}", prompt)).replace("\0", "{{").replace('{{ "{{" }}', "{{")
+    text = before + text + after.replace("{{ .Prompt }}", prompt)
+    return re.sub(ESCAPED, r"\1", text).replace("\0", "{")
 
 
+ESCAPED = re.compile(r'(?<!\{)\{\{ "(\{+)" \}\}')  # Go takes the first two braces
 FORMS = {"chatml": None, "llama3": LLAMA3, "gemma": GEMMA, "qwen": QWEN, "qwen3": QWEN3, "smollm3": SMOLLM3}
 
 
@@ -105,7 +107,7 @@ FORMS = {"chatml": None, "llama3": LLAMA3, "gemma": GEMMA, "qwen": QWEN, "qwen3"
 @pytest.mark.parametrize("form", FORMS)
 def test_ollama_asks_as_the_run_did(form, style, own, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.txt").write_text("Write {{x}} for {question} now")
+    (tmp_path / "own.txt").write_text("Write {{x}} for {{question}}, {question} {{{question} now")
     own.chat_template = FORMS[form] or own.chat_template
     if form == "gemma":
         own.bos_token = "<|endoftext|>"

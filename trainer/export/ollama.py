@@ -79,12 +79,13 @@ def modelfile(file: str, config: Config, prompter: Prompter, stops: Sequence[str
 
 def _for_role(role: str, text: str) -> str:
     """Return template code that writes a text only in the turns of one role."""
-    return f'{{{{ if eq .Role "{role}" }}}}{_go(text)}{{{{ end }}}}' if text else ""
+    shown = _go(text).replace(QUESTION, "{{ .Content }}")  # again, if the run asks it twice
+    return f'{{{{ if eq .Role "{role}" }}}}{shown}{{{{ end }}}}' if text else ""
 
 
 def _go(text: str) -> str:
-    """Escape a text for a template of Go."""
-    return text.replace("{{", '{{ "{{" }}')
+    """Escape a text for a template of Go, also a brace that would be followed by those of Go."""
+    return re.sub(rf"{{{{+|{{(?={QUESTION}|\Z)", r'{{ "\g<0>" }}', text)
 
 
 def _quoted(text: str) -> str:
