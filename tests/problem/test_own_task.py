@@ -211,6 +211,7 @@ def test_a_mixture_asks_for_the_answer_where_it_is_looked_for():
     mixed = task_of("task.mix={nano: 1, addition: 1}")
     assert (mixed.prompt_style, mixed.answer_style) == ("tags", "tags")
     assert mixed.part(Problem("asked", "1 + 1?", "")) is mixed, "what a person asks is of no part"
+    assert task_of("task.mix={nano: 1, gsm8k: 1}").answer_style == "gsm8k"  # where both have it with prompt.style=chat
 
 
 MIX = "task.mix={nano: 1, reasoning_gym:gcd: 3}"

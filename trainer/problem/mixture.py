@@ -34,7 +34,9 @@ class MixedTask(Task):
             reason = f"task.path and task.data_dir are the data of one part, and {len(readers)} parts read data"
             raise ConfigError("task.mix", reason, "Leave them out, or put your data into one file")
         styles = {(part.prompt_style, part.answer_style) for part in self.parts}
-        self.prompt_style, self.answer_style = styles.pop() if len(styles) == 1 else ("tags", "tags")
+        marks = {mark for _, mark in styles}  # of answers that no prompt asks for, as with prompt.style=chat
+        self.prompt_style = styles.pop()[0] if len(styles) == 1 else "tags"
+        self.answer_style = marks.pop() if len(marks) == 1 else "tags"
         self.symbolic = any(part.symbolic for part in self.parts)
 
     def train(self) -> list[Problem]:
