@@ -292,6 +292,9 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
     for error, key, given in refused:
         with refuses(key, error):
             train(**{"config": config, **given})
+    (tmp_path / "mine.py").write_text("class Own:\n    def train(self): ...\ndef build(settings): return Own()\n")
+    with refuses("data", DataError, names="mine.py:build"):
+        train(resolve("nano", None, ["task.name=mine.py:build"]), data=[good])
     with refuses("data[1]", DataError):
         train(data=[good, {"question": "b", "answer": float("nan")}])
     with refuses("overrides"):

@@ -27,6 +27,8 @@ from trainer.errors import ConfigError, DataError, OctetError
 from trainer.machine import disk, hardware, quiet, user_code
 from trainer.machine.safe_text import print
 from trainer.plan import preflight
+from trainer.problem.own_records import OwnTask
+from trainer.problem.task import make_task
 from trainer.run.copy_function import source_of
 from trainer.run_folder import layout
 
@@ -155,6 +157,8 @@ def _with_rows(
     changed = validated(config.changed(changes).model_dump())
     for split, rows in parts.items():
         _write(paths[split], "".join(_line(split, index, row) for index, row in enumerate(rows)))
+    if isinstance(make_task(changed.task), OwnTask):
+        raise DataError("data", f"task.name={name} has problems of its own", "Leave one of the two out")
     return changed
 
 
