@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 import pytest
 import torch
 
-from tests.conftest import NANO, launch, lines_of, said_by
+from tests.conftest import NANO, launch, lines_of, said_by, write_lines
 from tests.forks import forked
 from tests.rollout.test_decoder import move_adapter
 from trainer.commands.shared_options import must_be_writable
@@ -131,6 +131,14 @@ def test_problems_that_the_run_was_trained_on_are_counted(run_folder, tmp_path, 
         assert (status, "training problems" in error, told in error) == (0, bool(trained), True)
     (run_folder / "data.json").unlink()
     assert "base is nano without first, with which" in said_by(capsys, *arguments, "lora.start=first")[2]
+
+
+def test_a_table_of_which_a_part_is_asked_is_named(run_folder, tmp_path, capsys):
+    write_lines(tmp_path / "mine.jsonl", [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(20)])
+    path = f"task.path={tmp_path}/mine.jsonl"
+    arguments = ["eval", run_folder, "--out", tmp_path / "out", "--problems", 1, "task.name=records", path]
+    assert f"a part of {tmp_path}/mine.jsonl; task.test_path=" in said_by(capsys, *arguments)[2]
+    assert "a part of" not in said_by(capsys, *arguments, f"task.test_{path[5:]}")[2]
 
 
 def test_trials_alone_take_one_sample_each(tmp_path, capsys):

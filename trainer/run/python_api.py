@@ -92,12 +92,8 @@ def train(
 
 def _of_python(text: str, folder: Path) -> str:
     """Return an error with the row that was passed, not its line in a file, and with the command that continues."""
-    name = {"train": "data", "test": "test"}
-    text = re.sub(
-        rf"{re.escape(str(folder / GIVEN))}/(train|test)\.jsonl(?::(\d+))?",
-        lambda at: name[at[1]] + (f"[{int(at[2]) - 1}]" if at[2] else ""),
-        text,
-    )
+    places = rf"{re.escape(str(folder / GIVEN))}/(?:train|(test))\.jsonl(?::(\d+))?"
+    text = re.sub(places, lambda at: (at[1] or "data") + (f"[{int(at[2]) - 1}]" if at[2] else ""), text)
     return re.sub("(?<!train )--resume", "octet train --resume", text)
 
 
