@@ -96,7 +96,8 @@ def refuse_other_settings(folder: Path, config: Config) -> None:
         warmup = folder / "warmup"
         refuse_other_settings(warmup, config.warmed_up_in(warmup))
         config = config.after_warmup(warmup)
-    changed = changes(folder, config)
+    # the steps of a warm-up are warmup.steps, whatever run.steps is
+    changed = [one for one in changes(folder, config) if not (config.is_warmup and one.key == "run.steps")]
     if refused := [one for one in changed if one.key not in MAY_CHANGE]:
         others = meaning(changed)
         possible = "\n".join(["\nThe other changes would be possible:", *others] if others else [])
