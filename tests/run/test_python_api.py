@@ -295,6 +295,8 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("class Own:\n    def train(self): ...\ndef build(settings): return Own()\n")
     with refuses("data", DataError, names="mine.py:build"):
         train(resolve("nano", None, ["task.name=mine.py:build"]), data=[good])
+    with refuses("run.dir", names="is a file"):
+        train(resolve("nano", None, ["run.dir=mine.py/it"]), data=[good])
     with refuses("data[1]", DataError):
         train(data=[good, {"question": "b", "answer": float("nan")}])
     with refuses("overrides"):

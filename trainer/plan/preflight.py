@@ -96,14 +96,17 @@ def must_leave_our_cards(machine: hardware.Hardware, vllm: Vllm, ranks: int) -> 
 
 def must_be_usable(config: Config) -> None:
     """Raise ConfigError if the run folder is a file, cannot be written, or holds a run with other settings."""
-    folder = config.run.dir or RUNS
+    must_be_writable(config.run.dir or RUNS)
+    if config.run.dir:
+        changed_settings.refuse_other_settings(config.run.dir, config)
+
+
+def must_be_writable(folder: Path) -> None:
     if path := next((path for path in (folder, *folder.parents) if os.path.lexists(path) and not path.is_dir()), None):
         what = "a file" if path.exists() else "a link that leads nowhere"
         raise ConfigError(f"run.dir={folder}", f"{path} is {what}", "Name a folder")
     if not os.access(nearest := existing(folder), os.W_OK | os.X_OK):
         raise ConfigError(f"run.dir={folder}", f"{nearest} cannot be written", "Write another run.dir=FOLDER")
-    if config.run.dir:
-        changed_settings.refuse_other_settings(folder, config)
 
 
 def complain(found: Sequence[Finding]) -> None:

@@ -75,6 +75,7 @@ def train(
         folder, is_new = create.folder_of(Request(config, "python", "")), config.run.dir is None
         functions: list[Any] = list(reward) if isinstance(reward, list | tuple | Mapping) else [reward]
         config = config.changed({"run.dir": folder})
+        preflight.must_be_writable(folder)  # where functions and data are copied to
         try:
             config = _with_functions(config, folder, functions, reward.values() if isinstance(reward, Mapping) else ())
             config = _with_rows(config, folder, functions, data, test)
