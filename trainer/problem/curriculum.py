@@ -156,6 +156,6 @@ def difficulties(problems: Sequence[Problem]) -> list[float]:
     else:
         measured = [float(problem.solution.count("\n")) if problem.solution else inf for problem in problems]
     if len(set(measured)) < 2:
-        reason = f"nothing tells easy problems from hard ones: no worked solutions, no numbers in {', '.join(MEASURES)}"
+        reason = f"numbers in {', '.join(MEASURES)}, or else the lines of worked solutions, are alike or missing"
         raise ConfigError("task.curriculum=difficulty", reason, "Write task.curriculum=solve_rate, which measures it")
     return measured

@@ -331,7 +331,7 @@ def examples(task: Task, shots: int) -> list[Problem]:
     problems = [problem for problem in task.train() if not problem.messages]
     if len(problems) <= shots:
         reason = f"the training set has only {len(problems)} problems, and one more than the examples is needed"
-        raise ConfigError(f"prompt.shots={shots}", reason)
+        raise ConfigError(f"prompt.shots={shots}", reason, "Write fewer, or add problems")
     return random.Random(0).sample(problems, shots + 1)
 
 
