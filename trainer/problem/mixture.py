@@ -4,7 +4,6 @@ A pass over the training set has problems of the parts in proportion to their sh
 more problems than that, each pass takes a different sample. The held-out problems are in the same proportion. All parts
 use one prompt style: `prompt.style` if it is set, else that of the parts if they agree, else `tags`. The name of a part
 is its key in `task.mix`, so two functions of one file are two parts, and the ids of its problems begin with that name.
-A problem has the columns of all parts, with None for those of others.
 """
 
 import random

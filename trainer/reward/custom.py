@@ -35,8 +35,7 @@ class Custom(Grader):
     """A grader that calls one function of the user. A failure ends the run."""
 
     def __init__(self, setting: str, settings: Reward, asked: str | None = None) -> None:
-        self.setting, self.name = setting, function_name(setting)
-        self.asked = asked  # the column of the question, if a setting names it
+        self.setting, self.name, self.asked = setting, function_name(setting), asked  # the column of the question
         self.timeout, self.format = settings.timeout, settings.custom_format
         self.path = find(KEY, setting)
         self.function = load(KEY, setting, RewardError)
