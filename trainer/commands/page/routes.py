@@ -104,7 +104,7 @@ class Pages:
         given = await _object(request)
         try:
             rows = given.get("rows", ())
-            requested = [(ACTIONS[name], Choices(self.runs, {**given, **own})) for name, own in rows]
+            requested = [(ACTIONS[name], Choices(self.runs, _checked({**given, **own}))) for name, own in rows]
         except (TypeError, ValueError, LookupError):
             raise HTTPException(400, "Write names of actions with their choices.") from None
         return JSONResponse(await to_thread.run_sync(lambda: [_command(*one) for one in requested]))
@@ -148,9 +148,16 @@ class Pages:
 
 async def _object(request: Request) -> dict[str, Any]:
     try:
-        return dict(await request.json())
+        return _checked(dict(await request.json()))
     except (ValueError, TypeError):
         raise HTTPException(400, "Write an object, as JSON.") from None
+
+
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the choices. Raise TypeError if a name in them is no text."""
+    if not all(isinstance(name, str) for name in (*given, *(given.get("runs") or ()))):
+        raise TypeError
+    return given
 
 
 def _command(action: Callable[[Choices], Iterator[str]], chosen: Choices) -> str:
