@@ -154,7 +154,8 @@ def test_standard_input_without_torch():
     done = ran(sys.executable, "-c", code, "score", "-", input=lines)
     assert (done.returncode, json.loads(done.stdout.splitlines()[0])["reward"]) == (2, 1.0)
     assert done.stdout.splitlines()[1] == "False"
-    assert done.stderr == "octet: standard input:2: not JSON: Expecting value: line 1 column 1 (char 0).\n"
+    no_json = "not JSON: Expecting value: line 1 column 1 (char 0). Correct that line."
+    assert done.stderr == f"octet: standard input:2: {no_json}\n"
 
 
 def test_a_standard_output_that_is_closed(tmp_path):

@@ -185,8 +185,8 @@ def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
 def _hint(line: bytes) -> str:
     if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return ". It is UTF-16; save it as UTF-8"
-    is_of_several = line.strip() in (b"{", b"[")
-    return ". Write each object on one line, or a list of them into a .json file" if is_of_several else ""
+    of_several = ". Write each object on one line, or a list of them into a .json file"
+    return of_several if line.strip() in (b"{", b"[") else ". Correct that line"
 
 
 def _flaw(values: Any) -> str:
