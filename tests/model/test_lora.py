@@ -1,5 +1,7 @@
 """The learning rate, the adapter, one that is trained further, and what they say when they cannot be."""
 
+import json
+
 import peft
 import pytest
 import torch
@@ -97,6 +99,13 @@ def test_it_begins_with_the_values_of_the_folder(tiny_model, stored):
     found = lora.trainable(made(tiny_model, start=folder))
     assert found.keys() == values.keys()
     assert all(torch.equal(found[name], value) for name, value in values.items())
+
+
+def test_the_layers_are_named_in_the_same_order_by_every_process(tiny_model, tmp_path):
+    """PEFT has them in a set, and a run that starts from the adapter compares the file when it resumes."""
+    lora.save_adapter(made(tiny_model, targets="all"), tmp_path)
+    named = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    assert named == sorted(named)
 
 
 @pytest.mark.parametrize(("settings", "named"), [

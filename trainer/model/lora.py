@@ -316,10 +316,12 @@ def _without_warnings() -> Iterator[None]:
 
 def save_adapter(model: Any, folder: Path, values: Mapping[str, Tensor] | None = None) -> None:
     """Write the adapter in PEFT's format, with other values if `values` is given."""
+    config = model.peft_config[ADAPTER]
+    if isinstance(config.target_modules, set):  # each process has another order, and other runs compare the file
+        config.target_modules = sorted(config.target_modules)
     # without embeddings, so PEFT does not ask the hub whether the vocabulary has changed
     model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values, selected_adapters=[ADAPTER])
     disk.follow_umask(*folder.glob("*.safetensors"))
-    config = model.peft_config[ADAPTER]
     multimodal = getattr(model, "taken_from", None)
     usage = USAGE_OF_TEXT.format(kind=multimodal) if multimodal else USAGE
     (folder / "README.md").write_text(CARD.format(base=config.base_model_name_or_path, rank=config.r, usage=usage))
