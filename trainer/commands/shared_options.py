@@ -49,7 +49,7 @@ def add_runs(parser: ArgumentParser, what: str = "run folders") -> None:
 
 def latest() -> Path:
     """Return the latest run, and print its folder."""
-    run = latest_run("RUN", "RUN")
+    run = latest_run("RUN", " of one")
     print(f"octet: the latest run: {run}", file=sys.stderr)
     return run
 

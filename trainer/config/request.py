@@ -49,7 +49,7 @@ def parse_command_line(arguments: Sequence[str]) -> Request:
 
 def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:
     """Return the settings of an earlier run with the overrides of this command line, and its folder."""
-    folder = Path(os.path.expanduser(options.resume)) if options.resume else latest_run("--resume", "--resume DIR")
+    folder = Path(os.path.expanduser(options.resume)) if options.resume else latest_run("--resume", ": --resume DIR")
     stored = folder / "config.yaml"
     if not os.path.isfile(stored):
         raise ConfigError(f"--resume {folder}", "there is no config.yaml in it, so it is not the folder of a run")
@@ -65,5 +65,5 @@ def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:
 def latest_run(option: str, written: str) -> Path:
     runs = sorted(filter(os.path.isfile, RUNS.glob("*/config.yaml")), key=os.path.getmtime)
     if not runs:
-        raise ConfigError(option, f"there is no run in {RUNS}/", f"Name the folder: {written}")
+        raise ConfigError(option, f"there is no run in {RUNS}/", f"Name the folder{written}")
     return runs[-1].parent
