@@ -50,7 +50,7 @@ def test_a_place_that_cannot_be_written_is_answered_before_a_model_loads(small_d
         preflight.must_be_usable(NANO)
     link = folder.parent / "link"
     link.symlink_to("nowhere")
-    with refuses("run.dir", names="link is a link that leads nowhere"):
+    with refuses("run.dir", names="link is a broken link"):
         preflight.must_be_usable(resolve("nano", None, [f"run.dir={link}/a"]))
 
 

@@ -68,8 +68,7 @@ def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
     beyond = sorted({*vllm.devices} - {*here}) if "CUDA_VISIBLE_DEVICES" not in os.environ else []  # which hides cards
     if beyond or not left:
         reason = f"there is no card {beyond[0]}, of {here}" if beyond else f"no card is left to train on, of {here}"
-        fewer = "others" if beyond else "fewer"
-        remedy = f"Name {fewer}, or write rollout.engine=vllm_colocate, which shares a card"
+        remedy = f"Name {'others' if beyond else 'fewer'}, or write rollout.engine=vllm_colocate, which shares a card"
         raise ConfigError(f"rollout.vllm.devices={[*vllm.devices]}", reason, remedy)
     return replace(machine, gpus=left)
 
@@ -103,7 +102,7 @@ def must_be_usable(config: Config) -> None:
 
 def must_be_writable(folder: Path) -> None:
     if path := next((path for path in (folder, *folder.parents) if os.path.lexists(path) and not path.is_dir()), None):
-        what = "a file" if path.exists() else "a link that leads nowhere"
+        what = "a file" if path.exists() else "a broken link"
         raise ConfigError(f"run.dir={folder}", f"{path} is {what}", "Name a folder")
     if not os.access(nearest := existing(folder), os.W_OK | os.X_OK):
         raise ConfigError(f"run.dir={folder}", f"{nearest} cannot be written", "Write another run.dir=FOLDER")
@@ -121,9 +120,8 @@ def complain(found: Sequence[Finding]) -> None:
 
 def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: Found) -> list[Finding]:
     wanted = needs(config, found, machine, teacher)
-    found_here = [*disk(wanted, config.run.dir or RUNS), ram(config, wanted, hardware.free_ram())]
-    for gpu in machine.gpus:
-        found_here += card(config.model.dtype, gpu)
+    of_cards = [one for gpu in machine.gpus for one in card(config.model.dtype, gpu)]
+    found_here = [*disk(wanted, config.run.dir or RUNS), ram(config, wanted, hardware.free_ram()), *of_cards]
     return [*found_here, *bf16_products(config, machine), *adapter(config), *answers(config), *packages(config)]
 
 
