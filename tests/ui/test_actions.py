@@ -44,10 +44,8 @@ def test_every_action_has_a_command_before_it_is_asked_for(asked, folder, monkey
     wrong = json.dumps(given | {"runs": [], "more": "'", "rows": [["export", {}], ["train", {}]]})
     said = [text.partition(":")[0] for text in json.loads(asked("POST", "commands", wrong)[2])]
     assert said == ["run", "More settings"]
-    for rows in (7, [7], [["look"]], [["no such", {}]], [[[], {}]], [["look", 7]], [["report", {"runs": 7}]]):
+    for rows in (7, [7], [["look"]], [["no such", {}]], [[[], {}]], [["look", 7]]):
         assert asked("POST", "commands", json.dumps({"rows": rows}))[0] == 400
-    for wrong in ([[1, 2]], {"runs": 7}, {"runs": [["known"]]}):
-        assert asked("POST", "do/report", json.dumps(wrong))[0] == 400
     monkeypatch.setattr(sys, "prefix", f"{ROOT}/.venv")
     assert shown(["list"]) == f"{os.path.relpath(ROOT / '.venv/bin/octet')} list"
 

@@ -103,8 +103,8 @@ class Pages:
         """Return the command of each requested action, or the reason why there is none."""
         given = await _object(request)
         try:
-            rows = [(name, _checked({**given, **own})) for name, own in given.get("rows", ())]
-            asked = [(ACTIONS[name], Choices(self.runs, own)) for name, own in rows]
+            rows = given.get("rows", ())
+            asked = [(ACTIONS[name], Choices(self.runs, {**given, **own})) for name, own in rows]
         except (TypeError, ValueError, LookupError):
             raise HTTPException(400, "Write names of actions with their choices.") from None
         return JSONResponse(await to_thread.run_sync(lambda: [_command(*one) for one in asked]))
@@ -148,15 +148,9 @@ class Pages:
 
 async def _object(request: Request) -> dict[str, Any]:
     try:
-        return _checked(dict(await request.json()))
+        return dict(await request.json())
     except (ValueError, TypeError):
         raise HTTPException(400, "Write an object, as JSON.") from None
-
-
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the choices. Raise TypeError if a name in them is no text."""
-    "".join([*given, *(given.get("runs") or ())])
-    return given
 
 
 def _command(action: Callable[[Choices], Iterator[str]], chosen: Choices) -> str:
