@@ -126,6 +126,7 @@ def test_an_example_ends_with_a_strict_answer(style):
     for solution in ("", "It is\nso #### 7", "\\boxed{C}"):
         shown = solved(Problem("p", "q", "C", solution), style)
         assert compare.equal(find.strict(shown, style), "C")
+        assert "7" not in shown  # another mark in the same example
     already = MARKS[style].format("C")
     assert solved(Problem("p", "q", "C", already), style) == already
     assert solved(Problem("p", "q", "", "It is so."), style) == "It is so."

@@ -335,6 +335,9 @@ def examples(task: Task, shots: int) -> list[Problem]:
     return random.Random(0).sample(problems, shots + 1)
 
 
+_MARKED = re.compile(r"\n?[ \t]*####[^\n]*|</?answer>")
+
+
 def solved(problem: Problem, answer_style: str) -> str:
     """Return the worked solution, with the answer where a strict answer has to stand. The solution is left out if it
     leads to another answer, or if the style wants the answer alone."""
@@ -345,11 +348,8 @@ def solved(problem: Problem, answer_style: str) -> str:
     found = find.strict(problem.solution, answer_style, problem.gold) if problem.solution else None
     if found is not None and compare.equal(found, problem.gold):
         return problem.solution
-    work = problem.solution if found is None else ""
+    work = _MARKED.sub("", problem.solution).strip() if found is None else ""
     return f"{work}\n{MARKS[answer_style].format(problem.gold)}".strip()
-
-
-_MARKED = re.compile(r"\n?[ \t]*####[^\n]*|</?answer>")
 
 
 def taught(problem: Problem, style: str, closing: str = "") -> str:
