@@ -1,5 +1,6 @@
 """`octet chat`: the models of a run answer side by side, while they write."""
 
+import json
 import os
 import re
 import sys
@@ -49,8 +50,8 @@ def test_the_models_answer_a_question_and_a_held_out_problem(folder):
 
 
 def test_a_question_on_the_command_line_is_answered_once(folder):
-    said = chat_in(folder, "x=3.", "What is x + 4?", "rollout.max_new_tokens=8", input="2 + 2?\n")
-    assert [line.split()[0] for line in said.splitlines() if line.endswith("─")] == ["base", "adapter"]
+    said = json.loads(chat_in(folder, "--json", "x=3.", "What is x + 4?", "rollout.max_new_tokens=8", input="2 + 2?\n"))
+    assert [(one["model"], one["right"]) for one in said["answers"]] == [("base", None), ("adapter", None)]
 
 
 def test_long_answers_stay_on_a_small_terminal(folder, tmp_path):

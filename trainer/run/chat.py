@@ -120,7 +120,8 @@ def _record(prompt: Prompt, models: list[ChatModel], sampling: Sampling, scorer:
         with model.active():
             ((_, (completion,)),) = model.sampler.sample([prompt], sampling)
         (score,) = scorer.score(prompt, [completion]).scores
-        read = {"strict": score.strict, "lenient": score.lenient, "right": score.correct_strict}
+        right = score.correct_strict if prompt.problem.gold else None
+        read = {"strict": score.strict, "lenient": score.lenient, "right": right}
         answers.append({"model": model.name, "answer": completion.text, **read})
     return {"question": prompt.problem.question, "gold": prompt.problem.gold, "answers": answers}
 
