@@ -16,9 +16,8 @@ from trainer.problem.environment import environments_of
 from trainer.problem.prompts import MARKS, answer_style
 from trainer.problem.task import evaluation_problems, make_task, normalised, training_problems
 from trainer.records import Completion, Problem, Prompt
-from trainer.reward.built_in import Reading
-from trainer.reward.custom import columns
-from trainer.reward.make import make_verifier
+from trainer.reward.make import make_scorer, make_verifier
+from trainer.run_folder.provenance import checksums
 from trainer.watch.answer_metrics import tally_groups
 from trainer.watch.measure import LENIENT, STRICT
 from trainer.watch.tally import Tally
@@ -225,11 +224,21 @@ def test_a_mixture_has_its_parts_in_proportion():
     assert config == configured(f"task.mix={json.dumps(config.task.mix)}", "task.name=mix", "task.gym.size=60")
 
 
-def test_a_reward_gets_none_for_a_column_of_another_part(written):
-    mixed = task_of(f"task.mix={{nano: 1, {written(SUMS)[10:]}: 1}}")
-    asked = [next(problem for problem in mixed.train() if (problem.part == "nano") is own) for own in (True, False)]
-    known = columns([Reading(Prompt(one, "", ()), None, None, None, 0.0, 0.0) for one in asked])
-    assert (known["n"], known["answer"]) == ([None, asked[1].extra["n"]], [asked[0].gold, int(asked[1].gold)])
+SEEN = "seen = []\ndef score(completions, n, **columns):\n    seen.append([n, columns['answer']])\n    return [0.5]\n"
+
+
+def test_a_reward_gets_none_for_a_column_of_another_part(written, tmp_path):
+    own = written(SUMS)
+    (tmp_path / "reward.py").write_text(SEEN)
+    config, task = made(f"task.mix={{nano: 1, {own[10:]}: 1}}", f"reward.custom={tmp_path}/reward.py:score")
+    scorer, problems = make_scorer(config, task), training_problems(task, config.task, 0)
+    asked = [next(problem for problem in problems if (problem.part == "nano") is own) for own in (True, False)]
+    for problem in asked:
+        scorer.score(Prompt(problem, "", ()), [Completion((), (), "7", truncated=False)])
+    n = asked[1].extra["n"]
+    assert scorer.graders[0].function.__globals__["seen"] == [[[None], [asked[0].gold]], [[n], [n + 1]]]
+    alone = next(problem for problem in task_of(own).train() if problem.question == asked[1].question)
+    assert checksums([asked[1]]) == checksums([alone])  # by which an evaluation finds what a run was trained on
 
 
 FILE = """

@@ -56,6 +56,14 @@ def test_it_gets_what_trl_gives_and_the_columns_of_the_record_first(mine):
     assert (seen_by(scorer)["level"], seen_by(scorer)["topic"]) == (["easy", None], [None, "sums"])
 
 
+@pytest.mark.parametrize(("column", "asked"), [("Frage", ["What is 3 * 4?"]), ("prompt", None)])
+def test_it_gets_the_question_under_the_name_of_its_column(mine, column, asked):
+    """Not under those names that TRL does not pass."""
+    scorer = mine(SEEN, "task.name=records", f"task.question={column}", "task.path=here.jsonl")
+    assert grades(scorer, "a") == [0.5]
+    assert seen_by(scorer).get(column) == asked
+
+
 def test_a_problem_without_a_gold_answer_has_none_to_compare_with(mine):
     """An empty one would be in every completion."""
     scorer = mine("def score(completions, answer, gold): return [float(answer == gold == [None])]")

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import NANO, logprobs_of, refuses
 from tests.e2e.vllm_double import VllmDouble
+from tests.rewarding import TASK
 from tests.rollout.test_decoder import SOME, Card, adapted, answers_in, family, prompts, sampling
 from tests.rollout.test_vllm_process import outside
 from trainer.answers.strip_thinking import after_thinking
@@ -406,7 +407,7 @@ def test_rewards_of_a_user_and_metrics_see_what_the_model_wrote(tokenizer, tmp_p
     told = Completion((1, 2, 3, 4), (0.0,) * 4, "#### 2", False, None, (True, False, False, True), turns, 0.0)
     score = Score(1.0, {}, None, None, False, False)
     group = ScoredGroup(prompts(9)[0], (told, replace(told, turns=others)), (score, score))
-    custom = Custom(f"{tmp_path}/mine.py:brief", resolve("nano", None, []).reward)
+    custom = Custom(f"{tmp_path}/mine.py:brief", resolve("nano"), TASK)
     rules = Rules(resolve("nano", None, []).reward, "gsm8k", max_new_tokens=9)
     readings = [read(group.prompt, one, rules) for one in group.completions]
     assert custom.grade(readings, Meter()) == [2.0, 2.0]

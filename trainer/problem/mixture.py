@@ -17,8 +17,6 @@ from trainer.problem.own_records import OwnTask
 from trainer.problem.task import HELD_OUT, DataTask, Task, make_task
 from trainer.records import Problem
 
-OF_ALL = ("question", "answer", "gold", "solution", "problem_id")  # what rewards get of every problem, column or not
-
 
 class MixedTask(Task):
     name = "mix"
@@ -27,6 +25,7 @@ class MixedTask(Task):
     def __init__(self, settings: TaskSettings) -> None:
         self.shares = settings.mix
         self.passes = 0
+        self.columns: dict[str, None] = {}
         self.parts = [make_task(settings.model_copy(update={"name": name, "mix": {}})) for name in settings.mix]
         readers = [part for part in self.parts if isinstance(part, DataTask) and not isinstance(part, OwnTask)]
         if (settings.path or settings.data_dir) and len(readers) != 1:
@@ -66,11 +65,9 @@ class MixedTask(Task):
                 raise DataError("task.mix", reason, "Add problems, or leave it out")
         unit = min(len(problems) / share for problems, share in zip(of_parts, shares, strict=True))
         counts = [max(1, round(unit * share)) for share in shares]
-        columns = {name: None for problems in of_parts for one in problems for name in one.extra if name not in OF_ALL}
+        self.columns |= {name: None for problems in of_parts for one in problems for name in one.extra}
         return [
-            replace(
-                problem, id=name + problem.id.removeprefix(part.name), part=name, extra={**columns, **problem.extra}
-            )
+            replace(problem, id=name + problem.id.removeprefix(part.name), part=name)
             for name, part, problems, count in zip(self.shares, self.parts, of_parts, counts, strict=True)
             for problem in random.Random(passes).sample(problems, count)
         ]

@@ -5,7 +5,7 @@ import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from importlib import import_module
@@ -39,6 +39,7 @@ class Task(ABC):
     score: Callable[[Problem, str], float] | None = None  # the worth of an answer; an answer worth 1 is correct
     environment: Callable[[Problem], Any] | None = None  # makes what replies to the model; see `environment.py`
     functions: Callable[[], Any] | None = None  # the same for TRL's environments (`foreign_environments.py`)
+    columns: Iterable[str] = ()  # of the parts of a mixture, which do not all have the same ones
     in_words = False  # whether most gold answers are not numbers, which changes the example in the prompt
 
     @abstractmethod

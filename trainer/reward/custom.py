@@ -15,11 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-from trainer.config.settings import Reward, function_name
+from trainer.config.settings import Config, function_name
 from trainer.errors import RewardError
 from trainer.machine.safe_text import without_keys
 from trainer.machine.user_code import Call, contained, find, load, where
 from trainer.problem.environment import is_number
+from trainer.problem.task import Task
 from trainer.records import Problem
 from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Grader, Meter
@@ -27,6 +28,7 @@ from trainer.reward.scorer import Grader, Meter
 KEY = "reward.custom"
 REHEARSED = 4  # completions in a rehearsal, to detect a function that returns one number for all of them
 SHOWN = 200  # characters of a completion in an error
+NOT_PASSED = ("prompt", "completion")  # columns that TRL keeps to itself
 # Most users' functions are not thread-safe, and faulthandler has only one timer.
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -34,9 +36,10 @@ _ONE_AT_A_TIME = threading.Lock()
 class Custom(Grader):
     """A grader that calls one function of the user. A failure ends the run."""
 
-    def __init__(self, setting: str, settings: Reward, asked: str | None = None) -> None:
-        self.setting, self.name, self.asked = setting, function_name(setting), asked  # the column of the question
-        self.timeout, self.format = settings.timeout, settings.custom_format
+    def __init__(self, setting: str, config: Config, task: Task) -> None:
+        self.setting, self.name = setting, function_name(setting)
+        self.question, self.columns = config.task.question or "question", task.columns
+        self.timeout, self.format = config.reward.timeout, config.reward.custom_format
         self.path = find(KEY, setting)
         self.function = load(KEY, setting, RewardError)
 
@@ -98,7 +101,8 @@ class Custom(Grader):
     def _arguments(self, readings: Sequence[Reading]) -> dict[str, Any]:
         """Return the arguments that TRL passes, but only those that the function accepts."""
         asked = [[*map(dict, one.problem.messages)] or one.problem.question for one in readings]
-        known = ({self.asked: asked} if self.asked else {}) | columns(readings) | self._texts(readings)
+        known = dict.fromkeys(self.columns, [None] * len(readings)) | {self.question: asked} | columns(readings)
+        known = {name: known[name] for name in known if name not in NOT_PASSED} | self._texts(readings)
         parameters = inspect.signature(self.function).parameters.values()
         wanted = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
         missing = {one.name for one in parameters if one.default is one.empty and one.name in wanted} - known.keys()
@@ -132,8 +136,7 @@ def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:
     for problem in (reading.problem for reading in readings):
         gold = problem.gold or None  # an empty text is in every completion
         known = {"question": problem.question, "answer": gold, "gold": gold}
-        extra = {name: value for name, value in problem.extra.items() if name not in ("prompt", "completion")}
-        records.append({**known, "solution": problem.solution, "problem_id": problem.id, **extra})
+        records.append({**known, "solution": problem.solution, "problem_id": problem.id, **problem.extra})
     names = {name: None for record in records for name in record}  # a set that keeps its order
     return {name: [record.get(name) for record in records] for name in names}
 

@@ -29,14 +29,14 @@ def check(settings: Reward) -> None:
 def rehearse_functions(config: Config, task: Task, problem: Problem) -> None:
     """Call the functions of reward.custom once without a model, except those that may use the text of prompts."""
     rules, prompt = rules_of(config, task), Prompt(problem, problem.question, ())
-    for function in (Custom(setting, config.reward, config.task.question) for setting in config.reward.custom):
+    for function in (Custom(setting, config, task) for setting in config.reward.custom):
         if not function.may_read_prompts(problem):
             function.rehearse(read(prompt, worked(problem), rules))
 
 
 def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Scorer:
     """Make a scorer with all graders. A file in `folder` counts what the judge costs, over all ranks and restarts."""
-    graders: list[Grader] = [Custom(setting, config.reward, config.task.question) for setting in config.reward.custom]
+    graders: list[Grader] = [Custom(setting, config, task) for setting in config.reward.custom]
     if "judge" in config.reward.weights:
         graders.append(Judge(config.reward.judge, folder))
     scorer = make_verifier(config, task)
