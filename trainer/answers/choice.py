@@ -58,7 +58,7 @@ _CLAUSE = re.compile(r"[,.;:]|\b(?:so|thus|hence|therefore)\b")
 _RULED_OUT = re.compile(
     r"(?i)n't\b|\b(?:or|either|neither|nor|and|could|might|may|doubt|rul(?:e|es|ed|ing)\s+out|eliminat|exclud|reject|than|if)"
     rf"|\b(?:not|never|cannot|false|wrong|incorrect|maybe|perhaps|unless|otherwise|least)\b|[.,;!] (?:{ANOTHER})\b"
-    "|[不非错]"
+    "|不(?!难)|非(?!常)|错|排除"  # but not "not hard to see" and "very"
 )
 _NAMED = re.compile(
     r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with|[Ii]t(?: is|'s| must be))(?::|\s+is|(?=\s))[\s*]*"
