@@ -61,7 +61,6 @@ def run(options: Namespace) -> None:
     preset = options.preset or choose_preset(hardware.detect())[0]
     config = resolve(preset, options.recipe, options.overrides)
     folder = options.to.absolute()
-    hub.FETCH = "Fetch on a machine with internet."  # in errors that otherwise advise this command
     constants.HF_HUB_CACHE = str(folder / "hub")  # HF_HOME is unchanged, because it holds the login
     os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")  # read when `datasets` is imported
     with writing(folder, "--to"):
@@ -86,7 +85,7 @@ def run(options: Namespace) -> None:
 
 
 def fetch_model(model: Model, folder: Path) -> str:
-    found = hub.find_model(model)
+    found = hub.find_model(model, "Fetch it on a machine with internet.")
     if model.name == "nano":
         return "nano: it comes with Octet"
     if found.folder is None:

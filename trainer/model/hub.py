@@ -69,7 +69,7 @@ class Found:
 NOTHING = Found(None)
 
 
-def find_model(model: Model) -> Found:
+def find_model(model: Model, elsewhere: str = FETCH) -> Found:
     """Find a model. Raise ModelError if it is neither on this machine nor available on the hub."""
     folder = NANO if model.name == "nano" else local_folder(model.name)
     if folder:
@@ -86,7 +86,7 @@ def find_model(model: Model) -> Found:
     except Unreachable as unreachable:
         if not cached:
             reason = f"it is neither a folder nor complete in the cache ({cache()}), and {unreachable}"
-            remedy = f"Write the path of a local folder, or try --preset nano, which needs no download. {FETCH}"
+            remedy = f"Write the path of a local folder, or try --preset nano, which needs no download. {elsewhere}"
             raise ModelError(f"model.name={model.name}", reason, remedy) from None
         stay_offline(unreachable)
     else:
