@@ -60,7 +60,7 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
             live = advantage.live_groups(groups, config.drops_dead_groups)
             dead = [group for group in groups if config.drops_dead_groups and group.is_dead]
             live = updater.penalise(live, tally)
-            # of rewards with the KL, because without it all rewards of a step may be equal
+            # the rewards include the KL, because without it all rewards of a step may be equal
             spread = advantage.step_deviation([*live, *dead], config, distributed.gather)
             advantages = [advantage.of_group(group, config, spread) for group in live]
             if config.shaping:

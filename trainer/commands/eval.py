@@ -52,7 +52,7 @@ def run(options: Namespace) -> None:
     typed, path = [text.partition("=")[0] for text in options.overrides], config.task.path or ""
     if "task.path" in typed and "task.test_path" not in typed and os.path.isfile(os.path.expanduser(path)):
         place = config.task.test_path or f"a part of {path}"
-        print(f"octet: the questions are those of {place}; task.test_path={path} asks all of that", file=sys.stderr)
+        print(f"octet: the questions are those of {place}; task.test_path={path} asks all of {path}", file=sys.stderr)
     draws, model = _draws(options, config), (source and source.folder) or Path(config.model.name)
     out = options.out or (source.run / "eval" if source and source.run else Path(f"eval-{model.resolve().name}"))
     if out.exists() and (not out.is_dir() or (out.is_symlink() and not options.out)):  # somebody else may have made it
