@@ -171,6 +171,7 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path, capsys):
     assert (status, list(tmp_path.iterdir())) == (0, [])
     assert "#SBATCH --nodes=2" in said
     assert "# nothing is written or submitted; " in said
+    assert said_by(capsys, "slurm", "--dry-run", "model.name=/only/on/the/nodes")[0] == 0
     for options, named in (((), "sbatch: "), (("--partition", "gpu"), "SBATCH_PARTITION=NAME")):
         status, _, told = said_by(capsys, "slurm", *options)
         assert (status, named in told) == (2, True)

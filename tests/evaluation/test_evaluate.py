@@ -64,6 +64,10 @@ def test_the_parts_of_a_mixture_stand_below_the_accuracy_that_is_paid(measure, r
     below = [name for name, _ in results.rows([seen])]
     assert below[below.index(row) + 1 :][:2] == ["  a", "  b"]
     assert best.metrics_of(seen)["eval/part/b"] == (measure == LENIENT)
+    assert (seen.summary()["accuracy"], seen.summary()["lenient_accuracy"]) == (0.5, 1.0)
+    before = Evaluation("before", (replace(outcome("18"), part="a"), replace(outcome(None), part="b")))
+    compared = Comparison(before, seen).summary()
+    assert (compared["gained"], compared["lenient"]["gained"]) == (0, 1)
 
 
 def test_long_problems_are_evaluated_unless_the_context_is_too_short(tiny_model, tokenizer):

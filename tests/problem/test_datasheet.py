@@ -74,7 +74,7 @@ def test_a_messy_table_is_counted(tmp_path):
     assert counts == {"whole numbers": 246, **few}
     assert [one["count"] for one in facts["left_out"]] == [20, 12, 8]
     odd = {gold: count for gold, count in GOLDS.items() if gold not in ("", "1.234,50")}
-    assert {one["gold"]: one["count"] for one in facts["odd"]} == odd
+    assert sorted((one["gold"], one["count"]) for one in facts["odd"]) == sorted(odd.items())  # each once
     assert facts["odd"][0] == {"where": f"{tmp_path}/messy.csv:248", "gold": "n/a", "count": 3, "kind": "no answer"}
     told = " ".join(task.notes())
     assert all(part in told for part in ("Windows-1252", "task.decimal=comma", "with another answer"))

@@ -158,6 +158,7 @@ def test_alarms_plans_and_values_that_are_not_numbers(copied):
     assert not re.search("nan,|,inf", text)  # they are left out of the curves
     seen = Seen(text)
     assert ("planned at most" in seen.within("th"), "5.89 GB" in seen.within("td")) == (True, True)
+    assert "energy of a card" not in seen.within("th")  # which nobody counted
     assert ("empty answers" in seen.within("strong"), ", since step 5" in seen.within("p")) == (True, True)
 
 

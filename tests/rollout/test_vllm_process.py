@@ -54,11 +54,13 @@ def cards(count: int) -> Hardware:
     return Hardware(tuple(Gpu(index, f"GPU-{index}", "card", 24.0) for index in range(count)), 8)
 
 
-def test_the_policy_is_trained_on_the_cards_that_the_servers_leave():
-    """What is refused is in tests/commands/test_plan.py."""
+def test_the_policy_is_trained_on_the_cards_that_the_servers_leave(monkeypatch):
+    """What is refused is in tests/data/refusals.yaml."""
     left = training_cards(cards(4), vllm_of(START, "rollout.vllm.devices=0,1"))
     assert [gpu.index for gpu in left.gpus] == [2, 3]
     assert training_cards(cards(0), vllm_of(START)).gpus == ()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # the servers may have cards that are hidden here
+    assert len(training_cards(cards(2), vllm_of(START, "rollout.vllm.devices=2")).gpus) == 2
 
 
 def test_a_rank_started_by_hand_does_not_share_its_card_with_a_server(monkeypatch):
