@@ -30,6 +30,7 @@ from trainer.plan.planner import GB
 from trainer.plan.preflight import must_leave_our_cards, training_cards
 from trainer.plan.search import Placement
 from trainer.rollout import make
+from trainer.rollout.draw_tokens import group_seed
 from trainer.rollout.interface import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
 from trainer.rollout.vllm import colocate, process, server
@@ -188,6 +189,17 @@ def outside(folder: Path, *overrides: str) -> SamplingContext:
     config = resolve("nano", None, overrides)
     stops = Stops(load_tokenizer(config.model), [2])
     return SamplingContext(config, StaticPolicy(), "nano", "fp32", 64, stops, folder, lambda text: None)
+
+
+def test_each_later_turn_of_each_answer_has_a_seed_of_its_own(tmp_path):
+    context, (prompt,) = outside(tmp_path), prompts(5)
+
+    def seed(number: int, *tokens: int) -> int:
+        answer = SimpleNamespace(number=number, tokens=tokens, end=9, prompt=prompt)
+        return process.turn_options(context, answer, sampling(), 1)["seed"]
+
+    assert seed(0) == seed(1) == group_seed(sampling(), prompt, "")
+    assert len({seed(0), seed(0, 5), seed(0, 5, 6), seed(1, 5)}) == 4
 
 
 def test_an_environment_without_vllm_is_named(tmp_path, monkeypatch, stand_in):
