@@ -140,7 +140,8 @@ def test_a_right_and_a_wrong_answer(monkeypatch, capsys):
     assert (status, said, len(golds)) == (0, "", 2)
     assert "  strict       '0' is wrong\n  lenient      '0' is wrong\n  correct         0.000  x 1" in shown
     assert "  strict       nothing found\n  lenient      '0' is wrong\n" in shown
-    _, shown, _ = play(monkeypatch, capsys, f"So:\n#### {golds[0]}")
+    _, shown, _ = play(monkeypatch, capsys, f"So:\n#### {golds[0]}\n\nMore", "task.limit=1")  # as a run has it
+    assert shown.count("gold ") == 1
     assert f"  strict       '{golds[0]}' is right" in shown
     assert "  reward          1.000" in shown
     assert "  overlong         none  x 0" in shown
