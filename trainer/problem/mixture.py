@@ -23,8 +23,7 @@ class MixedTask(Task):
     parts: Sequence[Task] = ()
 
     def __init__(self, settings: TaskSettings) -> None:
-        self.shares = settings.mix
-        self.passes = 0
+        self.shares, self.passes = settings.mix, 0
         self.columns: dict[str, None] = {}
         self.parts = [make_task(settings.model_copy(update={"name": name, "mix": {}})) for name in settings.mix]
         readers = [part for part in self.parts if isinstance(part, DataTask) and not isinstance(part, OwnTask)]
