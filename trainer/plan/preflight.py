@@ -101,7 +101,7 @@ def must_be_usable(config: Config) -> None:
 
 
 def must_be_writable(folder: Path) -> None:
-    """Raise ConfigError if a run folder is a file or a dead link, or cannot be written."""
+    """Raise ConfigError if a run folder is a file or a broken link, or cannot be written."""
     if path := next((path for path in (folder, *folder.parents) if os.path.lexists(path) and not path.is_dir()), None):
         what = "a file" if path.exists() else "a broken link"
         raise ConfigError(f"run.dir={folder}", f"{path} is {what}", "Name a folder")
