@@ -136,7 +136,7 @@ class Containment:
     @contextmanager
     def _restore(self) -> Iterator[None]:
         real = [(module, name, getattr(module, name)) for module, names in REFUSED.items() for name in names]
-        files, filters, path = ((1, sys.stdout), (2, sys.stderr)), [*warnings.filters], [*sys.path]
+        streams, filters, path = ((1, sys.stdout), (2, sys.stderr)), [*warnings.filters], [*sys.path]
         folder, environment, variables = os.getcwd(), os.environ, os.environ._data.copy()  # type: ignore[attr-defined]  # decodes nothing
         for module, name, function in real:
             setattr(module, name, partial(self._refuse, os.getpid(), f"{module.__name__}.{name}", function))
@@ -144,7 +144,7 @@ class Containment:
         yield
         for module, name, function in real:
             setattr(module, name, function)
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) if getattr(a, "closed", 0) else a for n, a in files)
+        sys.stdout, sys.stderr = (_opened(number, stream) for number, stream in streams)
         with suppress(OSError):  # the folder may have been deleted
             os.chdir(folder)
         sys.path += [entry for entry in path if entry not in sys.path]
@@ -159,6 +159,11 @@ class Containment:
         if is_outside or (name == "os.dup2" and not _replaces(*arguments, **named)):
             return real(*arguments, **named)
         raise SystemExit(f"it called {name}, which your code may not do")
+
+
+def _opened(number: int, stream: Any) -> Any:
+    """Return a stream, or a new one of its descriptor if it has been closed. A notebook's own may not say so."""
+    return os.fdopen(number, "w", closefd=False) if getattr(stream, "closed", False) else stream
 
 
 def _replaces(fd: int, fd2: int, inheritable: bool = True) -> bool:

@@ -317,7 +317,7 @@ def _style(settings: PromptSettings, task: Task) -> Style:
     try:
         request = Path(name).read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
-        remedy = "Save it as UTF-8" * isinstance(error, UnicodeDecodeError)
+        remedy = "Save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
         raise ConfigError(f"prompt.style={name}", f"it cannot be read ({error})", remedy) from None
     if "{question}" not in request:
         raise ConfigError(f"prompt.style={name}", "there is no {question} in it", "Write it where the question goes")
