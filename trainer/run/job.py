@@ -113,9 +113,6 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
         if evaluator.held_out:
             last = None if evaluator.draws else evaluator.history.last  # a finished run makes no step
             last = last or evaluator.evaluate("trained", evaluator.draws)
-            is_logged = log.total_steps in [one.step for one in evaluator.history.milestones]
-            if log.first_step == log.total_steps and not is_logged:
-                log.evaluation(log.total_steps, metrics_of(last))  # of other problems than before
             evaluations["trained"] = replace(last, name="trained")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(closing.what_is_saved(log)) from None
