@@ -172,7 +172,7 @@ NOT_RUN = {
     r"octet plan --model NAME .*": "the end of an answer",
     r"python (make_table|ask)\.py": "test_pages.py runs them where the page has written them",
     r"octet ui.*": "a server, which tests/ui starts",
-    r"bash tests/.*|python bench/soak.*|python -m tests.*": "tests, which are run by themselves",
+    r"bash tests/.*|python bench/(soak|scaling).*|python -m tests.*": "tests, which are run by themselves",
 }
 # How a command runs here: what names a card or a model that is not here, and what would take long.
 INSTEAD = {
