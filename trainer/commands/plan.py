@@ -109,7 +109,7 @@ def show_models(options: Namespace, console: Console) -> None:
             questions.append(searched(question))
     if options.json:
         print(json.dumps([document(question) for question in questions], indent=2))
-        sys.exit(not questions)
+        sys.exit(0 if questions else 1)
     if not questions:
         smallest = question.placement  # the last one
         least = next(size for size in count(1) if replace(smallest, vram=size * GB, ram=inf).search())

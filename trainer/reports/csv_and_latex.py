@@ -1,4 +1,4 @@
-"""Tables as CSV and LaTeX."""
+"""Write tables as CSV and LaTeX."""
 
 import csv
 import io

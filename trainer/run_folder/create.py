@@ -1,5 +1,5 @@
-"""Create a run folder: its name, config.yaml, machine.json, and copies of the user's data and code. And say how the run
-that is already in a folder continues."""
+"""Create a run folder: its name, config.yaml, machine.json, and copies of the user's data and code; or say how the run
+that is already in the folder continues."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Whether a run was stopped, from the lock of its folder and the time of its last record."""
+"""Tell whether a run was stopped, from the lock of its folder and the time of its last record."""
 
 import time
 
