@@ -1,4 +1,4 @@
-"""What a child process of the tests answers: a number twice. It never answers `None`, and raises Exception for a text."""
+"""What a child process of the tests answers: a number twice. It raises Exception for a text, and answers no `None`."""
 
 from collections.abc import Callable
 
