@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -21,11 +22,11 @@ from trainer.config.resolve import resolve
 from trainer.config.settings import fields
 from trainer.config.study import read_study
 from trainer.errors import CheckpointError, ConfigError
-from trainer.machine import manifest
+from trainer.machine import disk, manifest
 from trainer.ranks import distributed
 from trainer.rollout.vllm import process
 from trainer.run import job
-from trainer.run_folder import changed_settings, checkpoints, create, lock
+from trainer.run_folder import changed_settings, checkpoints, create, layout, lock
 from trainer.run_folder.journal import Journal
 from trainer.run_folder.reader import read_run
 from trainer.watch.phases import total_memory
@@ -55,6 +56,27 @@ def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path, alone):
         threading.Timer(0.2, looking.close).start()
         lock._lock(tmp_path)
     assert lock.is_ours(tmp_path)
+
+
+def test_a_start_beside_a_run_that_replaces_files_finds_none_that_has_gone(tmp_path):
+    stop = threading.Event()
+
+    def write_and_delete() -> None:
+        while not stop.is_set():
+            disk.replace(tmp_path / "verdict.json", b"{}")
+            write(tmp_path, dict.fromkeys(["best/1", "best/2", "best/3"], ""))
+            (tmp_path / "verdict.json").unlink()
+            shutil.rmtree(tmp_path / "best")
+
+    run = threading.Thread(target=write_and_delete)
+    run.start()
+    try:
+        for _ in range(1000):
+            layout.refuse_what_is_not_its_own(tmp_path)
+            assert disk.size(tmp_path) in (0, 2, 4)
+    finally:
+        stop.set()
+        run.join()
 
 
 def test_a_process_that_a_reward_has_forked_does_not_keep_the_folder(tmp_path, alone):

@@ -213,7 +213,13 @@ def claimed(path: Path, remedy: str) -> Iterator[None]:
 
 
 def size(folder: Path) -> int:
-    return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
+    """Return the bytes of all files in a folder, of which a run may remove some meanwhile."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total
 
 
 def amount(count: float) -> str:

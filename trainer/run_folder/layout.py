@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.errors import CheckpointError, ConfigError
@@ -20,11 +21,13 @@ KINDS = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFDIR: "folder", sta
 def refuse_what_is_not_its_own(folder: Path) -> None:
     """Raise ConfigError for a pipe, which would block the run, or a link, through which it would write elsewhere."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        is_file, mode = bool(FILES.fullmatch(path.name)), path.lstat().st_mode
-        if (is_file and not stat.S_ISREG(mode)) or (FOLDERS.fullmatch(path.name) and not stat.S_ISDIR(mode)):
-            wanted, kind = "file" if is_file else "folder", KINDS.get(stat.S_IFMT(mode), "device")
-            reason = f"a run has a {wanted} of its own where {path} is a {kind}"
-            raise ConfigError(f"run.dir={folder}", reason, "Move it away, or choose another folder")
+        is_file, is_folder = FILES.fullmatch(path.name), FOLDERS.fullmatch(path.name)
+        with suppress(FileNotFoundError):  # a run that goes on here has replaced it meanwhile
+            mode = path.lstat().st_mode
+            if (is_file and not stat.S_ISREG(mode)) or (is_folder and not stat.S_ISDIR(mode)):
+                wanted, kind = "file" if is_file else "folder", KINDS.get(stat.S_IFMT(mode), "device")
+                reason = f"a run has a {wanted} of its own where {path} is a {kind}"
+                raise ConfigError(f"run.dir={folder}", reason, "Move it away, or choose another folder")
 
 
 def checkpoints(folder: Path) -> list[Path]:
