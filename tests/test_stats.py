@@ -152,6 +152,8 @@ def test_the_share_of_a_gain_has_an_interval_around_the_truth_or_none():
     assert 0.35 < low < value < high < 0.65
     assert low < 0.5 < high
     assert stats.share_reached(drawn(rng, 0.2), drawn(rng, 0.001)) is None  # there is nothing to reach
+    rng = random.Random(0)
+    assert stats.share_reached(drawn(rng, 0.2), drawn(rng, 0.02)) is None  # only the upper end is too far away
 
 
 def test_intervals_hold_what_they_promise():
@@ -171,3 +173,5 @@ def test_rewards_that_stay_rise_in_one_run_of_forty():
     risen = sum(stats.rise([draw.gauss(0, 1) for _ in range(30)], 10).low > 0 for _ in range(8000))
     assert risen / 8000 == pytest.approx(0.025, abs=0.005)
     assert stats.rise([1.0] * 30, 10) == (0.0, 0.0, 0.0)
+    half = 4.302653 * (17 / 3) ** 0.5  # Welch's 2.2 degrees of freedom are taken as 2
+    assert stats.rise([1, 2, 3, 5, 9, 13], 3) == pytest.approx((7, 7 - half, 7 + half), abs=1e-5)

@@ -117,9 +117,9 @@ def test_problems_never_seen_weigh_as_much_as_the_best_and_the_newest_groups_cou
     learned.observe([("p/1", 0.5), ("p/2", 0.0)])
     assert [learned.weight(f"p/{index}") for index in range(3)] == pytest.approx([1.0, 1.0, 0.1])
     learned = BySolveRate(PROBLEMS, 4, 0, 10)
-    for rate in (1.0, 0.0, 0.0):
+    for rate in (1.0, 0.0, 0.0, 1.0):
         learned.observe([("p/1", rate)])
-    assert learned.state() == {"solve_rates": {"p/1": 0.25}}  # 1, then a half of it, then a quarter
+    assert learned.state() == {"solve_rates": {"p/1": 0.625}}  # 1, then a half of it, a quarter, and halfway back to 1
 
 
 def test_rates_believe_the_parse_that_the_reward_believes():
