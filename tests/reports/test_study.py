@@ -11,14 +11,16 @@ import sys
 import pytest
 
 from tests.conftest import launch, refuses, said_by, write_lines
+from tests.reports.conftest import configure
 from tests.reports.test_plot import elements
 from trainer.commands import study as command
 from trainer.config.study import read_study
 from trainer.errors import DataError, OctetError
 from trainer.reports.chart import COLOURS, GREY
 from trainer.reports.csv_and_latex import as_latex
-from trainer.reports.study import Collected, _at, collect, ended, gaps, is_enough, shares, summary
+from trainer.reports.study import Collected, _at, collect, curve, ended, gaps, is_enough, shares, summary
 from trainer.reports.study_page import drawings, sections, sentences, tables
+from trainer.run_folder.reader import read_run
 from trainer.watch.measure import LENIENT
 
 TEXT = """
@@ -151,6 +153,16 @@ def test_costs_are_counted_and_compared_where_they_are_equal(found):
     assert (_at(15.0, "samples", points), _at(5.0, "samples", points)) == (pytest.approx(0.7), None)
     for said in ("All arms have spent the same tokens and seconds.", "The arms differ in cost: samples."):
         assert said in "\n".join(sentences(found))
+
+
+def test_a_warm_up_counts_among_the_costs_of_its_run_and_has_no_point_in_the_curve(study, found):
+    folder = study.folder / "grpo-0"
+    shutil.copytree(folder, folder / "warmup")
+    configure(folder, warmup__steps=1)
+    lines = [{"step": 0, "eval/accuracy": 0.3}, {"step": 1, "tokens": 50.0, "time/step": 1.0, "eval/accuracy": 0.4}]
+    write_lines(folder / "warmup/metrics.jsonl", lines)
+    costs = [(line["step"], *cost.values()) for cost, line in curve(read_run(folder))]
+    assert costs == [(0, 8, 50, 1), (4, 136, 3250, 9)]
 
 
 def test_a_study_that_goes_on_is_judged_by_the_runs_that_have_ended(study, capsys):
