@@ -172,6 +172,12 @@ def test_agents_that_fail_earn_nothing_and_end_nothing(tokenizer, monkeypatch):
     assert any("rollout.turns.seconds=600" in line for line in said)
 
 
+def test_a_command_that_floods_its_output_is_ended(tokenizer):
+    said = []
+    assert answer_of("timeout 20 yes", tokenizer, said=said).reward == 0.0
+    assert any("the command printed more than 1000000 characters" in line for line in said)
+
+
 def test_a_long_or_half_written_result_stops_no_other_agent(tokenizer, monkeypatch):
     said, settings = [], late(monkeypatch, "1")
     groups = sample(DecodeSampler, "long_result", tokenizer, count=5, group=1, said=said, settings=settings)

@@ -55,8 +55,16 @@ def _imported(what: str, path: Path, work: Callable[[], Any], kind: type[OctetEr
 
 
 def _command(command: list[str], problem: Any) -> str:
-    text = json.dumps(vars(problem))
-    return subprocess.run(command, input=text, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    with open(os.memfd_create("problem"), "w+") as asked:  # a pipe blocks if a command prints before it reads
+        json.dump(vars(problem), asked)
+        asked.seek(0)
+        process = subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None, "it is a pipe"
+    if len(printed := process.stdout.read(LARGEST + 1)) > LARGEST:
+        raise ValueError(f"the command printed more than {LARGEST} characters")
+    if status := process.wait():
+        raise subprocess.CalledProcessError(status, command)
+    return printed.strip()
 
 
 def serve(setting: str) -> None:
