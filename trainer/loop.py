@@ -63,7 +63,7 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
             # the rewards include the KL, because without it all rewards of a step may be equal
             spread = advantage.step_deviation([*live, *dead], config, distributed.gather)
             advantages = [advantage.of_group(group, config, spread) for group in live]
-            if config.shaping:
+            if config.shaping and config.algorithm.loss != "reinforce":  # which compares no answers
                 tally.add("advantage/shaping", *advantage.decided_by_shaping(live, advantages, config, spread))
         with phases("batch"):
             rows = pack.rows(live, advantages, algorithm)
