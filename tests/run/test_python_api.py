@@ -299,8 +299,9 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
         train(resolve("nano", None, ["run.dir=mine.py/it"]), data=[good])
     with refuses("data[1]", DataError):
         train(data=[good, {"question": "b", "answer": float("nan")}])
-    with refuses("overrides"):
-        resolve("nano", None, "run.steps=1")
+    for overrides in ("run.steps=1", None, 3, [3], ["run.steps=1", None]):
+        with refuses("overrides", names="['run.steps=100']"):
+            resolve("nano", None, overrides)
     with refuses("recipe", names="resolve(preset, None, [...])"):
         resolve("nano", ["run.steps=1"])
     with refuses("data", DataError, names="such as sets['train']; a file"):
