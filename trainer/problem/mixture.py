@@ -14,7 +14,7 @@ from dataclasses import replace
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.problem.own_records import OwnTask
-from trainer.problem.task import HELD_OUT, DataTask, Task, make_task
+from trainer.problem.task import HELD_OUT, DataTask, Task, few, make_task
 from trainer.records import Problem
 
 
@@ -53,7 +53,7 @@ class MixedTask(Task):
 
     def notes(self) -> list[str]:
         notes = [note for part in self.parts for note in part.notes()]
-        return [note for note in notes if not note.startswith(HELD_OUT)]  # the parts are held out together
+        return [*(note for note in notes if not note.startswith(HELD_OUT)), *few(self.test())]  # of all parts together
 
     def _mixed(self, of_parts: Sequence[Sequence[Problem]], passes: int) -> list[Problem]:
         """Return as many problems as possible with the parts in proportion. Each pass samples them anew."""

@@ -109,21 +109,15 @@ class DataTask(Task):
     def notes(self) -> list[str]:
         overlap = f"training problems left out because the test set asks them too: {self.overlap}"
         bad = [f"{LEFT_OUT}: {count}; the first: {first}" for count, first in self.left_out()]
-        return [*self.encodings, *([overlap] if self.overlap else []), *self._few(), *bad]
+        training, held_out = self.__dict__.get("_halves", ((), ()))  # of a test file, its author knows the size
+        small = few(held_out if training else ())
+        return [*self.encodings, *([overlap] if self.overlap else []), *small, *bad]
 
     def left_out(self) -> list[tuple[int, str]]:
         """Return how many records were left out for each kind of reason, and the first reason of that kind."""
         firsts = {_PARTICULARS.sub("", reason): reason for reason in reversed(self.skipped)}
         counts = Counter(_PARTICULARS.sub("", reason) for reason in self.skipped)
         return [(count, firsts[kind]) for kind, count in counts.most_common()]
-
-    def _few(self) -> list[str]:
-        """Return a warning if a share of the problems is held out, and is too small to show much."""
-        training, held_out = self.__dict__.get("_halves", ((), ()))
-        if not training or len(held_out) >= ENOUGH or not held_out[0].gold:
-            return []
-        seen = f"{HELD_OUT}: only {counted(len(held_out), 'problem')}, {what_shows(len(held_out))}"
-        return [f"{seen}; take more records, or a larger task.holdout"]
 
     @cached_property
     def _halves(self) -> tuple[list[Problem], list[Problem]]:
@@ -188,6 +182,14 @@ def make_task(settings: TaskSettings) -> Task:
     place = BUILT_IN.get(settings.name.partition(":")[0], "trainer.problem.own_records:own_task")
     module, _, function = place.partition(":")
     return getattr(import_module(module), function)(settings)
+
+
+def few(held_out: Sequence[Problem]) -> list[str]:
+    """Return a warning if the held-out problems are too few to show much."""
+    if len(held_out) >= ENOUGH or not any(one.gold for one in held_out):
+        return []
+    seen = f"{HELD_OUT}: only {counted(len(held_out), 'problem')}, {what_shows(len(held_out))}"
+    return [f"{seen}; take more records, or a larger task.holdout"]
 
 
 def asked(problem: Problem) -> str:
