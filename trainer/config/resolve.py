@@ -86,6 +86,8 @@ def _overridden(files: Sequence[dict[str, Any]], overrides: Sequence[str]) -> li
         given = _parsed(text)
         if flat(given, "mix")["task.name"] != "mix":  # the later one of the two applies
             layers[-1].get("task", {}).pop("mix", None)
+        elif given.get("task", {}).get("mix"):
+            layers[-1].get("task", {}).pop("name", None)
         layers[-1] = _merge(layers[-1], given)
     return layers
 
@@ -106,6 +108,8 @@ def _merged(layers: Sequence[dict[str, Any]], command_names_task: bool, folder: 
         is_share = layer is layers[-1] and not command_names_task
         if {"mix", "name"} & {*layer.get("task", {})} and not is_share:  # another task, or other parts, replace a mix
             merged.get("task", {}).pop("mix", None)
+        if layer.get("task", {}).get("mix"):
+            merged.get("task", {}).pop("name", None)
         merged = _merge(merged, placed(layer, folder) if folder and layer is layers[0] else layer)
     return merged
 
