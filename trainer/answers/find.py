@@ -24,7 +24,7 @@ from trainer.answers.choice import LETTER, LETTERS, choice_letter, closing_choic
 from trainer.answers.compare import equal
 from trainer.answers.grammar import ANOTHER, CORRECTING, HEDGING
 from trainer.answers.notation import LONGEST_ANSWER
-from trainer.answers.number import is_plain, number
+from trainer.answers.number import MYRIADS, is_plain, number
 from trainer.answers.number_words import SCALES, in_digits
 from trainer.answers.phrase import CORRECTION, DIGIT, TURNED, last_number, offered, states, tidy
 from trainer.answers.strip_thinking import after_thinking
@@ -82,7 +82,7 @@ _DENIED_AFTER = re.compile(  # \\boxed{18} is wrong, \\boxed{18} or 20
     r"(?i)(?:[ \t]?\^(?!\s*\{?\s*\\circ)|[ \t]?\\?%[ \t$]*of[ \t$]+(?:the\s)?[0-9]|_[0-9{]"
     r"|[ \t]?\\(?:pi|sqrt|times|cdot|div|pm)\b|\.?[0-9]|[a-fijknp-rt-z]\b"
     r"|[ \t]?[-+*/<>][ \t]?[0-9(\\]|[ \t$]+to[ \t$]+[0-9]|\$?[-–][$0-9]"
-    rf"|(?:[ \t~$]|\\(?:[)\], ]|text\{{)){{0,4}}(?:{'|'.join(SCALES)})s?\b"
+    rf"|(?:[ \t~$]|\\(?:[)\], ]|text\{{)){{0,4}}(?:(?:{'|'.join(SCALES)})s?\b|{MYRIADS})"
     r"|(?:\\[)\]]|\\text\{|[ \t$*_,(){}\]])*(?:\?|(?:wrong|incorrect)\b"
     r"|(?:is|was|seems|looks|can|could|may|might|would)\b[^.!?\n]{0,20}?"
     r"(?:\bnot|n't|\bwrong|\bincorrect|\bfalse|\btoo|\bguess)\b"
@@ -248,7 +248,11 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
     return None if is_sentence or picked[:4].lower() == "not " else picked
 
 
-_THEREFORE = re.compile(r"(?:so|thus|hence|therefore)\b[,:]?\s+(?=\W*[A-J]\b\W*\Z)", re.IGNORECASE)  # "Hence, D."
+_THEREFORE = re.compile(  # "Hence, D.", "Antwort: B"
+    r"(?:(?:so|thus|hence|therefore)\b[,:]?\s+|(?:antwor[dt]|réponse|respuesta|risposta|resposta|svar|ответ|答案?|回答|정답|답)"
+    r"\s?[:：]\s*)(?=\W*[A-J]\b\W*\Z)",
+    re.IGNORECASE,
+)
 
 
 def _letter(text: str, wanted: str | None) -> str | None:

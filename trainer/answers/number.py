@@ -26,9 +26,9 @@ CURRENCY = (
     r"|(?:USD|EUR|GBP|INR|CAD|AUD|CHF|JPY|CNY|RMB|BRL|MXN|SEK|NOK|DKK|PLN|CZK|HUF|NZD|SGD|HKD|ZAR|PKR|NGN|PHP|IDR|RUB|[Kk]r\.?|Rs\.?|Rp\.?|RM)(?=[\s0-9]))"
 )
 _NO_CENTS = re.compile(r"(?<=[0-9])(?:/-|\.--?)\Z")  # Rs. 1,500/- and CHF 18.-
-_CENTS = re.compile(  # "R$ 18,50" and "18,50 €", but "$18,50$" is a list
-    rf"(?:[A-Z]\$|[{_SYMBOLS[1:]}])\s?[0-9]+,[0-9]{{2}}(?![0-9.,])"
-    rf"|(?<![0-9.,])[0-9]+,[0-9]{{2}}(?=\s?(?:[{_SYMBOLS[1:]}]|EUR|CHF|zł|kr))"
+_CENTS = re.compile(  # "R$ 18,50" and "18,5 €", but "$18,50$" is a list
+    rf"(?:[A-Z]\$|[{_SYMBOLS[1:]}])\s?[0-9]+,[0-9]{{1,2}}(?![0-9.,])"
+    rf"|(?<![0-9.,])[0-9]+,[0-9]{{1,2}}(?=\s?(?:[{_SYMBOLS[1:]}]|EUR|CHF|zł|kr))"
 )
 _WRITTEN = re.compile(
     rf"""(?xi)(?P<sign>[-+]?|minus\s|negative\s)[ ]?(?P<money>{CURRENCY}?)[ ]?(?P<inner>[-+]?)[ ]?
@@ -49,8 +49,11 @@ _MONEY_SCALES = {"k": 3, "K": 3, "grand": 3, "thou": 3, "M": 6, "B": 9, "bn": 9}
 # Words that may follow a plain number. Other words make a difference: "7 Up" and "3 pm" are not plain numbers.
 _MEASURES = (UNITS.keys() - {"am", "pm"}) | SCALES.keys()
 _MEASURES |= {"rupee", "peso", "penny", "pence", "unit", "point", "time", "per", "a"}
+_MYRIADS = {"百": 10**2, "千": 10**3, **dict.fromkeys("万萬만", 10**4), **dict.fromkeys("亿億억", 10**8)}
+MYRIADS = r"(?:[百万萬만亿億억]|千(?![克米瓦]))+"  # a hundred, ten thousand; but 千克 is a kilogram
+_MYRIAD = re.compile(rf"({MYRIADS})(.*)")
 _COUNTERS = re.compile(  # counting words, but not 万 (ten thousand) and 左右 (about)
-    "(?:[美欧日]?元|块|圆|円|ドル|원|달러|개|명|마리|권|살|시간|个|個|只|人|天|岁|米|厘米|公里|公斤|小时|分钟)(?![半多以左未])[\u4e00-\u9fff]{0,4}"
+    "(?:[美欧日]?元|块|圆|円|ドル|원|달러|개|명|마리|권|살|시간|个|個|只|人|天|岁|米|厘米|千米|公里|克|千克|公斤|升|吨|小时|分钟)(?![半多以左未])[\u4e00-\u9fff]{0,4}"
 )
 _WORD = r"[^\W\d_][^\W\d_']*(?:\s*\^\s*\{?[23]\}?)?\.?"
 _LETTERS = re.compile(r"[^\W\d_][^\W\d_']*")
@@ -81,7 +84,7 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] |
         return Fraction(int(simple[1] + simple[2].replace(",", ""))), (), ("dollar",) if "$" in text else ()
     text = _DEGREES.sub(" degrees ", DECORATION.sub(" ", text))
     text = " ".join(clean("; ".join(text.strip().split("\n"))).split())
-    text = _CENTS.sub(lambda money: money[0].replace(",", "."), _NO_CENTS.sub("", text))
+    text = with_cents(_NO_CENTS.sub("", text))
     text = _REPEATING.sub(_as_fraction, _NUMERIC_FRACTION.sub(r" \1/\2 ", text))
     text = _after_equals(text).strip(WRAPPERS)
     if text[:1] + text[-1:] in ("()", "[]", "{}") and "," not in text:
@@ -96,6 +99,11 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] |
         return None
     nouns = [word for word in _LETTERS.findall(tail) if len(word) > 1 and word.lower().rstrip("s") not in _MEASURES]
     return value * scale, tuple(nouns), units_in(f"{written['money']} {tail}")
+
+
+def with_cents(text: str) -> str:
+    """Return `18.50 €` for "18,50 €"."""
+    return _CENTS.sub(lambda money: money[0].replace(",", "."), text)
 
 
 _UNIT = re.compile(r"\^\s*\{?\s*([23])|([^\W\d_]+|[%$¢£€¥₹])")
@@ -264,6 +272,9 @@ def _scale(tail: str, money: bool) -> int | None:
     shown = tail.strip(" .$")
     if not tail or _COUNTERS.fullmatch(shown):
         return 1
+    if myriad := _MYRIAD.fullmatch(shown):
+        is_counted = not myriad[2] or _COUNTERS.fullmatch(myriad[2].lstrip())
+        return prod(map(_MYRIADS.__getitem__, myriad[1])) if is_counted else None
     head, _, currency = shown.partition(" ")
     if head in _MONEY_SCALES and ((unit(currency),) in _MONEY if currency else money or head in ("grand", "thou")):
         return int(10 ** _MONEY_SCALES[head])

@@ -12,7 +12,7 @@ from functools import lru_cache
 from trainer.answers.compare import ORDINAL
 from trainer.answers.grammar import CORRECTING, REASON, TEXT, fits, is_statement, kind, unit, unit_kind
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
-from trainer.answers.number import CURRENCY, DECIMAL, number, worked_out
+from trainer.answers.number import CURRENCY, DECIMAL, MYRIADS, number, with_cents, worked_out
 from trainer.answers.number_words import in_digits
 
 WINDOW = 200  # characters before the last digit in which the last number begins
@@ -20,7 +20,7 @@ _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
     (?:[0-9]*\\[dt]?frac\{{-?{DECIMAL}\}}\{{{DECIMAL}\}}
       |(?:{CURRENCY}\s?-?)?[0-9]+[ ][0-9]+/[0-9]+(?![0-9])
       |(?:{CURRENCY}\s?-?)?{DECIMAL}(?:\s?/\s?[0-9]+(?![0-9])|[eE][-+]?[0-9]+(?!\w)|\s?(?:\*|x|\\times|\\cdot)\s?10\^\{{?-?[0-9]+\}}?)?)
-    (?:\s?\\?%|(?:\s(?:hundred|thousand|[mb]illion)s?\b)+|\sgrand\b(?!\s[a-z]))?"""
+    (?:\s?(?:\\?%|€(?!\s?[a-z]*(?:thousand|illion)))|(?:\s(?:hundred|thousand|[mb]illion)s?\b)+|\sgrand\b(?!\s[a-z])|\s?{MYRIADS})?"""
 _NUMERAL = re.compile(_NUMBER, re.VERBOSE)
 _OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
 _NO_OPERAND = re.compile("[a-z]{2,}|=.*")
@@ -102,7 +102,7 @@ def offered(phrase: str) -> str | None:
 
 def _among_words(phrase: str) -> str | None:
     """Drop what is not the answer, and return the remaining number unless something that was dropped contradicts it."""
-    plain = " ".join(clean("; ".join(phrase.split("\n"))).split())
+    plain = with_cents(" ".join(clean("; ".join(phrase.split("\n"))).split()))
     plain = in_digits(_REMARK.sub(" ", _SUMS.sub("equals", _YEAR.sub("anno", plain))))
     plain = _SPOKEN_SIGN.sub(lambda sign: _SIGN_WORDS.get(sign[1], "*"), plain)
     if number(plain) is not None:
@@ -241,7 +241,7 @@ def last_number(text: str) -> str | None:
     end = len(text) - last_digit.start()
     line = text.rfind("\n", 0, end) + 1
     start = max(line, end - WINDOW)
-    plain = to_ascii(text[start : end + 32].partition("\n")[0])
+    plain = with_cents(to_ascii(text[start : end + 32].partition("\n")[0]))
     numbers = [match for match in _IN_TEXT.finditer(plain) if match.start() or start == line]
     return tidy(numbers[-1][0]) if numbers and _stands_alone(plain, numbers[-2:]) else None
 
