@@ -58,8 +58,8 @@ class Curriculum:
         return draw(self.pool(step), step, self.count, self.seed)
 
     def spare(self, step: int, number: int) -> list[Problem]:
-        """Return other problems for a step whose own taught nothing: of its `pool`, or of all if it drew the whole pool.
-        `number` counts the refills."""
+        """Return other problems for a step whose own taught nothing, of its `pool`, or of all if it drew the whole
+        pool. `number` counts the refills."""
         drawn = {problem.id for problem in self.draw(step)}
         others = [problem for problem in self.pool(step) if problem.id not in drawn]
         return self._sample(others or self.problems_at(step), random.Random(f"{self.seed}/{step}/{number}"))
