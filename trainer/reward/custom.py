@@ -53,6 +53,8 @@ class Custom(Grader):
                 if isinstance(call.error, TypeError | AttributeError):
                     given, other = ("messages", "text") if self._is_chat(readings[0].problem) else ("texts", "chat")
                     what += f" Completions are {given} here; reward.custom_format={other} passes TRL's other form."
+                if isinstance(call.error, IndexError) and not all(one.completion.tokens for one in culprit):
+                    what += " `completion_ids` is empty if an agent never called the model, or a file has no `tokens`."
                 raise self._error(what, culprit)
         if call.error is not None:
             raise call.error
