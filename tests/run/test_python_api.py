@@ -8,7 +8,9 @@ import threading
 from functools import cache
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
 from octet import Config, resolve, train
 from tests.conftest import ROOT, launch, learned, refuses
@@ -308,6 +310,11 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
         train(data={"train": [good], "test": [good]})
     assert not list((tmp_path / "runs").iterdir())
     assert not list(tmp_path.rglob("*.yaml"))
+
+
+def test_rows_may_have_numbers_of_other_libraries():
+    row = {"answer": numpy.int64(3), "scores": numpy.array([0.5, 1.0]), "level": torch.tensor(2)}
+    assert json.loads(python_api._line("train", 0, row)) == {"answer": 3, "scores": [0.5, 1.0], "level": 2}
 
 
 def test_a_process_group_and_ranks_of_somebody_else_are_left_alone(alone, monkeypatch):

@@ -170,13 +170,20 @@ def _rows(name: str, rows: Rows) -> list[Mapping[str, Any]]:
 
 def _line(name: str, index: int, row: Mapping[str, Any]) -> str:
     try:
-        text = json.dumps(dict(row), ensure_ascii=False) + "\n"
+        text = json.dumps(dict(row), ensure_ascii=False, default=_plain) + "\n"
         text.encode()  # refuses half a character
         return text
     except (TypeError, ValueError) as error:
         where = f"{'data' if name == 'train' else name}[{index}]"
         remedy = "Use dictionaries of text, numbers, lists and dictionaries"
         raise DataError(where, f"it cannot be written as JSON ({error})", remedy) from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a number, an array or a tensor, as of NumPy, as Python's own numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__}")
 
 
 def _write(path: Path, text: str) -> None:
