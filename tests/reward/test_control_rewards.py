@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.conftest import refuses
 from tests.rewarding import PROMPT, answer, scorer_of
 from trainer.config.resolve import resolve
 from trainer.problem.task import make_task, training_problems
-from trainer.records import ScoredGroup
+from trainer.records import Problem, ScoredGroup
 from trainer.reward import control_rewards
 
 SCORED = scorer_of().score(PROMPT, [answer(f"#### {number}") for number in (12, 12, 12, 3, 4, 5, 6, 7)])
@@ -58,9 +59,19 @@ def test_shuffled_golds_are_those_of_other_problems_and_the_held_out_ones_stay()
     config = resolve("nano", None, ["reward.control=shuffled_gold"])
     task = make_task(config.task)
     problems = training_problems(task, config.task, 0)
-    changed = control_rewards.shuffle_golds(problems, "shuffled_gold", config.run.seed)
+    changed = control_rewards.shuffle_golds(problems, "shuffled_gold", config.run.seed, ("answer",))
     assert sorted(one.gold for one in changed) == sorted(one.gold for one in problems)
     assert [one.question for one in changed] == [one.question for one in problems]
     same = sum(one.gold == other.gold for one, other in zip(changed, problems)) / len(problems)
     assert same < 0.1  # by chance: there are about a hundred answers
-    assert control_rewards.shuffle_golds(problems, "none", 0) == problems
+    assert control_rewards.shuffle_golds(problems, "none", 0, ()) == problems
+
+
+def test_a_function_reads_shuffled_golds_in_the_columns_of_the_answer_too():
+    problems = [Problem(str(n), f"{n}?", str(n), f"#### {n}", {"Zahl": n, "level": n}) for n in range(50)]
+    changed = control_rewards.shuffle_golds(problems, "shuffled_gold", 0, ("Zahl", "solution"))
+    assert [one.extra["level"] for one in changed] == [*range(50)]
+    assert all(one.gold == str(one.extra["Zahl"]) == one.extra["solution"].removeprefix("#### ") for one in changed)
+    assert [one.solution for one in changed] == [one.solution for one in problems]  # which a warm-up teaches
+    with refuses("reward.control", names="no gold answers"):
+        control_rewards.shuffle_golds([replace(one, gold="") for one in problems], "shuffled_gold", 0, ())

@@ -44,7 +44,8 @@ def read_held_out(config: Config) -> Data:
 def training_of(task: Task, config: Config) -> list[Problem]:
     """Return the training problems, whose gold answers are shuffled if `reward.control` says so."""
     problems = training_problems(task, config.task, config.run.seed)
-    return control_rewards.shuffle_golds(problems, config.reward.control, config.run.seed)
+    columns = (config.task.answer or "answer", config.task.solution or "solution")
+    return control_rewards.shuffle_golds(problems, config.reward.control, config.run.seed, columns)
 
 
 def asking_what_there_is(config: Config) -> Config:
