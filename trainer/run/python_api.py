@@ -115,7 +115,7 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward], w
     known = config.reward.weights if "weights" in config.reward.model_fields_set else {}
     known = {**known, **dict(zip(map(function_name, settings), weights))}
     changes = {"reward.custom": (*config.reward.custom, *settings), "reward.weights": known}
-    changed = validated(config.changed(changes).model_dump())
+    changed = validated(config.changed(changes).model_dump(warnings=False))
     for function, setting in zip(functions, settings):
         path = Path(setting.rpartition(":")[0])
         text, missing = source_of(function)
