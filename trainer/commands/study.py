@@ -8,6 +8,7 @@ import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +26,7 @@ from trainer.machine.exits import listen
 from trainer.machine.installed_files import in_a_process
 from trainer.machine.safe_text import print
 from trainer.problem.prompts import answer_style, must_have_solutions, taught
-from trainer.problem.task import make_task, training_problems
+from trainer.problem.task import evaluation_problems, make_task, training_problems
 from trainer.reports import study_page
 from trainer.reports.csv_and_latex import as_csv, as_latex
 from trainer.reports.markup import page
@@ -73,6 +74,8 @@ def run(options: Namespace) -> None:
         except DataError as error:
             reason = f"controls: supervised: {error.reason or error}"
             raise ConfigError(study.path, reason, "Remove it from controls") from None
+    if not (judges_only or options.dry_run):
+        _must_ask_the_same(study)
     if options.dry_run and not options.slurm:
         for one in study.runs():
             later = f"# {one.name}: after {study.first}-{one.seed}, for as many steps as match its tokens"
@@ -92,6 +95,21 @@ def run(options: Namespace) -> None:
         _show(study, results)
     if failed:
         raise StudyError(", ".join(failed), f"{counted(len(failed), 'run')} failed", "The same command tries again")
+
+
+def _must_ask_the_same(study: Study) -> None:
+    """Raise ConfigError if arms have other held-out problems, instead of when all their runs have ended."""
+    configs = {one.arm: study.config(one) for one in study.runs()}
+    tasks = {f"{config.task} {config.eval.problems}": arm for arm, config in reversed(configs.items())}
+    asked: dict[str, set[tuple[str, str]]] = {}
+    for arm in tasks.values() if len(tasks) > 1 else ():
+        with suppress(OctetError):  # the run reports it
+            problems = evaluation_problems(make_task(configs[arm].task), configs[arm].eval.problems)
+            asked[arm] = {(problem.question, problem.gold) for problem in problems}
+    for arm, held_out in asked.items():
+        if held_out != asked.get(study.first, held_out):
+            reason = f"its held-out problems are not those of {study.first}, so they cannot be compared"
+            raise ConfigError(f"{study.path}, arm {arm}", reason, "Write the same task and eval.problems for all arms")
 
 
 def _train(study: Study, jobs: int) -> list[str]:
