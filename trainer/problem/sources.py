@@ -312,7 +312,7 @@ def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
     if path.is_dir():
         raise DataError(f"{setting}={name}", "it is a folder", f"Write task.data_dir={name}, with train.jsonl in it")
     if path.exists() and path.suffix.lower() not in READERS:
-        remedy = "Save the table of a spreadsheet as CSV, and call a .tsv file .csv"
+        remedy = "Save a spreadsheet as CSV and an Arrow table as Parquet, and call a .tsv file .csv"
         raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known", remedy)
     if path.suffix.lower() in READERS:
         if not path.is_file():
