@@ -143,11 +143,19 @@ def config():
         ([0.0, 0.0], [1.0, 1.0], CANNOT_TELL),  # two problems that rise by the same say little about others
         ([0.5], [0.7], CANNOT_TELL),
         ([-50.0, -40.0, None, -60.0] * 4, [-5.0, -4.0, 0.0, None] * 4, LEARNED),
+        ([0.5, None], [None, 0.5], CANNOT_TELL),
     ],
 )
 def test_the_verdict_about_rewards(before, after, kind):
     both = [paid("base", *before), paid("trained", *after)]
     assert verdict_of(results.document({}, both), [], config()).kind == kind
+
+
+def test_the_means_before_and_after_are_of_problems_with_both_rewards():
+    both = [paid("base", 0.5, 0.25, None, 0.75), paid("trained", 0.75, 0.5, 1.0, None)]
+    said = "held-out reward 0.375 -> 0.625 on 2 problems, +0.250 ("
+    assert said in results.all_pairs(both)[0].sentence
+    assert verdict_of(results.document({}, both), [], config()).evidence.startswith(said)
 
 
 def test_a_comparison_of_rewards_counts_what_is_higher_and_lower_and_names_the_largest_first():

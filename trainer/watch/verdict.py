@@ -56,8 +56,11 @@ def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
     """Compare the trained model with the base on the held-out problems, by the measure that the reward follows."""
     base, trained, *_ = evaluation["evaluations"]
     comparison, difference = measure.pair(evaluation["comparisons"][0], base["problems"])
-    p, name, problems = comparison["p"], measure.of_model, base["problems"]
-    evidence = evidence_of(base[name], trained[name], problems, difference, p, measure)
+    p, problems = comparison["p"], comparison.get("problems", base["problems"])
+    if not problems:
+        return Verdict(CANNOT_TELL, "no held-out problem has a reward both before and after training.")
+    before, after = comparison.get("rewards") or (base[measure.of_model], trained[measure.of_model])
+    evidence = evidence_of(before, after, problems, difference, p, measure)
     if p < SIGNIFICANT and difference.value > 0:
         return Verdict(LEARNED, evidence)
     if measure.is_reward and "loss" in base and not base["deviation"]:  # a warm-up, of which no reward tells anything
