@@ -249,9 +249,8 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
 
 
 _THEREFORE = re.compile(  # "Hence, D.", "Antwort: B"
-    r"(?:(?:so|thus|hence|therefore)\b[,:]?\s+|(?:antwor[dt]|réponse|respuesta|risposta|resposta|svar|ответ|答案?|回答|정답|답)"
-    r"\s?[:：]\s*)(?=\W*[A-J]\b\W*\Z)",
-    re.IGNORECASE,
+    r"(?i)(?:(?:so|thus|hence|therefore)\b[,:]?\s+|(?:antwor[dt]|réponse|respuesta|risposta|resposta|svar|ответ|答案?|回答|"
+    r"정답|답)\s?[:：]\s*)(?=\W*[A-J]\b\W*\Z)"
 )
 
 

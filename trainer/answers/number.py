@@ -2,7 +2,7 @@
 
 import re
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from math import pi, prod, sqrt
 
@@ -30,6 +30,7 @@ _CENTS = re.compile(  # "R$ 18,50" and "18,5 €", but "$18,50$" is a list
     rf"(?:[A-Z]\$|[{_SYMBOLS[1:]}])\s?[0-9]+,[0-9]{{1,2}}(?![0-9.,])"
     rf"|(?<![0-9.,])[0-9]+,[0-9]{{1,2}}(?=\s?(?:[{_SYMBOLS[1:]}]|EUR|CHF|zł|kr))"
 )
+with_cents = partial(_CENTS.sub, lambda money: money[0].replace(",", "."))
 _WRITTEN = re.compile(
     rf"""(?xi)(?P<sign>[-+]?|minus\s|negative\s)[ ]?(?P<money>{CURRENCY}?)[ ]?(?P<inner>[-+]?)[ ]?
     (?: (?P<whole>[0-9]+)\s+(?:and\s(?=[0-9/]+\s[a-z]))?(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)(?![0-9.,])
@@ -99,11 +100,6 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] |
         return None
     nouns = [word for word in _LETTERS.findall(tail) if len(word) > 1 and word.lower().rstrip("s") not in _MEASURES]
     return value * scale, tuple(nouns), units_in(f"{written['money']} {tail}")
-
-
-def with_cents(text: str) -> str:
-    """Return `18.50 €` for "18,50 €"."""
-    return _CENTS.sub(lambda money: money[0].replace(",", "."), text)
 
 
 _UNIT = re.compile(r"\^\s*\{?\s*([23])|([^\W\d_]+|[%$¢£€¥₹])")
@@ -272,9 +268,8 @@ def _scale(tail: str, money: bool) -> int | None:
     shown = tail.strip(" .$")
     if not tail or _COUNTERS.fullmatch(shown):
         return 1
-    if myriad := _MYRIAD.fullmatch(shown):
-        is_counted = not myriad[2] or _COUNTERS.fullmatch(myriad[2].lstrip())
-        return prod(map(_MYRIADS.__getitem__, myriad[1])) if is_counted else None
+    if (myriad := _MYRIAD.fullmatch(shown)) and (not myriad[2] or _COUNTERS.fullmatch(myriad[2].lstrip())):
+        return prod(map(_MYRIADS.__getitem__, myriad[1]))
     head, _, currency = shown.partition(" ")
     if head in _MONEY_SCALES and ((unit(currency),) in _MONEY if currency else money or head in ("grand", "thou")):
         return int(10 ** _MONEY_SCALES[head])

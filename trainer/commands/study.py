@@ -106,10 +106,9 @@ def _must_ask_the_same(study: Study) -> None:
         with suppress(OctetError):  # the run reports it
             problems = evaluation_problems(make_task(configs[arm].task), configs[arm].eval.problems)
             asked[arm] = {(problem.question, problem.gold) for problem in problems}
-    for arm, held_out in asked.items():
-        if held_out != asked.get(study.first, held_out):
-            reason = f"its held-out problems are not those of {study.first}, so they cannot be compared"
-            raise ConfigError(f"{study.path}, arm {arm}", reason, "Write the same task and eval.problems for all arms")
+    if others := [arm for arm in asked if asked[arm] != asked.get(study.first, asked[arm])]:
+        reason = f"its held-out problems are not those of {study.first}, so they cannot be compared"
+        raise ConfigError(f"{study.path}, arm {others[0]}", reason, "Write one task and eval.problems for all arms")
 
 
 def _train(study: Study, jobs: int) -> list[str]:

@@ -43,11 +43,9 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     """Return the frozen configuration of a preset, a recipe and `key=value` overrides."""
     preset = preset and os.path.expanduser(preset)
     files = _files(preset, recipe)
-    is_list = isinstance(overrides, Iterable) and not isinstance(overrides, str)
-    texts = [*overrides] if is_list else []
-    if not is_list or not all(isinstance(text, str) for text in texts):
-        reason, remedy = f"{_shown(repr(overrides))} is no list of texts", "Write a list of them: ['run.steps=100']"
-        raise ConfigError("overrides", reason, remedy)
+    texts: list[Any] = [None] if isinstance(overrides, str) or not isinstance(overrides, Iterable) else [*overrides]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError("overrides", f"{_shown(repr(overrides))} is no list of texts", "Write ['run.steps=100']")
     overrides = ["".join(map(str.strip, text.partition("="))) for text in texts]
     layers = _overridden(files, overrides)
     folder = Path(preset).parent if preset and Path(preset).name == "config.yaml" else None  # of a run

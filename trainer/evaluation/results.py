@@ -63,8 +63,6 @@ class Comparison:
     @property
     def sentence(self) -> str:
         """Return whether the second model is better, worse, or within the noise, with the evidence."""
-        if not self.both:
-            return "within the noise: no problem has a reward from both models."
         *_, p, difference = self.test
         kind = "within the noise" if p >= SIGNIFICANT else "better" if difference.value > 0 else "worse"
         before, after = self.means
@@ -73,15 +71,15 @@ class Comparison:
     @property
     def means(self) -> list[float]:
         """Return the mean values before and after of the problems that have both."""
-        return [self.measure.mean(values).value for values in zip(*(row[2:] for row in self.both), strict=True)]
+        values = [*zip(*(row[2:] for row in self.both), strict=True)] or [(0.0,)] * 2
+        return [self.measure.mean(one).value for one in values]
 
     def summary(self) -> dict[str, Any]:
         gained, lost, p, (value, *interval) = self.test
         summary: dict[str, Any] = {"before": self.before.name, "after": self.after.name, "gained": gained, "lost": lost}
         summary |= {"p": p, "sentence": self.sentence}
         if self.measure.is_reward:
-            paired = {"problems": len(self.both), "rewards": self.means}  # of a judge that has graded both
-            paired = paired if len(self.both) < len(self.before.outcomes) else {}
+            paired = {"problems": len(self.both), "rewards": self.means}  # that are graded in both evaluations
             return {**summary, "difference": value, "interval": interval, **paired}
         lenient = LENIENT.compared(self.before.values(LENIENT), self.after.values(LENIENT))
         return {**summary, "lenient": dict(zip(("gained", "lost", "p"), lenient))}

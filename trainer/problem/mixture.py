@@ -3,12 +3,11 @@
 A pass over the training set has problems of the parts in proportion to their shares, each problem once; if a part has
 more problems than that, each pass takes a different sample. The held-out problems are in the same proportion. All parts
 use one prompt style: `prompt.style` if it is set, else that of the parts if they agree, else `tags`. The name of a part
-is its key in `task.mix` without folders, so two functions of one file are two parts, and the ids of its problems begin
-with that name.
+is its key in `task.mix` without folders, and the ids of its problems begin with it.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 
@@ -24,7 +23,9 @@ class MixedTask(Task):
     parts: Sequence[Task] = ()
 
     def __init__(self, settings: TaskSettings) -> None:
-        self.shares, self.passes, self.names = settings.mix, 0, names_of(settings.mix)
+        self.shares, self.passes = settings.mix, 0
+        names = [part.rpartition("/")[2] if ".py:" in part else part for part in settings.mix]  # paths of a resumed run
+        self.names = [f"{name}-{at}" if name in names[:at] else name for at, name in enumerate(names)]  # are absolute
         self.columns: dict[str, None] = {}
         self.parts = [make_task(settings.model_copy(update={"name": name, "mix": {}})) for name in settings.mix]
         readers = [part for part in self.parts if isinstance(part, DataTask) and not isinstance(part, OwnTask)]
@@ -71,12 +72,3 @@ class MixedTask(Task):
             for name, part, problems, count in zip(self.names, self.parts, of_parts, counts, strict=True)
             for problem in random.Random(passes).sample(problems, count)
         ]
-
-
-def names_of(parts: Iterable[str]) -> list[str]:
-    """Return the names of parts, the same for a resumed run, which has absolute paths. Equal ones are numbered."""
-    names = list[str]()
-    for part in parts:
-        name = part.rpartition("/")[2] if ".py:" in part else part
-        names.append(f"{name}-{len(names) + 1}" if name in names else name)
-    return names

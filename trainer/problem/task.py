@@ -110,8 +110,7 @@ class DataTask(Task):
         overlap = f"training problems left out because the test set asks them too: {self.overlap}"
         bad = [f"{LEFT_OUT}: {count}; the first: {first}" for count, first in self.left_out()]
         training, held_out = self.__dict__.get("_halves", ((), ()))  # of a test file, its author knows the size
-        small = few(held_out if training else ())
-        return [*self.encodings, *([overlap] if self.overlap else []), *small, *bad]
+        return [*self.encodings, *([overlap] if self.overlap else []), *few(held_out if training else ()), *bad]
 
     def left_out(self) -> list[tuple[int, str]]:
         """Return how many records were left out for each kind of reason, and the first reason of that kind."""

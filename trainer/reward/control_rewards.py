@@ -12,20 +12,20 @@ from trainer.records import Problem, ScoredGroup
 
 
 def shuffle_golds(problems: Sequence[Problem], control: str, seed: int, columns: Sequence[str]) -> list[Problem]:
-    """Return the training problems. With `shuffled_gold` their gold answers are shuffled among them, and so is what a
-    reward function reads as their solutions and as the columns of the answer."""
+    """Return the training problems. With `shuffled_gold` their gold answers are shuffled among them, and so are the
+    solutions and the `columns` that reward functions read."""
     if control != "shuffled_gold":
         return list(problems)
     if not any(problem.gold for problem in problems):
         raise ConfigError("reward.control=shuffled_gold", "there are no gold answers", "Write reward.control=random")
-    others = list(problems)
+
+    def with_answer_of(other: Problem, one: Problem) -> Problem:
+        moved = {name: other.extra.get(name) for name in columns if name in one.extra}
+        return replace(one, gold=other.gold, extra={**one.extra, "solution": other.solution, **moved})
+
+    others = [*problems]
     random.Random(seed).shuffle(others)
-    return [_with_answer_of(*pair, columns) for pair in zip(problems, others, strict=True)]
-
-
-def _with_answer_of(problem: Problem, other: Problem, columns: Sequence[str]) -> Problem:
-    moved = {name: other.extra.get(name) for name in columns if name in problem.extra}
-    return replace(problem, gold=other.gold, extra={**problem.extra, "solution": other.solution, **moved})
+    return list(map(with_answer_of, others, problems))
 
 
 def replace_rewards(scored: ScoredGroup, control: str, seed: int) -> ScoredGroup:

@@ -107,8 +107,7 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward], w
         name = getattr(function, "__name__", type(function).__name__)
         if not name.isidentifier():
             raise ConfigError("reward", f"{name} has no name for the log", "Write a function with `def`")
-        path = folder / GIVEN / f"{name}.py"
-        settings.append(f"{path}:{name}")
+        settings.append(f"{folder / GIVEN / name}.py:{name}")
         user_code.given[settings[-1]] = function
     if not settings:
         return config
@@ -145,8 +144,7 @@ def _with_rows(
     is_of_gsm8k = name == "gsm8k" and all("####" in str(row.get(column)) for row in parts["train"])
     is_of_preset = name in ("nano", "addition", "gsm8k") and not is_of_gsm8k  # not a task that was chosen for the data
     changes = {"task.name": "records" if is_of_preset else name, "task.path": str(paths["train"])}
-    if "test" in paths:
-        changes["task.test_path"] = str(paths["test"])
+    changes |= {"task.test_path": str(paths["test"])} if "test" in paths else {}
     if functions and config.task.answer is None and not any("answer" in row for row in parts["train"]):
         changes["task.answer"] = "none"
         if "code" not in config.reward.weights:
@@ -170,20 +168,13 @@ def _rows(name: str, rows: Rows) -> list[Mapping[str, Any]]:
 
 def _line(name: str, index: int, row: Mapping[str, Any]) -> str:
     try:
-        text = json.dumps(dict(row), ensure_ascii=False, default=_plain) + "\n"
+        text = json.dumps(dict(row), ensure_ascii=False, default=lambda one: one.tolist()) + "\n"  # of NumPy
         text.encode()  # refuses half a character
         return text
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         where = f"{'data' if name == 'train' else name}[{index}]"
         remedy = "Use dictionaries of text, numbers, lists and dictionaries"
         raise DataError(where, f"it cannot be written as JSON ({error})", remedy) from None
-
-
-def _plain(value: Any) -> Any:
-    """Return a number, an array or a tensor, as of NumPy, as Python's own numbers."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"a {type(value).__name__}")
 
 
 def _write(path: Path, text: str) -> None:

@@ -57,8 +57,6 @@ def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
     base, trained, *_ = evaluation["evaluations"]
     comparison, difference = measure.pair(evaluation["comparisons"][0], base["problems"])
     p, problems = comparison["p"], comparison.get("problems", base["problems"])
-    if not problems:
-        return Verdict(CANNOT_TELL, "no held-out problem has a reward both before and after training.")
     before, after = comparison.get("rewards") or (base[measure.of_model], trained[measure.of_model])
     evidence = evidence_of(before, after, problems, difference, p, measure)
     if p < SIGNIFICANT and difference.value > 0:
@@ -66,7 +64,7 @@ def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
     if measure.is_reward and "loss" in base and not base["deviation"]:  # a warm-up, of which no reward tells anything
         losses = f"{base['loss']:.3g} to {trained['loss']:.3g}"
         return Verdict(CANNOT_TELL, f"{evidence} The loss of a token of the held-out solutions went from {losses}.")
-    if p < SIGNIFICANT or difference.high <= (RISE * base["deviation"] if measure.is_reward else GAIN):
+    if problems and (p < SIGNIFICANT or difference.high <= (RISE * base["deviation"] if measure.is_reward else GAIN)):
         return Verdict(NOT_LEARNED, evidence)
     if not (measure.is_reward or base["lenient_accuracy"] or trained["lenient_accuracy"]):
         return Verdict(CANNOT_TELL, f"{evidence} No answer is right, so try easier problems, or a warm-up.")

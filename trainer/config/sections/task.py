@@ -8,7 +8,6 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.base import Section, one_or_many
-from trainer.errors import ConfigError
 
 # The tasks that come with Octet, and their functions, which take the settings like that of a user's file.
 BUILT_IN = {
@@ -94,11 +93,10 @@ class TaskSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _mix_is_a_name(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or not values.get("mix"):
-            return values
-        if (name := values.get("name", "mix")) != "mix":
-            raise ConfigError(f"task.name={name}", "it has no effect beside task.mix", "Leave one of the two out")
-        return {**values, "name": "mix"}
+        is_mix = isinstance(values, dict) and values.get("mix")
+        if is_mix and (name := values.get("name", "mix")) != "mix":
+            raise ValueError(f"task.name={name} has no effect beside task.mix. Leave one of the two out")
+        return {**values, "name": "mix"} if is_mix else values
 
     @field_validator("mix")
     @classmethod

@@ -133,8 +133,7 @@ def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, 
     result: dict[str, Any] = {"error": "it ended its process"}
     try:
         os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
         os.environ.update(OPENAI_BASE_URL=order["url"], OPENAI_API_KEY=order["key"])
         known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
