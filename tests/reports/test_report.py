@@ -1,6 +1,7 @@
 """The page about a run: what is on it, and that nothing a model wrote is more than text there."""
 
 import io
+import json
 import re
 import shlex
 import shutil
@@ -272,6 +273,18 @@ def test_results_on_other_problems_are_no_part_of_a_curve_or_of_the_best(copied)
     assert [line["step"] for _, line in run.evaluated] == [3, 6]
     dots = [curve.values for curve in charts_of(groups_of([run]), "curves")[0].curves if curve.dots]
     assert [[value.step for value in values] for values in dots] == [[3, 6]]
+
+
+def test_a_finished_run_that_was_asked_other_problems_since_shows_their_result(copied):
+    """Its metrics stay as they were. Beside other runs, the earlier result would be that of other problems."""
+    folder = copied("asked")
+    before, after = json.loads((folder / "eval.json").read_text())["evaluations"]
+    others = [before | {"problems": 64}, after | {"problems": 64, "accuracy": 0.25, "interval": [0.2, 0.3]}]
+    change(folder / "eval.json", evaluations=others)
+    run = read_run(folder)
+    found = [facts_of(run)[name] for name in ("accuracy", "interval", "best", "problems")]
+    assert (found, run.evaluated[1][0]) == ([0.25, [0.2, 0.3], 0.25, 64], (0.25, 0.2, 0.3))
+    assert "held-out" not in str(charts_of(groups_of([run]), "curves")[0])
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])

@@ -4,6 +4,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from trainer.commands.eval import add_model_arguments, names_a_model, settings_for
 from trainer.commands.shared_options import add_run, must_be_empty
@@ -13,7 +14,7 @@ from trainer.machine.installed_files import pip_install
 from trainer.machine.safe_text import print
 from trainer.plan import preflight
 from trainer.run_folder.model_source import Source
-from trainer.run_folder.reader import as_written, facts_of, read_run
+from trainer.run_folder.reader import as_written, read_run
 
 OF_LLAMA_CPP = ("q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")  # written by llama.cpp
 
@@ -70,13 +71,15 @@ def best_of(run: Path) -> Path:
     if not (run / "config.yaml").is_file() or not (run / "best/best.json").is_file():
         return run
     files = read_run(run)
-    facts, value = facts_of(files), files.best.get(files.measure.logged.removeprefix("eval/"))
-    last, product = facts[files.measure.name], run / files.config.lora.product
+    logged, product = files.measure.logged, run / files.config.lora.product
+    # not of eval.json, because the run may have been asked other problems than the best since
+    line: dict[str, Any] = next((line for line in files.metrics[::-1] if logged in line), {})
+    last, value = line.get(logged), files.best.get(logged.removeprefix("eval/"))
     if not product.exists():
         print(f"octet: exporting best/, of step {files.best.get('step')}: there is no {product} yet", file=sys.stderr)
         return run / "best"
     with as_written(run / "best/best.json", remedy=f"Name {product}"):
-        if last is None or value is None or value <= last or files.best["problems"] != facts["problems"]:
+        if last is None or value is None or value <= last or files.best["problems"] != line.get("eval/problems"):
             return run
     text = files.measure.text
     print(

@@ -93,6 +93,7 @@ class RunFiles:
         with as_written(self.folder / "eval.json", remedy="Delete it, or write it again with `octet eval`"):
             pairs = content.setdefault("comparisons", [])
             table_rows(models, pairs)
+            self._ends(models)
             " ".join(one["name"] for one in models)  # raises TypeError if a name is not a text
             for pair in pairs:
                 " ".join([pair["before"], pair["after"]])
@@ -117,13 +118,25 @@ class RunFiles:
 
     @property
     def evaluated(self) -> list[tuple[Share, Record]]:
-        """The held-out results with their lines of metrics."""
-        return [(share, line) for line in self.metrics if (share := self.held_out(line))]
+        """The held-out results with their lines of metrics. Those of a finished run that was asked other problems since
+        are in eval.json alone, which has no lines."""
+        logged: list[tuple[Share, Record]] = [(share, line) for line in self.metrics if (share := self.held_out(line))]
+        ends = self._ends(self.evaluation.get("evaluations", ()))
+        lines: list[Record] = [{"step": step, "eval/problems": self._asked} for step in (0, self.steps)]
+        return logged or [*zip(ends, lines)]
+
+    def _ends(self, models: Sequence[Record]) -> list[Share]:
+        """Return the results of the base and of the trained model in eval.json."""
+        measure = self.measure
+        return [Share(one[measure.of_model], *one[f"{measure.prefix}interval"]) for one in models[:2]]
 
     @cached_property
     def _asked(self) -> int | None:
         """The number of problems of the last held-out result."""
-        return next((line.get("eval/problems") for line in self.metrics[::-1] if self.measure.logged in line), None)
+        models = self.evaluation.get("evaluations") or [{}]
+        logged = (line.get("eval/problems") for line in self.metrics[::-1] if self.measure.logged in line)
+        asked: int | None = models[0].get("problems", next(logged, None))
+        return asked
 
     def worth(self, measure: Measure, model: str = "trained") -> dict[tuple[str, ...], float]:
         """Return whether a model solved each held-out problem, or its reward, by question and gold answer."""
