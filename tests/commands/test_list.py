@@ -10,7 +10,7 @@ from tests.commands.test_compare import run_in
 from tests.conftest import said_by
 from trainer.commands import eval as evaluation
 from trainer.commands.main import parser_of
-from trainer.commands.shared_options import fill_in_run
+from trainer.commands.shared_options import fill_in_run, pop_folder
 from trainer.config.train_options import PRESETS, RECIPES, names_in
 
 
@@ -95,6 +95,16 @@ def test_a_setting_in_the_place_of_a_run_is_a_setting(runs):
     options = parser_of("push").parse_intermixed_args(["a=b", "--to", "you/model"])
     fill_in_run(options)
     assert str(options.run) == "a=b"
+
+
+@pytest.mark.parametrize("question", [[], ["What is 2 + 3?"]])
+def test_a_run_is_found_behind_a_setting(question, runs):
+    """`octet chat` took its name for a part of the question, and asked the latest run."""
+    options = parser_of("chat").parse_intermixed_args(["run.seed=1", "rollout.rows=4", "runs/new", *question])
+    fill_in_run(options)
+    assert (str(options.run), options.overrides) == ("runs/new", ["run.seed=1", "rollout.rows=4", *question])
+    for named in (["run.seed=1", "runs/new"], ["runs/new", "run.seed=1"]):
+        assert (str(pop_folder(named)), named) == ("runs/new", ["run.seed=1"])
 
 
 def test_a_folder_of_the_user_is_found_behind_an_equals_sign(runs):

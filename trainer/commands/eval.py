@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path
 
-from trainer.commands.shared_options import TASKS, add_overrides, latest, must_be_writable, positive
+from trainer.commands.shared_options import TASKS, add_overrides, latest, must_be_writable, pop_folder, positive
 from trainer.config.resolve import overrides_of, resolve
 from trainer.config.settings import RUNS, Config, Model
 from trainer.errors import CheckpointError, ConfigError
@@ -80,18 +80,16 @@ def _source(options: Namespace) -> Source | None:
         raise CheckpointError(f"--merged {options.merged}", reason, "Name a folder with a model")
     if options.adapter:
         return adapter_of(options)
-    first = next(iter(options.overrides), "=")
+    first = next(iter(options.overrides), "")
     names_something = options.merged or options.preset or options.task or names_a_model(options)
     if options.model and os.path.isfile(f"{first}/config.yaml"):
         reason = f"the run {first} names a model as well"
         raise ConfigError(f"--model {options.model}", reason, "Leave one of the two out")
-    if not options.model and ("=" not in first or os.path.isdir(first)):
-        folder = Path(options.overrides.pop(0))
-    elif names_something or not any(RUNS.glob("*/config.yaml")):
+    folder = None if options.model else pop_folder(options.overrides)
+    if not folder and (names_something or not any(RUNS.glob("*/config.yaml"))):
         named = options.merged or Path(options.model or "nano")
         return Source(named) if named.is_dir() else None
-    else:
-        folder = latest()
+    folder = folder or latest()
     source = Source.of(folder)
     if source.folder is None:
         raise CheckpointError(folder, "there is no such folder", "Name that of a run, an adapter or a model")

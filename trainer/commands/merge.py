@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from trainer.commands.eval import adapter_of, add_model_arguments, settings_for
-from trainer.commands.shared_options import latest, must_be_empty
+from trainer.commands.shared_options import latest, must_be_empty, pop_folder
 from trainer.plan import preflight
 
 
@@ -19,9 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     must_be_empty(options.out)
     if not options.adapter:
-        first = next(iter(options.overrides), "=")
-        is_named = "=" not in first or Path(first).is_dir()
-        folder = Path(options.overrides.pop(0)) if is_named else latest()
+        folder = pop_folder(options.overrides) or latest()
         options.adapter = folder / "adapter" if (folder / "config.yaml").is_file() else folder
     source = adapter_of(options)
     config = settings_for(options, source)

@@ -54,16 +54,23 @@ def latest() -> Path:
     return run
 
 
+def pop_folder(overrides: list[str]) -> Path | None:
+    """Remove the folder from among settings, and return it, or None if there is none."""
+    named = next((text for text in overrides if "=" not in text or os.path.isdir(text)), None)
+    return Path(overrides.pop(overrides.index(named))) if named else None
+
+
 def fill_in_run(options: Namespace) -> None:
     """Use the latest run if none is named, and expand `~`. A setting or a question in place of RUN is moved to the
-    overrides."""
+    overrides, among which RUN may stand behind settings."""
     for name, value in vars(options).items():
         if isinstance(value, Path):
             setattr(options, name, Path(os.path.expanduser(value)))  # the shell leaves `~` after an equals sign
     named = getattr(options, "run", None) or ""
     if "overrides" in options and {*"= "} & {*named} and not os.path.exists(named):
+        behind = next((text for text in options.overrides if "=" not in text), "")
+        options.run = options.overrides.pop(options.overrides.index(behind)) if os.path.isdir(behind) else None
         options.overrides.insert(0, named)
-        options.run = None
     if "run" in options:
         options.run = latest() if options.run is None else Path(options.run)
     if getattr(options, "runs", "") == []:
