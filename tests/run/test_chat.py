@@ -32,9 +32,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def chat_in(folder: Path, *arguments: str, **options: Any) -> str:
+def chat_in(folder: Path, *arguments: str, run: str = "it", **options: Any) -> str:
     """Chat with the models of the run, and return what is said."""
-    return octet(folder, "chat", "it", *arguments, check=True, **options).stdout
+    return octet(folder, "chat", run, *arguments, check=True, **options).stdout
 
 
 def test_the_models_answer_a_question_and_a_held_out_problem(folder):
@@ -49,8 +49,10 @@ def test_the_models_answer_a_question_and_a_held_out_problem(folder):
     assert said.count("\nread: ") == 2
 
 
-def test_a_question_on_the_command_line_is_answered_once(folder):
-    said = json.loads(chat_in(folder, "--json", "x=3.", "What is x + 4?", "rollout.max_new_tokens=8", input="2 + 2?\n"))
+@pytest.mark.parametrize("run", ["it", "it/adapter"])
+def test_a_question_on_the_command_line_is_answered_once(run, folder):
+    asked = ("--json", "x=3.", "What is x + 4?", "rollout.max_new_tokens=8")
+    said = json.loads(chat_in(folder, *asked, run=run, input="2 + 2?\n"))
     assert [(one["model"], one["right"]) for one in said["answers"]] == [("base", None), ("adapter", None)]
 
 

@@ -15,17 +15,17 @@ from trainer.run_folder.reader import read_run
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = 'example: octet chat runs/demo "What is 2 + 3?". Without a question, it prompts for some.'
-    add_run(parser)
+    add_run(parser, "a run folder, or an adapter or a model in it")
     add_overrides(parser, "rollout.max_new_tokens=1024, or the words of a question")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0, the most likely answer")
     parser.add_argument("--json", action="store_true", help="print the answers to a question as a line of JSON")
 
 
 def run(options: Namespace) -> None:
-    stored = read_run(options.run).folder / "config.yaml"
+    source = Source.of(options.run)
+    stored = read_run(source.run or options.run).folder / "config.yaml"
     if not 0 <= options.temperature < inf:
         raise ConfigError(f"--temperature {options.temperature:g}", "it must be 0 or more", "Leave it out for 0")
-    source = Source.of(options.run)
     servers = NO_SERVERS if resolve(str(stored)).rollout.uses_servers else ()
     settings = [text for text in options.overrides if re.match(r"[a-z]\w*\.[\w.]+=", text)]
     question = " ".join(text for text in options.overrides if text not in settings)

@@ -6,6 +6,7 @@ from pathlib import Path
 from trainer.commands.eval import adapter_of, add_model_arguments, settings_for
 from trainer.commands.shared_options import latest, must_be_empty, pop_folder
 from trainer.plan import preflight
+from trainer.run_folder.model_source import Source
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -20,7 +21,7 @@ def run(options: Namespace) -> None:
     must_be_empty(options.out)
     if not options.adapter:
         folder = pop_folder(options.overrides) or latest()
-        options.adapter = folder / "adapter" if (folder / "config.yaml").is_file() else folder
+        options.adapter = Source.of(folder).adapter or folder
     source = adapter_of(options)
     config = settings_for(options, source)
     preflight.import_libraries(config)

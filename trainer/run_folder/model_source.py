@@ -7,7 +7,9 @@ from typing import Any
 
 from trainer.config.settings import Model
 from trainer.errors import CheckpointError
+from trainer.machine.safe_text import as_command
 from trainer.model import hub
+from trainer.run_folder.layout import checkpoints
 from trainer.run_folder.reader import read_run
 
 LONGEST_NAME = 500  # characters of the name of a model
@@ -28,6 +30,9 @@ class Source:
                     return cls(place, file == "adapter_config.json")
         if folder.exists():
             remedy = "Name the folder of a run that has ended"
+            if saved := checkpoints(folder):
+                resumed = as_command(["octet", "train", "--resume", str(folder)])
+                remedy = f"Name {saved[-1]}, or end the run first: `{resumed}`"
             raise CheckpointError(folder, "there is neither an adapter nor a model in it", remedy)
         return cls(None)
 
