@@ -160,8 +160,11 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
             raise BadYaml(f"expected sections such as `rollout:`, found a {type(layer).__name__}")
         _refuse_unknown_keys(layer)
     except BadYaml as error:
-        named = path if path.name == "config.yaml" else f"{flag} {name}"  # of a run that is resumed
-        raise ConfigError(named, f"it cannot be read: {error}") from None
+        reason = f"it cannot be read: {error}"
+        if path.name != "config.yaml":
+            raise ConfigError(f"{flag} {name}", reason) from None
+        again = f"repeat the first command of the run with run.dir={path.parent}, which writes it anew"
+        raise ConfigError(path, reason, f"Restore it, or {again}") from None
     except ConfigError as error:
         if path.name == "config.yaml":  # of a run of another version, which no command line names
             raise ConfigError(f"{path}: {error.key}", error.reason, BY_ITS_VERSION) from None

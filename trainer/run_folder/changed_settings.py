@@ -124,8 +124,9 @@ def settings_of(folder: Path) -> Config | None:
     try:
         return resolve(str(path)) if path.is_file() else None
     except (OSError, OctetError) as error:
+        reason = str(error).removesuffix(f" {getattr(error, 'remedy', '')}.")
         remedy = "Restore the file, or delete it: the run then continues with the settings of this command"
-        raise ConfigError(path, f"the settings of this run cannot be read ({error})", remedy) from None
+        raise ConfigError(path, f"the settings of this run cannot be read ({reason})", remedy) from None
 
 
 def _saved_settings(folder: Path) -> Config | None:
