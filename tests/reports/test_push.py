@@ -80,7 +80,7 @@ def usage(said):
 
 
 @pytest.mark.parametrize("base", ["nano", "taught"])
-def test_the_card_of_an_adapter_loads_it_over_its_base(base, capsys, copied, tmp_path):
+def test_the_card_of_an_adapter_loads_it_over_its_base(base, capsys, copied, tmp_path, monkeypatch):
     folder, taught, found = copied("demo"), shutil.copytree(NANO, tmp_path / "taught"), {}
     if base == "taught":
         configure(folder, model__name=str(taught))
@@ -92,10 +92,13 @@ def test_the_card_of_an_adapter_loads_it_over_its_base(base, capsys, copied, tmp
     code = usage(said).replace("me/demo", str(folder / "adapter"))
     exec(code.replace('"taught"', repr(str(taught))), found)  # noqa: S102
     assert found["model"].peft_config["default"].r == 16
-    configure(folder, model__name="some/model")
-    said = pushed(capsys, folder)
-    assert "base_model: some/model\n" in said
-    assert usage(said).endswith('AutoPeftModelForCausalLM.from_pretrained("me/demo")\n')
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    write(tmp_path / "models--gpt2", {"refs/main": "abc", "snapshots/abc/config.json": "{}"})
+    for name in ("some/model", "gpt2"):
+        configure(folder, model__name=name)
+        said = pushed(capsys, folder)
+        assert f"base_model: {name}\n" in said
+        assert usage(said).endswith('AutoPeftModelForCausalLM.from_pretrained("me/demo")\n')
 
 
 @pytest.mark.parametrize("what", ["best", "best-safetensors"])
@@ -126,6 +129,8 @@ def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
         configure(folder, **data)
         out = pushed(capsys, folder)
         assert ("somebody" in out, "/no_think" in out, "The data: of the author" in out) == (False, True, True)
+    configure(folder, task__path="some/v1.data")
+    assert "The data: some/v1.data, with the licence on its page" in pushed(capsys, folder)
 
 
 @pytest.mark.parametrize(("key", "said"), [("hf_other", "the upload failed"), ("", "there is no login")])

@@ -3,10 +3,11 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCardData
+from huggingface_hub import ModelCardData, try_to_load_from_cache
 from jinja2 import Environment
 
 from trainer.config.resolve import flat
@@ -24,6 +25,7 @@ DATA_SETS = {  # by task: the name on the hub, and the licence on its page
     "math": ("DigitalLearningGmbH/MATH-lighteval", "MIT"),
     "multiple_choice": ("Idavidrein/gpqa", "CC BY 4.0"),
 }
+FILES = (".csv", ".json", ".jsonl", ".parquet")  # endings of tables; one that is named may have been moved since
 OF_GRPO = {
     "learning rate": "algorithm.lr",
     "loss": "algorithm.loss",
@@ -96,13 +98,17 @@ def _is_path(value: str) -> bool:
 
 
 def _is_on_the_hub(name: str) -> bool:
-    return name.count("/") == 1 and not _is_path(name) and not Path(name).exists()
+    if "/" in name:
+        return name.count("/") == 1 and not _is_path(name) and not Path(name).exists()
+    with suppress(ValueError):  # it can be no name there
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)  # as gpt2, and no folder moved elsewhere
+    return False
 
 
 def _data_set(run: RunFiles) -> tuple[str | None, str]:
     """Return the name on the hub of the training data, and its licence."""
     path, folder = run.settings["task.path"], run.settings["task.data_dir"]
-    if path and path.count("/") == 1 and not Path(path).suffix[1:].isalpha() and not Path(path).exists():
+    if path and path.count("/") == 1 and not path.lower().endswith(FILES) and not Path(path).exists():
         return path, dict(DATA_SETS.values()).get(path, "with the licence on its page")
     return (None, "") if path or folder else DATA_SETS.get(run.settings["task.name"], (None, ""))
 
