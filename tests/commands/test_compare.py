@@ -51,6 +51,8 @@ def test_the_table_has_a_line_for_each_run(runs, tmp_path, capsys):
     assert ["b", "0.002", "512", "75.0% (65.0-85.0)", "75.0%", "4", "1:02"] in lines
     assert ["a", "0.001", "512", "none yet", "-", "0", "0:00"] in lines
     assert ["never", "0.003", "0", "-", "-", "4", "1:02"] in lines
+    said = said_by(capsys, "list", tmp_path)[1] + said_by(capsys, "compare", *runs)[1]
+    assert not re.search(r"[ \t]$", said, re.MULTILINE)
 
 
 def test_a_run_without_a_result_comes_last_behind_negative_rewards_too(tmp_path, capsys):

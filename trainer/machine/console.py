@@ -1,5 +1,6 @@
 """A console that prints every text literally, without markup or control characters; tables, and times in words."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -28,6 +29,16 @@ class Console(console.Console):
     ) -> Iterator[Segment]:
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
+
+    def print(self, *texts: Any, **options: Any) -> None:
+        """Print texts. Without a terminal, leave out the blanks with which rich fills the lines of a table."""
+        if self.is_terminal:
+            super().print(*texts, **options)
+            return
+        with self.capture() as printed:
+            super().print(*texts, **options)
+        self.file.write(re.sub(" +$", "", printed.get(), flags=re.MULTILINE))
+        self.file.flush()
 
     def on_broken_pipe(self) -> None:
         """Leave the error to `exits.answering_errors`; rich would exit with status 1 and no message."""
