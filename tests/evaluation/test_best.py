@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+from argparse import Namespace
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.conftest import launch, lines_of
 from tests.evaluation.test_evaluate import evaluation, outcome
 from tests.forks import forked
+from trainer import loop
 from trainer.config.resolve import resolve
 from trainer.config.settings import Eval
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
@@ -93,6 +96,16 @@ def test_a_warm_up_may_be_judged_by_its_loss_of_which_less_is_better(tmp_path):
     assert run.has_stopped_rising
     assert (run.best.step, metrics_of(found[1])["eval/loss"]) == (2, 0.25)
     assert "0.250 the loss of a token" in describe(found[1])
+
+
+@pytest.mark.parametrize("right", [0, 1])
+def test_a_result_of_no_right_answer_is_not_called_the_best(right, tmp_path):
+    history, said = course(tmp_path), []
+    stopping, screen = Namespace(evaluating=lambda step: nullcontext()), Namespace(say=said.append)
+    log = Namespace(stopping=stopping, screen=screen, evaluation=lambda step, metrics: None)
+    evaluator = Namespace(history=history, evaluate=lambda name: level(right), keep_if_best=history.add)
+    loop.evaluate(evaluator, log, 1)
+    assert ["the best so far" in line for line in said] == [right > 0]
 
 
 def test_the_metric_decides(tmp_path):
