@@ -153,6 +153,8 @@ def test_costs_are_counted_and_compared_where_they_are_equal(found):
     assert (_at(15.0, "samples", points), _at(5.0, "samples", points)) == (pytest.approx(0.7), None)
     for said in ("All arms have spent the same tokens and seconds.", "The arms differ in cost: samples."):
         assert said in "\n".join(sentences(found))
+    found["arms"]["grpo"]["tokens"] += 30
+    assert "the same tokens and seconds, to within 1 %." in "\n".join(sentences(found))
 
 
 def test_a_warm_up_counts_among_the_costs_of_its_run_and_has_no_point_in_the_curve(study, found):

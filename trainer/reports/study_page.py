@@ -79,10 +79,11 @@ def sentences(found: Found) -> list[str]:
     """Return the conclusions of the study, each as a sentence."""
     gaps = {one["arm"]: one for one in found.get("gaps", [])}
     same = [kind for kind in COSTS if found["equal"][kind]["is_equal"]]
+    is_exact = all(len({one[kind] for one in found["arms"].values() if kind in one}) == 1 for kind in same)
     text = Environment(trim_blocks=True, lstrip_blocks=True)
     text.filters |= {"points": lambda value: f"{100 * value:+.1f}", "percent": lambda value: f"{100 * value:.0f}"}
     values = {**found, "found": FOUND, "base_gap": gaps.get(BASE), "first_gap": gaps.get(found["first"])}
-    values |= {"same": same, "others": [kind for kind in COSTS if kind not in same]}
+    values |= {"same": same, "is_exact": is_exact, "others": [kind for kind in COSTS if kind not in same]}
     rendered = text.from_string(SENTENCES.read_text(encoding="utf-8")).render(values)
     return [line for line in rendered.splitlines() if line]
 
