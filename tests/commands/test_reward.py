@@ -3,13 +3,16 @@
 import inspect
 import json
 import re
+from functools import partial
 
 import pytest
 import yaml
 
 from tests.conftest import ROOT, said_by, write_lines
 from tests.data import exploitable
+from trainer.commands import reward as command
 from trainer.reward import exploits
+from trainer.watch.footer import Progress
 
 FILE = ROOT / "tests/data/exploitable.py"
 KINDS = yaml.safe_load((ROOT / "tests/data/exploits.yaml").read_text())
@@ -19,6 +22,7 @@ FOUND = {name: found.format(name) for found, names in KINDS.items() for name in 
 @pytest.fixture(autouse=True)
 def on_a_busy_machine(monkeypatch):
     monkeypatch.setattr(exploits, "SLOW_S", 99)
+    monkeypatch.setattr(command, "Progress", partial(Progress, patience=99))
 
 
 def octet(capsys, *options: str) -> tuple[int, str, str]:
@@ -48,6 +52,12 @@ def test_an_exploitable_function_is_found(capsys, monkeypatch, sums, name):
     status, out, _ = octet_on(capsys, sums, name)
     assert status == 1, out
     assert f"found: {FOUND[name]}" in out, out
+
+
+def test_how_much_is_done_is_shown_of_what_takes_long(capsys, sums, monkeypatch):
+    monkeypatch.setattr(command, "Progress", partial(Progress, patience=0))
+    _, out, err = octet_on(capsys, sums, "sound")
+    assert ("octet: scoring: 100%\n" in err, "scoring" in out) == (True, False)
 
 
 def test_a_sound_function_comes_out_clean(capsys, sums):

@@ -7,10 +7,11 @@ to gain reward. docs/rewards.md lists the findings after which the exit status i
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 from trainer.commands import score
 from trainer.commands.shared_options import positive
@@ -24,6 +25,7 @@ from trainer.reward.built_in import Rules
 from trainer.reward.exploits import Report, Sample, examine, possible_answers, samples_of
 from trainer.reward.judge import Judge
 from trainer.reward.make import make_scorer, rules_of, worked
+from trainer.watch.footer import Progress
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -51,12 +53,19 @@ def run(options: Namespace) -> None:
     for judge in (grader for grader in scorer.graders if isinstance(grader, Judge) and samples):
         # if it cannot grade, all rewards are missing, and the findings would be wrong
         judge.rehearse(scorer.read(samples[0].prompt, worked(samples[0].prompt.problem)))
-    report = examine(scorer, samples)
+    report = examine(scorer, samples, _watched)
     scorer.report_missing([scorer.missing(scorer.drain())])
     report.findings.extend(outvoting(config, report.among_equals))
     print(json.dumps(asdict(report), indent=2) if options.json else "\n".join(as_text(report)))
     if report.findings:
         sys.exit(1)
+
+
+def _watched(calls: Sequence[Any]) -> Iterator[Any]:
+    with Progress("scoring", len(calls)) as progress:
+        for call in calls:
+            yield call
+            progress.advance()
 
 
 def outvoting(config: Config, among_equals: Mapping[str, float]) -> Iterator[str]:
