@@ -125,9 +125,11 @@ def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
     folder = copied("demo")
     configure(folder, task__name="gsm8k", task__data_dir="/home/somebody/data", prompt__system="/no_think")
     configure(folder, prompt__template={"image": "/home/somebody/picture"})
-    for data in ({}, {"task__data_dir": None, "task__path": "given/train.jsonl"}):
+    write(folder, {"given/path/train.jsonl": ""})
+    for data in ({}, {"task__data_dir": None, "task__path": "given/path/train.jsonl"}):
         configure(folder, **data)
         out = pushed(capsys, folder)
+        assert str(folder) not in out
         assert ("somebody" in out, "/no_think" in out, "The data: of the author" in out) == (False, True, True)
     configure(folder, task__path="some/v1.data")
     assert "The data: some/v1.data, with the licence on its page" in pushed(capsys, folder)

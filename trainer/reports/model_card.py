@@ -69,7 +69,7 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
     values["base_in_code"] = json.dumps(base, ensure_ascii=False)
     text = template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(values)
     own = f"{run.folder}{os.sep}"  # a resumed run reads the copies in its folder
-    texts = _strings([*settings.values(), *run.given.values()])
+    texts = _strings([*settings.values(), *run.given.values(), *whole.values()])
     local = [value for value in texts if _is_path(value) or value.startswith(own)]
     for value in sorted(local, key=len, reverse=True):
         text = text.replace(value, Path(value.rstrip("/")).name)  # local paths are not published
