@@ -144,7 +144,7 @@ class Runner:
         if failed := self._run(one, ["train", *words], has_ended):
             return failed
         facts = facts_of(read_run(self.study.folder / one.name))
-        took = f"{facts['steps']} steps, {clock(facts['training_s'])}"
+        took = f"{counted(facts['steps'], 'step')}, {clock(facts['training_s'])}"
         print(f"{one.name:<24} {facts['accuracy']:.1%} after {took}", flush=True)
         return ""
 
