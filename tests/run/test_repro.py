@@ -144,6 +144,12 @@ def test_what_has_changed_is_the_cause(again, name):
 
 
 @pytest.mark.slow
+def test_another_rate_comes_from_a_resume_with_more_steps(again):
+    edit("it/metrics.jsonl", '"lr": ', '"lr": 1')(again)
+    assert "likely cause: the rate follows from run.steps, which was" in repro(again, "--steps", "1")[1][1]
+
+
+@pytest.mark.slow
 def test_a_changed_reward_is_the_cause(recorded):
     """It is looked for where it was when the run was made."""
     edit("score.py", "% 5", "% 6")(recorded)

@@ -46,6 +46,8 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
         causes.append(difference if difference.startswith("the ") else f"the data: {difference}")
     causes += _surroundings(folder, scratch)
     if first := next(_differences(folder, scratch, steps), None):
+        if ": lr is " in first and not changed:
+            causes.insert(0, "the rate follows from run.steps, which was another one when the run made these steps")
         print(f"differs: {first}")
         print("\n".join(f"likely cause: {cause}" for cause in causes or [UNKNOWN]))
         return False
