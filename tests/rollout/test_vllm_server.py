@@ -38,7 +38,7 @@ from trainer.rollout.vllm.server import VllmServerSampler, connect
 from trainer.run import sampler_check
 from trainer.run_folder import lock
 
-STOP = 2
+STOP, VOCABULARY = 2, 512
 SAMPLING = Sampling(group=3, temperature=1.0, max_new_tokens=8, seed=1)
 PROMPTS = [Prompt(Problem(f"p{n}", "q", "1"), "q", tuple(range(20, 25 + n))) for n in range(4)]
 
@@ -113,8 +113,8 @@ other = double  # a second server
 def around(folder: Path, policy: Any, *urls: str, settings: tuple[str, ...] = ()) -> SamplingContext:
     named = [f"rollout.vllm.urls=[{','.join(urls)}]", "rollout.vllm.wait_s=5", "rollout.vllm.timeout_s=5", *settings]
     said: list[str] = []
-    stops = Stops(Tokenizer(), [STOP])
-    return SamplingContext(resolve("nano", None, named), policy, "nano", "fp32", 64, stops, folder, said.append)
+    config, stops = resolve("nano", None, named), Stops(Tokenizer(), [STOP])
+    return SamplingContext(config, policy, "nano", "fp32", 64, stops, folder, said.append, vocabulary=VOCABULARY)
 
 
 @pytest.fixture
@@ -241,6 +241,8 @@ FAULTS = {
     "no token ids": lambda body: good(body, token_ids=None),
     "no log-probs": lambda body: good(body, logprobs=None),
     "unequal": lambda body: good(body, token_ids=[7, STOP]),
+    "a token of another model": lambda body: good(body, token_ids=[VOCABULARY, 7, STOP]),
+    "a negative token": lambda body: good(body, token_ids=[-1, 7, STOP]),
     "not a number": lambda body: good(body, logprobs={"token_logprobs": [float("nan"), -1.0, -1.0]}),
     "too few": lambda body: good({**body, "n": 2}),
     "cut off": lambda body: good(body, token_ids=[7, 7, 7]),

@@ -36,6 +36,7 @@ def test_a_stop_string_that_is_a_special_token_ends_answers_at_that_token(tmp_pa
         assert sampler.stops.strings == ("so",)
     assert start in context.stops.tokens  # of vLLM
     assert context.stops.strings == ("so",)
+    assert context.vocabulary == len(model.get_input_embeddings().weight)
     config = resolve("nano", None, ["rollout.stop=<|im_end|> so"])
     with refuses("rollout.stop", names="im_end"):
         context_of(config, model, tokenizer, tmp_path)

@@ -91,6 +91,7 @@ class SamplingContext:
     folder: Path  # for published adapters and logs
     say: Say
     prompter: Prompter | None = None
+    vocabulary: int = 1 << 31  # number of tokens with an embedding
 
     @property
     def turns(self) -> TurnTaking:

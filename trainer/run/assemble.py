@@ -203,7 +203,8 @@ def sampling_context(
     wanted = min(max(trained, longest), trained * config.rollout.rows)
     stops = stops_of(config.rollout.stop, prompter, model)
     dtype, length = resolve_dtype(config.model.dtype, distributed.device()), min(context_of(model) or wanted, wanted)
-    return SamplingContext(config, policy, location(config.model), dtype, length, stops, folder, say, prompter)
+    at, tokens = location(config.model), model.config.get_text_config().vocab_size
+    return SamplingContext(config, policy, at, dtype, length, stops, folder, say, prompter, tokens)
 
 
 def stops_of(configured: Sequence[str], prompter: Prompter, model: Any) -> Stops:

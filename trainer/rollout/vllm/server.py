@@ -32,7 +32,7 @@ T = TypeVar("T")
 Body = dict[str, Any]  # the JSON of a request
 
 OPEN_REQUESTS = 128  # a rank has at most this many at each server, which would only queue more
-LARGEST = 1 << 31  # larger than any token id or log-prob
+LARGEST = 1 << 31  # larger than any log-prob
 UNLOAD_S = 5.0  # timeout at the end of the run, when nothing depends on it
 
 
@@ -159,8 +159,10 @@ class VllmServerSampler(Sampler):
         if [choice["index"] for choice in choices] != list(range(body["n"])):
             raise InvalidReply(f"{url}: {len(choices)} answers, not {body['n']}")
         for tokens, logprobs in rows:
-            are_numbers = _are_numbers(tokens, -1, (int,)) and _are_numbers(logprobs, -LARGEST, (int, float))
-            if not are_numbers or not 0 < len(tokens) == len(logprobs):
+            are_tokens = _are_numbers(tokens, (int,), -1, self.context.vocabulary)
+            if not are_tokens or not _are_numbers(logprobs, (int, float), -LARGEST, LARGEST):
+                raise InvalidReply(f"{url}: an answer has tokens or log-probs that this model cannot have")
+            if not 0 < len(tokens) == len(logprobs):
                 raise InvalidReply(f"{url}: the tokens and log-probs of an answer do not match")
             if self.turns.stops.completion(tokens, logprobs).truncated and len(tokens) < body["max_tokens"]:
                 raise InvalidReply(f"{url}: an answer ends after {len(tokens)} tokens without a stop token or string")
@@ -216,6 +218,6 @@ def _too_long(servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: 
     return next(filter(None, (server.too_long(*sizes) for server in servers)), None)
 
 
-def _are_numbers(values: Any, least: int, kinds: tuple[type, ...]) -> bool:
-    """Return True for a list of numbers that are all larger than `least`."""
-    return isinstance(values, list) and all(type(one) in kinds and least < one < LARGEST for one in values)
+def _are_numbers(values: Any, kinds: tuple[type, ...], below: int, above: int) -> bool:
+    """Return True for a list of numbers that are all larger than `below` and smaller than `above`."""
+    return isinstance(values, list) and all(type(one) in kinds and below < one < above for one in values)
