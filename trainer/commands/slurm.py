@@ -75,6 +75,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
+    if options.time != "auto" and (options.card is not None or options.like):
+        raise ConfigError("--card and --like", "they are for --time auto", "Write that as well, or leave them out")
     config = resolve(options.preset, options.recipe, options.overrides)
     nodes = re.fullmatch(r"(?:([1-9]\d{0,4})-)?([1-9]\d{0,4})", options.nodes)
     if not nodes or int(nodes[1] or 1) > int(nodes[2]):
@@ -224,6 +226,10 @@ def _words(line: str) -> list[str]:
 
 def _check(config: Config, request: JobRequest) -> None:
     ds_config.check(config, has_gpu=True)
+    if config.rollout.vllm.start:
+        remedy = "Submit slurm/vllm.sbatch, which starts servers itself, or write rollout.vllm.urls"
+        reason = "a job trains on all its GPUs, so none is left for a server"
+        raise ConfigError("rollout.vllm.start=true", reason, remedy)
     if request.least is not None and ds_config.splits_weights(ds_config.zero_settings(config.engine)):
         splits = f"engine.ds_config={config.engine.ds_config} splits the weights over the ranks (ZeRO-3)"
         reason = f"{splits}, and such a run resumes with the same number of ranks only"
