@@ -51,6 +51,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     if options.verify:
+        if not options.verify.is_dir():
+            remedy = "Name the one that octet fetch has filled"
+            raise ConfigError(f"--verify {options.verify}", "there is no such folder", remedy)
         if wrong := manifest.damage(options.verify):
             remedy = "Copy the folder again, with its links (rsync -a)"
             raise DataError(f"--verify {options.verify}", wrong[:500], remedy)
