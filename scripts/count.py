@@ -7,6 +7,7 @@ other.
 """
 
 import ast
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def lines(folder: str) -> int:
 
 
 def main() -> None:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head -1` ends it without an error
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     between = arrows()
     print(f"trainer  {lines('trainer'):>6,} lines")
