@@ -85,6 +85,7 @@ def test_groups_become_reward_accuracy_and_length():
     tally_groups(tally, [group([1, 0, None, 1], lengths=[2, 4, 6, 8]), elsewhere])
     # rewards are of five: the answer without one is left out
     expected = {"reward/mean": 2 / 5, "reward/std": (2 / 5 - (2 / 5) ** 2) ** 0.5, "dead_groups": 0.5}
+    expected |= {"reward/min": 0, "reward/max": 1}
     expected |= {"accuracy/strict": 2 / 6, "accuracy/lenient": 3 / 6, "length": 26 / 6}
     means = tally.means(lambda sums: [sums])
     assert {name: means[name] for name in expected} == pytest.approx(expected)
