@@ -57,6 +57,15 @@ def test_a_reference_is_scored_only_where_kl_has_a_price(tiny_model):
         assert taught.reference_logprobs_BT is batch.reference_logprobs_BT
 
 
+def test_a_teacher_in_the_loss_stands_in_for_the_reference_which_is_not_scored(tiny_model):
+    settings = ["teacher.name=nano", "teacher.form=loss", "algorithm.kl.coef=0.04", "algorithm.kl.estimator=k2"]
+    policy, updater, dealt, _ = setting(tiny_model, *settings)
+    taught = replace(updater, teacher=lambda batches: [batch.sampled_logprobs_BT - 1 for batch in batches])
+    (prepared,) = taught.prepare(dealt)
+    assert policy.passes == []
+    assert all(torch.equal(one.reference_logprobs_BT, one.sampled_logprobs_BT - 1) for one in prepared.batches)
+
+
 def test_only_the_most_uncertain_tokens_of_the_step_are_trained_on(tiny_model):
     policy, updater, dealt, config = setting(tiny_model, "algorithm.top_entropy=0.25")
     (prepared,) = updater.prepare(dealt)
