@@ -82,7 +82,7 @@ places() {
         place="${argument#*=}"
         case "$place" in \~/*) place=~/"${place#\~/}" ;; esac # bash leaves it after an equals sign
         case "$place" in
-            *.yaml | *.yml) [ ! -f "$place" ] || one_per_line "$place" | sed 's/ #.*//; s/ *$//' | absolute ;;
+            *.yaml | *.yml) [ ! -f "$place" ] || one_per_line "$place" | sed ":a; s/^\([^\"']*\) #.*/\1/; ta; s/ *\$//" | absolute ;;
             \[* | \{*) echo "$place" | tr '[]{},' '\n' | absolute ;;
         esac
         case "$argument" in run.dir=/*) until [ -d "$place" ]; do place="$(dirname "$place")"; done ;; esac
@@ -148,7 +148,7 @@ folder_of() {
     local setting before="" preset="" folder=""
     for setting in "$@"; do
         case "$setting" in
-        run.dir=*) folder="${setting#run.dir=}" ;;
+        run.dir=*) folder="$(unquoted <<<"${setting#run.dir=}")" ;;
         --resume=?*) folder="${setting#--resume=}" ;;
         --preset=*) preset="${setting#--preset=}" ;;
         -*) ;;
@@ -158,18 +158,24 @@ folder_of() {
         [ "$before" != --preset ] || preset="$setting"
         before="$setting"
     done
-    case "$preset" in \~/*) preset=~/"${preset#\~/}" ;; esac # as below
+    case "$preset" in \~/*) preset=~/"${preset#\~/}" ;; esac # bash leaves it after an equals sign
     [ -n "$folder" ] || [ ! -f "$preset" ] || folder="$(folder_in "$preset")"
     folder="${folder:-runs/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}"
-    case "$folder" in \~/*) folder=~/"${folder#\~/}" ;; esac # bash leaves it after an equals sign
+    case "$folder" in \~/*) folder=~/"${folder#\~/}" ;; [0-9]*) folder="./$folder" ;; esac # YAML reads 5 as a number
     echo "$folder"
 }
 
 # folder_in PRESET: print its run.dir. The python that could parse the YAML may be inside a container.
 folder_in() {
     local folder
-    folder="$(one_per_line "$1" | sed -n '/^run:/,/^[^ #]/s/^ \{1,\}dir: *//p' | sed 's/ *#.*//; s/ *$//' | tr -d "\"'")"
+    folder="$(one_per_line "$1" | sed -n '/^run:/,/^[^ #]/s/^ \{1,\}dir: *//p' | sed "/^[\"']/!s/ #.*//; s/ *\$//" | unquoted)"
     [ "$folder" = null ] || echo "$folder"
+}
+
+# unquoted: print a value of YAML without the quotes around it, and what follows these.
+unquoted() {
+    sed -E "s/^\"([^\"]*)\".*/\1/; t
+        /^'/ { s/^'(([^']|'')*)'.*/\1/; s/''/'/g; }"
 }
 
 # exit_with STATUS FOLDER: requeue the job if that may help, and exit. In a chain the next job continues instead.

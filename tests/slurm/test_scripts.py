@@ -137,21 +137,23 @@ def test_a_chain_goes_on_with_a_run_that_is_made_longer(job):
 
 
 NAMED = {"mine": "mine", "'my run' # here": "my run", "runs/a,b[1]": "runs/a,b[1]", "null": "runs/octet-5"}
-NAMED |= {"~/it": os.path.expanduser("~/it")}
+NAMED |= {"~/it": os.path.expanduser("~/it"), "'my #1' # 2": "my #1", "a#b": "a#b", "'bob''s'": "bob's"}
 
 
 @pytest.mark.parametrize(("named", "taken"), NAMED.items())
 def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, taken):
     (tmp_path / "preset.yaml").write_text(f"model:\n  dir: no\nrun:\n  steps: 3\n  dir: {named}\neval:\n  dir: no\n")
     (tmp_path / "own.yaml").write_text("algorithm:\n  loss: gspo\n")
-    flow = f"model: {{dir: no}}\nrun: {{steps: 3, dir: {named.partition(' #')[0]}}}\neval: {{dir: no}}\n"
+    flow = f"model: {{dir: no}}\nrun: {{steps: 3, dir: {named.partition(' # ')[0]}}}\neval: {{dir: no}}\n"
     (tmp_path / "flow.yaml").write_text(flow)
     (tmp_path / "lines.yaml").write_text(flow.replace(", ", ",\n  "))
     kinds = [["--preset", "preset.yaml", "--recipe", "own.yaml"], ["--preset=preset.yaml"]]
     kinds += [["--preset=flow.yaml"], ["--preset=lines.yaml"]] if "," not in named else []
     for arguments in kinds:
         assert f"run.dir={taken}" in job("single_node.sbatch", *arguments).stdout.splitlines()
-    assert "run.dir=other" in job("single_node.sbatch", *arguments, "run.dir=other").stdout.splitlines()
+    for other, folder in {"other": "other", "'it''s'": "it's", '"5"': "./5"}.items():
+        words = job("single_node.sbatch", *arguments, f"run.dir={other}").stdout.splitlines()
+        assert words[-1] == f"run.dir={folder}"
     (tmp_path / "runs/lr=1").mkdir(parents=True)
     for arguments in (["--resume", "runs/lr=1", "run.steps=9"], ["--resume=runs/lr=1", "--accept-changes"]):
         for script in ("single_node.sbatch", "multi_node.sbatch"):
@@ -170,11 +172,11 @@ def test_a_preset_in_the_folder_of_the_user_is_read(job, tmp_path):
 @pytest.mark.parametrize("kind", ["PYXIS", "APPTAINER"])
 def test_ranks_in_a_container_know_the_first_node_and_see_what_is_named(job, tmp_path, kind):
     """There is no Slurm inside that they could ask."""
-    for folder in ("model", "runs", "other", "code", "more", "third"):
+    for folder in ("model", "runs", "other #2", "code", "more", "third"):
         (tmp_path / "data" / folder).mkdir(parents=True)
     code = f"{tmp_path}/data/code/mine.py:score"
-    of_a_mapping = f"model: {{name: '{tmp_path}/data/other', dtype: bf16}}\nreward: {{custom: ['{code}']}}\n"
-    of_lines = f"model:\n  name: {tmp_path}/data/other\nreward:\n  custom:\n  - {code}\n"
+    of_a_mapping = f"model: {{name: '{tmp_path}/data/other #2', dtype: bf16}}\nreward: {{custom: ['{code}']}}\n"
+    of_lines = f'model:\n  name: "{tmp_path}/data/other #2" # mine\nreward:\n  custom:\n  - {code} # it #2\n'
     (tmp_path / "preset.yaml").write_text(of_lines if kind == "PYXIS" else of_a_mapping)
     data, image = tmp_path / "data", {f"OCTET_{kind}_IMAGE": "image"}
     settings = [f"model.name={data}/model", f"run.dir={data}/runs/new", "task.data_dir=/nowhere"]
@@ -184,7 +186,7 @@ def test_ranks_in_a_container_know_the_first_node_and_see_what_is_named(job, tmp
     said = answer.stdout.splitlines()
     assert {"MASTER_ADDR=node1", "--export=ALL"} <= {*said}
     (mounts,) = [line.removeprefix("--container-mounts=") for line in said if f"{tmp_path}:{tmp_path}," in line]
-    places = [*(str(data / name) for name in ("other", "code", "model", "more", "third", "runs"))]
+    places = [*(str(data / name) for name in ("other #2", "code", "model", "more", "third", "runs"))]
     assert set(mounts.split(",")) == {f"{place}:{place}" for place in [*places, str(ROOT), str(tmp_path)]}
 
 
