@@ -24,6 +24,7 @@ from trainer.config.settings import Config, Reward, fields
 from trainer.config.train_options import PRESETS, RECIPES, names_in
 from trainer.errors import ConfigError
 from trainer.machine import disk, user_code
+from trainer.machine.exits import OTHER_LOCALE
 from trainer.machine.safe_text import visible
 
 LONGEST_SHOWN = 200  # characters of a value in a message
@@ -191,6 +192,8 @@ def _parsed(text: str) -> dict[str, Any]:
         raise ConfigError(_shown(text), "expected key=value, not a file or folder", "--help shows what takes it")
     if not equals or not key.strip(".") or not value.strip():
         raise ConfigError(_shown(text), "expected key=value, such as rollout.group_size=16", SPLIT)
+    if text != text.encode(errors="replace").decode():  # bytes that Python could not decode
+        raise ConfigError(_shown(text), "this locale lacks one of its characters", OTHER_LOCALE)
     try:
         nested: Any = _expanded(read_setting(value))
         for part in reversed(key.split(".")):

@@ -24,6 +24,7 @@ CAUSE = "The likely cause is that the machine or its job ran out of memory: `dme
 SILENT_ENDS = {128 + number: f"has crashed ({signal.strsignal(number)})" for number in CRASHES}
 SILENT_ENDS[128 + signal.SIGKILL] = f"was killed (signal 9). {CAUSE}"
 EARLY = "has ended before its last step, with status 0"  # as after os._exit(0) in a user's function
+OTHER_LOCALE = "Write them in UTF-8, and set PYTHONUTF8=1"
 END = "OCTET_END"  # environment variable with the file that train.py creates if it succeeds
 
 
@@ -66,6 +67,11 @@ def _status(command: Callable[[], None], debug: bool) -> int:
         if debug or not (what := _explained(error)):
             raise
         _say(f"octet: {what}")
+        return 2
+    except UnicodeEncodeError as error:
+        if debug or error.encoding == "utf-8":
+            raise
+        _say(f"octet: {error.object[:200]}: this locale lacks one of these characters. {OTHER_LOCALE}.")
         return 2
     except KeyboardInterrupt as interrupt:  # its text, if any, says how to continue
         if os.environ.get("RANK", "0") == "0":
