@@ -244,16 +244,21 @@ def test_vllm_servers_ask_for_a_key_on_every_route(job, tmp_path, given):
 
 
 def test_lines_of_a_grid_are_counted_as_octet_slurm_does(job, tmp_path):
-    """Comments and empty lines may be indented, with tabs too."""
-    grid = ["algorithm.lr=1e-3", "\talgorithm.lr=2e-3", r"""prompt.system='a "b" \n' run.seed=3 task.gym="{x: \\d}\""""]
-    (tmp_path / "grid").write_text("\t# rates\n \t\n{}\n  # more\n{}\n{}\n{}'\n".format(*grid, grid[0]))
+    """Comments and empty lines may be indented, with tabs too, and a line may end as on Windows, or have a page break."""
+    grid = [
+        "algorithm.lr=1e-3 run.dir=it",
+        "\talgorithm.lr=2e-3 'prompt.system=a\f\u2028b'",
+        r"""prompt.system='a "b" \n' run.seed=3 task.gym="{x: \\d}\"""",
+    ]
+    (tmp_path / "grid").write_text("\t# rates\n \t\n\r\n{}\r\n  # more\n{}\n{}\n{}'\n".format(*grid, grid[0]))
     lines = slurm._lines(tmp_path / "grid")
     assert lines[:3] == grid
     for number, line in enumerate(lines, start=1):
         answer = job("sweep.sbatch", "grid", SLURM_ARRAY_TASK_ID=str(number), SLURM_ARRAY_JOB_ID="5")
         if line in grid:
-            assert {*slurm._words(line)} < {*answer.stdout.splitlines()}, answer.stderr
+            assert {*slurm._words(line)} < {*answer.stdout.split("\n")}, answer.stderr
     assert (answer.returncode, "a quote is open in line 4" in answer.stderr) == (2, True)
+    assert [path.name for path in tmp_path.glob("it*")] == ["it"]
 
 
 STAMP = "4294967295 0\n"  # of the empty setup.cfg and constraints.txt

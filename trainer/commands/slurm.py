@@ -209,7 +209,7 @@ def _lines(grid: Path) -> list[str]:
     """Return the lines of a grid that are neither empty nor comments."""
     try:
         text = grid.read_text(encoding="utf-8")
-        if lines := [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]:
+        if lines := [line for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]:
             return lines
         reason = "it has no line of settings"
     except (OSError, UnicodeDecodeError) as error:
