@@ -242,6 +242,8 @@ FAULTS = {
     "no log-probs": lambda body: good(body, logprobs=None),
     "unequal": lambda body: good(body, token_ids=[7, STOP]),
     "a token of another model": lambda body: good(body, token_ids=[VOCABULARY, 7, STOP]),
+    "longer than asked": lambda body: good(body, token_ids=[7] * 8 + [STOP], logprobs={"token_logprobs": [-1.0] * 9}),
+    "more than certain": lambda body: good(body, logprobs={"token_logprobs": [1.5, -1.0, -1.0]}),
     "a negative token": lambda body: good(body, token_ids=[-1, 7, STOP]),
     "not a number": lambda body: good(body, logprobs={"token_logprobs": [float("nan"), -1.0, -1.0]}),
     "too few": lambda body: good({**body, "n": 2}),
@@ -436,8 +438,8 @@ def test_the_compared_tokens_are_of_several_groups(double, make_sampler):
         logprobs = [-0.5 + wrong, *[-0.25 + wrong] * 30, -1.0 + wrong]
         return good(body, token_ids=[100, *[7] * 30, STOP], logprobs={"token_logprobs": logprobs})
 
-    double.faults = [long] * 4
-    found = sampler_check.of_each(measured_by_hand, PACKER, "cpu", make_sampler(double), PROMPTS, SAMPLING)
+    double.faults, sampling = [long] * 4, replace(SAMPLING, max_new_tokens=32)
+    found = sampler_check.of_each(measured_by_hand, PACKER, "cpu", make_sampler(double), PROMPTS, sampling)
     assert sorted(*found.values()) == pytest.approx([0.0] * 48 + [2.0] * 16)
 
 

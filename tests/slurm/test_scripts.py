@@ -244,7 +244,7 @@ def test_vllm_servers_ask_for_a_key_on_every_route(job, tmp_path, given):
 
 
 def test_lines_of_a_grid_are_counted_as_octet_slurm_does(job, tmp_path):
-    """Comments and empty lines may be indented, with tabs too, and a line may end as on Windows, or have a page break."""
+    """Comments and empty lines may be indented, with tabs too. A line may end as on Windows, or have a page break."""
     grid = [
         "algorithm.lr=1e-3 run.dir=it",
         "\talgorithm.lr=2e-3 'prompt.system=a\f\u2028b'",

@@ -32,7 +32,7 @@ T = TypeVar("T")
 Body = dict[str, Any]  # the JSON of a request
 
 OPEN_REQUESTS = 128  # a rank has at most this many at each server, which would only queue more
-LARGEST = 1 << 31  # larger than any log-prob
+LEAST = -(1 << 31)  # smaller than any log-prob
 UNLOAD_S = 5.0  # timeout at the end of the run, when nothing depends on it
 
 
@@ -160,10 +160,11 @@ class VllmServerSampler(Sampler):
             raise InvalidReply(f"{url}: {len(choices)} answers, not {body['n']}")
         for tokens, logprobs in rows:
             are_tokens = _are_numbers(tokens, (int,), -1, self.context.vocabulary)
-            if not are_tokens or not _are_numbers(logprobs, (int, float), -LARGEST, LARGEST):
+            if not are_tokens or not _are_numbers(logprobs, (int, float), LEAST, 1):  # 0, and how far it may be rounded
                 raise InvalidReply(f"{url}: an answer has tokens or log-probs that this model cannot have")
-            if not 0 < len(tokens) == len(logprobs):
-                raise InvalidReply(f"{url}: the tokens and log-probs of an answer do not match")
+            if not 0 < len(tokens) == len(logprobs) <= body["max_tokens"]:
+                sizes = f"{len(tokens)} tokens of at most {body['max_tokens']}, and {len(logprobs)} log-probs"
+                raise InvalidReply(f"{url}: an answer has {sizes}")
             if self.turns.stops.completion(tokens, logprobs).truncated and len(tokens) < body["max_tokens"]:
                 raise InvalidReply(f"{url}: an answer ends after {len(tokens)} tokens without a stop token or string")
         return [(tokens, [float(one) for one in logprobs]) for tokens, logprobs in rows]
