@@ -11,6 +11,8 @@ from trainer.machine.import_guard import naming_missing_packages
 
 with naming_missing_packages():
     from trainer.config.request import parse_command_line
+    from trainer.config.settings import Config
+    from trainer.errors import OctetError
     from trainer.machine import hardware, quiet
     from trainer.machine.exits import answering_errors, leave, listen
     from trainer.plan import preflight, read_data
@@ -26,21 +28,31 @@ def main() -> None:
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
-    machine = hardware.detect()
-    preflight.must_leave_our_cards(machine, request.config.rollout.vllm, int(os.environ.get("WORLD_SIZE", "1")))
-    preflight.check(request.config, machine)
-    quiet.quiet()
-    hardware.prepare_cuda(request.config.rollout.engine)
-    # One rank of a machine reads the data before the imports, so that a bad record is an error at once, printed once.
-    read = read_data.read(request.config) if os.environ.get("LOCAL_RANK", "0") == "0" else None
-    if os.environ.get("RANK", "0") == "0":  # the imports take seconds
+    rank = os.environ.get("RANK", "0")
+    try:
+        data = checked_and_read(request.config)
+    except OctetError as error:  # of this rank alone, perhaps: the others wait for it until they are killed
+        slurm.report_failure(f"rank {rank} ended with {error}")
+        raise
+    if rank == "0":  # the imports take seconds
         name = request.config.model.name
         print(f"octet: loading {name}", file=sys.stderr if request.json else sys.stdout, flush=True)
 
     preflight.import_libraries(request.config)
     from trainer.run import job
 
-    job.run(request, read)
+    job.run(request, data)
+
+
+def checked_and_read(config: Config) -> read_data.Data | None:
+    """Check whether the run can start here. One rank of a machine reads the data before the imports, so that a bad
+    record is an error at once, printed once."""
+    machine = hardware.detect()
+    preflight.must_leave_our_cards(machine, config.rollout.vllm, int(os.environ.get("WORLD_SIZE", "1")))
+    preflight.check(config, machine)
+    quiet.quiet()
+    hardware.prepare_cuda(config.rollout.engine)
+    return read_data.read(config) if os.environ.get("LOCAL_RANK", "0") == "0" else None
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Who this process is, from what srun leaves in the environment."""
 
 import os
+import sys
 
 import pytest
 
-from tests.conftest import program, refuses
+from tests.conftest import ROOT, program, ran, refuses
 from trainer.errors import ClusterError
 from trainer.ranks import slurm
 
@@ -101,3 +102,14 @@ def test_a_task_of_an_array_is_called_by_both_numbers(task):
     assert slurm.describe() == "Slurm job 12 on node3, restart 0 (SLURM_RESTART_COUNT)"
     task(SLURM_ARRAY_JOB_ID="10", SLURM_ARRAY_TASK_ID="2", SLURM_RESTART_COUNT="1")
     assert slurm.describe() == "Slurm job 10_2 on node3, restart 1 (SLURM_RESTART_COUNT)"
+
+
+def test_a_rank_that_ends_before_it_meets_the_others_reports_it_to_the_job(tmp_path):
+    """The first rank of a machine reads the data. The others would wait until srun ends them with signal 9, and the job
+    would start again."""
+    (tmp_path / "bad.jsonl").write_text("no record")
+    settings = ["task.name=records", f"task.path={tmp_path}/bad.jsonl"]
+    own = {"OCTET_FAILED": str(tmp_path / "run/failed"), "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    answer = ran(sys.executable, ROOT / "train.py", "--preset", "nano", *settings, cwd=tmp_path, env=os.environ | own)
+    assert answer.returncode == 2
+    assert answer.stderr == (tmp_path / "run/failed").read_text().replace("rank 0 ended with", "octet:")
