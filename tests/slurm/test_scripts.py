@@ -196,7 +196,8 @@ def test_vllm_servers_of_neighbouring_jobs_have_ports_of_their_own_and_share_the
     shape = {"SLURM_GPUS_ON_NODE": "4", "OCTET_VLLM_GPUS": "2"}
     urls = []
     for number in ("5", "6"):
-        said = job("vllm.sbatch", "--preset", "nano", SLURM_JOB_ID=number, **shape).stdout.splitlines()
+        settings = ["--preset", "nano", "rollout.ahead=1"]  # which needs servers
+        said = job("vllm.sbatch", *settings, SLURM_JOB_ID=number, **shape).stdout.splitlines()
         (line,) = [line for line in said if line.startswith("rollout.vllm.urls=")]
         urls += line.removeprefix("rollout.vllm.urls=").split(",")
         assert "--mem=0" in said
