@@ -26,7 +26,7 @@ from trainer.machine import disk
 from trainer.machine.installed_files import IS_INSTALLED, ROOT
 from trainer.machine.safe_text import print, visible
 from trainer.model.shapes import known_shape, shape_of
-from trainer.plan import hours
+from trainer.plan import hours, preflight
 from trainer.plan.memory_check import no_layer_to_adapt
 from trainer.plan.planner import Planner
 from trainer.run_folder import changed_settings
@@ -121,6 +121,7 @@ def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> No
         print("\n".join(_script(folder.absolute(), request)), end="")
         print(f"\n# nothing is written or submitted; without --dry-run this is {folder}/job.sbatch")
         return
+    preflight.must_be_writable(folder)
     jobs = _submit(write(config, folder.absolute(), request), request)
     print("\n".join(_next_commands(jobs, folder, request)))
 
