@@ -12,7 +12,6 @@ from trainer.machine.import_guard import naming_missing_packages
 with naming_missing_packages():
     from trainer.config.request import parse_command_line
     from trainer.config.settings import Config
-    from trainer.errors import OctetError
     from trainer.machine import hardware, quiet
     from trainer.machine.exits import answering_errors, leave, listen
     from trainer.plan import preflight, read_data
@@ -28,13 +27,9 @@ def main() -> None:
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
-    rank = os.environ.get("RANK", "0")
-    try:
+    with slurm.reporting_failure():  # of this rank alone, perhaps: the others would wait for it until they are killed
         data = checked_and_read(request.config)
-    except OctetError as error:  # of this rank alone, perhaps: the others wait for it until they are killed
-        slurm.report_failure(f"rank {rank} ended with {error}")
-        raise
-    if rank == "0":  # the imports take seconds
+    if os.environ.get("RANK", "0") == "0":  # the imports take seconds
         name = request.config.model.name
         print(f"octet: loading {name}", file=sys.stderr if request.json else sys.stdout, flush=True)
 

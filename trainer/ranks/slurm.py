@@ -5,10 +5,11 @@ import re
 import shutil
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.errors import ClusterError
+from trainer.errors import ClusterError, OctetError
 from trainer.machine.safe_text import visible, without_keys
 
 FOLDER = "OCTET_RANKS"  # variable with the launcher's folder for the store of the ranks on one machine
@@ -100,6 +101,15 @@ def report_failure(message: str) -> None:
         with suppress(OSError):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(without_keys(message) + "\n")
+
+
+@contextmanager
+def reporting_failure() -> Iterator[None]:
+    try:
+        yield
+    except OctetError as error:
+        report_failure(f"rank {os.environ.get('RANK', '0')} ended with {error}")
+        raise
 
 
 def restarts() -> int:
