@@ -161,7 +161,7 @@ folder_of() {
     case "$preset" in \~/*) preset=~/"${preset#\~/}" ;; esac # bash leaves it after an equals sign
     [ -n "$folder" ] || [ ! -f "$preset" ] || folder="$(folder_in "$preset")"
     folder="${folder:-runs/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}"
-    case "$folder" in \~/*) folder=~/"${folder#\~/}" ;; [0-9]*) folder="./$folder" ;; esac # YAML reads 5 as a number
+    case "$folder" in \~/*) folder=~/"${folder#\~/}" ;; esac # as above
     echo "$folder"
 }
 
@@ -172,10 +172,14 @@ folder_in() {
     [ "$folder" = null ] || echo "$folder"
 }
 
-# unquoted: print a value of YAML without the quotes around it, and what follows these.
+# unquoted: print a value of YAML without the quotes around it, and what follows these, as a path that YAML reads as text.
+# One with escapes stays as it is.
 unquoted() {
-    sed -E "s/^\"([^\"]*)\".*/\1/; t
-        /^'/ { s/^'(([^']|'')*)'.*/\1/; s/''/'/g; }"
+    sed -E "/^[\"']/!b
+        s/^\"([^\"\\]+)\".*/\1/; t path
+        s/^'(([^']|'')+)'.*/\1/; t single; b
+        :single; s/''/'/g
+        :path; /^[/~]/!s/^/.\//"
 }
 
 # exit_with STATUS FOLDER: requeue the job if that may help, and exit. In a chain the next job continues instead.

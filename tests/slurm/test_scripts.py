@@ -136,8 +136,8 @@ def test_a_chain_goes_on_with_a_run_that_is_made_longer(job):
     assert does_nothing("run.steps=20")
 
 
-NAMED = {"mine": "mine", "'my run' # here": "my run", "runs/a,b[1]": "runs/a,b[1]", "null": "runs/octet-5"}
-NAMED |= {"~/it": os.path.expanduser("~/it"), "'my #1' # 2": "my #1", "a#b": "a#b", "'bob''s'": "bob's"}
+NAMED = {"mine": "mine", "'my run' # here": "./my run", "runs/a,b[1]": "runs/a,b[1]", "null": "runs/octet-5"}
+NAMED |= {"~/it": os.path.expanduser("~/it"), "'my #1' # 2": "./my #1", "a#b": "a#b", "'bob''s'": "./bob's"}
 
 
 @pytest.mark.parametrize(("named", "taken"), NAMED.items())
@@ -151,7 +151,7 @@ def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, tak
     kinds += [["--preset=flow.yaml"], ["--preset=lines.yaml"]] if "," not in named else []
     for arguments in kinds:
         assert f"run.dir={taken}" in job("single_node.sbatch", *arguments).stdout.splitlines()
-    for other, folder in {"other": "other", "'it''s'": "it's", '"5"': "./5"}.items():
+    for other, folder in {"other": "other", "'it''s'": "./it's", '"5"': "./5", r'"a\""': r'"a\""'}.items():
         words = job("single_node.sbatch", *arguments, f"run.dir={other}").stdout.splitlines()
         assert words[-1] == f"run.dir={folder}"
     (tmp_path / "runs/lr=1").mkdir(parents=True)
