@@ -170,6 +170,7 @@ class Shape:
 KNOWN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("known_shapes.json").read_bytes())
 NUMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+LARGEST, MOST_LAYERS = 10**9, 10_000  # larger numbers are mistakes, with which a plan would not end
 ENDINGS = ("-instruct", "-it", "-pt", "-base")  # variants that share their base's shape
 
 
@@ -235,12 +236,14 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
         if key not in settings:
             raise ModelError(f"model.name={name}", f"its config.json has no '{key}'", "Download the model again")
         value = settings[key]
-        if type(value) is not int or value < 1:
-            raise ModelError(f"model.name={name}", f"{key} is {value!r} in its config.json, and it is a number above 0")
+        most = MOST_LAYERS if key == "num_hidden_layers" else LARGEST
+        if type(value) is not int or not 0 < value <= most:
+            reason = f"{key} is {value!r} in its config.json, and it is a number from 1 to {most:,}"
+            raise ModelError(f"model.name={name}", reason)
     shape = _described(family, settings)
     try:
         return _with_kinds(name, shape, settings) if family.is_mixed else shape
-    except (TypeError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
         reason = f"its config.json does not describe its layers ({error})"
         raise ModelError(f"model.name={name}", reason, "Download the model again") from None
 
@@ -281,8 +284,8 @@ CHUNK = 64  # tokens in a chunk of transformers' delta rule
 
 def _number(settings: Mapping[str, Any], key: str, usual: int = 0) -> int:
     value = usual if settings.get(key) is None else settings[key]
-    if type(value) is not int or value < 0:
-        raise TypeError(f"{key} is {value!r}, and it is a number")
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise TypeError(f"{key} is {value!r}, and it is a number up to {LARGEST:,}")
     return value
 
 
