@@ -17,6 +17,7 @@ from trainer.config.resolve import resolve
 from trainer.errors import CheckpointError
 from trainer.run.closing import what_is_saved
 from trainer.run.teaching import leave_start
+from trainer.run_folder import changed_settings
 
 FEW = ["--preset", "nano", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=2"]
 FEW += ["run.save_every=1", "run.merge=false", "eval.problems=8", "rollout.dead_groups=keep"]
@@ -81,6 +82,15 @@ def test_a_run_that_is_stopped_in_or_after_its_warm_up_is_named_in_the_command_t
     shutil.copytree(folder, tmp_path / "warmup", symlinks=True)
     log = SimpleNamespace(folder=tmp_path, config=resolve(str(job[0] / "config.yaml")), total_steps=2)
     assert what_is_saved(log) == f"--resume {tmp_path} continues after its warm-up, which is saved."
+
+
+def test_only_a_warm_up_alone_may_be_longer(job, tmp_path):
+    alone, begun = shutil.copytree(job[0] / "warmup", tmp_path / "alone", symlinks=True), job[0] / "warmup"
+    longer = {folder: resolve(str(folder / "config.yaml"), None, ["warmup.steps=9"]) for folder in (alone, begun)}
+    assert [change.key for change in changed_settings.changes(alone, longer[alone])] == ["warmup.steps"]
+    changed_settings.refuse_other_settings(alone, longer[alone])
+    with refuses("run.dir", names="warmup.steps=9 (it has 3)"):
+        changed_settings.refuse_other_settings(begun, longer[begun])
 
 
 @pytest.mark.slow

@@ -88,9 +88,14 @@ def _train(name: str, arguments: Sequence[str]) -> None:
     with naming_missing_packages():
         parser_of(name).parse_intermixed_args(arguments)  # answers --help before the import below, which takes a while
         from trainer.commands import train
+        from trainer.config.request import refuse_replaced
 
-    chosen = ["warmup.only=true", *arguments] if name == "warmup" else arguments
-    sys.exit(answering_errors(lambda: train.main(chosen), debug="--debug" in arguments))
+    def run() -> None:
+        if name == "warmup":
+            refuse_replaced(arguments)
+        train.main(["warmup.only=true", *arguments] if name == "warmup" else arguments)
+
+    sys.exit(answering_errors(run, debug="--debug" in arguments))
 
 
 def _run(name: str, arguments: Sequence[str]) -> None:

@@ -13,6 +13,9 @@ from trainer.config.train_options import argument_parser
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 
+OF_A_WARMUP = {"run.steps": "warmup.steps", "run.epochs": "warmup.steps", "algorithm.lr": "warmup.lr"}
+OF_A_WARMUP |= {f"eval.{key}": f"warmup.{key}" for key in ("every", "metric", "patience")}
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -56,10 +59,19 @@ def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:
     if options.preset or options.recipe:
         raise ConfigError("--resume", "the run's own config.yaml is the preset", "Leave --preset and --recipe out")
     config = resolve(str(stored), None, [*overrides_of({"run.dir": str(folder)}), *options.overrides])
+    if config.is_warmup:
+        refuse_replaced(options.overrides)
     if config.run.dir != folder:
         remedy = "Leave one of the two out; a job script, which sets run.dir, needs --resume FOLDER"
         raise ConfigError(f"run.dir={config.run.dir}", f"--resume continues in {folder}", remedy)
     return config, folder
+
+
+def refuse_replaced(overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a setting in place of which a warm-up alone has one of its own."""
+    for text in overrides:
+        if own := OF_A_WARMUP.get(text.partition("=")[0].strip()):
+            raise ConfigError(text, "a warm-up alone does not use it", f"Write {own} in its place")
 
 
 def latest_run(option: str, written: str) -> Path:

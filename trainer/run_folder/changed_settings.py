@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.config.paths import CODE, DATA, PATHS, data_files, file_of, placed, stored
 from trainer.config.read_yaml import written
+from trainer.config.request import OF_A_WARMUP
 from trainer.config.resolve import flat, resolve, validated
 from trainer.config.settings import Config, Vllm
 from trainer.errors import CheckpointError, ConfigError, OctetError
@@ -38,6 +39,7 @@ FROM_HERE_ON = {
     "reward.judge.max_requests": BUDGET,
     "reward.judge.max_tokens": BUDGET,
 } | {f"rollout.vllm.{key}": SERVER for key in Vllm.model_fields}
+FROM_HERE_ON |= {own: FROM_HERE_ON[key] for key, own in OF_A_WARMUP.items() if key in FROM_HERE_ON}
 NO_EFFECT = {f"run.{key}" for key in ("dir", "save_every", "save_minutes", "keep", "threads", "merge", "track")}
 NO_EFFECT |= {"run.strict_health", "run.strict_verdict", "engine.timeout_s", "engine.connect_s", "reward.timeout"}
 NO_EFFECT |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "backoff_s", "cache")}
@@ -66,6 +68,7 @@ def differences(folder: Path, config: Config) -> list[Change]:
     if not (saved := settings_of(folder)):
         return []
     before, now = (flat(stored(one.model_dump(mode="json"), folder)) for one in (saved, config))
+    before |= {key: now[key] for key in OF_A_WARMUP if config.is_warmup}  # which are equal to its own
     changed = [Change(key, before[key], now[key]) for key in now if before[key] != now[key]]
     return [change for change in changed if not _is_copied(change, folder)]
 
@@ -96,14 +99,19 @@ def refuse_other_settings(folder: Path, config: Config) -> None:
         warmup = folder / "warmup"
         refuse_other_settings(warmup, config.warmed_up_in(warmup))
         config = config.after_warmup(warmup)
-    # the steps of a warm-up are warmup.steps, whatever run.steps is
-    changed = [one for one in changes(folder, config) if not (config.is_warmup and one.key == "run.steps")]
-    if refused := [one for one in changed if one.key not in MAY_CHANGE]:
+    may_change = MAY_CHANGE - (set() if is_warmup_alone(folder, config) else {*OF_A_WARMUP.values()})
+    changed = changes(folder, config)
+    if refused := [one for one in changed if one.key not in may_change]:
         others = meaning(changed)
         possible = "\n".join(["\nThe other changes would be possible:", *others] if others else [])
         before = ", ".join(visible(f"{one.key}: {written(one.before)}") for one in refused)
         reason = f"it holds a run with other settings: {', '.join(map(str, refused))}. Its steps depend on them"
         raise ConfigError(f"run.dir={folder}", reason, f"Go back to {before}, or choose another folder.{possible}")
+
+
+def is_warmup_alone(folder: Path, config: Config) -> bool:
+    """Return True if more steps would leave those that are done as they were: rounds share the steps among them."""
+    return config.is_warmup and config.warmup.rounds == 1 and not (folder.parent / "config.yaml").is_file()
 
 
 def refuse_to_lengthen(folder: Path, config: Config) -> None:
