@@ -34,6 +34,7 @@ WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false",
 WANTED |= {"dict": "a mapping: {key: value}", "missing": "a list with all its values: [a, b]", "path": "a path"}
 WANTED |= {"string": "a text"}
 YAML_KINDS = {bool: "true or false", int: "a number", float: "a number", date: "a date", datetime: "a date"}
+YAML_KINDS |= {dict: "a mapping"}
 # Settings that name code, a command, or a server that may get a key, and those that let other code run.
 OF_OTHERS = ["task.name", "task.mix", "task.agent", "reward.custom", "reward.judge.url", "teacher.url"]
 OF_OTHERS += ["rollout.vllm.urls", "rollout.vllm.python", "rollout.vllm.arguments", "model.trust_remote_code"]
@@ -259,6 +260,7 @@ def _explained(errors: Sequence[Any], typed: Mapping[str, str]) -> list[ConfigEr
         elif "url" in key:
             explained[key] = ConfigError(key, "it is not the address of a server", "Write http://127.0.0.1:8000")
         elif detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(detail["input"]))):
+            text = written(detail["input"])[1:-1].removesuffix(" null") if kind == "a mapping" else text  # [Question:]
             text = _shown(typed.get(key, text))
             reason, remedy = f"YAML reads {text} as {kind}, and a text is needed", f"Quote it: '{key}=\"{text}\"'"
             remedy = remedy if key in fields() else f'Quote it: "{text}"'  # of a list or a mapping
