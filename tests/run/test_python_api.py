@@ -17,7 +17,7 @@ from tests.conftest import ROOT, launch, learned, refuses
 from tests.e2e.short_job import ADAPTER
 from tests.e2e.short_job import train as train_by_command
 from tests.forks import forked
-from trainer.errors import ConfigError, DataError
+from trainer.errors import ConfigError, DataError, ModelError
 from trainer.machine import user_code
 from trainer.problem.task import make_task
 from trainer.run import python_api
@@ -308,8 +308,15 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
         resolve("nano", ["run.steps=1"])
     with refuses("data", DataError, names="such as sets['train']; a file"):
         train(data={"train": [good], "test": [good]})
+
+    def nothing(completions):
+        return [0.0] * len(completions)
+
+    for folder in ("new", "."):
+        with refuses("model.name", ModelError):
+            train(resolve("nano", None, [f"run.dir={folder}", "model.name=no/such/one"]), nothing, [good])
     assert not list((tmp_path / "runs").iterdir())
-    assert not list(tmp_path.rglob("*.yaml"))
+    assert {path.name for path in tmp_path.iterdir()} <= {"runs", "mine.py", "__pycache__"}
 
 
 def test_rows_may_have_numbers_of_other_libraries():

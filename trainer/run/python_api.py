@@ -72,7 +72,8 @@ def train(
         from trainer.run import job  # torch, deepspeed, transformers
         from trainer.run_folder import create
 
-        folder, is_new = create.folder_of(Request(config, "python", "")), config.run.dir is None
+        folder = create.folder_of(Request(config, "python", ""))
+        new = [path for path in (folder, folder / GIVEN) if config.run.dir is None or not path.exists()]
         functions: list[Any] = list(reward) if isinstance(reward, list | tuple | Mapping) else [reward]
         config = config.changed({"run.dir": folder})
         preflight.must_be_writable(folder)  # where functions and data are copied to
@@ -85,8 +86,8 @@ def train(
             error.args = (_of_python(str(error), folder),)
             raise
         finally:
-            if is_new and not (folder / "config.yaml").exists():  # it was refused
-                disk.remove(folder)
+            for path in new if not (folder / "config.yaml").exists() else ():  # it was refused
+                disk.remove(path)
         assert result is not None, "a run of one process has its result on rank 0"
         return result
 
