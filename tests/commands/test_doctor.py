@@ -21,10 +21,12 @@ from tests.hub_server import use_hub
 from tests.sandbox.lacking import python_without
 from trainer.commands import doctor
 from trainer.config.resolve import resolve
+from trainer.config.settings import Code
 from trainer.errors import CheckpointError, ConfigError, DataError, Finding, ModelError
 from trainer.machine import disk, hardware
 from trainer.model import hub
 from trainer.plan import downloads, preflight
+from trainer.reward import programs
 
 MEGABYTE = 1 << 20
 NANO = resolve("nano")
@@ -329,7 +331,17 @@ def test_octet_doctor_knows_what_a_run_would_be_told(one_card, monkeypatch, over
 def test_octet_doctor_says_what_programs_are_held_in_with(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", python_without("LANDLOCK_CREATE_RULESET", tmp_path))
     confined = "programs that a model writes cannot be confined: .*without Landlock"
-    assert re.match(confined, doctor.sandbox().seen)
+    assert re.match(confined, doctor.sandbox(None).seen)
+    refused = doctor.sandbox(Code())  # as a run with the reward `code` would be
+    assert (refused.severity, refused.seen.partition(":")[0]) == ("end", "reward.weights.code")
+
+
+@pytest.mark.parametrize(("code", "most"), [(Code(processes=3), "[13]"), (Code(command="sh", processes=3), "3")])
+def test_octet_doctor_says_how_many_programs_and_threads_there_may_be(monkeypatch, code, most):
+    """Without user namespaces, or for root, a Python program has one thread."""
+    monkeypatch.setattr(programs, "cores_of_rank", lambda: 4)
+    found = doctor.sandbox(code)
+    assert found.severity == "end" or re.search(f"; 5 run at once, each with at most {most} threads?$", found.seen)
 
 
 def test_octet_doctor_counts_the_cards_that_are_left_to_train_on(monkeypatch):

@@ -27,23 +27,21 @@ from trainer.commands.shared_options import add_settings_of_a_run
 from trainer.config import ds_config
 from trainer.config.choose_preset import choose_preset
 from trainer.config.resolve import resolve
-from trainer.config.settings import RUNS, Config, Model, TaskSettings
+from trainer.config.settings import RUNS, Code, Config, Model, TaskSettings
 from trainer.errors import Finding, OctetError, counted
 from trainer.machine import hardware
 from trainer.machine.console import Console
 from trainer.machine.disk import amount
-from trainer.machine.installed_files import CHECKOUT, CONSTRAINTS, IS_INSTALLED, in_a_process
+from trainer.machine.installed_files import CHECKOUT, CONSTRAINTS, IS_INSTALLED, in_a_process, packages_needed
 from trainer.machine.safe_text import print
 from trainer.model import hub
 from trainer.plan import downloads, memory_check, preflight
 from trainer.problem import datasheet
 from trainer.problem.task import make_task
-from trainer.reward import make
+from trainer.reward import make, programs
 from trainer.sandbox.confine import Limits
 from trainer.sandbox.pool import Sandbox
 
-REQUIRED = ["torch", "deepspeed", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "tensorboard"]
-REQUIRED += ["safetensors", "pydantic", "PyYAML", "rich"]
 MARKS = {"note": ("✓", "green"), "warn": ("!", "yellow"), "end": ("✗", "red")}  # symbol and colour of a severity
 NAME, WIDTH = 14, 100
 PATIENCE_S = 300.0  # for the tests of torch, whose import takes long on a slow disk
@@ -106,15 +104,16 @@ def everything(config: Config) -> Iterator[Finding]:
         vllm = "installed" if importlib.util.find_spec("vllm") else "not installed; only some settings need it"
         yield Finding("note", "vLLM", vllm)
         yield Finding("note", "Slurm", shutil.which("sbatch") or "not on this machine; optional")
-        yield sandbox()
+        yield sandbox(config.reward.code if "code" in config.reward.weights else None)
         yield from of_torch(config, probe, machine)
 
 
 def python_and_packages() -> Finding:
     """Compare the installed versions with those of constraints.txt, which were tested together."""
-    found = {name: next(iter(distributions(name=name)), None) for name in REQUIRED}
+    required = [_plain(line.partition(">")[0]) for line in packages_needed()]
+    found = {name: next(iter(distributions(name=name)), None) for name in required}
     installed = {name: one.version for name, one in found.items() if one and one.version}
-    if missing := [name for name in REQUIRED if name not in installed]:
+    if missing := [name for name in required if name not in installed]:
         script = os.path.relpath(CHECKOUT / "run_deepspeed.sh")
         remedy = f"{'' if IS_INSTALLED else f'bash {script} --dry-run installs them, or '}{_reinstall()}"
         return Finding("end", "packages", f"not installed: {', '.join(missing)}", remedy)
@@ -124,7 +123,7 @@ def python_and_packages() -> Finding:
     if others := [f"{name} {installed[name]} (tried: {tried[name]})" for name in others]:
         text = f"{python}; versions other than those that were tried together: {', '.join(others)}"
         return Finding("warn", "packages", text, f"If something fails: {_reinstall()}")
-    return Finding("note", "packages", f"{python}, and {len(REQUIRED)} packages in the versions of constraints.txt")
+    return Finding("note", "packages", f"{python}, and {len(required)} packages in the versions of constraints.txt")
 
 
 def _reinstall() -> str:
@@ -137,7 +136,12 @@ def pinned(constraints: Path) -> dict[str, str]:
     from packaging.requirements import Requirement
 
     pins = [Requirement(line) for line in constraints.read_text().splitlines() if line and not line.startswith("#")]
-    return {pin.name: str(pin.specifier)[2:] for pin in pins if pin.marker is None or pin.marker.evaluate()}
+    return {_plain(pin.name): str(pin.specifier)[2:] for pin in pins if pin.marker is None or pin.marker.evaluate()}
+
+
+def _plain(name: str) -> str:
+    """Return the name of a package as indexes write it."""
+    return name.lower().replace("_", "-")
 
 
 def visible_cards(model: Model, machine: hardware.Hardware) -> Iterator[Finding]:
@@ -215,14 +219,19 @@ def data(settings: TaskSettings) -> Finding:
     return Finding("note", "data", f"{settings.name}: on this machine")
 
 
-def sandbox() -> Finding:
+def sandbox(code: Code | None) -> Finding:
     """Report how this machine can confine programs, which only the reward `code` needs."""
     try:
-        with Sandbox(Limits()) as started:
+        with programs.sandbox_of(code) if code else Sandbox(Limits()) as started:
             held = started.held
     except OctetError as error:
+        if code:
+            return Finding.of("end", "sandbox", str(error))
         return Finding("warn", "sandbox", f"programs that a model writes cannot run here: {error}")
-    how = f"are confined by {held}" if held.is_enough else f"cannot be confined: {held}; optional"
+    how = f"are confined by {held}" if held.is_enough else f"cannot be confined: {held}{'; optional' * (code is None)}"
+    if code:
+        threads = counted(code.processes if held.counted else 1, "thread")
+        how += f"; {programs.programs_at_once()} run at once, each with at most {threads}"
     return Finding("note", "sandbox", f"programs that a model writes {how}")
 
 

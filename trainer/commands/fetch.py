@@ -4,7 +4,6 @@ With HF_HOME=DIR the same settings run there, and the adapter refers to its base
 on one machine only. docs/offline.md lists what is in the folder.
 """
 
-import configparser
 import os
 import platform
 import shlex
@@ -23,7 +22,7 @@ from trainer.config.resolve import resolve
 from trainer.config.settings import Model, TaskSettings
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.machine import disk, hardware, manifest
-from trainer.machine.installed_files import CONSTRAINTS, IS_INSTALLED, ROOT
+from trainer.machine.installed_files import CONSTRAINTS, IS_INSTALLED, packages_needed
 from trainer.machine.safe_text import print
 from trainer.model import hub
 from trainer.plan import preflight
@@ -116,10 +115,7 @@ def fetch_data(settings: TaskSettings) -> str:
 
 def requirements() -> list[str]:
     """Return the packages that Octet needs, those for symbolic mathematics, and those that install them."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    needed, math = setup["options"]["install_requires"], setup["options.extras_require"]["math"]
-    return [*BUILD_TOOLS, *needed.split(), *math.split()]
+    return [*BUILD_TOOLS, *packages_needed(), *packages_needed("math")]
 
 
 def fetch_wheels(wanted: Sequence[str], folder: Path) -> str:

@@ -1,6 +1,7 @@
 """The location of the files that are installed with Octet's modules (job scripts, DeepSpeed settings, train.py, pinned
 versions), and the commands that a person types to use them."""
 
+import configparser
 import os
 import shlex
 import sys
@@ -28,6 +29,13 @@ def in_a_process(words: Sequence[str] = (), start: str = "from octet.__main__ im
     """Return the command that runs octet, or other code, in a process that finds the modules that this one finds. With
     `python -m`, those of the working folder would come first."""
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {start}", *words]
+
+
+def packages_needed(extra: str = "") -> list[str]:
+    """Return the packages that Octet, or an extra, needs, as setup.cfg names them."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    return (setup["options.extras_require"][extra] if extra else setup["options"]["install_requires"]).split()
 
 
 def pip_install(extra: str) -> str:
