@@ -68,6 +68,13 @@ def test_variants_have_the_published_size_without_the_network(name):
     assert shapes.known_shape(name).parameters == PUBLISHED[name]
 
 
+def test_the_sizes_that_gemma_3_leaves_out_are_those_of_its_class():
+    """The config.json of Gemma 3 on the hub, of which its class knows the heads and the vocabulary."""
+    written = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
+    found = shapes.from_config("it", {"model_type": "gemma3", "text_config": written | {"sliding_window": 1024}})
+    assert found.parameters == shapes.shape_of("google/gemma-3-4b-it").parameters
+
+
 def test_a_name_of_somebody_else_is_not_taken_for_a_shipped_one():
     assert shapes.known_shape("somebody/Qwen2.5-1.5B") is None
 

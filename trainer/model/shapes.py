@@ -224,7 +224,7 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     hub.refuse_quantised(name, settings)
     text = settings.get("text_config")  # of a multimodal model, of which only the text model is trained
     if isinstance(text, dict) and text.get("model_type") in BY_TYPE:
-        settings = text | {key: settings[key] for key in ("tie_word_embeddings",) if key in settings}
+        settings = _left_out(text) | text | {key: settings[key] for key in ("tie_word_embeddings",) if key in settings}
     family = BY_TYPE.get(str(settings.get("model_type")))
     if family is None:
         raise UnknownShape(
@@ -246,6 +246,16 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         reason = f"its config.json does not describe its layers ({error})"
         raise ModelError(f"model.name={name}", reason, "Download the model again") from None
+
+
+def _left_out(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the usual numbers of a class if a config.json leaves some out, as those of Gemma 3 do."""
+    if all(key in text for key in NUMBERS):
+        return {}
+    from transformers import AutoConfig  # takes a second to import
+
+    usual = AutoConfig.for_model(text["model_type"]).to_dict()
+    return {key: usual[key] for key in (*NUMBERS, *OPTIONAL) if key in usual}
 
 
 def _described(family: Family, settings: Mapping[str, Any]) -> Shape:
