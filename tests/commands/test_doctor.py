@@ -246,6 +246,13 @@ def test_what_learned_less_in_a_study_is_warned_of_and_nothing_usual_is(settings
 
 
 OTHERS = ["prompt.style=auto", "prompt.answer=alone", "reward.answer=lenient", "warmup.steps=2", "task.name=nano"]
+OF_GSM8K = [("", 1), *((one, 0) for one in (*OTHERS, "model.name=nano", "prompt.system=x", "lora.start=x"))]
+
+
+@pytest.mark.parametrize(("other", "warnings"), OF_GSM8K)
+def test_a_task_that_pays_a_form_nothing_asks_for_is_warned_of(other, warnings):
+    config = resolve("8gb", None, ["prompt.style=chat", *filter(None, [other])])
+    assert len([*preflight.answers(config)]) == warnings
 
 
 @pytest.mark.parametrize(("other", "warnings"), [("", 1), *((one, 0) for one in OTHERS)])

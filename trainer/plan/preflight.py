@@ -206,14 +206,19 @@ def adapter(config: Config) -> Iterator[Finding]:
 
 
 def answers(config: Config) -> Iterator[Finding]:
-    """Warn of a mixture whose parts have several forms of answers, if nothing asks for the one that is paid."""
+    """Warn if only answers of a form are paid for which nothing asks, or of several forms in a mixture."""
     chosen = (config.prompt.style, config.prompt.answer, config.reward.answer)
-    if not config.task.mix or chosen != ("chat", "auto", "strict") or config.warmup.steps:
+    if chosen != ("chat", "auto", "strict") or config.warmup.steps:
         return
-    forms = sorted({part.answer_style for part in make_task(config.task).parts})
+    task, text = make_task(config.task), "prompt.style=chat asks for no form of answers, and"
+    forms = sorted({part.answer_style for part in task.parts}) if config.task.mix else []
     if len(forms) > 1:
-        text = f"prompt.style=chat asks for no form of answers, and parts of task.mix have {' and '.join(forms)}"
+        text = f"{text} parts of task.mix have {' and '.join(forms)}"
         yield Finding("warn", "prompt", text, "Leave it out, or name the form that is paid: prompt.answer=FORM.")
+    others = config.lora.start or config.prompt.system or config.model.name == "nano"  # which may know the form
+    if config.task.name in ("gsm8k", "gsm8k-renumbered", "math", "multiple_choice") and not others:
+        text = f"{text} task.name={config.task.name} pays for the form {task.answer_style} alone"
+        yield Finding("warn", "prompt", text, "Leave it out, or write reward.answer=lenient.")
 
 
 def packages(config: Config) -> Iterator[Finding]:
