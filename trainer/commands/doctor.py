@@ -110,7 +110,7 @@ def everything(config: Config) -> Iterator[Finding]:
 
 def python_and_packages() -> Finding:
     """Compare the installed versions with those of constraints.txt, which were tested together."""
-    required = [_plain(line.partition(">")[0]) for line in packages_needed()]
+    required = [line.partition(">")[0] for line in packages_needed()]
     found = {name: next(iter(distributions(name=name)), None) for name in required}
     installed = {name: one.version for name, one in found.items() if one and one.version}
     if missing := [name for name in required if name not in installed]:
@@ -136,12 +136,7 @@ def pinned(constraints: Path) -> dict[str, str]:
     from packaging.requirements import Requirement
 
     pins = [Requirement(line) for line in constraints.read_text().splitlines() if line and not line.startswith("#")]
-    return {_plain(pin.name): str(pin.specifier)[2:] for pin in pins if pin.marker is None or pin.marker.evaluate()}
-
-
-def _plain(name: str) -> str:
-    """Return the name of a package as indexes write it."""
-    return name.lower().replace("_", "-")
+    return {pin.name.lower(): str(pin.specifier)[2:] for pin in pins if pin.marker is None or pin.marker.evaluate()}
 
 
 def visible_cards(model: Model, machine: hardware.Hardware) -> Iterator[Finding]:
