@@ -72,7 +72,7 @@ def test_what_is_said_about_quotes_can_be_typed(value):
 
 
 def test_a_number_with_a_zero_in_front_is_decimal_in_a_file_too(tmp_path):
-    (tmp_path / "mine.yaml").write_text("run: {seed: 010}")
+    (tmp_path / "mine.yaml").write_text("run: {seed: 010}\neval:  # {every: 2}\n")  # an empty section
     assert resolve(str(tmp_path / "mine.yaml")).run.seed == 10
 
 

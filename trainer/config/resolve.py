@@ -160,6 +160,7 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
         layer = read_yaml(path.read_bytes()) or {}
         if not isinstance(layer, dict):
             raise BadYaml(f"expected sections such as `rollout:`, found a {type(layer).__name__}")
+        layer = {name: {} if part is None and name in Config.model_fields else part for name, part in layer.items()}
         _refuse_unknown_keys(layer)
     except BadYaml as error:
         reason = f"it cannot be read: {error}"
