@@ -68,10 +68,9 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("eval.patience", lambda c: c.eval.patience is not None and (c.eval.every is None or not c.eval.problems),
      "it counts evaluations during the run, and there are none", "Write eval.every=50, and eval.problems above 0"),
 
-    ("algorithm.kl.target", lambda c: c.algorithm.kl.target and c.algorithm.kl.coef == 0,
-     "it has no effect while algorithm.kl.coef=0", "Write algorithm.kl.coef=0.04 as well"),
-    ("algorithm.kl.refresh", lambda c: c.algorithm.kl.refresh and c.algorithm.kl.coef == 0,
-     "it has no effect while algorithm.kl.coef=0", "Write algorithm.kl.coef=0.04 as well"),
+    *((f"algorithm.kl.{key}", lambda c, key=key: getattr(c.algorithm.kl, key) and c.algorithm.kl.coef == 0,
+       "it has no effect while algorithm.kl.coef=0", "Write algorithm.kl.coef=0.04 as well")
+      for key in ("target", "refresh")),
     ("algorithm.kl.estimator",
      lambda c: c.algorithm.kl.estimator == "k1" and c.algorithm.kl.coef and c.algorithm.kl.where == "loss",
      "as a loss, its gradient is zero on average, so it does not constrain the policy",

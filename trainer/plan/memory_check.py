@@ -67,7 +67,11 @@ def _problem(placement: Placement, machine: hardware.Hardware) -> str | None:
 
 
 def no_layer_to_adapt(planner: Planner) -> str | None:
-    """Return an error if a name of lora.targets is not that of a layer."""
+    """Return an error if a name of lora.targets is not that of a layer, or if two layers are one."""
+    model = planner.config.model
+    own = {"model.embeddings=cpu": model.embeddings == "cpu", "model.quantize_head=int8": model.quantize_head == "int8"}
+    if setting := next((name for name, is_there in own.items() if is_there and planner.shape.tied), ""):
+        return f"{setting}: the embedding and the output layer of {model.name} share a weight. Leave the setting out."
     missing = [name for name in planner.targets if name not in (*planner.adaptable, *ENDS)]
     return planner.config.lora.without_layer(missing, planner.adaptable) if missing else None
 
