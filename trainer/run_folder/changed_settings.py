@@ -102,7 +102,7 @@ def refuse_other_settings(folder: Path, config: Config) -> None:
     may_change = MAY_CHANGE - (set() if is_warmup_alone(folder, config) else {*OF_A_WARMUP.values()})
     changed = changes(folder, config)
     if refused := [one for one in changed if one.key not in may_change]:
-        others = meaning(changed)
+        others = meaning([one for one in changed if one.key in may_change])
         possible = "\n".join(["\nThe other changes would be possible:", *others] if others else [])
         before = ", ".join(visible(f"{one.key}: {written(one.before)}") for one in refused)
         reason = f"it holds a run with other settings: {', '.join(map(str, refused))}. Its steps depend on them"
