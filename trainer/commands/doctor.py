@@ -38,7 +38,8 @@ from trainer.model import hub
 from trainer.plan import downloads, memory_check, preflight
 from trainer.problem import datasheet
 from trainer.problem.task import make_task
-from trainer.reward import make, programs
+from trainer.reward import make
+from trainer.reward.programs import Programs
 from trainer.sandbox.confine import Limits
 from trainer.sandbox.pool import Sandbox
 
@@ -217,16 +218,17 @@ def data(settings: TaskSettings) -> Finding:
 def sandbox(code: Code | None) -> Finding:
     """Report how this machine can confine programs, which only the reward `code` needs."""
     try:
-        with programs.sandbox_of(code) if code else Sandbox(Limits()) as started:
+        grader = Programs(code) if code else None
+        with grader.sandbox if grader else Sandbox(Limits()) as started:
             held = started.held
     except OctetError as error:
         if code:
             return Finding.of("end", "sandbox", str(error))
         return Finding("warn", "sandbox", f"programs that a model writes cannot run here: {error}")
     how = f"are confined by {held}" if held.is_enough else f"cannot be confined: {held}{'; optional' * (code is None)}"
-    if code:
+    if code and grader:
         threads = counted(code.processes if held.counted else 1, "thread")
-        how += f"; {programs.programs_at_once()} run at once, each with at most {threads}"
+        how += f"; {grader.at_once} run at once, each with at most {threads}"
     return Finding("note", "sandbox", f"programs that a model writes {how}")
 
 

@@ -52,7 +52,11 @@ class Programs(Grader):
     name = "code"
 
     def __init__(self, settings: Code) -> None:
-        self.settings, self.sandbox, self.at_once = settings, sandbox_of(settings), programs_at_once()
+        self.settings = settings
+        limits = (settings.seconds, settings.memory_mb, settings.processes, settings.file_mb, settings.output_kb)
+        self.sandbox = Sandbox(Limits(*limits), settings.command)
+        refuse_unheld(settings, self.sandbox.held)
+        self.at_once = cores_of_rank() + 1  # one more keeps all busy during a fork or a read
         self._grading = threading.Lock()  # the programs of several groups would use up each other's time limits
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
@@ -87,18 +91,6 @@ class Programs(Grader):
             if ran.timed_out or (stops and passed < count):
                 return Assertions(passed, len(tests.pairs), timed_out=ran.timed_out)
         return Assertions(passed, len(tests.pairs))
-
-
-def sandbox_of(settings: Code) -> Sandbox:
-    """Return the sandbox of a run. Raise ConfigError if this machine cannot contain a program."""
-    limits = (settings.seconds, settings.memory_mb, settings.processes, settings.file_mb, settings.output_kb)
-    sandbox = Sandbox(Limits(*limits), settings.command)
-    refuse_unheld(settings, sandbox.held)
-    return sandbox
-
-
-def programs_at_once() -> int:
-    return cores_of_rank() + 1  # one more keeps all cores busy during a fork or a read
 
 
 def refuse_unheld(settings: Code, held: Held) -> None:
