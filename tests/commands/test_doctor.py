@@ -395,6 +395,15 @@ def test_layers_that_are_quantised_on_a_card_need_no_ram(quantize):
     assert preflight.needs(config, there, NO_CARDS).ram > 4 * 10**9
 
 
+def test_the_precision_of_a_model_that_reads_images_may_stand_in_its_text_model(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    there = hub.Found(tmp_path, {"model.safetensors": 8 * 10**9})
+    write(tmp_path, {"config.json": '{"dtype": "bfloat16"}'})
+    wanted = preflight.needs(resolve("8gb"), there, ONE_CARD)
+    write(tmp_path, {"config.json": '{"text_config": {"dtype": "bfloat16"}}'})
+    assert preflight.needs(resolve("8gb"), there, ONE_CARD) == wanted
+
+
 def test_each_machine_holds_the_optimizer_state_of_its_ranks(monkeypatch):
     config, there = resolve("8gb", None, ["lora.enabled=false"]), hub.Found(None, {"model.safetensors": 2 * 10**9})
     alone = preflight.needs(config, there, ONE_CARD).ram

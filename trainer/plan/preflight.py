@@ -310,7 +310,10 @@ def _numbers(found: Found) -> int:
     """Return the parameters of a model from the size of its files and the dtype in its config.json, if that exists."""
     stored = json.loads((found.folder / "config.json").read_text()) if found.folder else {}
     # models without a named type are in fp32; those that are not here yet are nearly all in 16 bits
-    named = stored.get("dtype") or stored.get("torch_dtype") or ("float32" if found.folder else "bfloat16")
+    text = stored.get("text_config")  # of a model that also reads images, which may name the type there alone
+    parts = [stored, text if isinstance(text, dict) else {}]
+    types = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
+    named = next(filter(None, types), "float32" if found.folder else "bfloat16")
     return found.weights // (4 if named == "float32" else 2)
 
 
