@@ -158,7 +158,7 @@ def test_every_setting_has_a_line_in_the_reference():
 
 def test_what_stands_for_a_name_of_another_program_is_a_setting():
     meant = yaml.safe_load(OTHER_NAMES.read_text())
-    named = {word.partition("=")[0] for text in meant.values() for word in re.findall(r"(?<![/\w])\w+\.[\w.=]+", text)}
+    named = {word.partition("=")[0] for text in meant for word in re.findall(r"(?<![/\w])\w+\.[\w.=]+", text)}
     assert named <= {*fields()}
 
 
