@@ -22,6 +22,7 @@ from tests.sandbox.lacking import python_without
 from trainer.commands import doctor
 from trainer.config.resolve import resolve
 from trainer.config.settings import Code
+from trainer.config.train_options import PRESETS, RECIPES, names_in
 from trainer.errors import CheckpointError, ConfigError, DataError, Finding, ModelError
 from trainer.machine import disk, hardware
 from trainer.model import hub
@@ -243,6 +244,25 @@ def test_what_learned_less_in_a_study_is_warned_of_and_nothing_usual_is(settings
     (found,) = preflight.adapter(resolve("nano", overrides=settings.split()))
     assert (found.severity, seen in found.seen, remedy in found.remedy) == ("warn", True, True)
     assert [*preflight.adapter(NANO), *preflight.adapter(resolve("nano", "full_finetune"))] == []
+
+
+IDLE = {"warmup.from=samples": "warmup.steps", "teacher.weight=2.0": "teacher.name", "eval.every=2": "eval.problems"}
+IDLE |= {"rollout.vllm.memory=0.5": "rollout.engine", "reward.judge.model=a": "reward.weights.judge"}
+IDLE |= {"reward.code.seconds=2.0": "reward.weights.code"}
+
+
+@pytest.mark.parametrize(("setting", "switch"), IDLE.items())
+def test_a_setting_of_what_is_switched_off_is_warned_of(setting, switch):
+    off = {"eval.every=2": ["eval.problems=0"]}.get(setting, [])
+    (found,) = preflight.idle(resolve("nano", None, [setting, *off]))
+    assert (found.severity, found.seen) == ("warn", f"without effect: {setting}")
+    assert switch in found.remedy
+
+
+@pytest.mark.parametrize("preset", names_in(PRESETS))
+@pytest.mark.parametrize("recipe", [None, *names_in(RECIPES)])
+def test_no_preset_has_a_setting_without_effect(preset, recipe):
+    assert [*preflight.idle(resolve(preset, recipe, ["model.quantize=none"]))] == []
 
 
 OTHERS = ["prompt.style=auto", "prompt.answer=alone", "reward.answer=lenient", "warmup.steps=2", "task.name=nano"]

@@ -191,6 +191,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         yield from preflight.bf16_products(config, ours)
         yield from preflight.adapter(config)
         yield from preflight.answers(config)
+        yield from preflight.idle(config)
         yield from memory_check.findings(config, ours)
         if found.sizes:  # else the model was not found, so its needs are unknown
             wanted = preflight.needs(config, found, ours, teacher)

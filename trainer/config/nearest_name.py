@@ -14,6 +14,8 @@ def setting_for(name: str) -> str:
     leaf = name.rpartition(".")[2]
     if leaf.endswith("dropout"):
         return " Leave it out: with dropout, the policy that is trained would not be the one that sampled."
+    if leaf in ("partition", "account", "qos", "constraint", "reservation"):
+        return f" Write export SBATCH_{leaf.upper()}=NAME into slurm/site.env."
     table = yaml.safe_load(OTHER_NAMES.read_text(encoding="utf-8"))
     elsewhere = {one: setting for setting, names in table.items() for one in names.split(", ")}
     meant = elsewhere.get(name) or elsewhere.get(leaf)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.config import ds_config
+from trainer.config.read_yaml import written
+from trainer.config.resolve import flat
 from trainer.config.settings import RUNS, Config, Vllm
 from trainer.errors import ConfigError, Finding
 from trainer.machine import hardware, quiet
@@ -37,6 +39,11 @@ WHOLE_LR = 1e-3  # warn above this learning rate if the whole model is trained
 BUSY_GB = 1.0  # warn if other programs use more of the card; a desktop uses less
 BF16_CAPABILITY = 8.0  # Ampere
 OLDEST_CAPABILITY = 7.5  # Turing, the oldest one with kernels in torch's builds for CUDA 13
+
+# What switches on a part of the settings.
+SWITCHES = {"warmup": "warmup.steps=200 as well", "teacher": "teacher.name=MODEL as well"}
+SWITCHES |= {"eval": "eval.problems=256", "rollout.vllm": "rollout.engine=vllm_colocate, or rollout.vllm.start=true"}
+SWITCHES |= {f"reward.{name}": f"reward.weights.{name}=1.0 as well" for name in ("code", "judge")}
 
 # Two thirds of the planned size of a process: a plan must suffice, but a refusal must be certain.
 PROCESS_BYTES = PROCESS * 2 // 3
@@ -122,8 +129,8 @@ def complain(found: Sequence[Finding]) -> None:
 def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: Found) -> list[Finding]:
     wanted = needs(config, found, machine, teacher)
     of_cards = [one for gpu in machine.gpus for one in card(config.model.dtype, gpu)]
-    found_here = [*disk(wanted, config.run.dir or RUNS), ram(config, wanted, hardware.free_ram()), *of_cards]
-    return [*found_here, *bf16_products(config, machine), *adapter(config), *answers(config), *packages(config)]
+    here = [*disk(wanted, config.run.dir or RUNS), ram(config, wanted, hardware.free_ram()), *of_cards, *idle(config)]
+    return [*here, *bf16_products(config, machine), *adapter(config), *answers(config), *packages(config)]
 
 
 # ---------------------------------------------------------------- the checks
@@ -219,6 +226,18 @@ def answers(config: Config) -> Iterator[Finding]:
     if config.task.name in ("gsm8k", "gsm8k-renumbered", "math", "multiple_choice") and not others:
         text = f"{text} task.name={config.task.name} pays for the form {task.answer_style} alone"
         yield Finding("warn", "prompt", text, "Leave it out, or write reward.answer=lenient.")
+
+
+def idle(config: Config) -> Iterator[Finding]:
+    """Warn of settings that belong to something that is switched off."""
+    is_on = {"warmup": config.warmup.steps, "teacher": config.teacher.is_there, "eval": config.eval.problems}
+    is_on |= {"rollout.vllm": config.rollout.uses_vllm or config.teacher.url is not None}
+    is_on |= {f"reward.{name}": name in config.reward.all_weights for name in ("code", "judge")}
+    now, usual = (flat(one.model_dump(mode="json")) for one in (config, Config()))
+    for section in (section for section in is_on if not is_on[section]):
+        own = [key for key in now if key.startswith(f"{section}.") and key not in ("warmup.lr", "eval.problems")]
+        if changed := [f"{key}={written(now[key])}" for key in own if now[key] != usual[key]]:
+            yield Finding("warn", "settings", f"without effect: {', '.join(changed)}", f"Write {SWITCHES[section]}.")
 
 
 def packages(config: Config) -> Iterator[Finding]:
