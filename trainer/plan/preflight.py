@@ -328,9 +328,8 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
 def _numbers(found: Found) -> int:
     """Return the parameters of a model from the size of its files and the dtype in its config.json, if that exists."""
     stored = json.loads((found.folder / "config.json").read_text()) if found.folder else {}
-    # models without a named type are in fp32; those that are not here yet are nearly all in 16 bits
-    text = stored.get("text_config")  # of a model that also reads images, which may name the type there alone
-    parts = [stored, text if isinstance(text, dict) else {}]
+    # models without a type, which may stand in the text model, are in fp32; those not here yet are mostly in 16 bits
+    parts = [stored, text if isinstance(text := stored.get("text_config"), dict) else {}]
     types = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
     named = next(filter(None, types), "float32" if found.folder else "bfloat16")
     return found.weights // (4 if named == "float32" else 2)
