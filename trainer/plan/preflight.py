@@ -41,9 +41,9 @@ BF16_CAPABILITY = 8.0  # Ampere
 OLDEST_CAPABILITY = 7.5  # Turing, the oldest one with kernels in torch's builds for CUDA 13
 
 # What switches on a part of the settings.
-SWITCHES = {"warmup": "warmup.steps=200 as well", "teacher": "teacher.name=MODEL as well"}
-SWITCHES |= {"eval": "eval.problems=256", "rollout.vllm": "rollout.engine=vllm_colocate, or rollout.vllm.start=true"}
-SWITCHES |= {f"reward.{name}": f"reward.weights.{name}=1.0 as well" for name in ("code", "judge")}
+SWITCHES = {f"reward.{name}": f"reward.weights.{name}=1.0 as well" for name in ("code", "judge")}
+SWITCHES["teacher"] = "teacher.name=MODEL as well"
+SWITCHES["rollout.vllm"] = "rollout.engine=vllm_colocate, or rollout.vllm.start=true"
 
 # Two thirds of the planned size of a process: a plan must suffice, but a refusal must be certain.
 PROCESS_BYTES = PROCESS * 2 // 3
@@ -230,12 +230,12 @@ def answers(config: Config) -> Iterator[Finding]:
 
 def idle(config: Config) -> Iterator[Finding]:
     """Warn of settings that belong to something that is switched off."""
-    is_on = {"warmup": config.warmup.steps, "teacher": config.teacher.is_there, "eval": config.eval.problems}
-    is_on |= {"rollout.vllm": config.rollout.uses_vllm or config.teacher.url is not None}
+    uses_vllm = config.rollout.uses_vllm or config.teacher.url is not None
+    is_on = {"teacher": config.teacher.is_there, "rollout.vllm": uses_vllm}
     is_on |= {f"reward.{name}": name in config.reward.all_weights for name in ("code", "judge")}
     now, usual = (flat(one.model_dump(mode="json")) for one in (config, Config()))
     for section in (section for section in is_on if not is_on[section]):
-        own = [key for key in now if key.startswith(f"{section}.") and key not in ("warmup.lr", "eval.problems")]
+        own = [key for key in now if key.startswith(f"{section}.")]
         if changed := [f"{key}={written(now[key])}" for key in own if now[key] != usual[key]]:
             yield Finding("warn", "settings", f"without effect: {', '.join(changed)}", f"Write {SWITCHES[section]}.")
 
