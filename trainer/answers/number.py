@@ -50,8 +50,10 @@ _MONEY_SCALES = {"k": 3, "K": 3, "grand": 3, "thou": 3, "M": 6, "B": 9, "bn": 9}
 # Words that may follow a plain number. Other words make a difference: "7 Up" and "3 pm" are not plain numbers.
 _MEASURES = (UNITS.keys() - {"am", "pm"}) | SCALES.keys()
 _MEASURES |= {"rupee", "peso", "penny", "pence", "unit", "point", "time", "per", "a"}
-_MYRIADS = {"百": 10**2, "千": 10**3, **dict.fromkeys("万萬만", 10**4), **dict.fromkeys("亿億억", 10**8)}
-MYRIADS = r"(?:[百万萬만亿億억]|千(?![克米瓦]))+"  # a hundred, ten thousand; but 千克 is a kilogram
+_MYRIADS = {"십": 10, **dict.fromkeys("百백", 10**2), **dict.fromkeys("千천", 10**3)}
+_MYRIADS |= {**dict.fromkeys("万萬만", 10**4), **dict.fromkeys("亿億억", 10**8)}
+# a hundred, ten thousand; but 千克 is a kilogram, and 百分点 a percentage point
+MYRIADS = r"(?:[십백천万萬만亿億억]|百(?!分[之点]|帕)|千(?![克米瓦卡焦伏赫帕升]))+"
 _MYRIAD = re.compile(rf"({MYRIADS})(.*)")
 _COUNTERS = re.compile(  # counting words, but not 万 (ten thousand) and 左右 (about)
     "(?:[美欧日]?元|块|圆|円|ドル|원|달러|개|명|마리|권|살|시간|个|個|只|人|天|岁|米|厘米|千米|公里|克|千克|公斤|升|吨|小时|分钟)(?![半多以左未])[\u4e00-\u9fff]{0,4}"

@@ -228,7 +228,7 @@ TURNED = re.compile(
 )
 # After a number: "18x", "18 squared", "18^2", "18!", "18, right?"
 _CONTINUED = re.compile(
-    r"[^\d.!?\n]{0,30}\?|[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?\^|_\{?[0-9]|!|\s?\\(?:pi|sqrt)"
+    r"[^\d.!?\n]{0,30}\?|[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?\^|_\{?[0-9]|(?<!€)!|\s?\\(?:pi|sqrt)"
 )
 _SUM = re.compile(r"(?:[0-9]%?\s?[A-Za-z]*|[)}])\s?[-+*/]\s?\Z")
 
