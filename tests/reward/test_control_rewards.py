@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.conftest import refuses
+from tests.conftest import refuses, write_lines
 from tests.rewarding import PROMPT, answer, scorer_of
 from trainer.config.resolve import resolve
+from trainer.plan.read_data import training_of
 from trainer.problem.task import make_task, training_problems
 from trainer.records import Problem, ScoredGroup
 from trainer.reward import control_rewards
@@ -75,3 +76,20 @@ def test_a_function_reads_shuffled_golds_in_the_columns_of_the_answer_too():
     assert [one.solution for one in changed] == [one.solution for one in problems]  # which a warm-up teaches
     with refuses("reward.control", names="no gold answers"):
         control_rewards.shuffle_golds([replace(one, gold="") for one in problems], "shuffled_gold", 0, ())
+
+
+@pytest.mark.parametrize("column", ["answer", "Zahl"])
+def test_the_columns_that_are_named_as_answer_and_solution_are_shuffled(column, tmp_path):
+    write_lines(tmp_path / "a.jsonl", [{"question": f"{n}?", column: str(n), "why": f"#### {n}"} for n in range(50)])
+    settings = [f"task.path={tmp_path}/a.jsonl", f"task.answer={column}", "task.solution=why"]
+    config = resolve("nano", None, ["reward.control=shuffled_gold", "task.name=records", *settings])
+    for one in training_of(make_task(config.task), config):
+        read = [one.extra[name].removeprefix("#### ") for name in (column, "why", "solution")]
+        assert read == [one.gold] * 3
+
+
+def test_a_generator_scores_the_answers_of_other_problems():
+    config = resolve("nano", None, ["task.name=reasoning_gym:gcd", "task.gym={size: 20}"])
+    task = make_task(config.task)
+    problems = training_of(task, config.changed({"reward.control": "shuffled_gold"}))
+    assert [task.score(one, one.gold) for one in problems] == [1.0] * len(problems)

@@ -44,7 +44,7 @@ def read_held_out(config: Config) -> Data:
 def training_of(task: Task, config: Config) -> list[Problem]:
     """Return the training problems, whose gold answers are shuffled if `reward.control` says so."""
     problems = training_problems(task, config.task, config.run.seed)
-    columns = (config.task.answer or "answer", config.task.solution or "solution")
+    columns = (config.task.answer or "answer", config.task.solution or "solution", "made_by")
     return control_rewards.shuffle_golds(problems, config.reward.control, config.run.seed, columns)
 
 

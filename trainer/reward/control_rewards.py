@@ -13,7 +13,7 @@ from trainer.records import Problem, ScoredGroup
 
 def shuffle_golds(problems: Sequence[Problem], control: str, seed: int, columns: Sequence[str]) -> list[Problem]:
     """Return the training problems. With `shuffled_gold` their gold answers are shuffled among them, and so are the
-    solutions and the `columns` that reward functions read."""
+    solutions and the `columns` that reward functions and generators read."""
     if control != "shuffled_gold":
         return list(problems)
     if not any(problem.gold for problem in problems):
