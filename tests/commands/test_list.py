@@ -107,6 +107,12 @@ def test_a_run_is_found_behind_a_setting(question, runs):
         assert (str(pop_folder(named)), named) == ("runs/new", ["run.seed=1"])
 
 
+def test_a_folder_behind_a_question_is_a_word_of_it(runs):
+    options = parser_of("chat").parse_intermixed_args(["What is 2 + 3, and what are", "runs", "run.seed=1"])
+    fill_in_run(options)
+    assert (str(options.run), options.overrides[1:]) == ("runs/old", ["runs", "run.seed=1"])
+
+
 def test_a_folder_of_the_user_is_found_behind_an_equals_sign(runs):
     """The shell leaves `~` as it is there."""
     options = parser_of("merge").parse_intermixed_args(["--out=~/best"])

@@ -80,7 +80,7 @@ def _source(options: Namespace) -> Source | None:
         raise CheckpointError(f"--merged {options.merged}", reason, "Name a folder with a model")
     if options.adapter:
         return adapter_of(options)
-    first = next(iter(options.overrides), "")
+    first = next(iter(options.overrides), "=")
     names_something = options.merged or options.preset or options.task or names_a_model(options)
     if options.model and os.path.isfile(f"{first}/config.yaml"):
         reason = f"the run {first} names a model as well"

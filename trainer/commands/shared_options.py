@@ -68,7 +68,8 @@ def fill_in_run(options: Namespace) -> None:
             setattr(options, name, Path(os.path.expanduser(value)))  # the shell leaves `~` after an equals sign
     named = getattr(options, "run", None) or ""
     if "overrides" in options and {*"= "} & {*named} and not os.path.exists(named):
-        behind = next((text for text in options.overrides if "=" not in text), "")
+        is_setting = "=" in named.partition(" ")[0]  # and no question, whose next word may be the name of a folder
+        behind = next((text for text in options.overrides if is_setting and "=" not in text), "")
         options.run = options.overrides.pop(options.overrides.index(behind)) if os.path.isdir(behind) else None
         options.overrides.insert(0, named)
     if "run" in options:
