@@ -168,7 +168,7 @@ folder_of() {
 # folder_in PRESET: print its run.dir. The python that could parse the YAML may be inside a container.
 folder_in() {
     local folder
-    folder="$(one_per_line "$1" | sed -n '/^run:/,/^[^ #]/s/^ \{1,\}dir: *//p' | sed "/^[\"']/!s/ #.*//; s/ *\$//" | unquoted)"
+    folder="$(one_per_line "$1" | sed -n '/^run:/,/^[^ #]/s/^ \{1,\}dir: *//p' | sed -E "/^[\"']/!s/(^| )#.*//; s/ *\$//" | unquoted)"
     [ "$folder" = null ] || echo "$folder"
 }
 

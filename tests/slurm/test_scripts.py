@@ -136,8 +136,14 @@ def test_a_chain_goes_on_with_a_run_that_is_made_longer(job):
     assert does_nothing("run.steps=20")
 
 
-NAMED = {"mine": "mine", "'my run' # here": "./my run", "runs/a,b[1]": "runs/a,b[1]", "null": "runs/octet-5"}
-NAMED |= {"~/it": os.path.expanduser("~/it"), "'my #1' # 2": "./my #1", "a#b": "a#b", "'bob''s'": "./bob's"}
+NAMED = {"mine": "mine", "'my run' # here": "./my run", "runs/a,b[1]": "runs/a,b[1]", "# mine": "runs/octet-5"}
+NAMED |= {
+    "null": "runs/octet-5",
+    "~/it": os.path.expanduser("~/it"),
+    "'my #1' # 2": "./my #1",
+    "a#b": "a#b",
+    "'bob''s'": "./bob's",
+}
 
 
 @pytest.mark.parametrize(("named", "taken"), NAMED.items())
