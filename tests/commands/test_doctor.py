@@ -271,6 +271,7 @@ OF_GSM8K = [("", 1), *((one, 0) for one in (*OTHERS, "model.name=nano", "prompt.
 def test_a_task_that_pays_a_form_nothing_asks_for_is_warned_of(other, warnings):
     config = resolve("8gb", None, ["prompt.style=chat", *filter(None, [other])])
     assert len([*preflight.answers(config)]) == warnings
+    assert [*preflight.answers(config.changed({"task.name": "gone.py:task"}))] == []  # the data report it
 
 
 @pytest.mark.parametrize(("other", "warnings"), [("", 1), *((one, 0) for one in OTHERS)])

@@ -214,8 +214,9 @@ def adapter(config: Config) -> Iterator[Finding]:
 
 def answers(config: Config) -> Iterator[Finding]:
     """Warn if only answers of a form are paid for which nothing asks, or of several forms in a mixture."""
+    is_asking = config.task.name in ("gsm8k", "gsm8k-renumbered", "math", "multiple_choice")  # in its own style alone
     chosen = (config.prompt.style, config.prompt.answer, config.reward.answer)
-    if chosen != ("chat", "auto", "strict") or config.warmup.steps:
+    if not (config.task.mix or is_asking) or chosen != ("chat", "auto", "strict") or config.warmup.steps:
         return
     task, text = make_task(config.task), "prompt.style=chat asks for no form of answers, and"
     forms = sorted({part.answer_style for part in task.parts}) if config.task.mix else []
@@ -223,7 +224,7 @@ def answers(config: Config) -> Iterator[Finding]:
         text = f"{text} parts of task.mix have {' and '.join(forms)}"
         yield Finding("warn", "prompt", text, "Leave it out, or name the form that is paid: prompt.answer=FORM.")
     others = config.lora.start or config.prompt.system or config.model.name == "nano"  # which may know the form
-    if config.task.name in ("gsm8k", "gsm8k-renumbered", "math", "multiple_choice") and not others:
+    if is_asking and not others:
         text = f"{text} task.name={config.task.name} pays for the form {task.answer_style} alone"
         yield Finding("warn", "prompt", text, "Leave it out, or write reward.answer=lenient.")
 
