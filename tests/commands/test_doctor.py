@@ -257,6 +257,11 @@ def test_a_setting_of_what_is_switched_off_is_warned_of(setting, switch):
     assert switch in found.remedy
 
 
+def test_a_warm_up_alone_may_have_settings_of_an_engine_that_it_does_not_start():
+    settings = ["rollout.engine=vllm_colocate", "rollout.vllm.memory=0.5", "warmup.steps=3", "warmup.only=true"]
+    assert [*preflight.idle(resolve("nano", None, settings))] == []
+
+
 @pytest.mark.parametrize("preset", names_in(PRESETS))
 @pytest.mark.parametrize("recipe", [None, *names_in(RECIPES)])
 def test_no_preset_has_a_setting_without_effect(preset, recipe):

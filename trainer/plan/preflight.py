@@ -231,7 +231,7 @@ def answers(config: Config) -> Iterator[Finding]:
 
 def idle(config: Config) -> Iterator[Finding]:
     """Warn of settings that belong to something that is switched off."""
-    uses_vllm = config.rollout.uses_vllm or config.teacher.url is not None
+    uses_vllm = config.rollout.uses_vllm or config.teacher.url is not None or config.is_warmup  # which replaces engines
     is_on = {"teacher": config.teacher.is_there, "rollout.vllm": uses_vllm}
     is_on |= {f"reward.{name}": name in config.reward.all_weights for name in ("code", "judge")}
     now, usual = (flat(one.model_dump(mode="json")) for one in (config, Config()))
