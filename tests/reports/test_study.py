@@ -266,7 +266,7 @@ def test_a_run_that_has_warmed_up_has_the_base_of_its_warm_up(study):
     write_lines(folder / "eval_answers.jsonl", answers)
     assert summary(collect(warm))["arms"]["base"]["strict"][0] == pytest.approx(0.3, abs=0.1)  # and not 0.8
     (warmup / "config.yaml").write_text(config.warmed_up_in(warmup).to_yaml().replace("steps: 3", "steps: 5"))
-    with refuses(folder, DataError, names="run.steps"):
+    with refuses(folder, DataError, names="warmup.steps"):
         collect(warm)
 
 
