@@ -226,9 +226,9 @@ TURNED = re.compile(
     |(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?
     |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|(?:\^|(?<=[^\s_*])_)\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$"""
 )
-# After a number: "18x", "18 squared", "18^2", "18!", "18, right?"
+# After a number: "18x", "18 squared", "18^2", "18!", "18, right?", and the 5천 of "1만5천"
 _CONTINUED = re.compile(
-    r"[^\d.!?\n]{0,30}\?|[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?\^|_\{?[0-9]|(?<!€)!|\s?\\(?:pi|sqrt)"
+    r"[^\d.!?\n]{0,30}\?|[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?\^|_\{?[0-9]|(?<=[백천만억])[0-9]|(?<!€)!|\s?\\(?:pi|sqrt)"
 )
 _SUM = re.compile(r"(?:[0-9]%?\s?[A-Za-z]*|[)}])\s?[-+*/]\s?\Z")
 
