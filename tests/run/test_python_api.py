@@ -322,6 +322,8 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
 def test_rows_may_have_numbers_of_other_libraries():
     row = {"answer": numpy.int64(3), "scores": numpy.array([0.5, 1.0]), "level": torch.tensor(2)}
     assert json.loads(python_api._line("train", 0, row)) == {"answer": 3, "scores": [0.5, 1.0], "level": 2}
+    with refuses("data[0]", DataError, names="Object of type set is not JSON serializable"):
+        python_api._line("train", 0, {"answer": {3}})
 
 
 def test_a_process_group_and_ranks_of_somebody_else_are_left_alone(alone, monkeypatch):

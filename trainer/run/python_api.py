@@ -169,13 +169,17 @@ def _rows(name: str, rows: Rows) -> list[Mapping[str, Any]]:
 
 def _line(name: str, index: int, row: Mapping[str, Any]) -> str:
     try:
-        text = json.dumps(dict(row), ensure_ascii=False, default=lambda one: one.tolist()) + "\n"  # of NumPy
+        text = json.dumps(dict(row), ensure_ascii=False, default=_of_numpy) + "\n"
         text.encode()  # refuses half a character
         return text
-    except (AttributeError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         where = f"{'data' if name == 'train' else name}[{index}]"
         remedy = "Use dictionaries of text, numbers, lists and dictionaries"
         raise DataError(where, f"it cannot be written as JSON ({error})", remedy) from None
+
+
+def _of_numpy(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else json.JSONEncoder().default(value)  # which raises TypeError
 
 
 def _write(path: Path, text: str) -> None:
