@@ -32,6 +32,7 @@ VERDICTS += [(evaluation(10, 30, 0.002), NOT_LEARNED, "-10.0 points"), (steps(-0
 VERDICTS += [(evaluation(3, 3, 1.0, problems=1000), NOT_LEARNED, "-0.6 to +0.6")]
 VERDICTS += [(steps(0.0), NOT_LEARNED, "20 steps"), (steps(0.3, right=-0.3), NOT_LEARNED, "-2")]
 VERDICTS += [(steps(0.3, count=20), CANNOT_TELL, "30")]
+VERDICTS += [([one | {"reward/std": 0.02} for one in steps(0.0)], CANNOT_TELL, "20 steps")]  # rewards too noisy to tell
 WRONG = {"problems": 30, "accuracy": 0.0, "lenient_accuracy": 0.0}
 IN_NO_FORMAT = WRONG | {"lenient_accuracy": 0.5}
 WRONG = evaluation(0, 0, 1.0, problems=30) | {"evaluations": [WRONG] * 3}
