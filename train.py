@@ -27,7 +27,7 @@ def main() -> None:
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
-    with slurm.reporting_failure():  # of this rank alone, perhaps: the others would wait for it until they are killed
+    with slurm.reporting_failure():
         data = checked_and_read(request.config)
     if os.environ.get("RANK", "0") == "0":  # the imports take seconds
         name = request.config.model.name

@@ -369,7 +369,7 @@ def test_octet_doctor_says_what_programs_are_held_in_with(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(("code", "most"), [(Code(processes=3), "[13]"), (Code(command="sh", processes=3), "3")])
 def test_octet_doctor_says_how_many_programs_and_threads_there_may_be(monkeypatch, code, most):
-    """Without user namespaces, or for root, a Python program has one thread."""
+    """A Python program has one thread where there are no user namespaces, and for root."""
     monkeypatch.setattr(programs, "cores_of_rank", lambda: 4)
     found = doctor.sandbox(code)
     assert found.severity == "end" or re.search(f"; 5 run at once, each with at most {most} threads?$", found.seen)

@@ -24,8 +24,9 @@ class MixedTask(Task):
 
     def __init__(self, settings: TaskSettings) -> None:
         self.shares, self.passes = settings.mix, 0
-        names = [part.rpartition("/")[2] if ".py:" in part else part for part in settings.mix]  # paths of a resumed run
-        self.names = [f"{name}-{at}" if name in names[:at] else name for at, name in enumerate(names)]  # are absolute
+        # without folders, because the paths of a resumed run are absolute
+        names = [part.rpartition("/")[2] if ".py:" in part else part for part in settings.mix]
+        self.names = [f"{name}-{at}" if name in names[:at] else name for at, name in enumerate(names)]
         self.columns: dict[str, None] = {}
         self.parts = [make_task(settings.model_copy(update={"name": name, "mix": {}})) for name in settings.mix]
         readers = [part for part in self.parts if isinstance(part, DataTask) and not isinstance(part, OwnTask)]

@@ -105,6 +105,7 @@ def report_failure(message: str) -> None:
 
 @contextmanager
 def reporting_failure() -> Iterator[None]:
+    """Report an error of this rank, for which the other ranks would wait until Slurm ends them."""
     try:
         yield
     except OctetError as error:
