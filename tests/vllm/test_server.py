@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -229,15 +228,17 @@ def test_the_run_starts_a_server_and_takes_it_with_it_when_it_is_killed(tmp_path
         assert all(map(is_running, servers))
         assert serving.largest(folder, "sampler_difference/max") < 1e-4
         assert [one["version"] for one in serving.samples(folder)][:32:8] == [0, 1, 2, 3]
-        assert_asks_for_a_key(folder, servers[0])
+        key = key_that_every_route_asks_for(folder, servers[0])
     finally:
         run.kill()  # SIGKILL: nothing of the trainer can clean up
         run.communicate()
     until(lambda: not any(map(is_running, servers)), 40)
+    for file in (file for file in folder.rglob("*") if file.is_file()):
+        assert key not in file.read_bytes(), file
 
 
-def assert_asks_for_a_key(folder: Path, server: int) -> None:
-    """No route answers without the key, and only the environment of the processes has it."""
+def key_that_every_route_asks_for(folder: Path, server: int) -> bytes:
+    """Return the key of the server, which no command line shows."""
     around = Path(f"/proc/{server}/environ").read_bytes().split(b"\0")
     key = next(one.partition(b"=")[2] for one in around if one.startswith(b"VLLM_API_KEY="))
     (address,) = set(re.findall(r"http://127\.0\.0\.1:\d+", (folder / "vllm-0.log").read_text()))
@@ -245,10 +246,8 @@ def assert_asks_for_a_key(folder: Path, server: int) -> None:
         with pytest.raises(NoReply) as refused:
             exchange(f"{address}{path}", None, 10, 1 << 20, direct=True)
         assert refused.value.status == 401
-    for file in (file for file in folder.rglob("*") if file.is_file()):
-        with suppress(FileNotFoundError):  # the run goes on, and replaces what it has published
-            assert key not in file.read_bytes(), file
     assert not any(key in Path(f"/proc/{number}/cmdline").read_bytes() for number in (server, os.getpid()))
+    return key
 
 
 def samples_so_far(folder: Path) -> list[str]:
