@@ -65,25 +65,15 @@ def run(options: Namespace) -> None:
     if not options.slurm and (options.time or options.gpus != 1):
         raise ConfigError("--time and --gpus", "they are for jobs", "Write --slurm as well, or leave them out")
     study = read_study(options.file, options.overrides)
-    config = next((study.config(one) for one in study.runs() if one.arm == SUPERVISED), None)
     judges_only = options.collect or options.csv or options.tex
-    if config and not (judges_only or options.dry_run):
-        task = make_task(config.task)
-        try:
-            must_have_solutions(task, training_problems(task, config.task, config.run.seed)[:SOLUTIONS])
-        except DataError as error:
-            reason = f"controls: supervised: {error.reason or error}"
-            raise ConfigError(study.path, reason, "Remove it from controls") from None
     if not (judges_only or options.dry_run):
+        _must_have_solutions(study)
         _must_ask_the_same(study)
-    if options.dry_run and not options.slurm:
-        for one in study.runs():
-            later = f"# {one.name}: after {study.first}-{one.seed}, for as many steps as match its tokens"
-            words = words_of(study.file.preset, study.file.recipe, one.overrides)
-            print(later if one.arm == SUPERVISED else shlex.join(["octet", "train", *words]))
-        return
     if options.slurm:
         _submit(study, options)
+        return
+    if options.dry_run:
+        _print_commands(study)
         return
     failed = [] if judges_only else _train(study, options.jobs)
     results = _judge(study)
@@ -95,6 +85,26 @@ def run(options: Namespace) -> None:
         _show(study, results)
     if failed:
         raise StudyError(", ".join(failed), f"{counted(len(failed), 'run')} failed", "The same command tries again")
+
+
+def _must_have_solutions(study: Study) -> None:
+    """Raise ConfigError if the control `supervised` is asked for, and the problems have no worked solutions."""
+    config = next((study.config(one) for one in study.runs() if one.arm == SUPERVISED), None)
+    if config is None:
+        return
+    task = make_task(config.task)
+    try:
+        must_have_solutions(task, training_problems(task, config.task, config.run.seed)[:SOLUTIONS])
+    except DataError as error:
+        reason = f"controls: supervised: {error.reason or error}"
+        raise ConfigError(study.path, reason, "Remove it from controls") from None
+
+
+def _print_commands(study: Study) -> None:
+    for one in study.runs():
+        later = f"# {one.name}: after {study.first}-{one.seed}, for as many steps as match its tokens"
+        words = words_of(study.file.preset, study.file.recipe, one.overrides)
+        print(later if one.arm == SUPERVISED else shlex.join(["octet", "train", *words]))
 
 
 def _must_ask_the_same(study: Study) -> None:
