@@ -14,40 +14,47 @@ from trainer.answers.grammar import CORRECTING, REASON, TEXT, fits, is_statement
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
 from trainer.answers.number import CURRENCY, DECIMAL, MYRIADS, number, with_cents, worked_out
 from trainer.answers.number_words import in_digits
+from trainer.answers.patterns import any_of
 
 WINDOW = 200  # characters before the last digit in which the last number begins
-_NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
-    (?:[0-9]*\\[dt]?frac\{{-?{DECIMAL}\}}\{{{DECIMAL}\}}
-      |(?:{CURRENCY}\s?-?)?[0-9]+[ ][0-9]+/[0-9]+(?![0-9])
-      |(?:{CURRENCY}\s?-?)?{DECIMAL}(?:\s?/\s?[0-9]+(?![0-9])|[eE][-+]?[0-9]+(?!\w)|\s?(?:\*|x|\\times|\\cdot)\s?10\^\{{?-?[0-9]+\}}?)?)
-    (?:\s?(?:\\?%|€(?!\s?[a-z]*(?:thousand|illion)))|(?:\s(?:hundred|thousand|[mb]illion)s?\b)+|\sgrand\b(?!\s[a-z])|\s?{MYRIADS})?"""
+_SIGN = r"(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))"
+_FRACTION = rf"[0-9]*\\[dt]?frac\{{-?{DECIMAL}\}}\{{{DECIMAL}\}}"
+_MIXED = r"[0-9]+[ ][0-9]+/[0-9]+(?![0-9])"
+_POWER_OF_TEN = r"(?:[eE][-+]?[0-9]+(?!\w)|\s?(?:\*|x|\\times|\\cdot)\s?10\^\{?-?[0-9]+\}?)"
+_PERCENT = r"\s?(?:\\?%|€(?!\s?[a-z]*(?:thousand|illion)))"
+_SCALE = rf"(?:\s(?:hundred|thousand|[mb]illion)s?\b)+|\sgrand\b(?!\s[a-z])|\s?{MYRIADS}"
+_NUMBER = rf"""{_SIGN}?
+    (?:{_FRACTION}|(?:{CURRENCY}\s?-?)?(?:{_MIXED}|{DECIMAL}(?:\s?/\s?[0-9]+(?![0-9])|{_POWER_OF_TEN})?))
+    (?:{_PERCENT}|{_SCALE})?"""
 _NUMERAL = re.compile(_NUMBER, re.VERBOSE)
 _OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
 _NO_OPERAND = re.compile("[a-z]{2,}|=.*")
 _SIGN_WORDS = {"times": "*", "multiplied by": "*", "plus": "+", "minus": "-"}
 _SPOKEN_SIGN = re.compile(rf"(?<=[0-9]) ({'|'.join(_SIGN_WORDS)}) (?=[0-9])|(?<=%) (of) (?=[0-9])")  # "8 times 8"
-CORRECTION = re.compile(  # "18, no wait, 20"
-    rf"(?i)[ \t,.;(-]{{1,4}}(?:no\b[,.;:!]?[ \t])?(?:{CORRECTING})\b(?:[ \t,.:;!-]{{1,4}}no\b)?"
-)
-_WORKING = re.compile(  # in "3 * 6 = 18", "18 (6 x 3)" and "3 boxes * 6 eggs = 18"
-    rf"(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])"
-    rf"(?P<equals>\s?=(?:\s?(?P<step>{_OPERAND})"
-    rf"(?:[,;.]?\s(?:so|then)\s(?={_OPERAND}\s?[-+*/x]\s?[$0-9])|[,;]\s(?=(?P=step)\s?[-+*/x])))?)?"
+CORRECTION = re.compile(rf"(?i)[ \t,.;(-]{{1,4}}(?:{CORRECTING})\b")  # "18, no wait, 20"
+_WORKING = re.compile(
+    rf"""(?x)(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])  # "3 boxes * 6 eggs", "6 x 3"
+    (?P<equals>\s?=(?:\s?(?P<step>{_OPERAND})  # and with the result if it is only a step:
+        (?:[,;.]?\s(?:so|then)\s(?={_OPERAND}\s?[-+*/x]\s?[$0-9])  # "8 + 4 = 12, so 12 * 2"
+        |[,;]\s(?=(?P=step)\s?[-+*/x])))?)?"""  # "8 + 4 = 12, 12 * 2"
 )
 _DENIED = re.compile(  # the 20 of "18 (not 20)" and "18 rather than 20"
     rf"(?xi)(?<=[\s,(])(?:(?:and\s+)?not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])"
 )
-_BEFORE = "in|for|per|each|every|within|after|before|during|at|on|over"
-_CONTEXT = re.compile(  # in "18 in 3 days", "18 for each of 5 friends" and "18 (see page 3)"
-    rf"""(?xi)\b(?:{_BEFORE})(?:\s+the\s[a-z]+\sof)?\s+(?:(?:of|the|a|all|only|about|each|every|these|those|his|her|their|its)\s+){{0,3}}
-    {_NUMBER}\s+(?!(?:{_BEFORE}|and|to)\b)(?=[a-z]{{2}})|\b(?:page|step|part|question|problem)\s+[0-9]+\b"""
+_PREPOSITION = any_of("in for per each every after during at on over")
+_DETERMINER = any_of("of the a all each every these those his her their its")
+_CONTEXT = re.compile(
+    rf"""(?xi)\b{_PREPOSITION}(?:\s+the\s[a-z]+\sof)?\s+(?:{_DETERMINER}\s+){{0,3}}  # "for each of 5 friends"
+    {_NUMBER}\s+(?!(?:{_PREPOSITION}|and|to)\b)(?=[a-z]{{2}})"""
 )
-_OCCASION = re.compile(  # in "18 left after selling 3" and "$18 to buy 3 of them"
-    rf"(?xi)\b(?:(?:after|by)\s[a-z]+ing(?:\s[a-z]+)?|to\s(?:buy|feed|fill|finish|cook|bake|read))\s{_NUMBER}(?![\w.^])"
-    rf"|{_NUMBER}\s(?:second|minute|hour|day|week|month|year)s?\s(?:later|ago|from\snow)"
-    rf"|(?<=[0-9])(?<![/.][0-9])(?<![/.][0-9][0-9])\sof\s(?:the|his|her|their|these|those)\s{_NUMBER}\s[a-z]{{3,}}"
+_TIME = any_of("second minute hour day week month year")
+_OCCASION = re.compile(
+    rf"""(?xi)\b(?:(?:after|by)\s[a-z]+ing(?:\s[a-z]+)?|to\sbuy)\s{_NUMBER}(?![\w.^])  # "after selling 3"
+    |{_NUMBER}\s{_TIME}s?\s(?:later|ago|from\snow)  # "3 days later"
+    |(?<=[0-9])(?<![/.][0-9])(?<![/.][0-9][0-9])\sof\s(?:the|his|her|their)\s{_NUMBER}\s[a-z]{{3,}}
+    """  # 18 "of the 30 eggs"
 )
-_UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \((?!dozen)([a-z]+s(?:\s[^()0-9]+)?|(?:final\s)?answer)\)")  # 18 (dollars)
+_UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \((?!dozen)([a-z]+s(?:\s[^()0-9]+)?|answer)\)")  # 18 (dollars)
 _WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
 # A number with the letters joined to it, a word, or a punctuation mark: `18cm`, `per`, `,`.
 _TOKEN = re.compile(
@@ -58,23 +65,38 @@ _UNIT_BEHIND = re.compile(r"\s(?:(?:square|cubic|sq|cu)\s)?(?!in\s)([A-Za-z]+)")
 _GRAMS = re.compile(r"(?<=[0-9]{2})(?=[gLh]\Z)")  # 500g, but 5g may be algebra
 _DIMENSION = {"2": "square", "3": "cubic"}
 _POWER = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s?\^\s?\{?([23])\}?")  # 30 cm^2
-_REMARK = re.compile(  # "(see above)", "I hope this helps"
-    r"(?i)\b(?:I(?:\s(?:think|believe)|(?:'m|\sam)\s(?:sure|certain))|we\s(?:find|see|conclude))(?:\sthat)?\b|\bthat\sis,|"
-    r"\b(?:a\s)?total\sof\b|(?<=[a-z]\s)(?:therefore|thus|hence)\b|\bat\sfirst$|\bi\.e\.|(?:(?<=the\s)|(?<=all\s))(?:two|three|four|five|six)(?:\sof\sthem)?(?=\s[a-z][^.]*[0-9])|\bso\sfar\b|(?<=the\s)(?:first|second|third)(?=\s(?!of\b)[a-z])|\bus(?=\sdollars)|"
-    r"\b(?:(?:which|this|that)\s(?:gives|makes|means|leaves)|(?<![a-z]\s)giving)\b(?:\sthat\b)?|\b(?:mrs?|ms|dr)\.\s|(?<=[0-9])です|(?-i:(?:\b[A-Z][a-z]+,\s){2,}and\s(?=[A-Z]))|"
-    r"^[^0-9]*\sat\sfirst,\sbut\b|,\sno\smore,?\s(?:(?:and|or|but)\s)?no\s(?:less|fewer)\b|"
-    r",?\sas\s(?:computed|calculated|shown|found|required|requested|desired|expected|needed|stated)(?:\sabove)?\b|"
-    r"\(?\b(?:see|cf\.)\s[^().]*\)?|"
-    r"\b(?:I hope (?:this|that|it)|hope this|let me know|thank|please let)\b[^.!]*"
+_AS_ASKED = any_of("computed calculated shown required requested")
+# What says nothing about the answer, with an example of each.
+_REMARK = re.compile(
+    rf"""(?xi)
+    \b(?:I\s(?:think|believe)|I(?:'m|\sam)\s(?:sure|certain)|we\s(?:find|see|conclude))(?:\sthat)?\b  # I think that
+    |\b(?:a\s)?total\sof\b  # a total of 18
+    |\bi\.e\.  # half a dozen, i.e. 6
+    |(?<=[a-z]\s)(?:therefore|thus|hence)\b  # she therefore has 18
+    |\b(?:which|this|that)\s(?:gives|makes|means|leaves)\b(?:\sthat\b)?  # which gives 18
+    |,?\sas\s{_AS_ASKED}(?:\sabove)?\b  # 18, as shown above
+    |\(?\bsee\s[^().]*\)?  # 18 (see above)
+    |\b(?:(?:I\s)?hope\s(?:this|that|it)|(?:please\s)?let\sme\sknow|thank)\b[^.!]*  # I hope this helps
+    |\b(?:mrs?|ms|dr)\.\s  # Mr. Lee pays 18
+    |(?-i:(?:\b[A-Z][a-z]+,\s){{2,}}and\s(?=[A-Z]))  # Ann, Bob, and Carl have 18
+    |(?<=the\s)(?:first|second|third)(?=\s(?!of\b)[a-z])  # the first number is 18
+    |(?:(?<=the\s)|(?<=all\s))(?:two|three|four|five|six)(?:\sof\sthem)?(?=\s[a-z][^.]*[0-9])  # the two of them have 18
+    |\bat\sfirst$|\bso\sfar\b  # She has 18 so far
+    |\bus(?=\sdollars)  # 18 US dollars
+    |(?<=[0-9])です
+    """
 )
 _SO = re.compile(r"(?i)(.+)[,;]\s(?:so|thus|hence|therefore)\b(.*[0-9].*)")
 _IS = re.compile(r"\s?(?:=|(?:is|equals|must\sbe)\s-?[$0-9])")
 _YEAR = re.compile(r"(?i)\b(?:in(?= [12]\d{3}\b(?! ?[a-z]))|(?:in )?(?:the )?year(?= [0-9]))")  # "It sank in 1912"
 _SUMS = re.compile(r"\bconsists? of\b|\b(?:add|sum|work|come)s? (?:up|out) to\b")
-# 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, "above 18", but not 12-inch and $18/hour
+# What makes no statement of a number, which is written as 0 here. 12-inch, $18/hour and "over/under" are none of it.
 _ALGEBRA = re.compile(
-    r"""(?xi)[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\b(?:an?|one)\s0th|\bshould\shave\s[a-z]|0,0|\b(?:answer|result|solution)\s(?:has|had|contains)\b
-    |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})(?<![0-9])/(?![a-z]{3})"""
+    r"""(?xi)[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|0,0  # 18^2, 18_8, 18!, 18(x + 1)
+    |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)-(?![0-9.$€£])  # 18 - x
+    |(?<!\w)/|/(?![a-z])  # 18/(x + 1)
+    |\bused\sto\b|\b(?:an?|one)\s0th  # "an 18th"
+    |\bshould\shave\s[a-z]|\b(?:answer|result|solution)\s(?:has|had|contains)\b"""
 )
 DIGIT = re.compile(f"[\\d{''.join(VULGAR_FRACTIONS)}]")
 
@@ -175,7 +197,7 @@ def _is_name(plain: str, word: re.Match[str], kinds: str) -> bool:
 _PIECE = re.compile(r"\w+(?:\s\w+)*|[^\w\s]")
 _SAID = re.compile(r"[^\W\d_][\w'-]*|[0-9][0-9.,:]*|\S")
 _PLACE = re.compile(r"(?i)\b(?:on|in|at|to)\s(?:an?\s|the\s)?\Z")  # on Monday
-_NO = r"\b(?:no|not|never|cannot|none|nothing|nobody|\w+n't)\b"
+_NO = r"\b(?:no|not|never|cannot|\w+n't)\b"
 _NEGATIONS = {"yes": "(?!)", "true": "(?!)", "no": _NO, "false": _NO}
 
 
@@ -214,23 +236,29 @@ def _kind_of_said(word: str) -> str:
 
 # The lookahead at the start only makes the search fast.
 _IN_TEXT = re.compile(rf"(?=[-+.0-9\\$€£¥₹₽₩ACEGHINRSU])(?<!\w)(?<![0-9]/){_NUMBER}", re.VERBOSE)
-_PARTS = re.compile(  # between two numbers neither of which is the answer: "17, 18", "17 or 18", "3:18", "2^18"
-    r"(?i)(?:\s?[,;&]?\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|,?\s(?:it\s)?(?:could|may|might)\sbe\s"
-    r"|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?"
+_PARTS = re.compile(  # between two numbers neither of which is the answer: "17, 18", "17 or 18", "3:18", "17 + x = 18"
+    r"(?i)(?:\s?[-+*/x,;&]?\s?|:|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?"
 )
-# Before a number: "isn't 18", "half of 18", "x^18", "x > 18", but not "=> 18", "<b>18" and a quoted "> 18"
-TURNED = re.compile(
-    r"""(?xi)(?:(?<=[^\s<>=-])(?:\s+|(?<!<[a-z])(?<!<h[1-6])(?<![a-z]{2}))[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|(?:any|every)thing\sbut)\s
-    |\b(?:(?:not|never|cannot|neither|nor|(?:doubt|unless)(?:\sthat)?|[a-z]+n't)(?:\s[a-z']+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
-    |half(?:\sof)?|twice|up\sto|nearly|almost|hardly|barely|scarcely|(?:may|might|could)\sbe|maybe|perhaps|possibly|probably|guess(?:,|:|\sis|\swould\sbe)?
-    |(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?
-    |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|(?:\^|(?<=[^\s_*])_)\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$"""
+_DENYING = any_of("not never cannot neither nor doubt doubt_that [a-z]+n't")
+_HEDGING = any_of(
+    """nearly almost hardly barely maybe perhaps possibly probably may_be might_be could_be guess[,:]? guess_is
+    at_least at_most more_than less_than fewer_than greater_than over under above below beyond up_to close_to
+    half half_of twice double third_of quarter_of between_\\S+_and"""
 )
-# After a number: "18x", "18 squared", "18^2", "18!", "18, right?", and the 5천 of "1만5천"
-_CONTINUED = re.compile(
-    r"[^\d.!?\n]{0,30}\?|[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?\^|_\{?[0-9]|(?<=[백천만억])[0-9]|(?<!€)!|\s?\\(?:pi|sqrt)"
+_EXCLUDING = any_of("instead_of other_than rather_than except except_for anything_but everything_but")
+TURNED = re.compile(  # what stands before a number and changes or denies it
+    rf"""(?xi)(?:\b(?:{_DENYING}(?:\s[a-z']+){{0,2}}|{_HEDGING}|{_EXCLUDING})\s  # "not equal to 18", "half of 18"
+    |\b(?:wrong|incorrect)(?:\sanswer)?(?:\sis)?:?\s  # "wrong answer: 18"
+    |(?<=[^\s<>=-])(?:\s+|(?<!<[a-z])(?<!<h[1-6])(?<![a-z]{{2}}))[<>]=?\s?  # "x > 18"; not "=> 18", "<b>18", "> 18"
+    |\\(?:leq?|geq?|lt|gt|neq?)\s+|(?:\^|(?<=[^\s_*])_)\{{?|\\(?:d?frac|sqrt)\{{  # "x^18"
+    )[*$({{\[\\]*$"""
 )
-_SUM = re.compile(r"(?:[0-9]%?\s?[A-Za-z]*|[)}])\s?[-+*/]\s?\Z")
+_CONTINUED = re.compile(  # what stands behind a number and changes or doubts it
+    r"""(?x)[^\d.!?\n]{0,30}\?  # "18, right?"
+    |[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?\^|_\{?[0-9]|(?<!€)!|\s?\\(?:pi|sqrt)  # "18x", "18^2", "18!"
+    |(?<=[백천만억])[0-9]"""  # the 5천 of "1만5천"
+)
+_SUM = re.compile(r"[0-9]\s?[-+*/]\s?\Z")
 
 
 def last_number(text: str) -> str | None:
