@@ -26,6 +26,7 @@ from trainer.answers.grammar import ANOTHER, CORRECTING, HEDGING
 from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import MYRIADS, is_plain, number
 from trainer.answers.number_words import SCALES, in_digits
+from trainer.answers.patterns import any_of
 from trainer.answers.phrase import CORRECTION, DIGIT, TURNED, last_number, offered, states, tidy
 from trainer.answers.strip_thinking import after_thinking
 
@@ -67,26 +68,30 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # the calculator annotations of GSM8K, which models learn to write
 _JSON = re.compile(r"""\{\s*["'][\w ]{1,30}["']\s*:\s*["']?([^"'{}]*)["']?\s*\}""")  # {"answer": 18}
 _JOINED = re.compile(  # between two marks: "or", "\\quad\\text{and}", "**, maybe **"
-    r"(?i)(?:[\s$*_,;/&.()\[\]{}]|\\[()\[\],;! ]|\\(?:q?quad|text)(?![A-Za-z])"
-    rf"|\b(?:or|and|also|either|{HEDGING})\b)*"
+    rf"(?i)(?:[\s$*_,;/&.()\[\]{{}}\\]|\b(?:q?quad|text|or|and|also|{HEDGING})\b)*"
 )
 _CORRECTED = re.compile(rf"(?i)\b(?:no|rather|{CORRECTING})\b")
-_OPERAND_BEFORE = re.compile(  # 2\\boxed{18}, \\frac{1}{2}\\boxed{18}, but not \\text{Answer:} \\boxed{18}
-    r"(?:-|[0-9]\s?|[0-9)}][)}]\s?|\\(?:[dt]?frac|sqrt)\{[^{}]*\}(?:\{[^{}]*\})?\s?|[0-9)}]\s?(?:\\(?:cdot|times|div)|[-+*/x×·÷])\s?)\Z"
+_OPERAND_BEFORE = re.compile(
+    r"""(?x)(?:-|[0-9]\s?|[0-9)}][)}]\s?  # 2\boxed{18}, (2 + 1)\boxed{18}
+    |\\(?:[dt]?frac|sqrt)\{[^{}]*\}(?:\{[^{}]*\})?\s?  # \frac{1}{2}\boxed{18}, but not \text{Answer:} \boxed{18}
+    |[0-9)}]\s?(?:\\(?:cdot|times|div)|[-+*/x×·÷])\s?)\Z"""  # 2 \cdot \boxed{18}
 )
-_JOINED_BEFORE = re.compile(
-    r"(?i)(?:\b(?:or|except|than|about|approximately|roughly)|(?:\A|[^0-9.}\s])\s?(?:\\approx|≈))"
-    r"[ \t$*_({\[]*(?:\\[(\[][ \t]*)?\Z"
+_JOINED_BEFORE = re.compile(  # about \boxed{18}, x \approx \boxed{18}
+    r"(?i)(?:\b(?:or|except|than|about|approximately)|(?:\A|[^0-9.}\s])\s?(?:\\approx|≈))[\s$*_({\[\\]*\Z"
 )
-_DENIED_AFTER = re.compile(  # \\boxed{18} is wrong, \\boxed{18} or 20
-    r"(?i)(?:[ \t]?\^(?!\s*\{?\s*\\circ)|[ \t]?\\?%[ \t$]*of[ \t$]+(?:the\s)?[0-9]|_[0-9{]"
-    r"|[ \t]?\\(?:pi|sqrt|times|cdot|div|pm)\b|\.?[0-9]|[a-fijknp-rt-z]\b"
-    r"|[ \t]?[-+*/<>][ \t]?[0-9(\\]|[ \t$]+to[ \t$]+[0-9]|\$?[-–][$0-9]"
-    rf"|(?:[ \t~$]|\\(?:[)\], ]|text\{{)){{0,4}}(?:(?:{'|'.join(SCALES)})s?\b|{MYRIADS})"
-    r"|(?:\\[)\]]|\\text\{|[ \t$*_,(){}\]])*(?:\?|(?:wrong|incorrect)\b"
-    r"|(?:is|was|seems|looks|can|could|may|might|would)\b[^.!?\n]{0,20}?"
-    r"(?:\bnot|n't|\bwrong|\bincorrect|\bfalse|\btoo|\bguess)\b"
-    rf"|(?:isn't|wasn't|cannot|can't)\b|(?:or|(?:but\s+)?(?:{HEDGING}))\b(?P<other>(?:[^.!?\n]|\.(?=[0-9]))*)))"
+_SCALE = rf"(?:{any_of(' '.join(SCALES))}s?\b|{MYRIADS})"
+_SEEMS = any_of("is was seems looks can could may might would")
+_DENIED_AFTER = re.compile(  # in the examples, [18] is a mark
+    rf"""(?xi)(?:
+    \.?[0-9]|[a-fijknp-rt-z]\b|_[0-9{{]|[ \t]?\^(?!\s*\{{?\s*\\circ)  # [18]5, [18]x, [18]_8, [18]^2
+    |[ \t]?\\(?:pi|sqrt|times|cdot|div|pm)\b|[ \t]?[-+*/<>][ \t]?[0-9(\\]  # [18] \times 2, [18] + 2
+    |[ \t$]+to[ \t$]+[0-9]|\$?[-–][$0-9]  # [18] to 20, [18]-20
+    |[ \t]?\\?%[ \t$]*of[ \t$]+(?:the\s)?[0-9]  # [18]% of 20
+    |(?:[ \t~$]|\\(?:[)\], ]|text\{{)){{0,4}}{_SCALE}  # [18] million
+    |(?:\\[)\]]|\\text\{{|[ \t$*_,(){{}}\]])*(?:\?|(?:wrong|incorrect)\b  # [18]?, [18] (wrong)
+        |(?:{_SEEMS}\b[^.!?\n]{{0,20}}?\b(?:not|wrong|incorrect|false|too|guess)|(?:is|was|ca)n't|cannot)\b
+        |(?:or|(?:but\s+)?(?:{HEDGING}))\b(?P<other>(?:[^.!?\n]|\.(?=[0-9]))*)  # [18] or 20
+    ))"""
 )
 _SENTENCE_START = re.compile(r"[.!?]\s|\n")
 _BRACE = re.compile(r"\\[{}]|[{}]")  # { and \{
@@ -166,18 +171,20 @@ def _braced(text: str) -> str:
     return ""
 
 
-_ANSWER_IS = re.compile(  # "nswer is", "nswer to the question is: **", "NSWER:"
-    r"""(?xi)nswers?(?:\s+(?:to|for|of|in)\b[^\n.:=?]{0,80}?)?[*_\s]*
-    (?:[:：]|\b(?:is|are|equals|(?:would|will|should|must)\s+be)\b)
-    (?:[*_]+(?=\s))?\s*(?:[:=]|(?:simply|therefore|thus|clearly|definitely)\b)?(?:[*_]+(?=\s))?\s*"""
-)
+_NSWER_IS = r"""(?xi)nswers?(?:\s+(?:to|for|of|in)\b[^\n.:=?]{0,80}?)?[*_\s]*  # "Answer to the question"
+    (?:[:：]|\b(?:is|are|equals|(?:would|should|must)\s+be)\b)(?:[*_]+(?=\s))?\s*
+    (?:[:=]|(?:simply|therefore|clearly)\b)?(?:[*_]+(?=\s))?\s*"""
+_ANSWER_IS = re.compile(_NSWER_IS)
 _LABEL = re.compile(  # "So the final answer is", "Answer:"
-    r"(?xi)[*_#\s]*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?a"
-    + _ANSWER_IS.pattern.removeprefix("(?xi)")
+    r"(?xi)[*_\#\s]*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?a"
+    + _NSWER_IS.removeprefix("(?xi)")
+)
+_TITLES = any_of(
+    """step part case answer solution conclusion explanation summary method approach reasoning calculation verification
+    check problem question note given result"""
 )
 _HEADING = re.compile(  # "Step 2", "Final Answer", "Explanation", but not "Answer: 18"
-    r"(?i)(?:final\s+)?(?:steps?|parts?|cases?|answers?|solutions?|conclusion|explanation|summary|methods?|approach|reasoning|"
-    r"calculations?|verification|check|problem|question|notes?|given|results?)\b(?!\s*[:=]\s*\S*\d|(?<=answer)\s+\$?\d)"
+    rf"(?i)(?:final\s+)?{_TITLES}s?\b(?!\s*[:=]\s*\S*\d|(?<=answer)\s+\$?\d)"
 )
 # What follows #### on its line, with the next line if a displayed formula begins here.
 _LINE = re.compile(r"(?:\s*(?:\\\[|\$\$)[ \t]*\n(?=[^\n]+\n\s*(?:\\\]|\$\$)))?[^\n]*")
@@ -212,12 +219,10 @@ def _tag_before(text: str, end: int, wanted: str | None) -> Mark | None:
 _SENTENCE_END = re.compile(  # "18. Then", "18! Great", "18, because", but not "4! = 24"
     r"[.?](?=\s|$)|!(?=\s*[^\s=*/^+-]|\s*$)|;\s|,?\s+(?:because|since)\b|,\s+(?:which|so|where|as|but)\b|\n"
 )
-# After the end of a sentence: another answer, or a correction: "18. Or 20", "A. B".
-# A blank line ends a choice, because an explanation of the other choices may follow.
-_GOES_ON = re.compile(
-    rf"""(?xi)\s{{0,9}}(?:{ANOTHER})\b
-    |(?:(?<!\n)[ \t]{{0,9}}\n)?[ \t]{{0,9}}[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)
-    |(?:(?<=\bbut)|(?<=\bso))[^.!?\n]*\b(?:or|maybe|perhaps|possibl[ey]|could|might|may|also|better)\b"""
+_GOES_ON = re.compile(  # another answer, or a correction, after the end of a sentence
+    rf"""(?xi)\s{{0,9}}(?:{ANOTHER})\b  # "18. Or 20"
+    |(?:(?<!\n)[ \t]{{0,9}}\n)?[ \t]{{0,9}}[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)  # "A. B", but not after a blank line
+    |(?<=\bbut)[^.!?\n]*\b(?:or|maybe|perhaps|possibly|could|might|may|also|better)\b"""  # "A, but B is better"
 )
 
 
@@ -248,9 +253,9 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
     return None if is_sentence or picked[:4].lower() == "not " else picked
 
 
+_ANSWER = any_of("antwort réponse respuesta risposta resposta ответ 答案? 回答 정답 답")
 _THEREFORE = re.compile(  # "Hence, D.", "Antwort: B"
-    r"(?i)(?:(?:so|thus|hence|therefore)\b[,:]?\s+|(?:antwor[dt]|réponse|respuesta|risposta|resposta|svar|ответ|答案?|回答|"
-    r"정답|답)\s?[:：]\s*)(?=\W*[A-J]\b\W*\Z)"
+    rf"(?i)(?:(?:so|thus|hence|therefore)\b[,:]?\s+|{_ANSWER}\s?[:：]\s*)(?=\W*[A-J]\b\W*\Z)"
 )
 
 
@@ -309,14 +314,17 @@ def marked(text: str, style: str) -> str | None:
     return _in_place(text, style, GOLD)
 
 
+_OTHER = r"(?:\$?[0-9]|\(?(?-i:[A-J])\)?[*.!]*(?:\n|\Z))"
+_MISTAKE = any_of(r"was_wrong made_an?_(?!effort) forgot mis[a-z]+ should_have\b(?!_(?:exactly_)?\$?[0-9])")
+_CLAIM = r"(?:that|this|it|which|(?:my|the|this|that)\s(?:\w+\s)?(?:answer|result|solution))"
+_WRONG = any_of("wrong incorrect false an?_(?:mistake|error) not_(?:right|correct|the_answer)")
 _TAKEN_BACK = re.compile(  # "#### 18\n\nWait, that is wrong. The answer is 20."
     rf"""(?xi)(?:\A|[.!?\n,;])[\s*_$]{{0,9}}
     (?:(?P<corrected>(?:no|{CORRECTING})\b
-        (?:[^\n]{{0,200}}?\b(?:should|answer\s+is|it\s+is|it's|make\s+that)\b|[\s:,.!-]{{1,4}}(?:\$?[0-9]|\(?(?-i:[A-J])\)?[*.!]*(?:\n|\Z))|\s?:))
-    |(?:(?!if\b)\w+,?\s)?(?:I\s+(?:was\s+wrong|made\s+an?\s(?!effort)|forgot|should\s+have\b(?!\s(?:about\s|exactly\s|only\s)?\$?[0-9])|mis(?:read|[a-z]+ed)\b)
-        |(?:that|this|it|which|(?:my|the|this|that)\s(?:\w+\s)?(?:answer|result|solution)(?:\sabove)?)
-        (?:(?:\s+(?:is|was)|'s)\s+(?:actually\s+)?(?:wrong|incorrect|false|not\s+the\s+answer|an?\s+(?:mistake|error))
-        |(?:\s+(?:isn't|is\snot|was\snot|can't\sbe|cannot\sbe)|'s\s+not)\s+(?:right|correct)))\b)"""
+        (?:[^\n]{{0,200}}?\b(?:should|answer\s+is|it\s+is|it's)\b|[\s:,.!-]{{1,4}}{_OTHER}|\s?:))  # "Sorry, it is 20"
+    |(?:(?!if\b)\w+,?\s)?(?:I\s+{_MISTAKE}  # "Oh, I made a mistake"
+        |{_CLAIM}(?:(?:\s+(?:is|was)|'s)\s+(?:actually\s+)?{_WRONG}  # "My first answer was wrong"
+            |\s+(?:isn't|can't\sbe|cannot\sbe)\s+(?:right|correct)))\b)"""
 )
 
 
