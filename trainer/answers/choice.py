@@ -4,24 +4,27 @@ import re
 
 from trainer.answers.grammar import ANOTHER
 from trainer.answers.notation import DECORATION, clean
+from trainer.answers.patterns import any_of
 
 LETTERS = "ABCDEFGHIJ"
-_BLANK_LINE = re.compile(rf"(?i)\n[ \t\r]*\n(?!\s*(?:{ANOTHER})\b)")  # an explanation may follow
-_STATED = re.compile(
+_BLANK_LINE = re.compile(rf"(?i)\n[ \t\r]*\n(?!\s*{ANOTHER}\b)")  # an explanation may follow
+_STATED = re.compile(  # "C", "(C)", "Option C: Paris"
     r"(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter)\s+)?['\"(\[{]?([A-J])['\"\]}]?(?P<mark>\)?[.:]?)(?=[\s,;/&]|$)"
 )
 _LABEL = re.compile(r"\(([A-J])\)|(?<![\w'])([A-J])(?=[).:](?:\s|$))|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\b")
 LETTER = re.compile(r"(?<![\w'$\\-])[A-J](?![\w'-])")
-_OTHER = re.compile(r"\b(?:not|than|over|unlike)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-J]\b\)?")  # the B of "C, not B"
-_BESIDE = re.compile(rf"(?i)[,;/&]|(?:and|also|even|{ANOTHER})\b")
-_IS_RIGHT = re.compile(
-    r"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|(?!(?:Wait|Oops|Sorry|Hmm)\b)[A-Z]"
-    r"|(?:is|as|being|seems|must\s+be|would\s+be)\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?"
-    r"(?:right|correct|true|best|answer|choice|option|one|likely|accurate|appropriate)\b)"
+_OTHER = re.compile(r"\b(?:not|than|over)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-J]\b\)?")  # the B of "C, not B"
+_BESIDE = re.compile(rf"(?i)[,;/&]|(?:and|also|{ANOTHER})\b")
+_IS = any_of("is as being seems must_be would_be")
+_RIGHT = any_of("right correct true best answer choice option one likely accurate appropriate")
+_IS_RIGHT = re.compile(  # after a letter without a mark: "C", "C, because ...", "C is the best answer", "C\nThe reason"
+    rf"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|(?!(?:Wait|Oops|Sorry|Hmm)\b)[A-Z]"
+    rf"|{_IS}\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?{_RIGHT}\b)"
 )
+_SEEMS = any_of("is was seems looks can could might may would")
 _DOUBTED = re.compile(  # after a label; but "D) incorrect" and "D) cannot be determined" are choices
     r"(?:wrong|incorrect)\b(?=\s*[,;]|\s+(?:so|and|but)\b)"
-    r"|(?:is|was|seems|looks|can|could|might|may|would)\b.*\b(?:wrong|incorrect|false|not|also|too)\b"
+    rf"|{_SEEMS}\b.*\b(?:wrong|incorrect|false|not|also|too)\b"
 )
 _DOTTED = re.compile(r"(?<![\w'(])[A-J](?=[.:]\s)")
 _LOWER = re.compile(r"\(([a-j])\)[.:]?|([a-j])[.):]?")
@@ -55,14 +58,16 @@ def named_letters(line: str) -> set[str]:
 
 _CLOSING = re.compile(r"\(([A-J])\)[.!]?$")
 _CLAUSE = re.compile(r"[,.;:]|\b(?:so|thus|hence|therefore)\b")
-_RULED_OUT = re.compile(
-    r"(?i)n't\b|\b(?:or|either|neither|nor|and|could|might|may|doubt|rul(?:e|es|ed|ing)\s+out|eliminat|exclud|reject|than|if)"
-    rf"|\b(?:not|never|cannot|false|wrong|incorrect|maybe|perhaps|unless|otherwise|least)\b|[.,;!] (?:{ANOTHER})\b"
-    "|不(?!难)|非(?!常)|错|排除"  # but not "not hard to see" and "very"
+_DENYING = any_of(
+    "or either neither nor not never cannot false wrong incorrect doubt[a-z]* rul(?:e|es|ed|ing)_out than"
 )
-_NAMED = re.compile(
-    r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with|[Ii]t(?: is|'s| must be))(?::|\s+is|(?=\s))[\s*]*"
-    r"\(?([A-J])\b(?!(?<=A) (?!is|because|since|as)[a-z])"  # not the A of "I choose A good one"
+_DOUBTING = any_of("if unless otherwise could might may maybe perhaps least eliminat[a-z]+ exclud[a-z]+ reject[a-z]*")
+_RULED_OUT = re.compile(  # 不, 非, 错 and 排除, but not 不难 (not hard to see) and 非常 (very)
+    rf"(?i)n't\b|\b(?:and|{_DENYING}|{_DOUBTING})\b|[.,;!] {ANOTHER}\b|不(?!难)|非(?!常)|错|排除"
+)
+_CHOSEN = any_of("[Oo]ption [Cc]hoice [Cc]hoose [Pp]ick [Ss]elect go_with [Ii]t_is [Ii]t's [Ii]t_must_be")
+_NAMED = re.compile(  # "option B", "The choice is **B**", but not the A of "I choose A good one"
+    rf"\b{_CHOSEN}(?::|\s+is|(?=\s))[\s*]*\(?([A-J])\b(?!(?<=A) (?!is|because|since|as)[a-z])"
     r"|(?<![\w'])([A-J])\W* is the (?:(?:correct|right|best) )?(?:answer|choice|option)\b"
 )
 

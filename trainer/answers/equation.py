@@ -6,10 +6,14 @@ A label is `x`, `f(3)`, `\theta`, `\angle ABC`, `Total cost` or `(x, y)`. `2x`, 
 
 import re
 
+from trainer.answers.patterns import any_of
+
 _EQUALS = re.compile(r"(?<![<>!:=\\])=(?![=>])(?![^()=]*\))|\\in(?![A-Za-z])")  # but not the sign in P(X = 2)
-_EXPLANATION = re.compile(r"\b(?:because|since|as|so|where|which|that|when|if|for|means|from|i\.e\.)(?![a-z])|:\s")
-_SEVERAL = re.compile(  # what separates two statements: after an equation, or soon after a number
-    r"(?:=[^=]*|[0-9][%)}]*\s*(?:[A-Za-z]+\s*){0,2})(?:,(?![0-9]{3}(?![0-9]))|[;\n&]|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))"
+_REASON = any_of("because since as so where which that when if for means from")
+_EXPLANATION = re.compile(rf"\b{_REASON}(?![a-z])|:\s")
+_SEPARATOR = r"(?:,(?![0-9]{3}(?![0-9]))|[;\n&]|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))"
+_SEVERAL = re.compile(  # two statements: "x = 18, y", "2 eggs and 3"
+    rf"(?:=[^=]*|[0-9][%)}}]*\s*(?:[A-Za-z]+\s*){{0,2}}){_SEPARATOR}"
 )
 _NEXT_NAME = re.compile(r"\s*-?[0-9.,]+[\s\\]+[A-Za-z](?:_\w+)?\s*")  # in the middle of x = 18 x = 20
 _IN_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
@@ -17,16 +21,14 @@ _NAME = (
     r"(?:\\?[A-Za-z](?:[A-Za-z']|-(?=[a-z]{3}))*(?![A-Za-z'])[0-9]{0,2}|\\(?:overline|vec|hat|bar)\s?\{[A-Za-z']+\})"
     r"(?:_(?:\w|\{\w+\}))?'*"
 )
-_LABEL = re.compile(  # also (x, y), and the area [ABC]
-    rf"(?:{_NAME}(?:(?:[\s,]+|(?=\\)){_NAME})*(?:(?:\^\{{?-1\}}?)?\s?\([^()+*/^-]*\))?|\((?:{_NAME},?\s*)+\)|\[[A-Z]+\])"
+_ARGUMENT = r"(?:(?:\^\{?-1\}?)?\s?\([^()+*/^-]*\))"  # of f(3) and f^{-1}(x)
+_LABEL = re.compile(rf"{_NAME}(?:(?:[\s,]+|(?=\\)){_NAME})*{_ARGUMENT}?|\((?:{_NAME},?\s*)+\)|\[[A-Z]+\]")  # also [ABC]
+_LETTERS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega"
+GREEK = re.compile(f"(?:var)?{any_of(_LETTERS)}")  # but pi is a number
+_FUNCTIONS = any_of(
+    "sin cos tan cot sec csc log ln exp mod minus plus times over half twice squared cubed? factorial sqrt frac"
 )
-GREEK = re.compile(  # but pi is a number
-    "(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega)"
-)
-FUNCTION = re.compile(
-    r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc|log|ln|exp|mod|minus|plus|times|over|half|twice|squared|cubed?|factorial|"
-    r"sqrt|frac)(?![A-Za-z])"
-)
+FUNCTION = re.compile(rf"(?<![A-Za-z]){_FUNCTIONS}(?![A-Za-z])")
 _WORD = re.compile(r"\\?([A-Za-z']+)")
 
 

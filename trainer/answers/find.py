@@ -90,7 +90,7 @@ _DENIED_AFTER = re.compile(  # in the examples, [18] is a mark
     |(?:[ \t~$]|\\(?:[)\], ]|text\{{)){{0,4}}{_SCALE}  # [18] million
     |(?:\\[)\]]|\\text\{{|[ \t$*_,(){{}}\]])*(?:\?|(?:wrong|incorrect)\b  # [18]?, [18] (wrong)
         |(?:{_SEEMS}\b[^.!?\n]{{0,20}}?\b(?:not|wrong|incorrect|false|too|guess)|(?:is|was|ca)n't|cannot)\b
-        |(?:or|(?:but\s+)?(?:{HEDGING}))\b(?P<other>(?:[^.!?\n]|\.(?=[0-9]))*)  # [18] or 20
+        |(?:or|(?:but\s+)?{HEDGING})\b(?P<other>(?:[^.!?\n]|\.(?=[0-9]))*)  # [18] or 20
     ))"""
 )
 _SENTENCE_START = re.compile(r"[.!?]\s|\n")
@@ -220,7 +220,7 @@ _SENTENCE_END = re.compile(  # "18. Then", "18! Great", "18, because", but not "
     r"[.?](?=\s|$)|!(?=\s*[^\s=*/^+-]|\s*$)|;\s|,?\s+(?:because|since)\b|,\s+(?:which|so|where|as|but)\b|\n"
 )
 _GOES_ON = re.compile(  # another answer, or a correction, after the end of a sentence
-    rf"""(?xi)\s{{0,9}}(?:{ANOTHER})\b  # "18. Or 20"
+    rf"""(?xi)\s{{0,9}}{ANOTHER}\b  # "18. Or 20"
     |(?:(?<!\n)[ \t]{{0,9}}\n)?[ \t]{{0,9}}[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)  # "A. B", but not after a blank line
     |(?<=\bbut)[^.!?\n]*\b(?:or|maybe|perhaps|possibly|could|might|may|also|better)\b"""  # "A, but B is better"
 )

@@ -11,14 +11,15 @@ from pathlib import Path
 
 from trainer.answers.equation import FUNCTION, GREEK
 from trainer.answers.number_words import SCALES, SPOKEN
+from trainer.answers.patterns import any_of
 
 # Words that take an answer back, doubt it, and add another one.
-CORRECTING = (
-    r"wait|actually|sorry|oops|correction|edit|hmm|scratch\s+that|on\s+second(?:\s+thought)?|i\s+mean|make\s+that|"
-    r"(?:my\s+)?apologies|my\s+mistake|just\s+kidding|let\s+me\s+re-?(?:check|calculate|compute|consider|do|think)"
+CORRECTING = any_of(
+    """wait actually sorry oops correction edit hmm scratch_that on_second(?:_thought)? i_mean make_that
+    (?:my_)?apologies my_mistake just_kidding let_me_re-?(?:check|calculate|compute|consider|do|think)"""
 )
-HEDGING = "maybe|perhaps|possibly|alternatively"
-ANOTHER = rf"or|no|if\s+not|{CORRECTING}|{HEDGING}"
+HEDGING = any_of("maybe perhaps possibly alternatively")
+ANOTHER = rf"(?:or|no|if\s+not|{CORRECTING}|{HEDGING})"
 _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 _LISTS = {name: words.split() for name, words in re.findall(r"^(\w+) (.*(?:\n .*)*)", _TEXT, re.MULTILINE)}
 PEOPLE = frozenset(_LISTS["people"])
@@ -26,10 +27,16 @@ UNITS = {name: group.partition("/")[0] for group in _LISTS["units"] for name in 
 _ONE_LETTER_UNITS = frozenset("mgshlLKVWNJCF")
 _KIND = {word: kind for kind, words in _LISTS.items() if len(kind) == 1 for word in words}
 _VERB = re.compile(r"(\w+?)(?:(?<=[osxzh])es|s|d|(?:(?<=([bgmnprt]))\2)?ed)?")  # the "drop" of "dropped"
-_CHANGES = re.compile(  # "hardly", "isn't", "18ish", "thousandths", and thousands or dozens in other languages
-    r"(?!family|supply|jelly|fish|dish|emily|[bhjkmpsw][aeiou]lly|lily|carly|italy).*(?:n't|ly|ish)\Z|.*(?:[十百千万萬億亿兆]|以上|以下|左右|未満|정도|이상|이하|미만|초과|넘|쯤|가량|안팎|내외|남짓)|тыс|млн|млрд|миллион|миллиард"
-    r"|mio\b|mil(?:l?iard|jard|jo|ion|y(?:on|ar))|[mb]ilh(?:[oõ]e|[aã]o)|milhar|duizend|tus(?:en|ind)\b|dutzend|docena|douzaine|dozzin|d[uú]zia|tuzin|дюжин"
-    r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?"
+_HARMLESS = any_of("family supply jelly [fd]ish emily [bhjkmpsw][aeiou]lly lily carly italy")
+_PARTS = any_of("four fif six seven eigh nin ten eleven twelf [a-z]+teen [a-z]+tie hundred thousand [mb]illion")
+_ABOUT = any_of("以上 以下 左右 未満 정도 이상 이하 미만 초과 넘 쯤 가량 안팎 내외 남짓")
+# Thousands, millions, billions and dozens in other languages.
+_SCALES = any_of(
+    r"""тыс млн млрд миллион миллиард дюжин mio\b mil(?:l?iard|jard|jo|ion|y(?:on|ar))
+    [mb]ilh(?:[oõ]e|[aã]o) milhar duizend tus(?:en|ind)\b dutzend docena douzaine dozzin d[uú]zia tuzin"""
+)
+_CHANGES = re.compile(  # "hardly", "isn't", "18ish", "thousandths", "18万"
+    rf"(?!{_HARMLESS}).*(?:n't|ly|ish)\Z|.*(?:[十百千万萬億亿兆]|{_ABOUT})|{_SCALES}|{_PARTS}ths?"
 )
 _VOWEL = re.compile("[aeiouæœø\u0400-\uffff]")  # Greek letters do not count
 

@@ -60,6 +60,7 @@ BOLD = re.compile(r"(?<![\w)*])(\*\*|__|`)([^*_`]+)\1(?!\w)")  # but not the pow
 _MATHS = re.compile(r"(?<!\\)\$((?:[^$\\]|\\.)*)\$")
 _STYLE = re.compile(r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|rm)(?![A-Za-z])")
 _COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}(?:\s*\{([^{}]*)\})?")  # \color{red}{18}
+DEGREE = r"(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z]))"
 _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -73,7 +74,7 @@ _LATEX = [
         (r"\\pounds(?![A-Za-z])", "£"),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"\^\s*\{?\s*(st|nd|rd|th)\b\s*\}?", r" \1"),  # 18^{\text{th}}
-        (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])", " "),
+        (DEGREE, " "),
         (r"\\([$%&#_])", r"\1"),
         (r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])", "=~"),
         (r"\(\s*(=~[^()]*)\)", r" \1"),  # 1/3 (\approx 0.333)

@@ -9,8 +9,9 @@ from math import pi, prod, sqrt
 from trainer.answers.arithmetic import UNCALCULATED, worth
 from trainer.answers.equation import GREEK, parted
 from trainer.answers.grammar import BEHIND, UNITS, fits, unit, unit_kind
-from trainer.answers.notation import DECORATION, LONGEST_ANSWER, WRAPPERS, clean
+from trainer.answers.notation import DECORATION, DEGREE, LONGEST_ANSWER, WRAPPERS, clean
 from trainer.answers.number_words import SCALES
+from trainer.answers.patterns import any_of
 
 LARGEST_EXPONENT = 1_000  # of a power of ten
 _DIGITS = (  # 1,234,567 or 1 234 567 or 1'234'567 or 12,34,567 as in India
@@ -21,10 +22,12 @@ _DOTTED = r"[0-9]{1,3}(?:(?:\.[0-9]{3}){2,}(?:,[0-9]+)?|\.[0-9]{3},[0-9]{1,2})(?
 DECIMAL = rf"(?:{_DOTTED}|{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)"
 _POWER = r"10\s*\^\s*[{(]?\s*(?P<NAME>[-+]?[0-9]+)\s*[)}]?"
 _SYMBOLS = "$¢£¤¥฿\u20a0-\u20c0"
-CURRENCY = (
-    rf"(?:(?:US|AU|CA|A|C|HK|NZ|NT|S|R|MX|AR)?[{_SYMBOLS}]"
-    r"|(?:USD|EUR|GBP|INR|CAD|AUD|CHF|JPY|CNY|RMB|BRL|MXN|SEK|NOK|DKK|PLN|CZK|HUF|NZD|SGD|HKD|ZAR|PKR|NGN|PHP|IDR|RUB|[Kk]r\.?|Rs\.?|Rp\.?|RM)(?=[\s0-9]))"
+_COUNTRIES = any_of("US AU CA A C HK NZ NT S R MX AR")
+_CODES = any_of(
+    """USD EUR GBP INR CAD AUD CHF JPY CNY RMB BRL MXN SEK NOK DKK PLN CZK HUF NZD SGD HKD ZAR PKR NGN PHP IDR RUB
+    [Kk]r\\.? Rs\\.? Rp\\.? RM"""
 )
+CURRENCY = rf"(?:{_COUNTRIES}?[{_SYMBOLS}]|{_CODES}(?=[\s0-9]))"  # €, US$, USD
 _NO_CENTS = re.compile(r"(?<=[0-9])(?:/-|\.--?)\Z")  # Rs. 1,500/- and CHF 18.-
 _CENTS = re.compile(  # "R$ 18,50" and "18,5 €", but "$18,50$" is a list
     rf"(?:[A-Z]\$|[{_SYMBOLS[1:]}])\s?[0-9]+,[0-9]{{1,2}}(?![0-9.,])"
@@ -41,9 +44,7 @@ _WRITTEN = re.compile(
 )
 _MIXED = re.compile(r"(?<=[0-9]) and (?=[0-9]+/[0-9]+\Z)")  # 2 and 1/2
 _NUMERIC_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?\s*{DECIMAL})\s*\}}\s*\{{\s*(-?\s*{DECIMAL})\s*\}}")
-_REPEATING = re.compile(
-    r"(?P<whole>[0-9]*)\.(?P<once>[0-9]*)\\(?:overline|bar)\s*\{?(?P<again>[0-9]+)\}?"
-)  # 0.\overline{3}
+_REPEATING = re.compile(r"(?P<whole>[0-9]*)\.(?P<once>[0-9]*)\\(?:overline|bar)\s*\{?(?P<again>[0-9]+)\}?")
 _SIMPLE = re.compile(r"\s{0,9}(-?)\$?([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)\.?\s*", re.ASCII)  # nearly all answers of GSM8K
 _MONEY_SCALES = {"k": 3, "K": 3, "grand": 3, "thou": 3, "M": 6, "B": 9, "bn": 9}
 
@@ -53,11 +54,12 @@ _MEASURES |= {"rupee", "peso", "penny", "pence", "unit", "point", "time", "per",
 _MYRIADS = {"십": 10, **dict.fromkeys("百백", 10**2), **dict.fromkeys("千천", 10**3)}
 _MYRIADS |= {**dict.fromkeys("万萬만", 10**4), **dict.fromkeys("亿億억", 10**8)}
 # a hundred, ten thousand; but 千克 is a kilogram, and 百分点 a percentage point
-MYRIADS = r"(?:[십백천万萬만亿億억]|百(?!分[之点]|帕)|千(?![克米瓦卡焦伏赫帕升]))+"
+MYRIADS = r"(?:[십백천万萬만亿億억]|百(?!分)|千(?![克米瓦卡升]))+"
 _MYRIAD = re.compile(rf"({MYRIADS})(.*)")
-_COUNTERS = re.compile(  # counting words, but not 万 (ten thousand) and 左右 (about)
-    "(?:[美欧日]?元|块|圆|円|ドル|원|달러|개|명|마리|권|살|시간|个|個|只|人|天|岁|米|厘米|千米|公里|克|千克|公斤|升|吨|小时|分钟)(?![半多以左未])[\u4e00-\u9fff]{0,4}"
+_COUNTS = (
+    "(?:[美欧日]?元|[块圆円원개명권살个個只人天岁米克升吨]|ドル|달러|마리|시간|厘米|千米|公里|千克|公斤|小时|分钟)"
 )
+_COUNTERS = re.compile(f"{_COUNTS}(?![半多以左未])[\u4e00-\u9fff]{{0,4}}")  # but not 万 (ten thousand) and 左右 (about)
 _WORD = r"[^\W\d_][^\W\d_']*(?:\s*\^\s*\{?[23]\}?)?\.?"
 _LETTERS = re.compile(r"[^\W\d_][^\W\d_']*")
 _TAIL = re.compile(  # the rest of "18 dollars", "50 %", "$18/hour" and "12-inch", but not of "5 - m"
@@ -107,7 +109,7 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...], tuple[str, ...]] |
 _UNIT = re.compile(r"\^\s*\{?\s*([23])|([^\W\d_]+|[%$¢£€¥₹])")
 _SIGN_UNITS = {"$": "dollar", "¢": "cent", "£": "lb", "€": "euro", "¥": "yen", "₹": "rupee", "%": "%"}
 _SEVERAL = {"mph": ("mi", "h"), "kph": ("km", "h"), "°c": ("degree", "°c"), "°f": ("degree", "°f")}
-_DEGREES = re.compile(r"°|\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])")
+_DEGREES = re.compile(f"°|{DEGREE}")
 
 
 def units_in(text: str) -> tuple[str, ...]:
@@ -150,9 +152,8 @@ def agree(units: tuple[str, ...], others: tuple[str, ...]) -> bool:
 _OPERAND = re.compile(rf"{CURRENCY}?\s?({DECIMAL})%?")
 _OPERATION = re.compile(r"[0-9%)]\s*[-+*/^(]")
 _NAMED = re.compile(r"([0-9]?)(\\?)(?!a [a-z])([A-Za-z']+)")
-_DENIED = re.compile(
-    r"(?i)n't\b|\b(?:no|not|never|none|cannot|false|wrong|incorrect|or|if|suppose|assume|unless|maybe|perhaps|either)\b"
-)
+_DENYING = any_of("no not never none cannot false wrong incorrect or if suppose assume unless maybe perhaps either")
+_DENIED = re.compile(rf"(?i)n't\b|\b{_DENYING}\b")
 _TIMES = re.compile(r"(?<=[0-9)\s])x(?=\s?[0-9($])|(?<=%) of(?= [0-9$])")
 
 

@@ -31,7 +31,7 @@ _OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
 _NO_OPERAND = re.compile("[a-z]{2,}|=.*")
 _SIGN_WORDS = {"times": "*", "multiplied by": "*", "plus": "+", "minus": "-"}
 _SPOKEN_SIGN = re.compile(rf"(?<=[0-9]) ({'|'.join(_SIGN_WORDS)}) (?=[0-9])|(?<=%) (of) (?=[0-9])")  # "8 times 8"
-CORRECTION = re.compile(rf"(?i)[ \t,.;(-]{{1,4}}(?:{CORRECTING})\b")  # "18, no wait, 20"
+CORRECTION = re.compile(rf"(?i)[ \t,.;(-]{{1,4}}{CORRECTING}\b")  # "18, no wait, 20"
 _WORKING = re.compile(
     rf"""(?x)(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])  # "3 boxes * 6 eggs", "6 x 3"
     (?P<equals>\s?=(?:\s?(?P<step>{_OPERAND})  # and with the result if it is only a step:

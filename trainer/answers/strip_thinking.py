@@ -15,9 +15,9 @@ THOUGHTS = {  # marks with which models begin and end their thinking
     "<|channel|>analysis": "<|channel|>final<|message|>",  # gpt-oss
     "<|channel>thought": "<channel|>",  # Gemma 4
 }
-_STOP = re.compile(
-    r"<\|(?:endoftext|endofturn|end_of_text|im_end|eot_id|eom_id|end|return)\|>|<eos>|<end_of_turn>|<turn\|>|<｜end▁of▁sentence｜>|</s>"
-)
+_STOPS = """<|endoftext|> <|endofturn|> <|end_of_text|> <|im_end|> <|eot_id|> <|eom_id|> <|end|> <|return|> <eos>
+    <end_of_turn> <turn|> <｜end▁of▁sentence｜> </s>"""
+_STOP = re.compile("|".join(map(re.escape, _STOPS.split())))
 _STOP_TOKENS = re.compile(r"(?:<\|[A-Za-z_]{1,40}\|>|</s>|<eos>|\s)+$")  # also those of unknown models
 
 
