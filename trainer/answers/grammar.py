@@ -46,21 +46,25 @@ _NOUN = "[wAvtC]"  # many verbs are also nouns: the total cost
 _MORE = r"(?:[tm]|(?!ovd?A)[pPodE](?:s{0,2}|s?[wAvC]{1,4}s?)(?:a[wAv]{1,2})?)*(?<![pPod])"
 _UNIT = rf"t?V?{_NOUN}{{1,3}}(?:a[wAvt])?"
 _OF_WHICH = rf"(?:d?(?:s|{_NOUN}{{1,2}})v{{1,2}}{_MORE})?"  # "that she sells each day"
-_NAME = (
+_NAME = (  # "she", "these", "she and her sister", "each of them", "the number of eggs"
     rf"(?:[tm]?s[wmE]?|d|sad?{_NOUN}{{1,3}}|E(?:p[sdw])?"
     rf"|[dE]?{_NOUN}{{1,5}}(?:[pPao](?:s|d?{_NOUN}{{1,3}})){{0,2}}{_OF_WHICH})"
 )
-_BEFORE = (
-    rf"(?:[pPoE][dpE]{{0,2}}{_NOUN}{{1,4}}){{0,2}}"
-    rf"(?:{_NAME}m?(?:[irv][irvE]*(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)|[ir]+|d?A{{1,3}})?d?m*"
+_OPENING = rf"(?:[pPoE][dpE]{{0,2}}{_NOUN}{{1,4}}){{0,2}}"  # "after the first week"
+_PREDICATE = (  # "makes", "has to pay", "rose by", "gave him"
+    rf"(?:[irv][irvE]*(?:o[iv]?|[ut]?P)?|[iv]*v(?:s|d{_NOUN}?)[pP]?)"
 )
-_BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|r[wtv])?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
+_BEFORE = rf"{_OPENING}(?:{_NAME}m?{_PREDICATE}|[ir]+|d?A{{1,3}})?d?m*"  # "in May she sold", "it is", "the total"
+_BEHIND = (  # "eggs each day", "eggs is the answer", "of the eggs are brown"
+    rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|r[wtv])?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
+)
 BEHIND = re.compile(_BEHIND)
 # "After checking:", "I checked it twice:", "No rounding was needed:"
 _LEAD = rf"(?:(?:[pP]|d?A{{1,3}}[ir])?{_NAME}(?:v+[sw]{{0,2}})?[ir]?|sw[sd]w{{0,2}}Q?|q[tw]{{1,3}}[ir][vtw])[:=]"
 _CLAUSE = re.compile(rf"c*(?:(?:{_BEFORE}|[^qQNY]*Y)N{_BEHIND}=?|{_LEAD}|pd|[iv]?{_MORE}=?)")  # Y: "in the year N"
-TEXT = re.compile(  # "The winner is N", "N is cheaper", "N, because it has more"
-    rf"c*,*(?:(?!w[va]){_NAME}(?:v?[ir]v?P?|v{{1,2}}|:)|[ir]+)?(?:d?m*N|dMw)(?:[irv][^q]*|,*c[dswEn][^q]*)?,*"
+_INTRODUCED = rf"(?:(?!w[va]){_NAME}(?:v?[ir]v?P?|v{{1,2}}|:)|[ir]+)"  # "The winner is", "it was discovered by"
+TEXT = re.compile(  # "N", "The winner is N", "N is cheaper", "N, because it has more"; M is N in lower case
+    rf"c*,*{_INTRODUCED}?(?:d?m*N|dMw)(?:[irv][^q]*|,*c[dswEn][^q]*)?,*"
 )
 REASON = re.compile(rf"(?:c|m?{_NAME}[irv]|iA)[^q]*")  # "it is", "the statement is true", "because she has more"
 _MOST = 60  # words
