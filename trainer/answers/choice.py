@@ -2,7 +2,7 @@
 
 import re
 
-from trainer.answers.grammar import ANOTHER
+from trainer.answers.grammar import ANOTHER, SEEMS, SO
 from trainer.answers.notation import DECORATION, clean
 from trainer.answers.patterns import any_of
 
@@ -21,10 +21,9 @@ _IS_RIGHT = re.compile(  # after a letter without a mark: "C", "C, because ...",
     rf"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|(?!(?:Wait|Oops|Sorry|Hmm)\b)[A-Z]"
     rf"|{_IS}\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?{_RIGHT}\b)"
 )
-_SEEMS = any_of("is was seems looks can could might may would")
 _DOUBTED = re.compile(  # after a label; but "D) incorrect" and "D) cannot be determined" are choices
     r"(?:wrong|incorrect)\b(?=\s*[,;]|\s+(?:so|and|but)\b)"
-    rf"|{_SEEMS}\b.*\b(?:wrong|incorrect|false|not|also|too)\b"
+    rf"|{SEEMS}\b.*\b(?:wrong|incorrect|false|not|also|too)\b"
 )
 _DOTTED = re.compile(r"(?<![\w'(])[A-J](?=[.:]\s)")
 _LOWER = re.compile(r"\(([a-j])\)[.:]?|([a-j])[.):]?")
@@ -57,7 +56,7 @@ def named_letters(line: str) -> set[str]:
 
 
 _CLOSING = re.compile(r"\(([A-J])\)[.!]?$")
-_CLAUSE = re.compile(r"[,.;:]|\b(?:so|thus|hence|therefore)\b")
+_CLAUSE = re.compile(rf"[,.;:]|\b{SO}\b")
 _DENYING = any_of(
     "or either neither nor not never cannot false wrong incorrect doubt[a-z]* rul(?:e|es|ed|ing)_out than"
 )

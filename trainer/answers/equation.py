@@ -17,10 +17,9 @@ _SEVERAL = re.compile(  # two statements: "x = 18, y", "2 eggs and 3"
 )
 _NEXT_NAME = re.compile(r"\s*-?[0-9.,]+[\s\\]+[A-Za-z](?:_\w+)?\s*")  # in the middle of x = 18 x = 20
 _IN_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
-_NAME = (
-    r"(?:\\?[A-Za-z](?:[A-Za-z']|-(?=[a-z]{3}))*(?![A-Za-z'])[0-9]{0,2}|\\(?:overline|vec|hat|bar)\s?\{[A-Za-z']+\})"
-    r"(?:_(?:\w|\{\w+\}))?'*"
-)
+_WRITTEN = r"\\?[A-Za-z](?:[A-Za-z']|-(?=[a-z]{3}))*(?![A-Za-z'])[0-9]{0,2}"  # x, \theta, Total, push-ups, x1
+_ACCENTED = r"\\(?:overline|vec|hat|bar)\s?\{[A-Za-z']+\}"
+_NAME = rf"(?:{_WRITTEN}|{_ACCENTED})(?:_(?:\w|\{{\w+\}}))?'*"  # x_1, x'
 _ARGUMENT = r"(?:(?:\^\{?-1\}?)?\s?\([^()+*/^-]*\))"  # of f(3) and f^{-1}(x)
 _LABEL = re.compile(rf"{_NAME}(?:(?:[\s,]+|(?=\\)){_NAME})*{_ARGUMENT}?|\((?:{_NAME},?\s*)+\)|\[[A-Z]+\]")  # also [ABC]
 _LETTERS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega"

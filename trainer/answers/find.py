@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from trainer.answers.choice import LETTER, LETTERS, choice_letter, closing_choice, named_choice, named_letters
 from trainer.answers.compare import equal
-from trainer.answers.grammar import ANOTHER, CORRECTING, HEDGING
+from trainer.answers.grammar import ANOTHER, CORRECTING, HEDGING, SEEMS, SO
 from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import MYRIADS, is_plain, number
-from trainer.answers.number_words import SCALES, in_digits
+from trainer.answers.number_words import SCALE, in_digits
 from trainer.answers.patterns import any_of
 from trainer.answers.phrase import CORRECTION, DIGIT, TURNED, last_number, offered, states, tidy
 from trainer.answers.strip_thinking import after_thinking
@@ -79,17 +79,15 @@ _OPERAND_BEFORE = re.compile(
 _JOINED_BEFORE = re.compile(  # about \boxed{18}, x \approx \boxed{18}
     r"(?i)(?:\b(?:or|except|than|about|approximately)|(?:\A|[^0-9.}\s])\s?(?:\\approx|≈))[\s$*_({\[\\]*\Z"
 )
-_SCALE = rf"(?:{any_of(' '.join(SCALES))}s?\b|{MYRIADS})"
-_SEEMS = any_of("is was seems looks can could may might would")
 _DENIED_AFTER = re.compile(  # in the examples, [18] is a mark
     rf"""(?xi)(?:
     \.?[0-9]|[a-fijknp-rt-z]\b|_[0-9{{]|[ \t]?\^(?!\s*\{{?\s*\\circ)  # [18]5, [18]x, [18]_8, [18]^2
     |[ \t]?\\(?:pi|sqrt|times|cdot|div|pm)\b|[ \t]?[-+*/<>][ \t]?[0-9(\\]  # [18] \times 2, [18] + 2
     |[ \t$]+to[ \t$]+[0-9]|\$?[-–][$0-9]  # [18] to 20, [18]-20
     |[ \t]?\\?%[ \t$]*of[ \t$]+(?:the\s)?[0-9]  # [18]% of 20
-    |(?:[ \t~$]|\\(?:[)\], ]|text\{{)){{0,4}}{_SCALE}  # [18] million
+    |(?:[ \t~$]|\\(?:[)\], ]|text\{{)){{0,4}}(?:{SCALE}s?\b|{MYRIADS})  # [18] million
     |(?:\\[)\]]|\\text\{{|[ \t$*_,(){{}}\]])*(?:\?|(?:wrong|incorrect)\b  # [18]?, [18] (wrong)
-        |(?:{_SEEMS}\b[^.!?\n]{{0,20}}?\b(?:not|wrong|incorrect|false|too|guess)|(?:is|was|ca)n't|cannot)\b
+        |(?:{SEEMS}\b[^.!?\n]{{0,20}}?\b(?:not|wrong|incorrect|false|too|guess)|(?:is|was|ca)n't|cannot)\b
         |(?:or|(?:but\s+)?{HEDGING})\b(?P<other>(?:[^.!?\n]|\.(?=[0-9]))*)  # [18] or 20
     ))"""
 )
@@ -176,8 +174,7 @@ _NSWER_IS = r"""(?xi)nswers?(?:\s+(?:to|for|of|in)\b[^\n.:=?]{0,80}?)?[*_\s]*  #
     (?:[:=]|(?:simply|therefore|clearly)\b)?(?:[*_]+(?=\s))?\s*"""
 _ANSWER_IS = re.compile(_NSWER_IS)
 _LABEL = re.compile(  # "So the final answer is", "Answer:"
-    r"(?xi)[*_\#\s]*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?a"
-    + _NSWER_IS.removeprefix("(?xi)")
+    rf"(?xi)[*_\#\s]*(?:{SO},?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?a" + _NSWER_IS.removeprefix("(?xi)")
 )
 _TITLES = any_of(
     """step part case answer solution conclusion explanation summary method approach reasoning calculation verification
@@ -255,7 +252,7 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
 
 _ANSWER = any_of("antwort réponse respuesta risposta resposta ответ 答案? 回答 정답 답")
 _THEREFORE = re.compile(  # "Hence, D.", "Antwort: B"
-    rf"(?i)(?:(?:so|thus|hence|therefore)\b[,:]?\s+|{_ANSWER}\s?[:：]\s*)(?=\W*[A-J]\b\W*\Z)"
+    rf"(?i)(?:{SO}\b[,:]?\s+|{_ANSWER}\s?[:：]\s*)(?=\W*[A-J]\b\W*\Z)"
 )
 
 

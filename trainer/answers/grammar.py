@@ -18,6 +18,8 @@ CORRECTING = any_of(
     """wait actually sorry oops correction edit hmm scratch_that on_second(?:_thought)? i_mean make_that
     (?:my_)?apologies my_mistake just_kidding let_me_re-?(?:check|calculate|compute|consider|do|think)"""
 )
+SO = any_of("so thus hence therefore")
+SEEMS = any_of("is was seems looks can could might may would")
 HEDGING = any_of("maybe perhaps possibly alternatively")
 ANOTHER = rf"(?:or|no|if\s+not|{CORRECTING}|{HEDGING})"
 _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")

@@ -36,10 +36,10 @@ _CENTS = re.compile(  # "R$ 18,50" and "18,5 €", but "$18,50$" is a list
 with_cents = partial(_CENTS.sub, lambda money: money[0].replace(",", "."))
 _WRITTEN = re.compile(
     rf"""(?xi)(?P<sign>[-+]?|minus\s|negative\s)[ ]?(?P<money>{CURRENCY}?)[ ]?(?P<inner>[-+]?)[ ]?
-    (?: (?P<whole>[0-9]+)\s+(?:and\s(?=[0-9/]+\s[a-z]))?(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)(?![0-9.,])
-      | (?P<top>{DECIMAL})\s*/\s*(?P<bottom>-?\s*{DECIMAL})
-      | {_POWER.replace("NAME", "ten")}
-      | (?P<decimal>{DECIMAL})(?:e(?P<e>[-+]?[0-9]+)|\s*[*x]\s*{_POWER.replace("NAME", "times")})?
+    (?: (?P<whole>[0-9]+)\s+(?:and\s(?=[0-9/]+\s[a-z]))?(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)(?![0-9.,])  # 3 1/2
+      | (?P<top>{DECIMAL})\s*/\s*(?P<bottom>-?\s*{DECIMAL})  # 3/4
+      | {_POWER.replace("NAME", "ten")}  # 10^3
+      | (?P<decimal>{DECIMAL})(?:e(?P<e>[-+]?[0-9]+)|\s*[*x]\s*{_POWER.replace("NAME", "times")})?  # 1e3, 1.5 * 10^3
     )"""
 )
 _MIXED = re.compile(r"(?<=[0-9]) and (?=[0-9]+/[0-9]+\Z)")  # 2 and 1/2

@@ -2,6 +2,8 @@
 
 import re
 
+from trainer.answers.patterns import any_of
+
 SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _TO_TEN = "one two three four five six seven eight nine ten"
 _TO_NINETEEN = "eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
@@ -12,15 +14,15 @@ _ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth"
 _PARTS = {word: value for value, word in enumerate(_ORDINALS.split(), 3)} | {"half": 2, "halve": 2, "quarter": 4}
 _RANKS = f"first second {_ORDINALS} eleventh twelfth".split()
 _RANK = re.compile(rf"(?:the\s)?(?:([0-9]+)(?:st|nd|rd|th)|({'|'.join(_RANKS)}))\.?", re.IGNORECASE)
-_ANY = "|".join((*SPOKEN, *SCALES))
+SCALE, _COUNT, _PART = (any_of(" ".join(words)) for words in (SCALES, SPOKEN, _PARTS))
 _SPELLED = re.compile(
-    rf"(?i)(?<![\w'-])(?<![0-9]\s)(?:an?\s(?={'|'.join(SCALES)})|(?={'|'.join(SPOKEN)}))(?:{_ANY})"
-    rf"(?:(?:(?:(?<=hundred)|(?<=thousand)|(?<=million))(?:\sand|,)\s|\s|-)(?:{_ANY}))*"
-    rf"(?!\w|-(?!{'|'.join(_PARTS)}))"
+    rf"""(?xi)(?<![\w'-])(?<![0-9]\s)(?:an?\s{SCALE}|{_COUNT})  # "a hundred", "forty"
+    (?:(?:(?:(?<=hundred)|(?<=thousand)|(?<=million))(?:\sand|,)\s|\s|-)(?:{_COUNT}|{SCALE}))*  # " and ten", "-five"
+    (?!\w|-(?!{_PART}))"""  # but not "two-part"
 )
-_HALF = re.compile(rf"(?i)(?<!and )\bhalf an? ({'|'.join(SCALES)})\b")  # half a dozen
-_FRACTION = re.compile(
-    rf"(?<![\w'.,/-])(?:([0-9]+)\sand\s)?(an?|one|[0-9]+)[\s-]({'|'.join(_PARTS)})s?(?![\w-])", re.IGNORECASE
+_HALF = re.compile(rf"(?i)(?<!and )\bhalf an? ({SCALE})\b")  # half a dozen
+_FRACTION = re.compile(  # three quarters, 2 and a half
+    rf"(?i)(?<![\w'.,/-])(?:([0-9]+)\sand\s)?(an?|one|[0-9]+)[\s-]({_PART})s?(?![\w-])"
 )
 
 

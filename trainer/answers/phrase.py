@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from trainer.answers.compare import ORDINAL
-from trainer.answers.grammar import CORRECTING, REASON, TEXT, fits, is_statement, kind, unit, unit_kind
+from trainer.answers.grammar import CORRECTING, REASON, SO, TEXT, fits, is_statement, kind, unit, unit_kind
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
 from trainer.answers.number import CURRENCY, DECIMAL, MYRIADS, number, with_cents, worked_out
 from trainer.answers.number_words import in_digits
@@ -86,7 +86,7 @@ _REMARK = re.compile(
     |(?<=[0-9])です
     """
 )
-_SO = re.compile(r"(?i)(.+)[,;]\s(?:so|thus|hence|therefore)\b(.*[0-9].*)")
+_SO = re.compile(rf"(?i)(.+)[,;]\s{SO}\b(.*[0-9].*)")
 _IS = re.compile(r"\s?(?:=|(?:is|equals|must\sbe)\s-?[$0-9])")
 _YEAR = re.compile(r"(?i)\b(?:in(?= [12]\d{3}\b(?! ?[a-z]))|(?:in )?(?:the )?year(?= [0-9]))")  # "It sank in 1912"
 _SUMS = re.compile(r"\bconsists? of\b|\b(?:add|sum|work|come)s? (?:up|out) to\b")
