@@ -130,29 +130,30 @@ def _among_words(phrase: str) -> str | None:
     if number(plain) is not None:
         return plain
     plain = _POWER.sub(lambda power: f"{_DIMENSION[power[2]]} {power[1]}" if unit(power[1]) else power[0], plain)
-    first = DIGIT.search(plain)
-    if first is None:
+    if (first := DIGIT.search(plain)) is None:
         return None
-    others, results = set[Fraction | None](), set[Fraction | None]()
+    start, rest = plain[: first.end()], plain[first.end() :]  # keep the denied 17 of "not 17, 18"
+    denied = {number(match["number"]) for match in _DENIED.finditer(rest)}
+    plain, results = _without_working(_UNIT_IN_BRACKETS.sub(r" \1", _GRAMS.sub(" ", start + _DENIED.sub(" ", rest))))
+    without = _CONTEXT.sub(" in the ", _OCCASION.sub(" now ", plain, count=1), count=1)
+    answer = _only_number(_concluded(without if DIGIT.search(without) else plain))
+    is_sure = answer is not None and results <= {number(answer)} and number(answer) not in denied
+    return answer if is_sure else None
 
-    def drop_denied(match: re.Match[str]) -> str:
-        others.add(number(match["number"]))
-        return " "
 
-    def drop_working(match: re.Match[str]) -> str:
-        if not match["equals"] and number(match[0]) is not None:  # a fraction
-            return match[0]
-        result, step = worked_out(_NO_OPERAND.sub("", match[0])), match["step"]
+def _without_working(plain: str) -> tuple[str, set[Fraction | None]]:
+    """Drop `3 * 6 =`, and return what it comes to. A step such as `8 + 4 = 12, so` counts only if it is wrong."""
+    results = set[Fraction | None]()
+
+    def drop(working: re.Match[str]) -> str:
+        if not working["equals"] and number(working[0]) is not None:  # a fraction
+            return working[0]
+        result, step = worked_out(_NO_OPERAND.sub("", working[0])), working["step"]
         if step is None or result != number(step):
             results.add(None if step else result)
         return " "
 
-    plain = plain[: first.end()] + _DENIED.sub(drop_denied, plain[first.end() :])  # keep the denied 17 of "not 17, 18"
-    plain = _WORKING.sub(drop_working, _UNIT_IN_BRACKETS.sub(r" \1", _GRAMS.sub(" ", plain)))
-    without = _CONTEXT.sub(" in the ", _OCCASION.sub(" now ", plain, count=1), count=1)
-    answer = _only_number(_concluded(without if DIGIT.search(without) else plain))
-    is_sure = answer is not None and results <= {number(answer)} and number(answer) not in others
-    return answer if is_sure else None
+    return _WORKING.sub(drop, plain), results
 
 
 def _concluded(plain: str) -> str:
@@ -168,23 +169,30 @@ def _only_number(plain: str) -> str | None:
     bare = _NUMERAL.sub(lambda numeral: "-" * (numeral[0][0] == "-") + "0", plain)  # £3/4 and 50% are not algebra
     if _ALGEBRA.search(bare):
         return None
-    answer, values, kinds = None, set[Fraction | int | None](), ""
-    for token in _TOKEN.finditer(plain):
+    tokens = list(_TOKEN.finditer(plain))
+    numbers = [token for token in tokens if token["number"]]
+    if not numbers or any(one["unit"] and number(f"1{one['unit']}") is None for one in numbers):  # 18x
+        return None
+    after = _UNIT_BEHIND.match(plain, numbers[0].end())
+    answer = numbers[0]["number"] + (after[0] if after and unit(after[1]) else "")
+    is_one = {number(one["number"]) for one in numbers} == {number(answer)}
+    return tidy(answer) if is_one and is_statement(_kinds(plain, tokens)) else None
+
+
+def _kinds(plain: str, tokens: list[re.Match[str]]) -> str:
+    """Return the letters that stand for the words of a text in `grammar.py`."""
+    kinds = ""
+    for token in tokens:
+        word = token["word"]
         if token["number"]:
-            after = _UNIT_BEHIND.match(plain, token.end())
-            answer = answer or token["number"] + (after[0] if after and unit(after[1]) else "")
-            values.add(number(token["number"]))
-            if token["unit"] and number(f"1{token['unit']}") is None:
-                return None  # 18x
             kinds += "N"
-        elif (word := token["word"]) is not None:
-            if _is_name(plain, token, kinds):
-                kinds += "s" if kinds.endswith("v") else "w"
-            else:
-                kinds += unit_kind(word) if kinds.endswith("N") else kind(word)
-        else:
+        elif word is None:
             kinds += _MARKS.get(token["mark"], ",")
-    return tidy(answer) if answer and values == {number(answer)} and is_statement(kinds) else None
+        elif _is_name(plain, token, kinds):
+            kinds += "s" if kinds.endswith("v") else "w"
+        else:
+            kinds += unit_kind(word) if kinds.endswith("N") else kind(word)
+    return kinds
 
 
 def _is_name(plain: str, word: re.Match[str], kinds: str) -> bool:
@@ -213,10 +221,19 @@ def states(phrase: str, gold: str) -> bool:
     if len(matches) != 1:
         return False
     before, after = text[: matches[0].start()], text[matches[0].end() :]
-    if not (before and name.lower() in ("true", "false")) and (negation := _NEGATIONS.get(name.lower())):
-        rest = re.findall(r"[\w'-]+", re.sub(negation, " is ", after, flags=re.IGNORECASE))
-        is_alone = not before and after[:1] in ",.;:!- " and rest[:1] != ["one"]  # but not in "no one is right"
-        return is_alone and fits(REASON, "".join(map(kind, rest)))
+    if name.lower() in _NEGATIONS and not (before and name.lower() in ("true", "false")):
+        return not before and _explains(after, _NEGATIONS[name.lower()])
+    return _surround(before, after, matches[0][0], is_word)
+
+
+def _explains(after: str, negation: str) -> bool:
+    """Return True for what may follow Yes or No: `, because she has more`. `negation` may be in it."""
+    words = re.findall(r"[\w'-]+", re.sub(negation, " is ", after, flags=re.IGNORECASE))
+    return after[:1] in ",.;:!- " and words[:1] != ["one"] and fits(REASON, "".join(map(kind, words)))  # "No one is"
+
+
+def _surround(before: str, after: str, name: str, is_word: bool) -> bool:
+    """Return True if the words on both sides of a name state it."""
     sides = [_SAID.findall(side) for side in (_PLACE.sub("", before), after)]
     kinds = ["".join(map(_kind_of_said, side)) for side in sides]
     may_follow = "pP" if kinds[0][-1:] in ("i", "r") else ""  # the capital of France is Paris
@@ -224,7 +241,7 @@ def states(phrase: str, gold: str) -> bool:
     if (after and not is_word) or any(word[0].isupper() and word != "I" for word in others + sides[1]):
         return False
     kinds[0] += "i" * (kinds[0] == "s" and kind(name.partition(" ")[0]) in "iqrv")  # "It cannot be determined"
-    return fits(TEXT, "N".join(kinds)) or (matches[0][0].islower() and fits(TEXT, "M".join(kinds)))
+    return fits(TEXT, "N".join(kinds)) or (name.islower() and fits(TEXT, "M".join(kinds)))
 
 
 def _kind_of_said(word: str) -> str:
