@@ -16,7 +16,7 @@ Otherwise the answer is the whole text in that place.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -30,7 +30,8 @@ from trainer.answers.patterns import any_of
 from trainer.answers.phrase import CORRECTION, DIGIT, TURNED, last_number, offered, states, tidy
 from trainer.answers.strip_thinking import after_thinking
 
-MOST_TRIES = 8  # earlier marks to read if the last ones are empty
+MOST_MARKS = 16  # marks to read from the end of a text
+MOST_TRIES = 8  # sentences to read that say what the answer is, and ends of the last of them
 NEAR = 40  # characters before a mark in which a word may deny it
 GOLD = ""  # passed as `wanted` to read the gold answer itself
 THOUGHT, THOUGHT_END = "<think>", "</think>"  # the marks in Octet's own prompts
@@ -42,6 +43,9 @@ class Mark(NamedTuple):
     start: int
     end: int
     text: str
+
+
+Before = Callable[[str, int, str | None], Mark | None]  # finds the last mark of a kind before a position
 
 
 def _pick(phrase: str, wanted: str | None) -> str | None:
@@ -95,24 +99,30 @@ _SENTENCE_START = re.compile(r"[.!?]\s|\n")
 _BRACE = re.compile(r"\\[{}]|[{}]")  # { and \{
 
 
+def _marks(text: str, wanted: str | None, before: Before) -> Iterator[Mark]:
+    """Yield the marks of a kind, the last one first."""
+    start = len(text)
+    for _ in range(MOST_MARKS):
+        if (mark := before(text, start, wanted)) is None:
+            return
+        yield mark
+        start = mark.start
+
+
 @lru_cache(maxsize=8)  # a completion is read twice, strictly and leniently
-def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | None], Mark | None]) -> Mark | None:
+def _marked(text: str, wanted: str | None, before: Before) -> Mark | None:
     """Return the last mark of a kind with its answer, together with different answers in marks next to it. Marks are
     next to each other if they are in one paragraph (`####`: in one line) or have only words such as "or" between them,
     unless the first is taken back. If the words around a mark deny its answer, the whole sentence is the answer."""
-    last = before(text, len(text), wanted)
-    for _ in range(MOST_TRIES):
-        if last is None:
-            return None
+    marks = _marks(text, wanted, before)
+    for last in marks:
         if picked := _pick(last.text, wanted):
             break
-        last = before(text, last.start, wanted)
     else:
         return None
     parts, start = [last.text], last.start
-    for _ in range(MOST_TRIES):
-        mark = before(text, start, wanted)
-        if mark is None or not _are_beside(text[mark.end : start], wanted, by_line=before is _hashes_before):
+    for mark in marks:
+        if not _are_beside(text[mark.end : start], wanted, by_line=before is _hashes_before):
             break
         if mark.end <= start and mark.text and not any(equal(mark.text, part) for part in parts):
             parts.insert(0, mark.text)
