@@ -54,7 +54,7 @@ _OCCASION = re.compile(
     |(?<=[0-9])(?<![/.][0-9])(?<![/.][0-9][0-9])\sof\s(?:the|his|her|their)\s{_NUMBER}\s[a-z]{{3,}}
     """  # 18 "of the 30 eggs"
 )
-_UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \((?!dozen)([a-z]+s(?:\s[^()0-9]+)?|answer)\)")  # 18 (dollars)
+_UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \((?!dozen)([a-z]+s(?:\s[^()0-9]+)?|(?:final\s)?answer)\)")  # 18 (dollars)
 _WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
 # A number with the letters joined to it, a word, or a punctuation mark: `18cm`, `per`, `,`.
 _TOKEN = re.compile(
