@@ -15,11 +15,10 @@ _LABEL = re.compile(r"\(([A-J])\)|(?<![\w'])([A-J])(?=[).:](?:\s|$))|\b(?:[Oo]pt
 LETTER = re.compile(r"(?<![\w'$\\-])[A-J](?![\w'-])")
 _OTHER = re.compile(r"\b(?:not|than|over)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-J]\b\)?")  # the B of "C, not B"
 _BESIDE = re.compile(rf"(?i)[,;/&]|(?:and|also|{ANOTHER})\b")
-_IS = any_of("is as being seems must_be would_be")
 _RIGHT = any_of("right correct true best answer choice option one likely accurate appropriate")
 _IS_RIGHT = re.compile(  # after a letter without a mark: "C", "C, because ...", "C is the best answer", "C\nThe reason"
     rf"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|(?!(?:Wait|Oops|Sorry|Hmm)\b)[A-Z]"
-    rf"|{_IS}\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?{_RIGHT}\b)"
+    rf"|(?:is|as|being|seems|must\s+be|would\s+be)\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?{_RIGHT}\b)"
 )
 _DOUBTED = re.compile(  # after a label; but "D) incorrect" and "D) cannot be determined" are choices
     r"(?:wrong|incorrect)\b(?=\s*[,;]|\s+(?:so|and|but)\b)"

@@ -12,7 +12,7 @@ from trainer.answers.choice import choice_letter
 from trainer.answers.equation import parted
 from trainer.answers.grammar import PEOPLE
 from trainer.answers.notation import DECORATION, LONGEST_ANSWER, PICTURE, clean, normalise
-from trainer.answers.number import exact, is_plain, is_rounded, number, same_quantity, with_words, worked_out
+from trainer.answers.number import exact, is_plain, is_rounded, number, same_quantity, with_words
 from trainer.answers.number_words import same_rank
 
 _SHELL = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}|\$(.+)\$|\s")  # markup around a symbol
@@ -24,7 +24,6 @@ _UNION = re.compile(r"\\cup")
 _SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
 _AND = re.compile(r",?\s(?:and|&)\s|,\s?")
 _BARE_NUMBER = re.compile(r"(?:[-+0-9.,/{} ]|\\frac)+")
-_POWER = re.compile(r"[$\s]*[0-9]+\s*\^\s*\{?[0-9]+\}?[$\s]*")
 _DEPTH = 3  # how deep lists may be nested
 
 
@@ -45,7 +44,7 @@ def equal(answer: str, gold: str) -> bool:
         rounded = number(rough[2]) if rough and is_rounded(rough[1], rough[2]) else None
         return same_quantity(answer, gold) or rounded == number(gold)
     named = "=" in gold
-    looser = (_is_without_its_noun, _is_power, _are_together)
+    looser = (_is_without_its_noun, _are_together)
     if _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH) or any(same(answer, gold) for same in looser):
         return True
     choice = choice_letter(gold) if len(clean(gold)) <= 5 and (")" in gold or not gold.islower()) else None
@@ -92,12 +91,6 @@ def _are_together(answer: str, gold: str) -> bool:
     parts = [_AND.split(clean(text)) for text in (answer, gold)]
     is_list = all(part.islower() or part in PEOPLE for part in parts[1])
     return is_list and sorted(map(str.casefold, parts[0])) == sorted(map(str.casefold, parts[1]))
-
-
-def _is_power(answer: str, gold: str) -> bool:
-    """Return True for 32 if the gold answer is 2^5."""
-    value = number(answer) if _POWER.fullmatch(gold) else None
-    return value is not None and worked_out(clean(gold)) == value
 
 
 def _key(text: str, named: bool, depth: int) -> Hashable:

@@ -9,12 +9,10 @@ import re
 from trainer.answers.patterns import any_of
 
 _EQUALS = re.compile(r"(?<![<>!:=\\])=(?![=>])(?![^()=]*\))|\\in(?![A-Za-z])")  # but not the sign in P(X = 2)
-_REASON = any_of("because since as so where which that when if for means from")
+_REASON = any_of(r"because since as so where which that when if for means from i\.e\.")
 _EXPLANATION = re.compile(rf"\b{_REASON}(?![a-z])|:\s")
 _SEPARATOR = r"(?:,(?![0-9]{3}(?![0-9]))|[;\n&]|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))"
-_SEVERAL = re.compile(  # two statements: "x = 18, y", "2 eggs and 3"
-    rf"(?:=[^=]*|[0-9][%)}}]*\s*(?:[A-Za-z]+\s*){{0,2}}){_SEPARATOR}"
-)
+_SEVERAL = re.compile(rf"(?:=[^=]*|[0-9][%)}}]*\s*(?:[A-Za-z]+\s*){{0,2}}){_SEPARATOR}")  # "x = 18, y", "2 eggs and 3"
 _NEXT_NAME = re.compile(r"\s*-?[0-9.,]+[\s\\]+[A-Za-z](?:_\w+)?\s*")  # in the middle of x = 18 x = 20
 _IN_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 _WRITTEN = r"\\?[A-Za-z](?:[A-Za-z']|-(?=[a-z]{3}))*(?![A-Za-z'])[0-9]{0,2}"  # x, \theta, Total, push-ups, x1

@@ -186,12 +186,9 @@ _ANSWER_IS = re.compile(_NSWER_IS)
 _LABEL = re.compile(  # "So the final answer is", "Answer:"
     rf"(?xi)[*_\#\s]*(?:{SO},?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?a" + _NSWER_IS.removeprefix("(?xi)")
 )
-_TITLES = any_of(
-    """step part case answer solution conclusion explanation summary method approach reasoning calculation verification
-    check problem question note given result"""
-)
 _HEADING = re.compile(  # "Step 2", "Final Answer", "Explanation", but not "Answer: 18"
-    rf"(?i)(?:final\s+)?{_TITLES}s?\b(?!\s*[:=]\s*\S*\d|(?<=answer)\s+\$?\d)"
+    r"""(?xi)(?:final\s+)?(?:step|part|case|answer|solution|conclusion|explanation|summary|method|approach|reasoning
+    |calculation|verification|check|problem|question|note|given|result)s?\b(?!\s*[:=]\s*\S*\d|(?<=answer)\s+\$?\d)"""
 )
 # What follows #### on its line, with the next line if a displayed formula begins here.
 _LINE = re.compile(r"(?:\s*(?:\\\[|\$\$)[ \t]*\n(?=[^\n]+\n\s*(?:\\\]|\$\$)))?[^\n]*")

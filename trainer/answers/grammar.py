@@ -53,16 +53,14 @@ _NAME = (  # "she", "these", "she and her sister", "each of them", "the number o
     rf"|[dE]?{_NOUN}{{1,5}}(?:[pPao](?:s|d?{_NOUN}{{1,3}})){{0,2}}{_OF_WHICH})"
 )
 _OPENING = rf"(?:[pPoE][dpE]{{0,2}}{_NOUN}{{1,4}}){{0,2}}"  # "after the first week"
-_PREDICATE = (  # "makes", "has to pay", "rose by", "gave him"
-    rf"(?:[irv][irvE]*(?:o[iv]?|[ut]?P)?|[iv]*v(?:s|d{_NOUN}?)[pP]?)"
-)
+# "makes", "has to pay", "rose by", "took her and Tom"
+_PREDICATE = rf"(?:[irv][irvE]*(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)"
 _BEFORE = rf"{_OPENING}(?:{_NAME}m?{_PREDICATE}|[ir]+|d?A{{1,3}})?d?m*"  # "in May she sold", "it is", "the total"
 _BEHIND = (  # "eggs each day", "eggs is the answer", "of the eggs are brown"
     rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE}|r[wtv])?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
 )
 BEHIND = re.compile(_BEHIND)
-# "After checking:", "I checked it twice:", "No rounding was needed:"
-_LEAD = rf"(?:(?:[pP]|d?A{{1,3}}[ir])?{_NAME}(?:v+[sw]{{0,2}})?[ir]?|sw[sd]w{{0,2}}Q?|q[tw]{{1,3}}[ir][vtw])[:=]"
+_LEAD = rf"(?:[pP]|d?A{{1,3}}[ir])?{_NAME}(?:v+[sw]{{0,2}})?[ir]?[:=]"  # "After checking:", "The answer is x ="
 _CLAUSE = re.compile(rf"c*(?:(?:{_BEFORE}|[^qQNY]*Y)N{_BEHIND}=?|{_LEAD}|pd|[iv]?{_MORE}=?)")  # Y: "in the year N"
 _INTRODUCED = rf"(?:(?!w[va]){_NAME}(?:v?[ir]v?P?|v{{1,2}}|:)|[ir]+)"  # "The winner is", "it was discovered by"
 TEXT = re.compile(  # "N", "The winner is N", "N is cheaper", "N, because it has more"; M is N in lower case

@@ -21,11 +21,10 @@ _SIGN = r"(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))"
 _FRACTION = rf"[0-9]*\\[dt]?frac\{{-?{DECIMAL}\}}\{{{DECIMAL}\}}"
 _MIXED = r"[0-9]+[ ][0-9]+/[0-9]+(?![0-9])"
 _POWER_OF_TEN = r"(?:[eE][-+]?[0-9]+(?!\w)|\s?(?:\*|x|\\times|\\cdot)\s?10\^\{?-?[0-9]+\}?)"
-_PERCENT = r"\s?(?:\\?%|€(?!\s?[a-z]*(?:thousand|illion)))"
 _SCALE = rf"(?:\s(?:hundred|thousand|[mb]illion)s?\b)+|\sgrand\b(?!\s[a-z])|\s?{MYRIADS}"
 _NUMBER = rf"""{_SIGN}?
     (?:{_FRACTION}|(?:{CURRENCY}\s?-?)?(?:{_MIXED}|{DECIMAL}(?:\s?/\s?[0-9]+(?![0-9])|{_POWER_OF_TEN})?))
-    (?:{_PERCENT}|{_SCALE})?"""
+    (?:\s?(?:\\?%|€(?!\s?[a-z]*(?:thousand|illion)))|{_SCALE})?"""
 _NUMERAL = re.compile(_NUMBER, re.VERBOSE)
 _OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
 _NO_OPERAND = re.compile("[a-z]{2,}|=.*")
@@ -47,12 +46,10 @@ _CONTEXT = re.compile(
     rf"""(?xi)\b{_PREPOSITION}(?:\s+the\s[a-z]+\sof)?\s+(?:{_DETERMINER}\s+){{0,3}}  # "for each of 5 friends"
     {_NUMBER}\s+(?!(?:{_PREPOSITION}|and|to)\b)(?=[a-z]{{2}})"""
 )
-_TIME = any_of("second minute hour day week month year")
 _OCCASION = re.compile(
     rf"""(?xi)\b(?:(?:after|by)\s[a-z]+ing(?:\s[a-z]+)?|to\sbuy)\s{_NUMBER}(?![\w.^])  # "after selling 3"
-    |{_NUMBER}\s{_TIME}s?\s(?:later|ago|from\snow)  # "3 days later"
-    |(?<=[0-9])(?<![/.][0-9])(?<![/.][0-9][0-9])\sof\s(?:the|his|her|their)\s{_NUMBER}\s[a-z]{{3,}}
-    """  # 18 "of the 30 eggs"
+    |{_NUMBER}\s(?:second|minute|hour|day|week|month|year)s?\s(?:later|ago|from\snow)  # "3 days later"
+    |(?<=[0-9])(?<![/.][0-9])(?<![/.][0-9]{{2}})\sof\s(?:the|his|her|their)\s{_NUMBER}\s[a-z]{{3,}}"""  # of the 30 eggs
 )
 _UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \((?!dozen)([a-z]+s(?:\s[^()0-9]+)?|(?:final\s)?answer)\)")  # 18 (dollars)
 _WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
@@ -65,26 +62,18 @@ _UNIT_BEHIND = re.compile(r"\s(?:(?:square|cubic|sq|cu)\s)?(?!in\s)([A-Za-z]+)")
 _GRAMS = re.compile(r"(?<=[0-9]{2})(?=[gLh]\Z)")  # 500g, but 5g may be algebra
 _DIMENSION = {"2": "square", "3": "cubic"}
 _POWER = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s?\^\s?\{?([23])\}?")  # 30 cm^2
-_AS_ASKED = any_of("computed calculated shown required requested")
 # What says nothing about the answer, with an example of each.
 _REMARK = re.compile(
-    rf"""(?xi)
+    r"""(?xi)
     \b(?:I\s(?:think|believe)|I(?:'m|\sam)\s(?:sure|certain)|we\s(?:find|see|conclude))(?:\sthat)?\b  # I think that
-    |\b(?:a\s)?total\sof\b  # a total of 18
-    |\bi\.e\.  # half a dozen, i.e. 6
-    |(?<=[a-z]\s)(?:therefore|thus|hence)\b  # she therefore has 18
+    |\b(?:a\s)?total\sof\b|(?<=[a-z]\s)(?:therefore|thus|hence)\b|\bi\.e\.  # She therefore has a total of 18
     |\b(?:which|this|that)\s(?:gives|makes|means|leaves)\b(?:\sthat\b)?  # which gives 18
-    |,?\sas\s{_AS_ASKED}(?:\sabove)?\b  # 18, as shown above
-    |\(?\bsee\s[^().]*\)?  # 18 (see above)
+    |,?\sas\s(?:computed|calculated|shown|required|requested)(?:\sabove)?\b|\(?\bsee\s[^().]*\)?  # 18 (see above)
     |\b(?:(?:I\s)?hope\s(?:this|that|it)|(?:please\s)?let\sme\sknow|thank)\b[^.!]*  # I hope this helps
-    |\b(?:mrs?|ms|dr)\.\s  # Mr. Lee pays 18
-    |(?-i:(?:\b[A-Z][a-z]+,\s){{2,}}and\s(?=[A-Z]))  # Ann, Bob, and Carl have 18
+    |\b(?:mrs?|ms|dr)\.\s|(?-i:(?:\b[A-Z][a-z]+,\s){2,}and\s(?=[A-Z]))  # Ann, Bob, and Mr. Lee have 18
     |(?<=the\s)(?:first|second|third)(?=\s(?!of\b)[a-z])  # the first number is 18
     |(?:(?<=the\s)|(?<=all\s))(?:two|three|four|five|six)(?:\sof\sthem)?(?=\s[a-z][^.]*[0-9])  # the two of them have 18
-    |\bat\sfirst$|\bso\sfar\b  # She has 18 so far
-    |\bus(?=\sdollars)  # 18 US dollars
-    |(?<=[0-9])です
-    """
+    |\bat\sfirst$|\bso\sfar\b|\bus(?=\sdollars)|(?<=[0-9])です"""  # She has 18 US dollars so far
 )
 _SO = re.compile(rf"(?i)(.+)[,;]\s{SO}\b(.*[0-9].*)")
 _IS = re.compile(r"\s?(?:=|(?:is|equals|must\sbe)\s-?[$0-9])")
@@ -93,8 +82,7 @@ _SUMS = re.compile(r"\bconsists? of\b|\b(?:add|sum|work|come)s? (?:up|out) to\b"
 # What makes no statement of a number, which is written as 0 here. 12-inch, $18/hour and "over/under" are none of it.
 _ALGEBRA = re.compile(
     r"""(?xi)[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|0,0  # 18^2, 18_8, 18!, 18(x + 1)
-    |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)-(?![0-9.$€£])  # 18 - x
-    |(?<!\w)/|/(?![a-z])  # 18/(x + 1)
+    |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)-(?![0-9.$€£])|(?<!\w)/|/(?![a-z])  # 18 - x, 18/(x + 1)
     |\bused\sto\b|\b(?:an?|one)\s0th  # "an 18th"
     |\bshould\shave\s[a-z]|\b(?:answer|result|solution)\s(?:has|had|contains)\b"""
 )
@@ -256,16 +244,15 @@ _IN_TEXT = re.compile(rf"(?=[-+.0-9\\$€£¥₹₽₩ACEGHINRSU])(?<!\w)(?<![0-
 _PARTS = re.compile(  # between two numbers neither of which is the answer: "17, 18", "17 or 18", "3:18", "17 + x = 18"
     r"(?i)(?:\s?[-+*/x,;&]?\s?|:|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?"
 )
-_DENYING = any_of("not never cannot neither nor doubt doubt_that [a-z]+n't")
+_DENYING = any_of("not never cannot neither nor doubt doubt_that unless [a-z]+n't")
 _HEDGING = any_of(
-    """nearly almost hardly barely maybe perhaps possibly probably may_be might_be could_be guess[,:]? guess_is
+    """nearly almost hardly barely scarcely maybe perhaps possibly probably may_be might_be could_be guess[,:]? guess_is
     at_least at_most more_than less_than fewer_than greater_than over under above below beyond up_to close_to
-    half half_of twice double third_of quarter_of between_\\S+_and"""
+    half half_of twice double third_of quarter_of between_\\S+_and
+    instead_of other_than rather_than except except_for anything_but everything_but"""
 )
-_EXCLUDING = any_of("instead_of other_than rather_than except except_for anything_but everything_but")
-TURNED = re.compile(  # what stands before a number and changes or denies it
-    rf"""(?xi)(?:\b(?:{_DENYING}(?:\s[a-z']+){{0,2}}|{_HEDGING}|{_EXCLUDING})\s  # "not equal to 18", "half of 18"
-    |\b(?:wrong|incorrect)(?:\sanswer)?(?:\sis)?:?\s  # "wrong answer: 18"
+TURNED = re.compile(  # what changes or denies a number behind it: "not equal to 18", "half of 18", "wrong answer: 18"
+    rf"""(?xi)(?:\b(?:{_DENYING}(?:\s[a-z']+){{0,2}}|{_HEDGING}|(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?)\s
     |(?<=[^\s<>=-])(?:\s+|(?<!<[a-z])(?<!<h[1-6])(?<![a-z]{{2}}))[<>]=?\s?  # "x > 18"; not "=> 18", "<b>18", "> 18"
     |\\(?:leq?|geq?|lt|gt|neq?)\s+|(?:\^|(?<=[^\s_*])_)\{{?|\\(?:d?frac|sqrt)\{{  # "x^18"
     )[*$({{\[\\]*$"""
@@ -275,7 +262,6 @@ _CONTINUED = re.compile(  # what stands behind a number and changes or doubts it
     |[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?\^|_\{?[0-9]|(?<!€)!|\s?\\(?:pi|sqrt)  # "18x", "18^2", "18!"
     |(?<=[백천만억])[0-9]"""  # the 5천 of "1만5천"
 )
-_SUM = re.compile(r"[0-9]\s?[-+*/]\s?\Z")
 
 
 def last_number(text: str) -> str | None:
@@ -301,7 +287,5 @@ def _stands_alone(plain: str, numbers: list[re.Match[str]]) -> bool:
     is_joy = after and after[0] == "!" and before.rstrip(" :*$")[-1:].isalpha()  # "She has 18!", but not "n = 18!"
     if after and not is_joy and number(last[0] + after[0]) != number(last[0]):
         return False
-    if first is last or not _PARTS.fullmatch(plain, first.end(), last.start()) or number(first[0]) == number(last[0]):
-        return True
-    is_result = plain[first.end() : last.start()].strip() == "or"  # "10 + 8 or 18"
-    return is_result and _SUM.search(plain, 0, first.start()) is not None
+    is_apart = first is last or not _PARTS.fullmatch(plain, first.end(), last.start())
+    return is_apart or number(first[0]) == number(last[0])
