@@ -179,12 +179,14 @@ def _braced(text: str) -> str:
     return ""
 
 
-_NSWER_IS = r"""(?xi)nswers?(?:\s+(?:to|for|of|in)\b[^\n.:=?]{0,80}?)?[*_\s]*  # "Answer to the question"
+_ANSWER_IS = re.compile(
+    r"""(?xi)nswers?(?:\s+(?:to|for|of|in)\b[^\n.:=?]{0,80}?)?[*_\s]*  # "Answer to the question"
     (?:[:：]|\b(?:is|are|equals|(?:would|should|must)\s+be)\b)(?:[*_]+(?=\s))?\s*
     (?:[:=]|(?:simply|therefore|clearly)\b)?(?:[*_]+(?=\s))?\s*"""
-_ANSWER_IS = re.compile(_NSWER_IS)
+)
 _LABEL = re.compile(  # "So the final answer is", "Answer:"
-    rf"(?xi)[*_\#\s]*(?:{SO},?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?a" + _NSWER_IS.removeprefix("(?xi)")
+    rf"(?xi)[*_\#\s]*(?:{SO},?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?a"
+    + _ANSWER_IS.pattern.removeprefix("(?xi)")
 )
 _HEADING = re.compile(  # "Step 2", "Final Answer", "Explanation", but not "Answer: 18"
     r"""(?xi)(?:final\s+)?(?:step|part|case|answer|solution|conclusion|explanation|summary|method|approach|reasoning
