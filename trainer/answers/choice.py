@@ -17,8 +17,9 @@ _OTHER = re.compile(r"\b(?:not|than|over)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-
 _BESIDE = re.compile(rf"(?i)[,;/&]|(?:and|also|{ANOTHER})\b")
 _RIGHT = any_of("right correct true best answer choice option one likely accurate appropriate")
 _IS_RIGHT = re.compile(  # after a letter without a mark: "C", "C, because ...", "C is the best answer", "C\nThe reason"
-    rf"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|(?!(?:Wait|Oops|Sorry|Hmm)\b)[A-Z]"
-    rf"|(?:is|as|being|seems|must\s+be|would\s+be)\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?{_RIGHT}\b)"
+    r"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|(?!(?:Wait|Oops|Sorry|Hmm)\b)[A-Z]"
+    r"|(?:is|as|being|seems|must\s+be|would\s+be)\s+(?:the\s+|my\s+|most\s+)?"
+    rf"(?:final\s+|only\s+|best\s+|most\s+)?{_RIGHT}\b)"
 )
 _DOUBTED = re.compile(  # after a label; but "D) incorrect" and "D) cannot be determined" are choices
     r"(?:wrong|incorrect)\b(?=\s*[,;]|\s+(?:so|and|but)\b)"
