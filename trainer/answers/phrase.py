@@ -17,16 +17,16 @@ from trainer.answers.number_words import in_digits
 from trainer.answers.patterns import any_of
 
 WINDOW = 200  # characters before the last digit in which the last number begins
-_SIGN = r"(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))"
-_FRACTION = rf"[0-9]*\\[dt]?frac\{{-?{DECIMAL}\}}\{{{DECIMAL}\}}"
-_MIXED = r"[0-9]+[ ][0-9]+/[0-9]+(?![0-9])"
-_POWER_OF_TEN = r"(?:[eE][-+]?[0-9]+(?!\w)|\s?(?:\*|x|\\times|\\cdot)\s?10\^\{?-?[0-9]+\}?)"
-_SCALE = rf"(?:\s(?:hundred|thousand|[mb]illion)s?\b)+|\sgrand\b(?!\s[a-z])|\s?{MYRIADS}"
+_SIGN = r"(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))"  # of -$3 and -3, but not of 5-3
+_FRACTION = rf"[0-9]*\\[dt]?frac\{{-?{DECIMAL}\}}\{{{DECIMAL}\}}"  # 2\frac{3}{4}
+_MIXED = r"[0-9]+[ ][0-9]+/[0-9]+(?![0-9])"  # 3 1/2
+_POWER_OF_TEN = r"(?:[eE][-+]?[0-9]+(?!\w)|\s?(?:\*|x|\\times|\\cdot)\s?10\^\{?-?[0-9]+\}?)"  # e3, * 10^3
+_SCALE = rf"(?:\s(?:hundred|thousand|[mb]illion)s?\b)+|\sgrand\b(?!\s[a-z])|\s?{MYRIADS}"  # million
 _NUMBER = rf"""{_SIGN}?
     (?:{_FRACTION}|(?:{CURRENCY}\s?-?)?(?:{_MIXED}|{DECIMAL}(?:\s?/\s?[0-9]+(?![0-9])|{_POWER_OF_TEN})?))
     (?:\s?(?:\\?%|€(?!\s?[a-z]*(?:thousand|illion)))|{_SCALE})?"""
 _NUMERAL = re.compile(_NUMBER, re.VERBOSE)
-_OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
+_OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"  # $3, 50%, 6 eggs
 _NO_OPERAND = re.compile("[a-z]{2,}|=.*")
 _SIGN_WORDS = {"times": "*", "multiplied by": "*", "plus": "+", "minus": "-"}
 _SPOKEN_SIGN = re.compile(rf"(?<=[0-9]) ({'|'.join(_SIGN_WORDS)}) (?=[0-9])|(?<=%) (of) (?=[0-9])")  # "8 times 8"
@@ -52,7 +52,7 @@ _OCCASION = re.compile(
     |(?<=[0-9])(?<![/.][0-9])(?<![/.][0-9]{{2}})\sof\s(?:the|his|her|their)\s{_NUMBER}\s[a-z]{{3,}}"""  # of the 30 eggs
 )
 _UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \((?!dozen)([a-z]+s(?:\s[^()0-9]+)?|(?:final\s)?answer)\)")  # 18 (dollars)
-_WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
+_WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"  # eggs, she's, push-ups
 # A number with the letters joined to it, a word, or a punctuation mark: `18cm`, `per`, `,`.
 _TOKEN = re.compile(
     rf"(?P<number>{_NUMBER})(?P<unit>(?<!\.)[/-]?{_WORD})?|(?P<word>{_WORD})|(?P<mark>[,.;:!()\[\]=/~-])", re.VERBOSE
@@ -75,10 +75,10 @@ _REMARK = re.compile(
     |(?:(?<=the\s)|(?<=all\s))(?:two|three|four|five|six)(?:\sof\sthem)?(?=\s[a-z][^.]*[0-9])  # the two of them have 18
     |\bat\sfirst$|\bso\sfar\b|\bus(?=\sdollars)|(?<=[0-9])です"""  # She has 18 US dollars so far
 )
-_SO = re.compile(rf"(?i)(.+)[,;]\s{SO}\b(.*[0-9].*)")
+_SO = re.compile(rf"(?i)(.+)[,;]\s{SO}\b(.*[0-9].*)")  # 20 - 2, so 18
 _IS = re.compile(r"\s?(?:=|(?:is|equals|must\sbe)\s-?[$0-9])")
 _YEAR = re.compile(r"(?i)\b(?:in(?= [12]\d{3}\b(?! ?[a-z]))|(?:in )?(?:the )?year(?= [0-9]))")  # "It sank in 1912"
-_SUMS = re.compile(r"\bconsists? of\b|\b(?:add|sum|work|come)s? (?:up|out) to\b")
+_SUMS = re.compile(r"\bconsists? of\b|\b(?:add|sum|work|come)s? (?:up|out) to\b")  # adds up to 18
 # What makes no statement of a number, which is written as 0 here. 12-inch, $18/hour and "over/under" are none of it.
 _ALGEBRA = re.compile(
     r"""(?xi)[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|0,0  # 18^2, 18_8, 18!, 18(x + 1)
