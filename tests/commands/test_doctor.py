@@ -248,18 +248,28 @@ def test_what_learned_less_in_a_study_is_warned_of_and_nothing_usual_is(settings
 
 IDLE = {"teacher.weight=2.0": "teacher.name", "rollout.vllm.memory=0.5": "rollout.engine"}
 IDLE |= {"reward.judge.model=a": "reward.weights.judge", "reward.code.seconds=2.0": "reward.weights.code"}
+IDLE |= {"reward.repetition_words=9": "reward.weights.repetition", "rollout.refills=5": "rollout.dead_groups=refill"}
+IDLE |= {"prompt.shots=2": "few_shot", "task.seed=3": "run.seed", "task.holdout=0.2": "test set"}
+IDLE |= {"task.holdout=0.2 task.name=gsm8k": "test set", "eval.samples=4 eval.problems=0": "Leave it out"}
+IDLE |= {"algorithm.correction.cap=5.0 algorithm.correction.level=none": "algorithm.correction.level=token"}
+IDLE |= {"algorithm.advantage=rloo algorithm.loss=reinforce": "algorithm.loss=reinforce_baseline"}
+OF_A_WARM_UP_WITH_VLLM = "rollout.engine=vllm_colocate rollout.vllm.memory=0.5 warmup.steps=3 warmup.only=true"
+NOT_IDLE = [OF_A_WARM_UP_WITH_VLLM, "task.name=gsm8k-renumbered task.seed=3", "eval.samples=4"]
+NOT_IDLE += ["task.name=records task.path=a/b task.holdout=0.2", "prompt.style=few_shot prompt.shots=2"]
+NOT_IDLE += ["rollout.dead_groups=refill rollout.refills=5"]
+NOT_IDLE += ["task.mix.nano=1 task.mix.math=1 task.path=a/b task.holdout=0.2"]
 
 
-@pytest.mark.parametrize(("setting", "switch"), IDLE.items())
-def test_a_setting_of_what_is_switched_off_is_warned_of(setting, switch):
-    (found,) = preflight.idle(resolve("nano", None, [setting]))
-    assert (found.severity, found.seen) == ("warn", f"without effect: {setting}")
+@pytest.mark.parametrize(("settings", "switch"), IDLE.items())
+def test_a_setting_of_what_is_switched_off_is_warned_of(settings, switch):
+    (found,) = preflight.idle(resolve("nano", None, settings.split()))
+    assert (found.severity, found.seen) == ("warn", f"without effect: {settings.split()[0]}")
     assert switch in found.remedy
 
 
-def test_a_warm_up_alone_may_have_settings_of_an_engine_that_it_does_not_start():
-    settings = ["rollout.engine=vllm_colocate", "rollout.vllm.memory=0.5", "warmup.steps=3", "warmup.only=true"]
-    assert [*preflight.idle(resolve("nano", None, settings))] == []
+@pytest.mark.parametrize("settings", NOT_IDLE)
+def test_a_setting_of_what_is_switched_on_is_not_warned_of(settings):
+    assert [*preflight.idle(resolve("nano", None, settings.split()))] == []
 
 
 @pytest.mark.parametrize("preset", names_in(PRESETS))

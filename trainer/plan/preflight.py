@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from trainer.model.hub import NOTHING, Found, cache
 from trainer.model.shapes import planned_shape
 from trainer.plan import downloads, memory_check
 from trainer.plan.planner import ADAM, PROCESS, Planner
-from trainer.problem.task import make_task
+from trainer.problem.task import DataTask, make_task
 from trainer.reward import make
 from trainer.run_folder import changed_settings
 
@@ -40,10 +40,29 @@ BUSY_GB = 1.0  # warn if other programs use more of the card; a desktop uses les
 BF16_CAPABILITY = 8.0  # Ampere
 OLDEST_CAPABILITY = 7.5  # Turing, the oldest one with kernels in torch's builds for CUDA 13
 
-# What switches on a part of the settings.
-SWITCHES = {f"reward.{name}": f"reward.weights.{name}=1.0 as well" for name in ("code", "judge")}
-SWITCHES["teacher"] = "teacher.name=MODEL as well"
-SWITCHES["rollout.vllm"] = "rollout.engine=vllm_colocate, or rollout.vllm.start=true"
+OF_REWARDS = {"code": "code", "judge": "judge", "length_band": "length", "overlong_buffer": "overlong"}
+OF_REWARDS["repetition_words"] = "repetition"
+# Each row has a setting, or the start of several names, a condition under which it has an effect, and a remedy.
+# fmt: off
+SWITCHES: list[tuple[str, Callable[[Config], object], str]] = [
+    *((f"reward.{key}", lambda c, name=name: name in c.reward.all_weights, f"Write reward.weights.{name}=1.0 as well")
+      for key, name in OF_REWARDS.items()),
+    ("teacher", lambda c: c.teacher.is_there, "Write teacher.name=MODEL as well"),
+    ("rollout.vllm", lambda c: c.rollout.uses_vllm or c.teacher.url or c.is_warmup,  # a warm-up replaces engines
+     "Write rollout.engine=vllm_colocate, or rollout.vllm.start=true"),
+    ("rollout.refills", lambda c: c.rollout.dead_groups == "refill", "Write rollout.dead_groups=refill as well"),
+    ("prompt.shots", lambda c: "few_shot" in (c.prompt.style, make_task(c.task).prompt_style),
+     "Write prompt.style=few_shot as well"),
+    ("task.seed", lambda c: "gsm8k-renumbered" in (c.task.name, *c.task.mix), "Write run.seed, which orders problems"),
+    ("task.holdout", lambda c: any(
+        isinstance(part, DataTask) and part.sources["test"] is None for part in make_task(c.task).parts),
+     "Leave it out: this task has a test set of its own"),
+    ("algorithm.advantage", lambda c: c.algorithm.loss != "reinforce", "Write algorithm.loss=reinforce_baseline"),
+    *((name, lambda c: c.algorithm.correction.level != "none", "Write algorithm.correction.level=token")
+      for name in ("algorithm.correction.cap", "algorithm.correction.mode")),
+    ("eval.samples", lambda c: c.eval.problems and not c.is_warmup, "Leave it out: this run would not sample them"),
+]
+# fmt: on
 
 # Two thirds of the planned size of a process: a plan must suffice, but a refusal must be certain.
 PROCESS_BYTES = PROCESS * 2 // 3
@@ -231,14 +250,11 @@ def answers(config: Config) -> Iterator[Finding]:
 
 def idle(config: Config) -> Iterator[Finding]:
     """Warn of settings that belong to something that is switched off."""
-    uses_vllm = config.rollout.uses_vllm or config.teacher.url is not None or config.is_warmup  # which replaces engines
-    is_on = {"teacher": config.teacher.is_there, "rollout.vllm": uses_vllm}
-    is_on |= {f"reward.{name}": name in config.reward.all_weights for name in ("code", "judge")}
     now, usual = (flat(one.model_dump(mode="json")) for one in (config, Config()))
-    for section in (section for section in is_on if not is_on[section]):
-        own = [key for key in now if key.startswith(f"{section}.")]
-        if changed := [f"{key}={written(now[key])}" for key in own if now[key] != usual[key]]:
-            yield Finding("warn", "settings", f"without effect: {', '.join(changed)}", f"Write {SWITCHES[section]}.")
+    for start, has_effect, remedy in SWITCHES:
+        changed = [f"{key}={written(now[key])}" for key in now if key.startswith(start) and now[key] != usual[key]]
+        if changed and not has_effect(config):
+            yield Finding("warn", "settings", f"without effect: {', '.join(changed)}", f"{remedy}.")
 
 
 def packages(config: Config) -> Iterator[Finding]:
