@@ -295,8 +295,9 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
         with refuses(key, error):
             train(**{"config": config, **given})
     (tmp_path / "mine.py").write_text("class Own:\n    def train(self): ...\ndef build(settings): return Own()\n")
-    with refuses("data", DataError, names="mine.py:build"):
-        train(resolve("nano", None, ["task.name=mine.py:build"]), data=[good])
+    for own in ("task.name=mine.py:build", "task.name=reasoning_gym:gcd", "task.mix={nano: 1, addition: 1}"):
+        with refuses("data", DataError, names="has problems of its own"):
+            train(resolve("nano", None, [own]), data=[good])
     with refuses("run.dir", names="is a file"):
         train(resolve("nano", None, ["run.dir=mine.py/it"]), data=[good])
     with refuses("data[1]", DataError):

@@ -220,11 +220,11 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
     sections, known = Config.model_fields, fields()
     for section, settings in layer.items():
-        if section in sections and not isinstance(settings, Mapping):
-            raise ConfigError(f"{section}={_shown(settings)}", f"{section} is a section", f"Write {section}.KEY=VALUE")
-        for key in full_names({section: settings}):
+        for key, value in full_names({section: settings}).items():
             if section in sections and key in known:
                 continue
+            if any(name.startswith(f"{key}.") for name in known):
+                raise ConfigError(f"{key}={_shown(value)}", f"{key} is a section", f"Write {key}.KEY=VALUE")
             nearest = setting_for(key) or did_you_mean(key, [*sections, *known])
             if section in known:  # in a file
                 outer, _, inner = section.partition(".")
@@ -261,6 +261,9 @@ def _explained(errors: Sequence[Any], typed: Mapping[str, str]) -> list[ConfigEr
         elif "url" in key:
             explained[key] = ConfigError(key, "it is not the address of a server", "Write http://127.0.0.1:8000")
         elif detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(detail["input"]))):
+            if key not in typed and isinstance(detail["input"], int | float):  # a file may have `no` or 007
+                explained[key] = ConfigError(key, f"YAML reads it as {kind}, and a text is needed", "Quote it")
+                continue
             text = written(detail["input"])[1:-1].removesuffix(" null") if kind == "a mapping" else text  # [Question:]
             text = _shown(typed.get(key, text))
             reason, remedy = f"YAML reads {text} as {kind}, and a text is needed", f"Quote it: '{key}=\"{text}\"'"

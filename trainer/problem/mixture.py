@@ -31,7 +31,7 @@ class MixedTask(Task):
         self.parts = [make_task(settings.model_copy(update={"name": name, "mix": {}})) for name in settings.mix]
         readers = [part for part in self.parts if isinstance(part, DataTask) and not isinstance(part, OwnTask)]
         if (settings.path or settings.data_dir) and len(readers) != 1:
-            reason = f"task.path and task.data_dir are the data of one part, and {len(readers)} parts read data"
+            reason = f"your data (task.path, task.data_dir) are those of one part, and {len(readers)} parts read data"
             raise ConfigError("task.mix", reason, "Leave them out, or put your data into one file")
         styles = {(part.prompt_style, part.answer_style) for part in self.parts}
         marks = {mark for _, mark in styles}  # of answers that no prompt asks for, as with prompt.style=chat

@@ -72,7 +72,7 @@ class Record:
             present = ", ".join(map(str, self.values))[:LONGEST_LIST] or "none"
             names = " and no column ".join(f"`{column}`" for column in missing)
             known = {str(name).strip().lower(): str(name) for name in reversed([*self.values])}
-            usual = {column: [name for name in (column, *USUAL.get(column, ())) if name in known] for column in missing}
+            usual = {one: [name for name in (one.lower(), *USUAL.get(one, ())) if name in known] for one in missing}
             meant = {column: known[names[0]] if names else "COLUMN" for column, names in usual.items()}
             settings = " ".join(f"{setting}={meant[column]}" for column, setting in missing.items())
             if "task.answer=COLUMN" in settings:

@@ -28,7 +28,7 @@ from trainer.machine import disk, hardware, quiet, user_code
 from trainer.machine.safe_text import print
 from trainer.plan import preflight
 from trainer.problem.own_records import OwnTask
-from trainer.problem.task import make_task
+from trainer.problem.task import DataTask, make_task
 from trainer.run.copy_function import source_of
 from trainer.run_folder import layout
 
@@ -139,6 +139,9 @@ def _with_rows(
         if test is not None:
             raise DataError("test", "held-out problems come with the problems to train on", "Pass data as well")
         return config
+    takes_data = [isinstance(part, DataTask) and not isinstance(part, OwnTask) for part in make_task(config.task).parts]
+    if config.task.name not in ("nano", "addition") and not any(takes_data):
+        raise DataError("data", f"task.name={config.task.name} has problems of its own", "Leave one of the two out")
     parts = {"train": _rows("data", data)} | ({} if test is None else {"test": _rows("test", test)})
     paths = {name: folder / GIVEN / f"{name}.jsonl" for name in parts}
     name, column = config.task.name, config.task.answer or "answer"
@@ -153,8 +156,6 @@ def _with_rows(
     changed = validated(config.changed(changes).model_dump())
     for split, rows in parts.items():
         _write(paths[split], "".join(_line(split, index, row) for index, row in enumerate(rows)))
-    if isinstance(make_task(changed.task), OwnTask):
-        raise DataError("data", f"task.name={name} has problems of its own", "Leave one of the two out")
     return changed
 
 

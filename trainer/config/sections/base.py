@@ -49,6 +49,8 @@ class Section(BaseModel):
                 raise ValueError("true and false are no numbers. Write a number")
             if isinstance(part, int) and part.bit_length() > LARGEST_BITS:
                 raise ValueError("it is too large. Write a smaller number")
+            if part == "" and Path in (kind, *get_args(kind)):
+                raise ValueError("it is empty, which would be the working folder. Name a folder, or write null")
             if isinstance(part, str) and NOT_IN_A_FILE.search(part):
                 raise ValueError("a text has no such character. Write it without")
             if isinstance(part, str) and re.match(r"~[\w.-]+(/|$)", part) and os.path.expanduser(part) == part:
