@@ -83,6 +83,14 @@ def test_easy_problems_come_first_and_from_half_of_the_run_on_all():
     assert len(set(ids(EasyFirst(PROBLEMS, 60, 0, total_steps=100).draw(0)))) == 60  # more than the easiest quarter
 
 
+def test_the_easy_problems_of_each_part_of_a_mixture_come_first():
+    lines = [Problem(f"b/{n}", f"b{n}", "1", "\n" * n + "#### 1", part="b") for n in range(20)]
+    alike = [Problem(f"c/{n}", f"c{n}", "1", part="c") for n in range(20)]
+    easy = EasyFirst([*PROBLEMS, *lines, *alike], 10, 0, total_steps=100).pool(0)
+    assert Counter(one.part for one in easy) == {"": 50, "b": 5, "c": 5}
+    assert {one.solution.count("\n") for one in easy if one.part == "b"} == {*range(5)}
+
+
 @pytest.mark.parametrize(("extras", "solutions", "expected"), [
     ([{"difficulty": "2.5"}, {"difficulty": -1}, {}], ["", "", ""], [2.5, -1.0, float("inf")]),
     ([{"level": "Level 5"}, {"level": "Level ?"}, {"level": 1}], ["", "", ""], [5.0, float("inf"), 1.0]),

@@ -266,9 +266,9 @@ def _explained(errors: Sequence[Any], typed: Mapping[str, str]) -> list[ConfigEr
                 continue
             text = written(detail["input"])[1:-1].removesuffix(" null") if kind == "a mapping" else text  # [Question:]
             text = _shown(typed.get(key, text))
-            reason, remedy = f"YAML reads {text} as {kind}, and a text is needed", f"Quote it: '{key}=\"{text}\"'"
-            remedy = remedy if key in fields() else f'Quote it: "{text}"'  # of a list or a mapping
-            explained[key] = ConfigError(f"{key}={text}", reason, remedy)
+            quoted = f"'{key}=\"{text}\"'" if key in fields() else f'"{text}"'  # the latter in a list or a mapping
+            reason = f"YAML reads {text} as {kind}, and a text is needed"
+            explained[key] = ConfigError(f"{key}={text}", reason, f"Quote it: {quoted}")
         elif detail["input"] is None and (names := [part for part in detail["loc"] if ":" in str(part)]):
             reason = f"{_shown(names[0])} is read as one name"
             explained[key] = ConfigError(key, reason, "Write a space after the colon")

@@ -40,13 +40,11 @@ BUSY_GB = 1.0  # warn if other programs use more of the card; a desktop uses les
 BF16_CAPABILITY = 8.0  # Ampere
 OLDEST_CAPABILITY = 7.5  # Turing, the oldest one with kernels in torch's builds for CUDA 13
 
-OF_REWARDS = {"code": "code", "judge": "judge", "length_band": "length", "overlong_buffer": "overlong"}
-OF_REWARDS["repetition_words"] = "repetition"
 # Each row has a setting, or the start of several names, a condition under which it has an effect, and a remedy.
 # fmt: off
 SWITCHES: list[tuple[str, Callable[[Config], object], str]] = [
-    *((f"reward.{key}", lambda c, name=name: name in c.reward.all_weights, f"Write reward.weights.{name}=1.0 as well")
-      for key, name in OF_REWARDS.items()),
+    *((f"reward.{name}", lambda c, name=name: name in c.reward.all_weights, f"Write reward.weights.{name}=1.0 as well")
+      for name in ("code", "judge", "length", "overlong", "repetition")),
     ("teacher", lambda c: c.teacher.is_there, "Write teacher.name=MODEL as well"),
     ("rollout.vllm", lambda c: c.rollout.uses_vllm or c.teacher.url or c.is_warmup,  # a warm-up replaces engines
      "Write rollout.engine=vllm_colocate, or rollout.vllm.start=true"),

@@ -91,8 +91,17 @@ class EasyFirst(Curriculum):
     ALL_FROM = 0.5  # the share of the run after which all problems are drawn from
 
     def order(self, problems: Sequence[Problem]) -> Sequence[Problem]:
-        in_order = sorted(zip(difficulties(problems), problems, strict=True), key=itemgetter(0))
-        return [problem for _, problem in in_order]  # the sort is stable: equally hard problems stay shuffled
+        """Return the problems by difficulty. Each part of a mixture has its own measure, and is spread over all."""
+        names = dict.fromkeys(problem.part for problem in problems)
+        parts = [[problem for problem in problems if problem.part == name] for name in names]
+        if not any(len({*difficulties(part)}) > 1 for part in parts):
+            reason = f"numbers in {', '.join(MEASURES)}, or else the lines of worked solutions, are alike or missing"
+            remedy = "Write task.curriculum=solve_rate, which measures it"
+            raise ConfigError("task.curriculum=difficulty", reason, remedy)
+        # the sorts are stable: equally hard problems stay shuffled
+        ranked = [sorted(zip(difficulties(part), part, strict=True), key=itemgetter(0)) for part in parts]
+        placed = [(place / len(part), one) for part in ranked for place, (_, one) in enumerate(part)]
+        return [problem for _, problem in sorted(placed, key=itemgetter(0))]
 
     def draw(self, step: int) -> list[Problem]:
         pool = self.pool(step)
@@ -150,12 +159,6 @@ def difficulties(problems: Sequence[Problem]) -> list[float]:
     """Return difficulties: numbers of a column, or else lengths of the worked solutions in lines; inf if unknown."""
     for column in MEASURES:
         numbers = [NUMBER.search(str(problem.extra.get(column))) for problem in problems]
-        measured = [float(number[0]) if number else inf for number in numbers]
         if any(numbers):
-            break
-    else:
-        measured = [float(problem.solution.count("\n")) if problem.solution else inf for problem in problems]
-    if len(set(measured)) < 2:
-        reason = f"numbers in {', '.join(MEASURES)}, or else the lines of worked solutions, are alike or missing"
-        raise ConfigError("task.curriculum=difficulty", reason, "Write task.curriculum=solve_rate, which measures it")
-    return measured
+            return [float(number[0]) if number else inf for number in numbers]
+    return [float(problem.solution.count("\n")) if problem.solution else inf for problem in problems]

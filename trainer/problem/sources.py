@@ -178,15 +178,12 @@ def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
                 values = json.loads(line.decode("utf-8-sig").rstrip())
                 flaw = _flaw(values)
             except (ValueError, RecursionError) as error:  # also of a line that is not UTF-8
-                values, flaw = {}, f"not JSON: {error}{_hint(line)}"
+                is_opened = line.strip() in (b"{", b"[")  # an object of several lines
+                hint = "Write each object on one line, or a list of them into a .json file" * is_opened
+                is_utf16 = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+                hint = "It is UTF-16; save it as UTF-8" if is_utf16 else hint or "Correct that line"
+                values, flaw = {}, f"not JSON: {error}. {hint}"
             yield Record(f"{name}:{number}", values, flaw)
-
-
-def _hint(line: bytes) -> str:
-    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return ". It is UTF-16; save it as UTF-8"
-    of_several = ". Write each object on one line, or a list of them into a .json file"
-    return of_several if line.strip() in (b"{", b"[") else ". Correct that line"
 
 
 def _flaw(values: Any) -> str:
