@@ -250,13 +250,14 @@ IDLE = {"teacher.weight=2.0": "teacher.name", "rollout.vllm.memory=0.5": "rollou
 IDLE |= {"reward.judge.model=a": "reward.weights.judge", "reward.code.seconds=2.0": "reward.weights.code"}
 IDLE |= {"reward.repetition_words=9": "reward.weights.repetition", "rollout.refills=5": "rollout.dead_groups=refill"}
 IDLE |= {"prompt.shots=2": "few_shot", "task.seed=3": "run.seed", "task.holdout=0.2": "test set"}
+IDLE |= {f"task.subset=a task.name=records task.path={ROOT}/bench/results/seeds.json": "on the hub"}
 IDLE |= {"task.holdout=0.2 task.name=gsm8k": "test set", "eval.samples=4 eval.problems=0": "Leave it out"}
 IDLE |= {"algorithm.correction.cap=5.0 algorithm.correction.level=none": "algorithm.correction.level=token"}
 IDLE |= {"algorithm.advantage=rloo algorithm.loss=reinforce": "algorithm.loss=reinforce_baseline"}
 OF_A_WARM_UP_WITH_VLLM = "rollout.engine=vllm_colocate rollout.vllm.memory=0.5 warmup.steps=3 warmup.only=true"
 NOT_IDLE = [OF_A_WARM_UP_WITH_VLLM, "task.name=gsm8k-renumbered task.seed=3", "eval.samples=4"]
 NOT_IDLE += ["task.name=records task.path=a/b task.holdout=0.2", "prompt.style=few_shot prompt.shots=2"]
-NOT_IDLE += ["rollout.dead_groups=refill rollout.refills=5"]
+NOT_IDLE += ["task.subset=main task.name=records task.path=a/b", "rollout.dead_groups=refill rollout.refills=5"]
 NOT_IDLE += ["task.mix.nano=1 task.mix.math=1 task.path=a/b task.holdout=0.2"]
 
 

@@ -227,8 +227,7 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{key}={_shown(value)}", f"{key} is a section", f"Write {key}.KEY=VALUE")
             nearest = setting_for(key) or did_you_mean(key, [*sections, *known])
             if section in known:  # in a file
-                outer, _, inner = section.partition(".")
-                nearest = f" Write {outer}: {{{inner}: ...}}"
+                nearest = " Write {}: {{{}: ...}}".format(*section.split(".", 1))
             raise ConfigError(_shown(key), f"there is no such setting.{nearest}")
 
 

@@ -52,6 +52,7 @@ SWITCHES: list[tuple[str, Callable[[Config], object], str]] = [
     ("prompt.shots", lambda c: "few_shot" in (c.prompt.style, make_task(c.task).prompt_style),
      "Write prompt.style=few_shot as well"),
     ("task.seed", lambda c: "gsm8k-renumbered" in (c.task.name, *c.task.mix), "Write run.seed, which orders problems"),
+    ("task.subset", lambda c: make_task(c.task).hub_sets(), "Leave it out: it is for a data set on the hub"),
     ("task.holdout", lambda c: any(
         isinstance(part, DataTask) and part.sources["test"] is None for part in make_task(c.task).parts),
      "Leave it out: this task has a test set of its own"),

@@ -292,15 +292,15 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
         return File(files[0]) if files else None
     if settings.path is None:
         return published.get(split)
-    if split == "test" and settings.test_path is not None:
-        return _named("task.test_path", settings.test_path, settings.subset, settings.test_split or "test")
     key, named = ("split", settings.split) if split == "train" else ("test_split", settings.test_split)
-    if named is None:
+    setting, name = "task.path", settings.path
+    if split == "test" and settings.test_path is not None:
+        setting, name = "task.test_path", settings.test_path
+    elif named is None:
         return None
-    source = _named("task.path", settings.path, settings.subset, named)
-    if isinstance(source, File) and (key, named) != ("split", "train"):
-        remedy = "Leave it out, or write task.test_path=FILE"
-        raise DataError(f"task.{key}={named}", f"{source} is a file and has no splits", remedy)
+    source = _named(setting, name, settings.subset, named or "test")
+    if isinstance(source, File) and (key, named) not in (("split", "train"), ("test_split", None)):
+        raise DataError(f"task.{key}={named}", f"{source} has no splits", "Leave it out, or write task.test_path=FILE")
     return source
 
 
