@@ -96,7 +96,7 @@ def test_a_held_out_question_is_not_trained_on_with_other_choices(tmp_path):
 
 def test_columns_of_choices_can_be_named_and_may_hold_lists(tmp_path):
     path = write(tmp_path / "a.jsonl", {"q": "2 + 2?", "right": 4, "wrong": [3, "5"]})
-    settings = {"question": "q", "answer": "right", "incorrect": ("wrong",)}
+    settings = {"question": "q", "answer": "right", "incorrect": "wrong"}
     problem = read(path, "multiple_choice", **settings)[0]
     assert problem.extra["choices"]["ABC".index(problem.gold)] == "4"
     assert sorted(problem.extra["choices"]) == ["3", "4", "5"]

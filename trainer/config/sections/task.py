@@ -76,7 +76,7 @@ class TaskSettings(Section):
     """Column of the answer. `none`: there is no answer, and a custom reward decides (`records` only)."""
     solution: str | None = None
     """Column of a worked solution, for few-shot examples and warm-ups."""
-    incorrect: tuple[str, ...] = ()
+    incorrect: Annotated[tuple[str, ...], one_or_many] = ()
     """Columns of the wrong choices (`multiple_choice`); a column may hold a list of them."""
     decimal: Literal["point", "comma"] = "point"
     """`comma`: the answers of a table (`records`) are written as in `3,5` and `1.234,50`."""
