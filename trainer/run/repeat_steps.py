@@ -45,10 +45,10 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     if before and (difference := provenance.apart(before, now, problems)):
         causes.append(difference if difference.startswith("the ") else f"the data: {difference}")
     causes += _surroundings(folder, scratch)
-    if first := next(_differences(folder, scratch, steps), None):
-        if ": lr is " in first and not changed:
+    if different := [*_differences(folder, scratch, steps)]:
+        if any(": lr is " in one for one in different) and not changed:  # several updates of a step differ before it
             causes.insert(0, "the rate follows from run.steps, which was another one when the run made these steps")
-        print(f"differs: {first}")
+        print(f"differs: {different[0]}")
         print("\n".join(f"likely cause: {cause}" for cause in causes or [UNKNOWN]))
         return False
     answers = counted(len(read_records(scratch / "samples.jsonl")), "answer")
