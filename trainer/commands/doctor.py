@@ -191,12 +191,12 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         yield from preflight.bf16_products(config, ours)
         yield from preflight.adapter(config)
         yield from preflight.answers(config)
-        yield from preflight.idle(config)
         yield from memory_check.findings(config, ours)
         if found.sizes:  # else the model was not found, so its needs are unknown
             wanted = preflight.needs(config, found, ours, teacher)
             yield from preflight.disk(wanted, config.run.dir or RUNS)
             yield preflight.ram(config, wanted, hardware.free_ram())
+        yield from preflight.idle(config)  # which may fail on missing data, as above
     yield from problems
 
 
