@@ -102,6 +102,23 @@ def test_columns_of_choices_can_be_named_and_may_hold_lists(tmp_path):
     assert sorted(problem.extra["choices"]) == ["3", "4", "5"]
 
 
+LISTED = [
+    (["1", 2, "3"], 1, "2"),
+    (["1", 2, "3"], "B", "2"),
+    (["1", 2, "3"], "2", "2"),
+    (["B", "A", "C"], "A", "A"),
+    ({"text": ["1", "2", "3"], "label": ["3", "1", "2"]}, "1", "2"),
+]
+
+
+@pytest.mark.parametrize(("choices", "answer", "right"), LISTED)
+def test_a_column_may_hold_all_choices_and_the_answer_name_one(tmp_path, choices, answer, right):
+    path = write(tmp_path / "a.jsonl", {"question": "1 + 1?", "choices": choices, "answer": answer})
+    problem = read(path, "multiple_choice", choices="choices")[0]
+    assert problem.extra["choices"]["ABC".index(problem.gold)] == right
+    assert len(problem.extra["choices"]) == 3
+
+
 def test_the_same_records_come_out_of_every_format(tmp_path):
     import pyarrow
     import pyarrow.parquet

@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections.abc import Mapping
 from typing import ClassVar
 
 from trainer.answers import find, number
@@ -81,10 +82,9 @@ class MultipleChoiceTask(DataTask):
 
     def problem(self, name: str, record: Record) -> Problem:
         settings = self.settings
-        column = settings.question or "Question"
+        column = settings.question or ("question" if settings.choices else "Question")
         question = record.text(column, "task.question")
-        right = record.answer(settings.answer or "Correct Answer", "task.answer")
-        choices = [right, *self._wrong(record)]
+        right, choices = self._listed(record, settings.choices) if settings.choices else self._right_and_wrong(record)
         if len(set(choices)) < len(choices):
             raise DataError(record.where, "two choices are the same; expected different ones")
         choices = shuffled(question, choices)
@@ -93,7 +93,27 @@ class MultipleChoiceTask(DataTask):
         extra = record.others(column) | {"choices": choices}
         return Problem(name, f"{question}\n\n{listed}", LETTERS[choices.index(right)], solution, extra, stem=question)
 
-    def _wrong(self, record: Record) -> list[str]:
+    def _listed(self, record: Record, column: str) -> tuple[str, list[str]]:
+        """Return the right choice and all of them, from a list as in MMLU, or from one with labels as in ARC."""
+        record.must_have({column: "task.choices"})
+        listed = record.values[column]
+        has_labels = isinstance(listed, Mapping)
+        texts, labels = (listed.get("text"), listed.get("label")) if has_labels else (listed, LETTERS)
+        if not isinstance(texts, list) or not 2 <= len(texts) <= len(LETTERS):
+            raise DataError(record.where, f"`{column}` is {str(listed)[:40]}; expected a list of 2 to {len(LETTERS)}")
+        choices = [Record(record.where, {column: one}).answer(column, "task.choices") for one in texts]
+        by_text, by_label = {text: text for text in choices}, dict(zip(labels or (), choices))
+        named = by_text | by_label if has_labels else by_label | by_text
+        answer = self.settings.answer or "answer"
+        text, value = record.answer(answer, "task.answer"), record.values[answer]
+        right = dict(enumerate(choices)).get(value) if isinstance(value, int) else named.get(text)
+        if right is None:
+            expected = "the number of a choice, from 0 on, its letter or its text"
+            raise DataError(record.where, f"`{answer}` is {text[:40]}; expected {expected}")
+        return right, choices
+
+    def _right_and_wrong(self, record: Record) -> tuple[str, list[str]]:
+        right = record.answer(self.settings.answer or "Correct Answer", "task.answer")
         wrong: list[str] = []
         for column in self.settings.incorrect or INCORRECT:
             value = record.values.get(column)
@@ -101,7 +121,7 @@ class MultipleChoiceTask(DataTask):
             wrong += [holder.answer(column, "task.incorrect") for holder in holders]
         if not 1 <= len(wrong) < len(LETTERS):
             raise DataError(record.where, f"{len(wrong)} wrong choices; expected 1 to {len(LETTERS) - 1}")
-        return wrong
+        return right, [right, *wrong]
 
 
 def shuffled(question: str, choices: list[str]) -> list[str]:

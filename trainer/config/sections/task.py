@@ -78,6 +78,8 @@ class TaskSettings(Section):
     """Column of a worked solution, for few-shot examples and warm-ups."""
     incorrect: Annotated[tuple[str, ...], one_or_many] = ()
     """Columns of the wrong choices (`multiple_choice`); a column may hold a list of them."""
+    choices: str | None = None
+    """Column with a list of all choices (`multiple_choice`); the answer is an index from 0, a letter or a text."""
     decimal: Literal["point", "comma"] = "point"
     """`comma`: the answers of a table (`records`) are written as in `3,5` and `1.234,50`."""
     holdout: float | None = Field(None, gt=0.0, le=1.0)
@@ -109,7 +111,7 @@ class TaskSettings(Section):
     @property
     def own_data(self) -> list[str]:
         """Return the settings that name the problems of a file or a data set, and its columns."""
-        names = ("data_dir", "path", "question", "answer", "solution")
+        names = ("data_dir", "path", "question", "answer", "solution", "choices")
         return [name for name in names if getattr(self, name) is not None]
 
 
