@@ -1,11 +1,12 @@
 """Runs whose answers have several turns, with an environment or led by an agent."""
 
+import json
 import sys
 
 import pytest
 
 from tests.conftest import ROOT, launch, learned, lines_of
-from tests.e2e.short_job import FEW, resumes_to_the_bit, train
+from tests.e2e.short_job import FEW, octet, resumes_to_the_bit, train
 
 CALLS = ["--preset", "nano", *FEW, "rollout.max_new_tokens=40", "run.merge=false", "eval.problems=0"]
 CALLS += [f"task.name={ROOT}/examples/calculator.py:build", "task.tools=calculator", "task.calls=inline"]
@@ -25,6 +26,9 @@ def test_a_run_may_learn_from_the_rewards_of_its_environment(tmp_path):
     assert {one["reward"] == one["reward/environment"] for one in samples} == {True}
     assert any(one["reward"] for one in samples)
     assert any("turns" in one for one in lines_of(tmp_path / "run/eval_answers.jsonl"))
+    assert "\n> higher\n" in octet(tmp_path, "chat", "run", check=True, input="\n").stdout
+    asked = octet(tmp_path, "chat", "run", "Which number?")
+    assert (asked.returncode, "reset() for a question of yours raised ValueError" in asked.stderr) == (2, True)
 
 
 def test_a_run_with_turns_resumes_to_the_same_bits_and_says_who_wrote_what(tmp_path):
@@ -43,6 +47,8 @@ def test_a_run_of_an_agent_resumes_to_the_same_bits(tmp_path):
     resumes_to_the_bit(tmp_path / "it")
     for sample in lines_of(tmp_path / "it/samples.jsonl"):
         assert [turn["role"] for turn in sample["turns"]] == ["environment", "model"] * 2
+    (said, _) = json.loads(octet(tmp_path, "chat", "it", "--json", "What is 3 + 4?", check=True).stdout)["answers"]
+    assert [turn["role"] for turn in said["turns"]] == ["environment", "model"] * 2
 
 
 @pytest.mark.slow

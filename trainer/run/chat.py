@@ -21,6 +21,7 @@ from trainer.problem.prompts import Prompter
 from trainer.problem.task import evaluation_problems
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling
+from trainer.reports.terminal import earlier_turns
 from trainer.reward.make import make_verifier
 from trainer.reward.scorer import Scorer
 from trainer.rollout.decoder.sampler import DecodeSampler
@@ -31,7 +32,7 @@ from trainer.run import assemble
 from trainer.run.data import prompter_of, task_of
 from trainer.run_folder.model_source import Source
 
-ASKED = "chat"  # the id of a person's question
+ASKED = "a question of yours"  # the id of a person's question, which errors of an environment name
 
 
 class ChatModel(NamedTuple):
@@ -72,6 +73,8 @@ def chat(source: Source, config: Config, temperature: float, question: str = "",
             else:
                 _answer(prompt, models, reseeded, scorer, console)
         except (ConfigError, DataError) as error:  # a question is too long for the model or for the memory
+            if question and not as_json:
+                raise
             print(json.dumps({"error": str(error)}) if as_json else error, flush=True)
 
 
@@ -93,7 +96,8 @@ def _load(config: Config, prompter: Prompter, adapter: Path | None = None) -> tu
     model = load_model(config.model, resolve_dtype(config.model.dtype, device), device)
     model = load_adapter(model, adapter) if adapter else model
     stops = assemble.stops_of(config.rollout.stop, prompter, model)
-    return model, make_sampler(config.rollout, model, stops, copies=False, prompter=prompter)
+    sampler = make_sampler(config.rollout, model, stops, copies=False, prompter=prompter)
+    return model, assemble.leader(config, prompter, stops)(sampler)
 
 
 def _answer(prompt: Prompt, models: list[ChatModel], sampling: Sampling, scorer: Scorer, console: Console) -> None:
@@ -122,7 +126,7 @@ def _record(prompt: Prompt, models: list[ChatModel], sampling: Sampling, scorer:
         (score,) = scorer.score(prompt, [completion]).scores
         right = score.correct_strict if prompt.problem.gold else None
         read = {"strict": score.strict, "lenient": score.lenient, "right": right}
-        answers.append({"model": model.name, "answer": completion.text, **read})
+        answers.append({"model": model.name, "answer": completion.text, **read, **completion.transcript})
     return {"question": prompt.problem.question, "gold": prompt.problem.gold, "answers": answers}
 
 
@@ -144,7 +148,9 @@ def _stream(model: ChatModel, prompt: Prompt, sampling: Sampling) -> Completion:
         )
     with model.active():
         ((_, (completion,)),) = model.sampler.sample([prompt], sampling)
-    show(completion.text)
-    if printed != completion.text:  # the model started again, with less memory or after the reply of a tool
-        print(f"\n{completion.text}", end="")
+    earlier = earlier_turns({"completion": completion.text, **completion.transcript})
+    text = "\n".join([*("> " * (one["role"] != "model") + one["text"] for one in earlier), completion.text])
+    show(text)
+    if printed != text:  # the model started again, with less memory or after the reply of a tool
+        print(f"\n{text}", end="")
     return completion
