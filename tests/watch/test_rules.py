@@ -63,10 +63,11 @@ CASES |= {"slower": run(steps=60, **{"time/rollout": lambda step: 10.0 if step <
 SILENT = run()
 
 
-def without(name: str, steps: int) -> History:
-    """A healthy run that has not logged a metric."""
-    history = run(steps=steps)
-    return replace(history, records=[{key: one[key] for key in one if key != name} for one in history.records])
+def without(name: str, steps: int, *settings: str, begun: int = 0, **metrics) -> History:
+    """A run that has not logged a metric after the steps that it had begun with."""
+    history = run(*settings, steps=steps, **metrics)
+    kept = [{key: one[key] for key in one if key != name or one["step"] <= begun} for one in history.records]
+    return replace(history, records=kept)
 
 
 CASES |= {"no reward": without("reward/mean", STEPS), "nothing to learn from": without("lr", 50)}
@@ -90,6 +91,7 @@ TAUGHT = ("teacher.adapter=a", "algorithm.loss=reinforce_baseline", "rollout.gro
 ALONE = ("algorithm.loss=reinforce", "reward.weights={correct: 1, format: null, length: null}")
 JUDGED = ("task.name=records", "task.path=a.jsonl", "task.answer=none", "reward.custom=a.py:z")
 ALL_Z = ("reward.custom=a.py:z", "reward.weights={z: 1, correct: 0, format: 0, length: 0}")
+PAIRS = ("rollout.group_size=2",)
 BAD = ("reward.custom=a.py:bad", "reward.weights.bad=-0.5")
 GENERATED = "task.mix={reasoning_gym:chain_sum: 1, reasoning_gym:gcd: 1}"
 OTHERS = {"reward/mean": rising(0.4, 0.6), "eval/problems": lambda step: 64 if step < STEPS else 1000}
@@ -122,6 +124,9 @@ PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
         run(bad_updates=2, bad_updates_allowed=3),
         without("lr", 49),
         run(*ALL_Z, **{"reward/z": 0.0, "reward/std": 0.9}),
+        without(
+            "reward/mean", 9, *PAIRS, begun=6, dead_groups=0.8, **{"accuracy/strict": 0.2}
+        ),  # no grades for a while
         *(run(steps=60, **{"memory/held": held}) for held in NO_LEAKS),
         run("reward.answer=lenient", evaluated=(0.5, 0.6, 0.4), **PAID_MORE),
         run("reward.weights.overlong=0.5", **{"reward/overlong": 0.0}),  # no answer is too long

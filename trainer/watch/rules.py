@@ -145,7 +145,8 @@ def small_groups(history: History) -> Iterator[str]:
     """A group whose answers are all right or all wrong gives no gradient."""
     rate, size, dead = history.solve_rate, history.config.rollout.group_size, history.now("dead_groups")
     mixed, of_larger = mixed_share(rate, size), mixed_share(rate, 4 * size)
-    is_small = dead > 0.5 and mixed < 0.5 and of_larger > 2 * mixed and 0.02 < rate < 0.8
+    has_grades = all("reward/mean" in step for step in history.steps[-RECENT:])  # without any, every group is dead
+    is_small = has_grades and dead > 0.5 and mixed < 0.5 and of_larger > 2 * mixed and 0.02 < rate < 0.8
     if is_small and not history.config.learns_from_dead_groups:
         yield (
             f"{dead:.0%} of the groups are dead: with a solve rate of {rate:.0%}, at most {mixed:.0%} of the groups of "
