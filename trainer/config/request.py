@@ -55,7 +55,8 @@ def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:
     folder = Path(os.path.expanduser(options.resume)) if options.resume else latest_run("--resume", ": --resume DIR")
     stored = folder / "config.yaml"
     if not os.path.isfile(stored):
-        raise ConfigError(f"--resume {folder}", "there is no config.yaml in it, so it is not the folder of a run")
+        reason = "there is no config.yaml in it, so it is not the folder of a run"
+        raise ConfigError(f"--resume {folder}", reason if folder.exists() else "there is no such folder")
     if options.preset or options.recipe:
         raise ConfigError("--resume", "the run's own config.yaml is the preset", "Leave --preset and --recipe out")
     config = resolve(str(stored), None, [*overrides_of({"run.dir": str(folder)}), *options.overrides])

@@ -157,7 +157,8 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
         reason = f"there is no such file or name.{did_you_mean(name, known)}"
         raise ConfigError(f"{flag} {name}", reason, f"Known: {', '.join(known)}")
     try:
-        layer = read_yaml(path.read_bytes()) or {}
+        if not (layer := read_yaml(path.read_bytes()) or {}) and path.name == "config.yaml":
+            raise BadYaml("it is empty")
         if not isinstance(layer, dict):
             raise BadYaml(f"expected sections such as `rollout:`, found a {type(layer).__name__}")
         layer = {name: {} if part is None and name in Config.model_fields else part for name, part in layer.items()}
