@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 
 from tests.commands.conftest import write
-from tests.conftest import ROOT, refuses, said_by
+from tests.conftest import ROOT, refuses, said_by, write_lines
 from tests.hub_server import use_hub
 from tests.sandbox.lacking import python_without
 from trainer.commands import doctor
@@ -352,6 +352,8 @@ def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path, monkeypatch, 
 
 OF_A_LARGE_WARM_UP = ["warmup.steps=5", "warmup.problems=512", "optim.tokens_per_micro_batch=30000"]
 OF_A_LARGE_WARM_UP += ["rollout.problems=1", "rollout.group_size=2", "rollout.rows=2"]
+OF_PYTHON = ["task.name=records", "task.path=tests.jsonl", "task.answer=none", "reward.weights={code: 1}"]
+OF_PYTHON += ["reward.code.command=python program", "task.holdout=0.5"]
 
 
 @pytest.mark.parametrize(("overrides", "name", "severity", "text", "remedy"), [
@@ -360,11 +362,16 @@ OF_A_LARGE_WARM_UP += ["rollout.problems=1", "rollout.group_size=2", "rollout.ro
     (OF_A_LARGE_WARM_UP, "warm-up", "warn", "memory will be short", "If it runs out"),
     (OF_A_LARGE_WARM_UP, "plan", "note", "it fits", ""),
     ([], "plan", "note", "it fits", ""),
+    (OF_PYTHON, "data", "end", "tests.jsonl:7: `tests` holds tests in Python, and reward.code.command", ""),
     ([f"run.dir={__file__}/run"], "settings", "end", f"run.dir={__file__}/run: {__file__} is a file", ""),
 ])  # fmt: skip
-def test_octet_doctor_knows_what_a_run_would_be_told(one_card, monkeypatch, overrides, name, severity, text, remedy):
+def test_octet_doctor_knows_what_a_run_would_be_told(
+    one_card, tmp_path, monkeypatch, overrides, name, severity, text, remedy
+):
     one_card(used=10, capability="8.6")
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * 10**9)
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "tests.jsonl", ({"prompt": f"{n}?", "tests": [f"assert f() == {n}"]} for n in range(9)))
     found = doctor.settings(resolve("8gb", None, overrides), hardware.detect())
     (finding,) = [one for one in found if one.name == name]
     assert (finding.severity, finding.seen[: len(text)], finding.remedy[: len(remedy)]) == (severity, text, remedy)

@@ -27,7 +27,7 @@ from trainer.commands.shared_options import add_settings_of_a_run
 from trainer.config import ds_config
 from trainer.config.choose_preset import choose_preset
 from trainer.config.resolve import resolve
-from trainer.config.settings import RUNS, Code, Config, Model, TaskSettings
+from trainer.config.settings import RUNS, Code, Config, Model
 from trainer.errors import Finding, OctetError, counted
 from trainer.machine import hardware
 from trainer.machine.console import Console
@@ -35,7 +35,7 @@ from trainer.machine.disk import amount
 from trainer.machine.installed_files import CHECKOUT, CONSTRAINTS, IS_INSTALLED, in_a_process, packages_needed
 from trainer.machine.safe_text import print
 from trainer.model import hub
-from trainer.plan import downloads, memory_check, preflight
+from trainer.plan import downloads, memory_check, preflight, read_data
 from trainer.problem import datasheet
 from trainer.problem.task import make_task
 from trainer.reward import make
@@ -179,7 +179,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         if config.teacher_model:
             yield Finding("note", "teacher", f"{config.teacher.name}: {_where(teacher)}")
     with noting("data"):
-        yield data(config.task)
+        yield data(config)
         # of_torch() tests the packages that are installed
         yield from (finding for finding in preflight.packages(config) if finding.severity == "end")
     with noting("settings"):
@@ -206,13 +206,16 @@ def _where(found: hub.Found) -> str:
     return f"{amount(found.weights)} of weights in {found.folder}"
 
 
-def data(settings: TaskSettings) -> Finding:
+def data(config: Config) -> Finding:
+    settings = config.task
     if sets := make_task(settings).hub_sets():
         cached = [downloads.find_data(one, settings) for one in sets]
         place = f"in the cache, {downloads.data_cache()}" if all(cached) else "on the hub, which answers"
         return Finding("note", "data", f"{settings.name}: {place}")
     if settings.own_data:
-        return datasheet.finding(settings)
+        if (found := datasheet.finding(settings)).severity != "end":
+            read_data.read_held_out(config)  # raises an error for tests and gold answers that a run refuses
+        return found
     return Finding("note", "data", f"{settings.name}: on this machine")
 
 
