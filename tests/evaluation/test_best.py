@@ -98,14 +98,18 @@ def test_a_warm_up_may_be_judged_by_its_loss_of_which_less_is_better(tmp_path):
     assert "0.250 the loss of a token" in describe(found[1])
 
 
-@pytest.mark.parametrize("right", [0, 1])
-def test_a_result_of_no_right_answer_is_not_called_the_best(right, tmp_path):
-    history, said = course(tmp_path), []
+@pytest.mark.parametrize(("losses", "right", "praised"), [([], 0, False), ([], 1, True), ([0.5], 0, True)])
+def test_a_first_result_of_0_is_not_called_the_best(losses, right, praised, tmp_path):
+    """A later one may be: a mean reward of 0 after a negative one, such as that of a loss."""
+    history, said = course(tmp_path, metric="loss" if losses else "accuracy"), []
+    for step, loss in enumerate(losses):
+        history.add(step, replace(level(0), loss=loss))
     stopping, screen = Namespace(evaluating=lambda step: nullcontext()), Namespace(say=said.append)
     log = Namespace(stopping=stopping, screen=screen, evaluation=lambda step, metrics: None)
-    evaluator = Namespace(history=history, evaluate=lambda name: level(right), keep_if_best=history.add)
+    seen = replace(level(right), loss=0.0 if losses else None)
+    evaluator = Namespace(history=history, evaluate=lambda name: seen, keep_if_best=history.add)
     loop.evaluate(evaluator, log, 1)
-    assert ["the best so far" in line for line in said] == [right > 0]
+    assert ["the best so far" in line for line in said] == [praised]
 
 
 def test_the_metric_decides(tmp_path):

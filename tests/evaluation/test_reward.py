@@ -15,7 +15,7 @@ from trainer.config.resolve import resolve
 from trainer.config.settings import Reward
 from trainer.errors import RewardError
 from trainer.evaluation import results
-from trainer.evaluation.best import EvaluationHistory
+from trainer.evaluation.best import EvaluationHistory, describe
 from trainer.evaluation.evaluate import Evaluation, evaluate
 from trainer.records import Draws
 from trainer.reports.report import ranked
@@ -148,11 +148,13 @@ def config():
 )
 def test_the_verdict_about_rewards(before, after, kind):
     both = [paid("base", *before), paid("trained", *after)]
-    assert verdict_of(results.document({}, both), [], config()).kind == kind
+    verdict = verdict_of(results.document({}, both), [], config())
+    assert (verdict.kind, "no held-out problem has a grade in both" in verdict.evidence) == (kind, None in before[1:2])
 
 
 def test_the_means_before_and_after_are_of_problems_with_both_rewards():
     both = [paid("base", 0.5, 0.25, None, 0.75), paid("trained", 0.75, 0.5, 1.0, None)]
+    assert describe(both[0]).endswith(" on 3 graded of 4 held-out problems")
     said = "held-out reward 0.375 -> 0.625 on 2 problems, +0.250 ("
     assert said in results.all_pairs(both)[0].sentence
     assert verdict_of(results.document({}, both), [], config()).evidence.startswith(said)

@@ -158,7 +158,9 @@ def describe(evaluation: Evaluation) -> str:
     loss = "" if evaluation.loss is None else f", {evaluation.loss:.3f} the loss of a token of their solutions"
     if (measure := evaluation.measure).is_reward:
         value, *interval = evaluation.result
-        return f"mean reward {measure.text(value, interval)} on {evaluation.asked}{loss}"
+        graded = len(evaluation.values(measure))
+        of_some = "" if graded == len(evaluation.outcomes) else f"{graded} graded of "
+        return f"mean reward {measure.text(value, interval)} on {of_some}{evaluation.asked}{loss}"
     strict, count = percent(evaluation.strict.value, evaluation.strict[1:]), f"of {evaluation.asked} correct"
     if measure == STRICT:
         return f"{strict} {count}{loss}"

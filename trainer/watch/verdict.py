@@ -75,6 +75,8 @@ def evidence_of(
     before: float, after: float, problems: int, difference: Share, p: float, measure: Measure = STRICT
 ) -> str:
     """Return a sentence with two accuracies or rewards on the same problems and their difference."""
+    if not problems:
+        return "no held-out problem has a grade in both evaluations."
     models = f"{measure.text(before)} -> {measure.text(after)}"
     on_problems = f"held-out reward {models} on {problems} problems"
     of_problems = f"{models} of {problems} held-out problems"
