@@ -131,8 +131,7 @@ def evaluate(evaluator: Evaluator, log: RunLog, step: int) -> None:
             evaluation = evaluator.evaluate(f"step {step}")
         is_best = evaluator.keep_if_best(step, evaluation)
         log.evaluation(step, metrics_of(evaluation) | phases.metrics())
-    first = evaluator.history.milestones[0]
-    is_praised = is_best and (step > first.step or first.value)  # not for a first result of 0 %
+    is_praised = is_best and any(one.value for one in evaluator.history.milestones)  # not for a first result of 0 %
     log.screen.say(f"after step {step}: {describe(evaluation)}{', the best so far' if is_praised else ''}")
 
 

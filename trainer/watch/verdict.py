@@ -68,7 +68,8 @@ def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
         return Verdict(NOT_LEARNED, evidence)
     if not (measure.is_reward or base["lenient_accuracy"] or trained["lenient_accuracy"]):
         return Verdict(CANNOT_TELL, f"{evidence} No answer is right, so try easier problems, or a warm-up.")
-    return Verdict(CANNOT_TELL, f"{evidence} More held-out problems narrow the interval: eval.problems, task.holdout.")
+    more = " More held-out problems narrow the interval: eval.problems, task.holdout." if problems else ""
+    return Verdict(CANNOT_TELL, f"{evidence}{more}")
 
 
 def evidence_of(
