@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 from tests.commands.conftest import config_of, write
 from tests.conftest import ROOT, until
@@ -13,7 +14,7 @@ from tests.reports.conftest import going_on
 from tests.ui.conftest import asking, does, serving
 from trainer.commands.page.actions import ACTIONS
 from trainer.commands.page.runs import Runs, held, shown
-from trainer.commands.page.views import waiting
+from trainer.commands.page.views import talk, waiting
 from trainer.machine.installed_files import octet_here
 
 NANO = {"--preset": "nano", "task.name": "nano"}
@@ -75,6 +76,16 @@ def test_a_run_that_is_stopped_while_it_loads_has_no_status(tmp_path):
     runs.stop("early")
     runs.started["early"].wait()
     assert "status" not in "".join(waiting(runs, "early"))
+
+
+def test_a_conversation_shows_every_turn_of_an_answer():
+    texts = ["look", "a wall", "north"]
+    turns = [{"role": role, "text": text} for role, text in zip(["model", "environment", "model"], texts, strict=True)]
+    answer = {"model": "base", "answer": "north", "strict": None, "lenient": None, "right": None, "turns": turns}
+    asked = {"question": "Where to?", "gold": "", "answers": [answer]}
+    chat = SimpleNamespace(answers=lambda: [asked], failure=lambda: "", process=SimpleNamespace(pid=7), asked=1)
+    page = str(talk(chat))
+    assert [page.count(text) for text in texts] == [1, 1, 1]
 
 
 SLOW = """

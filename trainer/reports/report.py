@@ -209,12 +209,15 @@ def samples(found: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterato
         title = joined(tag("strong", name, class_=name.split()[-1]), facts)
         asked = tag("details", tag("summary", "prompt"), tag("pre", shortened(sample["prompt"])))
         cut = tag("p", "cut off", class_="soft") if sample["truncated"] else ""
-        turns = earlier_turns(sample)
-        earlier = [joined(tag("p", one["role"], class_="soft"), tag("pre", one["text"])) for one in turns]
-        last = tag("p", "model", class_="soft") if earlier else ""
         gold = "" if measure.is_reward else tag("code", sample["gold"])
         written = answer(sample["completion"], read_from(sample), sample["reward"] if measure.is_reward else None)
-        yield tag("div", tag("h3", title, gold), asked, *earlier, last, written, cut)
+        yield tag("div", tag("h3", title, gold), asked, before_last_turn(sample), written, cut)
+
+
+def before_last_turn(sample: Mapping[str, Any]) -> Html:
+    turns = earlier_turns(sample)
+    earlier = [joined(tag("p", one["role"], class_="soft"), tag("pre", one["text"])) for one in turns]
+    return joined(*earlier, tag("p", "model", class_="soft") if earlier else "")
 
 
 def answer(text: str, read: str | None, reward: float | None = None) -> Html:

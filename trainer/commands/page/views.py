@@ -241,6 +241,7 @@ def _answers(asked: Record) -> Html:
     sides, gold = [], asked["gold"]
     for one in asked["answers"]:
         name, verdict = tag("p", one["model"], class_="soft"), tag("p", RIGHT[one["right"]]) if gold else ""
-        sides.append(tag("div", name, report.answer(one["answer"], read_from(one)), verdict))
+        earlier = report.before_last_turn(one | {"completion": one["answer"]})
+        sides.append(tag("div", name, earlier, report.answer(one["answer"], read_from(one)), verdict))
     known = tag("p", "The answer is ", tag("code", gold)) if gold else ""
     return tag("div", tag("h3", asked["question"]), known, tag("div", *sides, class_="pair"))
