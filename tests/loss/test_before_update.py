@@ -48,7 +48,7 @@ def test_only_batches_that_come_after_another_update_are_scored_before(tiny_mode
 
 def test_a_reference_is_scored_only_where_kl_has_a_price(tiny_model):
     """The teacher of an advantage leaves it in place."""
-    policy, updater, dealt, config = setting(tiny_model, "algorithm.kl.coef=0.04")
+    policy, updater, dealt, config = setting(tiny_model, "algorithm.kl.coef=0.04", "teacher.name=nano")
     (prepared,) = updater.prepare(dealt)
     assert policy.passes == ["reference"] * len(prepared.batches)
     for batch in prepared.batches:

@@ -79,7 +79,7 @@ def test_a_file_system_without_links_holds_checkpoints(tmp_path, monkeypatch):
 
 def test_a_failure_while_writing_leaves_the_one_before(tmp_path):
     save(tmp_path, 5)
-    told = r"the disk is full: the checkpoint of step 10 needs .* run\.keep=1; `--resume` .* from step_000005\.$"
+    told = r"disk is full: the checkpoint of step 10 needs \d+ bytes, .* run\.keep=1; `--resume` .* from step_000005\.$"
     with pytest.raises(CheckpointError, match=told):
         save(tmp_path, 10, fails=True)
     assert names(tmp_path) == ["latest", "step_000005"]  # nothing half-written
@@ -177,6 +177,11 @@ def test_a_stray_folder_and_a_renamed_one_are_not_taken_for_the_newest(tmp_path,
     shutil.copytree(saved, saved.with_name("step_000009"))
     assert resume(tmp_path) == 5
     assert "step_000009 is damaged and not used: it is the checkpoint of step 5" in capsys.readouterr().err
+    link = saved.with_name("latest")
+    shutil.copytree(saved, link.rename(link.with_suffix(".partial")).with_name("latest"))  # left by a crash, and a copy
+    saved.with_name("step_000009.partial").mkdir()
+    assert save(tmp_path, 9) == link.resolve()
+    assert resume(tmp_path) == 9
 
 
 def test_the_older_ones_stay_if_the_new_one_cannot_be_read_back(tmp_path, monkeypatch):

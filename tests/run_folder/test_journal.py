@@ -35,11 +35,12 @@ def test_a_broken_line_is_moved_aside_and_named(metrics, capsys, name, line, tol
     path = metrics.rename(metrics.with_name(name))
     first, _, *rest = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([first, line + b"\n", *rest]))
+    path.with_suffix(".damaged").write_bytes(b"an earlier one\n")
     with refuses(f"{path}, line 2", DataError, names=told):
         read_records(path)
     Journal(path.parent, 3)
     assert path.read_bytes() == b"".join([first, *rest])
-    assert path.with_suffix(".damaged").read_bytes() == line + b"\n"
+    assert path.with_suffix(".damaged").read_bytes() == b"an earlier one\n" + line + b"\n"
     assert f"{name}: line 2 is damaged and was moved to {path.stem}.damaged" in capsys.readouterr().err
 
 
@@ -57,8 +58,11 @@ CHANGES = {
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_lines_that_were_lost_or_changed_since_the_checkpoint_are_said(metrics, capsys, name, change):
-    (metrics.parent / "samples.jsonl").write_text("".join(metrics.read_text().splitlines(keepends=True)[:3]))
-    state = Logs(metrics.parent).state()  # the last line of the metrics gets what is measured after the step
+    lines, logs = metrics.read_text().splitlines(keepends=True), Logs(metrics.parent)
+    for count in (2, 3):  # the last line of the metrics gets what is measured after the step
+        metrics.write_text("".join(lines[: count + 1]))
+        metrics.with_name("samples.jsonl").write_text("".join(lines[:count]))
+        state = logs.state()
     CHANGES[change][0](metrics.parent / name)
     Logs(metrics.parent).load(json.loads(json.dumps(state)))
     told, said = CHANGES[change][1], capsys.readouterr().err
@@ -86,13 +90,16 @@ def test_an_evaluation_goes_into_the_line_of_its_step_and_a_start_begins_at_its_
 
 
 @pytest.mark.parametrize("left", [None, "", '{"step": 3, "loss": 0.5}\n'])
-def test_an_evaluation_whose_line_was_lost_gets_one_of_its_own(tmp_path, left):
+def test_an_evaluation_whose_line_was_lost_gets_one_of_its_own(tmp_path, capsys, left):
     if left is not None:
         (tmp_path / "metrics.jsonl").write_text(left)
+    (tmp_path / "tensorboard").write_text("in the way")
     journal = Journal(tmp_path, first_step=4)
-    journal.add(4, {"eval/accuracy": 0.25})
+    journal.add(4, {"eval/low": 0.25, "eval/high": 0.5})
     journal.close()
-    assert (tmp_path / "metrics.jsonl").read_text() == (left or "") + '{"step": 4, "eval/accuracy": 0.25}\n'
+    added = '{"step": 4, "eval/low": 0.25, "eval/high": 0.5}\n'
+    assert (tmp_path / "metrics.jsonl").read_text() == (left or "") + added
+    assert capsys.readouterr().err.count("tensorboard cannot be written") == 1
 
 
 def test_a_line_ends_where_json_says_and_not_where_the_model_does(tmp_path):

@@ -74,7 +74,7 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learne
     if distributed.is_main():
         for later in [path for path in layout.checkpoints(run_folder) if step_of(path) > step]:  # damaged ones
             shutil.rmtree(later)
-    _delete_earlier(run_folder, step, keep)
+    _delete_earlier(run_folder, keep)
 
 
 def latest(run_folder: Path) -> Path | None:
@@ -100,7 +100,7 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Learned) -> int
             raise CheckpointError(folder, visible(wrong), "Continue with that version, or delete it").of_all()
         if not wrong:
             step = _load(policy, folder, learned)
-            _delete_earlier(run_folder, step, keep)
+            _delete_earlier(run_folder, keep)  # a damaged later one counts for none
             return step
         if distributed.is_main():
             journal.warn(f"{folder} is damaged and not used: {wrong}")
@@ -176,10 +176,9 @@ def _publish(partial: Path, final: Path) -> None:
     disk.keep(final.parent)
 
 
-def _delete_earlier(run_folder: Path, step: int, keep: int) -> None:
+def _delete_earlier(run_folder: Path, keep: int) -> None:
     """Delete the checkpoints that are older than the newest `keep` undamaged ones. Every rank calls it."""
-    saved = [str(path) for path in layout.checkpoints(run_folder) if step_of(path) <= step]
-    earlier = [Path(path) for path in distributed.gather(saved)[0]]
+    earlier = [Path(path) for path in distributed.gather([str(path) for path in layout.checkpoints(run_folder)])[0]]
     if len(earlier) <= keep:
         return
     whole = 0

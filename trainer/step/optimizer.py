@@ -36,6 +36,6 @@ def schedule(settings: Optim, step: int, total_steps: int) -> float:
     warmup = round(settings.warmup * total_steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    progress = (step - warmup) / max(1, total_steps - warmup)
+    progress = (step - warmup) / (total_steps - warmup)
     descents = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
     return descents[settings.schedule]
