@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.conftest import refuses
-from tests.watch.test_rules import run
+from tests.watch.test_rules import rising, run
 from trainer.config.resolve import resolve
 from trainer.errors import EndedByAlarm, TrainingError
 from trainer.run_folder.reader import facts_of, read_run
@@ -13,22 +13,28 @@ from trainer.watch.alarms import MOST_LOOKS, Alarms, alarms_of, interval, lastin
 from trainer.watch.history import EARLY, LATE, History
 
 METRICS = ["truncated", "empty", "entropy", "length", "accuracy/lenient", "accuracy/strict", "reward/mean"]
+EVALUATED = ("eval/accuracy",)
 METRICS += ["reward/std", "grad_norm", "update_size", "lr", "time/rollout", "groups", "dead_groups", "kl"]
 
 
-def live(history: History) -> list[str]:
-    """Return what a run prints while it goes on."""
+def live(history: History, begun: int = 0, *settings: str) -> list[str]:
+    """Return what a run prints while it goes on, or continues after some steps."""
     said: list[str] = []
-    alarms = Alarms(History(resolve("8gb"), []), said.append)
-    for record in history.records:
-        alarms.step(record["step"], record)
+    alarms = Alarms(History(resolve("8gb", None, list(settings)), history.records[:begun]), said.append)
+    for record in history.records[begun:]:
+        alarms.step(record["step"], {name: value for name, value in record.items() if name not in EVALUATED})
+        alarms.evaluation({name: record[name] for name in EVALUATED if name in record})
     return said
 
 
 def test_an_alarm_is_printed_once_while_it_lasts_and_again_when_it_returns():
     cut_off = {*range(1, 9), 13, 14, *range(33, 41)}  # a short break is none
-    said = live(run(steps=40, truncated=lambda step: 0.9 * (step in cut_off)))
-    assert [text.split(": ")[:2] for text in said] == [["step 5", "cut off"], ["step 34", "cut off"]]
+    history = run(steps=40, truncated=lambda step: 0.9 * (step in cut_off))
+    for begun, steps in ((0, ["step 5", "step 34"]), (35, ["step 36"])):
+        assert [text.split(": ")[:2] for text in live(history, begun)] == [[step, "cut off"] for step in steps]
+    (said,) = live(run(evaluated=(0.5, 0.6, 0.4, 0.4), **{"reward/mean": rising(0.4, 0.6)}))
+    assert said.startswith("step 20: held-out accuracy falls")
+    assert live(run(), 0, "run.strict_health=true") == []
 
 
 ENDING = [({"sampler_difference": number}, "another policy samples") for number in (1.5, float("nan"))]
@@ -58,6 +64,14 @@ def test_the_rules_see_the_first_and_the_last_steps_and_evaluations():
 def test_an_alarm_that_lasts_says_since_when(steps, since):
     (alarm,) = lasting(run(steps=steps, empty=lambda step: 0.9 if step >= 11 else 0.0))
     assert alarm.startswith(f"{since}empty answers: ")
+
+
+def test_alarms_that_last_come_first():
+    found = alarms_of(run(steps=30, truncated=lambda step: 0.9 * (step < 9), empty=lambda step: 0.9 * (step > 11)))
+    assert [(alarm.finding.name, alarm.when) for alarm in found] == [
+        ("empty answers", "since step 13"),
+        ("cut off", "steps 5 to 11"),
+    ]
 
 
 def test_every_alarm_has_its_first_and_last_step():

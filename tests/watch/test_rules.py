@@ -90,6 +90,7 @@ AHEAD = ("rollout.ahead=1", "rollout.vllm.urls=[http://127.0.0.1:8000]")
 TAUGHT = ("teacher.adapter=a", "algorithm.loss=reinforce_baseline", "rollout.group_size=2")
 ALONE = ("algorithm.loss=reinforce", "reward.weights={correct: 1, format: null, length: null}")
 JUDGED = ("task.name=records", "task.path=a.jsonl", "task.answer=none", "reward.custom=a.py:z")
+OF_100 = {"reward/mean": rising(40, 42), "reward/std": 30.0}
 ALL_Z = ("reward.custom=a.py:z", "reward.weights={z: 1, correct: 0, format: 0, length: 0}")
 PAIRS = ("rollout.group_size=2",)
 BAD = ("reward.custom=a.py:bad", "reward.weights.bad=-0.5")
@@ -104,7 +105,9 @@ PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
         SILENT,
         run(length=rising(200, 500), **{"accuracy/lenient": rising(0.2, 0.7)}),  # longer, and better
         run(entropy=rising(0.4, 0.06)),
-        run(update_size=0.0005, lr=5e-6),  # in the warm-up
+        run(update_size=0.0001, lr=5e-6),  # in the warm-up
+        run(update_size=lambda step: 0.5 if step == 3 else 0.005),  # one large update
+        run(steps=9, length=lambda step: 100.0 if step < 6 else 400.0),  # too few steps to compare
         run(truncated=lambda step: 0.9 if step == 10 else 0.05),  # one bad step
         run(evaluated=(0.5, 0.56, 0.54), **{"reward/mean": rising(0.4, 0.6)}),  # within the noise
         run("eval.problems=1000", evaluated=(0.6, 0.675, 0.6), **THREE_OF_40),
@@ -156,6 +159,7 @@ NAMED = [  # a function counts without a weight
     (run("reward.custom=a.py:z", **{"reward/z": 0.0}), "constant reward", "reward.weights.z pays 0"),
     (run("reward.custom=a.py:z", **{"reward/z": rising(3, 5)}), "a part dominates", "reward.weights.z pays"),
     (run("rollout.turns.most=3", truncated=0.6, turns=3.0), "cut off", OTHER_LIMITS),
+    (run(*JUDGED, length=rising(100, 400), **OF_100), "answers grow", "earn hardly more"),
     (History(WARMUP.config, [LARGE]), "learning rate too large", "warmup.lr"),
 ]
 

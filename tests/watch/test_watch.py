@@ -13,7 +13,7 @@ from tests.conftest import group, row
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Algorithm, Correction
 from trainer.loss.objectives import tally_batch
-from trainer.records import Scores, Update
+from trainer.records import Scores, Turn, Update
 from trainer.watch import phases
 from trainer.watch.answer_metrics import tally_groups
 from trainer.watch.measure import STRICT
@@ -73,7 +73,8 @@ def test_a_batch_without_weight_is_not_logged():
 
 
 def test_several_updates_of_a_step_in_one_line():
-    updates = [updated(0.5), updated(7.0, skipped=True), updated(1.5, lr=2e-3)]
+    measured = replace(updated(0.5), measured={**updated(0.5).measured, "update_size": 0.1})  # the last of ten
+    updates = [measured, updated(7.0, skipped=True), updated(1.5, lr=2e-3)]
     assert metrics_of_updates(updates) == {"lr": 2e-3, "skipped": 1.0, "grad_norm": 1.0, "gradreg/first_norm": 1.0}
     assert metrics_of_updates([]) == {}
 
@@ -87,6 +88,20 @@ def test_groups_become_reward_accuracy_and_length():
     expected = {"reward/mean": 2 / 5, "reward/std": (2 / 5 - (2 / 5) ** 2) ** 0.5, "dead_groups": 0.5}
     expected |= {"reward/min": 0, "reward/max": 1}
     expected |= {"accuracy/strict": 2 / 6, "accuracy/lenient": 3 / 6, "length": 26 / 6}
+    means = tally.means(lambda sums: [sums])
+    assert {name: means[name] for name in expected} == pytest.approx(expected)
+    assert "turns" not in means
+
+
+def test_what_an_environment_says_and_a_thought_that_the_prompt_begins_are_counted_for_what_they_are():
+    one, tally, new = group([0.1] * 3, lengths=[60] * 3), Tally(), (*range(60),)
+    turns = [(Turn("model", said), Turn("environment", "no"), Turn("model", "7")) for said in ("5", "6")]
+    talk = {"tokens": (*new, *[1] * 300), "written": (True,) * 60 + (False,) * 300, "text": "7"}
+    answers = [replace(one.completions[0], turns=turn, **talk) for turn in turns]
+    answers.append(replace(one.completions[0], text="so", truncated=True))
+    tally_groups(tally, [replace(one, prompt=replace(one.prompt, text="q <think>"), completions=tuple(answers))])
+    expected = {"distinct": 1.0, "repetitive": 0.0, "turns": 2.0, "observed": 300.0, "unfinished_thinking": 1 / 3}
+    expected |= {"length": 60.0, "reward/std": 0.0}  # though the mean square of three 0.1 is below the squared mean
     means = tally.means(lambda sums: [sums])
     assert {name: means[name] for name in expected} == pytest.approx(expected)
 
@@ -114,6 +129,8 @@ def test_the_first_update_alone_is_looked_at(tmp_path):
     assert health(tmp_path, 1.0, 1.0).of(1, [updated()], [])["unchanged"]
     watch = health(tmp_path, 1.0, 2.0)  # a third look would raise StopIteration
     assert [watch.of(step, [updated()], []).get("unchanged") for step in (1, 2)] == [False, None]
+    for idle in ([], [updated(0.0)], [updated(skipped=True)]):  # nothing to learn from yet
+        assert "unchanged" not in health(tmp_path, 1.0, 1.0).of(1, idle, [])
     assert "unchanged" not in health(tmp_path, fresh=False).of(2801, [updated()], [])  # at the end of its schedule
 
 
