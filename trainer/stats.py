@@ -45,7 +45,7 @@ def share_of(values: Sequence[float], answers_each: float = 1.0) -> Share:
     mean, variance = fmean(values), pvariance(values)
     independent: float = len(values)
     if 0 < mean < 1:
-        most = len(values) * max(1.0, answers_each)
+        most = len(values) * answers_each
         independent = min(most, mean * (1 - mean) * len(values) / variance) if variance else most
     return Share(mean, *wilson(mean * independent, independent))
 

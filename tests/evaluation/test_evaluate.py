@@ -151,6 +151,11 @@ def test_trials_are_pooled_by_problem_but_vote_apart():
     assert summary["maj@3"]["value"] == pytest.approx((1 + 0 + 0 + 0) / 4)
     assert summary["pass@3"]["value"] == pytest.approx((pass_at(3, 6, 2) + pass_at(3, 6, 1)) / 2)
     assert summary["categories"]["correct"] == 3
+    alike = sampled(["yn", "yn"], ["ny", "ny"], samples=2).shares()
+    answers = {"avg@2": 8, "avg@2 lenient": 8, "maj@2": 4, "pass@2": 4}  # all are independent if problems are alike
+    assert {name: [*one] for name, one in alike.items()} == {
+        name: [alike[name].value, *wilson(alike[name].value * count, count)] for name, count in answers.items()
+    }
 
 
 class Echo:
@@ -266,13 +271,12 @@ def test_a_merged_model_may_differ_by_rounding_only(dtype, one, other, explained
 def test_conversations_of_an_agent_are_compared_in_any_order_and_but_for_what_it_says():
     first = Segment((1,), (5, 6), (-1.0, -2.0), (True, True))
     second, told = (Segment((2,), (7, said, 9), (-3.0, 0.0, -said), (True, False, True)) for said in (8, 4))
-    pairs = ((first, second), (told, first))
-    said = [{"tokens": a.tokens + b.tokens, "logprobs": a.logprobs + b.logprobs, "segments": (a, b)} for a, b in pairs]
-    one, other = (outcome("1", **given) for given in said)
+    pairs = ((first, second, first), (told, first, first))  # two may begin alike
+    one, other = (outcome("1", tokens=a.tokens + b.tokens + c.tokens, segments=(a, b, c)) for a, b, c in pairs)
     alike = agreement(Evaluation("one", (one,) * 50), Evaluation("other", (other,) * 50))
     assert (alike.identical, alike.largest_difference, {*alike.partings}) == (0, 0.0, {0.0})
     alike.must_be_rounding("fp32")
-    first = first._replace(logprobs=(-1.0, -2.2))
-    other = outcome("1", tokens=told.tokens + first.tokens, segments=(told, first))
+    segments = (told, first._replace(logprobs=(-1.0, -2.2)), first)
+    other = outcome("1", tokens=other.completion.tokens, segments=segments)
     with pytest.raises(MergeError):
         agreement(Evaluation("one", (one,) * 50), Evaluation("other", (other,) * 50)).must_be_rounding("fp32")

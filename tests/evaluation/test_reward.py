@@ -162,12 +162,12 @@ def test_the_means_before_and_after_are_of_problems_with_both_rewards():
 
 
 def test_a_comparison_of_rewards_counts_what_is_higher_and_lower_and_names_the_largest_first():
-    both = [paid("base", 0.5, 0.5, 0.5, None), paid("trained", 0.75, 0.25, 1.5, 1.0)]
+    both = [paid("base", 0.5, 0.5, 0.5, 0.5, None), paid("trained", 0.75, 0.25, 1.5, 0.5, 1.0)]
     (pair,) = results.document({}, both)["comparisons"]
-    assert (pair["gained"], pair["lost"], pair["difference"]) == (2, 1, pytest.approx(1 / 3))
+    assert (pair["gained"], pair["lost"], pair["difference"]) == (2, 1, pytest.approx(1 / 4))
     (found,) = results.all_pairs(both)
     assert [flip["after_reward"] for flip in found.flips] == [1.5, 0.75, 0.25]
-    assert results.rows(both)[0] == ["reward", "0.500 [0.500, 0.500]", "0.875 [0.0469, 1.70]"]
+    assert results.rows(both)[0] == ["reward", "0.500 [0.500, 0.500]", "0.800 [0.203, 1.40]"]
 
 
 @pytest.mark.parametrize(
