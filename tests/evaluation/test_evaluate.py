@@ -23,7 +23,7 @@ from trainer.run.assemble import evaluate_model
 from trainer.run.closing import of_samples
 from trainer.stats import pass_at, wilson
 from trainer.watch.footer import Progress
-from trainer.watch.measure import LENIENT, STRICT
+from trainer.watch.measure import LENIENT, REWARD, STRICT
 
 
 def outcome(strict: str | None, gold: str = "18", **completion) -> Outcome:
@@ -65,6 +65,8 @@ def test_the_parts_of_a_mixture_stand_below_the_accuracy_that_is_paid(measure, r
     assert below[below.index(row) + 1 :][:2] == ["  a", "  b"]
     assert best.metrics_of(seen)["eval/part/b"] == (measure == LENIENT)
     assert (seen.summary()["accuracy"], seen.summary()["lenient_accuracy"]) == (0.5, 1.0)
+    ungraded = replace(outcome("18"), part="c", score=replace(outcome("18").score, reward=None))
+    assert [*replace(seen, outcomes=(*seen.outcomes, ungraded), measure=REWARD).parts] == ["a", "b"]
     before = Evaluation("before", (replace(outcome("18"), part="a"), replace(outcome(None), part="b")))
     compared = Comparison(before, seen).summary()
     assert (compared["gained"], compared["lenient"]["gained"]) == (0, 1)

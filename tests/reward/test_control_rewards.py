@@ -27,7 +27,8 @@ def test_without_a_control_a_group_is_what_it_was():
 def test_random_rewards_follow_from_the_seed_and_the_problem_and_are_right_half_of_the_time():
     assert rewards("random", 5) == rewards("random", 5)
     again = replace(SCORED, prompt=replace(PROMPT, repeat=1))
-    assert len({rewards("random", 5), rewards("random", 6), rewards("random", 5, again)}) == 3
+    other = replace(SCORED, prompt=replace(PROMPT, problem=replace(PROMPT.problem, id="another")))
+    assert len({rewards("random", 6), *(rewards("random", 5, one) for one in (SCORED, again, other))}) == 4
     drawn = [reward for seed in range(200) for reward in rewards("random", seed)]
     assert ({*drawn}, sum(drawn) / len(drawn)) == ({0.0, 1.0}, pytest.approx(0.5, abs=0.06))
 

@@ -67,7 +67,7 @@ class Updater:
         @torch.no_grad()
         def log_likelihood(batches: Sequence[TrainingBatch]) -> float:
             on_device = (batch.to(self.device) for batch in batches)
-            return sum(float((self.policy.measure(one).logprobs_BT * one.mask_BT).sum()) for one in on_device)
+            return sum(float(self.policy.measure(one).logprobs_BT.sum()) for one in on_device)
 
         sums = self.until_it_fits(log_likelihood, self.packer.pack(rows)), tokens_in(rows)
         likelihood, tokens = map(sum, zip(*distributed.gather(sums), strict=True))
