@@ -72,7 +72,7 @@ def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
     assert stopped(read_run(broken_off)) == "nothing for 5 min"
     spaced = shutil.copytree(broken_off, tmp_path / "a b" / "run")
     os.utime(spaced / "config.yaml")
-    places += [("/", "ext4"), (f"{tmp_path}/a b", "nfs4")]
+    places += [(f"{tmp_path}/a b", "nfs4"), ("/", "ext4")]
     assert stopped(read_run(spaced)) is None, "it is on the server, and has just written"
     assert stopped(read_run(broken_off)) == "stopped after step 3", "it is on this machine"
     places.append(("/", "nfs4"))

@@ -243,12 +243,12 @@ def _limits(groups: Path, own: Path) -> Iterator[int]:
     for line in own.read_text().splitlines():
         _, controllers, path = line.split(":", maxsplit=2)
         root, names, cache = groups, ("memory.max", "memory.current"), ""
-        if "memory" in controllers.split(","):  # version 1, with a tree of its own for each controller
+        if "memory" in controllers:  # version 1, with a tree of its own for each controller
             root, names, cache = groups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"
         folder = root / path.lstrip("/")
         for group in (folder, *folder.parents):
             limit, current = (group / name for name in names)
-            if root in (group, *group.parents) and limit.is_file() and limit.read_text().strip().isdigit():
+            if limit.is_file() and limit.read_text().strip().isdigit():
                 rows = dict(row.split() for row in (group / "memory.stat").read_text().splitlines())
                 # the kernel evicts cached files when memory is needed
                 cached = sum(int(rows.get(f"{cache}{kind}_file", 0)) for kind in ("inactive", "active"))
