@@ -94,8 +94,10 @@ def test_a_warm_up_is_part_of_the_run():
     rows = replace(alone, planner=replace(alone.planner, config=alone.planner.config.warmed_up_in(None)))
     assert alone.run(10) == pytest.approx(7 * rows.update + 3 * alone.evaluation)
     assert both.run(10) == pytest.approx(alone.run(0) - alone.evaluation + duration().run(10))  # it merges once
+    assert replace(both, live=0.5).run(0) == pytest.approx(both.run(0)), "a warm-up trains on all solutions"
     sampled = duration("warmup.steps=7", "warmup.only=true", "warmup.from=samples", "warmup.asked=6", "warmup.rounds=2")
     assert sampled.run(0) - alone.run(0) == pytest.approx(2 * alone._sampling(24, 4))
+    assert duration("warmup.steps=7", "warmup.only=true", "eval.samples=3").run(0) == alone.run(0)  # greedy ones only
 
 
 def test_what_is_between_layers_and_the_optimizer_states_move_through_memory():
@@ -104,6 +106,8 @@ def test_what_is_between_layers_and_the_optimizer_states_move_through_memory():
     fast = Speed(flops=1e18, bandwidth=1e3, latency=0.0)
     assert duration("engine.ds_config=zero2", speed=fast).update == pytest.approx((states + passed) / 1e3)
     assert duration("engine.ds_config=zero2_offload", speed=fast).update == pytest.approx(states / 1e10 + passed / 1e3)
+    halves = duration("engine.ds_config=zero2", "algorithm.minibatches=2", speed=fast)  # and a pass before the second
+    assert halves.update == pytest.approx((2 * states + 1.25 * passed) / 1e3)
 
 
 def test_a_run_has_its_steps_and_evaluations():
@@ -114,6 +118,9 @@ def test_a_run_has_its_steps_and_evaluations():
     assert duration("run.merge=false").run(10) == pytest.approx(steps + 2 * one.evaluation)
     assert duration("eval.every=5").run(10) == pytest.approx(steps + 4 * one.evaluation)
     assert duration("eval.problems=0").run(10) == pytest.approx(steps)
+    # three more for each problem, twice, and the last greedy ones again
+    assert duration("eval.samples=3").run(10) == pytest.approx(steps + 10 * one.evaluation)
+    assert replace(one, rounds=3).rollout == pytest.approx(3 * one.rollout)
 
 
 def test_the_steps_of_a_run_correct_what_is_computed():

@@ -89,10 +89,13 @@ def test_the_time_that_is_left_is_read(text, seconds):
 
 
 def test_a_controller_that_does_not_answer_is_no_reason_to_end_a_run(task, tmp_path, monkeypatch):
-    program(tmp_path / "squeue", "#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)
+    program(tmp_path / "squeue", "#!/bin/sh\necho 2:00:05\n")
+    assert slurm.seconds_left() is None, "of the jobs of others"
     task(SLURM_JOB_ID="1")
+    assert slurm.seconds_left() == 7205
+    program(tmp_path / "squeue", "#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)
     assert slurm.seconds_left() is None
 
 

@@ -10,9 +10,17 @@ from trainer.step.gradient_regularisation import clipped, displaced, in_fp32, re
 def test_norms_are_of_all_parameters():
     """The code of the authors clips and logs the norm of what is trained, with what is left out."""
     a, b = torch.tensor([0.0]), torch.tensor([0.0])
-    mixed, *norms = regularised(lambda _: [torch.tensor([9.0]), torch.tensor([40.0])], [a, b], 0.01, 0.1, left_out=[b])
-    assert norms == pytest.approx([41.0, 41.0])
-    torch.testing.assert_close(mixed, [torch.tensor([9.0 * 10 / 41]), torch.tensor([40.0 * 10 / 41])])
+    places = []
+
+    def gradient(is_second: bool) -> list[torch.Tensor]:
+        places.append([a.item(), b.item()])
+        return [*torch.tensor([[12.0], [5.0]] if is_second else [[9.0], [40.0]])]
+
+    mixed, *norms = regularised(gradient, [a, b], 0.01, 0.1, left_out=[b])
+    assert norms == pytest.approx([41.0, 13.0])
+    first, second = 9.0 * 10 / 41, 12.0 * 10 / 13
+    torch.testing.assert_close(mixed, [torch.tensor([first + 10 * (second - first)]), torch.tensor([40.0 * 10 / 41])])
+    assert places == [[0.0, 0.0], [pytest.approx(0.01 * first), 0.0]]
     assert clipped([torch.zeros(2)])[0][0].tolist() == [0.0, 0.0], "and nothing is divided by zero"
 
 
