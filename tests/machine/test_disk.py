@@ -59,6 +59,10 @@ def test_a_disk_without_inodes_is_named(tmp_path, monkeypatch):
     partial = tmp_path / "partial"
     with refuses(tmp_path, CheckpointError, names="result"), disk.writing(partial, "the result", "Make room."):
         raise error
+    full.f_favail = 9
+    assert disk.failure(error).startswith("the disk is full (No space left on device). Make room")
+    with refuses(tmp_path, CheckpointError, names="quota"), disk.writing(partial, "the result", "Make room."):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
 
 def test_a_file_of_numpy_that_is_cut_short_means_a_full_disk(tmp_path, monkeypatch):
@@ -95,3 +99,33 @@ def test_two_commands_do_not_write_one_result(tmp_path):
     with refuses(out, CheckpointError, names="has written it meanwhile"), disk.named_when_checked(out):
         pass
     assert [path.name for path in out.iterdir()] == ["file"]
+
+
+def test_what_a_crash_has_left_is_in_the_way_of_nothing(tmp_path):
+    file, out = tmp_path / "file", tmp_path / "out"
+    file.with_name("file.partial").write_text("half")
+    disk.replace(file, b"whole")
+    assert file.read_bytes() == b"whole"
+    for name in ("out.unchecked", "out.refused"):
+        (tmp_path / name).mkdir()
+    with disk.named_when_checked(out) as unchecked:
+        unchecked.mkdir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "out"]
+    assert not disk.is_locked(tmp_path / ".lock"), "there is none"
+
+
+def test_a_link_is_not_followed_and_a_folder_of_others_is_not_private(tmp_path, monkeypatch):
+    folder, link = disk.private_folder(tmp_path / "folder"), tmp_path / "link"
+    assert disk.private_folder(folder) == folder
+    link.symlink_to(folder)
+    with pytest.raises(OSError, match="Too many levels"):
+        disk.not_a_link(str(link), os.O_WRONLY)
+    assert not disk.is_private(link)
+    disk.remove(link)
+    assert (link.is_symlink(), folder.is_dir()) == (False, True)
+    folder.chmod(0o710)
+    with pytest.raises(PermissionError, match="another user"):
+        disk.private_folder(folder)
+    folder.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    assert not disk.is_private(folder)

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import ROOT, ran
 from trainer.errors import RewardError
 from trainer.machine import user_code
-from trainer.machine.exits import answering_errors, finishing, handling
+from trainer.machine.exits import answering_errors, finishing, handling, shell_status
 from trainer.machine.safe_text import without_keys
 from trainer.ranks import slurm
 
@@ -139,6 +139,10 @@ def test_each_signal_that_came_in_the_meantime_counts():
             signal.raise_signal(number)
         assert not received
     assert received == sent
+
+
+def test_the_status_of_a_launcher_becomes_that_of_a_shell():
+    assert [shell_status(status) for status in (0, 2, 137, 247, -9)] == [0, 2, 137, 137, 137]
 
 
 def test_an_error_quotes_no_key(tmp_path, monkeypatch, capsys):
