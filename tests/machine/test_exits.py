@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT, ran
-from trainer.errors import RewardError
+from trainer.errors import Interrupted, RewardError
 from trainer.machine import user_code
 from trainer.machine.exits import answering_errors, finishing, handling, shell_status
 from trainer.machine.safe_text import without_keys
@@ -143,6 +143,18 @@ def test_each_signal_that_came_in_the_meantime_counts():
 
 def test_the_status_of_a_launcher_becomes_that_of_a_shell():
     assert [shell_status(status) for status in (0, 2, 137, 247, -9)] == [0, 2, 137, 137, 137]
+
+
+ERRORS = [(RewardError("no"), "octet: rank 1: no\n"), (RewardError("no").of_all(), ""), (Interrupted("no"), "")]
+
+
+@pytest.mark.parametrize(("error", "said"), ERRORS)
+def test_an_error_of_all_ranks_is_said_by_one(monkeypatch, capsys, error, said):
+    def command() -> None:
+        raise error
+
+    monkeypatch.setenv("RANK", "1")
+    assert (answering_errors(command), capsys.readouterr().err) == (error.status, said)
 
 
 def test_an_error_quotes_no_key(tmp_path, monkeypatch, capsys):
