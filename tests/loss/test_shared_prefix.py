@@ -170,3 +170,10 @@ def test_any_rows_come_back_as_they_were(drawn):
     assert len(layout.answers_AC) <= len({(one.prompt, one.completion) for one in rows}), "and so does an answer"
     together = torch.cat([layout.prompts_PT.flatten(), layout.answers_AC.flatten()])
     assert together[layout.source_N].tolist() == list(range(len(tree.line_N)))
+    prompt_A1, width, longest = layout.prompt_A[:, None], layout.prompts_PT.shape[1], layout.answers_AC.shape[1]
+    query_AC, own = prompt_A1 + torch.arange(longest), torch.arange(width).expand(len(prompt_A1), -1)
+    behind_ACK = query_AC[:, :, None] - torch.cat([own, query_AC], dim=1)[:, None]
+    is_key_AK = torch.cat([own < prompt_A1, torch.ones_like(query_AC, dtype=torch.bool)], dim=1)
+    for window in (1, 2, 3, 5, 99):
+        seen_ACK = layout.mask(window, torch.empty(0))[:, 0] == 0
+        assert torch.equal(seen_ACK, is_key_AK[:, None] & (behind_ACK >= 0) & (behind_ACK < window))
