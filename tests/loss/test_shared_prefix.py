@@ -170,6 +170,7 @@ def test_any_rows_come_back_as_they_were(drawn):
     assert len(layout.answers_AC) <= len({(one.prompt, one.completion) for one in rows}), "and so does an answer"
     together = torch.cat([layout.prompts_PT.flatten(), layout.answers_AC.flatten()])
     assert together[layout.source_N].tolist() == list(range(len(tree.line_N)))
+    assert torch.equal(layout.with_tokens_before(2)[0][:, 2:], layout.answers_AC)
     prompt_A1, width, longest = layout.prompt_A[:, None], layout.prompts_PT.shape[1], layout.answers_AC.shape[1]
     query_AC, own = prompt_A1 + torch.arange(longest), torch.arange(width).expand(len(prompt_A1), -1)
     behind_ACK = query_AC[:, :, None] - torch.cat([own, query_AC], dim=1)[:, None]
