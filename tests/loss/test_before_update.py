@@ -77,6 +77,7 @@ def test_only_the_most_uncertain_tokens_of_the_step_are_trained_on(tiny_model):
     backward(policy, prepared, config.algorithm, 0.0, Tally())  # with the old log-probs of the pass before
     assert policy.passes.count("train") == len(prepared.batches)
     assert threshold(torch.empty(0), share=0.25) == 0.0, "nothing is trained on in this step"
+    assert updater.update([replace(prepared, tokens=0.0)], 0, Tally()) == []
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
@@ -95,9 +96,11 @@ def test_kl_is_taken_off_each_reward(tiny_model, estimator):
     assert tally.sums["kl"][1] == 12  # tokens
     (prepared,) = updater.prepare(dealt)
     assert prepared.batches[0].reference_logprobs_BT is None, "it is paid for once"
-    policy, updater, *_ = setting(tiny_model, "algorithm.kl.coef=0.5")
+    policy, updater, *_ = setting(tiny_model, "algorithm.kl.coef=0.5", "algorithm.kl.target=0.1")
     assert updater.penalise(groups, Tally()) == groups, "it is part of the loss"
     assert policy.passes == []
+    assert (updater.adapt_kl({}), updater.adapt_kl({"kl": 0.2})) == ({}, {"kl_coef": 0.5}), "the one that was used"
+    assert updater.kl.value == pytest.approx(0.5 * 1.02)
 
 
 def divergence(policy, prompt, completion, estimator) -> float:
