@@ -82,6 +82,7 @@ def test_the_loss_of_held_out_solutions_is_that_of_the_tokens_that_the_model_wri
     measured = SimpleNamespace(measure=LogProbs(model, 1.0, flat=False))
     updater = Updater(measured, SETTINGS, "cpu", Packer(30, 0, flat=False), kl=None, warn=print)
     assert updater.held_out_loss(ROWS) == pytest.approx(of_torch(model).item(), rel=1e-6)
+    assert updater.held_out_loss([]) is None
 
 
 def test_trls_sft_trainer_has_the_same_loss_and_gradient(model, tmp_path):

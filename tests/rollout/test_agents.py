@@ -329,6 +329,7 @@ def test_calls_are_limited(tokenizer):
     said = []
     answer = answer_of("three_turns", tokenizer, said=said, settings=["rollout.turns.most=2"])
     assert (answer.truncated, answer.reward) == (True, 0.0)
+    assert sum(turn.role == "model" for turn in answer.turns) == 2
     assert "rollout.turns.most=2" in said[0]
 
 
