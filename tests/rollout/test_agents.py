@@ -26,7 +26,7 @@ from trainer.problem.prompts import Prompter
 from trainer.problem.word_problems import NanoTask
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Score, ScoredGroup
-from trainer.rollout.agents.conversation import Conversation, Limits, read_messages
+from trainer.rollout.agents.conversation import Conversation, Limits, Refused, read_messages
 from trainer.rollout.agents.sampler import FIRST_CALL_S, PATIENCE_S, Agents, AgentSampler, Calls
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
@@ -96,6 +96,18 @@ def test_calls_in_parallel_have_one_order_whichever_ends_first(tokenizer):
         found.append(talk.completion("", failed=False))
     assert found[0] == found[1]
     assert len(found[0].segments) == 2
+
+
+def test_an_answer_is_cut_by_its_own_limits_and_not_by_those_of_a_call(tokenizer):
+    for most, is_cut in ((5, False), (None, True)):
+        talk = talk_of(tokenizer)
+        call = talk.call([user("ask")], [], most, ())
+        talk.answer(call, Completion((7, 8), (-1.0, -1.0), "", truncated=True))
+        assert talk.completion("", failed=False).truncated is is_cut
+    length = len(call.prompt.tokens)
+    assert talk_of(tokenizer, context=length + 1).call([user("ask")], [], None, ()).prompt.most == 1
+    with pytest.raises(Refused, match=f"{length} tokens"):
+        talk_of(tokenizer, context=length).call([user("ask")], [], None, ())
 
 
 def test_a_conversation_begins_as_a_prompt_does(tokenizer):
