@@ -110,6 +110,15 @@ def test_an_answer_is_cut_by_its_own_limits_and_not_by_those_of_a_call(tokenizer
         talk_of(tokenizer, context=length).call([user("ask")], [], None, ())
 
 
+def test_a_reply_is_extended_unless_the_model_has_ended_its_turn(tokenizer):
+    for end, goes_on in (((), True), ((tokenizer.eos_token_id,), False)):
+        talk, tokens = talk_of(tokenizer), (*tokenizer("so 4")["input_ids"], *end)
+        sampled = Completion(tokens, (-1.0,) * len(tokens), "", truncated=False)
+        message, *_ = talk.answer(talk.call([user("ask")], [], None, ()), sampled)
+        longer = talk.call([user("ask"), {**message, "content": message["content"] + "2"}], [], None, ())
+        assert (longer.continued is not None, talk.is_rewritten) == (goes_on, not goes_on)
+
+
 def test_a_conversation_begins_as_a_prompt_does(tokenizer):
     """The tokenizer writes the first token if there is no chat template."""
     plain = copy.deepcopy(tokenizer)
