@@ -69,7 +69,7 @@ _REMARK = re.compile(
     |\b(?:a\s)?total\sof\b|(?<=[a-z]\s)(?:therefore|thus|hence)\b|\bi\.e\.  # She therefore has a total of 18
     |\b(?:which|this|that)\s(?:gives|makes|means|leaves)\b(?:\sthat\b)?  # which gives 18
     |,?\sas\s(?:computed|calculated|shown|required|requested)(?:\sabove)?\b|\(?\bsee\s[^().]*\)?  # 18 (see above)
-    |\b(?:(?:I\s)?hope\s(?:this|that|it)|(?:please\s)?let\sme\sknow|thank)\b[^.!]*  # I hope this helps
+    |\b(?:(?:I\s)?hope\s(?:this|that|it)|(?:please\s)?let[ ]me[ ]know|thank)\b[^.!]*  # I hope this helps
     |\b(?:mrs?|ms|dr)\.\s|(?-i:(?:\b[A-Z][a-z]+,\s){2,}and\s(?=[A-Z]))  # Ann, Bob, and Mr. Lee have 18
     |(?<=the\s)(?:first|second|third)(?=\s(?!of\b)[a-z])  # the first number is 18
     |(?:(?<=the\s)|(?<=all\s))(?:two|three|four|five|six)(?:\sof\sthem)?(?=\s[a-z][^.]*[0-9])  # the two of them have 18
