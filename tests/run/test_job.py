@@ -66,7 +66,9 @@ def test_the_run_folder_has_what_was_promised(job):
     assert [record["step"] for record in metrics] == [0, 1, 2, 3, 4]
     assert abs(metrics[1]["advantage/mean"]) < 1e-6
     assert metrics[1]["sampler_difference"] < 1e-4
-    assert {"completion", "reward", "strict", "gold"} <= set(lines_of(folder / "samples.jsonl")[0])
+    samples = lines_of(folder / "samples.jsonl")
+    assert {"completion", "reward", "strict", "gold"} <= set(samples[0])
+    assert [one["step"] for one in samples] == [step for step in (1, 2, 3, 4) for _ in range(2 * 4)]
     assert list((folder / "tensorboard").glob("events*"))
     assert "torch" in (folder / "config.yaml").read_text().splitlines()[0]
     evaluations = json.loads((folder / "eval.json").read_text())["evaluations"]
