@@ -13,7 +13,7 @@ _STATED = re.compile(  # "C", "(C)", "Option C: Paris"
 )
 _LABEL = re.compile(r"\(([A-J])\)|(?<![\w'])([A-J])(?=[).:](?:\s|$))|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\b")
 LETTER = re.compile(r"(?<![\w'$\\-])[A-J](?![\w'-])")
-_OTHER = re.compile(r"\b(?:not|than|over)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-J]\b\)?")  # the B of "C, not B"
+_OTHER = re.compile(r"\b(?:not|than|over|unlike)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-J]\b\)?")  # the B of "C, not B"
 _BESIDE = re.compile(rf"(?i)[,;/&]|(?:and|also|{ANOTHER})\b")
 _RIGHT = any_of("right correct true best answer choice option one likely accurate appropriate")
 _IS_RIGHT = re.compile(  # after a letter without a mark: "C", "C, because ...", "C is the best answer", "C\nThe reason"

@@ -72,7 +72,7 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # the calculator annotations of GSM8K, which models learn to write
 _JSON = re.compile(r"""\{\s*["'][\w ]{1,30}["']\s*:\s*["']?([^"'{}]*)["']?\s*\}""")  # {"answer": 18}
 _JOINED = re.compile(  # between two marks: "or", "\\quad\\text{and}", "**, maybe **"
-    rf"(?i)(?:[\s$*_,;/&.()\[\]{{}}\\]|\b(?:q?quad|text|or|and|also|{HEDGING})\b)*"
+    rf"(?i)(?:[\s$*_,;/&.()\[\]{{}}\\]|\b(?:q?quad|text|or|and|also|either|{HEDGING})\b)*"
 )
 _CORRECTED = re.compile(rf"(?i)\b(?:no|rather|{CORRECTING})\b")
 _OPERAND_BEFORE = re.compile(
@@ -81,7 +81,7 @@ _OPERAND_BEFORE = re.compile(
     |[0-9)}]\s?(?:\\(?:cdot|times|div)|[-+*/x×·÷])\s?)\Z"""  # 2 \cdot \boxed{18}
 )
 _JOINED_BEFORE = re.compile(  # about \boxed{18}, x \approx \boxed{18}
-    r"(?i)(?:\b(?:or|except|than|about|approximately)|(?:\A|[^0-9.}\s])\s?(?:\\approx|≈))[\s$*_({\[\\]*\Z"
+    r"(?i)(?:\b(?:or|except|than|about|approximately|roughly)|(?:\A|[^0-9.}\s])\s?(?:\\approx|≈))[\s$*_({\[\\]*\Z"
 )
 _DENIED_AFTER = re.compile(  # in the examples, [18] is a mark
     rf"""(?xi)(?:
@@ -181,8 +181,8 @@ def _braced(text: str) -> str:
 
 _ANSWER_IS = re.compile(
     r"""(?xi)nswers?(?:\s+(?:to|for|of|in)\b[^\n.:=?]{0,80}?)?[*_\s]*  # "Answer to the question"
-    (?:[:：]|\b(?:is|are|equals|(?:would|should|must)\s+be)\b)(?:[*_]+(?=\s))?\s*
-    (?:[:=]|(?:simply|therefore|clearly)\b)?(?:[*_]+(?=\s))?\s*"""
+    (?:[:：]|\b(?:is|are|equals|(?:would|will|should|must)\s+be)\b)(?:[*_]+(?=\s))?\s*
+    (?:[:=]|(?:simply|therefore|thus|clearly|definitely)\b)?(?:[*_]+(?=\s))?\s*"""
 )
 _LABEL = re.compile(  # "So the final answer is", "Answer:"
     rf"(?xi)[*_\#\s]*(?:{SO},?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?a"
@@ -228,7 +228,7 @@ _SENTENCE_END = re.compile(  # "18. Then", "18! Great", "18, because", but not "
 _GOES_ON = re.compile(  # another answer, or a correction, after the end of a sentence
     rf"""(?xi)\s{{0,9}}{ANOTHER}\b  # "18. Or 20"
     |(?:(?<!\n)[ \t]{{0,9}}\n)?[ \t]{{0,9}}[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)  # "A. B", but not after a blank line
-    |(?<=\bbut)[^.!?\n]*\b(?:or|maybe|perhaps|possibly|could|might|may|also|better)\b"""  # "A, but B is better"
+    |(?<=\bbut|.\bso)[^.!?\n]*\b(?:or|maybe|perhaps|possibl[ey]|could|might|may|also|better)\b"""  # "A, but C may be"
 )
 
 
@@ -259,7 +259,7 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
     return None if is_sentence or picked[:4].lower() == "not " else picked
 
 
-_ANSWER = any_of("antwort réponse respuesta risposta resposta ответ 答案? 回答 정답 답")
+_ANSWER = any_of("antwort réponse respuesta risposta resposta svar ответ 答案? 回答 정답 답")
 _THEREFORE = re.compile(  # "Hence, D.", "Antwort: B"
     rf"(?i)(?:{SO}\b[,:]?\s+|{_ANSWER}\s?[:：]\s*)(?=\W*[A-J]\b\W*\Z)"
 )
@@ -322,7 +322,7 @@ def marked(text: str, style: str) -> str | None:
 
 _OTHER = r"(?:\$?[0-9]|\(?(?-i:[A-J])\)?[*.!]*(?:\n|\Z))"
 _MISTAKE = any_of(r"was_wrong made_an?_(?!effort) forgot mis[a-z]+ should_have\b(?!_(?:exactly_)?\$?[0-9])")
-_CLAIM = r"(?:that|this|it|which|(?:my|the|this|that)\s(?:\w+\s)?(?:answer|result|solution))"
+_CLAIM = r"(?:that|this|it|which|(?:my|the|this|that)\s(?:\w+\s)?(?:answer|result|solution)(?:\sabove)?)"
 _WRONG = any_of("wrong incorrect false an?_(?:mistake|error) not_(?:right|correct|the_answer)")
 _TAKEN_BACK = re.compile(  # "#### 18\n\nWait, that is wrong. The answer is 20."
     rf"""(?xi)(?:\A|[.!?\n,;])[\s*_$]{{0,9}}

@@ -30,7 +30,7 @@ _OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
 _NO_OPERAND = re.compile("[a-z]{2,}|=.*")
 _SIGN_WORDS = {"times": "*", "multiplied by": "*", "plus": "+", "minus": "-"}
 _SPOKEN_SIGN = re.compile(rf"(?<=[0-9]) ({'|'.join(_SIGN_WORDS)}) (?=[0-9])|(?<=%) (of) (?=[0-9])")  # "8 times 8"
-CORRECTION = re.compile(rf"(?i)[ \t,.;(-]{{1,4}}{CORRECTING}\b")  # "18, no wait, 20"
+CORRECTION = re.compile(rf"(?i)[ \t,.;(-]{{1,4}}{CORRECTING}\b(?:[ \t,.:;!-]{{1,4}}no\b)?")  # "18, wait, no, 20"
 _WORKING = re.compile(
     rf"""(?x)(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])  # "3 boxes * 6 eggs", "6 x 3"
     (?P<equals>\s?=(?:\s?(?P<step>{_OPERAND})  # and with the result if it is only a step:
@@ -40,8 +40,8 @@ _WORKING = re.compile(
 _DENIED = re.compile(  # the 20 of "18 (not 20)" and "18 rather than 20"
     rf"(?xi)(?<=[\s,(])(?:(?:and\s+)?not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])"
 )
-_PREPOSITION = any_of("in for per each every after during at on over")
-_DETERMINER = any_of("of the a all each every these those his her their its")
+_PREPOSITION = any_of("in for per each every within after before during at on over")
+_DETERMINER = any_of("of the a all only about each every these those his her their its")
 _CONTEXT = re.compile(
     rf"""(?xi)\b{_PREPOSITION}(?:\s+the\s[a-z]+\sof)?\s+(?:{_DETERMINER}\s+){{0,3}}  # "for each of 5 friends"
     {_NUMBER}\s+(?!(?:{_PREPOSITION}|and|to)\b)(?=[a-z]{{2}})"""
@@ -246,15 +246,15 @@ _PARTS = re.compile(  # between two numbers neither of which is the answer: "17,
 )
 _DENYING = any_of("not never cannot neither nor doubt doubt_that unless [a-z]+n't")
 _HEDGING = any_of(
-    """nearly almost hardly barely scarcely maybe perhaps possibly probably may_be might_be could_be guess[,:]? guess_is
-    at_least at_most more_than less_than fewer_than greater_than over under above below beyond up_to close_to
-    half half_of twice double third_of quarter_of between_\\S+_and
-    instead_of other_than rather_than except except_for anything_but everything_but"""
+    """nearly almost hardly barely scarcely maybe perhaps possibly probably may_be might_be could_be
+    guess[,:]? guess_(?:is|would_be) at_least at_most more_than less_than fewer_than greater_than over under above below
+    beyond up_to close_to half half_of twice double third_of quarter_of between_\\S+_and instead_of other_than
+    rather_than except except_for anything_but everything_but"""
 )
 TURNED = re.compile(  # what changes or denies a number behind it: "not equal to 18", "half of 18", "wrong answer: 18"
     rf"""(?xi)(?:\b(?:{_DENYING}(?:\s[a-z']+){{0,2}}|{_HEDGING}|(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?)\s
     |(?<=[^\s<>=-])(?:\s+|(?<!<[a-z])(?<!<h[1-6])(?<![a-z]{{2}}))[<>]=?\s?  # "x > 18"; not "=> 18", "<b>18", "> 18"
-    |\\(?:leq?|geq?|lt|gt|neq?)\s+|(?:\^|(?<=[^\s_*])_)\{{?|\\(?:d?frac|sqrt)\{{  # "x^18"
+    |\\(?:leq?|geq?|lt|gt|neq?)\s+|(?:\^\s?|(?<=[^\s_*])_)\{{?|\\(?:d?frac|sqrt)\{{  # "x^18"
     )[*$({{\[\\]*$"""
 )
 _CONTINUED = re.compile(  # what stands behind a number and changes or doubts it
