@@ -193,7 +193,7 @@ def _is_name(plain: str, word: re.Match[str], kinds: str) -> bool:
 _PIECE = re.compile(r"\w+(?:\s\w+)*|[^\w\s]")
 _SAID = re.compile(r"[^\W\d_][\w'-]*|[0-9][0-9.,:]*|\S")
 _PLACE = re.compile(r"(?i)\b(?:on|in|at|to)\s(?:an?\s|the\s)?\Z")  # on Monday
-_NO = r"\b(?:no|not|never|cannot|\w+n't)\b"
+_NO = r"\b(?:no|not|never|cannot|none|nothing|nobody|\w+n't)\b"
 _NEGATIONS = {"yes": "(?!)", "true": "(?!)", "no": _NO, "false": _NO}
 
 
