@@ -58,9 +58,9 @@ def named_letters(line: str) -> set[str]:
 _CLOSING = re.compile(r"\(([A-J])\)[.!]?$")
 _CLAUSE = re.compile(rf"[,.;:]|\b{SO}\b")
 _DENYING = any_of(
-    "or either neither nor not never cannot false wrong incorrect doubt[a-z]* rul(?:e|es|ed|ing)_out than"
+    "neither nor not never cannot false wrong incorrect rul(?:e|es|ed|ing)_out eliminat[a-z]+ exclud[a-z]+ reject[a-z]*"
 )
-_DOUBTING = any_of("if unless otherwise could might may maybe perhaps least eliminat[a-z]+ exclud[a-z]+ reject[a-z]*")
+_DOUBTING = any_of("or either doubt[a-z]* if unless otherwise could might may maybe perhaps least than")
 _RULED_OUT = re.compile(  # 不, 非, 错 and 排除, but not 不难 (not hard to see) and 非常 (very)
     rf"(?i)n't\b|\b(?:and|{_DENYING}|{_DOUBTING})\b|[.,;!] {ANOTHER}\b|不(?!难)|非(?!常)|错|排除"
 )

@@ -52,8 +52,8 @@ _NAME = (  # "she", "these", "she and her sister", "each of them", "the number o
     rf"(?:[tm]?s[wmE]?|d|sad?{_NOUN}{{1,3}}|E(?:p[sdw])?"
     rf"|[dE]?{_NOUN}{{1,5}}(?:[pPao](?:s|d?{_NOUN}{{1,3}})){{0,2}}{_OF_WHICH})"
 )
-_OPENING = rf"(?:[pPoE][dpE]{{0,2}}{_NOUN}{{1,4}}){{0,2}}"  # "after the first week"
-# "makes", "has to pay", "rose by", "took her and Tom"
+_OPENING = rf"(?:[pPoE][dpE]{{0,2}}{_NOUN}{{1,4}}){{0,2}}"  # "after a busy week"
+# "makes", "has to pay", "rose by", "took him and Tom"
 _PREDICATE = rf"(?:[irv][irvE]*(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)"
 _BEFORE = rf"{_OPENING}(?:{_NAME}m?{_PREDICATE}|[ir]+|d?A{{1,3}})?d?m*"  # "in May she sold", "it is", "the total"
 _BEHIND = (  # "eggs each day", "eggs is the answer", "of the eggs are brown"

@@ -62,7 +62,7 @@ _COUNTS = (
 _COUNTERS = re.compile(f"{_COUNTS}(?![半多以左未])[\u4e00-\u9fff]{{0,4}}")  # but not 万 (ten thousand) and 左右 (about)
 _WORD = r"[^\W\d_][^\W\d_']*(?:\s*\^\s*\{?[23]\}?)?\.?"
 _LETTERS = re.compile(r"[^\W\d_][^\W\d_']*")
-_TAIL = re.compile(  # the rest of "18 dollars", "50 %", "$18/hour" and "12-inch", but not of "5 - m"
+_TAIL = re.compile(  # the rest of "18 dollars", "50 %", "$18/hour" and "12-inch"
     rf"\s*[%{_SYMBOLS}]?(?P<joint>\s*/\s*|-)?\s*(?P<words>{_WORD}(?:(?:\s+|\s*/\s*|[.*-]){_WORD})*)?[\s.]*"
 )
 

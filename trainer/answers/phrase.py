@@ -245,14 +245,14 @@ _PARTS = re.compile(  # between two numbers neither of which is the answer: "17,
     r"(?i)(?:\s?[-+*/x,;&]?\s?|:|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?"
 )
 _DENYING = any_of("not never cannot neither nor doubt doubt_that unless [a-z]+n't")
-_HEDGING = any_of(
+_CHANGING = any_of(
     """nearly almost hardly barely scarcely maybe perhaps possibly probably may_be might_be could_be
     guess[,:]? guess_(?:is|would_be) at_least at_most more_than less_than fewer_than greater_than over under above below
     beyond up_to close_to half half_of twice double third_of quarter_of between_\\S+_and instead_of other_than
     rather_than except except_for anything_but everything_but"""
 )
 TURNED = re.compile(  # what changes or denies a number behind it: "not equal to 18", "half of 18", "wrong answer: 18"
-    rf"""(?xi)(?:\b(?:{_DENYING}(?:\s[a-z']+){{0,2}}|{_HEDGING}|(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?)\s
+    rf"""(?xi)(?:\b(?:{_DENYING}(?:\s[a-z']+){{0,2}}|{_CHANGING}|(?:wrong|incorrect|false)(?:\sanswer)?(?:\sis)?:?)\s
     |(?<=[^\s<>=-])(?:\s+|(?<!<[a-z])(?<!<h[1-6])(?<![a-z]{{2}}))[<>]=?\s?  # "x > 18"; not "=> 18", "<b>18", "> 18"
     |\\(?:leq?|geq?|lt|gt|neq?)\s+|(?:\^\s?|(?<=[^\s_*])_)\{{?|\\(?:d?frac|sqrt)\{{  # "x^18"
     )[*$({{\[\\]*$"""
