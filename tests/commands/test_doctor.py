@@ -254,10 +254,15 @@ IDLE |= {f"task.subset=a task.name=records task.path={ROOT}/bench/results/seeds.
 IDLE |= {"task.holdout=0.2 task.name=gsm8k": "test set", "eval.samples=4 eval.problems=0": "Leave it out"}
 IDLE |= {"algorithm.correction.cap=5.0 algorithm.correction.level=none": "algorithm.correction.level=token"}
 IDLE |= {"algorithm.advantage=rloo algorithm.loss=reinforce": "algorithm.loss=reinforce_baseline"}
+IDLE |= {"task.choices=c task.name=records task.path=a/b": "multiple_choice"}
+IDLE |= {"task.incorrect=[c] task.name=math": "multiple_choice"}
+IDLE |= {"task.incorrect=[c] task.choices=d task.name=multiple_choice task.path=a/b": "task.choices"}
 OF_A_WARM_UP_WITH_VLLM = "rollout.engine=vllm_colocate rollout.vllm.memory=0.5 warmup.steps=3 warmup.only=true"
 NOT_IDLE = [OF_A_WARM_UP_WITH_VLLM, "task.name=gsm8k-renumbered task.seed=3", "eval.samples=4"]
 NOT_IDLE += ["task.name=records task.path=a/b task.holdout=0.2", "prompt.style=few_shot prompt.shots=2"]
 NOT_IDLE += ["task.subset=main task.name=records task.path=a/b", "rollout.dead_groups=refill rollout.refills=5"]
+NOT_IDLE += [f"task.name={ROOT}/examples/maze.py:build task.seed=3 task.subset=a task.path=b"]  # it may read them
+NOT_IDLE += ["task.mix.nano=1 task.mix.multiple_choice=1 task.path=a/b task.choices=c"]
 NOT_IDLE += ["task.mix.nano=1 task.mix.math=1 task.path=a/b task.holdout=0.2"]
 
 

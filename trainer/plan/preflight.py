@@ -51,6 +51,9 @@ SWITCHES: list[tuple[str, Callable[[Config], object], str]] = [
     ("rollout.refills", lambda c: c.rollout.dead_groups == "refill", "Write rollout.dead_groups=refill as well"),
     ("prompt.shots", lambda c: "few_shot" in (c.prompt.style, make_task(c.task).prompt_style),
      "Write prompt.style=few_shot as well"),
+    *((f"task.{name}", lambda c: "multiple_choice" in (c.task.name, *c.task.mix), "Write task.name=multiple_choice")
+      for name in ("choices", "incorrect")),
+    ("task.incorrect", lambda c: c.task.choices is None, "Leave it out: task.choices names all choices"),
     ("task.seed", lambda c: "gsm8k-renumbered" in (c.task.name, *c.task.mix), "Write run.seed, which orders problems"),
     ("task.subset", lambda c: make_task(c.task).hub_sets(), "Leave it out: it is for a data set on the hub"),
     ("task.holdout", lambda c: any(
@@ -250,9 +253,10 @@ def answers(config: Config) -> Iterator[Finding]:
 def idle(config: Config) -> Iterator[Finding]:
     """Warn of settings that belong to something that is switched off."""
     now, usual = (flat(one.model_dump(mode="json")) for one in (config, Config()))
+    is_own = any(".py:" in name for name in (config.task.name, *config.task.mix))  # its function is passed all of task
     for start, has_effect, remedy in SWITCHES:
         changed = [f"{key}={written(now[key])}" for key in now if key.startswith(start) and now[key] != usual[key]]
-        if changed and not has_effect(config):
+        if changed and not (is_own and start.startswith("task.")) and not has_effect(config):
             yield Finding("warn", "settings", f"without effect: {', '.join(changed)}", f"{remedy}.")
 
 
