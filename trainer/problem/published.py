@@ -97,19 +97,19 @@ class MultipleChoiceTask(DataTask):
         """Return the right choice and all of them, from a list as in MMLU, or from one with labels as in ARC."""
         record.must_have({column: "task.choices"})
         listed = record.values[column]
-        has_labels = isinstance(listed, Mapping)
-        texts, labels = (listed.get("text"), listed.get("label")) if has_labels else (listed, LETTERS)
+        texts, labels = (listed.get("text"), listed.get("label")) if isinstance(listed, Mapping) else (listed, None)
         if not isinstance(texts, list) or not 2 <= len(texts) <= len(LETTERS):
             raise DataError(record.where, f"`{column}` is {str(listed)[:40]}; expected a list of 2 to {len(LETTERS)}")
         choices = [Record(record.where, {column: one}).answer(column, "task.choices") for one in texts]
-        by_text, by_label = {text: text for text in choices}, dict(zip(labels or (), choices))
-        named = by_text | by_label if has_labels else by_label | by_text
+        by_text, by_letter = {text: text for text in choices}, dict(zip(LETTERS, choices))
+        by_label = dict(zip(map(str, labels), choices)) if isinstance(labels, list) else {}
+        has_labels = len(by_label) == len(choices)
         answer = self.settings.answer or "answer"
         text, value = record.answer(answer, "task.answer"), record.values[answer]
-        right = dict(enumerate(choices)).get(value) if isinstance(value, int) else named.get(text)
-        if right is None:
+        named = by_text | by_label if has_labels else {} if isinstance(value, int) else by_letter | by_text
+        if (right := named.get(text) or dict(enumerate(choices)).get(value)) is None:
             expected = "the number of a choice, from 0 on, its letter or its text"
-            raise DataError(record.where, f"`{answer}` is {text[:40]}; expected {expected}")
+            raise DataError(record.where, f"`{answer}` is {value!r:.40}; expected {expected}")
         return right, choices
 
     def _right_and_wrong(self, record: Record) -> tuple[str, list[str]]:
