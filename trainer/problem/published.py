@@ -107,6 +107,8 @@ class MultipleChoiceTask(DataTask):
         answer = self.settings.answer or "answer"
         text, value = record.answer(answer, "task.answer"), record.values[answer]
         named = by_text | by_label if has_labels else {} if isinstance(value, int) else by_letter | by_text
+        if not has_labels and text in by_text and by_letter.get(text, text) != text:
+            raise DataError(record.where, f"`{answer}` is {text}, the letter of one choice and the text of another")
         if (right := named.get(text) or dict(enumerate(choices)).get(value)) is None:
             expected = "the number of a choice, from 0 on, its letter or its text"
             raise DataError(record.where, f"`{answer}` is {value!r:.40}; expected {expected}")
