@@ -300,7 +300,8 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
         return None
     source = _named(setting, name, settings.subset, named or "test")
     if isinstance(source, File) and (key, named) not in (("split", "train"), ("test_split", None)):
-        raise DataError(f"task.{key}={named}", f"{source} has no splits", "Leave it out, or write task.test_path=FILE")
+        other = ", or write task.test_path=FILE" if settings.test_path is None else ""
+        raise DataError(f"task.{key}={named}", f"{source} has no splits", f"Leave it out{other}")
     return source
 
 
