@@ -225,10 +225,10 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
             if section in sections and key in known:
                 continue
             if any(name.startswith(f"{key}.") for name in known):
-                raise ConfigError(f"{key}={_shown(value)}", f"{key} is a section", f"Write {key}.KEY=VALUE")
+                raise ConfigError(f"{key}={_shown(written(value))}", f"{key} is a section", f"Write {key}.KEY=VALUE")
             nearest = setting_for(key) or did_you_mean(key, [*sections, *known])
             if section in known:  # in a file
-                nearest = " Write {}: {{{}: ...}}".format(*section.split(".", 1))
+                nearest = f" Write {section.replace('.', ': {')}: ...{'}' * section.count('.')}"
             raise ConfigError(_shown(key), f"there is no such setting.{nearest}")
 
 
