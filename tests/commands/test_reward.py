@@ -113,6 +113,9 @@ def test_a_right_text_that_the_weighted_sum_does_not_pay_is_found(capsys, sums):
     assert "nothing found" not in out
 
 
+OF_REINFORCE = "length can give one answer an advantage of 0.30, and a lone right answer has 1.00: lower the weights\n"
+
+
 @pytest.mark.parametrize(("weights", "settings", "told"), [
     ("length: 0.05", [], ""),
     ("length: 0.05", ["reward.gate=false"], "length can give one answer an advantage of 2.65, and a lone"),
@@ -121,7 +124,7 @@ def test_a_right_text_that_the_weighted_sum_does_not_pay_is_found(capsys, sums):
     ("length: 0.5, overlong: 0.5", [], "length, overlong can give one answer an advantage of 0.88"),
     ("length: 0.3", ["algorithm.advantage=dr_grpo"], "length can give one answer an advantage of 0.26"),
     ("length: 0.1", ["algorithm.loss=reinforce", "reward.gate=false"], ""),  # which learns from the reward as it is
-    ("length: 0.3", ["algorithm.loss=reinforce"], "length can give one answer an advantage of 0.30, and a lone right"),
+    ("length: 0.3", ["algorithm.loss=reinforce", "reward.gate=false"], OF_REINFORCE),
 ])  # fmt: skip
 def test_shaping_that_outvotes_right_answers_is_found_before_a_run(capsys, sums, weights, settings, told):
     status, out, _ = octet(capsys, "-n", "4", *sums, f"reward.weights={{correct: 1, {weights}}}", *settings)

@@ -80,7 +80,7 @@ def outvoting(config: Config, among_equals: Mapping[str, float]) -> Iterator[str
     alone = lone if is_divided else differs / max(pay, differs * lone / size) * (size - 1) / size
     right = lone if config.algorithm.advantage == "grpo" else (size - 1) / size
     if config.algorithm.loss == "reinforce":  # the advantage of an answer is its reward
-        alone, right = differs, pay
+        alone, right, is_divided = differs, pay, False
     if differs and alone > right / 5:
         yield (
             f"in a group of {size} that is all right or all wrong, {', '.join(config.shaping)} can give one answer an "
