@@ -5,18 +5,21 @@ import os
 import re
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.conftest import group
 from tests.e2e.short_job import octet, train
 from tests.forks import forked
 from tests.terminal import Terminal, on_a_terminal, read
 from trainer.config.resolve import resolve
 from trainer.model.load import load_tokenizer
 from trainer.problem.task import make_task
-from trainer.records import Problem, Sampling
+from trainer.records import Problem, Sampling, Turn
 from trainer.run import chat
 from trainer.run.data import prompter_of
 from trainer.run_folder.model_source import Source
@@ -94,6 +97,14 @@ def test_what_is_printed_grows_to_the_answer(monkeypatch, stop):
     assert "".join(written) == answer.text
     assert len(list(filter(None, written))) > 5
     assert not answer.truncated
+
+
+def test_every_line_of_a_reply_is_marked(capsys):
+    turns = (Turn("model", "look"), Turn("environment", "a wall\na door"), Turn("model", "north"))
+    answer = replace(group([1.0]).completions[0], text="north", turns=turns)
+    sampler = SimpleNamespace(sample=lambda prompts, sampling: [(prompts[0], (answer,))])
+    chat._stream(chat.ChatModel("base", sampler, nullcontext), group([1.0]).prompt, Sampling(1, 0.0, 40, 0))
+    assert capsys.readouterr().out == "look\n> a wall\n> a door\nnorth"
 
 
 def test_a_model_without_room_beside_the_base_is_left_out(tmp_path, monkeypatch, capsys):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from io import TextIOWrapper
 from itertools import cycle
 from pathlib import Path
+from textwrap import indent
 from typing import Any, NamedTuple
 
 from trainer.config.settings import Config
@@ -149,7 +150,7 @@ def _stream(model: ChatModel, prompt: Prompt, sampling: Sampling) -> Completion:
     with model.active():
         ((_, (completion,)),) = model.sampler.sample([prompt], sampling)
     earlier = earlier_turns({"completion": completion.text, **completion.transcript})
-    text = "\n".join([*("> " * (one["role"] != "model") + one["text"] for one in earlier), completion.text])
+    text = "\n".join([*(indent(one["text"], "> " * (one["role"] != "model")) for one in earlier), completion.text])
     show(text)
     if printed != text:  # the model started again, with less memory or after the reply of a tool
         print(f"\n{text}", end="")
