@@ -359,6 +359,7 @@ OF_A_LARGE_WARM_UP = ["warmup.steps=5", "warmup.problems=512", "optim.tokens_per
 OF_A_LARGE_WARM_UP += ["rollout.problems=1", "rollout.group_size=2", "rollout.rows=2"]
 OF_PYTHON = ["task.name=records", "task.path=tests.jsonl", "task.answer=none", "reward.weights={code: 1}"]
 OF_PYTHON += ["reward.code.command=python program", "task.holdout=0.5"]
+OF_TWO_LINES = ["task.name=records", "task.path=train.jsonl", "task.test_path=test.jsonl"]
 
 
 @pytest.mark.parametrize(("overrides", "name", "severity", "text", "remedy"), [
@@ -367,7 +368,8 @@ OF_PYTHON += ["reward.code.command=python program", "task.holdout=0.5"]
     (OF_A_LARGE_WARM_UP, "warm-up", "warn", "memory will be short", "If it runs out"),
     (OF_A_LARGE_WARM_UP, "plan", "note", "it fits", ""),
     ([], "plan", "note", "it fits", ""),
-    (OF_PYTHON, "data", "end", "tests.jsonl:7: `tests` holds tests in Python, and reward.code.command", ""),
+    (OF_PYTHON, "data", "end", "tests.jsonl:5: `tests` holds tests in Python, and reward.code.command", ""),
+    (OF_TWO_LINES, "data", "end", "task.name=records: 1 of 18 gold answers cannot be earned", "Written as"),
     ([f"run.dir={__file__}/run"], "settings", "end", f"run.dir={__file__}/run: {__file__} is a file", ""),
 ])  # fmt: skip
 def test_octet_doctor_knows_what_a_run_would_be_told(
@@ -377,6 +379,9 @@ def test_octet_doctor_knows_what_a_run_would_be_told(
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * 10**9)
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "tests.jsonl", ({"prompt": f"{n}?", "tests": [f"assert f() == {n}"]} for n in range(9)))
+    for name_of, answer in (("train", "a\nb"), ("test", "c")):
+        rows = ({"question": f"{name_of} {n}?", "answer": answer if n == 7 else f"{n}"} for n in range(9))
+        write_lines(tmp_path / f"{name_of}.jsonl", rows)
     found = doctor.settings(resolve("8gb", None, overrides), hardware.detect())
     (finding,) = [one for one in found if one.name == name]
     assert (finding.severity, finding.seen[: len(text)], finding.remedy[: len(remedy)]) == (severity, text, remedy)
