@@ -145,9 +145,8 @@ def test_what_has_changed_is_the_cause(again, name):
 
 @pytest.mark.slow
 def test_another_rate_comes_from_a_resume_with_more_steps(again):
-    edit("it/metrics.jsonl", '"entropy": ', '"entropy": 1')(
-        again
-    )  # which the rate of a first update changes in the second
+    # which the rate of a first update changes in the second
+    edit("it/metrics.jsonl", '"entropy": ', '"entropy": 1')(again)
     edit("it/metrics.jsonl", '"lr": ', '"lr": 1')(again)
     assert "likely cause: the rate follows from run.steps, which was" in repro(again, "--steps", "1")[1][1]
 

@@ -99,8 +99,7 @@ def _source(options: Namespace) -> Source | None:
 
 def adapter_of(options: Namespace) -> Source:
     if not (options.adapter / "adapter_config.json").is_file():
-        other = ", or a whole model with --model" if "merged" in options else ""  # octet merge knows no other
-        remedy = f"Name the `adapter` folder of a run{other}"
+        remedy = "Name the `adapter` folder of a run" + ", or a whole model with --model" * ("merged" in options)
         reason = f"there is no {'adapter_config.json in it' if options.adapter.exists() else 'such folder'}"
         raise CheckpointError(options.adapter, reason, remedy)
     return Source(options.adapter, is_adapter=True)

@@ -57,8 +57,7 @@ class Environments:
             environment, asked = beginning.result(self.seconds)
         except FutureTimeout:
             reason = f"environment() or reset() has not returned after {self.seconds:g} seconds, for {problem.id}"
-            remedy = "Make it faster, or write a larger rollout.turns.seconds"
-            raise DataError(self.setting, reason, remedy) from None
+            raise DataError(self.setting, reason, "Make it faster, or write a larger rollout.turns.seconds") from None
         self.close(environment)
         return asked
 

@@ -110,8 +110,7 @@ class MultipleChoiceTask(DataTask):
         if not has_labels and text in by_text and by_letter.get(text, text) != text:
             raise DataError(record.where, f"`{answer}` is {text}, the letter of one choice and the text of another")
         if (right := named.get(text) or dict(enumerate(choices)).get(value)) is None:
-            expected = "the number of a choice, from 0 on, its letter or its text"
-            raise DataError(record.where, f"`{answer}` is {value!r:.40}; expected {expected}")
+            raise DataError(record.where, f"`{answer}` is {value!r:.40}; expected an index from 0, a letter or a text")
         return right, choices
 
     def _right_and_wrong(self, record: Record) -> tuple[str, list[str]]:

@@ -175,8 +175,7 @@ def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                values = json.loads(line.decode("utf-8-sig").rstrip())
-                flaw = _flaw(values)
+                flaw = _flaw(values := json.loads(line.decode("utf-8-sig").rstrip()))
             except (ValueError, RecursionError) as error:  # also of a line that is not UTF-8
                 is_opened = line.strip() in (b"{", b"[")  # an object of several lines
                 hint = "Write each object on one line, or a list of them into a .json file" * is_opened

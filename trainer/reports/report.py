@@ -215,8 +215,7 @@ def samples(found: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterato
 
 
 def before_last_turn(sample: Mapping[str, Any]) -> Html:
-    turns = earlier_turns(sample)
-    earlier = [joined(tag("p", one["role"], class_="soft"), tag("pre", one["text"])) for one in turns]
+    earlier = [joined(tag("p", one["role"], class_="soft"), tag("pre", one["text"])) for one in earlier_turns(sample)]
     return joined(*earlier, tag("p", "model", class_="soft") if earlier else "")
 
 

@@ -68,8 +68,7 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learne
         _publish(partial, final)
     distributed.barrier()
     if wrong := damage(final):
-        reason = f"{wrong}, though it was written a moment ago"
-        raise CheckpointError(final, reason, f"Check the disk; {then}").of_all()
+        raise CheckpointError(final, f"{wrong}, though it was written a moment ago", f"Check the disk; {then}").of_all()
     _whole[final] = True
     if distributed.is_main():
         for later in [path for path in layout.checkpoints(run_folder) if step_of(path) > step]:  # damaged ones

@@ -67,9 +67,8 @@ class ServedTeacher:
         _, *pairs = zip(choice["prompt_logprobs"], row, strict=True)  # the first token has no log-prob
         logprobs = [float(candidates[str(token)]["logprob"]) for candidates, token in pairs]
         if not all(isfinite(one) and one < ROUNDING for one in logprobs):
-            reason = f"{max(logprobs):g} is not a log-prob"
             remedy = "Start it without --logprobs-mode, or with processed_logprobs"
-            raise ConfigError(self.server.where, reason, remedy)
+            raise ConfigError(self.server.where, f"{max(logprobs):g} is not a log-prob", remedy)
         return logprobs
 
     def _refuse_other_tokens(self, tokenizer: Any, name: str) -> None:
