@@ -101,15 +101,18 @@ class MultipleChoiceTask(DataTask):
         if not isinstance(texts, list) or not 2 <= len(texts) <= len(LETTERS):
             raise DataError(record.where, f"`{column}` is {str(listed)[:40]}; expected a list of 2 to {len(LETTERS)}")
         choices = [Record(record.where, {column: one}).answer(column, "task.choices") for one in texts]
-        by_text, by_letter = {text: text for text in choices}, dict(zip(LETTERS, choices))
-        by_label = dict(zip(map(str, labels), choices)) if isinstance(labels, list) else {}
-        has_labels = len(by_label) == len(choices)
         answer = self.settings.answer or "answer"
         text, value = record.answer(answer, "task.answer"), record.values[answer]
-        named = by_text | by_label if has_labels else {} if isinstance(value, int) else by_letter | by_text
-        if not has_labels and text in by_text and by_letter.get(text, text) != text:
+        by_text, by_letter = {choice: choice for choice in choices}, dict(zip(LETTERS, choices))
+        if isinstance(labels, list):  # they may be numbers
+            right = (by_text | dict(zip(map(str, labels), choices))).get(text)
+        elif not isinstance(value, str):
+            right = dict(enumerate(choices)).get(value)
+        elif text in by_text and by_letter.get(text, text) != text:
             raise DataError(record.where, f"`{answer}` is {text}, the letter of one choice and the text of another")
-        if (right := named.get(text) or dict(enumerate(choices)).get(value)) is None:
+        else:
+            right = (by_letter | by_text).get(text)
+        if right is None:
             raise DataError(record.where, f"`{answer}` is {value!r:.40}; expected an index from 0, a letter or a text")
         return right, choices
 
