@@ -104,8 +104,9 @@ class MultipleChoiceTask(DataTask):
         answer = self.settings.answer or "answer"
         text, value = record.answer(answer, "task.answer"), record.values[answer]
         by_text, by_letter = {choice: choice for choice in choices}, dict(zip(LETTERS, choices))
-        if isinstance(labels, list):  # they may be numbers
-            right = (by_text | dict(zip(map(str, labels), choices))).get(text)
+        by_label = dict(zip(map(str, labels), choices)) if isinstance(labels, list) else {}  # which may be numbers
+        if len(by_label) == len(choices):  # and not marks of right and wrong
+            right = (by_text | by_label).get(text)
         elif not isinstance(value, str):
             right = dict(enumerate(choices)).get(value)
         elif text in by_text and by_letter.get(text, text) != text:
