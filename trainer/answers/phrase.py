@@ -62,7 +62,7 @@ _UNIT_BEHIND = re.compile(r"\s(?:(?:square|cubic|sq|cu)\s)?(?!in\s)([A-Za-z]+)")
 _GRAMS = re.compile(r"(?<=[0-9]{2})(?=[gLh]\Z)")  # 500g, but 5g may be algebra
 _DIMENSION = {"2": "square", "3": "cubic"}
 _POWER = re.compile(r"(?<=[0-9]\s)([A-Za-z]+)\s?\^\s?\{?([23])\}?")  # 30 cm^2
-# What says nothing about the answer, with an example of each.
+# Remarks that say nothing about the answer, with an example of each.
 _REMARK = re.compile(
     r"""(?xi)
     \b(?:I\s(?:think|believe)|I(?:'m|\sam)\s(?:sure|certain)|we\s(?:find|see|conclude))(?:\sthat)?\b  # I think that
@@ -79,7 +79,7 @@ _SO = re.compile(rf"(?i)(.+)[,;]\s{SO}\b(.*[0-9].*)")  # 20 - 2, so 18
 _IS = re.compile(r"\s?(?:=|(?:is|equals|must\sbe)\s-?[$0-9])")
 _YEAR = re.compile(r"(?i)\b(?:in(?= [12]\d{3}\b(?! ?[a-z]))|(?:in )?(?:the )?year(?= [0-9]))")  # "It sank in 1912"
 _SUMS = re.compile(r"\bconsists? of\b|\b(?:add|sum|work|come)s? (?:up|out) to\b")  # adds up to 18
-# What makes no statement of a number, which is written as 0 here. 12-inch, $18/hour and "over/under" are none of it.
+# Signs that a number, written as 0 here, is not stated alone. "12-inch", "$18/hour" and "over/under" have none.
 _ALGEBRA = re.compile(
     r"""(?xi)[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|0,0  # 18^2, 18_8, 18!, 18(x + 1)
     |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)-(?![0-9.$€£])|(?<!\w)/|/(?![a-z])  # 18 - x, 18/(x + 1)

@@ -84,7 +84,7 @@ class Sampled:
             won = [fmean(one is not None and one.score.correct_strict for one in winners) for winners in voted]
             shares[f"maj@{k}"] = share_of(won, len(self.trials))
         right = [sum(outcome.score.correct_strict for outcome in group) for group in problems]
-        for j in [*(2**n for n in range(1, k.bit_length())), k] if k > 1 else []:
+        for j in sorted({*(2**n for n in range(1, k.bit_length())), k}) if k > 1 else []:
             shares[f"pass@{j}"] = share_of([pass_at(j, each, correct) for correct in right], each / j)
         return shares
 

@@ -94,12 +94,13 @@ class EasyFirst(Curriculum):
         """Return the problems by difficulty. Each part of a mixture has its own measure, and is spread over all."""
         names = dict.fromkeys(problem.part for problem in problems)
         parts = [[problem for problem in problems if problem.part == name] for name in names]
-        if not any(len({*difficulties(part)}) > 1 for part in parts):
+        measured = [difficulties(part) for part in parts]
+        if not any(len(set(one)) > 1 for one in measured):
             reason = f"numbers in {', '.join(MEASURES)}, or else the lines of worked solutions, are alike or missing"
             remedy = "Write task.curriculum=solve_rate, which measures it"
             raise ConfigError("task.curriculum=difficulty", reason, remedy)
         # the sorts are stable: equally hard problems stay shuffled
-        ranked = [sorted(zip(difficulties(part), part, strict=True), key=itemgetter(0)) for part in parts]
+        ranked = [sorted(zip(*both, strict=True), key=itemgetter(0)) for both in zip(measured, parts, strict=True)]
         placed = [(place / len(part), one) for part in ranked for place, (_, one) in enumerate(part)]
         return [problem for _, problem in sorted(placed, key=itemgetter(0))]
 
