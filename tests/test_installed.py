@@ -101,7 +101,7 @@ def test_every_package_is_listed_for_the_wheel():
     assert setup["options.extras_require"]["track"].split() == ["octet-grpo[wandb,trackio]"]
 
 
-EXTRAS = {"math": "math_verify", "gym": "reasoning_gym", "wandb": "wandb", "trackio": "trackio", "gguf": "gguf"}
+EXTRAS = {"math": "math_verify", "gym": "reasoning_gym", "wandb": "wandb", "trackio": "trackio"}
 
 
 def required(names: list[str]) -> Iterator[tuple[str, Requirement]]:

@@ -133,6 +133,13 @@ def test_a_hub_that_is_away_is_said_once_and_the_cache_is_used(fetched, tmp_path
     assert capsys.readouterr().err == said
 
 
+def test_a_run_tells_the_size_of_its_download_before_it_starts(model, tmp_path, monkeypatch, capsys):
+    with serving({"models/octet/nano": model}) as there:
+        use_hub(monkeypatch, there.url, tmp_path)
+        preflight.check(resolve("nano", None, ["model.name=octet/nano"]), NO_CARDS)
+    assert "octet: octet/nano: 2.6 MB to download\n" in capsys.readouterr().err
+
+
 def test_another_configuration_of_a_data_set_is_not_the_one_that_is_asked_for(fetched, monkeypatch):
     """The cache of `datasets` holds gsm8k as `main`. No configuration means the only one that there is."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(fetched[0] / "datasets"))

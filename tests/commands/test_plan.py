@@ -99,7 +99,7 @@ def test_the_memory_of_the_machine_is_held_against_the_plan(capsys, monkeypatch)
     assert (found["verdict"], found["ram_fits"], found["ram_free_bytes"]) == ("fits", True, 24 * 10**9)
     assert found["ram_bytes"] > found["ram_free_bytes"]
     _, out, _ = octet_plan(capsys, *elsewhere)
-    assert "of 24.0 that are free here" in out  # the card that is named may be in another machine
+    assert "24.0 GB are free here" in out  # the card that is named may be in another machine
     assert "it fits: " in out
     assert "more than this machine has" not in out
 

@@ -10,7 +10,6 @@ from trainer.commands.eval import add_model_arguments, names_a_model, settings_f
 from trainer.commands.shared_options import add_run, must_be_empty
 from trainer.errors import CheckpointError, ConfigError
 from trainer.export import FORMATS
-from trainer.machine.installed_files import pip_install
 from trainer.machine.safe_text import print
 from trainer.plan import preflight
 from trainer.run_folder.model_source import Source
@@ -91,8 +90,6 @@ def best_of(run: Path) -> Path:
 
 
 def _must_have_packages(options: Namespace) -> None:
-    if find_spec("gguf") is None:
-        raise ConfigError(f"--to {options.to}", "the package gguf is not installed", f"Run: {pip_install('gguf')}")
     if options.format in OF_LLAMA_CPP and find_spec("llama_cpp") is None:
         reason = "llama.cpp writes it, and llama-cpp-python is not installed"
         remedy = f"Install it (pip compiles it, which takes minutes), or take one of {', '.join(FORMATS)}"

@@ -296,9 +296,10 @@ def answer(question: Question) -> Iterator[str | Text]:
         how = "in 16 bits whatever model.quantize says, and also where their files have 4 (mxfp4)"
         yield f"experts: {experts / GB:.2f} GB of the weights, {how}"
     parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in plan.ram_terms.items())
-    here = f"of {question.free_ram / GB:.1f} that are free here"
+    each, here = " for each machine", f"; {question.free_ram / GB:.1f} GB are free here"
+    is_one = question.options.nodes == 1
     yield Text.assemble(
-        f"RAM: {plan.ram_peak / GB:.1f} GB {'for each machine' if question.options.nodes > 1 else here} ({parts})",
+        f"RAM: {plan.ram_peak / GB:.1f} GB{'' if is_one else each} ({parts}){here if is_one else ''}",
         "" if question.ram_fits else Text.assemble(", ", ("more than this machine has", "bold red")),
     )
     yield f"optimizer offload saves {placement.state / GB:.2f} GB of the card"

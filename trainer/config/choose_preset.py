@@ -12,7 +12,7 @@ def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
         return "nano", f"{machine}: the embedded model trains without one, in less than a minute"
     if (preset := preset_for(machine.memory_gb)) is None:
         return "nano", f"{machine}: the 8gb preset needs a card of 8 GB"
-    return preset, f"{machine}: it fits a card of {GPU_PRESETS[preset]} GB or more"
+    return preset, f"{machine}: it fits a card of {GPU_PRESETS[preset]} GB or more; --preset nano takes a minute"
 
 
 def preset_for(memory_gb: float) -> str | None:

@@ -84,6 +84,8 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     teacher = downloads.find_teacher(config.teacher_model)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         complain(findings(config, found, machine, teacher))
+        if found.download:
+            print(f"octet: {config.model.name}: {amount(found.download)} to download", file=sys.stderr, flush=True)
 
 
 def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
