@@ -66,7 +66,7 @@ def test_left_out_records_are_told(capsys, folder):
     assert code == 0
     assert out.startswith("gsm8k: 6 training problems, 3 held-out problems\n")
     assert "training problems left out because the test set asks them too: 1\n" in " ".join(out.split("\n  "))
-    assert "\nbad records left out: 1; the first of each kind:\n        1  train.jsonl:8: not JSON" in out
+    assert "\nrecords left out: 1; the first of each kind:\n        1  train.jsonl:8: not JSON" in out
 
 
 def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
@@ -75,7 +75,7 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
     task = make_task(TaskSettings(name="gsm8k", data_dir=folder, on_bad_record="skip"))
     problems = list(task.train())
     report(tmp_path, Screen(), Data(task, [*problems, *problems[:2]], [*problems, problems[0]]), problems, held_out=3)
-    told = f"bad records left out: 1; the first: {folder}/train.jsonl:7: not JSON"
+    told = f"records left out: 1; the first: {folder}/train.jsonl:7: not JSON"
     out = capsys.readouterr().out
     assert out.startswith(f"data: {told}")
     assert "\ndata: training problems left out because they are longer than prompt.max_tokens: 2\n" in out

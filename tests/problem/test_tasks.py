@@ -252,7 +252,7 @@ def test_a_bad_record_is_an_error_or_is_left_out_and_counted(tmp_path, bad):
     task = task_of("gsm8k", path=str(path), holdout=1.0, on_bad_record="skip")
     assert [problem.id for problem in task.test()] == ["gsm8k/held-out/0"]
     assert len(task.test()) == len(task.skipped) == 1
-    assert task.notes()[-1].startswith(f"bad records left out: 1; the first: {path}:3: ")
+    assert task.notes()[-1].startswith(f"records left out: 1; the first: {path}:3: ")
 
 
 def test_an_equal_record_is_only_left_out_and_counted(tmp_path):
@@ -287,7 +287,7 @@ def test_a_published_set_may_ask_twice(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *named, **split: rows)
     task = task_of("gsm8k", path="owner/name", holdout=1.0)
     assert len(task.test()) == 2
-    assert task.notes()[0].startswith("bad records left out: 1; the first: owner/name train[1]: ")
+    assert task.notes()[0].startswith("records left out: 1; the first: owner/name train[1]: ")
 
 
 def test_a_short_decimal_of_the_hub_is_that_decimal(monkeypatch):

@@ -72,7 +72,7 @@ def test_a_page_has_every_section_and_loads_nothing(finished):
 
 def test_a_page_opens_with_the_result_and_what_is_still_wrong(copied):
     folder = copied("result")
-    change(folder / "data.json", notes=["bad records left out: 33."])
+    change(folder / "data.json", notes=["records left out: 33."])
     run, text = read_run(folder), report([read_run(folder)])
     base, trained = (one["accuracy"] for one in run.evaluation["evaluations"][:2])
     gained = [flip for flip in run.flips() if flip["direction"] == "gained"]

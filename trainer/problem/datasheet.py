@@ -115,7 +115,7 @@ def finding(settings: TaskSettings) -> Finding:
     seen = f"{task.name}: {len(training):,} problems, and {len(held_out):,} held out{shows}"
     if not left_out and not odd:
         return Finding("note", "data", seen)
-    seen += f"; bad records: {left_out}, answers unlike the others: {odd}"
+    seen += f"; {LEFT_OUT}: {left_out}, answers unlike the others: {odd}"
     changed = settings.model_dump(mode="json", exclude_defaults=True, exclude={"name", "on_bad_record"})
     named = overrides_of({f"task.{key}": value for key, value in changed.items()})
     remedy = f"See them: {shlex.join(['octet', 'task', 'show', settings.name, *named, '-n', '0'])}"

@@ -19,7 +19,7 @@ from trainer.records import Problem
 from trainer.stats import what_shows
 
 T = TypeVar("T")
-LEFT_OUT = "bad records left out"
+LEFT_OUT = "records left out"
 HELD_OUT = "held out"
 ENOUGH = 60  # held-out problems; fewer show only large gains
 LARGEST_SHARE = 0.3  # the largest share of a small data set that is held out by default
