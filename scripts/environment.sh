@@ -89,13 +89,18 @@ _pip() {
     rm -f "$log"
 }
 
-# Shows what is downloaded and installed: in one line that changes on a terminal, elsewhere in a line for each file.
+# Shows what is downloaded and installed: in one line that changes on a terminal, elsewhere in a line for each file of
+# 10 MB or more.
 _show_progress() {
     local line
     while read -r line; do
         case "$line" in
         Downloading* | Installing* | Building*)
-            if [ -t 1 ]; then printf '\r\033[K%.78s' "$line"; else printf '%.100s\n' "$line"; fi
+            if [ -t 1 ]; then
+                printf '\r\033[K%.78s' "$line"
+            elif [[ "$line" != Downloading* || "$line" =~ \([0-9]{2,}[0-9.]*\ ?Mi?B|Gi?B\) ]]; then
+                printf '%.100s\n' "$line"
+            fi
             ;;
         esac
     done
