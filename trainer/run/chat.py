@@ -55,7 +55,8 @@ def chat(source: Source, config: Config, temperature: float, question: str = "",
     held_out: Iterator[Problem] | None = None
     if not question:
         if not as_json:
-            console.print("Ask, or press Enter for a held-out problem. Ctrl-D ends it.")
+            small = " The embedded model can answer only problems like those." * (config.model.name == "nano")
+            console.print(f"Ask, or press Enter for a held-out problem.{small} Ctrl-D ends it.")
         if isinstance(sys.stdin, TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")  # input that is not UTF-8 does not end the conversation
     for number, line in enumerate([question] if question else iter(sys.stdin.readline, "")):
