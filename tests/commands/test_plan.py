@@ -201,7 +201,6 @@ def test_problems_that_nobody_has_counted_are_said(capsys):
     (["--preset", "8gb", "--vram", "48"], 48, "RTX 3090"),  # the common one of this size or below
     (["--preset", "8gb", "--vram", "11.9"], 11.9, "RTX 3060"),
     (["--preset", "8gb", "--vram", "6"], 6, "RTX 4060"),
-    (["--preset", "8gb", "--card", "RTX 4070 Max-Q"], 12, "taken for RTX 4070"),
 ])  # fmt: skip
 def test_a_card_has_its_memory_and_a_preset_its_card(capsys, arguments, gigabytes, card):
     found = planned(capsys, *arguments)

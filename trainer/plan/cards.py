@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 LATENCY = 1.1e-4  # seconds for each layer: an H100 decodes 256 tokens for 32 rows of 1.5 B parameters in 1.06 s
 COMMON = {8: "RTX 4060", 12: "RTX 3060", 16: "RTX 5060 Ti", 24: "RTX 3090", 80: "H100"}  # widespread cards by GB
-OTHERS = {"TI", "SUPER", "LAPTOP", "ADA", "MAX", "D"}  # words that make a name that of another card
-ARC = {"ARC", "A310", "A380", "A580", "A750", "A770", "B50", "B60", "B570", "B580"}  # cards of Intel
 SLICES = 7  # of the processors of a card in MIG mode
 QUARTERED = ("A30", "RTX PRO 6000")  # these have four slices, each with a quarter of the memory
 EIGHTHS = {"1": 1, "2": 2, "3": 4, "4": 4, "7": 8}  # of the memory in a MIG profile, by the number before its `g`
@@ -23,18 +21,17 @@ class Speed(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A card under the name that was asked for. A card that is not in the table gets the numbers of its neighbour."""
+    """A card under the name that was asked for."""
 
     name: str
     speed: Speed
     memory_gb: float
-    neighbour: str = ""  # the card whose numbers these are, if it is another one
     larger: str = ""  # the name of a variant with more memory
 
     @property
     def size(self) -> str:
-        other = f" (a larger one: --card '{self.larger}')" if self.larger else ""
-        return f"{self.name}, {self.memory_gb:g} GB{f', taken for {self.neighbour}' if self.neighbour else other}"
+        larger = f" (a larger one: --card '{self.larger}')" if self.larger else ""
+        return f"{self.name}, {self.memory_gb:g} GB{larger}"
 
 
 def _rows() -> Iterator[tuple[str, Card]]:
@@ -47,13 +44,13 @@ def _rows() -> Iterator[tuple[str, Card]]:
 
 
 CARDS = dict(_rows())
+BY_WORDS = sorted(CARDS, key=lambda name: -len(name.split()))  # RTX 4060 Ti before RTX 4060
 
 
 def card_of(name: str) -> Card | None:
-    """Return a card by its name, or with the numbers of its neighbour; None if it has no neighbour either."""
+    """Return the card of the table that shares the most words with the name, all of its own; None if none does."""
     words = _words(name)
-    known = _known(words)
-    card = known or _neighbour(words)
+    card = next((CARDS[known] for known in BY_WORDS if {*known.upper().split()} <= words), None)
     if card is None:
         return None
     gigabytes = re.findall(r"(\d+) ?GB", name.upper())  # RTX 4060 Ti 16GB; the last one in A100 80GB MIG 3g.40gb
@@ -65,7 +62,7 @@ def card_of(name: str) -> Card | None:
     memory_share = (int(part[2]) / 4 if is_quartered else EIGHTHS[part[2]] / 8) if part else 1.0
     speed = Speed(share * card.speed.flops, memory_share * card.speed.bandwidth, LATENCY)
     memory_gb, larger = (float(gigabytes[-1]), "") if gigabytes else (card.memory_gb, card.larger)
-    return Card(name, speed, memory_gb, "" if known else card.name, larger)
+    return Card(name, speed, memory_gb, larger)
 
 
 def common(memory_gb: float) -> str:
@@ -73,35 +70,6 @@ def common(memory_gb: float) -> str:
     return [name for size, name in COMMON.items() if size <= max(8, 1.07 * memory_gb)][-1]
 
 
-def _known(words: set[str]) -> Card | None:
-    for name in sorted(CARDS, key=lambda name: -len(name.split())):
-        needed = {*name.upper().split()}
-        if needed <= words and not (words - needed) & OTHERS:
-            return CARDS[name]
-    return None
-
-
 def _words(name: str) -> set[str]:
     words = {*re.sub("(?<=RTX)(?=[0-9])|(?<=[0-9])(?=TI|SUPER)|[-_]", " ", name.upper()).split()}
     return words | {"RTX"} if any(re.fullmatch("[2-6]0[5-9]0", word) for word in words) else words
-
-
-def _neighbour(words: set[str]) -> Card | None:
-    """Return the card with the same letters and as many digits, nearest in class (60 in 4060), then in generation."""
-    if words & ARC or (parts := _number(words)) is None:
-        return None
-    letters, digits = parts
-    distances = []
-    for card in CARDS.values():
-        other = _number(_words(card.name))
-        if other and other[0] == letters and len(other[1]) == len(digits):
-            wanted, number = int(digits), int(other[1])
-            strange = len({*card.name.upper().split()} ^ words & OTHERS)
-            distances.append((abs(wanted % 100 - number % 100), abs(wanted - number), strange, card))
-    return min(distances, key=lambda distance: distance[:3])[3] if distances else None
-
-
-def _number(words: set[str]) -> tuple[str, str] | None:
-    """Return the letters and the digits of a card's name: RTX and 4060, A and 100."""
-    matches = [match for word in sorted(words) if (match := re.fullmatch(r"([ABHLT]|)(\d+)[GS]?", word))]
-    return next(((match[1] or "RTX", match[2]) for match in matches if match[1] or "RTX" in words), None)

@@ -251,7 +251,7 @@ def estimate(options: Namespace, planner: Planner, here: str) -> Estimate | None
 
 
 def must_know(card: str) -> None:
-    """Raise ConfigError for a card that is neither known nor similar to a known one, or has an impossible memory."""
+    """Raise ConfigError for a card that is not known, or has an impossible memory."""
     known = card_of(card)
     if known and not 0 < known.memory_gb < LARGEST_GB:
         raise ConfigError(f"--card {card}", "that is not the size of a card", "Write its GB, such as RTX 3060 12GB")
@@ -266,10 +266,9 @@ def on_card(name: str, planner: Planner) -> Estimate | None:
     if (card := card_of(name)) is None:
         return None
     low = Duration(planner, card.speed, float(planner.config.rollout.max_new_tokens))
-    guess = f", taken for {card.neighbour}" if card.neighbour else ""
     high = replace(low, ratio=H100, rounds=_rounds(planner.config))
     cards = f"{planner.world_size} x " if planner.world_size > 1 else ""
-    return _between(low, high, _steps(planner.config, None), f"on {cards}{name}{guess}")
+    return _between(low, high, _steps(planner.config, None), f"on {cards}{name}")
 
 
 def _rounds(config: Config) -> int:
