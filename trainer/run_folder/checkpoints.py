@@ -44,7 +44,6 @@ class Learned(NamedTuple):
     origin: Stateful
     curriculum: Stateful
     kl: Stateful
-    logs: Stateful
 
 
 def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learned) -> None:
