@@ -5,7 +5,6 @@ import os
 import resource
 import stat
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,19 +49,12 @@ def test_a_file_that_is_too_large_for_its_disk_is_named(tmp_path):
     assert disk.failure(refused.value).startswith("File too large. Its file system")
 
 
-def test_a_disk_without_inodes_is_named(tmp_path, monkeypatch):
-    """It has room, and takes no more files."""
-    full = SimpleNamespace(f_files=9, f_favail=0, f_frsize=1, f_bavail=9, f_blocks=9, f_bfree=9)
-    monkeypatch.setattr(os, "statvfs", lambda path: full)
-    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "file"))
-    assert disk.failure(error).startswith("the disk has no inode left (No space left on device). Make room")
+def test_a_disk_over_its_quota_is_named(tmp_path):
+    error = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    assert disk.failure(error) == "the disk is full (Disk quota exceeded). Make room and try again."
     partial = tmp_path / "partial"
-    with refuses(tmp_path, CheckpointError, names="result"), disk.writing(partial, "the result", "Make room."):
-        raise error
-    full.f_favail = 9
-    assert disk.failure(error).startswith("the disk is full (No space left on device). Make room")
     with refuses(tmp_path, CheckpointError, names="quota"), disk.writing(partial, "the result", "Make room."):
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        raise error
 
 
 def test_a_file_of_numpy_that_is_cut_short_means_a_full_disk(tmp_path, monkeypatch):

@@ -88,9 +88,6 @@ raise SystemExit(answering_errors(lambda: print("\u2713\u2717\u2581\u6f22")))
 """
 DOCTOR = "from trainer.commands.main import main; main(['doctor', '--preset', 'nano'])"
 FOREIGN = "from trainer.commands.main import main; main(['plan', '--preset', 'nano', 'run.dir=j\\udcc3b'])"
-LACKING = (
-    "from trainer.machine.exits import answering_errors as end; raise SystemExit(end(lambda: 'ö'.encode('ascii')))"
-)
 ENDS = {
     "a signal while an object is deleted": (["-c", DELETED], 130, "octet: stopped."),
     "a signal while an error is printed": (["-c", FAILS], 2, "octet: rank 0 died"),  # the launcher stops the others
@@ -99,7 +96,6 @@ ENDS = {
     "a signal while train is imported": (["-c", EARLY, "trainer.commands.train"], 130, "octet: stopped."),
     "a signal while another command is imported": (["-c", EARLY, "trainer.commands.plan"], 130, "octet: stopped."),
     "bytes that are no text": (["-c", FOREIGN], 2, "octet: run.dir=j<U+DCC3>b: this locale lacks one"),
-    "a locale that lacks a character of a path": (["-c", LACKING], 2, "octet: ö: this locale lacks one"),
     "a Python without texts": (["-OO", "-c", DOCTOR], 2, "octet: PYTHONOPTIMIZE=2 removes"),
 }
 

@@ -33,8 +33,7 @@ MADE_HERE = "user.octet"  # an extended attribute of a folder, which archives, d
 def failure(error: OSError) -> str:
     """Return a description of an error of a disk or a path, with its remedy; "" for other errors."""
     if error.errno in FULL:
-        folder = Path(error.filename or ".").parent
-        return f"{full(folder)} ({error.strerror}). Make room and try again."
+        return f"the disk is full ({error.strerror}). Make room and try again."
     return f"{error.strerror}. {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
 
 
@@ -57,23 +56,17 @@ def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[N
         number = _error_of_disk(error, folder)
         if number is None:
             raise
-        written, state = size(folder), full(folder.parent)
+        written = size(folder)
         room = written + shutil.disk_usage(folder.parent).free if folder.parent.is_dir() else 0
         shutil.rmtree(folder, ignore_errors=True)
         if number in FULL:
             wanted = amount(needed) if needed > written else f"more than {amount(written)}"
-            state = state if number == errno.ENOSPC else "the quota of the disk is used up"
+            state = "the disk is full" if number == errno.ENOSPC else "the quota of the disk is used up"
             reason = f"{state}: {what} needs {wanted}, and {amount(room)} were free"
         else:
             reason = f"{what} cannot be written ({os.strerror(number)})"
             remedy = "Check the disk, or the server that it is on; `--resume` then continues a run"
         raise CheckpointError(folder.parent, reason, remedy) from error
-
-
-def full(folder: Path) -> str:
-    """Return what has run out: bytes, or inodes, without which no file can be created."""
-    state = os.statvfs(folder) if folder.is_dir() else None
-    return "the disk has no inode left" if state and state.f_files and not state.f_favail else "the disk is full"
 
 
 def _error_of_disk(error: BaseException, folder: Path) -> int | None:

@@ -68,11 +68,6 @@ def _status(command: Callable[[], None], debug: bool) -> int:
             raise
         _say(f"octet: {what}")
         return 2
-    except UnicodeEncodeError as error:
-        if debug or error.encoding == "utf-8":
-            raise
-        _say(f"octet: {error.object[:200]}: this locale lacks one of these characters. {OTHER_LOCALE}.")
-        return 2
     except KeyboardInterrupt as interrupt:  # its text, if any, says how to continue
         if os.environ.get("RANK", "0") == "0":
             _say(f"octet: stopped. {interrupt}".rstrip())
