@@ -191,8 +191,6 @@ unquoted() {
 # After the last four a node may be to blame, so the job is requeued up to three times; but not if a rank has failed by
 # itself. The other ranks, which wait for it in a collective, are then ended in one of these ways, too.
 exit_with() {
-    [ "$1" != 134 ] || echo "octet: NCCL's log of the rank that it aborted is in octet-nccl-*, in the temporary folder" \
-        "(TMPDIR) of its node" >&2
     case "$1" in
     75) requeue "$1" ;;
     76 | 134 | 137 | 138)

@@ -113,8 +113,6 @@ def connect(timeout_s: float, connect_s: float = 60.0) -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return
     ranks = meet(rank(), world_size(), connect_s)
-    if on_gpu():
-        ranks.nccl_log.start()
     with ranks.naming_the_missing(f"{connect_s:g} s (engine.connect_s), in the first all-reduce"):
         store = stores.for_group(ranks.store, world_size())
         stores.within(connect_s, lambda: dist.init_process_group(backend, None, timeout, world_size(), rank(), store))
@@ -152,7 +150,6 @@ def disconnect() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     if _connection.ranks:
-        _connection.ranks.nccl_log.stop()
         stores.close(_connection.ranks.store)
         _connection.ranks = None
 

@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ import torch.distributed as dist
 from trainer.errors import ClusterError, Interrupted, LostRank, OctetError
 from trainer.machine import disk
 from trainer.ranks import slurm, stores
-from trainer.ranks.nccl_log import NcclLog
 from trainer.ranks.stores import UNREACHABLE, absent
 
 WAITING = "waiting"  # the state of a rank whose collective has failed
@@ -59,7 +58,6 @@ class Ranks:
     store: Any
     mine: int
     hosts: Sequence[str]
-    nccl_log: NcclLog = field(default_factory=NcclLog)
     state_of_main: str = ""  # the final state of rank 0, once it has written one
     stacks: Path | None = None  # the folder for the stacks of all ranks if one is stuck
 
@@ -81,7 +79,7 @@ class Ranks:
             except UNREACHABLE:
                 reason, is_lost = self._diagnose_without_store()
             kind = LostRank if is_lost else ClusterError
-            raise kind(f"{reason} ({short(error)}){self.nccl_log.excerpt()}") from error
+            raise kind(f"{reason} ({short(error)})") from error
         finally:
             over.set()
 
@@ -239,8 +237,8 @@ def _is_of_a_collective(error: BaseException) -> bool:
 
 
 def short(error: BaseException) -> str:
-    """Return the class and the first line of an error, without gloo's source file."""
-    text = str(error).strip().partition("\n")[0]
+    """Return the class and the first line of an error, without gloo's source file, or the last error of NCCL."""
+    text = str(error).rpartition("\nLast error:\n")[2].strip().partition("\n")[0]
     return f"{type(error).__name__}: {GLOO_SOURCE.sub('', text)[:120]}"
 
 
