@@ -134,7 +134,7 @@ def test_a_rank_that_ended_by_itself_or_by_its_card_is_no_lost_one(address, pati
     assert failed is error
     for other in (first, last):
         assert type(other) is ClusterError
-        assert f"it ended with {type(error).__name__}: {str(error)[:20]}" in str(other)
+        assert f"it ended with {watchdog.short(error)}" in str(other)
     assert (tmp_path / "failed").read_text().startswith("rank 1 on ")
 
 
