@@ -8,7 +8,6 @@ import yaml
 
 from trainer.machine.safe_text import visible
 
-DEEPEST = 32  # levels of nested lists and mappings; settings have four
 LONGEST = 1 << 20  # characters
 NAME = 80  # characters of a key in a message
 NULL = ("null", "Null", "NULL", "~")
@@ -20,19 +19,12 @@ class BadYaml(ValueError):
 
 class _Loader(yaml.SafeLoader):
     """Refuses duplicate keys, of which YAML would keep the last, and aliases, with which a short text can have an
-    endless value. Reads 010 as ten and 1:30 as a text, as YAML 1.2 does, not as 8 and 90."""
-
-    depth = 0
+    endless value."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if isinstance(event := self.peek_event(), yaml.AliasEvent):
             raise BadYaml(f"it has an alias (*{event.anchor}). Write the value out")
-        self.depth += (is_collection := isinstance(event, yaml.CollectionStartEvent))
-        if self.depth > DEEPEST:
-            raise BadYaml(f"it has lists or mappings more than {DEEPEST} deep")
-        node = super().compose_node(parent, index)
-        self.depth -= is_collection
-        return node
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names: set[Any] = set()
@@ -42,17 +34,6 @@ class _Loader(yaml.SafeLoader):
                 raise BadYaml(f"{name} is written twice, again in line {key.start_mark.line + 1}. Remove one")
             names.add(key.value)
         return super().construct_mapping(node, deep)
-
-    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
-        tag = super().resolve(kind, value, implicit)
-        return self.DEFAULT_SCALAR_TAG if tag.endswith((":int", ":float")) and ":" in value else tag
-
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        text = str(node.value).replace("_", "")
-        return int(text) if text.lstrip("+-").isdigit() else int(super().construct_yaml_int(node))
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read_yaml(content: bytes | str) -> Any:
@@ -68,6 +49,8 @@ def read_yaml(content: bytes | str) -> Any:
         raise BadYaml(" ".join(str(error).split())[:300]) from None
     except BadYaml:
         raise
+    except RecursionError:
+        raise BadYaml("its lists or mappings are too deep") from None
     except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:  # `!!int x`, 2024-13-45
         why = f" ({str(error)[:100]})" if isinstance(error, ValueError) else ""
         raise BadYaml(f"a value in it is not of its kind{why}") from None
