@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import NANO, ROOT, refuses
 from tests.llama.families import FAMILIES, GEMMA4, LLAMA3, QWEN3_5, SHAPE, YARN, make
+from tests.llama.file_model import FileModel
 from trainer.config.resolve import resolve
 from trainer.config.settings import Model
 from trainer.errors import MergeError, ModelError
@@ -30,7 +31,7 @@ def nano() -> merge.Weights:
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_each_number_is_within_half_a_step(fmt, nano, tokenizer, tmp_path):
     names = gguf_file.write(tmp_path / fmt, nano, tokenizer, fmt, ABOUT)
-    read = llama_cpp.FileModel(tmp_path / fmt, nano, names)
+    read = FileModel(tmp_path / fmt, nano, names)
     norms = {name for name in nano if "norm" in name or name.endswith("bias")}
     assert {name for name, kind in read.kinds.items() if kind == gguf_file.Kind.F32} >= norms
 
@@ -50,7 +51,7 @@ def test_a_number_that_a_format_does_not_hold_is_refused_by_name(fmt, fits, toke
     weights = merge.stored_weights(Model(name=str(tmp_path / "large")), None, None)
     if fits:
         names = gguf_file.write(tmp_path / fmt, weights, tokenizer, fmt, ABOUT)
-        llama_cpp.FileModel(tmp_path / fmt, weights, names)
+        FileModel(tmp_path / fmt, weights, names)
     else:
         with refuses("--format", MergeError, names=name):
             gguf_file.write(tmp_path / fmt, weights, tokenizer, fmt, ABOUT)
@@ -63,7 +64,7 @@ CONTEXTS = {"ministral": 512, "phi3": 512, "mistral": 512}  # which ends with a 
 def test_weights_come_back_in_the_order_of_the_model(family, tokenizer, tmp_path):
     weights = merge.stored_weights(Model(name=str(make(family, tmp_path / "model"))), None, None)
     names = gguf_file.write(tmp_path / "file", weights, tokenizer, "f32", ABOUT)
-    read = llama_cpp.FileModel(tmp_path / "file", weights, names)
+    read = FileModel(tmp_path / "file", weights, names)
     for name, value in read.model.named_parameters():
         torch.testing.assert_close(value, weights[name], rtol=0, atol=1e-6)
     fields, arch = gguf.GGUFReader(tmp_path / "file").fields, gguf_file.family_of(weights.config).arch
@@ -74,8 +75,8 @@ def test_weights_come_back_in_the_order_of_the_model(family, tokenizer, tmp_path
 def test_a_weight_under_the_name_of_another_is_refused(nano, tokenizer, tmp_path):
     names = gguf_file.write(tmp_path / "file", nano, tokenizer, "q8_0", ABOUT)
     key, value = "blk.0.attn_k.weight", "blk.0.attn_v.weight"
-    with refuses(tmp_path / "file", MergeError, names="v_proj"):
-        llama_cpp.FileModel(tmp_path / "file", nano, names | {key: names[value], value: names[key]})
+    with pytest.raises(AssertionError, match="v_proj"):
+        FileModel(tmp_path / "file", nano, names | {key: names[value], value: names[key]})
 
 
 def test_the_tokenizer_is_in_the_file(nano, tokenizer, tmp_path):

@@ -145,9 +145,8 @@ def test_a_hub_that_does_not_know_the_key_is_one_message(key, said, capsys, hub,
 
 CHECK = {"format": "q4_0", "identical": 30, "problems": 32, "largest_difference": 0.0371, "mean_difference": 0.002}
 CHECK |= {"accuracy": {"Octet": 0.75, "llama.cpp": 0.71875}}
-CHECK |= {"with_the_weights_of_the_file": {"mean": 0.00017, "largest": 0.034, "bound": 0.0013}}
 EXPORTS = {
-    "checked": (CHECK, ["3.7e-02", "1.7e-04", "1.3e-03", "Octet 75.0%", "llama.cpp 71.9%", "`q4_0`"]),
+    "checked": (CHECK, ["3.7e-02", "2.0e-03", "Octet 75.0%", "llama.cpp 71.9%", "`q4_0`"]),
     "unchecked": ({"not_checked": "--no-check was given"}, ["**Not checked:** --no-check was given."]),
     "of another file": ({**CHECK, "file": "model-q8_0.gguf"}, ["**Not checked:**"]),
     "unrecorded": (None, ["**Not checked:**"]),

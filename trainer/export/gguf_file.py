@@ -157,21 +157,20 @@ def _kind(name: str, shape: torch.Size, fmt: str) -> Kind:
     return kind if shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0 else Kind.F16
 
 
-def stored(value: Tensor, name: str, config: Any, back: bool = False) -> Tensor:
-    """Convert a weight to the format of llama.cpp, or with `back` to that of the model."""
+def stored(value: Tensor, name: str, config: Any) -> Tensor:
+    """Convert a weight to the format of llama.cpp."""
     family = BY_CLASS[config.architectures[0]]
     if name.endswith("conv.conv.weight"):
-        return value.unsqueeze(1) if back else value.squeeze(1)
+        return value.squeeze(1)
     if ".linear_attn." in name:
-        return _stored_delta_rule(value, name, config, back)
+        return _stored_delta_rule(value, name, config)
     if family.adds_one and name.endswith("norm.weight"):
-        return value.float() + (-1 if back else 1)
+        return value.float() + 1
     projection = re.search(r"\.([qk])_proj\.(weight|bias)$", name)
     if not (family.turns_pairs and projection):
         return value
     heads = config.num_attention_heads if projection[1] == "q" else config.num_key_value_heads
-    halves = (-1, 2) if back else (2, -1)
-    return value.reshape(heads, *halves, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
+    return value.reshape(heads, 2, -1, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
 
 
 def _write_shape(writer: gguf.GGUFWriter, weights: Weights, family: Family) -> None:
@@ -296,23 +295,19 @@ def _write_delta_rule(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_sections([*((angles + rest) // 3 for rest in (2, 1, 0)), 0])  # the split for images
 
 
-def _stored_delta_rule(value: Tensor, name: str, config: Any, back: bool) -> Tensor:
-    """Convert a weight of the gated delta rule to the format of llama.cpp, or with `back` to that of the model. Value
-    heads that share a key head are adjacent in the model; llama.cpp interleaves them, with a distance equal to the
-    number of key heads."""
+def _stored_delta_rule(value: Tensor, name: str, config: Any) -> Tensor:
+    """Convert a weight of the gated delta rule to the format of llama.cpp. Value heads that share a key head are
+    adjacent in the model; llama.cpp interleaves them, with a distance equal to the number of key heads."""
     part, keys = name.rpartition(".linear_attn.")[2], config.linear_num_key_heads
     if part == "norm.weight":
         return value
     if part == "A_log":
-        value = (-value).log() if back else -value.exp()
-    if part == "conv1d.weight" and not back:
+        value = -value.exp()
+    if part == "conv1d.weight":
         value = value.squeeze(1)
     rows = value.T if part == "out_proj.weight" else value
     others = 2 * keys * config.linear_key_head_dim if part in ("in_proj_qkv.weight", "conv1d.weight") else 0
-    heads = (-1, keys) if back else (keys, -1)
     value_heads = rows[others:].unflatten(0, (config.linear_num_value_heads, -1))
-    reordered = value_heads.unflatten(0, heads).transpose(0, 1).flatten(0, 2)
+    reordered = value_heads.unflatten(0, (keys, -1)).transpose(0, 1).flatten(0, 2)
     rows = torch.cat((rows[:others], reordered))
-    if part == "conv1d.weight" and back:
-        return rows.unsqueeze(1)
     return rows.T.contiguous() if part == "out_proj.weight" else rows
