@@ -31,7 +31,7 @@ TEMPLATE_S = 10.0  # time limit of a chat template
 OF_A_TEMPLATE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TimeoutError, TypeError, ValueError)
 
 # Functions that end the process, or harm it later, are refused while user code runs.
-REFUSED: dict[ModuleType, tuple[str, ...]] = {os: ("_exit", "abort", "closerange", "dup2", "execv", "execve")}
+REFUSED: dict[ModuleType, tuple[str, ...]] = {os: ("_exit", "abort", "execv", "execve")}
 REFUSED |= {signal: ("alarm", "setitimer"), resource: ("setrlimit", "prlimit")}
 REFUSED |= {faulthandler: ("dump_traceback_later",)}
 _end_later = faulthandler.dump_traceback_later  # the original, which Octet calls while user code runs
@@ -77,24 +77,15 @@ class Call(threading.Thread):
 
 @contextmanager
 def _unchanged() -> Iterator[None]:
-    """Restore the standard descriptors and the settings of torch. Raise RuntimeError if a setting was changed, because
-    other threads may have used it meanwhile, or if the call has closed descriptors of others."""
-    process, files = os.getpid(), dict[int, int]()
-    for number in range(3):
-        with suppress(OSError):  # the shell may have closed it
-            files[number] = os.dup(number)
+    """Restore the settings of torch, and raise RuntimeError if one was changed, because other threads may have used it
+    meanwhile."""
+    process = os.getpid()
     before = {name: attrgetter(name)(torch)() for name in OF_TORCH} if (torch := sys.modules.get("torch")) else {}
     try:
         yield
     finally:
         if os.getpid() != process:
             os._exit(0)  # a process that the call has forked would continue as a second trainer
-        try:
-            for number, file in files.items():
-                os.dup2(file, number)
-                os.close(file)
-        except OSError:
-            raise RuntimeError("it has closed descriptors that it had not opened") from None
         for name, first in OF_TORCH.items() if (torch := sys.modules.get("torch")) else ():
             now, known = attrgetter(name)(torch)(), before.get(name, first)
             if known != "" and str(now) != str(known):
@@ -136,7 +127,7 @@ class Containment:
     @contextmanager
     def _restore(self) -> Iterator[None]:
         real = [(module, name, getattr(module, name)) for module, names in REFUSED.items() for name in names]
-        streams, filters, path = ((1, sys.stdout), (2, sys.stderr)), [*warnings.filters], [*sys.path]
+        streams, filters, path = (sys.stdout, sys.stderr), [*warnings.filters], [*sys.path]
         folder, environment, variables = os.getcwd(), os.environ, os.environ._data.copy()  # type: ignore[attr-defined]  # decodes nothing
         for module, name, function in real:
             setattr(module, name, partial(self._refuse, os.getpid(), f"{module.__name__}.{name}", function))
@@ -144,7 +135,7 @@ class Containment:
         yield
         for module, name, function in real:
             setattr(module, name, function)
-        sys.stdout, sys.stderr = (_opened(number, stream) for number, stream in streams)
+        sys.stdout, sys.stderr = streams
         with suppress(OSError):  # the folder may have been deleted
             os.chdir(folder)
         sys.path += [entry for entry in path if entry not in sys.path]
@@ -155,22 +146,9 @@ class Containment:
 
     def _refuse(self, process: int, name: str, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         main = threading.main_thread()  # while it is outside, its calls are the trainer's
-        is_outside = os.getpid() != process or (threading.current_thread() is main and main not in self._inside)
-        if is_outside or (name == "os.dup2" and not _replaces(*arguments, **named)):
+        if os.getpid() != process or (threading.current_thread() is main and main not in self._inside):
             return real(*arguments, **named)
         raise SystemExit(f"it called {name}, which your code may not do")
-
-
-def _opened(number: int, stream: Any) -> Any:
-    """Return a stream, or a new one of its descriptor if it has been closed. A notebook's own may not say so."""
-    return os.fdopen(number, "w", closefd=False) if getattr(stream, "closed", False) else stream
-
-
-def _replaces(fd: int, fd2: int, inheritable: bool = True) -> bool:
-    """Return True for a dup2 onto an open descriptor that is not restored: a file or a socket of other code."""
-    with suppress(OSError):
-        return fd2 > 2 and bool(os.fstat(fd2))
-    return False
 
 
 contained = Containment()  # one for the process, because all threads share what it changes
