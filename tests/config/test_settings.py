@@ -71,8 +71,8 @@ def test_what_is_said_about_quotes_can_be_typed(value):
     assert resolve("nano", None, [argument]).prompt.system == value.strip()
 
 
-def test_a_section_of_a_file_may_be_empty(tmp_path):
-    (tmp_path / "mine.yaml").write_text("run: {seed: 10}\neval:  # {every: 2}\n")
+def test_a_number_with_a_zero_in_front_is_decimal_in_a_file_too(tmp_path):
+    (tmp_path / "mine.yaml").write_text("run: {seed: 010}\neval:  # {every: 2}\n")  # an empty section
     assert resolve(str(tmp_path / "mine.yaml")).run.seed == 10
 
 
