@@ -86,7 +86,6 @@ from trainer.machine.exits import answering_errors
 from trainer.machine.safe_text import print
 raise SystemExit(answering_errors(lambda: print("\u2713\u2717\u2581\u6f22")))
 """
-DOCTOR = "from trainer.commands.main import main; main(['doctor', '--preset', 'nano'])"
 FOREIGN = "from trainer.commands.main import main; main(['plan', '--preset', 'nano', 'run.dir=j\\udcc3b'])"
 ENDS = {
     "a signal while an object is deleted": (["-c", DELETED], 130, "octet: stopped."),
@@ -96,7 +95,6 @@ ENDS = {
     "a signal while train is imported": (["-c", EARLY, "trainer.commands.train"], 130, "octet: stopped."),
     "a signal while another command is imported": (["-c", EARLY, "trainer.commands.plan"], 130, "octet: stopped."),
     "bytes that are no text": (["-c", FOREIGN], 2, "octet: run.dir=j<U+DCC3>b: this locale lacks one"),
-    "a Python without texts": (["-OO", "-c", DOCTOR], 2, "octet: PYTHONOPTIMIZE=2 removes"),
 }
 
 

@@ -8,9 +8,6 @@ from contextlib import contextmanager
 @contextmanager
 def naming_missing_packages() -> Iterator[None]:
     """Exit with one line at Ctrl-C, and if a package is missing, because this is the system's Python."""
-    if sys.flags.optimize > 1:
-        print("octet: PYTHONOPTIMIZE=2 removes texts that transformers needs. Start without it.", file=sys.stderr)
-        sys.exit(2)
     try:
         yield
     except ModuleNotFoundError as error:
