@@ -12,7 +12,7 @@ from tests.reports.conftest import EVIL, configure
 from trainer.errors import DataError
 from trainer.machine.safe_text import visible
 from trainer.reports import report
-from trainer.run_folder.reader import read_run
+from trainer.run_folder.reader import as_written, read_run
 
 DRAWN = {"svg", "title", "rect", "text", "polyline", "polygon", "circle", "g"}
 COMMANDS = {name: (name,) for name in ("report", "plot", "repro", "chat", "list")}
@@ -56,7 +56,7 @@ def _leaves(value, path=()):
 
 
 def test_an_evaluation_in_another_form_is_refused_by_name(copied):
-    """Each value of eval.json in turn is another one, or left out. A page is then made, or the file is named."""
+    """Each value of eval.json in turn is another one, or left out. A page is then made, or the folder is named."""
     folder = copied("other")
     whole = json.loads((folder / "eval.json").read_text())
     refused = []
@@ -72,8 +72,9 @@ def test_an_evaluation_in_another_form_is_refused_by_name(copied):
             (folder / "eval.json").write_text(json.dumps(found))
             run = read_run(folder)
             try:
-                assert [report.evaluation(run), report._result(run), run.verdict, run.flips()]
+                with as_written(folder):
+                    assert [report.evaluation(run), report._result(run), run.verdict, run.flips()]
             except DataError as error:
                 refused.append(str(error))
     assert len(refused) > 100
-    assert all(f"{folder}/eval.json: it is not as Octet writes it" in said for said in refused)
+    assert all(f"{folder}: it is not as Octet writes it" in said for said in refused)
